@@ -1,0 +1,156 @@
+"""What several mixers and the model share: norm, projections, feed-forward, short convolution, rotary positions.
+
+Every module with parameters initialises itself through `init_weights(generator, num_layers)`; see `Mixer`.
+"""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Projection(nn.Linear):
+    """A linear map without bias.
+
+    Args:
+        residual: its output is added to the residual stream, so its initial scale shrinks with the model's depth.
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, residual: bool = False) -> None:
+        super().__init__(in_features, out_features, bias=False)
+        self.residual = residual
+
+    def init_weights(self, generator: torch.Generator, num_layers: int) -> None:
+        """Normal with deviation 0.02, over sqrt(2 × depth) where it writes to the residual stream (GPT-2)."""
+        deviation = 0.02 / (2 * num_layers) ** 0.5 if self.residual else 0.02
+        nn.init.normal_(self.weight, std=deviation, generator=generator)
+
+
+class RMSNorm(nn.Module):
+    """y = weight × x / sqrt(mean(x²) + eps), over the last axis, in float32 at least (Zhang and Sennrich, 2019)."""
+
+    no_weight_decay: ClassVar[frozenset[str]] = frozenset({"weight"})
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(width))
+
+    def init_weights(self, generator: torch.Generator, num_layers: int) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Keeps shape and dtype."""
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: down(silu(gate(x)) × up(x)), gate and up in one projection (Shazeer, 2020)."""
+
+    def __init__(self, dim: int, width: int) -> None:
+        super().__init__()
+        self.gate_up = Projection(dim, 2 * width)
+        self.down = Projection(width, dim, residual=True)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        gate, up = self.gate_up(x_BTD).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+class ShortConvolution(nn.Module):
+    """y_t = sum_i weight_i x_(t - size + 1 + i), channel by channel: each position sees itself and size - 1 before it."""
+
+    def __init__(self, channels: int, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.weight = nn.Parameter(torch.empty(channels, size))
+
+    def init_weights(self, generator: torch.Generator, num_layers: int) -> None:
+        bound = self.size**-0.5
+        nn.init.uniform_(self.weight, -bound, bound, generator=generator)
+
+    def forward(self, x_BTC: Tensor, history_BWC: Tensor | None = None) -> Tensor:
+        """Convolves T positions.
+
+        Args:
+            history_BWC: the size - 1 inputs before the first, updated in place to the last ones; None: zeros.
+        """
+        length, taps = x_BTC.shape[1], self.size - 1
+        if history_BWC is None:
+            padded = F.pad(x_BTC, (0, 0, taps, 0))
+        else:
+            padded = torch.cat([history_BWC.to(x_BTC.dtype), x_BTC], dim=1)
+            history_BWC.copy_(padded[:, length:])
+        weight_CW = self.weight.to(x_BTC.dtype)
+        y_BTC = padded[:, :length] * weight_CW[:, 0]
+        for tap in range(1, self.size):
+            y_BTC = torch.addcmul(y_BTC, padded[:, tap : tap + length], weight_CW[:, tap])
+        return y_BTC
+
+
+class QueryKeyValue(nn.Module):
+    """What every mixer here starts with: one projection to query, key and value, and an optional short convolution.
+
+    Args:
+        query_width, key_width, value_width: channels over all heads.
+        conv_size: taps of the convolution over all three; 0 for none.
+        activation: apply SiLU after it.
+    """
+
+    def __init__(
+        self, dim: int, query_width: int, key_width: int, value_width: int, *, conv_size: int, activation: bool = False
+    ) -> None:
+        super().__init__()
+        self.widths = [query_width, key_width, value_width]
+        self.projection = Projection(dim, sum(self.widths))
+        self.convolution = ShortConvolution(sum(self.widths), conv_size) if conv_size else None
+        self.activation = activation
+
+    def forward(self, x_BTD: Tensor, history_BWC: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns query, key and value, each (B, T, its width); `history_BWC` as in ShortConvolution."""
+        mixed = self.projection(x_BTD)
+        if self.convolution is not None:
+            mixed = self.convolution(mixed, history_BWC)
+        if self.activation:
+            mixed = F.silu(mixed)
+        query, key, value = mixed.split(self.widths, dim=-1)
+        return query, key, value
+
+    def init_history(self, batch_size: int, dtype: torch.dtype) -> Tensor:
+        """The convolution's part of a state, (B, W, C): zeros, of length zero without a convolution."""
+        taps = self.convolution.size - 1 if self.convolution is not None else 0
+        device = self.projection.weight.device
+        return torch.zeros(batch_size, taps, sum(self.widths), dtype=dtype, device=device)
+
+
+class GatedOutput(nn.Module):
+    """What every mixer here ends with: an optional gate, y × silu(gate(x)), and the projection to the model's width."""
+
+    def __init__(self, dim: int, width: int, *, gate: bool) -> None:
+        super().__init__()
+        self.gate = Projection(dim, width) if gate else None
+        self.projection = Projection(width, dim, residual=True)
+
+    def forward(self, y_BTC: Tensor, x_BTD: Tensor) -> Tensor:
+        """y_BTC is what was mixed, heads side by side; x_BTD the mixer's input, which the gate reads."""
+        if self.gate is not None:
+            y_BTC = y_BTC * F.silu(self.gate(x_BTD))
+        return self.projection(y_BTC)
+
+
+def rotary(x_BTHK: Tensor, position: Tensor | int, theta: float) -> Tensor:
+    """Rotates channel pairs (i, i + K/2) of position t by t × theta^(-2i/K) (Su et al., 2021).
+
+    Args:
+        position: that of the first of the T positions; a tensor stays on the device.
+    """
+    length, width = x_BTHK.shape[1], x_BTHK.shape[3]
+    exponent = torch.arange(0, width, 2, device=x_BTHK.device, dtype=torch.float32) / width
+    positions = torch.arange(length, device=x_BTHK.device) + position
+    # Angles in float32: in bfloat16 neighbouring positions would fall together.
+    angle_TK = positions.float()[:, None] * theta**-exponent
+    cos, sin = angle_TK.cos()[:, None], angle_TK.sin()[:, None]
+    first, second = x_BTHK.float().chunk(2, dim=-1) if x_BTHK.dtype != torch.float64 else x_BTHK.chunk(2, dim=-1)
+    rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return rotated.to(x_BTHK.dtype)

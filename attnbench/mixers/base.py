@@ -1,0 +1,110 @@
+"""The interface of a sequence mixer, and the legend of the dimension letters.
+
+    B batch    T positions (S where the source differs)    D model width    H heads    N chunks
+    K key channels a head    V value channels a head    W taps of history    C other channels
+
+Tensors carry their shape as a suffix (`query_BTHK`); the layout at every function boundary is (B, T, H, K).
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from attnbench.errors import UserError
+
+State = Any
+"""What a mixer carries from one call to the next: a NamedTuple of tensors of its own."""
+
+
+class Mixer(nn.Module, ABC):
+    """Mixes along the sequence: (B, T, D) in, (B, T, D) out, position t seeing positions up to t and no later one.
+
+    The training forward (no state) is a pure function of parameters and input: no buffers written, no Python branch
+    on data, so that it runs under functional_call, vmap, compile and CUDA-graph capture.
+
+    The constructor is keyword-only and typed, without **kwargs: its signature is the schema of its yaml. `dim` and
+    `head_width` come from the model, `layer` and `num_layers` too if the signature names them, the rest from the yaml.
+    """
+
+    backends: ClassVar[tuple[str, ...]] = ("torch",)
+    """The kernels this mixer can name in its `backend` setting, besides `auto`."""
+
+    trains_only: ClassVar[frozenset[str]] = frozenset()
+    """Backends that cannot take a state."""
+
+    no_weight_decay: ClassVar[frozenset[str]] = frozenset()
+    """Names of this module's own parameters that take no weight decay."""
+
+    replaces_feed_forward: ClassVar[bool] = False
+    """True for a mixer whose block has no feed-forward of its own."""
+
+    @classmethod
+    def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
+        """The backend that will run, by name; `auto` is resolved here, once, before the model is built.
+
+        Args:
+            options: the mixer's settings, `backend` among them.
+            device_type: "cpu" or "cuda".
+            precision: "float32", "tf32" or "bfloat16".
+
+        Raises:
+            UserError: an unknown name, or a named kernel that cannot run here, with the way out.
+        """
+        requested = options.get("backend", "auto")
+        if requested != "auto" and requested not in cls.backends:
+            raise UserError(f"attn.backend={requested}: {cls.__name__} has {', '.join(('auto', *cls.backends))}")
+        return cls.backends[0] if requested == "auto" else requested
+
+    def init_weights(self, generator: torch.Generator, num_layers: int) -> None:
+        """Fills the parameters this module itself owns; its submodules are asked for theirs one by one.
+
+        Args:
+            generator: a CPU generator seeded by the run's seed and this module's full name.
+            num_layers: depth of the model, for scaling what is added to the residual stream.
+        """
+
+    @abstractmethod
+    def forward(self, x_BTD: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
+        """Mixes T positions; with a state, those that follow what the state has seen (the one passed in is used up)."""
+
+    @abstractmethod
+    def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> State:
+        """An empty state for sequences of up to `max_length` positions.
+
+        Every entry is preallocated and updated in place. Caches have `dtype`, recurrent states are float32, the
+        position (where there is one) is an int64 tensor on the device.
+        """
+
+    def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        """One position. Captured in a CUDA graph, so it may not read from the device."""
+        y_BTD, state = self.forward(x_BD[:, None], state)
+        return y_BTD[:, 0], state
+
+    @abstractmethod
+    def mixing_flops(self, length: int) -> int:
+        """Operations of the mixing alone, forward, per sequence: a multiply-add counts 2, and causal mixing counts
+        what a causal algorithm must do. Projections are not part of it. Every mixer states its own."""
+
+
+def state_bytes(state: State) -> int:
+    """Bytes of all tensors in a state."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in state)
+
+
+def head_count(num_heads: int | None, dim: int, head_width: int) -> int:
+    """`num_heads`, or as many heads of `head_width` as fit the model's width exactly.
+
+    Raises:
+        UserError: null where the width cannot be divided.
+    """
+    if num_heads is not None:
+        if num_heads < 1:
+            raise UserError(f"attn.num_heads={num_heads}: must be at least 1")
+        return num_heads
+    if dim % head_width:
+        raise UserError(
+            f"head_width={head_width} does not divide model.dim={dim}: choose a divisor or set attn.num_heads"
+        )
+    return dim // head_width

@@ -1,0 +1,160 @@
+"""Every closed group of settings as a dataclass. Knows no torch, so that a bad configuration is refused at once.
+
+The yaml files of conf/ hold the values; these classes hold the names, the types and what is allowed. Open groups
+(attn, eval) are `_target_` yamls whose constructor signature is their schema: `MixerSettings` and
+`EvaluationSettings` carry such a yaml.
+"""
+
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from typing import Any
+
+from attnbench.errors import UserError
+
+
+def setting(
+    default: Any = MISSING,
+    *,
+    choices: tuple[Any, ...] | None = None,
+    minimum: float | None = None,
+    above: float | None = None,
+    maximum: float | None = None,
+) -> Any:
+    """A dataclass field with the values that `check` lets through: one of `choices`, or a bounded number."""
+    allowed = {"choices": choices, "minimum": minimum, "above": above, "maximum": maximum}
+    return field(default=default, metadata={name: bound for name, bound in allowed.items() if bound is not None})
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelSettings:
+    """How big. `feed_forward_width` is softmax's; matching solves it for every other mixer."""
+
+    name: str
+    dim: int = setting(minimum=1)
+    num_layers: int = setting(minimum=1)
+    head_width: int = setting(minimum=1)
+    feed_forward_width: int = setting(minimum=0)
+    """Hidden channels of the SwiGLU feed-forward; 0 leaves the feed-forward out."""
+    parameters: int | None = None
+    """What softmax has at WikiText-2 v1's vocabulary of 284; a statement that a test recomputes, never an input."""
+
+
+@dataclass(slots=True, kw_only=True)
+class DataSettings:
+    """On what."""
+
+    name: str = setting(choices=("wikitext2", "embedded", "text"))
+    path: str | None = None
+    """A folder of parquet files or, for `text`, a file or folder of .txt or parquet; null: the usual places."""
+    vocabulary_size: int | None = setting(None, minimum=2)
+    """Pads the embedding up to this number of symbols; null: the corpus's own vocabulary."""
+    validation_fraction: float = setting(0.05, above=0, maximum=0.5)
+    test_fraction: float = setting(0.05, above=0, maximum=0.5)
+    """Shares of the characters, cut from the end; used where the corpus comes without splits (embedded, text)."""
+
+
+PRECISIONS = ("float32", "tf32", "bfloat16")
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainSettings:
+    """How long, and how."""
+
+    num_epochs: int | None = setting(None, minimum=1)
+    num_steps: int | None = setting(None, minimum=1)
+    """Exactly one of the two is given."""
+    batch_size: int = setting(128, minimum=1)
+    """Sequences per optimizer step."""
+    micro_batch_size: int | None = setting(None, minimum=1)
+    """Sequences per forward and backward pass; null: all at once. Changes the memory, not the result."""
+    learning_rate: float = setting(2e-3, above=0)
+    warmup_steps: int = setting(100, minimum=0)
+    final_rate_fraction: float = setting(0.1, minimum=0, maximum=1)
+    """The cosine ends at this share of the learning rate."""
+    weight_decay: float = setting(0.1, minimum=0)
+    beta1: float = setting(0.9, minimum=0, maximum=1)
+    beta2: float = setting(0.95, minimum=0, maximum=1)
+    clip_norm: float = setting(1.0, above=0)
+    precision: str = setting("auto", choices=("auto", *PRECISIONS))
+    """auto: bfloat16 on CUDA, float32 on a CPU."""
+    compile: bool | None = None
+    """null: on for CUDA, off for a CPU."""
+    log_interval_steps: int = setting(10, minimum=1)
+    validation_interval_steps: int | None = setting(None, minimum=1)
+    """null: at the end of every epoch."""
+    checkpoint_interval_seconds: float = setting(60.0, minimum=0)
+    """A checkpoint is also written at every validation and when the run is interrupted."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LoggerSettings:
+    """Shown where. The JSON-lines log in the run's folder is written in every mode."""
+
+    mode: str = setting("auto", choices=("auto", "online", "offline", "none"))
+    """wandb's mode; auto: online if logged in and the server can be reached, otherwise offline."""
+    project: str = "attnbench"
+    entity: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class MixerSettings:
+    """A yaml of conf/attn: the class of the mixer and its options."""
+
+    name: str
+    """The name of the yaml, or of a plan's variant: what tables call it."""
+    target: str
+    options: dict[str, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class EvaluationSettings:
+    """A yaml of conf/eval: the class of the evaluation and its options."""
+
+    name: str
+    target: str
+    options: dict[str, Any]
+
+
+MATCHES = ("params", "flops", "none")
+
+
+@dataclass(slots=True, kw_only=True)
+class RunSettings:
+    """One language-model training and the evaluations that follow it."""
+
+    experiment: str
+    mixer: MixerSettings
+    model: ModelSettings
+    data: DataSettings
+    train: TrainSettings
+    logger: LoggerSettings
+    evaluations: list[EvaluationSettings]
+    trusted: frozenset[str] = frozenset()
+    """Classes outside attnbench that the user's own --config-dir names; see registry.py."""
+    seq_len: int = setting(minimum=1)
+    seed: int = setting(minimum=0, maximum=2**31 - 1)
+    device: str
+    """auto (CUDA where there is one, otherwise the CPU), cpu, cuda, or cuda:N."""
+    outputs_dir: str
+    match: str = setting(choices=MATCHES)
+
+
+def check(settings: Any, prefix: str = "") -> None:
+    """Raises UserError for the first value outside what its field allows, naming setting, value and what is allowed."""
+    for entry in fields(settings):
+        value, name = getattr(settings, entry.name), prefix + entry.name
+        if is_dataclass(value):
+            check(value, name + ".")
+        elif value is not None:
+            _check_value(name, value, dict(entry.metadata))
+
+
+def _check_value(name: str, value: Any, allowed: dict[str, Any]) -> None:
+    if "choices" in allowed and value not in allowed["choices"]:
+        raise UserError(f"{name}={value}: must be one of {', '.join(map(str, allowed['choices']))}")
+    # Written as "not inside" so that NaN is refused too.
+    if "minimum" in allowed and not value >= allowed["minimum"]:
+        raise UserError(f"{name}={value}: must be at least {allowed['minimum']}")
+    if "above" in allowed and not value > allowed["above"]:
+        raise UserError(f"{name}={value}: must be above {allowed['above']}")
+    if "maximum" in allowed and not value <= allowed["maximum"]:
+        raise UserError(f"{name}={value}: must be at most {allowed['maximum']}")

@@ -59,7 +59,7 @@ class FeedForward(nn.Module):
 
 
 class ShortConvolution(nn.Module):
-    """y_t = sum_i weight_i x_(t - size + 1 + i), channel by channel: each position sees itself and size - 1 before it."""
+    """y_t = sum_i weight_i x_(t - size + 1 + i), channel by channel: a position sees itself and size - 1 before it."""
 
     def __init__(self, channels: int, size: int) -> None:
         super().__init__()

@@ -10,6 +10,7 @@ from typing import Any
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -44,19 +45,23 @@ def launch(
     """
     failures: list[str] = []
     folders: list[Path] = []
+    started: list[str] = []
     # Without this Hydra prints tracebacks, or eight lines, and ends the process itself.
     show_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"
 
     @hydra.main(config_path=str(CONF), config_name=config_name, version_base="1.3")
     def job(config: DictConfig) -> None:
-        overrides = " ".join(HydraConfig.get().overrides.task)
+        started.append(" ".join(HydraConfig.get().overrides.task) or "the run")
         try:
             folders.append(main(read_settings(config, HydraConfig.get())))
         except Exception as error:
             # Whatever ended it, a job says so at once and the sweep's other jobs still run.
-            failures.append(f"{overrides or 'the run'}: {explain(error)}")
+            failures.append(f"{started[-1]}: {explain(error)}")
             print(f"error: {explain(error)}", file=sys.stderr, flush=True)
+            if HydraConfig.get().mode == RunMode.RUN and isinstance(error, EXPECTED) and not show_traceback:
+                # Hydra would add a line of its own; in a sweep this would end the other jobs.
+                raise SystemExit(1) from None
             raise
 
     try:
@@ -65,14 +70,15 @@ def launch(
         print(interruption, file=sys.stderr)
         raise SystemExit(interruption.exit_code) from None
     except Exception as error:
-        if show_traceback or not isinstance(error, EXPECTED):
+        # What Hydra raises before the first job is about the command line, whatever its type.
+        if show_traceback or (started and not isinstance(error, EXPECTED)):
             raise
-        if not failures:
-            print(f"error: {explain(error)}", file=sys.stderr)
+        if not started:
+            print(f"error: {explain(error, sys.argv[1:])}", file=sys.stderr)
             raise SystemExit(2) from None
     finally:
-        if len(failures) + len(folders) > 1 and failures:
-            print(f"{len(failures)} of {len(failures) + len(folders)} jobs failed:", file=sys.stderr)
+        if failures and len(started) > 1:
+            print(f"{len(failures)} of {len(started)} jobs failed:", file=sys.stderr)
             print("\n".join(f"  {failure}" for failure in failures), file=sys.stderr)
     if folders and summarise is not None:
         summarise(folders)
@@ -89,9 +95,12 @@ def compose(overrides: Sequence[str] = (), config_name: str = "train") -> RunSet
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         try:
             config = hydra.compose(config_name, list(overrides), return_hydra_config=True)
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            raise UserError(explain(error, overrides)) from error
+        try:
             return read_settings(config, config.hydra)
-        except (HydraException, OmegaConfBaseException) as error:
-            raise UserError(explain(error)) from error
+        except OmegaConfBaseException as error:
+            raise UserError(explain(error, overrides)) from error
 
 
 def read_settings(config: DictConfig, hydra_config: Any) -> RunSettings:
@@ -118,15 +127,19 @@ def read_settings(config: DictConfig, hydra_config: Any) -> RunSettings:
     return _checked(values)
 
 
-def explain(error: BaseException) -> str:
-    """One line for a mistake, whoever found it: which setting, which value, and what is allowed."""
+def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
+    """One line for a mistake, whoever found it: which setting, which value, and what is allowed.
+
+    Args:
+        overrides: those of the command line, where the error may not know what value was given.
+    """
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         return f"{group}={name}: unknown; there is {', '.join(sorted(error.options))}"
     cause = error.__cause__
     if isinstance(error, ConfigCompositionException) and isinstance(cause, OmegaConfBaseException):
-        known = ", ".join(str(key) for key in cause.parent_node or () if not str(key).startswith("_"))
-        given = next((word for word in sys.argv[1:] if word.split("=")[0] == cause.full_key), cause.full_key)
+        known = ", ".join(key for key in map(str, cause.parent_node or ()) if key not in ("_target_", "hydra"))
+        given = next((word for word in overrides if word.split("=")[0] == cause.full_key), cause.full_key)
         return f"{given}: unknown setting; there is {known}" if known else _first_line(cause)
     return _first_line(error)
 

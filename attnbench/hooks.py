@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from attnbench.train import StepReport
 LONG_SECONDS = 30 * 60
 
 
-class Diverged(UserError):
+class DivergedError(UserError):
     """The loss or its gradients were not finite."""
 
 
@@ -34,6 +34,10 @@ class Stopwatch:
         self.state, self.device = state, device
         self.first_step_seconds: float | None = None
         self.mark, self.marked_step = time.perf_counter(), state.step
+
+    def restart(self) -> None:
+        """What happened since the last lap was no training."""
+        self.mark = time.perf_counter()
 
     def lap(self) -> tuple[int, float]:
         """Waits for the device and counts what passed since the last lap: (steps, seconds)."""
@@ -50,19 +54,19 @@ class Stopwatch:
         return steps, seconds
 
     @contextmanager
-    def paused(self) -> Any:
+    def paused(self) -> Iterator[None]:
         """What happens inside is no training."""
         self.lap()
         yield
         synchronize(self.device)
-        self.mark = time.perf_counter()
+        self.restart()
 
 
 class Logging:
     """Writes a line every `interval` steps and at the last one; reads the loss from the device only then.
 
     Raises:
-        Diverged: the loss is not finite, or an update since the last line was left out because its gradients were not.
+        DivergedError: the loss is not finite, or an update since the last line was left out because its gradients were not.
     """
 
     def __init__(
@@ -89,9 +93,9 @@ class Logging:
         steps, seconds = self.stopwatch.lap()
         left_out = state.step - min(int(count) for count in state.update_count.values())
         if not (math.isfinite(loss) and math.isfinite(norm)) or left_out:
-            raise Diverged(
-                f"diverged by step {state.step}: loss {loss:.4g}, gradient norm {norm:.4g}, {left_out} updates left out "
-                f"because their gradients were not finite; a smaller train.learning_rate than {max(self.rates):g} may help"
+            raise DivergedError(
+                f"diverged by step {state.step}: loss {loss:.4g}, gradient norm {norm:.4g}, {left_out} updates left out as "
+                f"their gradients were not finite; a smaller train.learning_rate than {max(self.rates):g} may help"
             )
         self.write(
             state,
@@ -140,9 +144,7 @@ class Validation:
             if state.best_nats is None or nats < state.best_nats:
                 state.best_nats, state.best_step = nats, state.step
                 save_best(self.folder, state, self.record)
-            self.logging.write(
-                state, {"split": "validation", "nats_per_character": nats, "perplexity": math.exp(nats)}
-            )
+            self.logging.write(state, {"split": "validation", "nats_per_character": nats, "perplexity": math.exp(nats)})
 
 
 class Checkpoints:
@@ -178,7 +180,7 @@ class Checkpoints:
         self.last = time.monotonic()
         if self.stop.signal is not None:
             raise self.stop.interruption(
-                f"stopped at step {state.step} of {self.num_steps}, saved in {self.folder}; the same command goes on from there"
+                f"stopped at step {state.step} of {self.num_steps}, saved in {self.folder}; the same command resumes it"
             )
 
 
@@ -198,7 +200,7 @@ class Estimate:
         seconds = (time.perf_counter() - self.started) / 3 * (self.num_steps - state.step)
         self.print_line(f"about {duration(seconds)} of training to go on this CPU")
         if seconds > LONG_SECONDS:
-            self.print_line("experiment=demo trains a smaller model in minutes; a GPU trains this one in about as long")
+            self.print_line("experiment=demo trains a smaller model on a smaller corpus in minutes")
 
 
 def duration(seconds: float) -> str:

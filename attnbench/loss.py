@@ -24,7 +24,7 @@ def cross_entropy(logits_BTC: Tensor, targets_BT: Tensor, weight_BT: Tensor | No
 def split_nats(
     model: LanguageModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]], precision: str
 ) -> tuple[Tensor, Tensor]:
-    """Sums of nats and numbers of characters over a whole split, by position in the block: two (T,) float64, on the CPU.
+    """Sums of nats and numbers of characters over a split, by position in the block: two (T,) float64 on the CPU.
 
     Args:
         batches: (inputs_BT, targets_BT, weight_BT), absent characters with weight 0.

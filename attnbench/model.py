@@ -109,13 +109,10 @@ class LanguageModel(nn.Module):
         matrices = sum(parameter.numel() for parameter in self.parameters() if parameter.dim() > 1)
         return 2 * matrices * length + sum(block.mixer.mixing_flops(length) for block in self.layers)
 
-    def no_weight_decay(self) -> set[str]:
-        """Full names of the parameters that take no weight decay, as their modules declare them."""
+    def undecayed(self) -> set[str]:
+        """Full names of the parameters that take no weight decay, as the modules that own them declare."""
         return {
-            f"{name}.{own}" if name else own
-            for name, module in self.named_modules()
-            for own in getattr(module, "no_weight_decay", ())
-            if not callable(own)
+            f"{name}.{own}" for name, module in self.named_modules() for own in getattr(module, "no_weight_decay", ())
         }
 
 

@@ -56,7 +56,9 @@ def check_options(cls: type, options: dict[str, Any], *, given: Collection[str] 
     prefix = f"{group}." if group else ""
     for name, value in options.items():
         if name not in parameters:
-            raise UserError(f"{prefix}{name}={value}: unknown setting; {cls.__name__} has {', '.join(settable)}")
+            raise UserError(
+                f"{prefix}{name}={value}: unknown setting of {cls.__name__}, which has {', '.join(settable)}"
+            )
         if name in types_of and not _matches(value, types_of[name]):
             raise UserError(f"{prefix}{name}={_shown(value)}: must be {_described(types_of[name])}")
     for name, parameter in parameters.items():

@@ -118,7 +118,7 @@ def update(
     Where `norm`, that of the gradients, is not finite, nothing changes: the weights stay those of the last good step.
     """
     parameters = dict(state.model.named_parameters())
-    spared = state.model.no_weight_decay()
+    spared = state.model.undecayed()
     not_finite = (~torch.isfinite(norm)).float()
     for decay, names in (
         (settings.weight_decay, [name for name in gradients if name not in spared]),

@@ -1,0 +1,25 @@
+"""Trains one mixer in a language model and evaluates it: `python scripts/train.py attn=gated_deltanet`; see --help."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from attnbench.config import launch
+from attnbench.settings import RunSettings
+
+
+def main(settings: RunSettings) -> Path:
+    """Imports the trainer only once the configuration stands: torch takes longer to load than all its checks."""
+    from attnbench.run import run
+
+    return run(settings)
+
+
+def summarise(folders: Sequence[Path]) -> None:
+    """One table of everything that this command trained."""
+    from attnbench.tables import print_summary
+
+    print_summary(folders)
+
+
+if __name__ == "__main__":
+    launch(main, "train", summarise)

@@ -1,0 +1,140 @@
+"""Every mistake on a command line is one line that names the setting, the value and what is allowed."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from attnbench.config import CONF, compose
+from attnbench.errors import UserError
+from attnbench.matching import REFERENCE
+from attnbench.model import build_meta
+from attnbench.settings import ModelSettings
+
+DEMO = ["experiment=demo", "device=cpu"]
+
+BAD = {
+    "attn=nope": ["attn=nope", "flash", "gated_deltanet", "linear", "softmax"],
+    "model=5m": ["model=5m", "tiny", "4m"],
+    "data=c4": ["data=c4", "embedded", "text", "wikitext2"],
+    "train.foo=1": ["train.foo=1", "unknown setting", "learning_rate"],
+    "+train.foo=1": ["train.foo=1", "unknown setting", "learning_rate"],
+    "++train.foo=1": ["train.foo=1", "unknown setting", "learning_rate"],
+    "+foo=1": ["foo=1", "unknown setting", "seq_len"],
+    "foo=1": ["foo=1", "unknown setting", "seq_len"],
+    "attn.foo=1": ["attn.foo=1", "unknown setting", "conv_size"],
+    "+attn.foo=1": ["attn.foo=1", "unknown setting", "conv_size"],
+    "+eval.perplexity.foo=1": ["eval.perplexity.foo=1", "unknown setting", "extrapolation"],
+    "+eval.nope.foo=1": ["eval.nope"],
+    "~train.learning_rate": ["~train.learning_rate", "cannot be deleted"],
+    "~attn": ["attn"],
+    "train.batch_size=many": ["train.batch_size=many", "an integer"],
+    "train.batch_size=0": ["train.batch_size=0", "at least 1"],
+    "train.batch_size=1.5": ["train.batch_size=1.5", "an integer"],
+    "train.learning_rate=-1": ["train.learning_rate=-1", "above 0"],
+    "train.learning_rate=nan": ["train.learning_rate=nan", "above 0"],
+    "train.learning_rate=null": ["train.learning_rate=null", "a number"],
+    "train.micro_batch_size=5": ["train.micro_batch_size=5", "divide", "batch_size=16"],
+    "train.num_steps=5": ["train.num_steps=5", "num_epochs", "null"],
+    "train.num_epochs=null": ["train.num_epochs=None", "num_steps"],
+    "train.precision=fp8": ["train.precision=fp8", "bfloat16"],
+    "train.precision=tf32": ["train.precision=tf32", "CUDA"],
+    "train.compile=maybe": ["train.compile=maybe", "true or false"],
+    "attn.conv_size=wide": ["attn.conv_size=wide", "an integer"],
+    "attn.backend=cuda": ["attn.backend=cuda", "torch"],
+    "attn._target_=os.system": ["os.system", "attnbench"],
+    "attn._target_=attnbench.model.Block": ["attnbench.model.Block", "Mixer"],
+    "seq_len=0": ["seq_len=0", "at least 1"],
+    "seq_len=-4": ["seq_len=-4", "at least 1"],
+    "seq_len=long": ["seq_len=long", "an integer"],
+    "seed=-1": ["seed=-1", "at least 0"],
+    "match=size": ["match=size", "params"],
+    "device=cuda": ["device=cuda", "no CUDA device"],
+    "device=tpu": ["device=tpu", "cpu"],
+    "model.head_width=48": ["head_width=48", "dim=128"],
+    "model.dim=0": ["model.dim=0", "at least 1"],
+    "data.validation_fraction=0.9": ["data.validation_fraction=0.9", "at most 0.5"],
+    "data=text": ["data.path=null", "data=text"],
+    "logger.mode=loud": ["logger.mode=loud", "offline"],
+    "seq_len=[1,2]": ["seq_len", "an integer"],
+    "seq_len=": ["seq_len"],
+    "=3": ["group"],
+}
+
+
+@pytest.mark.parametrize("override", BAD)
+def test_a_bad_override_is_one_line_that_names_it(override: str) -> None:
+    if override == "device=cuda":
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("this machine has a CUDA device")
+    with pytest.raises(UserError) as caught:
+        compose([*DEMO, override])
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in BAD[override]:
+        assert part in message, message
+
+
+@pytest.mark.parametrize(("override", "limit_seconds"), [("train.foo=1", 3), ("seq_len=-1", 3), ("+attn.foo=1", 6)])
+def test_the_command_answers_at_once_without_a_traceback(root: Path, override: str, limit_seconds: float) -> None:
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "scripts/train.py", *DEMO, override], cwd=root, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode != 0
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert override.lstrip("+") in done.stderr
+    # No assertion on the speed itself, which depends on the machine: what makes it slow must not have been imported.
+    imported = subprocess.run(
+        [sys.executable, "-X", "importtime", "scripts/train.py", *DEMO, override],
+        cwd=root, capture_output=True, text=True, timeout=60,
+    ).stderr  # fmt: skip
+    assert (" torch\n" in imported) == (limit_seconds == 6)
+    assert time.perf_counter() - started < 60
+
+
+@pytest.mark.parametrize("model", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
+def test_a_model_is_named_by_what_softmax_really_has(model: str) -> None:
+    values = yaml.safe_load((CONF / "model" / f"{model}.yaml").read_text())
+    settings = ModelSettings(**values)
+    built = build_meta([REFERENCE] * settings.num_layers, settings, vocabulary_size=284)
+    assert built.num_parameters() == settings.parameters
+
+
+@pytest.mark.parametrize("mixer", sorted(path.stem for path in (CONF / "attn").glob("*.yaml")))
+@pytest.mark.parametrize("model", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
+def test_every_yaml_composes(mixer: str, model: str) -> None:
+    settings = compose([f"attn={mixer}", f"model={model}", "device=cpu"])
+    assert settings.mixer.name == mixer
+    assert settings.model.name == model
+    assert settings.experiment == "default"
+
+
+@pytest.mark.parametrize("experiment", sorted(path.stem for path in (CONF / "experiment").glob("*.yaml")))
+def test_every_recipe_composes_under_its_name(experiment: str) -> None:
+    assert compose([f"experiment={experiment}", "device=cpu"]).experiment == experiment
+
+
+def test_a_mixer_of_ones_own_comes_from_the_config_dir_and_only_from_there(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "attn").mkdir()
+    (tmp_path / "attn" / "mine.yaml").write_text("_target_: my_mixers.Mine\nbackend: auto\n")
+    (tmp_path / "my_mixers.py").write_text(
+        "from attnbench.mixers.softmax import Softmax\n\n\nclass Mine(Softmax):\n    pass\n"
+    )
+
+    def train(*words: str) -> str:
+        command = [sys.executable, "scripts/train.py", *words, *DEMO, "attn=mine"]
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode != 0
+        return done.stderr
+
+    assert "attn.nope=1: unknown setting of Mine" in train("--config-dir", str(tmp_path), "+attn.nope=1")
+    assert "attn=mine: unknown" in train()

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from corpora_on_disk import LINES, ROOT, from_path, write_parquet, write_splits
@@ -102,6 +103,17 @@ def test_a_bad_parquet_file_is_named_in_one_line(tmp_path, kind, message):
         read_text(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_arrow_file_does_not_end_the_process(tmp_path):
+    path = tmp_path / "wikitext-train.arrow"
+    offsets = pa.py_buffer(np.array([0, 2**30, 5], dtype=np.int32).tobytes())
+    damaged = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"short")])
+    batch = pa.record_batch({"text": damaged})
+    with pa.ipc.new_stream(path, batch.schema) as stream:
+        stream.write_batch(batch)
+    with pytest.raises(UserError, match=r"wikitext-train\.arrow: cannot be read, cut off or not \.arrow"):
+        read_text(path)
 
 
 def test_a_bad_text_file_is_named(tmp_path):

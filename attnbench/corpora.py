@@ -69,10 +69,12 @@ def read_text(path: Path) -> str:
 
 
 def _rows(path: Path) -> list[str]:
-    with path.open("rb") as stream:
-        if path.suffix == ".arrow":
-            table = pa.ipc.open_stream(stream).read_all()
-        else:
+    if path.suffix == ".arrow":
+        table = pa.ipc.open_stream(path.read_bytes()).read_all()
+        # Its offsets are taken from the file as they stand: damaged ones would end the process.
+        table.validate(full=True)
+    else:
+        with path.open("rb") as stream:
             parquet = pq.ParquetFile(stream)
             columns = parquet.schema_arrow.names
             table = parquet.read(columns=["text"]) if "text" in columns else parquet.schema_arrow.empty_table()

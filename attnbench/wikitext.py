@@ -7,6 +7,7 @@ import socket
 import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -68,7 +69,7 @@ def find(root: Path) -> tuple[Path, dict[str, list[Path]]]:
             files = split_files(folder, suffix, prefix)
             if set(files) == set(SPLITS):
                 return folder, files
-    folder = download("raw", looked_at=f"is neither in {data} nor in the Hugging Face cache {_cache_home()}, and")
+    folder = download("raw", looked_at=f" is neither in {data} nor in the Hugging Face cache {_cache_home()}")
     check_published(folder, "raw")
     return folder, split_files(folder)
 
@@ -93,7 +94,7 @@ def download(version: str, looked_at: str = "") -> Path:
     """Brings the files of `version` into the Hugging Face cache and returns their folder.
 
     Args:
-        looked_at: how the error goes on after "WikiText-2", where other places were asked before.
+        looked_at: what the error says after "WikiText-2", where other places were asked before.
 
     Raises:
         UserError: the Hub cannot be reached (said within two seconds), or the download fails.
@@ -106,16 +107,18 @@ def download(version: str, looked_at: str = "") -> Path:
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     if offline or not reachable(host):
         reason = "HF_HUB_OFFLINE is set" if offline else f"{host} cannot be reached"
-        raise UserError(" ".join(f"WikiText-2 {looked_at} {reason}; {way_out}".split()))
+        raise UserError(f"WikiText-2{looked_at}: {reason}; {way_out}")
 
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError
 
+    # The bases are the root of the errors of the HTTP library in use, which huggingface_hub has changed twice; its
+    # second way of transfer, hf_xet, raises RuntimeError.
+    failures: Any = (OSError, RuntimeError, *HfHubHTTPError.__bases__)
     files = [f"{FOLDERS[version]}/{split}-00000-of-00001.parquet" for split in SPLITS]
     try:
         paths = [hf_hub_download(REPOSITORY, file, repo_type="dataset") for file in files]
-    # The bases are those of every error of the HTTP library that huggingface_hub uses, which has changed twice.
-    except (OSError, *HfHubHTTPError.__bases__) as error:
+    except failures as error:
         reason = str(error).strip().partition("\n")[0]
         raise UserError(f"WikiText-2 could not be downloaded from {host}: {reason}; try again, or {way_out}") from None
     return Path(paths[0]).parent

@@ -135,6 +135,8 @@ class RunSettings:
     device: str
     """auto (CUDA where there is one, otherwise the CPU), cpu, cuda, or cuda:N."""
     outputs_dir: str
+    rerun: bool = False
+    """Train and measure again although a finished run of the same settings is there."""
     match: str = setting(choices=MATCHES)
 
 
@@ -146,6 +148,26 @@ def check(settings: Any, prefix: str = "") -> None:
             check(value, name + ".")
         elif value is not None:
             _check_value(name, value, dict(entry.metadata))
+
+
+def check_run(settings: RunSettings) -> None:
+    """Raises UserError for settings that are each allowed but impossible together."""
+    train, data = settings.train, settings.data
+    if (train.num_epochs is None) == (train.num_steps is None):
+        raise UserError(
+            f"train.num_epochs={train.num_epochs} and train.num_steps={train.num_steps}: set one, the other null"
+        )
+    if train.micro_batch_size is not None and train.batch_size % train.micro_batch_size:
+        raise UserError(
+            f"train.micro_batch_size={train.micro_batch_size}: must divide train.batch_size={train.batch_size}"
+        )
+    if data.name == "text" and data.path is None:
+        raise UserError("data.path=null: data=text needs a .txt or parquet file, or a folder of them")
+    if data.validation_fraction + data.test_fraction > 0.9:
+        raise UserError(
+            f"data.validation_fraction={data.validation_fraction} and data.test_fraction={data.test_fraction}: "
+            "together at most 0.9, so that something is left to train on"
+        )
 
 
 def _check_value(name: str, value: Any, allowed: dict[str, Any]) -> None:

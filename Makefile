@@ -1,0 +1,41 @@
+# Every target does its own set-up: a virtual environment in .venv, filled once and again when the pins change.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+CPU_TORCH := https://download.pytorch.org/whl/cpu/torch/
+
+.PHONY: help demo test check clean
+.DEFAULT_GOAL := help
+
+help: ## list these targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1#\2/p' Makefile | column -t -s '#'
+
+demo: $(STAMP) ## train all four mixers on this machine's CPU, no download, and compare them (minutes)
+	$(BIN)/python scripts/train.py -m experiment=demo device=cpu logger=offline attn=softmax,flash,linear,gated_deltanet
+
+test: $(STAMP) ## run the tests (CPU, no network)
+	$(BIN)/python -m pytest -q
+
+check: $(STAMP) ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+clean: ## remove the virtual environment and caches; outputs/ and data/ stay
+	rm -rf $(VENV) *.egg-info .pytest_cache .ruff_cache .hypothesis
+
+# Without a GPU the CPU build of torch comes first and alone: PyTorch's own page has it, and where that page cannot be
+# reached pip takes what it finds. With a GPU, PyPI's torch is the CUDA build and brings the triton it is pinned to.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else \
+		f"attnbench needs Python 3.11 to 3.13, {sys.executable} is {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Setting up $(VENV) (a minute or two, once)"
+	@if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then \
+		$(PIP) torch && $(PIP) --editable '.[dev,gpu]'; \
+	else \
+		$(PIP) --no-deps --retries 1 --find-links $(CPU_TORCH) torch && $(PIP) --editable '.[dev]'; \
+	fi
+	@touch $(STAMP)

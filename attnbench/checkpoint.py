@@ -1,0 +1,248 @@
+"""What a training is made of between two steps, and how it is kept: atomic, checksummed, without pickle.
+
+    checkpoint/
+      step-00000640/   config.json weights.safetensors optimizer.safetensors state.json   resumes; the last two are kept
+      best-00000640/   config.json weights.safetensors state.json                         lowest validation loss
+      final/           the same, when the training is complete
+
+`state.json` is written last and holds the sha256 of every other file: a torn or altered file is an error that says
+which, and the checkpoint before it still loads. The folder is written beside, synced, then renamed.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from attnbench.errors import UserError
+from attnbench.model import LanguageModel, build_meta
+from attnbench.registry import check_options
+from attnbench.settings import MixerSettings, ModelSettings
+
+FORMAT = 1
+KEPT = 2
+COUNTERS = ("step", "seconds", "warm_steps", "warm_seconds", "best_step", "best_nats")
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelRecord:
+    """All that is needed to build a trained model again, and to read its output."""
+
+    mixers: list[MixerSettings]
+    """One a layer, backends resolved."""
+    model: ModelSettings
+    """After matching."""
+    vocabulary: list[str]
+    vocabulary_size: int
+    corpus: str
+    seq_len: int
+    precision: str
+    match: str = "none"
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainState:
+    """Everything that a training step reads and writes."""
+
+    model: LanguageModel
+    first_moment: dict[str, Tensor]
+    second_moment: dict[str, Tensor]
+    update_count: dict[str, Tensor]
+    """Updates that each parameter has had, as float32 scalars on its device: the fused optimizer counts them there."""
+    step: int = 0
+    seconds: float = 0.0
+    """Spent in training steps alone, over all sittings."""
+    warm_steps: int = 0
+    warm_seconds: float = 0.0
+    """The same without each sitting's first step, which compiles."""
+    best_step: int = 0
+    best_nats: float | None = None
+    """Validation nats a character at `best_step`."""
+
+    @classmethod
+    def fresh(cls, model: LanguageModel) -> "TrainState":
+        """The state before the first step."""
+        parameters = dict(model.named_parameters())
+        return cls(
+            model=model,
+            first_moment={name: torch.zeros_like(tensor) for name, tensor in parameters.items()},
+            second_moment={name: torch.zeros_like(tensor) for name, tensor in parameters.items()},
+            update_count={name: torch.zeros((), device=tensor.device) for name, tensor in parameters.items()},
+        )
+
+    def counters(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in COUNTERS}
+
+
+def save_step(folder: Path, state: TrainState, record: ModelRecord) -> None:
+    """Keeps a state to resume from, and drops all but the last two."""
+    optimizer = {
+        f"{kind}/{name}": tensor
+        for kind in ("first_moment", "second_moment", "update_count")
+        for name, tensor in getattr(state, kind).items()
+    }
+    _write(folder / f"step-{state.step:08d}", state, record, optimizer)
+    for old in sorted(folder.glob("step-*"))[:-KEPT]:
+        shutil.rmtree(old)
+
+
+def save_best(folder: Path, state: TrainState, record: ModelRecord) -> None:
+    """Keeps the weights of the lowest validation loss so far."""
+    _write(folder / f"best-{state.step:08d}", state, record)
+
+
+def save_final(folder: Path, state: TrainState, record: ModelRecord) -> None:
+    """Marks the training complete; what only a resume would need is dropped."""
+    _write(folder / "final", state, record)
+    for old in [*folder.glob("step-*"), *folder.glob("best-*")]:
+        if old.name != f"best-{state.best_step:08d}":
+            shutil.rmtree(old)
+
+
+def is_final(folder: Path) -> bool:
+    """Whether the training that writes here is complete."""
+    return (folder / "final" / "state.json").exists()
+
+
+def load_last(folder: Path, model: LanguageModel) -> TrainState | None:
+    """The newest state in the folder, into `model`; None where there is none.
+
+    Raises:
+        UserError: it is torn or altered; the message names the file and the older checkpoint that can be used.
+    """
+    steps = sorted(folder.glob("step-*"))
+    if not steps:
+        return None
+    try:
+        counters, weights, optimizer = _read(steps[-1])
+    except UserError as error:
+        way_out = (
+            f"delete {steps[-1]} to resume from {steps[-2].name}" if len(steps) > 1 else "delete it to start again"
+        )
+        raise UserError(f"{error}; {way_out}") from None
+    state = TrainState.fresh(model)
+    for name, value in counters.items():
+        setattr(state, name, value)
+    _fill(dict(model.named_parameters()), weights, steps[-1])
+    for kind in ("first_moment", "second_moment", "update_count"):
+        own = {
+            name.removeprefix(f"{kind}/"): tensor for name, tensor in optimizer.items() if name.startswith(f"{kind}/")
+        }
+        _fill(getattr(state, kind), own, steps[-1])
+    return state
+
+
+def load_model(
+    folder: Path, *, device: torch.device | str = "cpu", trusted: Collection[str] = ()
+) -> tuple[LanguageModel, ModelRecord]:
+    """A trained model, built again from the checkpoint's own record.
+
+    Args:
+        folder: one of a run's checkpoint/final, checkpoint/best-* or checkpoint/step-*.
+        trusted: classes outside attnbench that may be built; the checkpoint cannot add to them.
+
+    Raises:
+        UserError: a missing, torn, altered or foreign file, or a class that may not be built.
+    """
+    _, weights, _ = _read(folder)
+    record = _record(json.loads((folder / "config.json").read_text()), folder)
+    model = build_meta(record.mixers, record.model, vocabulary_size=record.vocabulary_size, trusted=trusted)
+    model.to_empty(device=device)
+    _fill(dict(model.named_parameters()), weights, folder)
+    return model, record
+
+
+def best_folder(folder: Path) -> Path | None:
+    """The checkpoint of the lowest validation loss, where one was kept."""
+    return max(folder.glob("best-*"), default=None)
+
+
+def _write(target: Path, state: TrainState, record: ModelRecord, optimizer: dict[str, Tensor] | None = None) -> None:
+    """Writes a checkpoint folder beside its place, syncs it, and renames it into place."""
+    beside = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    save_file(
+        {name: tensor.detach().contiguous() for name, tensor in _weights(state.model)}, beside / "weights.safetensors"
+    )
+    if optimizer is not None:
+        save_file(optimizer, beside / "optimizer.safetensors")
+    (beside / "config.json").write_text(json.dumps(asdict(record), ensure_ascii=False))
+    checksums = {path.name: _sha256(path) for path in sorted(beside.iterdir())}
+    content = {"format": FORMAT, **state.counters(), "sha256": checksums}
+    (beside / "state.json").write_text(json.dumps(content))
+    for path in [*beside.iterdir(), beside]:
+        _sync(path)
+    if target.exists():
+        shutil.rmtree(target)
+    beside.rename(target)
+    _sync(target.parent)
+
+
+def _weights(model: LanguageModel) -> list[tuple[str, Tensor]]:
+    return list(model.named_parameters())
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
+    """Counters, weights and optimizer tensors (none in a best or final checkpoint), all checked."""
+    state_path = folder / "state.json"
+    try:
+        content = json.loads(state_path.read_text())
+        version, checksums = content.pop("format"), content.pop("sha256")
+        if version != FORMAT:
+            raise UserError(f"{state_path}: format {version}, this attnbench reads format {FORMAT}")
+        for name, expected in checksums.items():
+            if Path(name).name != name or _sha256(folder / name) != expected:
+                raise UserError(f"{folder / name}: altered or torn, its checksum does not match {state_path.name}")
+        weights = load_file(folder / "weights.safetensors")
+        optimizer = load_file(folder / "optimizer.safetensors") if "optimizer.safetensors" in checksums else {}
+    except FileNotFoundError as error:
+        raise UserError(f"{error.filename}: missing, so {folder} is no complete checkpoint") from None
+    except (ValueError, KeyError, AttributeError, TypeError, SafetensorError) as error:
+        raise UserError(f"{folder}: not a readable checkpoint ({error})") from None
+    return {name: content[name] for name in COUNTERS if name in content}, weights, optimizer
+
+
+def _record(content: dict[str, Any], folder: Path) -> ModelRecord:
+    """The record in a checkpoint, its names and types checked like a configuration's."""
+    try:
+        mixers = content.pop("mixers")
+        model = content.pop("model")
+        for entry in mixers:
+            check_options(MixerSettings, entry, group="mixers")
+        check_options(ModelSettings, model, group="model")
+        check_options(ModelRecord, content, given=("mixers", "model"), group="record")
+        return ModelRecord(mixers=[MixerSettings(**entry) for entry in mixers], model=ModelSettings(**model), **content)
+    except (UserError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{folder / 'config.json'}: not a record of a model ({error})") from None
+
+
+def _fill(own: dict[str, Tensor], stored: dict[str, Tensor], folder: Path) -> None:
+    """Copies stored tensors into existing ones of the same names and shapes."""
+    if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in stored.items()}:
+        raise UserError(f"{folder}: its tensors are not those of the model that its record describes")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(stored[name])
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

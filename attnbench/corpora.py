@@ -1,0 +1,192 @@
+"""Where texts come from: .txt and parquet files, and the prose that every CPython brings along. Knows no torch."""
+
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from platform import python_version
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from attnbench.errors import UserError
+
+SPLITS = ("train", "validation", "test")
+SPLIT_NAME = re.compile(r"(train|validation|test)(?:-(\d+)-of-(\d+))?")
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Texts:
+    """A corpus before it becomes tokens."""
+
+    name: str
+    """What rows and tables call it."""
+    origin: str
+    """What error messages call it: the file or folder it was read from."""
+    splits: dict[str, str]
+    """Text by split, in the order of SPLITS."""
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Turns what can go wrong with the file or folder `path` into a UserError of one line that names it."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file or folder; correct data.path") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: is a folder where a file is expected; move it away or correct data.path") from None
+    except NotADirectoryError:
+        raise UserError(f"{path}: is a file where a folder is expected; correct data.path") from None
+    except PermissionError:
+        raise UserError(f"{path}: permission denied; make it readable for this user") from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}: not valid UTF-8 ({error.reason} at byte {error.start}); convert it to UTF-8"
+        ) from None
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"{path}: cannot be read, cut off or not {path.suffix}: {reason}; get it again") from None
+
+
+def read_text(path: Path) -> str:
+    """The text of one file, by its suffix.
+
+    A .txt file is its characters as they stand. A .parquet file has a string column `text`, as has a .arrow file of
+    the `datasets` library; rows that are not blank are joined by a line end (which doubles the one that a row of
+    WikiText ends with: so did the published experiment).
+
+    Raises:
+        UserError: the file cannot be read, is not what its suffix says, holds no text, or its column is not as above.
+    """
+    with naming(path):
+        text = path.read_bytes().decode("utf-8") if path.suffix == ".txt" else "\n".join(_rows(path))
+    if not text or text.isspace():
+        raise UserError(f"{path}: holds no text; remove it or give another file")
+    return text
+
+
+def _rows(path: Path) -> list[str]:
+    with path.open("rb") as stream:
+        if path.suffix == ".arrow":
+            table = pa.ipc.open_stream(stream).read_all()
+        else:
+            parquet = pq.ParquetFile(stream)
+            columns = parquet.schema_arrow.names
+            table = parquet.read(columns=["text"]) if "text" in columns else parquet.schema_arrow.empty_table()
+    if table.column_names.count("text") != 1:
+        found = ", ".join(table.column_names) or "none at all"
+        raise UserError(f"{path}: has no column 'text' (its columns: {found}); rename the one that holds the text")
+    column = table.column("text")
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        raise UserError(f"{path}: column 'text' holds {column.type}, must hold strings; convert it")
+    if column.null_count:
+        raise UserError(f"{path}: column 'text' has {column.null_count} nulls; remove these rows or make them ''")
+    return [row for row in column.to_pylist() if row.strip()]
+
+
+def list_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """What lies in `folder` under one of the suffixes, sorted by name, hidden files apart."""
+    with naming(folder):
+        return sorted(path for path in folder.iterdir() if path.suffix in suffixes and not path.name.startswith("."))
+
+
+def split_files(folder: Path, suffix: str = ".parquet", prefix: str = "") -> dict[str, list[Path]]:
+    """The files of each split that `folder` has: train.parquet, or train-00000-of-00002.parquet and its sisters.
+
+    Raises:
+        UserError: a part of several is missing, or one split lies there twice.
+    """
+    parts: dict[str, dict[tuple[str, str], Path]] = {}
+    for path in list_files(folder, (suffix,)):
+        match = SPLIT_NAME.fullmatch(path.stem.removeprefix(prefix))
+        if match and path.stem.startswith(prefix):
+            split, part, num_parts = match.groups(default="")
+            parts.setdefault(split, {})[part, num_parts] = path
+    for split, paths in parts.items():
+        totals = {num_parts for _, num_parts in paths}
+        if len(totals) > 1:
+            names = ", ".join(path.name for path in paths.values())
+            raise UserError(f"{folder}: holds the {split} split more than once ({names}); keep one")
+        expected = int(totals.pop() or 1)
+        if len(paths) != expected:
+            raise UserError(f"{folder}: has {len(paths)} of the {expected} files of the {split} split; add the others")
+    return {split: list(parts[split].values()) for split in SPLITS if split in parts}
+
+
+def read_splits(folder: Path, files: dict[str, list[Path]]) -> dict[str, str]:
+    """The text of every split of `files`, parts joined in order; a UserError names a split that is missing."""
+    missing = [split for split in SPLITS if split not in files]
+    if missing:
+        has = next((f" beside {paths[0].name}" for paths in files.values()), "")
+        raise UserError(f"{folder}: has no {' and no '.join(missing)} split{has}; add it, or give a file as data=text")
+    return {split: "\n".join(map(read_text, files[split])) for split in SPLITS}
+
+
+def cut(text: str, validation_fraction: float, test_fraction: float) -> dict[str, str]:
+    """Splits `text` from its end into shares of its characters, each cut moved back to the start of its line.
+
+    A line longer than its split (some corpora are one single line) is cut inside.
+    """
+    if validation_fraction + test_fraction >= 1:
+        raise UserError(
+            f"data.validation_fraction={validation_fraction} and data.test_fraction={test_fraction} leave nothing"
+            " to train on; their sum must be below 1"
+        )
+    validation_start = _line_start(text, 0, round(len(text) * (1 - validation_fraction - test_fraction)))
+    test_start = _line_start(text, validation_start, round(len(text) * (1 - test_fraction)))
+    return {
+        "train": text[:validation_start],
+        "validation": text[validation_start:test_start],
+        "test": text[test_start:],
+    }
+
+
+def _line_start(text: str, lowest: int, wanted: int) -> int:
+    return text.rfind("\n", lowest, wanted) + 1 or wanted
+
+
+def read_user_texts(path: Path, validation_fraction: float, test_fraction: float) -> Texts:
+    """A user's own file, or folder of files: .txt or .parquet.
+
+    Files named for the splits (train.txt, validation.txt, test.txt, or parquet likewise) keep them; otherwise the
+    files are joined in the order of their names and the splits are cut from the end.
+    """
+    suffixes = (".txt", ".parquet")
+    with naming(path):
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
+    if not is_folder and path.suffix not in suffixes:
+        raise UserError(f"{path}: must end in .txt (UTF-8) or .parquet (a string column 'text'), or be a folder")
+    files = list_files(path, suffixes) if is_folder else [path]
+    if not files:
+        raise UserError(f"{path}: has no .txt and no .parquet file; put the text there or correct data.path")
+    if len({file.suffix for file in files}) > 1:
+        raise UserError(f"{path}: holds both .txt and .parquet files; keep one kind, lest a text counts twice")
+    named = split_files(path, files[0].suffix) if is_folder else {}
+    strays = [file.name for file in files if not any(file in parts for parts in named.values())]
+    if named and strays:
+        raise UserError(f"{path}: {strays[0]} belongs to no split, other files do; move it away or rename it")
+    if named:
+        splits = read_splits(path, named)
+    else:
+        splits = cut("\n".join(map(read_text, files)), validation_fraction, test_fraction)
+    return Texts(name=f"text:{path.resolve().stem}", origin=str(path), splits=splits)
+
+
+def embedded_texts(validation_fraction: float, test_fraction: float) -> Texts:
+    """English prose that needs no download: CPython's language reference, as its `help()` carries it.
+
+    About half a million characters. They differ between versions of Python, and so does the corpus's fingerprint.
+    """
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise UserError(
+            f"data=embedded: Python {python_version()} here lacks its module pydoc_data.topics;"
+            " install it, or use data=text data.path=FILE"
+        ) from None
+    text = "\n".join(topics[name] for name in sorted(topics))
+    splits = cut(text, validation_fraction, test_fraction)
+    return Texts(name="embedded", origin=f"pydoc_data.topics of Python {python_version()}", splits=splits)

@@ -1,0 +1,1 @@
+"""One file per evaluation. A yaml in conf/eval registers it."""

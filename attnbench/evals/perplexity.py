@@ -1,0 +1,81 @@
+"""Perplexity over a whole split, by position in the block, and beyond the training length."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from attnbench.data import evaluation_batches
+from attnbench.evals.base import Evaluation, Subject
+from attnbench.loss import split_nats
+from attnbench.results import Measurement
+
+
+class Perplexity(Evaluation):
+    """exp of (sum of nats over sum of characters), also as nats and as bits a character.
+
+    Every character but a split's first is predicted once, from those before it in its block.
+
+    Args:
+        extrapolation: multiples of the training length at which the final model is measured too, on the test split.
+        batch_tokens: characters in one forward pass; changes the memory, not the result.
+    """
+
+    plots: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("perplexity", "sequence_length"),
+        ("nats_per_character", "position_bucket"),
+    )
+    smoke: ClassVar[dict[str, Any]] = {"extrapolation": [2], "batch_tokens": 4096}
+
+    def __init__(self, *, extrapolation: list, batch_tokens: int) -> None:
+        self.extrapolation = extrapolation
+        self.batch_tokens = batch_tokens
+
+    def run(self, subject: Subject) -> Iterator[Measurement]:
+        """Both splits for the final and the best checkpoint, then positions and longer blocks for the final one."""
+        for checkpoint in ("best", "final"):
+            model = subject.trained_model(checkpoint)
+            for split in ("validation", "test"):
+                nats_T, count_T = self._nats(model, subject, split, subject.seq_len)
+                axes = {"split": split, "checkpoint": checkpoint, "sequence_length": subject.seq_len}
+                yield from _measurements(float(nats_T.sum()), round(float(count_T.sum())), axes)
+                if (checkpoint, split) == ("final", "test"):
+                    yield from _by_position(nats_T, count_T, axes)
+            if checkpoint == "final":
+                for multiple in self.extrapolation:
+                    length = multiple * subject.seq_len
+                    axes = {"split": "test", "checkpoint": "final", "sequence_length": length}
+                    nats_T, count_T = self._nats(model, subject, "test", length)
+                    yield from _measurements(float(nats_T.sum()), round(float(count_T.sum())), axes)
+
+    def _nats(self, model: Any, subject: Subject, split: str, length: int) -> tuple[Tensor, Tensor]:
+        batch_size = max(1, self.batch_tokens // length)
+        batches = evaluation_batches(subject.corpus.tokens[split].to(subject.device), length, batch_size)
+        return split_nats(model, batches, subject.precision)
+
+
+def _measurements(nats: float, count: int, axes: dict[str, Any]) -> Iterator[Measurement]:
+    mean = nats / count
+    for metric, value, unit in (
+        ("perplexity", math.exp(mean), "1"),
+        ("bits_per_character", mean / math.log(2), "bit"),
+        ("nats_per_character", mean, "nat"),
+    ):
+        yield Measurement(metric=metric, value=value, unit=unit, settings=axes, num_samples=count)
+
+
+def _by_position(nats_T: Tensor, count_T: Tensor, axes: dict[str, Any]) -> Iterator[Measurement]:
+    """Nats a character in the buckets 0, 1, 2-3, 4-7, ... of positions in the block."""
+    start, stop = 0, 1
+    while start < len(nats_T):
+        end = min(stop, len(nats_T))
+        count = round(float(count_T[start:end].sum()))
+        yield Measurement(
+            metric="nats_per_character",
+            value=float(nats_T[start:end].sum()) / count,
+            unit="nat",
+            settings={**axes, "position_bucket": f"{start}-{end - 1}"},
+            num_samples=count,
+        )
+        start, stop = stop, 2 * stop

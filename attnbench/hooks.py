@@ -1,0 +1,208 @@
+"""What happens around training steps. Each hook is called after every step and decides whether it is its turn."""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnbench.checkpoint import ModelRecord, TrainState, save_best, save_step
+from attnbench.errors import UserError
+from attnbench.loss import split_nats
+from attnbench.metrics import MetricsLog, ProgressBar, WandbMirror
+from attnbench.runtime import StopRequest, synchronize
+from attnbench.train import StepReport
+
+LONG_SECONDS = 30 * 60
+
+
+class Diverged(UserError):
+    """The loss or its gradients were not finite."""
+
+
+class Stopwatch:
+    """Adds up the seconds spent in training steps, and apart from them those after each sitting's first step.
+
+    The first step compiles, so speed is what the later ones show.
+    """
+
+    def __init__(self, state: TrainState, device: torch.device) -> None:
+        self.state, self.device = state, device
+        self.first_step_seconds: float | None = None
+        self.mark, self.marked_step = time.perf_counter(), state.step
+
+    def lap(self) -> tuple[int, float]:
+        """Waits for the device and counts what passed since the last lap: (steps, seconds)."""
+        synchronize(self.device)
+        now = time.perf_counter()
+        steps, seconds = self.state.step - self.marked_step, now - self.mark
+        self.mark, self.marked_step = now, self.state.step
+        self.state.seconds += seconds
+        if self.first_step_seconds is None:
+            self.first_step_seconds = seconds
+        else:
+            self.state.warm_steps += steps
+            self.state.warm_seconds += seconds
+        return steps, seconds
+
+    @contextmanager
+    def paused(self) -> Any:
+        """What happens inside is no training."""
+        self.lap()
+        yield
+        synchronize(self.device)
+        self.mark = time.perf_counter()
+
+
+class Logging:
+    """Writes a line every `interval` steps and at the last one; reads the loss from the device only then.
+
+    Raises:
+        Diverged: the loss is not finite, or an update since the last line was left out because its gradients were not.
+    """
+
+    def __init__(
+        self,
+        *,
+        log: MetricsLog,
+        mirror: WandbMirror | None,
+        bar: ProgressBar,
+        stopwatch: Stopwatch,
+        rates: Tensor,
+        tokens_per_step: int,
+        interval: int,
+    ) -> None:
+        self.log, self.mirror, self.bar, self.stopwatch = log, mirror, bar, stopwatch
+        self.rates, self.tokens_per_step, self.interval = rates.tolist(), tokens_per_step, interval
+
+    def __call__(self, state: TrainState, report: StepReport) -> None:
+        if self.stopwatch.first_step_seconds is None:
+            self.stopwatch.lap()
+        if state.step % self.interval and state.step != len(self.rates):
+            self.bar.update(state.step, None)
+            return
+        loss, norm = float(report.loss), float(report.gradient_norm)
+        steps, seconds = self.stopwatch.lap()
+        left_out = state.step - min(int(count) for count in state.update_count.values())
+        if not (math.isfinite(loss) and math.isfinite(norm)) or left_out:
+            raise Diverged(
+                f"diverged by step {state.step}: loss {loss:.4g}, gradient norm {norm:.4g}, {left_out} updates left out "
+                f"because their gradients were not finite; a smaller train.learning_rate than {max(self.rates):g} may help"
+            )
+        self.write(
+            state,
+            {
+                "loss": loss,
+                "gradient_norm": norm,
+                "learning_rate": self.rates[state.step - 1],
+                "tokens_per_second": steps * self.tokens_per_step / seconds if steps else None,
+            },
+        )
+        self.bar.update(state.step, loss)
+
+    def write(self, state: TrainState, values: dict[str, Any]) -> None:
+        """One line, with the step, the tokens seen and the seconds trained; mirrored to wandb."""
+        row = {"step": state.step, "tokens": state.step * self.tokens_per_step, **values, "seconds": state.seconds}
+        self.log.write(row)
+        if self.mirror is not None:
+            self.mirror.write(row)
+
+
+class Validation:
+    """Measures the validation split every `interval` steps and at the last one, and keeps the best weights."""
+
+    def __init__(
+        self,
+        *,
+        batches: Callable[[], Iterable[tuple[Tensor, Tensor, Tensor]]],
+        logging: Logging,
+        stopwatch: Stopwatch,
+        folder: Path,
+        record: ModelRecord,
+        interval: int,
+        num_steps: int,
+    ) -> None:
+        self.batches, self.logging, self.stopwatch = batches, logging, stopwatch
+        self.folder, self.record, self.interval, self.num_steps = folder, record, interval, num_steps
+
+    def __call__(self, state: TrainState, report: StepReport) -> None:
+        if state.step % self.interval and state.step != self.num_steps:
+            return
+        with self.stopwatch.paused():
+            # Not compiled: a second graph for one pass in a thousand steps takes longer than it saves.
+            with torch.compiler.set_stance("force_eager"):
+                nats_T, count_T = split_nats(state.model, self.batches(), self.record.precision)
+            nats = float(nats_T.sum() / count_T.sum())
+            if state.best_nats is None or nats < state.best_nats:
+                state.best_nats, state.best_step = nats, state.step
+                save_best(self.folder, state, self.record)
+            self.logging.write(
+                state, {"split": "validation", "nats_per_character": nats, "perplexity": math.exp(nats)}
+            )
+
+
+class Checkpoints:
+    """Keeps the state every `interval_seconds`, after every validation, and when the run is asked to stop.
+
+    Raises:
+        Interrupted: the state is kept after a signal.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        record: ModelRecord,
+        stopwatch: Stopwatch,
+        stop: StopRequest,
+        interval_seconds: float,
+        validation_interval: int,
+        num_steps: int,
+    ) -> None:
+        self.folder, self.record, self.stopwatch, self.stop = folder, record, stopwatch, stop
+        self.interval_seconds, self.validation_interval = interval_seconds, validation_interval
+        self.num_steps, self.last = num_steps, time.monotonic()
+
+    def __call__(self, state: TrainState, report: StepReport) -> None:
+        if state.step == self.num_steps:
+            return
+        is_due = time.monotonic() - self.last >= self.interval_seconds or state.step % self.validation_interval == 0
+        if not is_due and self.stop.signal is None:
+            return
+        with self.stopwatch.paused():
+            save_step(self.folder, state, self.record)
+        self.last = time.monotonic()
+        if self.stop.signal is not None:
+            raise self.stop.interruption(
+                f"stopped at step {state.step} of {self.num_steps}, saved in {self.folder}; the same command goes on from there"
+            )
+
+
+class Estimate:
+    """On a CPU, says after a few steps how long the training will take, and names the demo where that is long."""
+
+    def __init__(self, *, num_steps: int, start_step: int, print_line: Callable[[str], None]) -> None:
+        self.num_steps, self.print_line = num_steps, print_line
+        self.first, self.last = start_step + 1, start_step + 4
+        self.started = 0.0
+
+    def __call__(self, state: TrainState, report: StepReport) -> None:
+        if state.step == self.first:
+            self.started = time.perf_counter()
+        if state.step != self.last:
+            return
+        seconds = (time.perf_counter() - self.started) / 3 * (self.num_steps - state.step)
+        self.print_line(f"about {duration(seconds)} of training to go on this CPU")
+        if seconds > LONG_SECONDS:
+            self.print_line("experiment=demo trains a smaller model in minutes; a GPU trains this one in about as long")
+
+
+def duration(seconds: float) -> str:
+    """1:05:09, or 5:09 below an hour."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"

@@ -1,0 +1,44 @@
+"""Cross-entropy as a sum of nats and a count, so that means are taken once, over everything."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attnbench.model import LanguageModel
+from attnbench.runtime import computing
+
+
+def cross_entropy(logits_BTC: Tensor, targets_BT: Tensor, weight_BT: Tensor | None = None) -> Tensor:
+    """The sum over all labels of -log p(target), in nats, float32; a label of weight 0 is absent."""
+    # Float32 whatever the compute precision: a sum of exponentials over the vocabulary in bfloat16 has two digits.
+    logits_NC = logits_BTC.flatten(0, -2).float()
+    if weight_BT is None:
+        return F.cross_entropy(logits_NC, targets_BT.flatten(), reduction="sum")
+    nats_N = F.cross_entropy(logits_NC, targets_BT.flatten(), reduction="none")
+    return (nats_N * weight_BT.flatten()).sum()
+
+
+@torch.no_grad()
+def split_nats(
+    model: LanguageModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]], precision: str
+) -> tuple[Tensor, Tensor]:
+    """Sums of nats and numbers of characters over a whole split, by position in the block: two (T,) float64, on the CPU.
+
+    Args:
+        batches: (inputs_BT, targets_BT, weight_BT), absent characters with weight 0.
+        precision: as the model was trained, see `runtime.computing`.
+    """
+    nats_T, count_T = torch.zeros(1), torch.zeros(1)
+    was_training = model.training
+    model.eval()
+    for inputs_BT, targets_BT, weight_BT in batches:
+        with computing(precision, inputs_BT.device):
+            logits_BTC, _ = model(inputs_BT)
+        nats_BT = F.cross_entropy(logits_BTC.flatten(0, 1).float(), targets_BT.flatten(), reduction="none")
+        # Summed over batches in float64: a million characters lose the seventh digit in float32.
+        nats_T = nats_T.to(nats_BT.device) + (nats_BT.view_as(weight_BT) * weight_BT).double().sum(0)
+        count_T = count_T.to(nats_BT.device) + weight_BT.double().sum(0)
+    model.train(was_training)
+    return nats_T.cpu(), count_T.cpu()

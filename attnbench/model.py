@@ -1,0 +1,207 @@
+"""The language model every mixer is put into: pre-norm blocks, SwiGLU, tied embeddings, no positions of its own."""
+
+import hashlib
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attnbench.errors import UserError
+from attnbench.layers import FeedForward, RMSNorm
+from attnbench.mixers.base import Mixer, State
+from attnbench.registry import build, resolve
+from attnbench.settings import MixerSettings, ModelSettings
+
+
+class Block(nn.Module):
+    """x + mixer(norm(x)), then x + feed_forward(norm(x)) where there is a feed-forward."""
+
+    def __init__(self, mixer: Mixer, dim: int, feed_forward_width: int) -> None:
+        super().__init__()
+        has_feed_forward = feed_forward_width > 0 and not mixer.replaces_feed_forward
+        self.mixer_norm = RMSNorm(dim)
+        self.mixer = mixer
+        self.feed_forward_norm = RMSNorm(dim) if has_feed_forward else None
+        self.feed_forward = FeedForward(dim, feed_forward_width) if has_feed_forward else None
+
+    def forward(self, x_BTD: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
+        mixed_BTD, state = self.mixer(self.mixer_norm(x_BTD), state)
+        return self.feed(x_BTD + mixed_BTD), state
+
+    def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        """One position."""
+        mixed_BD, state = self.mixer.step(self.mixer_norm(x_BD), state)
+        return self.feed(x_BD + mixed_BD), state
+
+    def feed(self, x: Tensor) -> Tensor:
+        if self.feed_forward is None or self.feed_forward_norm is None:
+            return x
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class Embedding(nn.Embedding):
+    """Symbols to vectors, and, used the other way round, vectors to logits."""
+
+    def init_weights(self, generator: torch.Generator, num_layers: int) -> None:
+        nn.init.normal_(self.weight, std=0.02, generator=generator)
+
+    def logits(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+class LanguageModel(nn.Module):
+    """Tokens in, logits of the next token out.
+
+    Args:
+        mixers: one a layer, which also says how many layers there are.
+        feed_forward_width: hidden channels of the SwiGLU; 0 for none.
+    """
+
+    def __init__(self, mixers: Sequence[Mixer], *, vocabulary_size: int, dim: int, feed_forward_width: int) -> None:
+        super().__init__()
+        self.embedding = Embedding(vocabulary_size, dim)
+        self.blocks = nn.ModuleList(Block(mixer, dim, feed_forward_width) for mixer in mixers)
+        self.norm = RMSNorm(dim)
+        self.feed_forward_width = feed_forward_width
+
+    @property
+    def layers(self) -> list[Block]:
+        """The blocks, typed."""
+        return [block for block in self.blocks if isinstance(block, Block)]
+
+    def forward(
+        self, tokens_BT: Tensor, state: list[State] | None = None, positions_BL: Tensor | None = None
+    ) -> tuple[Tensor, list[State] | None]:
+        """Logits (B, T, vocabulary), or (B, L, vocabulary) at `positions_BL` alone, and the state after the last."""
+        x_BTD = self.embedding(tokens_BT)
+        states: list[State] = []
+        for index, block in enumerate(self.blocks):
+            x_BTD, after = block(x_BTD, state[index] if state is not None else None)
+            states.append(after)
+        if positions_BL is not None:
+            x_BTD = x_BTD.gather(1, positions_BL[..., None].expand(-1, -1, x_BTD.shape[-1]))
+        return self.embedding.logits(self.norm(x_BTD)), (states if state is not None else None)
+
+    def step(self, tokens_B: Tensor, state: list[State]) -> tuple[Tensor, list[State]]:
+        """Logits (B, vocabulary) after one more token; reads nothing from the device."""
+        x_BD = self.embedding(tokens_B)
+        states = []
+        for block, before in zip(self.layers, state, strict=True):
+            x_BD, after = block.step(x_BD, before)
+            states.append(after)
+        return self.embedding.logits(self.norm(x_BD)), states
+
+    def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> list[State]:
+        """One empty state a layer."""
+        return [block.mixer.init_state(batch_size, max_length, dtype) for block in self.layers]
+
+    def num_parameters(self) -> int:
+        """The tied embedding counts once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def forward_flops(self, length: int) -> int:
+        """Operations of one forward pass over one sequence; a multiply-add counts 2, a training step three of these.
+
+        Every weight matrix is used once a token (short convolutions too); the mixers count their own mixing.
+        """
+        matrices = sum(parameter.numel() for parameter in self.parameters() if parameter.dim() > 1)
+        return 2 * matrices * length + sum(block.mixer.mixing_flops(length) for block in self.layers)
+
+    def no_weight_decay(self) -> set[str]:
+        """Full names of the parameters that take no weight decay, as their modules declare them."""
+        return {
+            f"{name}.{own}" if name else own
+            for name, module in self.named_modules()
+            for own in getattr(module, "no_weight_decay", ())
+            if not callable(own)
+        }
+
+
+def resolve_mixer(
+    settings: MixerSettings,
+    model: ModelSettings,
+    *,
+    device_type: str,
+    precision: str,
+    trusted: Collection[str] = (),
+) -> MixerSettings:
+    """The same settings with the backend that will run in place of `auto`.
+
+    Raises:
+        UserError: a backend that does not exist or cannot run here.
+    """
+    cls = resolve(settings.target, Mixer, trusted)
+    # The model's head width, unless the mixer's yaml overrides it: kernels differ in the widths they can do.
+    options = {"head_width": model.head_width, **settings.options}
+    backend = cls.choose_backend(options, device_type=device_type, precision=precision)
+    return MixerSettings(name=settings.name, target=settings.target, options={**settings.options, "backend": backend})
+
+
+def build_meta(
+    mixers: Sequence[MixerSettings], model: ModelSettings, *, vocabulary_size: int, trusted: Collection[str] = ()
+) -> LanguageModel:
+    """The model without memory behind it: enough to count and to refuse what does not fit together."""
+    if len(mixers) != model.num_layers:
+        raise UserError(f"model.num_layers={model.num_layers}: {len(mixers)} mixers were given, one a layer is needed")
+    with torch.device("meta"):
+        built = [
+            build(
+                settings.target,
+                settings.options,
+                Mixer,
+                trusted,
+                dim=model.dim,
+                head_width=model.head_width,
+                layer=layer,
+                num_layers=model.num_layers,
+            )
+            for layer, settings in enumerate(mixers)
+        ]
+        return LanguageModel(
+            built, vocabulary_size=vocabulary_size, dim=model.dim, feed_forward_width=model.feed_forward_width
+        )
+
+
+def build_model(
+    mixers: Sequence[MixerSettings],
+    model: ModelSettings,
+    *,
+    vocabulary_size: int,
+    seed: int,
+    device: torch.device | str = "cpu",
+    trusted: Collection[str] = (),
+) -> LanguageModel:
+    """A model with initial weights, the same on every device and for every mixer where names and shapes are the same.
+
+    Args:
+        mixers: one mixer's settings a layer, backends resolved (`resolve_mixer`).
+        trusted: classes outside attnbench that may be built, see registry.py.
+    """
+    built = build_meta(mixers, model, vocabulary_size=vocabulary_size, trusted=trusted)
+    # Weights are drawn on the CPU and then moved: generators of two devices give different numbers.
+    built.to_empty(device="cpu")
+    init_weights(built, seed, model.num_layers)
+    return built.to(device)
+
+
+def init_weights(model: nn.Module, seed: int, num_layers: int) -> None:
+    """Initialises every module with a generator of its own, seeded by (seed, full name): an option shifts nothing else.
+
+    A module of torch's own (nn.Linear, say) is asked for its `reset_parameters`.
+
+    Raises:
+        ValueError: a module that owns parameters and has neither.
+    """
+    for name, module in model.named_modules():
+        module_seed = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7])
+        initialise: Any = getattr(module, "init_weights", None)
+        if initialise is not None:
+            initialise(torch.Generator().manual_seed(module_seed), num_layers)
+        elif hasattr(module, "reset_parameters"):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(module_seed)
+                module.reset_parameters()  # pyright: ignore[reportCallIssue]
+        elif next(module.parameters(recurse=False), None) is not None:
+            raise ValueError(f"{type(module).__name__} ({name}) owns parameters but has no init_weights")

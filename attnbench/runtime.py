@@ -1,0 +1,181 @@
+"""The machine a run is on: device, precision, what is installed, and being asked to stop."""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnbench.errors import Interrupted, UserError
+
+KERNEL_LIBRARIES = ("triton", "flash-linear-attention", "flash-attn")
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that `auto`, `cpu`, `cuda` or `cuda:N` names.
+
+    Raises:
+        UserError: another name, or a CUDA device that is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device={name}: must be auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        there = f"{torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "no CUDA device"
+        raise UserError(f"device={name}: this machine has {there}; device=cpu or device=auto works here")
+    return device
+
+
+def resolve_precision(name: str, device_type: str) -> str:
+    """`auto` is bfloat16 on CUDA and float32 on a CPU; TF32 exists on CUDA alone."""
+    if name == "tf32" and device_type != "cuda":
+        raise UserError("train.precision=tf32: only CUDA devices have it; float32 and bfloat16 work on a CPU")
+    return name if name != "auto" else ("bfloat16" if device_type == "cuda" else "float32")
+
+
+@contextmanager
+def computing(precision: str, device: torch.device) -> Iterator[None]:
+    """Forward passes inside run in this precision: autocast for bfloat16, TF32 products only where they are named."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits for the device, so that a host clock read next means something."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_memory_mib(device: torch.device) -> float | None:
+    """MiB that this process has had reserved on the device at most, CUDA-graph pools too; None on a CPU."""
+    return torch.cuda.max_memory_reserved(device) / 2**20 if device.type == "cuda" else None
+
+
+def device_name(device: torch.device) -> str:
+    """As tables print it: the GPU's own name, or the processor's."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    models = (line.partition(":")[2].strip() for line in _cpu_info() if line.startswith("model name"))
+    return f"{next(models, platform.processor() or platform.machine())} ({torch.get_num_threads()} threads)"
+
+
+def _cpu_info() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def environment(device: torch.device, root: Path) -> dict[str, Any]:
+    """What a number depends on besides its settings; nothing of the user's environment variables."""
+    commit, dirty = source_commit(root)
+    stamp: dict[str, Any] = {
+        "device": device_name(device),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **{library: _version(library) for library in KERNEL_LIBRARIES},
+        "commit": commit,
+        "dirty": dirty,
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        stamp |= {
+            "cuda": torch.version.cuda,
+            "capability": f"{properties.major}.{properties.minor}",
+            "memory_mib": properties.total_memory // 2**20,
+            **_driver(device),
+        }
+    return stamp
+
+
+def environment_id(stamp: dict[str, Any]) -> str:
+    """Eight hex digits of a stamp, for the rows; the stamp itself stands in the run's environment.json."""
+    return hashlib.sha256(json.dumps(stamp, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _version(library: str) -> str | None:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _driver(device: torch.device) -> dict[str, str]:
+    """Driver and clocks as nvidia-smi reads them; empty where there is no nvidia-smi."""
+    query = ("driver_version", "clocks.max.sm", "clocks.max.mem")
+    command = ["nvidia-smi", f"--id={device.index or 0}", f"--query-gpu={','.join(query)}", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return dict(zip(query, (value.strip() for value in answer.split(",")), strict=False))
+
+
+def source_commit(root: Path) -> tuple[str | None, bool | None]:
+    """The commit of attnbench's own source and whether files differ from it.
+
+    From git, or from a file COMMIT where there is no git (then whether files differ is not known: None).
+    """
+    try:
+        commit = _git(root, "rev-parse", "--short=12", "HEAD")
+        return commit, bool(_git(root, "status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError):
+        path = root / "COMMIT"
+        return (path.read_text().strip() or None, None) if path.exists() else (None, None)
+
+
+def _git(root: Path, *words: str) -> str:
+    if not (root / ".git").exists():
+        raise FileNotFoundError(root / ".git")
+    command = ["git", "-C", str(root), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+
+class StopRequest:
+    """Set by Ctrl-C or SIGTERM; training looks at it between two steps, saves and stops.
+
+    A second Ctrl-C ends the process at once.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator["StopRequest"]:
+        """Handles both signals inside the block, and gives them back after it."""
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in before:
+            signal.signal(number, self._request)
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _request(self, number: int, frame: Any) -> None:
+        if self.signal is not None:
+            os._exit(128 + number)
+        self.signal = number
+        print(f"\n{signal.Signals(number).name}: saving, then stopping", file=sys.stderr, flush=True)
+
+    def interruption(self, message: str) -> Interrupted:
+        """The exception to raise once everything is saved."""
+        return Interrupted(message, 128 + (self.signal or signal.SIGINT))

@@ -1,0 +1,158 @@
+"""Training: a loop of steps with hooks around it. `train_step` is the very function that throughput times."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from attnbench.checkpoint import TrainState
+from attnbench.loss import cross_entropy
+from attnbench.model import LanguageModel
+from attnbench.runtime import computing
+from attnbench.settings import TrainSettings
+
+
+class Batch(NamedTuple):
+    """Sequences and the labels that are scored: at every position, or at `positions_BL` alone."""
+
+    tokens_BT: Tensor
+    targets_BT: Tensor
+    """(B, T), or (B, L) where positions are given."""
+    weight_BT: Tensor | None = None
+    """1 where there is a label, 0 where there is none; None: everywhere."""
+    positions_BL: Tensor | None = None
+
+
+class StepReport(NamedTuple):
+    """What a step leaves on the device; reading it waits for the device."""
+
+    loss: Tensor
+    """Nats a label."""
+    gradient_norm: Tensor
+    """Before clipping."""
+
+
+class Hook(Protocol):
+    """Called after every step; decides for itself whether it is its turn."""
+
+    def __call__(self, state: TrainState, report: StepReport) -> None: ...
+
+
+def train(
+    state: TrainState,
+    batches: Callable[[int], Batch],
+    settings: TrainSettings,
+    *,
+    precision: str,
+    num_steps: int,
+    hooks: Sequence[Hook],
+) -> None:
+    """Takes `state` to step `num_steps`, in place.
+
+    Args:
+        batches: the batch of each step, a function of the step alone, so that a resumed run sees what it would have.
+        precision: resolved, see `runtime.resolve_precision`.
+    """
+    device = next(state.model.parameters()).device
+    rates = learning_rates(settings, num_steps).to(device)
+    state.model.train()
+    while state.step < num_steps:
+        report = train_step(state, batches(state.step), rates[state.step], settings, precision)
+        state.step += 1
+        for hook in hooks:
+            hook(state, report)
+
+
+def train_step(state: TrainState, batch: Batch, rate: Tensor, settings: TrainSettings, precision: str) -> StepReport:
+    """Forward, backward, clip, update. Nothing here waits for the device.
+
+    Args:
+        rate: a scalar on the device, so that a captured step can be given another.
+    """
+    loss, gradients = loss_and_gradients(state.model, batch, settings.micro_batch_size, precision)
+    norm = clip(gradients, settings.clip_norm)
+    update(state, gradients, norm, rate, settings)
+    return StepReport(loss, norm)
+
+
+def loss_and_gradients(
+    model: LanguageModel, batch: Batch, micro_batch_size: int | None, precision: str
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean nats over all labels of the batch, and its gradients by name.
+
+    Micro-batches add up sums over the batch's own count of labels, so that their number does not change the result.
+    """
+    parameters = dict(model.named_parameters())
+    size = batch.tokens_BT.shape[0]
+    count = batch.weight_BT.sum() if batch.weight_BT is not None else batch.targets_BT.numel()
+    losses = []
+    for start in range(0, size, micro_batch_size or size):
+        part = Batch(*(x[start : start + (micro_batch_size or size)] if x is not None else None for x in batch))
+        with computing(precision, batch.tokens_BT.device):
+            logits, _ = model(part.tokens_BT, positions_BL=part.positions_BL)
+            loss = cross_entropy(logits, part.targets_BT, part.weight_BT) / count
+        loss.backward()
+        losses.append(loss.detach())
+    gradients = {name: tensor.grad for name, tensor in parameters.items() if tensor.grad is not None}
+    for tensor in parameters.values():
+        tensor.grad = None
+    return torch.stack(losses).sum(), gradients
+
+
+def clip(gradients: dict[str, Tensor], limit: float) -> Tensor:
+    """Scales all gradients, in place, so that their common norm is at most `limit`; returns the norm before."""
+    tensors = list(gradients.values())
+    norm = torch.nn.utils.get_total_norm(tensors)
+    torch._foreach_mul_(tensors, (limit / (norm + 1e-6)).clamp(max=1.0))
+    return norm
+
+
+def update(
+    state: TrainState, gradients: dict[str, Tensor], norm: Tensor, rate: Tensor, settings: TrainSettings
+) -> None:
+    """One AdamW step (Loshchilov and Hutter, 2019), in place, by torch's fused kernel.
+
+    Where `norm`, that of the gradients, is not finite, nothing changes: the weights stay those of the last good step.
+    """
+    parameters = dict(state.model.named_parameters())
+    spared = state.model.no_weight_decay()
+    not_finite = (~torch.isfinite(norm)).float()
+    for decay, names in (
+        (settings.weight_decay, [name for name in gradients if name not in spared]),
+        (0.0, [name for name in gradients if name in spared]),
+    ):
+        with torch.no_grad():
+            adamw(
+                [parameters[name] for name in names],
+                [gradients[name] for name in names],
+                [state.first_moment[name] for name in names],
+                [state.second_moment[name] for name in names],
+                [],
+                [state.update_count[name] for name in names],
+                fused=True,
+                found_inf=not_finite,
+                amsgrad=False,
+                beta1=settings.beta1,
+                beta2=settings.beta2,
+                lr=rate,  # pyright: ignore[reportArgumentType]
+                weight_decay=decay,
+                eps=1e-8,
+                maximize=False,
+            )
+
+
+def learning_rates(settings: TrainSettings, num_steps: int) -> Tensor:
+    """The rate of every step, (num_steps,): a linear warm-up, then a cosine down to `final_rate_fraction`."""
+    warmup = min(settings.warmup_steps, num_steps)
+    floor = settings.learning_rate * settings.final_rate_fraction
+    rates = []
+    for step in range(num_steps):
+        if step < warmup:
+            rates.append(settings.learning_rate * (step + 1) / warmup)
+        else:
+            progress = (step - warmup) / max(1, num_steps - 1 - warmup)
+            rates.append(floor + (settings.learning_rate - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
+    return torch.tensor(rates, dtype=torch.float32)

@@ -1,0 +1,32 @@
+"""Brings WikiText-2 into data/ as parquet: from the Hugging Face Hub, or from a folder that already has it."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from attnbench.errors import UserError
+from attnbench.wikitext import FOLDERS, prepare
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--version",
+        choices=sorted(FOLDERS),
+        default="raw",
+        help="raw keeps every character; in v1 rare words are <unk>",
+    )
+    parser.add_argument("--source", type=Path, help="a folder with the three parquet files; default: download them")
+    parser.add_argument(
+        "--root", type=Path, default=Path(__file__).parents[1], help="the project, whose data/ is filled"
+    )
+    options = parser.parse_args()
+    try:
+        folder = prepare(options.version, options.source, options.root)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    print(f"{folder}: WikiText-2 {options.version}, complete and as published")
+
+
+if __name__ == "__main__":
+    main()

@@ -139,6 +139,11 @@ class GatedOutput(nn.Module):
         return self.projection(y_BTC)
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """In float32, or in float64 where it is already."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def rotary(x_BTHK: Tensor, position: Tensor | int, theta: float) -> Tensor:
     """Rotates channel pairs (i, i + K/2) of position t by t × theta^(-2i/K) (Su et al., 2021).
 
@@ -151,6 +156,6 @@ def rotary(x_BTHK: Tensor, position: Tensor | int, theta: float) -> Tensor:
     # Angles in float32: in bfloat16 neighbouring positions would fall together.
     angle_TK = positions.float()[:, None] * theta**-exponent
     cos, sin = angle_TK.cos()[:, None], angle_TK.sin()[:, None]
-    first, second = x_BTHK.float().chunk(2, dim=-1) if x_BTHK.dtype != torch.float64 else x_BTHK.chunk(2, dim=-1)
+    first, second = at_least_float32(x_BTHK).chunk(2, dim=-1)
     rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
     return rotated.to(x_BTHK.dtype)

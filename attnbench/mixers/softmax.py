@@ -1,0 +1,207 @@
+"""Softmax attention as the textbook has it, the T × T weights written out, and what every attention here shares.
+
+    y_t = sum_(s <= t) a_ts v_s,   a_ts = exp(q_t . k_s / sqrt(K)) / sum_(r <= t) exp(q_t . k_r / sqrt(K))
+
+(Vaswani et al., 2017).
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnbench.errors import UserError
+from attnbench.layers import GatedOutput, QueryKeyValue, RMSNorm, at_least_float32, rotary
+from attnbench.mixers.base import Mixer, head_count
+
+
+class AttentionState(NamedTuple):
+    """Keys and values of the positions seen so far, up to S = max_length; H counts key/value heads here."""
+
+    key_BSHK: Tensor
+    value_BSHK: Tensor
+    position: Tensor
+    """How many positions were seen: an int64 scalar on the device."""
+    history_BWC: Tensor
+    """The convolution's last inputs; of length zero without a convolution."""
+
+
+class Softmax(Mixer):
+    """Causal attention with materialised weights: memory and time grow with the square of the length.
+
+    Args:
+        num_heads: null for dim / head_width; num_heads × head_width must be dim.
+        num_key_value_heads: each is shared by num_heads / num_key_value_heads query heads (Ainslie et al., 2023);
+            null for num_heads.
+        backend: `torch` is all there is.
+        rotary_theta: base of the rotary positions' wavelengths; null for no positions.
+        conv_size: taps of a short convolution over query, key and value; 0 for none.
+        output_gate: multiplies what was mixed by silu(gate(x)).
+        qk_norm: RMS norm with a learned gain over each head's query and key, before the rotation (Henry et al., 2020,
+            in the form of Dehghani et al., 2023).
+
+    Raises:
+        UserError: head counts and widths that do not fit together.
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        head_width: int,
+        num_heads: int | None = None,
+        num_key_value_heads: int | None = None,
+        backend: str = "auto",
+        rotary_theta: float | None = 10000.0,
+        conv_size: int = 0,
+        output_gate: bool = False,
+        qk_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.num_heads = head_count(num_heads, dim, head_width)
+        self.num_key_value_heads = self.num_heads if num_key_value_heads is None else num_key_value_heads
+        self.head_width = head_width
+        self.backend = self.choose_backend({"backend": backend}, device_type="", precision="")
+        self.rotary_theta = rotary_theta
+        self.window: int | None = None
+        _check_heads(self.num_heads, self.num_key_value_heads, head_width, dim, rotary_theta)
+        key_width = self.num_key_value_heads * head_width
+        self.query_key_value = QueryKeyValue(dim, dim, key_width, key_width, conv_size=conv_size)
+        self.query_norm = RMSNorm(head_width) if qk_norm else None
+        self.key_norm = RMSNorm(head_width) if qk_norm else None
+        self.output = GatedOutput(dim, dim, gate=output_gate)
+
+    def forward(self, x_BTD: Tensor, state: AttentionState | None = None) -> tuple[Tensor, AttentionState | None]:
+        """Training without a state; with one, prefill of the T positions that follow.
+
+        Raises:
+            ValueError: more positions than the state was made for.
+        """
+        if state is None:
+            query_BTHK, key_BTHK, value_BTHK = self.project(x_BTD, 0, None)
+            return self.output(self.mix(query_BTHK, key_BTHK, value_BTHK).flatten(2), x_BTD), None
+        start, max_length = int(state.position.item()), state.key_BSHK.shape[1]
+        end = start + x_BTD.shape[1]
+        if end > max_length:
+            raise ValueError(f"position {end} is past the {max_length} that this state was made for")
+        query_BTHK, key_BTHK, value_BTHK = self.project(x_BTD, state.position, state.history_BWC)
+        state.key_BSHK[:, start:end] = key_BTHK
+        state.value_BSHK[:, start:end] = value_BTHK
+        state.position.fill_(end)
+        query_BTHK = query_BTHK.to(state.key_BSHK.dtype)
+        mixed_BTHK = self.mix(query_BTHK, state.key_BSHK[:, :end], state.value_BSHK[:, :end])
+        return self.output(mixed_BTHK.flatten(2).to(x_BTD.dtype), x_BTD), state
+
+    def step(self, x_BD: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
+        """One position: its query against the whole cache, what lies ahead masked.
+
+        A single query has no T × T weights to avoid, so every attention here decodes by this product; its shapes do
+        not depend on the position, which a captured CUDA graph needs. Nothing checks that max_length is kept to.
+        """
+        query_BTHK, key_BTHK, value_BTHK = self.project(x_BD[:, None], state.position, state.history_BWC)
+        index = state.position[None]
+        state.key_BSHK.index_copy_(1, index, key_BTHK.to(state.key_BSHK.dtype))
+        state.value_BSHK.index_copy_(1, index, value_BTHK.to(state.value_BSHK.dtype))
+        past_S = state.position - torch.arange(state.key_BSHK.shape[1], device=x_BD.device)
+        visible_TS = visible(past_S, self.window)[None]
+        mixed_BTHK = attend(query_BTHK.to(state.key_BSHK.dtype), state.key_BSHK, state.value_BSHK, visible_TS)
+        state.position.add_(1)
+        return self.output(mixed_BTHK.flatten(2).to(x_BD.dtype), x_BD[:, None])[:, 0], state
+
+    def project(
+        self, x_BTD: Tensor, position: Tensor | int, history_BWC: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value by heads, normed and rotated, for T positions of which the first is `position`."""
+        query, key, value = self.query_key_value(x_BTD, history_BWC)
+        query_BTHK = query.unflatten(-1, (self.num_heads, self.head_width))
+        key_BTHK = key.unflatten(-1, (self.num_key_value_heads, self.head_width))
+        value_BTHK = value.unflatten(-1, (self.num_key_value_heads, self.head_width))
+        if self.query_norm is not None and self.key_norm is not None:
+            query_BTHK, key_BTHK = self.query_norm(query_BTHK), self.key_norm(key_BTHK)
+        if self.rotary_theta is not None:
+            query_BTHK = rotary(query_BTHK, position, self.rotary_theta)
+            key_BTHK = rotary(key_BTHK, position, self.rotary_theta)
+        return query_BTHK, key_BTHK, value_BTHK
+
+    def mix(self, query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor) -> Tensor:
+        """Queries of the last T of S positions over the keys and values of all S; (B, T, H, K)."""
+        position_S = torch.arange(key_BSHK.shape[1], device=key_BSHK.device)
+        past_TS = position_S[-query_BTHK.shape[1] :, None] - position_S
+        return attend(query_BTHK, key_BSHK, value_BSHK, visible(past_TS, self.window))
+
+    def reference(self, x_BTD: Tensor) -> Tensor:
+        """The training forward by the definition, position by position."""
+        query_BTHK, key_BTHK, value_BTHK = self.project(x_BTD, 0, None)
+        return self.output(definition(query_BTHK, key_BTHK, value_BTHK, self.window).flatten(2), x_BTD)
+
+    def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> AttentionState:
+        device = self.output.projection.weight.device
+        shape = (batch_size, max_length, self.num_key_value_heads, self.head_width)
+        # Zeros: what lies ahead has weight 0 in `step`, and 0 times what memory happens to hold can be NaN.
+        return AttentionState(
+            key_BSHK=torch.zeros(shape, dtype=dtype, device=device),
+            value_BSHK=torch.zeros(shape, dtype=dtype, device=device),
+            position=torch.zeros((), dtype=torch.int64, device=device),
+            history_BWC=self.query_key_value.init_history(batch_size, dtype),
+        )
+
+    def mixing_flops(self, length: int) -> int:
+        """2 K for the score and 2 V for the weighted sum, for each head and each pair of positions s <= t."""
+        return length * (length + 1) // 2 * self.num_heads * 4 * self.head_width
+
+
+def attend(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, visible_TS: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(K)) v with the weights written out; (B, T, H, K).
+
+    Args:
+        visible_TS: true where the query's position may see the key's.
+    """
+    num_groups, width = key_BSHK.shape[2:]
+    # Query heads are gathered by the key/value head they share, which so need not be repeated.
+    query_BTGHK = (query_BTHK * width**-0.5).unflatten(2, (num_groups, -1))
+    score_BGHTS = torch.einsum("btghk,bsgk->bghts", query_BTGHK, key_BSHK)
+    # Float32 at least: a sum of exponentials over the length loses its small terms in bfloat16.
+    score_BGHTS = at_least_float32(score_BGHTS).masked_fill(~visible_TS, float("-inf"))
+    weight_BGHTS = score_BGHTS.softmax(dim=-1).to(value_BSHK.dtype)
+    return torch.einsum("bghts,bsgk->btghk", weight_BGHTS, value_BSHK).flatten(2, 3)
+
+
+def visible(past: Tensor, window: int | None) -> Tensor:
+    """Where a key `past` positions back is seen: not ahead, and among the last `window` (the query's own included)."""
+    return past >= 0 if window is None else (past >= 0) & (past < window)
+
+
+def definition(query_BTHK: Tensor, key_BTHK: Tensor, value_BTHK: Tensor, window: int | None) -> Tensor:
+    """The sum at the head of this file, one position and one head at a time; (B, T, H, K)."""
+    length, num_heads, width = query_BTHK.shape[1:]
+    shared_by = num_heads // key_BTHK.shape[2]
+    rows = []
+    for position in range(length):
+        first = 0 if window is None else max(0, position + 1 - window)
+        heads = []
+        for head in range(num_heads):
+            key_BSK = key_BTHK[:, first : position + 1, head // shared_by]
+            value_BSK = value_BTHK[:, first : position + 1, head // shared_by]
+            score_BS = torch.bmm(key_BSK, query_BTHK[:, position, head, :, None])[..., 0] / width**0.5
+            odds_BS = (score_BS - score_BS.amax(dim=1, keepdim=True)).exp()
+            weight_BS = odds_BS / odds_BS.sum(dim=1, keepdim=True)
+            heads.append(torch.bmm(weight_BS[:, None], value_BSK)[:, 0])
+        rows.append(torch.stack(heads, dim=1))
+    return torch.stack(rows, dim=1)
+
+
+def _check_heads(num_heads: int, num_groups: int, head_width: int, dim: int, rotary_theta: float | None) -> None:
+    if num_heads * head_width != dim:
+        raise UserError(
+            f"attn.num_heads={num_heads} × head_width={head_width} is {num_heads * head_width}, model.dim is {dim}: "
+            "they must be equal; attn.num_heads=null takes as many heads as fit"
+        )
+    if num_groups < 1 or num_heads % num_groups:
+        raise UserError(
+            f"attn.num_key_value_heads={num_groups}: must divide the {num_heads} query heads; null takes as many"
+        )
+    if rotary_theta is not None and (rotary_theta <= 0 or head_width % 2):
+        raise UserError(
+            f"attn.rotary_theta={rotary_theta}, head_width={head_width}: rotary positions need a base above 0 and an "
+            "even head width; attn.rotary_theta=null leaves them out"
+        )

@@ -1,0 +1,79 @@
+"""Files of one JSON object a line: read with errors that name file and line, replaced as a whole or not at all."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnbench.errors import UserError
+
+
+@dataclass(slots=True, kw_only=True)
+class JsonLines:
+    """What a file of JSON lines holds."""
+
+    path: Path
+    objects: list[dict[str, Any]]
+    """One a line, in order; object i stands on line i + 1."""
+    torn: bool
+    """The last line was cut off in the middle of writing and is left out of `objects`."""
+
+    def where(self, index: int) -> str:
+        """File and line of object `index`, as error messages name them."""
+        return f"{self.path}:{index + 1}"
+
+
+def read_json_lines(path: Path) -> JsonLines:
+    """Every line of `path`.
+
+    Only the last line can be torn by a process that died: one before it that is no JSON object was altered.
+
+    Raises:
+        UserError: the file cannot be read, or a line before the last is no JSON object.
+    """
+    try:
+        # Bytes that are no UTF-8 make a line unreadable, not the whole file.
+        text = path.read_bytes().decode("utf-8", errors="replace")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    objects = []
+    for number, line in enumerate(lines, start=1):
+        content = _parse_object(line)
+        if content is not None:
+            objects.append(content)
+        elif number < len(lines):
+            raise UserError(f"{path}:{number}: not a JSON object; the file was altered after it was written")
+    return JsonLines(path=path, objects=objects, torn=len(objects) < len(lines))
+
+
+def _parse_object(line: str) -> dict[str, Any] | None:
+    # An object cut off anywhere lacks its closing brace, so whatever parses is whole.
+    try:
+        content = json.loads(line)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def to_line(content: dict[str, Any]) -> str:
+    """One line of JSON with its newline.
+
+    Raises:
+        ValueError: a number is not finite, which JSON cannot say.
+        TypeError: a value is of a type that JSON does not have.
+    """
+    return json.dumps(content, allow_nan=False) + "\n"
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Puts `text` at `path`: written beside, synced, renamed, so that a reader sees the old file or the new one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    with open(beside, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)

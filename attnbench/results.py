@@ -1,0 +1,256 @@
+"""Result rows: what was measured, whose it is, and the files that keep it.
+
+A results file has one JSON object a line, written as soon as the number is known, and ends with a record that says it
+is complete and how many rows it has: `{"schema": 1, "complete": true, "num_rows": 12}`. Text is stored as it was
+given; who prints it to a terminal escapes it.
+"""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from attnbench.errors import UserError
+from attnbench.jsonlines import JsonLines, read_json_lines, replace_file, to_line
+
+SCHEMA = 1
+"""Number of the row format; a file with another one is refused."""
+
+STATUSES = ("ok", "out_of_memory", "unsupported", "not_reached", "diverged", "failed")
+
+ALL_SEEDS = "all"
+"""The `seed` of a figure over seeds, whose num_samples counts them."""
+
+COLUMNS = (
+    *("schema", "experiment", "run", "mixer", "variant", "backend", "model", "parameters", "seq_len", "evaluation"),
+    *("metric", "value", "unit", "low", "high", "num_samples", "status", "reason"),
+    *("seed", "precision", "device", "num_devices", "environment", "commit", "corpus", "config_hash", "settings"),
+)
+"""The columns of every row and of results.csv, in order."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Measurement:
+    """One number, or the status that says why there is none.
+
+    Raises:
+        ValueError: an unknown status, a number beside a status other than ok, a number that is not finite, or a
+            missing number or reason.
+    """
+
+    metric: str
+    value: float | None
+    unit: str
+    """Empty for a pure number."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Where on the evaluation's axes the number lies: {"split": "test", "length": 50}."""
+    low: float | None = None
+    high: float | None = None
+    """Ends of the interval, in `unit`."""
+    num_samples: int | None = None
+    """How many items (labels, seeds, repetitions) are behind the number."""
+    status: str = "ok"
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise ValueError(f"{self.metric}: status {self.status!r} must be one of {', '.join(STATUSES)}")
+        numbers = {"value": self.value, "low": self.low, "high": self.high}
+        for name, number in numbers.items():
+            if number is None:
+                continue
+            if self.status != "ok":
+                raise ValueError(f"{self.metric}: {name}={number} beside status {self.status}, which has none")
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                raise ValueError(f"{self.metric}: {name} must be a number, not {type(number).__name__}")
+            if not math.isfinite(number):
+                raise ValueError(f"{self.metric}: {name}={number}: what is not finite has a status, not a value")
+        if self.status == "ok" and self.value is None:
+            raise ValueError(f"{self.metric}: status ok needs a value")
+        if self.status != "ok" and not self.reason:
+            raise ValueError(f"{self.metric}: status {self.status} needs a reason")
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Identity:
+    """Whose rows they are: the columns that every row of one results file shares."""
+
+    experiment: str
+    run: str
+    """Name of the folder under outputs/<experiment> that holds the run."""
+    mixer: str
+    variant: str
+    backend: str
+    """As resolved, never `auto`."""
+    model: str
+    parameters: int | None
+    """Of the model as built; None where the evaluation builds models of its own."""
+    seq_len: int | None
+    """Positions of the training sequences."""
+    evaluation: str
+    seed: int | str
+    """A number, or ALL_SEEDS on a figure over seeds."""
+    precision: str
+    device: str
+    """The device's name, without an index."""
+    num_devices: int
+    environment: str
+    """Fingerprint of the run's environment.json."""
+    commit: str
+    corpus: str | None
+    """Name and fingerprint of the data; None where no corpus is read."""
+    config_hash: str
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class ResultRow:
+    """A measurement and whose it is: one row of results.csv."""
+
+    identity: Identity
+    measurement: Measurement
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row under the names and in the order of COLUMNS."""
+        content = {"schema": SCHEMA, **asdict(self.identity), **asdict(self.measurement)}
+        return {name: content[name] for name in COLUMNS}
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> "ResultRow":
+        """The row that `to_dict` gave.
+
+        Raises:
+            ValueError: another schema number, a column missing or unknown, or a measurement that contradicts itself.
+        """
+        if content.get("schema") != SCHEMA:
+            raise ValueError(f"schema {content.get('schema')}, and this version of attnbench reads schema {SCHEMA}")
+        missing, unknown = set(COLUMNS) - set(content), set(content) - set(COLUMNS)
+        if missing or unknown:
+            raise ValueError(
+                "columns " + ", ".join([f"-{n}" for n in sorted(missing)] + [f"+{n}" for n in sorted(unknown)])
+            )
+        if not isinstance(content["settings"], dict):
+            raise ValueError("settings must be a JSON object")
+        return cls(
+            identity=Identity(**{entry.name: content[entry.name] for entry in fields(Identity)}),
+            measurement=Measurement(**{entry.name: content[entry.name] for entry in fields(Measurement)}),
+        )
+
+
+class ResultsWriter:
+    """Writes one results file, row by row; used in a `with`, it says at the end that the file is complete.
+
+    A file that is there is replaced: an evaluation that was cut off is measured again as a whole. Left by an
+    exception, the file stays without its last record, and `is_complete` says so.
+    """
+
+    def __init__(self, path: Path, identity: Identity) -> None:
+        self.path, self.identity, self.num_rows = path, identity, 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "w", encoding="utf-8", newline="\n")  # noqa: SIM115
+
+    def write(self, measurement: Measurement) -> ResultRow:
+        """Writes one row; it is in the file when this returns.
+
+        Raises:
+            ValueError, TypeError: the settings hold what JSON cannot say.
+        """
+        row = ResultRow(identity=self.identity, measurement=measurement)
+        self._file.write(to_line(row.to_dict()))
+        self._file.flush()
+        self.num_rows += 1
+        return row
+
+    def complete(self) -> None:
+        """Writes the record that says the file is complete, and closes it."""
+        self._file.write(to_line({"schema": SCHEMA, "complete": True, "num_rows": self.num_rows}))
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file as it is."""
+        self._file.close()
+
+    def __enter__(self) -> "ResultsWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            self.complete()
+        else:
+            self.close()
+
+
+def read_results(path: Path, *, allow_incomplete: bool = False) -> list[ResultRow]:
+    """The rows of a results file.
+
+    Args:
+        allow_incomplete: also takes a file that was cut off, and gives the rows that were written whole.
+
+    Raises:
+        UserError: file and line of what is unreadable, of another schema, or missing at the end.
+    """
+    lines = read_json_lines(path)
+    objects, complete = lines.objects, _completeness(lines)
+    if complete:
+        objects = objects[:-1]
+    elif not allow_incomplete:
+        number = len(objects) + 1
+        what = "is torn" if lines.torn else "lacks the record that the file is complete"
+        raise UserError(f"{path}:{number}: the end {what}; run the evaluation again")
+    rows = []
+    for index, content in enumerate(objects):
+        try:
+            rows.append(ResultRow.from_dict(content))
+        except ValueError as error:
+            raise UserError(f"{lines.where(index)}: {error}") from error
+    return rows
+
+
+def is_complete(path: Path) -> bool:
+    """Whether the evaluation that wrote `path` came to its end; False too where there is no such file.
+
+    Raises:
+        UserError: as read_results, for a file that was altered.
+    """
+    return path.exists() and _completeness(read_json_lines(path))
+
+
+def _completeness(lines: JsonLines) -> bool:
+    endings = [index for index, content in enumerate(lines.objects) if "complete" in content]
+    if not endings:
+        return False
+    index = endings[0]
+    num_rows = lines.objects[index].get("num_rows")
+    if index != len(lines.objects) - 1 or lines.torn:
+        raise UserError(f"{lines.where(index + 1)}: something follows the record that the file is complete")
+    if num_rows != index:
+        raise UserError(f"{lines.where(index)}: the file has {index} rows, and its last record counts {num_rows}")
+    return True
+
+
+def write_csv(rows: Iterable[ResultRow], path: Path) -> None:
+    """Writes results.csv: COLUMNS in order, settings as a JSON object, empty where there is no number."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        content = row.to_dict()
+        writer.writerow({**content, "settings": json.dumps(content["settings"], allow_nan=False, sort_keys=True)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, text.getvalue())
+
+
+def same_corpus(rows: Iterable[ResultRow]) -> str | None:
+    """The one corpus that all `rows` come from; None where they read none, or there are no rows.
+
+    Raises:
+        UserError: the rows come from several corpora, whose numbers cannot be compared.
+    """
+    corpora = {row.identity.corpus for row in rows}
+    if len(corpora) > 1:
+        names = ", ".join(sorted("(none)" if name is None else name for name in corpora))
+        raise UserError(f"rows of different corpora cannot be compared: {names}; make a table of each")
+    return corpora.pop() if corpora else None

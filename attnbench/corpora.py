@@ -1,5 +1,6 @@
 """Where texts come from: .txt and parquet files, and the prose that every CPython brings along. Knows no torch."""
 
+import os
 import re
 import stat
 from collections.abc import Iterator
@@ -177,11 +178,20 @@ def read_user_texts(path: Path, validation_fraction: float, test_fraction: float
     return Texts(name=f"text:{path.resolve().stem}", origin=str(path), splits=splits)
 
 
-def embedded_texts(validation_fraction: float, test_fraction: float) -> Texts:
+def embedded_texts(root: Path, validation_fraction: float, test_fraction: float) -> Texts:
     """English prose that needs no download: CPython's language reference, as its `help()` carries it.
 
     About half a million characters. They differ between versions of Python, and so does the corpus's fingerprint.
+    Written once under `root`/data as parquet, a line a row like WikiText-2, and read like it from then on.
     """
+    path = root / "data" / "embedded" / f"python-{python_version()}.parquet"
+    if not path.exists():
+        _write_rows(path, _embedded_rows())
+    splits = cut(read_text(path), validation_fraction, test_fraction)
+    return Texts(name="embedded", origin=str(path), splits=splits)
+
+
+def _embedded_rows() -> list[str]:
     try:
         from pydoc_data.topics import topics
     except ImportError:
@@ -189,6 +199,16 @@ def embedded_texts(validation_fraction: float, test_fraction: float) -> Texts:
             f"data=embedded: Python {python_version()} here lacks its module pydoc_data.topics;"
             " install it, or use data=text data.path=FILE"
         ) from None
-    text = "\n".join(topics[name] for name in sorted(topics))
-    splits = cut(text, validation_fraction, test_fraction)
-    return Texts(name="embedded", origin=f"pydoc_data.topics of Python {python_version()}", splits=splits)
+    lines = "\n".join(topics[name] for name in sorted(topics)).splitlines()
+    return [f"{line}\n" if line.strip() else "" for line in lines]
+
+
+def _write_rows(path: Path, rows: list[str]) -> None:
+    """Writes one column `text`; beside its place first, so that another process never reads half of it."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"text": rows}), beside)
+        beside.rename(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error}); make its folder writable") from None

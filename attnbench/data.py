@@ -89,7 +89,7 @@ def _read_texts(settings: DataSettings, root: Path) -> Texts:
     if settings.name == "embedded":
         if path is not None:
             raise UserError(f"data.path={path}: data=embedded reads no file; leave it out, or use data=text")
-        return embedded_texts(*fractions)
+        return embedded_texts(root, *fractions)
     if path is None:
         raise UserError("data.path=null: data=text needs data.path=FILE_OR_FOLDER of .txt or .parquet")
     return read_user_texts(path, *fractions)

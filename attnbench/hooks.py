@@ -66,7 +66,7 @@ class Logging:
     """Writes a line every `interval` steps and at the last one; reads the loss from the device only then.
 
     Raises:
-        DivergedError: the loss is not finite, or an update since the last line was left out because its gradients were not.
+        DivergedError: the loss is not finite, or an update was left out because its gradients were not.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class Logging:
         left_out = state.step - min(int(count) for count in state.update_count.values())
         if not (math.isfinite(loss) and math.isfinite(norm)) or left_out:
             raise DivergedError(
-                f"diverged by step {state.step}: loss {loss:.4g}, gradient norm {norm:.4g}, {left_out} updates left out as "
-                f"their gradients were not finite; a smaller train.learning_rate than {max(self.rates):g} may help"
+                f"diverged by step {state.step}: loss {loss:.4g}, norm {norm:.4g}, {left_out} updates skipped "
+                f"for gradients that were not finite; a smaller train.learning_rate than {max(self.rates):g} may help"
             )
         self.write(
             state,

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from attnbench.errors import UserError
-from attnbench.results import Identity, Measurement, ResultRow, same_corpus
+from attnbench.results import Identity, Measurement, ResultRow, read_results, same_corpus
 
 LABELS = {"variant": "variant", "backend": "backend", "parameters": "params", "seq_len": "T", "seed": "seed"}
 """Columns that every table has, and what stands above them."""
@@ -28,6 +30,28 @@ class MetricColumn:
     def takes(self, measurement: Measurement) -> bool:
         """Whether the measurement belongs into this column."""
         return measurement.metric == self.metric and self.settings.items() <= measurement.settings.items()
+
+
+SUMMARY = (
+    MetricColumn(header="val PPL", metric="perplexity", settings={"split": "validation", "checkpoint": "best"}),
+    MetricColumn(header="test PPL", metric="perplexity", settings={"split": "test", "checkpoint": "best"}),
+    MetricColumn(header="token/s", metric="tokens_per_second"),
+    MetricColumn(header="seconds", metric="train_seconds"),
+)
+"""What the table at the end of a training shows."""
+
+
+def print_summary(folders: Sequence[Path]) -> None:
+    """Prints one table a corpus of the runs in `folders` to standard output, and where their files are."""
+    console = Console()
+    rows = [
+        row for folder in folders for path in sorted((folder / "results").glob("*.jsonl")) for row in read_results(path)
+    ]
+    for table in comparison_tables(rows, SUMMARY):
+        console.print(table)
+    for folder in folders:
+        console.print(f"  {folder}/", markup=False, highlight=False, soft_wrap=True)
+    console.print("Each holds config.yaml, metrics.jsonl, checkpoint/ and results/.")
 
 
 def comparison_tables(rows: Iterable[ResultRow], columns: Sequence[MetricColumn]) -> list[Table]:

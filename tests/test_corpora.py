@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from corpora_on_disk import LINES, ROOT, from_path, write_parquet, write_splits
 
@@ -21,10 +22,26 @@ def test_blank_rows_go_and_the_others_are_joined_by_a_line_end(tmp_path):
     assert read_text(write_parquet(tmp_path / "b.parquet", large)) == " = Title = \n\n A sentence . \n"
 
 
-def test_an_interpreter_without_its_topics_is_named(monkeypatch):
+def test_an_interpreter_without_its_topics_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(UserError, match=r"Python 3\..* lacks its module pydoc_data.topics"):
-        embedded_texts(0.05, 0.05)
+        embedded_texts(tmp_path, 0.05, 0.05)
+
+
+def test_embedded_prose_is_written_once_as_parquet_and_read_from_there(tmp_path):
+    first = embedded_texts(tmp_path, 0.05, 0.05)
+    (path,) = (tmp_path / "data" / "embedded").iterdir()
+    assert pq.read_schema(path).names == ["text"]
+    write_parquet(path, ["another line\n"] * 50)
+    assert embedded_texts(tmp_path, 0.05, 0.05).splits["train"].startswith("another line")
+    path.unlink()
+    assert embedded_texts(tmp_path, 0.05, 0.05) == first
+
+
+def test_a_data_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "data").write_text("in the way")
+    with pytest.raises(UserError, match=r"data/embedded/python-3\..*cannot be written"):
+        embedded_texts(tmp_path, 0.05, 0.05)
 
 
 def test_a_cut_moves_to_the_start_of_its_line_and_inside_a_line_without_end():

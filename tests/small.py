@@ -1,0 +1,51 @@
+"""Small models, corpora and states for the tests."""
+
+import torch
+import yaml
+
+from attnbench.checkpoint import ModelRecord, TrainState
+from attnbench.config import CONF
+from attnbench.data import Batches
+from attnbench.model import LanguageModel, build_model, resolve_mixer
+from attnbench.settings import MixerSettings, ModelSettings, TrainSettings
+from attnbench.train import Batch
+
+MIXERS = sorted(path.stem for path in (CONF / "attn").glob("*.yaml"))
+MODEL = ModelSettings(name="small", dim=32, num_layers=2, head_width=16, feed_forward_width=24)
+TRAIN = TrainSettings(num_steps=12, batch_size=4, learning_rate=1e-2, warmup_steps=3, precision="float32")
+VOCABULARY = [*"abcdefgh\n", "\N{REPLACEMENT CHARACTER}"]
+SEQ_LEN = 16
+
+
+def mixer_settings(name: str, **options: object) -> MixerSettings:
+    """The yaml of conf/attn, with other options, resolved for a CPU."""
+    content = yaml.safe_load((CONF / "attn" / f"{name}.yaml").read_text())
+    target = content.pop("_target_")
+    settings = MixerSettings(name=name, target=target, options={**content, **options})
+    return resolve_mixer(settings, MODEL, device_type="cpu", precision="float32")
+
+
+def small_model(name: str = "softmax", seed: int = 0, **options: object) -> LanguageModel:
+    return build_model([mixer_settings(name, **options)] * 2, MODEL, vocabulary_size=len(VOCABULARY), seed=seed)
+
+
+def record(name: str = "softmax", **options: object) -> ModelRecord:
+    return ModelRecord(
+        mixers=[mixer_settings(name, **options)] * 2,
+        model=MODEL,
+        vocabulary=VOCABULARY,
+        vocabulary_size=len(VOCABULARY),
+        corpus="small@0123456789ab",
+        seq_len=SEQ_LEN,
+        precision="float32",
+    )
+
+
+def fresh_state(name: str = "softmax", seed: int = 0) -> TrainState:
+    return TrainState.fresh(small_model(name, seed))
+
+
+def batch_of(step: int) -> Batch:
+    """The batch of a step, of a text that a model can learn something from."""
+    tokens_N = torch.arange(600).remainder(7).mul(3).remainder(9).to(torch.int16)
+    return Batch(*Batches(tokens_N, SEQ_LEN, TRAIN.batch_size, 0, "cpu").train_batch(step))

@@ -34,6 +34,9 @@ class Mixer(nn.Module, ABC):
     trains_only: ClassVar[frozenset[str]] = frozenset()
     """Backends that cannot take a state."""
 
+    without_vmap: ClassVar[frozenset[str]] = frozenset()
+    """Backends whose kernel has no batching rule, so that stacked models cannot train through it."""
+
     no_weight_decay: ClassVar[frozenset[str]] = frozenset()
     """Names of this module's own parameters that take no weight decay."""
 
@@ -68,6 +71,11 @@ class Mixer(nn.Module, ABC):
     @abstractmethod
     def forward(self, x_BTD: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
         """Mixes T positions; with a state, those that follow what the state has seen (the one passed in is used up)."""
+
+    @abstractmethod
+    def reference(self, x_BTD: Tensor) -> Tensor:
+        """The training forward by the slow definition, in whatever precision x and the weights have: what tests of the
+        fast form compare with."""
 
     @abstractmethod
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> State:

@@ -1,0 +1,41 @@
+"""What the mixers with kernels of flash-linear-attention ask before they name it their backend."""
+
+from importlib import metadata, util
+
+import torch
+
+from attnbench.errors import UserError
+
+
+def require_fla(setting: str, device_type: str) -> None:
+    """Raises UserError, with the way out, unless the library is installed and the device is a CUDA one.
+
+    Args:
+        setting: how the user named it, for the message, such as "attn.backend=fla".
+    """
+    if device_type != "cuda":
+        raise UserError(f"{setting}: flash-linear-attention needs CUDA, not device={device_type}; use backend=torch")
+    if util.find_spec("fla") is None:
+        raise UserError(f"{setting}: not installed; run: pip install 'flash-linear-attention>=0.6,<0.7'")
+
+
+def refuse_miscompiled_gates(setting: str, capability: tuple[int, int], triton_version: str) -> None:
+    """Raises UserError where Triton miscompiles the library's gated kernels: 3.4.0 to 3.7.0 on Hopper.
+
+    The library would raise by itself, but only in the first backward pass.
+
+    Args:
+        capability: compute capability of the device; Hopper's is 9.
+    """
+    release = tuple(int(part) for part in triton_version.split("+")[0].split(".")[:3] if part.isdigit())
+    if capability[0] == 9 and (3, 4, 0) <= release < (3, 7, 1):
+        raise UserError(
+            f"{setting}: triton {triton_version} miscompiles flash-linear-attention's gated kernels on Hopper; "
+            "install triton>=3.7.1 or use backend=torch"
+        )
+
+
+def require_gated_fla(setting: str, device_type: str) -> None:
+    """`require_fla`, and kernels with a decay must be compiled correctly on the current device."""
+    require_fla(setting, device_type)
+    refuse_miscompiled_gates(setting, torch.cuda.get_device_capability(), metadata.version("triton"))

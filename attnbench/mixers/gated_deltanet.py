@@ -1,0 +1,288 @@
+"""Gated DeltaNet: a memory that decays, and in which each key overwrites what it points to."""
+
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attnbench.errors import UserError
+from attnbench.layers import GatedOutput, Projection, QueryKeyValue, RMSNorm
+from attnbench.mixers.base import Mixer, head_count
+from attnbench.mixers.fla_support import require_gated_fla
+from attnbench.mixers.scan import affine_scan
+
+
+class GatedDeltaNetState(NamedTuple):
+    """What Gated DeltaNet remembers; its size does not depend on the length."""
+
+    memory_BHKV: Tensor
+    history_BWC: Tensor
+
+
+class GatedDeltaNet(Mixer):
+    """Gated DeltaNet (Yang, Kautz and Hatamizadeh, 2025; arXiv 2412.06464), per head, with M_0 = 0:
+
+        M_t = a_t M_{t-1} + b_t k_t (v_t - a_t M_{t-1}^T k_t)^T,   y_t = M_t^T q_t / sqrt(K)
+
+    q, k and v come through a short convolution and SiLU; a_t = exp(-exp(log_decay_rate) softplus(decay(x_t) +
+    decay_bias)) as in Mamba-2, b_t = sigmoid(beta(x_t)). What is read is RMS-normed a head before gate and projection.
+
+    Args:
+        num_heads: null for dim / head_width; the inner widths need not add up to dim.
+        head_width: channels of query and key a head, K.
+        value_expansion: channels of value a head, V, as a multiple of head_width.
+        backend: auto | torch | fla. Auto is torch, which was measured faster than fla at this bench's shapes.
+        conv_size: taps of the short convolution over query, key and value; 0 for none.
+        output_gate: multiply what was mixed by silu(gate(x)).
+        qk_norm: divide query and key of each head by their length. Without it the recurrence can grow.
+        negative_eigenvalues: b_t in 0..2 instead of 0..1, so that the state can also be reflected (arXiv 2411.12537).
+    """
+
+    backends: ClassVar[tuple[str, ...]] = ("torch", "fla")
+    without_vmap: ClassVar[frozenset[str]] = frozenset({"fla"})
+    no_weight_decay: ClassVar[frozenset[str]] = frozenset({"log_decay_rate", "decay_bias"})
+
+    chunk_size: ClassVar[int] = 64
+    """Positions a chunk of the torch form. Changes the speed, not the result."""
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        head_width: int,
+        num_heads: int | None = None,
+        value_expansion: float = 1,
+        backend: str = "auto",
+        conv_size: int = 4,
+        output_gate: bool = True,
+        qk_norm: bool = True,
+        negative_eigenvalues: bool = False,
+    ) -> None:
+        super().__init__()
+        self.head_width, self.num_heads = head_width, head_count(num_heads, dim, head_width)
+        self.value_width = round(head_width * value_expansion)
+        if self.value_width < 1 or self.value_width != head_width * value_expansion:
+            raise UserError(
+                f"attn.value_expansion={value_expansion}: times head_width={head_width} must be a whole number"
+            )
+        self.backend = "torch" if backend == "auto" else backend
+        self.qk_norm, self.max_beta = qk_norm, 2 if negative_eigenvalues else 1
+        key_width, width = self.num_heads * head_width, self.num_heads * self.value_width
+        self.query_key_value = QueryKeyValue(dim, key_width, key_width, width, conv_size=conv_size, activation=True)
+        self.decay = Projection(dim, self.num_heads)
+        self.beta = Projection(dim, self.num_heads)
+        self.log_decay_rate = nn.Parameter(torch.empty(self.num_heads))
+        self.decay_bias = nn.Parameter(torch.empty(self.num_heads))
+        self.norm = RMSNorm(self.value_width)
+        self.output = GatedOutput(dim, width, gate=output_gate)
+
+    @classmethod
+    def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
+        """As Mixer's; fla needs CUDA, the library, and a Triton that compiles its gated kernels correctly."""
+        backend = super().choose_backend(options, device_type=device_type, precision=precision)
+        if backend == "fla":
+            require_gated_fla("attn.backend=fla", device_type)
+        return backend
+
+    def init_weights(self, generator: torch.Generator, num_layers: int) -> None:
+        """As in Mamba-2: rates uniform in 1..16, time steps log-uniform in 0.001..0.1 through softplus's inverse."""
+        nn.init.uniform_(self.log_decay_rate, 1, 16, generator=generator)
+        nn.init.uniform_(self.decay_bias, math.log(1e-3), math.log(1e-1), generator=generator)
+        with torch.no_grad():
+            self.log_decay_rate.log_()
+            step_H = self.decay_bias.exp()
+            # softplus(x) = step where x = log(exp(step) - 1), written so that a small step loses no digits.
+            self.decay_bias.copy_(step_H + (-torch.expm1(-step_H)).log())
+
+    def forward(
+        self, x_BTD: Tensor, state: GatedDeltaNetState | None = None
+    ) -> tuple[Tensor, GatedDeltaNetState | None]:
+        inputs = self._inputs(x_BTD, None if state is None else state.history_BWC)
+        memory = None if state is None else state.memory_BHKV
+        if self.backend == "fla":
+            mixed_BTHV, last_memory = fla_gated_delta_rule(*inputs, memory)
+        elif memory is not None and x_BTD.shape[1] == 1:
+            mixed_BTHV, last_memory = recurrent_gated_delta_rule(*inputs, memory)
+        else:
+            mixed_BTHV, last_memory = chunked_gated_delta_rule(*inputs, memory, self.chunk_size)
+        if state is not None:
+            state.memory_BHKV.copy_(last_memory)
+        return self._finish(mixed_BTHV, x_BTD), state
+
+    def reference(self, x_BTD: Tensor) -> Tensor:
+        """The training forward by the recurrence, one position after the other: the ground truth of the tests."""
+        inputs = self._inputs(x_BTD, None)
+        shape = (x_BTD.shape[0], self.num_heads, self.head_width, self.value_width)
+        mixed_BTHV, _ = recurrent_gated_delta_rule(*inputs, inputs[3].new_zeros(shape))
+        return self._finish(mixed_BTHV, x_BTD)
+
+    def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> GatedDeltaNetState:
+        shape = (batch_size, self.num_heads, self.head_width, self.value_width)
+        device = self.decay.weight.device
+        return GatedDeltaNetState(
+            memory_BHKV=torch.zeros(shape, dtype=torch.promote_types(dtype, torch.float32), device=device),
+            history_BWC=self.query_key_value.init_history(batch_size, dtype),
+        )
+
+    def mixing_flops(self, length: int) -> int:
+        """A position and head: 2KV each for M^T k, the outer product added to M, and M^T q. Decays are not counted."""
+        return length * self.num_heads * 6 * self.head_width * self.value_width
+
+    def _inputs(self, x_BTD: Tensor, history_BWC: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Query, key, value, log decay and beta of every position; the last two in float32 at least."""
+        query, key, value = self.query_key_value(x_BTD, history_BWC)
+        query, key = (part.unflatten(-1, (self.num_heads, self.head_width)) for part in (query, key))
+        scale = self.head_width**-0.5
+        query = unit_length(query, scale) if self.qk_norm else query * scale
+        key = unit_length(key) if self.qk_norm else key
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        step_BTH = F.softplus(self.decay(x_BTD).to(dtype) + self.decay_bias)
+        log_decay_BTH = -self.log_decay_rate.to(dtype).exp() * step_BTH
+        beta_BTH = self.max_beta * self.beta(x_BTD).to(dtype).sigmoid()
+        return query, key, value.unflatten(-1, (self.num_heads, self.value_width)), log_decay_BTH, beta_BTH
+
+    def _finish(self, mixed_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
+        return self.output(self.norm(mixed_BTHV).flatten(2), x_BTD)
+
+
+def unit_length(x_BTHK: Tensor, scale: float = 1.0) -> Tensor:
+    """scale × x / |x| over the last axis, the sum of squares in float32 at least; keeps the dtype."""
+    wide = x_BTHK.to(torch.promote_types(x_BTHK.dtype, torch.float32))
+    return (wide * (scale * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6))).to(x_BTHK.dtype)
+
+
+def recurrent_gated_delta_rule(
+    query_BTHK: Tensor,
+    key_BTHK: Tensor,
+    value_BTHV: Tensor,
+    log_decay_BTH: Tensor,
+    beta_BTH: Tensor,
+    memory_BHKV: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The definition, position by position, in the memory's dtype; also how a single position is decoded.
+
+    The query comes scaled. Returns y (B, T, H, V) in the value's dtype and the last memory.
+    """
+    query, key, value = (x.to(memory_BHKV.dtype) for x in (query_BTHK, key_BTHK, value_BTHV))
+    decay_BTH, mixed = log_decay_BTH.exp(), []
+    for t in range(query.shape[1]):
+        memory_BHKV = decay_BTH[:, t, :, None, None] * memory_BHKV
+        found_BHV = (key[:, t, :, None, :] @ memory_BHKV).squeeze(-2)
+        change_BHV = beta_BTH[:, t, :, None] * (value[:, t] - found_BHV)
+        memory_BHKV = memory_BHKV + key[:, t, :, :, None] @ change_BHV[:, :, None, :]
+        mixed.append((query[:, t, :, None, :] @ memory_BHKV).squeeze(-2))
+    return torch.stack(mixed, dim=1).to(value_BTHV.dtype), memory_BHKV
+
+
+def chunked_gated_delta_rule(
+    query_BTHK: Tensor,
+    key_BTHK: Tensor,
+    value_BTHV: Tensor,
+    log_decay_BTH: Tensor,
+    beta_BTH: Tensor,
+    memory_BHKV: Tensor | None,
+    chunk_size: int,
+) -> tuple[Tensor, Tensor | None]:
+    """The same by chunks: products and one triangular solve for all chunks at once, and a scan over their states.
+
+    Within a chunk, c_i = g_1 + ... + g_i of log decays, and d_i = b_i (v_i - a_i M_{i-1}^T k_i) what position i adds:
+
+        (I + L) d = b v - b exp(c) k S,            L_ij = b_i exp(c_i - c_j) k_i . k_j  for j < i
+        d = U - W S,                               with both right-hand sides through (I + L)^-1
+        y_i = exp(c_i) S^T q_i + sum_{j<=i} exp(c_i - c_j) (q_i . k_j) d_j
+        S' = exp(c_C) S + sum_j exp(c_C - c_j) k_j d_j^T
+
+    Products run in the dtype of query, key and value; decays, the solve and the states in that of the log decay.
+
+    Args:
+        query_BTHK: scaled.
+        memory_BHKV: the state before the first position; None for zeros, and then no last state is computed.
+
+    Returns:
+        y (B, T, H, V) in the value's dtype and the last memory, or None.
+    """
+    batch, length, heads, _ = query_BTHK.shape
+    # Autocast would undo the choice of dtypes below.
+    with torch.autocast(device_type=query_BTHK.device.type, enabled=False):
+        query, key, value, cumulative, beta = _chunks(
+            min(chunk_size, length), query_BTHK, key_BTHK, value_BTHV, log_decay_BTH, beta_BTH
+        )
+        cumulative = cumulative.cumsum(-1)
+        erase, write, weight = _within_chunks(query, key, value, cumulative, beta)
+        parallel = batch * heads
+        carried = key.shape[0] if memory_BHKV is not None else key.shape[0] - parallel
+        initial = (
+            cumulative.new_zeros(parallel, key.shape[2], value.shape[2])
+            if memory_BHKV is None
+            else memory_BHKV.flatten(0, 1)
+        )
+        states = _states(key[:carried], erase[:carried], write[:carried], cumulative[:carried], initial)
+        last = None if memory_BHKV is None else states[-1].unflatten(0, (batch, heads))
+        state = states.flatten(0, 1)[: key.shape[0]].to(query.dtype)
+        change = torch.baddbmm(write, erase, state, alpha=-1)
+        mixed = torch.addcmul(weight @ change, query @ state, cumulative.exp().to(query.dtype)[..., None])
+    mixed = mixed.unflatten(0, (-1, batch, heads)).permute(1, 0, 3, 2, 4).flatten(1, 2)
+    return mixed[:, :length], last
+
+
+def _chunks(size: int, *inputs: Tensor) -> list[Tensor]:
+    """Each (B, T, H, ...) as (N × B × H, size, ...); what pads the last chunk is zero and so changes no state."""
+    chunks = []
+    for x in inputs:
+        padded = F.pad(x, (0, 0) * (x.dim() - 2) + (0, -x.shape[1] % size))
+        chunks.append(padded.unflatten(1, (-1, size)).movedim(1, 0).movedim(3, 2).flatten(0, 2))
+    return chunks
+
+
+def _within_chunks(
+    query: Tensor, key: Tensor, value: Tensor, cumulative: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """W, U and the masked weights of y in the docstring above, for (chunks, positions, channels)."""
+    size, dtype = key.shape[1], key.dtype
+    later = torch.ones(size, size, dtype=torch.bool, device=key.device).triu(1)
+    # Masked before exp, where a future position's decay would overflow.
+    difference = cumulative[:, :, None] + (-cumulative)[:, None, :]
+    decay = difference.masked_fill(later, -torch.inf).exp()
+    lower = (key @ key.mT) * decay * beta[..., None]
+    identity = torch.eye(size, dtype=decay.dtype, device=key.device).expand_as(lower)
+    # Only what is below the diagonal of `lower` is read.
+    inverse = torch.linalg.solve_triangular(lower, identity, upper=False, unitriangular=True) * beta[:, None, :]
+    erase = (inverse * cumulative.exp()[:, None, :]).to(dtype) @ key
+    weight = ((query @ key.mT) * decay).to(dtype)
+    return erase, inverse.to(dtype) @ value, weight
+
+
+def _states(key: Tensor, erase: Tensor, write: Tensor, cumulative: Tensor, initial_XKV: Tensor) -> Tensor:
+    """The state before every chunk and after the last, (N + 1, X, K, V)."""
+    num_parallel, dtype = initial_XKV.shape[0], cumulative.dtype
+    remaining = (cumulative[:, -1:] - cumulative).exp().to(key.dtype)
+    kept = (key * remaining[..., None]).mT
+    decay, erased, added = (
+        x.to(dtype).unflatten(0, (-1, num_parallel)) for x in (cumulative[:, -1].exp(), kept @ erase, kept @ write)
+    )
+    return affine_scan(decay, erased, added, initial_XKV)
+
+
+def fla_gated_delta_rule(
+    query_BTHK: Tensor,
+    key_BTHK: Tensor,
+    value_BTHV: Tensor,
+    log_decay_BTH: Tensor,
+    beta_BTH: Tensor,
+    memory_BHKV: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """The same by flash-linear-attention's kernel; the query comes scaled."""
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # pyright: ignore[reportMissingImports]
+
+    return chunk_gated_delta_rule(
+        query_BTHK,
+        key_BTHK,
+        value_BTHV,
+        g=log_decay_BTH,
+        beta=beta_BTH,
+        scale=1.0,
+        initial_state=memory_BHKV,
+        output_final_state=memory_BHKV is not None,
+    )

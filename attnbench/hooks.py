@@ -13,7 +13,8 @@ from torch import Tensor
 from attnbench.checkpoint import ModelRecord, TrainState, save_best, save_step
 from attnbench.errors import UserError
 from attnbench.loss import split_nats
-from attnbench.metrics import MetricsLog, ProgressBar, WandbMirror
+from attnbench.metrics import MetricsLog, WandbMirror
+from attnbench.progress import ProgressBar
 from attnbench.runtime import StopRequest, synchronize
 from attnbench.train import StepReport
 
@@ -73,7 +74,7 @@ class Logging:
         self,
         *,
         log: MetricsLog,
-        mirror: WandbMirror | None,
+        mirror: WandbMirror,
         bar: ProgressBar,
         stopwatch: Stopwatch,
         rates: Tensor,
@@ -112,8 +113,7 @@ class Logging:
         """One line, with the step, the tokens seen and the seconds trained; mirrored to wandb."""
         row = {"step": state.step, "tokens": state.step * self.tokens_per_step, **values, "seconds": state.seconds}
         self.log.write(row)
-        if self.mirror is not None:
-            self.mirror.write(row)
+        self.mirror.write(row)
 
 
 class Validation:

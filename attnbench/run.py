@@ -24,8 +24,9 @@ from attnbench.errors import UserError
 from attnbench.evals.base import Evaluation
 from attnbench.hooks import Checkpoints, DivergedError, Estimate, Logging, Stopwatch, Validation
 from attnbench.matching import Matched, match_model
-from attnbench.metrics import MetricsLog, ProgressBar, WandbMirror
+from attnbench.metrics import MetricsLog, WandbMirror, read_metrics
 from attnbench.model import LanguageModel, build_model, resolve_mixer
+from attnbench.progress import ProgressBar
 from attnbench.registry import build
 from attnbench.results import Identity, Measurement, ResultsWriter, is_complete
 from attnbench.runtime import (
@@ -228,9 +229,10 @@ def _hooks(
     log = MetricsLog(prepared.folder / "metrics.jsonl", resume_step=state.step if is_resumed else None)
     stack.callback(log.close)
     mirror = _mirror(prepared, is_resumed)
-    if mirror is not None:
-        stack.callback(mirror.close)
-        print_line(mirror.statement)
+    stack.callback(mirror.close)
+    print_line(mirror.notice)
+    if is_resumed:
+        mirror.replay(read_metrics(prepared.folder / "metrics.jsonl"))
     tokens_per_step = train_settings.batch_size * settings.seq_len
     if is_resumed:
         print_line(f"resumes at step {state.step} of {prepared.num_steps}: {prepared.folder}")
@@ -269,11 +271,8 @@ def _hooks(
     return [logging, *([estimate] if prepared.device.type == "cpu" else []), validation, checkpoints]
 
 
-def _mirror(prepared: Run, is_resumed: bool) -> WandbMirror | None:
-    """wandb, unless the logger is none."""
+def _mirror(prepared: Run, is_resumed: bool) -> WandbMirror:
     settings = prepared.settings
-    if settings.logger.mode == "none":
-        return None
     return WandbMirror(
         settings.logger,
         root=ROOT,

@@ -45,7 +45,7 @@ def test_a_module_of_torchs_own_is_initialised_by_name_and_one_without_means_is_
             super().__init__()
             self.weight = nn.Parameter(torch.empty(3))
 
-    with pytest.raises(ValueError, match="Bare .* has no init_weights"):
+    with pytest.raises(ValueError, match=r"Bare .* has no init_weights"):
         init_weights(Bare(), 0, 1)
 
 

@@ -30,6 +30,9 @@ INIT_SECONDS = 15.0
 FINISH_SECONDS = 20.0
 """Longest wait at the end of a run for what is not uploaded yet; `wandb sync` uploads the rest."""
 
+REACHABLE = "logged in, and the server can be reached"
+"""Why mode auto is online."""
+
 
 class MetricsLog:
     """metrics.jsonl: one JSON object a line for each logged step and each validation, on disk when `write` returns.
@@ -157,7 +160,7 @@ class WandbMirror:
             "tags": [tag[:64] for tag in tags if tag],
             "config": config,
         }
-        self._open(arguments, root, must_be_online=settings.mode == "online", resume=resume)
+        self._open(arguments, root, must_be_online=self.reason != REACHABLE, resume=resume)
 
     def _open(self, arguments: dict[str, Any], root: Path, *, must_be_online: bool, resume: bool) -> None:
         _prepare_folder(root / "wandb")
@@ -169,10 +172,10 @@ class WandbMirror:
                 # Its first line says what happened, the rest how to call wandb otherwise.
                 answer = str(error).splitlines()[0]
                 if must_be_online:
-                    raise UserError(f"logger.mode=online: wandb's server did not take the run in: {answer}") from error
+                    raise UserError(f"{self.reason}: wandb's server did not take the run in: {answer}") from error
                 self.mode, self.reason = "offline", f"the server did not take the run in: {answer}"
                 # wandb's process holds on to the id of a run that it could not start.
-                _import_wandb().teardown()
+                _quiet_wandb().teardown()
         if self._run is None:
             self._run = _init(arguments, mode="offline", resume=None)
         self._first_step = self._run.starting_step
@@ -234,7 +237,8 @@ def legal_run_id(text: str) -> str:
 def choose_mode(settings: LoggerSettings) -> tuple[str, str]:
     """Which of online, offline and none a mirror uses, and why.
 
-    WANDB_MODE answers for `auto`; WANDB_MODE=disabled and WANDB_DISABLED=true switch every mode off.
+    WANDB_MODE, then what `wandb offline` has stored, answer for `auto`; WANDB_MODE=disabled and
+    WANDB_DISABLED=true switch every mode off.
 
     Raises:
         UserError: online is asked for and cannot be, or WANDB_MODE is no mode.
@@ -254,9 +258,12 @@ def choose_mode(settings: LoggerSettings) -> tuple[str, str]:
         asked, why = meanings[environment], f"WANDB_MODE={environment}"
     if asked == "offline":
         return "offline", why
+    stored = _quiet_wandb().setup().settings.mode
+    if asked == "auto" and stored != "online":
+        return "none" if stored == "disabled" else "offline", f"`wandb {stored}` was run here"
     obstacle = _obstacle()
     if obstacle is None:
-        return "online", "logged in, and the server can be reached"
+        return "online", why if asked == "online" else REACHABLE
     if asked == "online":
         raise UserError(f"{why}: {obstacle}; `wandb login` logs in, logger=offline needs neither account nor network")
     return "offline", obstacle
@@ -264,18 +271,8 @@ def choose_mode(settings: LoggerSettings) -> tuple[str, str]:
 
 def _obstacle() -> str | None:
     """What keeps a run from going online; None where nothing does. Takes PROBE_SECONDS at most."""
-    from pydantic import ValidationError
-
-    wandb = _import_wandb()
-    try:
-        # Silent from here on: what there is to say is in `notice`.
-        settings = wandb.setup(wandb.Settings(silent=True)).settings
-    except ValidationError as error:
-        # Only its words: the value may be a key.
-        problem = error.errors()[0]
-        raise UserError(
-            f"wandb's setting {problem['loc'][0]}, from the environment or its file: {problem['msg']}"
-        ) from error
+    wandb = _quiet_wandb()
+    settings = wandb.setup().settings
     hosts = [urlsplit(settings.base_url).netloc]
     if settings.base_url == wandb.Settings.model_fields["base_url"].default:
         # Keys of the public server are kept under this name, whatever the server is called today.
@@ -297,11 +294,24 @@ def _prepare_folder(folder: Path) -> None:
         raise UserError(f"{folder}: cannot be written to; logger=none needs no such folder")
 
 
-def _import_wandb() -> Any:
+def _quiet_wandb() -> Any:
+    """The module wandb, told to print nothing: what there is to say is in `notice`.
+
+    Raises:
+        UserError: the user's own settings of wandb are illegal.
+    """
     # Its usage statistics hold up the end of the process for 20 seconds where the network is gone, and print errors.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
+    from pydantic import ValidationError
 
+    try:
+        wandb.setup(wandb.Settings(silent=True))
+    except ValidationError as error:
+        # Only its words: the value may be a key.
+        problem = error.errors()[0]
+        name = problem["loc"][0]
+        raise UserError(f"wandb's setting {name}, from the environment or its file: {problem['msg']}") from error
     return wandb
 
 
@@ -314,7 +324,7 @@ def _errors() -> tuple[type[Exception], ...]:
 
 
 def _init(arguments: dict[str, Any], *, mode: str, resume: str | None) -> Any:
-    wandb = _import_wandb()
+    wandb = _quiet_wandb()
     settings = wandb.Settings(
         silent=True,
         console="off",

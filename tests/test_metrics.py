@@ -1,3 +1,4 @@
+import gzip
 import json
 import math
 import os
@@ -114,8 +115,11 @@ def row(step, split="train"):
 """
 
 
-def in_a_process(script, folder, **environment):
-    """Runs `script` after MIRROR in `folder`, with nobody logged in: wandb reads its settings once a process."""
+def in_a_process(script, folder, quiet=True, **environment):
+    """Runs `script` after MIRROR in `folder`, with nobody logged in: wandb reads its settings once a process.
+
+    wandb itself prints nothing, where it is `quiet`: what there is to say is the mirror's notice.
+    """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("WANDB") and "proxy" not in k.lower()}
     source = str(Path(__file__).parents[1])
     environment = {
@@ -128,6 +132,7 @@ def in_a_process(script, folder, **environment):
     command = [sys.executable, "-c", MIRROR + script]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+    assert not (quiet and done.stderr), done.stderr
     return done.stdout
 
 
@@ -214,6 +219,15 @@ print(*metrics.choose_mode(LoggerSettings(mode={mode!r})), "wandb" in sys.module
     assert not (tmp_path / "wandb").exists()
 
 
+def test_wandb_offline_said_once_holds_for_auto(tmp_path):
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "settings").write_text("[default]\nmode = offline\n")
+    script = 'print(*metrics.choose_mode(LoggerSettings(mode="auto")))'
+    # wandb names the file of settings that it found.
+    decision = in_a_process(script, tmp_path, quiet=False, WANDB_API_KEY=KEY)
+    assert decision == "offline `wandb offline` was run here\n"
+
+
 @pytest.mark.parametrize(
     ("mode", "environment", "message"),
     [
@@ -242,12 +256,22 @@ class Server(BaseHTTPRequestHandler):
     project = {"id": "UA==", "name": "attnbench", "entity": {"id": "RQ==", "name": "me"}}  # noqa: RUF012
     bucket = {"id": "SUQ=", "name": "demo-softmax", "historyLineCount": 0, "project": project}  # noqa: RUF012
     status = 200
+    uploaded: list[bytes] = []  # noqa: RUF012
 
     def do_POST(self):
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+        if self.path.endswith("/file_stream"):
+            self.uploaded.append(body)
+        if b"RunResumeStatus" in body:
+            # The server has had the rows up to step 20.
+            tails = {"historyTail": json.dumps([json.dumps({"_step": 20})]), "eventsTail": "[]", "config": "{}"}
+            counts = {"logLineCount": 0, "historyLineCount": 2, "eventsLineCount": 0}
+            bucket = {**self.bucket, **tails, **counts, "summaryMetrics": "{}", "wandbConfig": '{"t": 1}'}
+            return self.reply({"data": {"model": {**self.project, "bucket": bucket}}})
         data = {"upsertBucket": {"bucket": self.bucket, "inserted": True}}
         data["createRunFiles"] = {"runID": "SUQ=", "uploadHeaders": [], "files": []}
-        self.reply({"data": data} if self.status == 200 else {"errors": [{"message": "no such user"}]})
+        return self.reply({"data": data} if self.status == 200 else {"errors": [{"message": "no such user"}]})
 
     def do_GET(self):
         self.reply({})
@@ -310,6 +334,20 @@ print(time.perf_counter() - start)
     assert [r["history"]["item"]["step"] for r in records if r["type"] == "history"] == list(range(1, 200))
 
 
+def test_a_server_gets_no_row_twice_on_a_resume(tmp_path, server, monkeypatch):
+    monkeypatch.setattr(Server, "uploaded", [])
+    script = """
+run = mirror("online", resume=True)
+run.replay([row(10), row(20)])
+run.write(row(30))
+run.close()
+"""
+    in_a_process(script, tmp_path, WANDB_API_KEY=KEY, WANDB_BASE_URL=server)
+    files = [json.loads(body).get("files", {}) for body in Server.uploaded]
+    lines = [line for part in files for line in part.get("wandb-history.jsonl", {}).get("content", [])]
+    assert [json.loads(line)["step"] for line in lines] == [30]
+
+
 def test_a_server_that_refuses_the_key_leaves_the_run_offline(tmp_path, server, monkeypatch):
     monkeypatch.setattr(Server, "status", 401)
     script = """
@@ -344,5 +382,5 @@ print(run.notice)
 """
     if not Path("/proc/self/stat").exists():
         pytest.skip("finds the process in /proc")
-    output = in_a_process(script, tmp_path)
+    output = in_a_process(script, tmp_path, quiet=False)
     assert output.startswith("wandb: off (wandb's own process ended (ConnectionResetError))")

@@ -3,6 +3,7 @@
 wandb is imported here alone, and only by a mirror whose mode is not `none`.
 """
 
+import logging
 import math
 import os
 import re
@@ -14,20 +15,23 @@ from urllib.parse import urlsplit
 
 from attnbench.errors import UserError
 from attnbench.jsonlines import read_json_lines, replace_file, to_line
-from attnbench.network import can_connect, first_hop, has_netrc_key
+from attnbench.network import answers, has_netrc_key
 from attnbench.settings import LoggerSettings
 
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """How metrics.jsonl writes what JSON has no number for; no other text of a row may be one of these."""
 
 PROBE_SECONDS = 1.5
-"""Longest wait for the name and the port of wandb's server before a run is logged offline."""
+"""Longest wait for any answer of wandb's server before a run is logged offline."""
 
-INIT_SECONDS = 20.0
-"""Longest wait for the answer of a server that could be reached."""
+INIT_SECONDS = 15.0
+"""Longest wait for a server that answers to take the run in."""
 
 FINISH_SECONDS = 20.0
 """Longest wait at the end of a run for what is not uploaded yet; `wandb sync` uploads the rest."""
+
+REACHABLE = "logged in, and the server can be reached"
+"""Why mode auto is online."""
 
 
 class MetricsLog:
@@ -156,21 +160,22 @@ class WandbMirror:
             "tags": [tag[:64] for tag in tags if tag],
             "config": config,
         }
-        self._open(arguments, root, must_be_online=settings.mode == "online", resume=resume)
+        self._open(arguments, root, must_be_online=self.reason != REACHABLE, resume=resume)
 
     def _open(self, arguments: dict[str, Any], root: Path, *, must_be_online: bool, resume: bool) -> None:
-        import wandb
-
         _prepare_folder(root / "wandb")
         stale = [file.parent for file in (root / "wandb").glob(f"offline-run-*/run-{arguments['id']}.wandb")]
         if self.mode == "online":
             try:
                 self._run = _init(arguments, mode="online", resume="allow" if resume else None)
-            except (wandb.errors.CommError, wandb.errors.AuthenticationError, wandb.errors.UsageError) as error:
-                answer = " ".join(str(error).split())
+            except _errors() as error:
+                # Its first line says what happened, the rest how to call wandb otherwise.
+                answer = str(error).splitlines()[0]
                 if must_be_online:
-                    raise UserError(f"logger.mode=online: wandb's server refused the run: {answer}") from error
-                self.mode, self.reason = "offline", f"the server refused: {answer}"
+                    raise UserError(f"{self.reason}: wandb's server did not take the run in: {answer}") from error
+                self.mode, self.reason = "offline", f"the server did not take the run in: {answer}"
+                # wandb's process holds on to the id of a run that it could not start.
+                _quiet_wandb().teardown()
         if self._run is None:
             self._run = _init(arguments, mode="offline", resume=None)
         self._first_step = self._run.starting_step
@@ -202,13 +207,25 @@ class WandbMirror:
         shown = {name: value for name, value in row.items() if name != "split" and value is not None}
         axes = ("step", "tokens")
         content = {name if name in axes else prefix + name: value for name, value in shown.items()}
-        self._run.log(content, step=row["step"])
+        try:
+            self._run.log(content, step=row["step"])
+        except _errors() as error:
+            self._lose(error)
 
     def close(self, exit_code: int = 0) -> None:
         """Ends the run in wandb, as failed where `exit_code` is not 0; called a second time it does nothing."""
         run, self._run = self._run, None
         if run is not None:
-            run.finish(exit_code=exit_code)
+            try:
+                run.finish(exit_code=exit_code)
+            except _errors() as error:
+                self._lose(error)
+
+    def _lose(self, error: Exception) -> None:
+        # metrics.jsonl has the row, and a mirror is no reason to end a run.
+        self._run, self.reason = None, f"wandb's own process ended ({type(error).__name__})"
+        self.notice = f"wandb: off ({self.reason}); metrics.jsonl goes on"
+        logging.getLogger(__name__).warning(self.notice)
 
 
 def legal_run_id(text: str) -> str:
@@ -220,7 +237,8 @@ def legal_run_id(text: str) -> str:
 def choose_mode(settings: LoggerSettings) -> tuple[str, str]:
     """Which of online, offline and none a mirror uses, and why.
 
-    WANDB_MODE answers for `auto`; WANDB_MODE=disabled and WANDB_DISABLED=true switch every mode off.
+    WANDB_MODE, then what `wandb offline` has stored, answer for `auto`; WANDB_MODE=disabled and
+    WANDB_DISABLED=true switch every mode off.
 
     Raises:
         UserError: online is asked for and cannot be, or WANDB_MODE is no mode.
@@ -240,9 +258,12 @@ def choose_mode(settings: LoggerSettings) -> tuple[str, str]:
         asked, why = meanings[environment], f"WANDB_MODE={environment}"
     if asked == "offline":
         return "offline", why
+    stored = _quiet_wandb().setup().settings.mode
+    if asked == "auto" and stored != "online":
+        return "none" if stored == "disabled" else "offline", f"`wandb {stored}` was run here"
     obstacle = _obstacle()
     if obstacle is None:
-        return "online", "logged in, and the server can be reached"
+        return "online", why if asked == "online" else REACHABLE
     if asked == "online":
         raise UserError(f"{why}: {obstacle}; `wandb login` logs in, logger=offline needs neither account nor network")
     return "offline", obstacle
@@ -250,8 +271,7 @@ def choose_mode(settings: LoggerSettings) -> tuple[str, str]:
 
 def _obstacle() -> str | None:
     """What keeps a run from going online; None where nothing does. Takes PROBE_SECONDS at most."""
-    import wandb
-
+    wandb = _quiet_wandb()
     settings = wandb.setup().settings
     hosts = [urlsplit(settings.base_url).netloc]
     if settings.base_url == wandb.Settings.model_fields["base_url"].default:
@@ -259,9 +279,8 @@ def _obstacle() -> str | None:
         hosts.append("api.wandb.ai")
     if not (settings.api_key or settings.identity_token_file or any(map(has_netrc_key, hosts))):
         return "not logged in"
-    host, port = first_hop(settings.base_url)
-    if not can_connect(host, port, PROBE_SECONDS):
-        return f"no network: {host}:{port} cannot be reached"
+    if not answers(settings.base_url.rstrip("/") + "/graphql", PROBE_SECONDS):
+        return f"no answer from {settings.base_url} within {PROBE_SECONDS:g} s"
     return None
 
 
@@ -275,9 +294,37 @@ def _prepare_folder(folder: Path) -> None:
         raise UserError(f"{folder}: cannot be written to; logger=none needs no such folder")
 
 
-def _init(arguments: dict[str, Any], *, mode: str, resume: str | None) -> Any:
-    import wandb
+def _quiet_wandb() -> Any:
+    """The module wandb, told to print nothing: what there is to say is in `notice`.
 
+    Raises:
+        UserError: the user's own settings of wandb are illegal.
+    """
+    # Its usage statistics hold up the end of the process for 20 seconds where the network is gone, and print errors.
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    import wandb
+    from pydantic import ValidationError
+
+    try:
+        wandb.setup(wandb.Settings(silent=True))
+    except ValidationError as error:
+        # Only its words: the value may be a key.
+        problem = error.errors()[0]
+        name = problem["loc"][0]
+        raise UserError(f"wandb's setting {name}, from the environment or its file: {problem['msg']}") from error
+    return wandb
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    """What wandb raises where its server refuses a run, and where its own process has died."""
+    from wandb.errors import Error
+    from wandb.sdk.mailbox import HandleAbandonedError
+
+    return Error, HandleAbandonedError, ConnectionError
+
+
+def _init(arguments: dict[str, Any], *, mode: str, resume: str | None) -> Any:
+    wandb = _quiet_wandb()
     settings = wandb.Settings(
         silent=True,
         console="off",
@@ -291,4 +338,4 @@ def _init(arguments: dict[str, Any], *, mode: str, resume: str | None) -> Any:
         login_timeout=1.0,
     )
     # A run that the caller's own program has open is neither returned nor ended.
-    return wandb.init(**arguments, mode=mode, resume=resume, reinit="create_new", settings=settings)  # pyright: ignore
+    return wandb.init(**arguments, mode=mode, resume=resume, reinit="create_new", settings=settings)

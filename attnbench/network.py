@@ -1,42 +1,41 @@
-"""Whether a server can be reached, answered within a fixed time and without asking the server anything."""
+"""Whether a server can be reached and the user is known to it, found out within a fixed time."""
 
 import netrc
 import os
-import socket
+import ssl
 import threading
+import urllib.error
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
-from urllib.parse import urlsplit
 
 
-def first_hop(url: str) -> tuple[str, int]:
-    """Host and port that a request for `url` connects to: the server's, or those of the proxy that stands before it."""
-    parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    proxy = urllib.request.getproxies().get(parts.scheme)
-    if not proxy or urllib.request.proxy_bypass(host):
-        return host, port
-    parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")
-    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+def answers(url: str, limit_seconds: float) -> bool:
+    """Whether anything answers a request for `url` within the limit, the look-up of its name included.
 
+    Goes through the proxy that the environment names, as the real request would.
+    """
+    answered = threading.Event()
 
-def can_connect(host: str, port: int, limit_seconds: float) -> bool:
-    """Whether host:port takes a connection within the limit, the look-up of its name included."""
-    connected = threading.Event()
-
-    def connect() -> None:
+    def ask() -> None:
         try:
-            socket.create_connection((host, port), timeout=limit_seconds).close()
-        except (OSError, UnicodeError):
-            # A host that does not exist, does not answer, or whose name is none: not connected, whatever the cause.
+            urllib.request.urlopen(url, timeout=limit_seconds).close()
+        except urllib.error.HTTPError as error:
+            # An error of the server is an answer too.
+            error.close()
+        except urllib.error.URLError as error:
+            # A certificate that Python does not know may still be known to the program that will do the work.
+            if not isinstance(error.reason, ssl.SSLError):
+                return
+        except (OSError, ValueError, HTTPException):
             return
-        connected.set()
+        answered.set()
 
     # Looking up a name knows no timeout and can take minutes, so a thread that nobody waits for does it.
-    thread = threading.Thread(target=connect, daemon=True)
+    thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(limit_seconds)
-    return connected.is_set()
+    return answered.is_set()
 
 
 def has_netrc_key(host: str) -> bool:

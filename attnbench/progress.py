@@ -49,18 +49,19 @@ class ProgressBar:
         total_steps: of the whole run.
         tokens_per_step: over all devices.
         start_step: steps done before, by the run that this one resumes.
-        description: who runs; cut to 24 characters.
+        description: who runs; cut to 20 characters.
     """
 
     def __init__(self, total_steps: int, tokens_per_step: int, start_step: int, description: str) -> None:
         self.total_steps, self.tokens_per_step, self.step = total_steps, tokens_per_step, start_step
-        self.description = description[:24]
+        self.description = description[:20]
         self._loss: float | None = None
         self._recent: deque[tuple[float, int]] = deque()
         self._line_step, self._line_time = start_step, time.perf_counter()
         self._bar = None
         if sys.stderr.isatty():
-            shape = "{desc} {percentage:3.0f}%|{bar}|{postfix}"
+            # The widest figures and the description leave the bar a few columns of 80.
+            shape = "{desc} |{bar}|{postfix}"
             desc = self.description
             self._bar = tqdm(total=total_steps, initial=start_step, desc=desc, ncols=79, bar_format=shape)
 
@@ -106,7 +107,7 @@ class ProgressBar:
     def _figures(self) -> str:
         figures = [f"{self.step}/{self.total_steps}"]
         if self._loss is not None:
-            figures.append(f"loss {self._loss:.3f}")
+            figures.append(f"loss {self._loss:.4g}")
         rate = self.tokens_per_second
         if rate:
             left = (self.total_steps - self.step) * self.tokens_per_step / rate

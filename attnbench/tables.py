@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -75,7 +76,8 @@ def comparison_table(rows: Iterable[ResultRow], columns: Sequence[MetricColumn])
     shown = [row for row in rows if any(column.takes(row.measurement) for column in columns)]
     differing = [name for name in DISTINCTIONS if len({getattr(row.identity, name) for row in shown}) > 1]
     names = [*LABELS, *differing]
-    table = Table(title=Text(printable(corpus if corpus is not None else "no corpus")), pad_edge=False)
+    title = Text(printable(corpus if corpus is not None else "no corpus"))
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in names:
         right = name in ("parameters", "seq_len", "seed", "num_devices")
         table.add_column(LABELS.get(name, name), justify="right" if right else "left", overflow="fold")

@@ -40,6 +40,9 @@ class Mixer(nn.Module, ABC):
     no_weight_decay: ClassVar[frozenset[str]] = frozenset()
     """Names of this module's own parameters that take no weight decay."""
 
+    state_grows: ClassVar[bool] = False
+    """True where the state's size depends on `max_length`, as a cache's does."""
+
     replaces_feed_forward: ClassVar[bool] = False
     """True for a mixer whose block has no feed-forward of its own."""
 

@@ -71,17 +71,25 @@ affine_scan.register_autograd(_gradient, setup_context=_save_for_gradient)
 
 
 @affine_scan.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
+def _(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    decay: Tensor,
+    erase: Tensor,
+    addition: Tensor,
+    initial: Tensor,
+    reverse: bool = False,
+) -> tuple[Tensor, int]:
     """The mapped axis joins X: its sequences are as independent as those of a batch."""
-    *tensors, reverse = inputs
     folded = []
-    for tensor, mapped, axis in zip(tensors, in_dims, (1, 1, 1, 0), strict=False):
+    # Where a default is left out, in_dims has four entries, otherwise five.
+    for tensor, mapped, axis in zip((decay, erase, addition, initial), in_dims[:4], (1, 1, 1, 0), strict=True):
         if mapped is None:
             tensor = tensor.unsqueeze(axis).expand(*tensor.shape[:axis], info.batch_size, *tensor.shape[axis:])
         else:
             tensor = tensor.movedim(mapped, axis)
         folded.append(tensor.flatten(axis, axis + 1))
-    states = affine_scan(*folded, reverse)
+    states = affine_scan(folded[0], folded[1], folded[2], folded[3], reverse)
     return states.unflatten(1, (info.batch_size, -1)), 1
 
 

@@ -1,0 +1,1 @@
+"""Operators timed alone, one file per table."""

@@ -1,0 +1,62 @@
+"""How the tests build a mixer: from its yaml, on the meta device first, every parameter filled by init_weights."""
+
+import importlib
+import inspect
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from attnbench.mixers.base import Mixer
+
+CONF = Path(__file__).parents[1] / "conf" / "attn"
+DIM, HEAD_WIDTH = 64, 32
+FROM_MODEL = {"dim", "head_width", "layer", "num_layers"}
+
+
+def mixer_names() -> list[str]:
+    return sorted(path.stem for path in CONF.glob("*.yaml"))
+
+
+def read(name: str) -> tuple[type[Mixer], dict[str, Any]]:
+    """The class that a yaml of conf/attn names, and its options."""
+    options = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    module, _, class_name = options.pop("_target_").rpartition(".")
+    return getattr(importlib.import_module(module), class_name), options
+
+
+def build(name: str, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Mixer:
+    mixer_class, options = read(name)
+    options = {"dim": DIM, "head_width": HEAD_WIDTH, **options, **changes}
+    named = inspect.signature(mixer_class).parameters
+    options |= {setting: value for setting, value in {"layer": 0, "num_layers": 2}.items() if setting in named}
+    options["backend"] = mixer_class.choose_backend(options, device_type="cpu", precision="float32")
+    with torch.device("meta"):
+        mixer = mixer_class(**options)
+    mixer.to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            # What init_weights forgets shows.
+            parameter.fill_(torch.nan)
+    for path, module in mixer.named_modules():
+        if hasattr(module, "init_weights"):
+            generator = torch.Generator().manual_seed(zlib.crc32(path.encode()))
+            module.init_weights(generator, 2)
+    return mixer.to(dtype)
+
+
+def example_input(batch_size: int, length: int, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Wide enough that the small initial weights leave the linear range of gates and feature maps."""
+    generator = torch.Generator().manual_seed(seed)
+    return 5 * torch.randn(batch_size, length, DIM, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def assert_near(actual: Tensor, expected: Tensor, tolerance: float, what: str = "") -> None:
+    """The largest difference is within `tolerance` of the largest entry."""
+    assert actual.shape == expected.shape, what
+    difference = (actual.double() - expected.double()).abs().max()
+    scale = expected.double().abs().max()
+    assert difference <= tolerance * scale, f"{what} differs by {difference:.2e} where the largest entry is {scale:.2e}"

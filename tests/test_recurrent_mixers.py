@@ -1,0 +1,194 @@
+"""What only linear attention and Gated DeltaNet have: their options, the scan, their FLOPs, their library kernels."""
+
+import math
+
+import pytest
+import torch
+from mixer_building import DIM, HEAD_WIDTH, assert_near, build, example_input
+from test_mixers import check_against_definition, in_pieces
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from attnbench.errors import UserError
+from attnbench.mixers.fla_support import refuse_miscompiled_gates
+from attnbench.mixers.gated_deltanet import GatedDeltaNet, chunked_gated_delta_rule, recurrent_gated_delta_rule
+from attnbench.mixers.linear import LinearAttention
+from attnbench.mixers.scan import affine_scan
+
+OPTIONS = (
+    ("linear", {"feature_map": "relu"}),
+    ("linear", {"feature_map": "softmax"}),
+    ("linear", {"num_heads": 3}),
+    ("gated_deltanet", {"negative_eigenvalues": True}),
+    ("gated_deltanet", {"value_expansion": 2}),
+    ("gated_deltanet", {"value_expansion": 0.5}),
+    ("gated_deltanet", {"num_heads": 3, "head_width": 16, "value_expansion": 1.5}),
+)
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
+def test_options_follow_the_definition(name, options):
+    check_against_definition(build(name, dtype=torch.float64, **options), 133, torch.float64)
+    mixer, x = build(name, dtype=torch.float64, **options), example_input(2, 133, dtype=torch.float64)
+    with torch.no_grad():
+        assert_near(in_pieces(mixer, x, (64, 1, 68)), mixer(x)[0], 1e-10)
+
+
+@pytest.mark.parametrize(("name", "options"), [*OPTIONS, ("linear", {}), ("gated_deltanet", {})])
+def test_flops_are_those_of_the_definition(name, options):
+    mixer, x = build(name, **options), example_input(3, 10)
+    with FlopCounterMode(display=False) as counter:
+        mixer.reference(x)
+    weights = sum(module.weight.numel() for module in mixer.modules() if isinstance(module, nn.Linear))
+    assert counter.get_total_flops() == 3 * (mixer.mixing_flops(10) + 2 * 10 * weights)
+
+
+@pytest.mark.parametrize("options", [{}, {"negative_eigenvalues": True}])
+def test_gated_deltanet_initial_rates(options):
+    mixer = build("gated_deltanet", num_heads=1000, **options)
+    assert isinstance(mixer, GatedDeltaNet)
+    rate, step = mixer.log_decay_rate.exp(), nn.functional.softplus(mixer.decay_bias)
+    assert 1 <= rate.min() < 1.5
+    assert 15.5 < rate.max() <= 16 + 1e-4
+    assert 1e-3 * 0.999 <= step.min() < 1.1e-3
+    assert 0.09 < step.max() <= 1e-1 * 1.001
+    # Log-uniform: half of them below the geometric mean.
+    assert abs(step.log().mean() - math.log(1e-2)) < 0.15
+
+
+def test_gated_deltanet_beta_reaches_two_only_if_asked():
+    x = 1e4 * example_input(2, 20)
+    for negative, limit in ((False, 1), (True, 2)):
+        mixer = build("gated_deltanet", negative_eigenvalues=negative)
+        assert isinstance(mixer, GatedDeltaNet)
+        beta = mixer._inputs(x, None)[4]
+        assert beta.min() >= 0
+        assert beta.max() == limit
+
+
+def test_gated_deltanet_keys_have_length_one_and_queries_are_scaled():
+    mixer = build("gated_deltanet")
+    assert isinstance(mixer, GatedDeltaNet)
+    query, key, *_ = mixer._inputs(example_input(2, 20), None)
+    torch.testing.assert_close(key.norm(dim=-1), torch.ones(2, 20, 2), atol=1e-3, rtol=0)
+    torch.testing.assert_close(query.norm(dim=-1), torch.full((2, 20, 2), HEAD_WIDTH**-0.5), atol=1e-3, rtol=0)
+
+
+def test_decay_to_nothing_stays_finite():
+    """Where exp of a future position's decay would overflow."""
+    inputs = rule_inputs(length=133)
+    inputs[3] = torch.full_like(inputs[3], -80.0)
+    inputs = [x.requires_grad_() for x in inputs]
+    y, _ = chunked_gated_delta_rule(*inputs, None, 64)
+    y.sum().backward()
+    assert y.isfinite().all()
+    assert all(x.grad.isfinite().all() for x in inputs)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 16, 64, 200])
+def test_chunk_size_changes_nothing(chunk_size):
+    inputs = rule_inputs(length=133)
+    memory = torch.randn(2, 3, 8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    expected, expected_memory = recurrent_gated_delta_rule(*inputs, memory)
+    actual, last_memory = chunked_gated_delta_rule(*inputs, memory, chunk_size)
+    assert_near(actual, expected, 1e-10)
+    assert last_memory is not None
+    assert_near(last_memory, expected_memory, 1e-10)
+
+
+def test_same_key_again_replaces_its_value():
+    """Without decay and with beta 1, reading a key that was written twice gives the second value."""
+    key = nn.functional.normalize(torch.ones(1, 2, 1, 8), dim=-1)
+    value = torch.tensor([1.0, 5.0]).view(1, 2, 1, 1).expand(1, 2, 1, 3)
+    y, _ = chunked_gated_delta_rule(key, key, value, torch.zeros(1, 2, 1), torch.ones(1, 2, 1), None, 64)
+    torch.testing.assert_close(y, value)
+
+
+def rule_inputs(length: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(2, length, 3, 8, dtype=torch.float64, generator=generator) for _ in range(2))
+    value = torch.randn(2, length, 3, 12, dtype=torch.float64, generator=generator)
+    log_decay, beta = (torch.rand(2, length, 3, dtype=torch.float64, generator=generator) for _ in range(2))
+    return [query, nn.functional.normalize(key, dim=-1), value, -log_decay, 2 * beta]
+
+
+def scan_inputs(num_chunks: int = 4) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((num_chunks, 2), (num_chunks, 2, 3, 3), (num_chunks, 2, 3, 5), (2, 3, 5))
+    tensors = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
+    decay, erase, addition, initial = (tensor.requires_grad_() for tensor in tensors)
+    return decay, erase, addition, initial
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scan_is_its_recurrence(reverse):
+    decay, erase, addition, state = scan_inputs()
+    states = affine_scan(decay, erase, addition, state, reverse)
+    torch.testing.assert_close(states[-1 if reverse else 0], state)
+    for n in reversed(range(4)) if reverse else range(4):
+        matrix = decay[n, :, None, None] * torch.eye(3) - (erase[n].mT if reverse else erase[n])
+        state = matrix @ state + addition[n]
+        torch.testing.assert_close(states[n if reverse else n + 1], state)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scan_gradients(reverse):
+    def scan(*inputs: Tensor) -> Tensor:
+        return affine_scan(*inputs, reverse)
+
+    assert torch.autograd.gradcheck(scan, scan_inputs())
+    assert torch.autograd.gradgradcheck(scan, scan_inputs(2))
+
+
+@pytest.mark.parametrize("num_chunks", [0, 4])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scan_is_a_proper_operator(num_chunks, reverse):
+    torch.library.opcheck(affine_scan, (*scan_inputs(num_chunks), reverse))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("unmapped", [None, 0, 1, 2, 3])
+def test_scan_under_vmap(reverse, unmapped):
+    inputs = [torch.stack([x, 2 * x, x + 1], dim=-1).detach() for x in scan_inputs()]
+    in_dims = [-1] * 4
+    if unmapped is not None:
+        inputs[unmapped], in_dims[unmapped] = inputs[unmapped][..., 0], None
+    mapped = torch.vmap(lambda *tensors: affine_scan(*tensors, reverse), tuple(in_dims))(*inputs)
+    for run in range(3):
+        alone = [x if axis is None else x[..., run] for x, axis in zip(inputs, in_dims, strict=True)]
+        torch.testing.assert_close(mapped[run], affine_scan(*alone, reverse))
+
+
+def test_scan_reports_its_flops():
+    with FlopCounterMode(display=False) as counter:
+        affine_scan(*scan_inputs())
+    assert counter.get_total_flops() == 4 * 2 * (2 * 3 * 3 * 5)
+
+
+@pytest.mark.parametrize("mixer_class", [LinearAttention, GatedDeltaNet])
+def test_auto_is_torch_and_fla_needs_cuda(mixer_class):
+    assert mixer_class.choose_backend({}, device_type="cuda", precision="bfloat16") == "torch"
+    with pytest.raises(UserError, match=r"needs CUDA.*backend=torch"):
+        mixer_class.choose_backend({"backend": "fla"}, device_type="cpu", precision="float32")
+
+
+@pytest.mark.parametrize("version", ["3.4.0", "3.6.0", "3.7.0", "3.7.0+git1"])
+def test_miscompiled_gates_are_refused_on_hopper(version):
+    with pytest.raises(UserError, match=r"triton>=3\.7\.1 or use backend=torch"):
+        refuse_miscompiled_gates("attn.backend=fla", (9, 0), version)
+    refuse_miscompiled_gates("attn.backend=fla", (8, 0), version)
+
+
+@pytest.mark.parametrize("version", ["3.3.1", "3.7.1", "3.8.0", "4.0.0"])
+def test_other_tritons_are_taken_on_hopper(version):
+    refuse_miscompiled_gates("attn.backend=fla", (9, 0), version)
+
+
+def test_settings_that_cannot_be_are_refused():
+    with pytest.raises(UserError, match=r"value_expansion=1\.3"):
+        build("gated_deltanet", value_expansion=1.3)
+    with pytest.raises(UserError, match=r"feature_map=cosine.*elu"):
+        build("linear", feature_map="cosine")
+    with pytest.raises(UserError, match="head_width=48"):
+        build("linear", head_width=48)
+    assert DIM % 48

@@ -135,7 +135,8 @@ class LinearAttention(Mixer):
 def feature(x: Tensor, name: str) -> Tensor:
     """The feature map of that name; keeps shape and dtype, never negative."""
     if name == "elu":
-        return F.elu(x) + 1
+        # Not elu(x) + 1, which below -6 is 0 in bfloat16: the normaliser makes features matter by their ratios.
+        return F.relu(x) + x.clamp(max=0).exp()
     if name == "relu":
         return F.relu(x)
     return x.softmax(-1, dtype=_state_dtype(x.dtype)).to(x.dtype)

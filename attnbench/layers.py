@@ -42,20 +42,59 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Keeps shape and dtype."""
-        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+        if x.device.type == "cpu":
+            return _RMSNormCPU.apply(at_least_float32(x), self.weight, self.eps).to(x.dtype)
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(x.dtype)
+
+
+class _RMSNormCPU(torch.autograd.Function):
+    """RMSNorm in few passes over the memory, for a CPU: torch has no fused kernel there, its own takes twice as long.
+
+    With n = x r, r = 1 / sqrt(mean(x²) + eps) and g = dL/dy, row by row:
+
+        dL/dx = r (g w - n mean(g w n)),   dL/dw = sum over rows of g n
+    """
+
+    # Nothing below is updated in place but what the gradient made: under vmap either of x and w may be one for all.
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return x * _inverse_rms(x, eps) * weight
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        x, weight, ctx.eps = inputs
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight = ctx.saved_tensors
+        scale = _inverse_rms(x, ctx.eps)
+        normed = x * scale
+        product = gradient * normed
+        mean = (product @ weight)[..., None] / x.shape[-1]
+        of_x = torch.addcmul(gradient * weight, normed, mean, value=-1).mul_(scale)
+        return of_x, product.reshape(-1, x.shape[-1]).sum(0), None
+
+
+def _inverse_rms(x: Tensor, eps: float) -> Tensor:
+    return (torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1] + eps).rsqrt()
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: down(silu(gate(x)) × up(x)), gate and up in one projection (Shazeer, 2020)."""
+    """SwiGLU: down(silu(gate(x)) × up(x)) (Shazeer, 2020)."""
 
     def __init__(self, dim: int, width: int) -> None:
         super().__init__()
-        self.gate_up = Projection(dim, 2 * width)
+        # Two projections, not one cut in half: products and gradients are then contiguous, which on a CPU saves more
+        # than one larger matrix product gains.
+        self.gate = Projection(dim, width)
+        self.up = Projection(dim, width)
         self.down = Projection(width, dim, residual=True)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        gate, up = self.gate_up(x_BTD).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
 
 
 class ShortConvolution(nn.Module):
@@ -144,18 +183,28 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def rotary(x_BTHK: Tensor, position: Tensor | int, theta: float) -> Tensor:
-    """Rotates channel pairs (i, i + K/2) of position t by t × theta^(-2i/K) (Su et al., 2021).
+def rotation(length: int, width: int, position: Tensor | int, theta: float, device: torch.device) -> Tensor:
+    """cos and sin of the angles by which `rotate` turns channel pair i of position t, t × theta^(-2i/K): (2, T, K/2).
 
     Args:
         position: that of the first of the T positions; a tensor stays on the device.
     """
-    length, width = x_BTHK.shape[1], x_BTHK.shape[3]
-    exponent = torch.arange(0, width, 2, device=x_BTHK.device, dtype=torch.float32) / width
-    positions = torch.arange(length, device=x_BTHK.device) + position
-    # Angles in float32: in bfloat16 neighbouring positions would fall together.
-    angle_TK = positions.float()[:, None] * theta**-exponent
-    cos, sin = angle_TK.cos()[:, None], angle_TK.sin()[:, None]
-    first, second = at_least_float32(x_BTHK).chunk(2, dim=-1)
-    rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-    return rotated.to(x_BTHK.dtype)
+    exponent = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
+    # In float32: in bfloat16 neighbouring positions would fall together.
+    positions = (torch.arange(length, device=device) + position).float()
+    angle_TK = positions[:, None] * theta**-exponent
+    return torch.stack([angle_TK.cos(), angle_TK.sin()])
+
+
+def rotate(x_BTHK: Tensor, rotation: Tensor) -> Tensor:
+    """Rotary positions: turns each pair of channels (2i, 2i + 1) by its angle (Su et al., 2021)."""
+    cos, sin = rotation[:, :, None]
+    pairs = at_least_float32(x_BTHK).unflatten(-1, (-1, 2))
+    if torch.compiler.is_compiling():
+        # Inductor makes one kernel of this, but generates no complex arithmetic.
+        first, second = pairs.unbind(-1)
+        turned = torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    else:
+        # The same as one complex product: a single pass over the memory.
+        turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.complex(cos, sin))
+    return turned.flatten(-2).to(x_BTHK.dtype)

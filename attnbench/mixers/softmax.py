@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnbench.errors import UserError
-from attnbench.layers import GatedOutput, QueryKeyValue, RMSNorm, at_least_float32, rotary
+from attnbench.layers import GatedOutput, QueryKeyValue, RMSNorm, at_least_float32, rotate, rotation
 from attnbench.mixers.base import Mixer, head_count
 
 
@@ -119,8 +119,8 @@ class Softmax(Mixer):
         if self.query_norm is not None and self.key_norm is not None:
             query_BTHK, key_BTHK = self.query_norm(query_BTHK), self.key_norm(key_BTHK)
         if self.rotary_theta is not None:
-            query_BTHK = rotary(query_BTHK, position, self.rotary_theta)
-            key_BTHK = rotary(key_BTHK, position, self.rotary_theta)
+            angles = rotation(x_BTD.shape[1], self.head_width, position, self.rotary_theta, x_BTD.device)
+            query_BTHK, key_BTHK = rotate(query_BTHK, angles), rotate(key_BTHK, angles)
         return query_BTHK, key_BTHK, value_BTHK
 
     def mix(self, query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Hydra's side: from a command line to `RunSettings`, and from every mistake to one line that names the setting."""
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from tqdm import tqdm
 
 from attnbench.errors import Interrupted, UserError
 from attnbench.registry import check_options, resolve
@@ -43,6 +45,7 @@ def launch(
         main: does one job and returns the folder it left its results in.
         summarise: called at the end with the folders of all jobs that this process ran.
     """
+    _show_log()
     failures: list[str] = []
     folders: list[Path] = []
     started: list[str] = []
@@ -86,6 +89,22 @@ def launch(
         raise SystemExit(1)
 
 
+class _AboveTheBar(logging.Handler):
+    """Writes lines to standard error without breaking a progress bar that is being drawn there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
+def _show_log() -> None:
+    """attnbench's own lines go to standard error, bare; standard output is for results."""
+    handler = _AboveTheBar()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("attnbench")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+
 def compose(overrides: Sequence[str] = (), config_name: str = "train") -> RunSettings:
     """The settings that a command line with these overrides would give, checked in the same way.
 
@@ -113,7 +132,7 @@ def read_settings(config: DictConfig, hydra_config: Any) -> RunSettings:
         if override.startswith("~"):
             raise UserError(f"{override}: a setting cannot be deleted; null or another value turns it off")
     # The hydra node is left out before resolving: some of its values exist only inside a job.
-    names = [name for name in config if name != "hydra"]
+    names = [str(name) for name in config if name != "hydra"]
     values: Any = OmegaConf.to_container(OmegaConf.masked_copy(config, names), resolve=True, throw_on_missing=True)
     choices = hydra_config.runtime.choices
     for group in ("attn", *CLOSED_GROUPS):
@@ -220,6 +239,6 @@ def _trusted(hydra_config: Any) -> frozenset[str]:
             continue
         for group in ("attn", "eval"):
             for path in Path(source.path).glob(f"{group}/*.yaml"):
-                target = OmegaConf.load(path).get("_target_")
+                target = OmegaConf.select(OmegaConf.load(path), "_target_")
                 found |= {target} if isinstance(target, str) else set()
     return frozenset(found)

@@ -1,5 +1,6 @@
 """What happens around training steps. Each hook is called after every step and decides whether it is its turn."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,8 @@ from attnbench.metrics import MetricsLog, WandbMirror
 from attnbench.progress import ProgressBar
 from attnbench.runtime import StopRequest, synchronize
 from attnbench.train import StepReport
+
+log = logging.getLogger(__name__)
 
 LONG_SECONDS = 30 * 60
 
@@ -187,8 +190,8 @@ class Checkpoints:
 class Estimate:
     """On a CPU, says after a few steps how long the training will take, and names the demo where that is long."""
 
-    def __init__(self, *, num_steps: int, start_step: int, print_line: Callable[[str], None]) -> None:
-        self.num_steps, self.print_line = num_steps, print_line
+    def __init__(self, *, num_steps: int, start_step: int) -> None:
+        self.num_steps = num_steps
         self.first, self.last = start_step + 1, start_step + 4
         self.started = 0.0
 
@@ -198,9 +201,9 @@ class Estimate:
         if state.step != self.last:
             return
         seconds = (time.perf_counter() - self.started) / 3 * (self.num_steps - state.step)
-        self.print_line(f"about {duration(seconds)} of training to go on this CPU")
+        log.info("about %s of training to go on this CPU", duration(seconds))
         if seconds > LONG_SECONDS:
-            self.print_line("experiment=demo trains a smaller model on a smaller corpus in minutes")
+            log.info("experiment=demo trains a smaller model on a smaller corpus in minutes")
 
 
 def duration(seconds: float) -> str:

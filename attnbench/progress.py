@@ -1,10 +1,8 @@
-"""How far a run is, for people: a bar on a terminal, plain lines in a file. And the clock that outlives a resume."""
+"""How far a run is, for people: a bar on a terminal, plain lines in a file."""
 
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from tqdm import tqdm
 
@@ -13,31 +11,6 @@ WINDOW_SECONDS = 10.0
 
 LINE_SECONDS = 30.0
 """Without a terminal, a line is printed this often, or at every tenth of the run if that is sooner."""
-
-
-class Stopwatch:
-    """Seconds of work, over all the processes of one run.
-
-    Args:
-        seconds: what earlier processes took, from the checkpoint.
-    """
-
-    def __init__(self, seconds: float = 0.0) -> None:
-        self._start = time.perf_counter() - seconds
-
-    @property
-    def seconds(self) -> float:
-        """Seconds so far, without what `paused` left out."""
-        return time.perf_counter() - self._start
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leaves out what happens inside: validation and checkpoints are no training time."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._start += time.perf_counter() - began
 
 
 class ProgressBar:
@@ -89,13 +62,6 @@ class ProgressBar:
             return None
         (began, first), (ended, last) = self._recent[0], self._recent[-1]
         return (last - first) * self.tokens_per_step / (ended - began)
-
-    def write(self, line: str) -> None:
-        """Prints a line without tearing the bar."""
-        if self._bar is not None:
-            self._bar.write(line, file=sys.stderr)
-        else:
-            print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Leaves the last state on show."""

@@ -25,6 +25,16 @@ class Batch(NamedTuple):
     """1 where there is a label, 0 where there is none; None: everywhere."""
     positions_BL: Tensor | None = None
 
+    def rows(self, part: slice) -> "Batch":
+        """Some of the sequences."""
+        weight, positions = self.weight_BT, self.positions_BL
+        return Batch(
+            self.tokens_BT[part],
+            self.targets_BT[part],
+            weight[part] if weight is not None else None,
+            positions[part] if positions is not None else None,
+        )
+
 
 class StepReport(NamedTuple):
     """What a step leaves on the device; reading it waits for the device."""
@@ -90,7 +100,7 @@ def loss_and_gradients(
     count = batch.weight_BT.sum() if batch.weight_BT is not None else batch.targets_BT.numel()
     losses = []
     for start in range(0, size, micro_batch_size or size):
-        part = Batch(*(x[start : start + (micro_batch_size or size)] if x is not None else None for x in batch))
+        part = batch.rows(slice(start, start + (micro_batch_size or size)))
         with computing(precision, batch.tokens_BT.device):
             logits, _ = model(part.tokens_BT, positions_BL=part.positions_BL)
             loss = cross_entropy(logits, part.targets_BT, part.weight_BT) / count
@@ -106,7 +116,7 @@ def clip(gradients: dict[str, Tensor], limit: float) -> Tensor:
     """Scales all gradients, in place, so that their common norm is at most `limit`; returns the norm before."""
     tensors = list(gradients.values())
     norm = torch.nn.utils.get_total_norm(tensors)
-    torch._foreach_mul_(tensors, (limit / (norm + 1e-6)).clamp(max=1.0))
+    torch._foreach_mul_(tensors, (limit / (norm + 1e-6)).clamp(max=1.0))  # pyright: ignore[reportPrivateImportUsage]
     return norm
 
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from attnbench.progress import ProgressBar, Stopwatch
+from attnbench.progress import ProgressBar
 
 
 @pytest.fixture
@@ -68,12 +68,3 @@ def test_on_a_terminal_one_line_within_80_columns(monkeypatch):
     assert any("99999/100000 loss 2.346" in frame and frame.endswith(" left") for frame in frames), frames
     assert max(map(len, frames)) <= 80
     assert "validation" in frames
-
-
-def test_the_clock_goes_on_from_the_checkpoint_and_leaves_out_pauses(clock):
-    watch = Stopwatch(seconds=1000.0)
-    clock.append(clock[-1] + 5)
-    with watch.paused():
-        clock.append(clock[-1] + 70)
-    clock.append(clock[-1] + 1)
-    assert watch.seconds == 1006

@@ -25,7 +25,7 @@ class Subject(Protocol):
         """A model with initial weights; `changes` to its ModelSettings."""
         ...
 
-    def trained_model(self, checkpoint: str = "final") -> LanguageModel:
+    def trained_model(self, which: str = "final") -> LanguageModel:
         """The trained model, of the `final` or the `best` checkpoint."""
         ...
 

@@ -107,7 +107,7 @@ class GatedDeltaNet(Mixer):
             mixed_BTHV, last_memory = recurrent_gated_delta_rule(*inputs, memory)
         else:
             mixed_BTHV, last_memory = chunked_gated_delta_rule(*inputs, memory, self.chunk_size)
-        if state is not None:
+        if state is not None and last_memory is not None:
             state.memory_BHKV.copy_(last_memory)
         return self._finish(mixed_BTHV, x_BTD), state
 

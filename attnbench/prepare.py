@@ -1,0 +1,183 @@
+"""From settings to a run with everything resolved: device, kernel, corpus, matched model, identity, folder."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnbench.checkpoint import ModelRecord
+from attnbench.data import Corpus, load_corpus
+from attnbench.matching import Matched, match_model
+from attnbench.model import LanguageModel, build_model, resolve_mixer
+from attnbench.results import Identity
+from attnbench.runtime import environment_id, resolve_device, resolve_precision
+from attnbench.settings import MixerSettings, RunSettings
+
+ROOT = Path(__file__).resolve().parents[1]
+NOT_HASHED = ("log_interval_steps", "checkpoint_interval_seconds", "num_epochs", "num_steps", "precision", "compile")
+"""Training settings that change no number, or stand in the hash as what they were resolved to."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """A run with everything resolved that its settings leave open."""
+
+    settings: RunSettings
+    device: torch.device
+    precision: str
+    compile: bool
+    corpus: Corpus
+    mixers: list[MixerSettings]
+    matched: Matched
+    num_steps: int
+    validation_interval: int
+    config_hash: str
+    folder: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoint"
+
+    def record(self) -> ModelRecord:
+        """What a checkpoint says of itself."""
+        return ModelRecord(
+            mixers=self.mixers,
+            model=self.matched.model,
+            vocabulary=list(self.corpus.vocabulary),
+            vocabulary_size=self.corpus.vocabulary_size,
+            corpus=corpus_label(self.corpus),
+            seq_len=self.settings.seq_len,
+            precision=self.precision,
+        )
+
+    def new_model(self, **changes: Any) -> LanguageModel:
+        """A model with initial weights; `changes` to its ModelSettings."""
+        model = replace(self.matched.model, **changes)
+        return build_model(
+            self.mixers[:1] * model.num_layers,
+            model,
+            vocabulary_size=self.corpus.vocabulary_size,
+            seed=self.settings.seed,
+            device=self.device,
+            trusted=self.settings.trusted,
+        )
+
+
+def prepare(settings: RunSettings) -> Run:
+    """Loads the corpus, resolves device, precision, backend, matching and identity; writes nothing."""
+    device = resolve_device(settings.device)
+    precision = resolve_precision(settings.train.precision, device.type)
+    corpus = load_corpus(settings.data, settings.seq_len, ROOT)
+    mixer = resolve_mixer(
+        settings.mixer, settings.model, device_type=device.type, precision=precision, trusted=settings.trusted
+    )
+    mixers = [mixer] * settings.model.num_layers
+    matched = match_model(
+        mixers,
+        settings.model,
+        match=settings.match,
+        seq_len=settings.seq_len,
+        vocabulary_size=corpus.vocabulary_size,
+        trusted=settings.trusted,
+    )
+    num_blocks = (len(corpus.tokens["train"]) - 1) // settings.seq_len
+    steps_per_epoch = max(1, num_blocks // settings.train.batch_size)
+    num_steps = settings.train.num_steps or steps_per_epoch * (settings.train.num_epochs or 1)
+    prepared = Run(
+        settings=settings,
+        device=device,
+        precision=precision,
+        compile=settings.train.compile if settings.train.compile is not None else device.type == "cuda",
+        corpus=corpus,
+        mixers=mixers,
+        matched=matched,
+        num_steps=num_steps,
+        validation_interval=settings.train.validation_interval_steps or min(steps_per_epoch, num_steps),
+        config_hash="",
+        folder=Path(),
+    )
+    prepared.config_hash = config_hash(_identity_of_training(prepared))
+    name = f"{settings.mixer.name}-{settings.model.name}-T{settings.seq_len}-seed{settings.seed}-{prepared.config_hash}"
+    prepared.folder = Path(settings.outputs_dir) / settings.experiment / name
+    return prepared
+
+
+def _identity_of_training(prepared: Run) -> dict[str, Any]:
+    """Everything that can change the numbers of this training, and nothing else."""
+    model = {key: value for key, value in asdict(prepared.matched.model).items() if key not in ("name", "parameters")}
+    training = {key: value for key, value in asdict(prepared.settings.train).items() if key not in NOT_HASHED}
+    return {
+        "mixers": [{"target": mixer.target, **mixer.options} for mixer in prepared.mixers],
+        "model": model,
+        "data": {"fingerprint": prepared.corpus.fingerprint, "vocabulary_size": prepared.corpus.vocabulary_size},
+        "train": {**training, "num_steps": prepared.num_steps, "compile": prepared.compile},
+        "precision": prepared.precision,
+        "device": prepared.device.type,
+        "seq_len": prepared.settings.seq_len,
+        "seed": prepared.settings.seed,
+    }
+
+
+def config_hash(identity: Any) -> str:
+    """Eight hex digits. Neutral values (null, false) are left out, so that a new option changes no old hash."""
+
+    def without_neutral(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: without_neutral(item) for key, item in value.items() if item is not None and item is not False}
+        return [without_neutral(item) for item in value] if isinstance(value, list) else value
+
+    return hashlib.sha256(json.dumps(without_neutral(identity), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def resolved_config(prepared: Run) -> dict[str, Any]:
+    """The settings as given, and what they were resolved to."""
+    given = asdict(prepared.settings)
+    del given["trusted"], given["rerun"]
+    return {
+        **given,
+        "resolved": {
+            "backend": prepared.mixers[0].options["backend"],
+            "precision": prepared.precision,
+            "compile": prepared.compile,
+            "device": str(prepared.device),
+            "num_steps": prepared.num_steps,
+            "feed_forward_width": prepared.matched.model.feed_forward_width,
+            "parameters": prepared.matched.parameters,
+            "corpus": corpus_label(prepared.corpus),
+            "vocabulary_size": prepared.corpus.vocabulary_size,
+            "num_unknown": prepared.corpus.num_unknown,
+            "config_hash": prepared.config_hash,
+        },
+    }
+
+
+def identity(prepared: Run, evaluation: str, hashed: str) -> Identity:
+    """The columns that all rows of one results file share."""
+    stamp = json.loads((prepared.folder / "environment.json").read_text(encoding="utf-8"))
+    return Identity(
+        experiment=prepared.settings.experiment,
+        run=prepared.folder.name,
+        mixer=prepared.mixers[0].target.rpartition(".")[2],
+        variant=prepared.settings.mixer.name,
+        backend=prepared.mixers[0].options["backend"],
+        model=prepared.matched.model.name,
+        parameters=prepared.matched.parameters,
+        seq_len=prepared.settings.seq_len,
+        evaluation=evaluation,
+        seed=prepared.settings.seed,
+        precision=prepared.precision,
+        device=stamp["device"],
+        num_devices=1,
+        environment=environment_id(stamp),
+        commit=f"{stamp['commit']}{'-dirty' if stamp['dirty'] else ''}",
+        corpus=corpus_label(prepared.corpus),
+        config_hash=hashed,
+    )
+
+
+def corpus_label(corpus: Corpus) -> str:
+    """Name and content, as every row has it: equal labels, equal text."""
+    return f"{corpus.name}@{corpus.fingerprint}"

@@ -13,10 +13,10 @@ from rich.text import Text
 from attnbench.errors import UserError
 from attnbench.results import Identity, Measurement, ResultRow, read_results, same_corpus
 
-LABELS = {"variant": "variant", "backend": "backend", "parameters": "params", "seq_len": "T", "seed": "seed"}
+LABELS = {"variant": "variant", "backend": "backend", "parameters": "params"}
 """Columns that every table has, and what stands above them."""
 
-DISTINCTIONS = ("experiment", "mixer", "model", "precision", "device", "num_devices", "commit")
+DISTINCTIONS = ("seq_len", "seed", "experiment", "model", "precision", "device", "num_devices", "commit")
 """Columns that a table gets only where its rows differ in them, so that no difference is hidden."""
 
 
@@ -42,17 +42,31 @@ SUMMARY = (
 """What the table at the end of a training shows."""
 
 
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Grid:
+    """A table before it is drawn: its title, its headers, and its cells as text."""
+
+    title: str
+    headers: list[str]
+    num_labels: int
+    """How many columns, from the left, say whose line it is."""
+    lines: list[list[str]]
+
+
 def print_summary(folders: Sequence[Path]) -> None:
     """Prints one table a corpus of the runs in `folders` to standard output, and where their files are."""
     console = Console()
-    rows = [
-        row for folder in folders for path in sorted((folder / "results").glob("*.jsonl")) for row in read_results(path)
-    ]
-    for table in comparison_tables(rows, SUMMARY):
+    for table in comparison_tables(read_folders(folders), SUMMARY):
         console.print(table)
     for folder in folders:
         console.print(f"  {folder}/", markup=False, highlight=False, soft_wrap=True)
     console.print("Each holds config.yaml, metrics.jsonl, checkpoint/ and results/.")
+
+
+def read_folders(folders: Sequence[Path]) -> list[ResultRow]:
+    """All rows of the runs in `folders`."""
+    files = [path for folder in folders for path in sorted((folder / "results").glob("*.jsonl"))]
+    return [row for path in files for row in read_results(path)]
 
 
 def comparison_tables(rows: Iterable[ResultRow], columns: Sequence[MetricColumn]) -> list[Table]:
@@ -64,7 +78,27 @@ def comparison_tables(rows: Iterable[ResultRow], columns: Sequence[MetricColumn]
 
 
 def comparison_table(rows: Iterable[ResultRow], columns: Sequence[MetricColumn]) -> Table:
-    """A table with one line per variant, sequence length and seed, titled with the corpus.
+    """A grid drawn for a terminal; see `grid`."""
+    drawn = grid(rows, columns)
+    table = Table(title=Text(drawn.title), box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for index, header in enumerate(drawn.headers):
+        left = index < drawn.num_labels and header != LABELS["parameters"]
+        table.add_column(Text(header), justify="left" if left else "right", overflow="fold")
+    for line in drawn.lines:
+        table.add_row(*map(Text, line))
+    return table
+
+
+def markdown_table(rows: Iterable[ResultRow], columns: Sequence[MetricColumn]) -> str:
+    """A grid as Markdown; see `grid`."""
+    drawn = grid(rows, columns)
+    marks = ["---" if index < drawn.num_labels else "--:" for index in range(len(drawn.headers))]
+    lines = [[cell.replace("|", "\\|") for cell in line] for line in (drawn.headers, marks, *drawn.lines)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def grid(rows: Iterable[ResultRow], columns: Sequence[MetricColumn]) -> Grid:
+    """One line per variant and whatever else the rows differ in, titled with the corpus.
 
     A cell without a number shows its status, and a dash where nothing was measured.
 
@@ -76,20 +110,18 @@ def comparison_table(rows: Iterable[ResultRow], columns: Sequence[MetricColumn])
     shown = [row for row in rows if any(column.takes(row.measurement) for column in columns)]
     differing = [name for name in DISTINCTIONS if len({getattr(row.identity, name) for row in shown}) > 1]
     names = [*LABELS, *differing]
-    title = Text(printable(corpus if corpus is not None else "no corpus"))
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for name in names:
-        right = name in ("parameters", "seq_len", "seed", "num_devices")
-        table.add_column(LABELS.get(name, name), justify="right" if right else "left", overflow="fold")
-    for column in columns:
-        table.add_column(Text(printable(column.header)), justify="right", overflow="fold")
     lines: dict[tuple[Any, ...], list[ResultRow]] = {}
     for row in shown:
         lines.setdefault(tuple(getattr(row.identity, name) for name in names), []).append(row)
-    for group in lines.values():
-        labels = [Text(_label(group[0].identity, name)) for name in names]
-        table.add_row(*labels, *(Text(_cell(group, column)) for column in columns))
-    return table
+    return Grid(
+        title=printable(corpus if corpus is not None else "no corpus"),
+        headers=[*(LABELS.get(name, name) for name in names), *(printable(column.header) for column in columns)],
+        num_labels=len(names),
+        lines=[
+            [_label(group[0].identity, name) for name in names] + [_cell(group, column) for column in columns]
+            for group in lines.values()
+        ],
+    )
 
 
 def printable(text: str) -> str:
@@ -106,8 +138,8 @@ def _label(identity: Identity, name: str) -> str:
     value = getattr(identity, name)
     if value is None:
         return "–"
-    if name == "parameters" and value >= 100_000:
-        return f"{value / 1e6:.2f}M"
+    if name == "parameters":
+        return f"{value:,}"
     return printable(str(value))
 
 

@@ -1,0 +1,59 @@
+"""Finished runs as a published table: docs/results/<table>-<machine>/ with README.md, results.csv, environment.json."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attnbench.errors import UserError
+from attnbench.jsonlines import replace_file
+from attnbench.results import same_corpus, write_csv
+from attnbench.tables import MetricColumn, markdown_table, read_folders
+
+COLUMNS = (
+    MetricColumn(header="validation PPL", metric="perplexity", settings={"split": "validation", "checkpoint": "best"}),
+    MetricColumn(header="test PPL", metric="perplexity", settings={"split": "test", "checkpoint": "best"}),
+    MetricColumn(
+        header="test bits/char", metric="bits_per_character", settings={"split": "test", "checkpoint": "best"}
+    ),
+    MetricColumn(header="token/s", metric="tokens_per_second"),
+    MetricColumn(header="seconds", metric="train_seconds"),
+    MetricColumn(header="first step, s", metric="first_step_seconds"),
+    MetricColumn(header="peak MiB", metric="peak_memory_mib"),
+)
+
+
+def publish(folders: Sequence[Path], target: Path, *, title: str, command: str) -> None:
+    """Writes the table of these runs.
+
+    Args:
+        folders: of finished runs on one corpus and one machine.
+        command: what made them, as a reader would type it.
+
+    Raises:
+        UserError: no rows, several corpora, or runs of different environments or commits.
+    """
+    rows = read_folders(folders)
+    if not rows:
+        raise UserError(f"{', '.join(map(str, folders))}: no results to publish")
+    corpus = same_corpus(rows)
+    stamps = {(folder / "environment.json").read_text(encoding="utf-8") for folder in folders}
+    if len(stamps) > 1:
+        raise UserError(f"{target}: the runs come from {len(stamps)} environments or commits; publish one at a time")
+    stamp = json.loads(stamps.pop())
+    target.mkdir(parents=True, exist_ok=True)
+    write_csv(rows, target / "results.csv")
+    replace_file(target / "environment.json", json.dumps(stamp, indent=2) + "\n")
+    replace_file(target / "README.md", _page(title, corpus, markdown_table(rows, COLUMNS), command, stamp))
+
+
+def _page(title: str, corpus: str | None, table: str, command: str, stamp: dict[str, Any]) -> str:
+    machine = ", ".join(f"{name} {stamp[name]}" for name in ("torch", "triton", "python") if stamp.get(name))
+    return (
+        f"# {title}\n\n{table}\n"
+        f"Corpus `{corpus}`. PPL is that of the checkpoint with the lowest validation loss. Seconds and token/s are of "
+        "training steps, token/s without the first step, which compiles; peak MiB is all memory reserved on the device."
+        f"\n\nMade by\n\n    {command}\n\n"
+        f"at commit `{stamp['commit']}` on {stamp['device']} ({machine}). results.csv has all rows, among them other "
+        "checkpoints, positions in the block and longer blocks; environment.json has the whole environment.\n"
+    )

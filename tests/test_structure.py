@@ -1,0 +1,81 @@
+"""Directions: a module imports only from lines above its own, and some libraries have one door."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ORDER = [
+    "errors", "settings", "registry", "jsonlines", "network", "results", "tables", "publish", "runtime",
+    "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "matching",
+    "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "train", "hooks", "evals", "bench",
+    "prepare", "run", "config",
+]  # fmt: skip
+DOORS = {
+    "hydra": {"config"},
+    "omegaconf": {"config"},
+    "wandb": {"metrics"},
+    "datasets": {"wikitext"},
+    "huggingface_hub": {"wikitext"},
+}
+
+
+def modules(root: Path) -> dict[str, Path]:
+    return {
+        str(path.relative_to(root / "attnbench").with_suffix("")).replace("/", "."): path
+        for path in (root / "attnbench").rglob("*.py")
+        if path.name != "__init__.py"
+    }
+
+
+def place(module: str) -> int:
+    names = [name for name in ORDER if module == name or module.startswith(f"{name}.")]
+    return ORDER.index(max(names, key=len))
+
+
+def imported(path: Path) -> set[str]:
+    """Modules named by an import, wherever it stands; `from package import name` names package.name as well."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_imports_point_one_way(root):
+    own = modules(root)
+    wrong = [
+        f"{module} imports {name}"
+        for module, path in own.items()
+        for name in (name.removeprefix("attnbench.") for name in imported(path) if name.startswith("attnbench."))
+        if name in own and place(name) > place(module)
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("library", DOORS)
+def test_a_library_has_one_door(root, library):
+    users = {
+        module
+        for module, path in modules(root).items()
+        if any(name == library or name.startswith(f"{library}.") for name in imported(path))
+    }
+    assert users <= DOORS[library]
+
+
+def test_settings_know_no_torch(root):
+    own = modules(root)
+    reached, todo = set(), ["settings", "registry", "errors"]
+    while todo:
+        module = todo.pop()
+        reached.add(module)
+        names = imported(own[module])
+        assert not any(name == "torch" or name.startswith("torch.") for name in names), module
+        todo += [name for name in (n.removeprefix("attnbench.") for n in names) if name in own and name not in reached]
+
+
+def test_scripts_are_doors_without_logic(root):
+    for path in (root / "scripts").glob("*.py"):
+        assert len(path.read_text().splitlines()) < 60, path.name

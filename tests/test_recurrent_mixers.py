@@ -85,12 +85,12 @@ def test_decay_to_nothing_stays_finite():
     assert all(x.grad.isfinite().all() for x in inputs)
 
 
-@pytest.mark.parametrize("chunk_size", [1, 16, 64, 200])
-def test_chunk_size_changes_nothing(chunk_size):
+@pytest.mark.parametrize("num_positions", [1, 16, 64, 200])
+def test_chunk_size_changes_nothing(num_positions):
     inputs = rule_inputs(length=133)
     memory = torch.randn(2, 3, 8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     expected, expected_memory = recurrent_gated_delta_rule(*inputs, memory)
-    actual, last_memory = chunked_gated_delta_rule(*inputs, memory, chunk_size)
+    actual, last_memory = chunked_gated_delta_rule(*inputs, memory, num_positions)
     assert_near(actual, expected, 1e-10)
     assert last_memory is not None
     assert_near(last_memory, expected_memory, 1e-10)

@@ -85,12 +85,12 @@ def test_decay_to_nothing_stays_finite():
     assert all(x.grad.isfinite().all() for x in inputs)
 
 
-@pytest.mark.parametrize("chunk_size", [1, 16, 64, 200])
-def test_chunk_size_changes_nothing(chunk_size):
+@pytest.mark.parametrize("num_positions", [1, 16, 64, 200])
+def test_chunk_size_changes_nothing(num_positions):
     inputs = rule_inputs(length=133)
     memory = torch.randn(2, 3, 8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     expected, expected_memory = recurrent_gated_delta_rule(*inputs, memory)
-    actual, last_memory = chunked_gated_delta_rule(*inputs, memory, chunk_size)
+    actual, last_memory = chunked_gated_delta_rule(*inputs, memory, num_positions)
     assert_near(actual, expected, 1e-10)
     assert last_memory is not None
     assert_near(last_memory, expected_memory, 1e-10)
@@ -112,57 +112,69 @@ def rule_inputs(length: int) -> list[Tensor]:
     return [query, nn.functional.normalize(key, dim=-1), value, -log_decay, 2 * beta]
 
 
-def scan_inputs(num_chunks: int = 4) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def scan_inputs(num_chunks: int = 4, *, addition: bool = True) -> list[Tensor | None]:
     generator = torch.Generator().manual_seed(0)
-    shapes = ((num_chunks, 2), (num_chunks, 2, 3, 3), (num_chunks, 2, 3, 5), (2, 3, 5))
-    tensors = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
-    decay, erase, addition, initial = (tensor.requires_grad_() for tensor in tensors)
-    return decay, erase, addition, initial
+    shapes = {"decay": (2,), "read": (2, 4, 3), "key": (2, 4, 3), "write": (2, 4, 5), "addition": (2, 3, 5)}
+    tensors: list[Tensor | None] = [
+        torch.randn(num_chunks, *shape, dtype=torch.float64, generator=generator).requires_grad_()
+        for name, shape in shapes.items()
+    ]
+    if not addition:
+        tensors[-1] = None
+    return [*tensors, torch.randn(2, 3, 5, dtype=torch.float64, generator=generator).requires_grad_()]
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_scan_is_its_recurrence(reverse):
-    decay, erase, addition, state = scan_inputs()
-    states = affine_scan(decay, erase, addition, state, reverse)
+both_ways = pytest.mark.parametrize("reverse", [False, True])
+with_addition = pytest.mark.parametrize("addition", [False, True])
+
+
+@both_ways
+@with_addition
+def test_scan_is_its_recurrence(reverse, addition):
+    decay, read, key, write, add, state = scan_inputs(addition=addition)
+    states, changes = affine_scan(decay, read, key, write, add, state, reverse)
     torch.testing.assert_close(states[-1 if reverse else 0], state)
     for n in reversed(range(4)) if reverse else range(4):
-        matrix = decay[n, :, None, None] * torch.eye(3) - (erase[n].mT if reverse else erase[n])
-        state = matrix @ state + addition[n]
+        change = write[n] + read[n] @ state
+        state = decay[n, :, None, None] * state + key[n].mT @ change + (add[n] if addition else 0)
+        torch.testing.assert_close(changes[n], change)
         torch.testing.assert_close(states[n if reverse else n + 1], state)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_scan_gradients(reverse):
-    def scan(*inputs: Tensor) -> Tensor:
+@both_ways
+@with_addition
+def test_scan_gradients(reverse, addition):
+    def scan(*inputs: Tensor) -> tuple[Tensor, Tensor]:
         return affine_scan(*inputs, reverse)
 
-    assert torch.autograd.gradcheck(scan, scan_inputs())
-    assert torch.autograd.gradgradcheck(scan, scan_inputs(2))
+    assert torch.autograd.gradcheck(scan, scan_inputs(3, addition=addition))
+    assert torch.autograd.gradgradcheck(scan, scan_inputs(2, addition=addition))
 
 
-@pytest.mark.parametrize("num_chunks", [0, 4])
-@pytest.mark.parametrize("reverse", [False, True])
+@both_ways
+@pytest.mark.parametrize("num_chunks", [0, 3])
 def test_scan_is_a_proper_operator(num_chunks, reverse):
-    torch.library.opcheck(affine_scan, (*scan_inputs(num_chunks), reverse))
+    torch.library.opcheck(affine_scan, (*scan_inputs(num_chunks, addition=num_chunks > 0), reverse))
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("unmapped", [None, 0, 1, 2, 3])
+@both_ways
+@pytest.mark.parametrize("unmapped", [None, 0, 1, 2, 3, 4, 5])
 def test_scan_under_vmap(reverse, unmapped):
     inputs = [torch.stack([x, 2 * x, x + 1], dim=-1).detach() for x in scan_inputs()]
-    in_dims = [-1] * 4
+    in_dims: list[int | None] = [-1] * 6
     if unmapped is not None:
         inputs[unmapped], in_dims[unmapped] = inputs[unmapped][..., 0], None
     mapped = torch.vmap(lambda *tensors: affine_scan(*tensors, reverse), tuple(in_dims))(*inputs)
     for run in range(3):
         alone = [x if axis is None else x[..., run] for x, axis in zip(inputs, in_dims, strict=True)]
-        torch.testing.assert_close(mapped[run], affine_scan(*alone, reverse))
+        for actual, expected in zip(mapped, affine_scan(*alone, reverse), strict=True):
+            torch.testing.assert_close(actual[run], expected)
 
 
 def test_scan_reports_its_flops():
     with FlopCounterMode(display=False) as counter:
         affine_scan(*scan_inputs())
-    assert counter.get_total_flops() == 4 * 2 * (2 * 3 * 3 * 5)
+    assert counter.get_total_flops() == 4 * 2 * (2 * 4 * 3 * 5) * 2
 
 
 @pytest.mark.parametrize("mixer_class", [LinearAttention, GatedDeltaNet])

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from attnbench.errors import UserError
-from attnbench.mixers.gated_deltanet import GatedDeltaNet, chunked_gated_delta_rule
+from attnbench.mixers.gated_deltanet import chunk_size, chunked_gated_delta_rule
 
 Operator = Callable[..., Tensor]
 """(query, key, value, log_decay, beta) -> what was read, (B, T, H, V); the query not yet scaled."""
@@ -67,7 +67,7 @@ def find_peer(path: str | None) -> Operator | None:
 def ours(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
     """Our chunked form with the chunk size that the mixer uses."""
     scaled = query * query.shape[-1] ** -0.5
-    return chunked_gated_delta_rule(scaled, key, value, log_decay, beta, None, GatedDeltaNet.chunk_size)[0]
+    return chunked_gated_delta_rule(scaled, key, value, log_decay, beta, None, chunk_size(query.device.type))[0]
 
 
 def compare_peers(

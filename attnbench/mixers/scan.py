@@ -13,58 +13,84 @@ from torch.utils.flop_counter import register_flop_formula
 
 @torch.library.custom_op("attnbench::affine_scan", mutates_args=())
 def affine_scan(
-    decay_NX: Tensor, erase_NXKK: Tensor, addition_NXKV: Tensor, initial_XKV: Tensor, reverse: bool = False
-) -> Tensor:
-    """All states of an affine recurrence over N chunks, X independent ones side by side.
+    decay_NX: Tensor,
+    read_NXCK: Tensor,
+    key_NXCK: Tensor,
+    write_NXCV: Tensor,
+    addition_NXKV: Tensor | None,
+    initial_XKV: Tensor,
+    reverse: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """An affine recurrence over N chunks of C positions, X independent ones side by side.
 
-        S_{n+1} = a_n S_n - E_n S_n + B_n,    S_0 given             for n = 0 ... N-1
-        S_n = a_n S_{n+1} - E_n^T S_{n+1} + B_n,    S_N given       for n = N-1 ... 0, where `reverse`
+        D_n = U_n + R_n S_n,    S_{n+1} = a_n S_n + K_n^T D_n + B_n        for n = 0 ... N-1, S_0 given
 
-    The second is the first one's gradient and the other way round, so the operator is its own derivative. The decay
-    stands apart from the matrix so that a state that is merely kept is kept exactly. All inputs have one dtype, which
-    should be float32 or float64: it is the state's.
+    With `reverse` from S_N down: D_n = U_n + R_n S_{n+1}, S_n = a_n S_{n+1} + K_n^T D_n + B_n. That is the recurrence
+    of the gradients too, R and K having changed places, so the operator is its own derivative. Two thin products a
+    chunk cost less than a (K, K) transition of each chunk, and a state that is merely kept is kept exactly.
+
+    Args:
+        addition_NXKV: B; None for zeros. All tensors have one dtype, the state's: float32 or float64.
 
     Returns:
-        S_0 ... S_N as (N + 1, X, K, V).
+        S_0 ... S_N as (N + 1, X, K, V), and D as (N, X, C, V).
     """
-    num_chunks = erase_NXKK.shape[0]
+    num_chunks = read_NXCK.shape[0]
     states = initial_XKV.new_empty((num_chunks + 1, *initial_XKV.shape))
     states[num_chunks if reverse else 0] = initial_XKV
-    order = reversed(range(num_chunks)) if reverse else range(num_chunks)
+    changes = write_NXCV.clone(memory_format=torch.contiguous_format)
     # The state stays in its own precision where autocast would round it at every chunk.
     with torch.autocast(device_type=states.device.type, enabled=False):
-        for n in order:
+        for n in reversed(range(num_chunks)) if reverse else range(num_chunks):
             source, target = (states[n + 1], states[n]) if reverse else (states[n], states[n + 1])
-            erase = erase_NXKK[n].mT if reverse else erase_NXKK[n]
-            torch.addcmul(addition_NXKV[n], decay_NX[n, :, None, None], source, out=target)
-            target.baddbmm_(erase, source, alpha=-1)
-    return states
+            changes[n].baddbmm_(read_NXCK[n], source)
+            decay = decay_NX[n, :, None, None]
+            if addition_NXKV is None:
+                torch.mul(source, decay, out=target)
+            else:
+                torch.addcmul(addition_NXKV[n], source, decay, out=target)
+            target.baddbmm_(key_NXCK[n].mT, changes[n])
+    return states, changes
 
 
 @affine_scan.register_fake
 def _(
-    decay_NX: Tensor, erase_NXKK: Tensor, addition_NXKV: Tensor, initial_XKV: Tensor, reverse: bool = False
-) -> Tensor:
-    return initial_XKV.new_empty((erase_NXKK.shape[0] + 1, *initial_XKV.shape))
+    decay_NX: Tensor,
+    read_NXCK: Tensor,
+    key_NXCK: Tensor,
+    write_NXCV: Tensor,
+    addition_NXKV: Tensor | None,
+    initial_XKV: Tensor,
+    reverse: bool = False,
+) -> tuple[Tensor, Tensor]:
+    states = initial_XKV.new_empty((read_NXCK.shape[0] + 1, *initial_XKV.shape))
+    return states, write_NXCV.new_empty(write_NXCV.shape)
 
 
-def _save_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    decay, erase, _, _, ctx.reverse = inputs
-    ctx.save_for_backward(decay, erase, output)
+def _save_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    decay, read, key, _, addition, _, ctx.reverse = inputs
+    ctx.has_addition = addition is not None
+    ctx.save_for_backward(decay, read, key, *output)
 
 
-def _gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
-    """With G_n the gradient of the loss in S_n through later states too: dB = G, dE = -G S^T and da = sum(G S)."""
-    decay, erase, states = ctx.saved_tensors
-    if ctx.reverse:
-        total = affine_scan(decay, erase, gradient[1:], gradient[0], reverse=False)
-        source, result, initial = states[1:], total[:-1], total[-1]
-        erase_gradient = -source @ result.mT
-    else:
-        total = affine_scan(decay, erase, gradient[:-1], gradient[-1], reverse=True)
-        source, result, initial = states[:-1], total[1:], total[0]
-        erase_gradient = -result @ source.mT
-    return (source * result).sum((-2, -1)), erase_gradient, result, initial, None
+def _gradient(ctx: Any, states_gradient: Tensor, changes_gradient: Tensor) -> tuple[Tensor | bool | None, ...]:
+    """`total` is the gradient of the loss in every state, through all that follows from it."""
+    decay, read, key, states, changes = ctx.saved_tensors
+    before, after = (slice(1, None), slice(None, -1)) if ctx.reverse else (slice(None, -1), slice(1, None))
+    first, last = (-1, 0) if ctx.reverse else (0, -1)
+    total, change_total = affine_scan(
+        decay, key, read, changes_gradient, states_gradient[before], states_gradient[last], not ctx.reverse
+    )
+    source, result = states[before], total[after]
+    return (
+        (source * result).sum((-2, -1)),
+        change_total @ source.mT,
+        changes @ result.mT,
+        change_total,
+        result if ctx.has_addition else None,
+        total[first],
+        None,
+    )
 
 
 affine_scan.register_autograd(_gradient, setup_context=_save_for_gradient)
@@ -75,26 +101,37 @@ def _(
     info: Any,
     in_dims: tuple[int | None, ...],
     decay: Tensor,
-    erase: Tensor,
-    addition: Tensor,
+    read: Tensor,
+    key: Tensor,
+    write: Tensor,
+    addition: Tensor | None,
     initial: Tensor,
     reverse: bool = False,
-) -> tuple[Tensor, int]:
+) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
     """The mapped axis joins X: its sequences are as independent as those of a batch."""
-    folded = []
-    # Where a default is left out, in_dims has four entries, otherwise five.
-    for tensor, mapped, axis in zip((decay, erase, addition, initial), in_dims[:4], (1, 1, 1, 0), strict=True):
+
+    def fold(tensor: Tensor, mapped: int | None, axis: int = 1) -> Tensor:
         if mapped is None:
             tensor = tensor.unsqueeze(axis).expand(*tensor.shape[:axis], info.batch_size, *tensor.shape[axis:])
         else:
             tensor = tensor.movedim(mapped, axis)
-        folded.append(tensor.flatten(axis, axis + 1))
-    states = affine_scan(folded[0], folded[1], folded[2], folded[3], reverse)
-    return states.unflatten(1, (info.batch_size, -1)), 1
+        return tensor.flatten(axis, axis + 1)
+
+    states, changes = affine_scan(
+        fold(decay, in_dims[0]),
+        fold(read, in_dims[1]),
+        fold(key, in_dims[2]),
+        fold(write, in_dims[3]),
+        None if addition is None else fold(addition, in_dims[4]),
+        fold(initial, in_dims[5], axis=0),
+        reverse,
+    )
+    unfolded = (info.batch_size, -1)
+    return (states.unflatten(1, unfolded), changes.unflatten(1, unfolded)), (1, 1)
 
 
 @register_flop_formula(torch.ops.attnbench.affine_scan)
-def _(decay_shape: Any, erase_shape: Any, addition_shape: Any, initial_shape: Any, *_: Any, **__: Any) -> int:
-    """One (K, K) by (K, V) product a chunk, a multiply-add counting 2."""
-    num_chunks, batch, width, _ = erase_shape
-    return 2 * num_chunks * batch * width * width * initial_shape[-1]
+def _(decay_shape: Any, read_shape: Any, key_shape: Any, write_shape: Any, *_: Any, **__: Any) -> int:
+    """Two products of C × K × V a chunk, a multiply-add counting 2."""
+    num_chunks, batch, size, width = read_shape
+    return 4 * num_chunks * batch * size * width * write_shape[-1]

@@ -221,7 +221,7 @@ def chunked_gated_delta_rule(
         read, write, weight = _within_chunks(query, key, value, cumulative, beta)
         state, change, last = _across_chunks(key, read, write, cumulative, memory_BHKV.flatten(0, 1))
         decayed = query * cumulative.exp().to(query.dtype)[..., None]
-        mixed = (decayed @ state.to(query.dtype)).baddbmm_(weight, change)
+        mixed = torch.baddbmm(decayed @ state.to(query.dtype), weight, change)
     mixed = mixed.unflatten(0, (-1, batch, heads)).permute(1, 0, 3, 2, 4).flatten(1, 2)
     return mixed[:, :length], last.unflatten(0, (batch, heads))
 

@@ -73,9 +73,9 @@ class _RMSNormCPU(torch.autograd.Function):
         scale = _inverse_rms(x, ctx.eps)
         normed = x * scale
         product = gradient * normed
-        mean = (product @ weight)[..., None] / x.shape[-1]
+        mean = (product @ weight.to(product.dtype))[..., None] / x.shape[-1]
         of_x = torch.addcmul(gradient * weight, normed, mean, value=-1).mul_(scale)
-        return of_x, product.reshape(-1, x.shape[-1]).sum(0), None
+        return of_x, product.reshape(-1, x.shape[-1]).sum(0).to(weight.dtype), None
 
 
 def _inverse_rms(x: Tensor, eps: float) -> Tensor:

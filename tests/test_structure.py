@@ -15,7 +15,6 @@ DOORS = {
     "hydra": {"config"},
     "omegaconf": {"config"},
     "wandb": {"metrics"},
-    "datasets": {"wikitext"},
     "huggingface_hub": {"wikitext"},
 }
 

@@ -5,7 +5,7 @@
 (Vaswani et al., 2017).
 """
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,6 +43,8 @@ class Softmax(Mixer):
     Raises:
         UserError: head counts and widths that do not fit together.
     """
+
+    state_grows: ClassVar[bool] = True
 
     def __init__(
         self,

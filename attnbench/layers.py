@@ -70,12 +70,14 @@ class _RMSNormCPU(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
-        scale = _inverse_rms(x, ctx.eps)
-        normed = x * scale
-        product = gradient * normed
-        mean = (product @ weight.to(product.dtype))[..., None] / x.shape[-1]
-        of_x = torch.addcmul(gradient * weight, normed, mean, value=-1).mul_(scale)
-        return of_x, product.reshape(-1, x.shape[-1]).sum(0).to(weight.dtype), None
+        gradient, scale = gradient.to(x.dtype), _inverse_rms(x, ctx.eps)
+        wide_weight = weight.to(x.dtype)
+        # LayerNorm's fused gradient around a mean of zero also takes away mean(g w), which is given back.
+        of_x, of_weight, _ = torch.ops.aten.native_layer_norm_backward(
+            gradient, x, weight.shape, torch.zeros_like(scale), scale, wide_weight, None, [True, True, False]
+        )
+        mean = (gradient @ wide_weight)[..., None] / x.shape[-1]
+        return of_x.add_(mean * scale), of_weight.to(weight.dtype), None
 
 
 def _inverse_rms(x: Tensor, eps: float) -> Tensor:

@@ -27,7 +27,7 @@ from attnbench.prepare import ROOT, Run, config_hash, identity, prepare, resolve
 from attnbench.progress import ProgressBar
 from attnbench.registry import build
 from attnbench.results import Measurement, ResultsWriter, is_complete
-from attnbench.runtime import StopRequest, environment, peak_memory_mib
+from attnbench.runtime import StopRequest, environment, keep_freed_memory, peak_memory_mib
 from attnbench.settings import EvaluationSettings, RunSettings
 from attnbench.train import Batch, learning_rates, train
 
@@ -76,6 +76,8 @@ def _train(prepared: Run) -> None:
     settings, train_settings = prepared.settings, prepared.settings.train
     if settings.rerun:
         _clear(prepared)
+    if prepared.device.type == "cpu":
+        keep_freed_memory()
     _write_config(prepared)
     model = prepared.new_model()
     resumed = checkpoint.load_last(prepared.checkpoints, model)

@@ -23,8 +23,9 @@ def built(name, backend, dtype):
 
 
 def near(actual, expected, tolerance):
-    error = (actual.double() - expected.double()).norm() / expected.double().norm()
-    assert error <= tolerance, f"{float(error):.2e}"
+    error, scale = (actual.double() - expected.double()).norm(), expected.double().norm()
+    # A single position has no decay to learn: nothing may differ from nothing.
+    assert error <= tolerance * scale, f"{float(error):.2e} of {float(scale):.2e}"
 
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 133])

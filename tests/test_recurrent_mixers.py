@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from attnbench.errors import UserError
 from attnbench.mixers.fla_support import refuse_miscompiled_gates
 from attnbench.mixers.gated_deltanet import GatedDeltaNet, chunked_gated_delta_rule, recurrent_gated_delta_rule
-from attnbench.mixers.linear import LinearAttention
+from attnbench.mixers.linear import LinearAttention, feature
 from attnbench.mixers.scan import affine_scan
 
 OPTIONS = (
@@ -204,3 +204,12 @@ def test_settings_that_cannot_be_are_refused():
     with pytest.raises(UserError, match="head_width=48"):
         build("linear", head_width=48)
     assert DIM % 48
+
+
+@pytest.mark.parametrize("name", ["elu", "relu", "softmax"])
+def test_a_feature_keeps_its_dtype_under_autocast_and_its_digits_far_below_zero(name):
+    x = torch.tensor([-9.0, -7.0, -0.5, 0.0, 3.0], dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = feature(x, name)
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.double(), feature(x.double(), name), rtol=0.01, atol=0)

@@ -2,10 +2,12 @@
 
 import importlib.util
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +34,13 @@ class PeerRow:
     max_error: float
     """Largest difference from ours, over outputs and gradients, relative to the largest entry of each."""
 
+    def __str__(self) -> str:
+        spread = f"({self.minimum_milliseconds:.1f} to {self.maximum_milliseconds:.1f})"
+        times = f"{self.median_milliseconds:.1f} ms {spread}"
+        return f"{self.shape_BTHK!s:<18} {self.implementation:<10} {times:<25} " + (
+            f"x{self.speedup:.2f}, error {self.max_error:.0e}"
+        )
+
 
 def find_peer(path: str | None) -> Operator | None:
     """`naive_chunk_gated_delta_rule` of flash-linear-attention 0.6, or None if the library is not installed.
@@ -48,20 +57,32 @@ def find_peer(path: str | None) -> Operator | None:
         if package is None or not package.submodule_search_locations:
             return None
         path = str(Path(package.submodule_search_locations[0]) / "ops" / "gated_delta_rule" / "naive.py")
-    if not Path(path).is_file():
-        raise UserError(f"{path}: no such file; it is fla/ops/gated_delta_rule/naive.py of fla-core 0.6")
     if importlib.util.find_spec("einops") is None:
         raise UserError("the naive form of flash-linear-attention needs einops; run: pip install einops")
-    spec = importlib.util.spec_from_file_location("fla_naive_gated_delta_rule", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_module(path, "fla_naive_gated_delta_rule")
 
     def peer(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
         return module.naive_chunk_gated_delta_rule(query, key, value, log_decay, beta)[0]
 
     return peer
+
+
+def load_module(path: str, name: str) -> Any:
+    """A single Python file that the user names, without the package that it may belong to.
+
+    Raises:
+        UserError: no such file.
+    """
+    if not Path(path).is_file():
+        raise UserError(f"{path}: no such file")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Registered, because dataclasses look their own module up there.
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def ours(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:

@@ -136,7 +136,8 @@ def feature(x: Tensor, name: str) -> Tensor:
     """The feature map of that name; keeps shape and dtype, never negative."""
     if name == "elu":
         # Not elu(x) + 1, which below -6 is 0 in bfloat16: the normaliser makes features matter by their ratios.
-        return F.relu(x) + x.clamp(max=0).exp()
+        # Back to the dtype that came, because autocast takes exp to float32.
+        return F.relu(x) + x.clamp(max=0).exp().to(x.dtype)
     if name == "relu":
         return F.relu(x)
     return x.softmax(-1, dtype=_state_dtype(x.dtype)).to(x.dtype)

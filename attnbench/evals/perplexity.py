@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attnbench.data import evaluation_batches
 from attnbench.evals.base import Evaluation, Subject
-from attnbench.loss import split_nats
+from attnbench.loss import perplexity, split_nats
 from attnbench.results import Measurement
 
 
@@ -58,11 +58,15 @@ class Perplexity(Evaluation):
 def _measurements(nats: float, count: int, axes: dict[str, Any]) -> Iterator[Measurement]:
     mean = nats / count
     for metric, value, unit in (
-        ("perplexity", math.exp(mean), "1"),
+        ("perplexity", perplexity(mean), "1"),
         ("bits_per_character", mean / math.log(2), "bit"),
         ("nats_per_character", mean, "nat"),
     ):
-        yield Measurement(metric=metric, value=value, unit=unit, settings=axes, num_samples=count)
+        if math.isfinite(value):
+            yield Measurement(metric=metric, value=value, unit=unit, settings=axes, num_samples=count)
+        else:
+            reason = f"{mean:.4g} nats a character"
+            yield Measurement(metric=metric, value=None, unit=unit, settings=axes, status="diverged", reason=reason)
 
 
 def _by_position(nats_T: Tensor, count_T: Tensor, axes: dict[str, Any]) -> Iterator[Measurement]:

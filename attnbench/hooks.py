@@ -147,7 +147,9 @@ class Validation:
             if state.best_nats is None or nats < state.best_nats:
                 state.best_nats, state.best_step = nats, state.step
                 save_best(self.folder, state, self.record)
-            self.logging.write(state, {"split": "validation", "nats_per_character": nats, "perplexity": perplexity(nats)})
+            self.logging.write(
+                state, {"split": "validation", "nats_per_character": nats, "perplexity": perplexity(nats)}
+            )
 
 
 class Checkpoints:

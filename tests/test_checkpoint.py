@@ -144,7 +144,7 @@ def checkpoints_hook(folder: Path, state: TrainState, stop: StopRequest, name: s
         stopwatch=Stopwatch(state, torch.device("cpu")),
         stop=stop,
         interval_seconds=3600,
-        validation_interval=5,
+        validation_interval=4,
         num_steps=NUM_STEPS,
     )
 
@@ -180,8 +180,8 @@ def test_a_state_is_kept_at_every_validation_but_not_at_the_end(tmp_path):
 
     hooks = [checkpoints_hook(tmp_path, state, StopRequest(), "softmax"), look]
     train(state, batch_of, TRAIN, precision="float32", num_steps=NUM_STEPS, hooks=hooks)
-    five, ten = "step-00000005", "step-00000010"
-    assert kept == [*[[]] * 4, *[[five]] * 5, *[[five, ten]] * 3]
+    four, eight = "step-00000004", "step-00000008"
+    assert kept == [*[[]] * 3, *[[four]] * 4, *[[four, eight]] * 5]
 
 
 FILES = ["config.json", "weights.safetensors", "optimizer.safetensors", "state.json"]
@@ -333,7 +333,7 @@ RECORDS = {
     "an entry of a wrong type": {"seq_len": "long"},
     "a model of another shape": {"model": {"name": "m", "dim": 32}},
     "an impossible model": {
-        "model": {"name": "m", "dim": -4, "num_layers": 2, "head_width": 16, "feed_forward_width": 24}
+        "model": {"name": "m", "dim": 32, "num_layers": 2, "head_width": 0, "feed_forward_width": 24}
     },
     "mixers that are no list": {"mixers": 3},
     "fewer mixers than layers": {"mixers": mixers_of("attnbench.mixers.softmax.Softmax")[:1]},

@@ -291,7 +291,7 @@ def test_the_precision_of_products_is_given_back(before, precision, inside):
         torch.set_float32_matmul_precision(of_the_process)
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", ["softmax", "gated_deltanet"])
 def test_a_compiled_model_trains_to_the_same_losses(name):
     # Two chunks: at one, torch's fake kernel of softplus's gradient has other strides than its real one, and
     # aot_eager, which alone calls the real one, falls over it.

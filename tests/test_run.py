@@ -343,7 +343,7 @@ def test_on_a_cpu_the_run_says_how_long_it_will_take(folder, caplog):
 def slow_words(folder: Path, *overrides: str) -> list[str]:
     """A training long enough to be stopped in the middle."""
     return words(
-        folder, "train.num_steps=300", "train.validation_interval_steps=100", "train.log_interval_steps=5",
+        folder, "train.num_steps=200", "train.validation_interval_steps=80", "train.log_interval_steps=5",
         *overrides, outputs="stopped",
     )  # fmt: skip
 
@@ -377,22 +377,22 @@ def test_a_run_stopped_again_and_again_ends_with_the_bits_of_one_never_stopped(f
     assert not (run_folder / "failed.txt").exists()
 
     # The second sitting must first come to a step that the first one did not log.
-    code, stderr = stop_after(int(stopped) + 20, signal.SIGINT, overrides, run_folder)
+    code, stderr = stop_after(int(stopped) + 10, signal.SIGINT, overrides, run_folder)
     assert code == 130, stderr
-    assert f"resumes at step {stopped} of 300" in stderr
+    assert f"resumes at step {stopped} of 200" in stderr
     assert stderr.count("the same command resumes it") == 1
     assert "Traceback" not in stderr
     stopped = stderr.partition("stopped at step ")[2].split()[0]
 
     often = [*overrides, "train.checkpoint_interval_seconds=0"]
-    code, stderr = stop_after(int(stopped) + 20, signal.SIGKILL, often, run_folder)
+    code, stderr = stop_after(int(stopped) + 10, signal.SIGKILL, often, run_folder)
     assert code == -signal.SIGKILL, stderr
-    assert f"resumes at step {stopped} of 300" in stderr
+    assert f"resumes at step {stopped} of 200" in stderr
 
     done = call(*overrides)
     assert done.returncode == 0, done.stderr
     resumed_at = int(done.stderr.partition("resumes at step ")[2].split()[0])
-    assert resumed_at >= int(stopped) + 20
+    assert resumed_at > int(stopped)
     never_stopped = call(*overrides, f"outputs_dir={folder / 'never_stopped'}")
     assert never_stopped.returncode == 0, never_stopped.stderr
     other = folder / "never_stopped" / "demo" / run_folder.name
@@ -403,7 +403,7 @@ def test_a_run_stopped_again_and_again_ends_with_the_bits_of_one_never_stopped(f
     }
     # All four sittings are counted, each without its first step.
     speed = next(row for row in rows_of(run_folder, "training") if row.measurement.metric == "tokens_per_second")
-    assert speed.measurement.num_samples in range(285 * 4 * 32, 299 * 4 * 32)
+    assert speed.measurement.num_samples == (200 - 4) * 4 * 32
 
 
 def test_a_signal_during_the_last_step_ends_the_command_too(folder, monkeypatch):
@@ -462,6 +462,9 @@ def launched(monkeypatch, main, overrides: Sequence[str], summarise=None) -> obj
         launch(main, "train", summarise)
     except SystemExit as end:
         return end.code
+    except KeyboardInterrupt:
+        # It would end the tests instead of failing one.
+        return "KeyboardInterrupt"
     finally:
         logger.handlers = handlers
     return 0

@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -212,6 +213,26 @@ def test_perplexity_is_exp_of_the_mean_loss_over_the_split(folder, finished):
     axes = {"split": "test", "checkpoint": "final", "sequence_length": 64}
     longer = nats_by_hand(model, corpus.tokens["test"], 64)
     assert value(rows, "perplexity", **axes) == (pytest.approx(float(longer.mean().exp()), rel=1e-5), len(longer))
+
+
+def test_the_best_weights_are_evaluated_as_the_best(folder, finished):
+    copy = folder / "other_best" / "demo" / finished.name
+    shutil.copytree(finished, copy, ignore=shutil.ignore_patterns("perplexity-*"))
+    best = checkpoint.best_folder(copy / "checkpoint")
+    assert best is not None
+    model, kept = load_model(best)
+    with torch.no_grad():
+        model.embedding.weight.zero_()
+    state = checkpoint.TrainState.fresh(model)
+    state.step = int(best.name.rpartition("-")[2])
+    checkpoint.save_best(copy / "checkpoint", state, kept)
+    assert run(compose(words(folder, outputs="other_best"))) == copy
+    axes = {"split": "test", "sequence_length": 32}
+    of_best, _ = value(rows_of(copy, "perplexity"), "perplexity", **axes, checkpoint="best")
+    of_final, _ = value(rows_of(copy, "perplexity"), "perplexity", **axes, checkpoint="final")
+    # Without an embedding every symbol is as likely as any other.
+    assert of_best == pytest.approx(kept.vocabulary_size)
+    assert of_final == value(rows_of(finished, "perplexity"), "perplexity", **axes, checkpoint="final")[0]
 
 
 def test_the_last_validation_and_the_evaluation_agree(finished):

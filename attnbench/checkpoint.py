@@ -5,8 +5,8 @@
       best-00000640/   config.json weights.safetensors state.json                         lowest validation loss
       final/           the same, when the training is complete
 
-`state.json` is written last and holds the sha256 of every other file: a torn or altered file is an error that says
-which, and the checkpoint before it still loads. The folder is written beside, synced, then renamed.
+`state.json` is written last and holds the sha256 of every other file and of its own content: a torn or altered file is
+an error that says which, and the checkpoint before it still loads. The folder is written beside, synced, then renamed.
 """
 
 import hashlib
@@ -26,10 +26,11 @@ from torch import Tensor
 from attnbench.errors import UserError
 from attnbench.model import LanguageModel, build_meta
 from attnbench.registry import check_options
-from attnbench.settings import MixerSettings, ModelSettings
+from attnbench.settings import MixerSettings, ModelSettings, check
 
 FORMAT = 1
 KEPT = 2
+NEEDED = ("config.json", "weights.safetensors")
 COUNTERS = ("step", "seconds", "warm_steps", "warm_seconds", "best_step", "best_nats")
 
 
@@ -154,8 +155,11 @@ def load_model(
         UserError: a missing, torn, altered or foreign file, or a class that may not be built.
     """
     _, weights, _ = _read(folder)
-    record = _record(json.loads((folder / "config.json").read_text()), folder)
-    model = build_meta(record.mixers, record.model, vocabulary_size=record.vocabulary_size, trusted=trusted)
+    record = _record(folder / "config.json")
+    try:
+        model = build_meta(record.mixers, record.model, vocabulary_size=record.vocabulary_size, trusted=trusted)
+    except UserError as error:
+        raise UserError(f"{folder / 'config.json'}: {error}") from None
     model.to_empty(device=device)
     _fill(dict(model.named_parameters()), weights, folder)
     return model, record
@@ -168,18 +172,21 @@ def best_folder(folder: Path) -> Path | None:
 
 def _write(target: Path, state: TrainState, record: ModelRecord, optimizer: dict[str, Tensor] | None = None) -> None:
     """Writes a checkpoint folder beside its place, syncs it, and renames it into place."""
+    # What a run that was killed left half written: it may never come to the same step again.
+    for stale in target.parent.glob(".*.partial"):
+        shutil.rmtree(stale)
     beside = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     save_file(
         {name: tensor.detach().contiguous() for name, tensor in _weights(state.model)}, beside / "weights.safetensors"
     )
     if optimizer is not None:
         save_file(optimizer, beside / "optimizer.safetensors")
-    (beside / "config.json").write_text(json.dumps(asdict(record), ensure_ascii=False))
+    (beside / "config.json").write_text(json.dumps(asdict(record), ensure_ascii=False), encoding="utf-8")
     checksums = {path.name: _sha256(path) for path in sorted(beside.iterdir())}
     content = {"format": FORMAT, **state.counters(), "sha256": checksums}
-    (beside / "state.json").write_text(json.dumps(content))
+    content["own_sha256"] = _own_sha256(content)
+    (beside / "state.json").write_text(json.dumps(content), encoding="utf-8")
     for path in [*beside.iterdir(), beside]:
         _sync(path)
     if target.exists():
@@ -194,36 +201,61 @@ def _weights(model: LanguageModel) -> list[tuple[str, Tensor]]:
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
     """Counters, weights and optimizer tensors (none in a best or final checkpoint), all checked."""
-    state_path = folder / "state.json"
+    content = _read_state(folder / "state.json")
+    checksums = content["sha256"]
     try:
-        content = json.loads(state_path.read_text())
-        version, checksums = content.pop("format"), content.pop("sha256")
-        if version != FORMAT:
-            raise UserError(f"{state_path}: format {version}, this attnbench reads format {FORMAT}")
         for name, expected in checksums.items():
             if Path(name).name != name or _sha256(folder / name) != expected:
-                raise UserError(f"{folder / name}: altered or torn, its checksum does not match {state_path.name}")
+                raise UserError(f"{folder / name}: altered or torn, its checksum does not match state.json")
         weights = load_file(folder / "weights.safetensors")
         optimizer = load_file(folder / "optimizer.safetensors") if "optimizer.safetensors" in checksums else {}
     except FileNotFoundError as error:
         raise UserError(f"{error.filename}: missing, so {folder} is no complete checkpoint") from None
-    except (ValueError, KeyError, AttributeError, TypeError, SafetensorError) as error:
+    except SafetensorError as error:
         raise UserError(f"{folder}: not a readable checkpoint ({error})") from None
     return {name: content[name] for name in COUNTERS if name in content}, weights, optimizer
 
 
-def _record(content: dict[str, Any], folder: Path) -> ModelRecord:
-    """The record in a checkpoint, its names and types checked like a configuration's."""
+def _read_state(path: Path) -> dict[str, Any]:
+    """The content of state.json, its format and its own checksum as they should be."""
     try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        version, checksums = content["format"], dict(content["sha256"])
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing, so {path.parent} is no complete checkpoint") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: altered or torn ({error})") from None
+    if version != FORMAT:
+        raise UserError(f"{path}: format {version}, this attnbench reads format {FORMAT}")
+    # The first checkpoints of this format came without.
+    own = content.pop("own_sha256", None)
+    if own is not None and own != _own_sha256(content):
+        raise UserError(f"{path}: altered or torn, its own checksum does not match")
+    for name in NEEDED:
+        if name not in checksums:
+            raise UserError(f"{path.parent / name}: not in a complete checkpoint, {path.name} has no checksum of it")
+    return content
+
+
+def _own_sha256(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _record(path: Path) -> ModelRecord:
+    """The record in a checkpoint, its names, types and numbers checked like a configuration's."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
         mixers = content.pop("mixers")
         model = content.pop("model")
         for entry in mixers:
             check_options(MixerSettings, entry, group="mixers")
         check_options(ModelSettings, model, group="model")
         check_options(ModelRecord, content, given=("mixers", "model"), group="record")
-        return ModelRecord(mixers=[MixerSettings(**entry) for entry in mixers], model=ModelSettings(**model), **content)
-    except (UserError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{folder / 'config.json'}: not a record of a model ({error})") from None
+        built = ModelSettings(**model)
+        check(built, "model.")
+        return ModelRecord(mixers=[MixerSettings(**entry) for entry in mixers], model=built, **content)
+    except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: not a record of a model ({error})") from None
 
 
 def _fill(own: dict[str, Tensor], stored: dict[str, Tensor], folder: Path) -> None:

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
 from attnbench.errors import Interrupted, UserError
-from attnbench.registry import check_options, resolve
+from attnbench.registry import build, check_options, resolve
 from attnbench.settings import (
     DataSettings,
     EvaluationSettings,
@@ -72,6 +72,10 @@ def launch(
     except Interrupted as interruption:
         print(interruption, file=sys.stderr)
         raise SystemExit(interruption.exit_code) from None
+    except KeyboardInterrupt:
+        # Outside training, which handles it itself, there is nothing to save.
+        print("interrupted; the same command goes on from what is finished", file=sys.stderr)
+        raise SystemExit(130) from None
     except Exception as error:
         # What Hydra raises before the first job is about the command line, whatever its type.
         if show_traceback or (started and not isinstance(error, EXPECTED)):
@@ -229,6 +233,8 @@ def _check_machine(settings: RunSettings) -> None:
     for evaluation in settings.evaluations:
         cls = resolve(evaluation.target, Evaluation, settings.trusted)
         check_options(cls, evaluation.options, group=f"eval.{evaluation.name}")
+        # Built once already here: what its constructor refuses should not come to light after hours of training.
+        build(evaluation.target, evaluation.options, Evaluation, settings.trusted)
 
 
 def _trusted(hydra_config: Any) -> frozenset[str]:

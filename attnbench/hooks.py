@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnbench.checkpoint import ModelRecord, TrainState, save_best, save_step
 from attnbench.errors import UserError
-from attnbench.loss import split_nats
+from attnbench.loss import perplexity, split_nats
 from attnbench.metrics import MetricsLog, WandbMirror
 from attnbench.progress import ProgressBar
 from attnbench.runtime import StopRequest, synchronize
@@ -147,7 +147,9 @@ class Validation:
             if state.best_nats is None or nats < state.best_nats:
                 state.best_nats, state.best_step = nats, state.step
                 save_best(self.folder, state, self.record)
-            self.logging.write(state, {"split": "validation", "nats_per_character": nats, "perplexity": math.exp(nats)})
+            self.logging.write(
+                state, {"split": "validation", "nats_per_character": nats, "perplexity": perplexity(nats)}
+            )
 
 
 class Checkpoints:

@@ -1,5 +1,6 @@
 """Cross-entropy as a sum of nats and a count, so that means are taken once, over everything."""
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -18,6 +19,14 @@ def cross_entropy(logits_BTC: Tensor, targets_BT: Tensor, weight_BT: Tensor | No
         return F.cross_entropy(logits_NC, targets_BT.flatten(), reduction="sum")
     nats_N = F.cross_entropy(logits_NC, targets_BT.flatten(), reduction="none")
     return (nats_N * weight_BT.flatten()).sum()
+
+
+def perplexity(nats: float) -> float:
+    """exp(nats), infinite where that is past the largest number: a model can be that wrong and still train on."""
+    try:
+        return math.exp(nats)
+    except OverflowError:
+        return math.inf
 
 
 @torch.no_grad()

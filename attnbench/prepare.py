@@ -51,6 +51,7 @@ class Run:
             corpus=corpus_label(self.corpus),
             seq_len=self.settings.seq_len,
             precision=self.precision,
+            match=self.settings.match,
         )
 
     def new_model(self, **changes: Any) -> LanguageModel:

@@ -42,7 +42,12 @@ def run(settings: RunSettings) -> Path:
         Interrupted: a signal asked to stop, and the state is kept.
     """
     prepared = prepare(settings)
-    prepared.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        prepared.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"outputs_dir={settings.outputs_dir}: cannot hold {error.filename} ({error.strerror})"
+        ) from error
     with ExitStack() as stack:
         _keep_log(prepared.folder / "train.log", stack)
         log.info(prepared.matched.statement(settings.mixer.name))
@@ -55,7 +60,7 @@ def run(settings: RunSettings) -> Path:
                 evaluate(prepared, evaluation)
         except Exception as error:
             # The folder tells what became of the run, whoever looks at it later.
-            (prepared.folder / "failed.txt").write_text(f"{type(error).__name__}: {error}\n")
+            (prepared.folder / "failed.txt").write_text(f"{type(error).__name__}: {error}\n", "utf-8", "replace")
             raise
     (prepared.folder / "failed.txt").unlink(missing_ok=True)
     return prepared.folder
@@ -66,6 +71,9 @@ def _keep_log(path: Path, stack: ExitStack) -> None:
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logger = logging.getLogger("attnbench")
+    stack.callback(logger.setLevel, logger.level)
+    # Called from Python, where nobody has asked for these lines on the terminal, the file has them all the same.
+    logger.setLevel(min(logger.getEffectiveLevel(), logging.INFO))
     logger.addHandler(handler)
     stack.callback(handler.close)
     stack.callback(logger.removeHandler, handler)
@@ -112,6 +120,9 @@ def _train(prepared: Run) -> None:
             ) from None
     _write_training_rows(prepared, list(_training_measurements(prepared, state, stopwatch)))
     checkpoint.save_final(prepared.checkpoints, state, prepared.record())
+    if stop.signal is not None:
+        # It came during the last step, when there was nothing left to stop but what follows.
+        raise stop.interruption(f"trained to the end, saved in {prepared.checkpoints}; the same command evaluates it")
 
 
 def _hooks(

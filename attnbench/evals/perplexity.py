@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from attnbench.data import evaluation_batches
+from attnbench.errors import UserError
 from attnbench.evals.base import Evaluation, Subject
-from attnbench.loss import split_nats
+from attnbench.loss import perplexity, split_nats
 from attnbench.results import Measurement
 
 
@@ -20,6 +21,9 @@ class Perplexity(Evaluation):
     Args:
         extrapolation: multiples of the training length at which the final model is measured too, on the test split.
         batch_tokens: characters in one forward pass; changes the memory, not the result.
+
+    Raises:
+        UserError: a multiple that is no positive whole number.
     """
 
     plots: ClassVar[tuple[tuple[str, str], ...]] = (
@@ -29,6 +33,8 @@ class Perplexity(Evaluation):
     smoke: ClassVar[dict[str, Any]] = {"extrapolation": [2], "batch_tokens": 4096}
 
     def __init__(self, *, extrapolation: list, batch_tokens: int) -> None:
+        if not all(type(multiple) is int and multiple > 0 for multiple in extrapolation):
+            raise UserError(f"eval.perplexity.extrapolation={extrapolation}: must be positive whole numbers")
         self.extrapolation = extrapolation
         self.batch_tokens = batch_tokens
 
@@ -58,11 +64,15 @@ class Perplexity(Evaluation):
 def _measurements(nats: float, count: int, axes: dict[str, Any]) -> Iterator[Measurement]:
     mean = nats / count
     for metric, value, unit in (
-        ("perplexity", math.exp(mean), "1"),
+        ("perplexity", perplexity(mean), "1"),
         ("bits_per_character", mean / math.log(2), "bit"),
         ("nats_per_character", mean, "nat"),
     ):
-        yield Measurement(metric=metric, value=value, unit=unit, settings=axes, num_samples=count)
+        if math.isfinite(value):
+            yield Measurement(metric=metric, value=value, unit=unit, settings=axes, num_samples=count)
+        else:
+            reason = f"{mean:.4g} nats a character"
+            yield Measurement(metric=metric, value=None, unit=unit, settings=axes, status="diverged", reason=reason)
 
 
 def _by_position(nats_T: Tensor, count_T: Tensor, axes: dict[str, Any]) -> Iterator[Measurement]:

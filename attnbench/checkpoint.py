@@ -85,15 +85,16 @@ class TrainState:
 
 
 def save_step(folder: Path, state: TrainState, record: ModelRecord) -> None:
-    """Keeps a state to resume from, and drops all but the last two."""
+    """Keeps a state to resume from, and drops all but the last two, and the best weights that neither refers to."""
     optimizer = {
         f"{kind}/{name}": tensor
         for kind in ("first_moment", "second_moment", "update_count")
         for name, tensor in getattr(state, kind).items()
     }
     _write(folder / f"step-{state.step:08d}", state, record, optimizer)
-    for old in sorted(folder.glob("step-*"))[:-KEPT]:
-        shutil.rmtree(old)
+    for kind in ("step-*", "best-*"):
+        for old in sorted(folder.glob(kind))[:-KEPT]:
+            shutil.rmtree(old)
 
 
 def save_best(folder: Path, state: TrainState, record: ModelRecord) -> None:

@@ -52,7 +52,9 @@ def run(settings: RunSettings) -> Path:
         _keep_log(prepared.folder / "train.log", stack)
         log.info(prepared.matched.statement(settings.mixer.name))
         try:
-            if checkpoint.is_final(prepared.checkpoints) and not settings.rerun:
+            if settings.rerun and checkpoint.is_final(prepared.checkpoints):
+                _clear(prepared)
+            if checkpoint.is_final(prepared.checkpoints):
                 log.info("finished before, not trained again (rerun=true does): %s", prepared.folder)
             else:
                 _train(prepared)
@@ -82,8 +84,6 @@ def _keep_log(path: Path, stack: ExitStack) -> None:
 def _train(prepared: Run) -> None:
     """Trains from the last kept state to the end, and writes the training's own rows."""
     settings, train_settings = prepared.settings, prepared.settings.train
-    if settings.rerun:
-        _clear(prepared)
     if prepared.device.type == "cpu":
         keep_freed_memory()
     _write_config(prepared)

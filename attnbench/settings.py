@@ -5,6 +5,7 @@ The yaml files of conf/ hold the values; these classes hold the names, the types
 `EvaluationSettings` carry such a yaml.
 """
 
+import math
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -17,10 +18,11 @@ def setting(
     choices: tuple[Any, ...] | None = None,
     minimum: float | None = None,
     above: float | None = None,
+    below: float | None = None,
     maximum: float | None = None,
 ) -> Any:
     """A dataclass field with the values that `check` lets through: one of `choices`, or a bounded number."""
-    allowed = {"choices": choices, "minimum": minimum, "above": above, "maximum": maximum}
+    allowed = {"choices": choices, "minimum": minimum, "above": above, "below": below, "maximum": maximum}
     return field(default=default, metadata={name: bound for name, bound in allowed.items() if bound is not None})
 
 
@@ -71,8 +73,8 @@ class TrainSettings:
     final_rate_fraction: float = setting(0.1, minimum=0, maximum=1)
     """The cosine ends at this share of the learning rate."""
     weight_decay: float = setting(0.1, minimum=0)
-    beta1: float = setting(0.9, minimum=0, maximum=1)
-    beta2: float = setting(0.95, minimum=0, maximum=1)
+    beta1: float = setting(0.9, minimum=0, below=1)
+    beta2: float = setting(0.95, minimum=0, below=1)
     clip_norm: float = setting(1.0, above=0)
     precision: str = setting("auto", choices=("auto", *PRECISIONS))
     """auto: bfloat16 on CUDA, float32 on a CPU."""
@@ -161,6 +163,8 @@ def check_run(settings: RunSettings) -> None:
         raise UserError(
             f"train.micro_batch_size={train.micro_batch_size}: must divide train.batch_size={train.batch_size}"
         )
+    if not settings.outputs_dir:
+        raise UserError("outputs_dir=: must name a folder; outputs is the usual one")
     if data.name == "text" and data.path is None:
         raise UserError("data.path=null: data=text needs a .txt or parquet file, or a folder of them")
     if data.validation_fraction + data.test_fraction > 0.9:
@@ -178,5 +182,9 @@ def _check_value(name: str, value: Any, allowed: dict[str, Any]) -> None:
         raise UserError(f"{name}={value}: must be at least {allowed['minimum']}")
     if "above" in allowed and not value > allowed["above"]:
         raise UserError(f"{name}={value}: must be above {allowed['above']}")
+    if "below" in allowed and not value < allowed["below"]:
+        raise UserError(f"{name}={value}: must be below {allowed['below']}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{name}={value}: must be finite")
     if "maximum" in allowed and not value <= allowed["maximum"]:
         raise UserError(f"{name}={value}: must be at most {allowed['maximum']}")

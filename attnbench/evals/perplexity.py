@@ -52,6 +52,17 @@ class Perplexity(Evaluation):
                 for multiple in self.extrapolation:
                     length = multiple * subject.seq_len
                     axes = {"split": "test", "checkpoint": "final", "sequence_length": length}
+                    if length > len(subject.corpus.tokens["test"]):
+                        reason = f"the test split has {len(subject.corpus.tokens['test'])} characters"
+                        yield Measurement(
+                            metric="perplexity",
+                            value=None,
+                            unit="1",
+                            settings=axes,
+                            status="unsupported",
+                            reason=reason,
+                        )
+                        continue
                     nats_T, count_T = self._nats(model, subject, "test", length)
                     yield from _measurements(float(nats_T.sum()), round(float(count_T.sum())), axes)
 
@@ -73,6 +84,11 @@ def _measurements(nats: float, count: int, axes: dict[str, Any]) -> Iterator[Mea
         else:
             reason = f"{mean:.4g} nats a character"
             yield Measurement(metric=metric, value=None, unit=unit, settings=axes, status="diverged", reason=reason)
+
+
+def _too_long(num_characters: int, axes: dict[str, Any]) -> Measurement:
+    reason = f"the test split has {num_characters} characters, less than one block"
+    return Measurement(metric="perplexity", value=None, unit="1", settings=axes, status="unsupported", reason=reason)
 
 
 def _by_position(nats_T: Tensor, count_T: Tensor, axes: dict[str, Any]) -> Iterator[Measurement]:

@@ -27,7 +27,7 @@ from attnbench.prepare import ROOT, Run, config_hash, identity, prepare, resolve
 from attnbench.progress import ProgressBar
 from attnbench.registry import build
 from attnbench.results import Measurement, ResultsWriter, is_complete
-from attnbench.runtime import StopRequest, environment, keep_freed_memory, peak_memory_mib
+from attnbench.runtime import StopRequest, environment, keep_freed_memory, peak_memory_mib, start_afresh
 from attnbench.settings import EvaluationSettings, RunSettings
 from attnbench.train import Batch, learning_rates, train
 
@@ -84,6 +84,7 @@ def _keep_log(path: Path, stack: ExitStack) -> None:
 def _train(prepared: Run) -> None:
     """Trains from the last kept state to the end, and writes the training's own rows."""
     settings, train_settings = prepared.settings, prepared.settings.train
+    start_afresh(prepared.device)
     if prepared.device.type == "cpu":
         keep_freed_memory()
     _write_config(prepared)

@@ -1,6 +1,7 @@
 """The machine a run is on: device, precision, what is installed, and being asked to stop."""
 
 import ctypes
+import gc
 import hashlib
 import importlib.metadata
 import json
@@ -79,8 +80,21 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def start_afresh(device: torch.device) -> None:
+    """Forgets what earlier runs of this process compiled and held, so that a sweep's jobs do not touch each other.
+
+    The compiler gives up on a function after a handful of versions and then runs it uncompiled; and what an earlier
+    run had reserved would count into this one's peak.
+    """
+    torch.compiler.reset()
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def peak_memory_mib(device: torch.device) -> float | None:
-    """MiB that this process has had reserved on the device at most, CUDA-graph pools too; None on a CPU."""
+    """MiB reserved on the device at most since `start_afresh`, CUDA-graph pools too; None on a CPU."""
     return torch.cuda.max_memory_reserved(device) / 2**20 if device.type == "cuda" else None
 
 

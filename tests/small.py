@@ -1,5 +1,8 @@
 """Small models, corpora and states for the tests."""
 
+import os
+from pathlib import Path
+
 import torch
 import yaml
 
@@ -15,6 +18,12 @@ MODEL = ModelSettings(name="small", dim=32, num_layers=2, head_width=16, feed_fo
 TRAIN = TrainSettings(num_steps=12, batch_size=4, learning_rate=1e-2, warmup_steps=3, precision="float32")
 VOCABULARY = [*"abcdefgh\n", "\N{REPLACEMENT CHARACTER}"]
 SEQ_LEN = 16
+
+
+def python_path(*folders: Path) -> dict[str, str]:
+    """The environment of a child process that finds these folders first, and whatever this one finds."""
+    inherited = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, folders), *([inherited] if inherited else [])])}
 
 
 def mixer_settings(name: str, **options: object) -> MixerSettings:

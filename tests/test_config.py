@@ -1,6 +1,5 @@
 """Every mistake on a command line is one line that names the setting, the value and what is allowed."""
 
-import os
 import subprocess
 import sys
 import time
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from small import python_path
 
 from attnbench.config import CONF, compose
 from attnbench.errors import UserError
@@ -134,8 +134,9 @@ def test_a_mixer_of_ones_own_comes_from_the_config_dir_and_only_from_there(root:
 
     def train(*words: str) -> str:
         command = [sys.executable, "scripts/train.py", *words, *DEMO, "attn=mine"]
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            command, cwd=root, env=python_path(tmp_path, root), capture_output=True, text=True, timeout=60
+        )
         assert done.returncode != 0
         return done.stderr
 

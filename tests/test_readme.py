@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from small import python_path
 
 SMALL = [
     "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "match=none", "data=text",
@@ -97,7 +98,7 @@ def test_the_example_mixer_of_the_docs_trains_from_a_package_of_its_own(root, tm
     command = [sys.executable, str(root / "scripts" / "train.py"), "--config-dir", "my_conf", "attn=average"]
     words = ["experiment=demo", *SMALL, f"data.path={text}", f"outputs_dir={tmp_path}"]
     done = subprocess.run(
-        [*command, *words], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=120
+        [*command, *words], cwd=tmp_path, env=python_path(tmp_path, root), capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert "average-" in done.stdout

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from small import python_path
 
 from attnbench import checkpoint
 from attnbench.checkpoint import load_model
@@ -69,7 +70,7 @@ def command(*overrides: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     # One thread: sums of another order have other last digits.
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return {**python_path(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 def call(*overrides: str) -> subprocess.CompletedProcess[str]:

@@ -3,16 +3,14 @@
 import hashlib
 import os
 import shutil
-import socket
-import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from attnbench.corpora import SPLITS, Texts, naming, read_splits, split_files
 from attnbench.errors import UserError
+from attnbench.network import answers
 
 REPOSITORY = "Salesforce/wikitext"
 FOLDERS = {"raw": "wikitext-2-raw-v1", "v1": "wikitext-2-v1"}
@@ -28,7 +26,7 @@ RAW_SHA256 = {
 }
 """Of the parquet files as the Hub has them."""
 
-PROBE_SECONDS = 1.0
+PROBE_SECONDS = 1.5
 
 
 def read_wikitext2(path: Path | None, root: Path) -> Texts:
@@ -103,9 +101,10 @@ def download(version: str, looked_at: str = "") -> Path:
         "run scripts/prepare_data.py where there is a network and bring its data/ here,"
         " or give data.path=FOLDER, or use data=embedded"
     )
-    host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname or ""
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    host = urlsplit(endpoint).hostname or endpoint
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    if offline or not reachable(host):
+    if offline or not answers(endpoint, PROBE_SECONDS):
         reason = "HF_HUB_OFFLINE is set" if offline else f"{host} cannot be reached"
         raise UserError(f"WikiText-2{looked_at}: {reason}; {way_out}")
 
@@ -122,28 +121,6 @@ def download(version: str, looked_at: str = "") -> Path:
         reason = str(error).strip().partition("\n")[0]
         raise UserError(f"WikiText-2 could not be downloaded from {host}: {reason}; try again, or {way_out}") from None
     return Path(paths[0]).parent
-
-
-def reachable(host: str) -> bool:
-    """Whether a connection to `host` (or to the proxy that stands before it) opens within PROBE_SECONDS.
-
-    In a thread of its own, because resolving a name can block for long and takes no time limit.
-    """
-    proxy = urlsplit(getproxies().get("https", ""))
-    address = (proxy.hostname, proxy.port or 80) if proxy.hostname else (host, 443)
-    opened = threading.Event()
-
-    def connect() -> None:
-        try:
-            socket.create_connection(address, timeout=PROBE_SECONDS).close()
-        except (OSError, UnicodeError):
-            return
-        opened.set()
-
-    probe = threading.Thread(target=connect, daemon=True)
-    probe.start()
-    probe.join(PROBE_SECONDS)
-    return opened.is_set()
 
 
 def check_published(folder: Path, version: str) -> None:

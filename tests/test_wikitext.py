@@ -6,6 +6,7 @@ import shutil
 import socket
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,7 +26,6 @@ def away(monkeypatch, tmp_path):
     for name in ("HF_ENDPOINT", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setattr(wikitext, "getproxies", dict)
 
     def refuse(*args, **kwargs):
         raise socket.gaierror("no network in tests")
@@ -104,16 +104,20 @@ def test_without_a_network_the_way_out_is_said_within_two_seconds(away, monkeypa
 
 def test_offline_mode_asks_nobody(away, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(wikitext, "reachable", lambda host: pytest.fail("the network was asked"))
+    monkeypatch.setattr(wikitext, "answers", lambda *asked: pytest.fail("the network was asked"))
     with pytest.raises(UserError, match="HF_HUB_OFFLINE is set"):
         load_corpus(DataSettings(name="wikitext2"), 8, away)
 
 
 def test_behind_a_proxy_it_is_the_proxy_that_must_answer(away, monkeypatch):
     asked = []
-    monkeypatch.setattr(wikitext, "getproxies", lambda: {"https": "http://proxy.example:3128"})
+    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
+    # urllib reads the proxies once a process.
+    monkeypatch.setattr(urllib.request, "_opener", None)
+    monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, *rest: asked.append((host, port)) or [])
-    assert not wikitext.reachable("huggingface.co")
+    with pytest.raises(UserError, match="cannot be reached"):
+        load_corpus(DataSettings(name="wikitext2"), 8, away)
     assert asked == [("proxy.example", 3128)]
 
 
@@ -121,7 +125,7 @@ def test_a_download_is_checked_and_a_failing_one_is_one_line(away, monkeypatch):
     import huggingface_hub
 
     source = publish(monkeypatch, away / "hub" / wikitext.FOLDERS["raw"])
-    monkeypatch.setattr(wikitext, "reachable", lambda host: True)
+    monkeypatch.setattr(wikitext, "answers", lambda url, limit_seconds: True)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repository, file, repo_type: source.parent / file)
     assert load_corpus(DataSettings(name="wikitext2"), 8, away).name == "wikitext2-raw-v1"
     assert prepare("raw", None, away / "project").is_dir()

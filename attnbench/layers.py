@@ -43,7 +43,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Keeps shape and dtype."""
         if x.device.type == "cpu":
-            return _RMSNormCPU.apply(at_least_float32(x), self.weight, self.eps).to(x.dtype)
+            return _RMSNormCPU.apply(at_least_float32(x), self.weight, self.eps)[0].to(x.dtype)
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(x.dtype)
 
 
@@ -59,18 +59,20 @@ class _RMSNormCPU(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return x * _inverse_rms(x, eps) * weight
+    def forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1]
+        scale = (mean_square + eps).rsqrt()
+        return x * scale * weight, scale
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        x, weight, ctx.eps = inputs
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(*inputs[:2], output[1])
+        ctx.mark_non_differentiable(output[1])
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight = ctx.saved_tensors
-        gradient, scale = gradient.to(x.dtype), _inverse_rms(x, ctx.eps)
+    def backward(ctx, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight, scale = ctx.saved_tensors
+        gradient = gradient.to(x.dtype)
         wide_weight = weight.to(x.dtype)
         # LayerNorm's fused gradient around a mean of zero also takes away mean(g w), which is given back.
         of_x, of_weight, _ = torch.ops.aten.native_layer_norm_backward(
@@ -78,10 +80,6 @@ class _RMSNormCPU(torch.autograd.Function):
         )
         mean = (gradient @ wide_weight)[..., None] / x.shape[-1]
         return of_x.add_(mean * scale), of_weight.to(weight.dtype), None
-
-
-def _inverse_rms(x: Tensor, eps: float) -> Tensor:
-    return (torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1] + eps).rsqrt()
 
 
 class FeedForward(nn.Module):

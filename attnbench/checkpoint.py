@@ -166,9 +166,16 @@ def load_model(
     return model, record
 
 
-def best_folder(folder: Path) -> Path | None:
-    """The checkpoint of the lowest validation loss, where one was kept."""
-    return max(folder.glob("best-*"), default=None)
+def best_folder(folder: Path) -> Path:
+    """The checkpoint of the lowest validation loss.
+
+    Raises:
+        UserError: there is none; the final one under its name would be another model.
+    """
+    found = max(folder.glob("best-*"), default=None)
+    if found is None:
+        raise UserError(f"{folder}: has no best-* checkpoint; rerun=true trains again")
+    return found
 
 
 def _write(target: Path, state: TrainState, record: ModelRecord, optimizer: dict[str, Tensor] | None = None) -> None:

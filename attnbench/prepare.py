@@ -155,9 +155,12 @@ def resolved_config(prepared: Run) -> dict[str, Any]:
     }
 
 
-def identity(prepared: Run, evaluation: str, hashed: str) -> Identity:
-    """The columns that all rows of one results file share."""
-    stamp = json.loads((prepared.folder / "environment.json").read_text(encoding="utf-8"))
+def identity(prepared: Run, stamp: dict[str, Any], evaluation: str, hashed: str) -> Identity:
+    """The columns that all rows of one results file share.
+
+    Args:
+        stamp: the environment that measures them, see `runtime.environment`.
+    """
     return Identity(
         experiment=prepared.settings.experiment,
         run=prepared.folder.name,
@@ -173,7 +176,7 @@ def identity(prepared: Run, evaluation: str, hashed: str) -> Identity:
         device=stamp["device"],
         num_devices=1,
         environment=environment_id(stamp),
-        commit=f"{stamp['commit']}{'-dirty' if stamp['dirty'] else ''}",
+        commit=f"{stamp['commit'] or 'unknown'}{'-dirty' if stamp['dirty'] else ''}",
         corpus=corpus_label(prepared.corpus),
         config_hash=hashed,
     )

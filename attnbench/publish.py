@@ -38,8 +38,9 @@ def publish(folders: Sequence[Path], target: Path, *, title: str, command: str) 
         raise UserError(f"{', '.join(map(str, folders))}: no results to publish")
     corpus = same_corpus(rows)
     stamps = {(folder / "environment.json").read_text(encoding="utf-8") for folder in folders}
-    if len(stamps) > 1:
-        raise UserError(f"{target}: the runs come from {len(stamps)} environments or commits; publish one at a time")
+    measured = {row.identity.environment for row in rows}
+    if len(stamps) > 1 or len(measured) > 1:
+        raise UserError(f"{target}: the rows come from several environments or commits; publish one at a time")
     stamp = json.loads(stamps.pop())
     target.mkdir(parents=True, exist_ok=True)
     write_csv(rows, target / "results.csv")

@@ -27,7 +27,7 @@ from attnbench.prepare import ROOT, Run, config_hash, identity, prepare, resolve
 from attnbench.progress import ProgressBar
 from attnbench.registry import build
 from attnbench.results import Measurement, ResultsWriter, is_complete
-from attnbench.runtime import StopRequest, environment, keep_freed_memory, peak_memory_mib, start_afresh
+from attnbench.runtime import StopRequest, environment, environment_id, keep_freed_memory, peak_memory_mib, start_afresh
 from attnbench.settings import EvaluationSettings, RunSettings
 from attnbench.train import Batch, learning_rates, train
 
@@ -88,6 +88,7 @@ def _train(prepared: Run) -> None:
     if prepared.device.type == "cpu":
         keep_freed_memory()
     _write_config(prepared)
+    stamp = _stamp(prepared)
     model = prepared.new_model()
     resumed = checkpoint.load_last(prepared.checkpoints, model)
     state = resumed or TrainState.fresh(model)
@@ -111,15 +112,15 @@ def _train(prepared: Run) -> None:
                 hooks=hooks,
             )
         except DivergedError as error:
-            _write_training_rows(prepared, [_diverged(str(error))])
+            _write_training_rows(prepared, stamp, [_diverged(str(error))])
             raise
         except torch.OutOfMemoryError as error:
-            _write_training_rows(prepared, [_out_of_memory(error)])
+            _write_training_rows(prepared, stamp, [_out_of_memory(error)])
             raise UserError(
                 f"out of memory at train.batch_size={train_settings.batch_size}: a smaller train.micro_batch_size "
                 "divides a step without changing its result"
             ) from None
-    _write_training_rows(prepared, list(_training_measurements(prepared, state, stopwatch)))
+    _write_training_rows(prepared, stamp, list(_training_measurements(prepared, state, stopwatch)))
     checkpoint.save_final(prepared.checkpoints, state, prepared.record())
     if stop.signal is not None:
         # It came during the last step, when there was nothing left to stop but what follows.
@@ -134,7 +135,8 @@ def _hooks(
     metrics_log = MetricsLog(prepared.folder / "metrics.jsonl", resume_step=state.step if is_resumed else None)
     stack.callback(metrics_log.close)
     mirror = _mirror(prepared, is_resumed)
-    stack.callback(mirror.close)
+    # What an exception ends has failed, in wandb too.
+    stack.push(lambda kind, *_: mirror.close(exit_code=0 if kind is None else 1))
     log.info(mirror.notice)
     if is_resumed:
         mirror.replay(read_metrics(prepared.folder / "metrics.jsonl"))
@@ -195,19 +197,33 @@ def _write_config(prepared: Run) -> None:
     prepared.folder.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(resolved_config(prepared), sort_keys=False, allow_unicode=True)
     (prepared.folder / "config.yaml").write_text(text, encoding="utf-8")
-    stamp = json.dumps(environment(prepared.device, ROOT), indent=2)
-    (prepared.folder / "environment.json").write_text(stamp + "\n", encoding="utf-8")
+
+
+def _stamp(prepared: Run) -> dict[str, Any]:
+    """The environment as it is now, kept in the run's folder.
+
+    environment.json is that of the first sitting. A later one, or an evaluation made later, on another commit or
+    machine has a file of its own, so that every row's `environment` can be looked up.
+    """
+    stamp = environment(prepared.device, ROOT)
+    text, first = json.dumps(stamp, indent=2) + "\n", prepared.folder / "environment.json"
+    is_first = not first.exists() or first.read_text(encoding="utf-8") == text
+    path = first if is_first else prepared.folder / f"environment-{environment_id(stamp)}.json"
+    path.write_text(text, encoding="utf-8")
+    return stamp
 
 
 def _clear(prepared: Run) -> None:
     """Removes what a former run of the same settings left, so that nothing of it can be mistaken for the new one's."""
     for path in (prepared.checkpoints, prepared.folder / "results"):
         shutil.rmtree(path, ignore_errors=True)
+    for path in prepared.folder.glob("environment*.json"):
+        path.unlink()
 
 
-def _write_training_rows(prepared: Run, measurements: list[Measurement]) -> None:
+def _write_training_rows(prepared: Run, stamp: dict[str, Any], measurements: list[Measurement]) -> None:
     path = prepared.folder / "results" / f"training-{prepared.config_hash}.jsonl"
-    with ResultsWriter(path, identity(prepared, "training", prepared.config_hash)) as writer:
+    with ResultsWriter(path, identity(prepared, stamp, "training", prepared.config_hash)) as writer:
         for measurement in measurements:
             writer.write(measurement)
 
@@ -251,9 +267,8 @@ class _TrainedSubject:
         return self.prepared.new_model(**changes)
 
     def trained_model(self, which: str = "final") -> LanguageModel:
-        folder = self.prepared.checkpoints / "final"
-        if which == "best":
-            folder = checkpoint.best_folder(self.prepared.checkpoints) or folder
+        kept = self.prepared.checkpoints
+        folder = checkpoint.best_folder(kept) if which == "best" else kept / "final"
         model, _ = checkpoint.load_model(folder, device=self.device, trusted=self.prepared.settings.trusted)
         return model
 
@@ -266,7 +281,7 @@ def evaluate(prepared: Run, evaluation: EvaluationSettings) -> Path:
         return path
     built = build(evaluation.target, evaluation.options, Evaluation, prepared.settings.trusted)
     log.info(f"evaluating {evaluation.name} of {prepared.settings.mixer.name}")
-    with ResultsWriter(path, identity(prepared, evaluation.name, hashed)) as writer:
+    with ResultsWriter(path, identity(prepared, _stamp(prepared), evaluation.name, hashed)) as writer:
         for measurement in built.run(_TrainedSubject(prepared)):
             writer.write(measurement)
     return path

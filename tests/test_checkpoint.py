@@ -101,7 +101,8 @@ def test_what_is_loaded_is_what_was_saved(name, tmp_path):
 def test_there_is_nothing_to_resume_in_an_empty_folder(tmp_path):
     assert load_last(tmp_path, small_model()) is None
     assert load_last(tmp_path / "none", small_model()) is None
-    assert best_folder(tmp_path) is None
+    with pytest.raises(UserError, match=r"no best-\* checkpoint"):
+        best_folder(tmp_path)
     assert not is_final(tmp_path)
 
 
@@ -130,7 +131,7 @@ def test_the_end_leaves_the_best_and_the_final_weights(tmp_path):
     for folder in tmp_path.iterdir():
         names = sorted(path.name for path in folder.iterdir())
         assert names == ["config.json", "state.json", "weights.safetensors"]
-    best, _ = load_model(best_folder(tmp_path) or Path())
+    best, _ = load_model(best_folder(tmp_path))
     final, _ = load_model(tmp_path / "final")
     for name, tensor in state.model.named_parameters():
         assert torch.equal(dict(best.named_parameters())[name], weights_of_best[name])

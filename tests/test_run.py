@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from attnbench.errors import Interrupted, UserError
 from attnbench.hooks import DivergedError, Validation
 from attnbench.metrics import read_metrics
 from attnbench.prepare import ROOT, config_hash, prepare
+from attnbench.publish import publish
 from attnbench.results import ResultRow, read_results
 from attnbench.run import run
 from attnbench.tables import print_summary
@@ -111,7 +113,7 @@ def test_a_run_leaves_what_it_says(folder, finished):
     results = {file for file in files if file.startswith("results/")}
     assert {file.split("-")[0] for file in results} == {"results/training", "results/perplexity"}
     assert f"results/training-{hashed}.jsonl" in results
-    best = (checkpoint.best_folder(finished / "checkpoint") or Path()).name
+    best = checkpoint.best_folder(finished / "checkpoint").name
     kept = {
         f"checkpoint/{which}/{file}"
         for which in ("final", best)
@@ -198,7 +200,6 @@ def nats_by_hand(model: torch.nn.Module, tokens_N: torch.Tensor, seq_len: int) -
 def test_perplexity_is_exp_of_the_mean_loss_over_the_split(folder, finished):
     corpus, rows = prepare(compose(words(folder))).corpus, rows_of(finished, "perplexity")
     best = checkpoint.best_folder(finished / "checkpoint")
-    assert best is not None
     for which, place in (("best", best), ("final", finished / "checkpoint" / "final")):
         model, _ = load_model(place)
         for split in ("validation", "test"):
@@ -220,7 +221,6 @@ def test_the_best_weights_are_evaluated_as_the_best(folder, finished):
     copy = folder / "other_best" / "demo" / finished.name
     shutil.copytree(finished, copy, ignore=shutil.ignore_patterns("perplexity-*"))
     best = checkpoint.best_folder(copy / "checkpoint")
-    assert best is not None
     model, kept = load_model(best)
     with torch.no_grad():
         model.embedding.weight.zero_()
@@ -579,3 +579,29 @@ def test_the_table_has_every_variant_and_never_two_corpora(folder, finished, tmp
     assert lines == [["softmax", "flash"], ["softmax"]]
     for place in (finished, flash, elsewhere):
         assert str(place) in printed
+
+
+def test_an_evaluation_made_later_has_the_environment_that_made_it(tmp_path, monkeypatch):
+    write_text(tmp_path / "small.txt", seed=0)
+    first = run(replace(compose(words(tmp_path)), evaluations=[]))
+    trained = json.loads((first / "environment.json").read_text())
+    monkeypatch.setattr("attnbench.runtime.source_commit", lambda root: ("another-one", False))
+    assert run(compose(words(tmp_path))) == first
+    [path] = (first / "results").glob("perplexity-*.jsonl")
+    identity = read_results(path)[0].identity
+    assert identity.commit == "another-one"
+    stamp = json.loads((first / f"environment-{identity.environment}.json").read_text())
+    assert stamp == {**trained, "commit": "another-one", "dirty": False}
+    assert json.loads((first / "environment.json").read_text()) == trained
+    with pytest.raises(UserError, match="several environments"):
+        publish([first], tmp_path / "published", title="t", command="c")
+
+
+def test_a_run_that_failed_has_failed_in_wandb_too(tmp_path, monkeypatch):
+    write_text(tmp_path / "small.txt", seed=0)
+    codes = []
+    monkeypatch.setattr("attnbench.run.WandbMirror.close", lambda self, exit_code=0: codes.append(exit_code))
+    run(replace(compose(words(tmp_path)), evaluations=[]))
+    with pytest.raises(UserError, match="diverged"):
+        run(compose(words(tmp_path, "train.learning_rate=1e30")))
+    assert codes == [0, 1]

@@ -2,19 +2,21 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from attnbench.checkpoint import ModelRecord
+from attnbench.checkpoint import ModelRecord, best_folder, load_model
 from attnbench.data import Corpus, load_corpus
 from attnbench.matching import Matched, match_model
 from attnbench.model import LanguageModel, build_model, resolve_mixer
 from attnbench.results import Identity
 from attnbench.runtime import environment_id, resolve_device, resolve_precision
-from attnbench.settings import MixerSettings, RunSettings
+from attnbench.settings import MixerSettings, ModelSettings, RunSettings, TrainSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_HASHED = ("log_interval_steps", "checkpoint_interval_seconds", "num_epochs", "num_steps", "precision", "compile")
@@ -54,17 +56,46 @@ class Run:
             match=self.settings.match,
         )
 
-    def new_model(self, **changes: Any) -> LanguageModel:
-        """A model with initial weights; `changes` to its ModelSettings."""
-        model = replace(self.matched.model, **changes)
-        return build_model(
-            self.mixers[:1] * model.num_layers,
-            model,
+    @property
+    def mixer(self) -> str:
+        return self.settings.mixer.name
+
+    @property
+    def seed(self) -> int:
+        return self.settings.seed
+
+    @property
+    def seq_len(self) -> int:
+        return self.settings.seq_len
+
+    @property
+    def train(self) -> TrainSettings:
+        return self.settings.train
+
+    def builder(self, model: ModelSettings | None = None) -> Callable[[], LanguageModel]:
+        """See `evals.base.Subject`: builds the run's model with initial weights, or one of another size."""
+        mixers, matched = self.mixers, self.matched
+        if model is not None:
+            mixers, matched = _matched(self.settings, model, self.device, self.precision, self.corpus)
+        return partial(
+            build_model,
+            mixers,
+            matched.model,
             vocabulary_size=self.corpus.vocabulary_size,
             seed=self.settings.seed,
             device=self.device,
             trusted=self.settings.trusted,
         )
+
+    def new_model(self, model: ModelSettings | None = None) -> LanguageModel:
+        """What `builder` builds."""
+        return self.builder(model)()
+
+    def trained_model(self, which: str = "final") -> LanguageModel:
+        """The run's own, of its `final` or its `best` checkpoint."""
+        folder = best_folder(self.checkpoints) if which == "best" else self.checkpoints / "final"
+        model, _ = load_model(folder, device=self.device, trusted=self.settings.trusted)
+        return model
 
 
 def prepare(settings: RunSettings) -> Run:
@@ -72,18 +103,7 @@ def prepare(settings: RunSettings) -> Run:
     device = resolve_device(settings.device)
     precision = resolve_precision(settings.train.precision, device.type)
     corpus = load_corpus(settings.data, settings.seq_len, ROOT)
-    mixer = resolve_mixer(
-        settings.mixer, settings.model, device_type=device.type, precision=precision, trusted=settings.trusted
-    )
-    mixers = [mixer] * settings.model.num_layers
-    matched = match_model(
-        mixers,
-        settings.model,
-        match=settings.match,
-        seq_len=settings.seq_len,
-        vocabulary_size=corpus.vocabulary_size,
-        trusted=settings.trusted,
-    )
+    mixers, matched = _matched(settings, settings.model, device, precision, corpus)
     num_blocks = (len(corpus.tokens["train"]) - 1) // settings.seq_len
     steps_per_epoch = max(1, num_blocks // settings.train.batch_size)
     num_steps = settings.train.num_steps or steps_per_epoch * (settings.train.num_epochs or 1)
@@ -104,6 +124,23 @@ def prepare(settings: RunSettings) -> Run:
     name = f"{settings.mixer.name}-{settings.model.name}-T{settings.seq_len}-seed{settings.seed}-{prepared.config_hash}"
     prepared.folder = Path(settings.outputs_dir) / settings.experiment / name
     return prepared
+
+
+def _matched(
+    settings: RunSettings, model: ModelSettings, device: torch.device, precision: str, corpus: Corpus
+) -> tuple[list[MixerSettings], Matched]:
+    """One resolved mixer a layer, and the model of this size matched for them."""
+    mixer = resolve_mixer(settings.mixer, model, device_type=device.type, precision=precision, trusted=settings.trusted)
+    mixers = [mixer] * model.num_layers
+    matched = match_model(
+        mixers,
+        model,
+        match=settings.match,
+        seq_len=settings.seq_len,
+        vocabulary_size=corpus.vocabulary_size,
+        trusted=settings.trusted,
+    )
+    return mixers, matched
 
 
 def _identity_of_training(prepared: Run) -> dict[str, Any]:

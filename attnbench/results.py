@@ -25,6 +25,9 @@ STATUSES = ("ok", "out_of_memory", "unsupported", "not_reached", "diverged", "fa
 ALL_SEEDS = "all"
 """The `seed` of a figure over seeds, whose num_samples counts them."""
 
+SELECTION_SEED = 1_000_000
+"""The seed that learning rates are chosen on. It is never scored, so rows of it stand in no table."""
+
 COLUMNS = (
     *("schema", "experiment", "run", "mixer", "variant", "backend", "model", "parameters", "seq_len", "evaluation"),
     *("metric", "value", "unit", "low", "high", "num_samples", "status", "reason"),

@@ -19,10 +19,9 @@ from attnbench import checkpoint
 from attnbench.checkpoint import TrainState
 from attnbench.data import Batches, evaluation_batches
 from attnbench.errors import UserError
-from attnbench.evals.base import Evaluation
+from attnbench.evals.base import CheckpointEvaluation
 from attnbench.hooks import Checkpoints, DivergedError, Estimate, Logging, Stopwatch, Validation
 from attnbench.metrics import MetricsLog, WandbMirror, read_metrics
-from attnbench.model import LanguageModel
 from attnbench.prepare import ROOT, Run, config_hash, identity, prepare, resolved_config
 from attnbench.progress import ProgressBar
 from attnbench.registry import build
@@ -254,34 +253,15 @@ def _out_of_memory(error: torch.OutOfMemoryError) -> Measurement:
     return Measurement(metric="tokens_per_second", value=None, unit="token/s", status="out_of_memory", reason=reason)
 
 
-class _TrainedSubject:
-    """A finished run as evaluations see it; see `evals.base.Subject`."""
-
-    def __init__(self, prepared: Run) -> None:
-        self.prepared = prepared
-        self.mixer, self.seed = prepared.settings.mixer.name, prepared.settings.seed
-        self.seq_len, self.device = prepared.settings.seq_len, prepared.device
-        self.precision, self.corpus = prepared.precision, prepared.corpus
-
-    def new_model(self, **changes: Any) -> LanguageModel:
-        return self.prepared.new_model(**changes)
-
-    def trained_model(self, which: str = "final") -> LanguageModel:
-        kept = self.prepared.checkpoints
-        folder = checkpoint.best_folder(kept) if which == "best" else kept / "final"
-        model, _ = checkpoint.load_model(folder, device=self.device, trusted=self.prepared.settings.trusted)
-        return model
-
-
 def evaluate(prepared: Run, evaluation: EvaluationSettings) -> Path:
     """Runs one evaluation on a finished training, unless its complete results are there; returns their file."""
     hashed = config_hash([prepared.config_hash, evaluation.target, evaluation.options])
     path = prepared.folder / "results" / f"{evaluation.name}-{hashed}.jsonl"
     if is_complete(path):
         return path
-    built = build(evaluation.target, evaluation.options, Evaluation, prepared.settings.trusted)
+    built = build(evaluation.target, evaluation.options, CheckpointEvaluation, prepared.settings.trusted)
     log.info(f"evaluating {evaluation.name} of {prepared.settings.mixer.name}")
     with ResultsWriter(path, identity(prepared, _stamp(prepared), evaluation.name, hashed)) as writer:
-        for measurement in built.run(_TrainedSubject(prepared)):
+        for measurement in built.run(prepared):
             writer.write(measurement)
     return path

@@ -1,7 +1,13 @@
-"""The interface of an evaluation: a class with typed settings that turns a subject into measurements."""
+"""The interfaces of evaluations: classes with typed settings that turn a subject or a small training into measurements.
+
+Three kinds, by what they need. A `CheckpointEvaluation` reads a trained model. A `SystemEvaluation` times or weighs
+models of its own, so the runner gives it a process of its own. A `Probe` declares tasks: small models trained from
+scratch on synthetic data; it does not train them itself, because learning rates and seeds are the runner's.
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -9,20 +15,41 @@ import torch
 from attnbench.data import Corpus
 from attnbench.model import LanguageModel
 from attnbench.results import Measurement
+from attnbench.settings import ModelSettings, TrainSettings
+from attnbench.train import Batch
 
 
 class Subject(Protocol):
     """What is evaluated: a mixer in a model of a certain size, with a seed, on a device, on a corpus."""
 
-    mixer: str
-    seed: int
-    seq_len: int
     device: torch.device
     precision: str
+    compile: bool
+    """Whether training steps are compiled."""
     corpus: Corpus
 
-    def new_model(self, **changes: Any) -> LanguageModel:
-        """A model with initial weights; `changes` to its ModelSettings."""
+    @property
+    def mixer(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def seq_len(self) -> int: ...
+    @property
+    def train(self) -> TrainSettings: ...
+
+    def builder(self, model: ModelSettings | None = None) -> Callable[[], LanguageModel]:
+        """Builds the model with initial weights, matched at its size; can be sent to another process.
+
+        Args:
+            model: another size; None for the run's own.
+
+        Raises:
+            UserError: the mixer cannot be matched or built at that size.
+        """
+        ...
+
+    def new_model(self, model: ModelSettings | None = None) -> LanguageModel:
+        """What `builder` builds."""
         ...
 
     def trained_model(self, which: str = "final") -> LanguageModel:
@@ -30,7 +57,7 @@ class Subject(Protocol):
         ...
 
 
-class Evaluation(ABC):
+class Evaluation:
     """The constructor's signature is the schema of the yaml: keyword-only, typed, no **kwargs."""
 
     plots: ClassVar[tuple[tuple[str, str], ...]] = ()
@@ -39,6 +66,74 @@ class Evaluation(ABC):
     smoke: ClassVar[dict[str, Any]] = {}
     """Settings that finish on a CPU in a second."""
 
+
+class CheckpointEvaluation(Evaluation, ABC):
+    """Measures a trained model."""
+
     @abstractmethod
     def run(self, subject: Subject) -> Iterator[Measurement]:
         """Each number as soon as it is known; the caller stamps whose it is and writes it."""
+
+
+class SystemEvaluation(Evaluation, ABC):
+    """Times or weighs models with initial weights; runs in a process of its own, alone on its device."""
+
+    @abstractmethod
+    def run(self, subject: Subject) -> Iterator[Measurement]:
+        """Each number as soon as it is known; what does not fit is a row, and the next setting starts clean."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Task(ABC):
+    """One small model to train from scratch on synthetic sequences, and how it is scored."""
+
+    settings: dict[str, Any]
+    """Which task of its probe this is; stands in the settings of all its rows: {"sequence_length": 256, ...}."""
+    model: ModelSettings
+    """Always applied, whatever size the run has: width, depth, head width, feed-forward (0: none)."""
+    vocabulary_size: int
+    num_steps: int
+    batch_size: int
+    num_train_sequences: int
+    """Training takes them in a new order every epoch."""
+    mixer_options: dict[str, Any] = field(default_factory=dict)
+    """Wishes, like {"conv_size": 4}: a mixer without such a setting does not get it, and its rows say so."""
+
+    @abstractmethod
+    def sequences(self, split: str, seed: int, start: int, count: int, device: torch.device) -> Batch:
+        """Sequences start ... start + count - 1 of a split (train, validation, test), in bulk, on the device.
+
+        A function of (split, seed, index) alone: the same on every device, whatever was asked for before.
+
+        Returns:
+            tokens (B, T), targets (B, L), weight (B, L) with 0 for absent labels, positions (B, L): all of one shape
+            for every `start`.
+        """
+
+    @abstractmethod
+    def selection(self, model: LanguageModel, seed: int, device: torch.device) -> float:
+        """What rates are chosen by and the plateau is read from: an accuracy on 500 validation sequences."""
+
+    @abstractmethod
+    def score(self, model: LanguageModel, seed: int, device: torch.device) -> Iterator[Measurement]:
+        """The scores on test data, each with its chance level in the settings and its labels as num_samples."""
+
+
+class Probe(Evaluation, ABC):
+    """Small models trained from scratch.
+
+    Attributes:
+        learning_rates: the grid; the runner chooses by `selection` on one seed that is not scored.
+        precision: of the training, as train.precision.
+    """
+
+    learning_rates: list[float]
+    precision: str
+
+    @abstractmethod
+    def tasks(self) -> list[Task]:
+        """One or several; each has a rate of its own."""
+
+    def rate_source(self, task: Task) -> Task | None:
+        """Another of its tasks whose rate this one takes over without a search of its own; None: it searches."""
+        return None

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from attnbench.data import evaluation_batches
 from attnbench.errors import UserError
-from attnbench.evals.base import Evaluation, Subject
+from attnbench.evals.base import CheckpointEvaluation, Subject
 from attnbench.loss import perplexity, split_nats
 from attnbench.results import Measurement
 
 
-class Perplexity(Evaluation):
+class Perplexity(CheckpointEvaluation):
     """exp of (sum of nats over sum of characters), also as nats and as bits a character.
 
     Every character but a split's first is predicted once, from those before it in its block.
@@ -84,11 +84,6 @@ def _measurements(nats: float, count: int, axes: dict[str, Any]) -> Iterator[Mea
         else:
             reason = f"{mean:.4g} nats a character"
             yield Measurement(metric=metric, value=None, unit=unit, settings=axes, status="diverged", reason=reason)
-
-
-def _too_long(num_characters: int, axes: dict[str, Any]) -> Measurement:
-    reason = f"the test split has {num_characters} characters, less than one block"
-    return Measurement(metric="perplexity", value=None, unit="1", settings=axes, status="unsupported", reason=reason)
 
 
 def _by_position(nats_T: Tensor, count_T: Tensor, axes: dict[str, Any]) -> Iterator[Measurement]:

@@ -16,7 +16,7 @@ from attnbench.errors import UserError
 from attnbench.loss import perplexity, split_nats
 from attnbench.metrics import MetricsLog, WandbMirror
 from attnbench.progress import ProgressBar
-from attnbench.runtime import StopRequest, synchronize
+from attnbench.runtime import StopRequest, computing, synchronize
 from attnbench.train import StepReport
 
 log = logging.getLogger(__name__)
@@ -150,6 +150,32 @@ class Validation:
             self.logging.write(
                 state, {"split": "validation", "nats_per_character": nats, "perplexity": perplexity(nats)}
             )
+
+
+class Plateau:
+    """Looks every `interval` steps at what a probe's rates are chosen by, and logs it as `selection`."""
+
+    def __init__(
+        self,
+        *,
+        select: Callable[[], float],
+        precision: str,
+        logging: Logging,
+        stopwatch: Stopwatch,
+        interval: int,
+    ) -> None:
+        self.select, self.precision, self.logging = select, precision, logging
+        self.stopwatch, self.interval = stopwatch, interval
+
+    def __call__(self, state: TrainState, report: StepReport) -> None:
+        if state.step % self.interval:
+            return
+        with self.stopwatch.paused():
+            state.model.eval()
+            with torch.no_grad(), computing(self.precision, report.loss.device):
+                selected = self.select()
+            state.model.train()
+            self.logging.write(state, {"split": "validation", "selection": selected})
 
 
 class Checkpoints:

@@ -3,22 +3,24 @@
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from attnbench.checkpoint import ModelRecord, best_folder, load_model
 from attnbench.data import Corpus, load_corpus
+from attnbench.errors import UserError
+from attnbench.folder import ROOT
 from attnbench.matching import Matched, match_model
 from attnbench.model import LanguageModel, build_model, resolve_mixer
 from attnbench.results import Identity
 from attnbench.runtime import environment_id, resolve_device, resolve_precision
 from attnbench.settings import MixerSettings, ModelSettings, RunSettings, TrainSettings
 
-ROOT = Path(__file__).resolve().parents[1]
 NOT_HASHED = ("log_interval_steps", "checkpoint_interval_seconds", "num_epochs", "num_steps", "precision", "compile")
 """Training settings that change no number, or stand in the hash as what they were resolved to."""
 
@@ -120,9 +122,35 @@ def prepare(settings: RunSettings) -> Run:
         config_hash="",
         folder=Path(),
     )
-    prepared.config_hash = config_hash(_identity_of_training(prepared))
-    name = f"{settings.mixer.name}-{settings.model.name}-T{settings.seq_len}-seed{settings.seed}-{prepared.config_hash}"
-    prepared.folder = Path(settings.outputs_dir) / settings.experiment / name
+    return again(prepared, settings)
+
+
+def again(prepared: Run, settings: RunSettings) -> Run:
+    """The same with another rate, seed or list of evaluations: another identity, nothing read or resolved anew."""
+    own = replace(prepared, settings=settings)
+    own.config_hash = config_hash(_identity_of_training(own))
+    name = f"{settings.mixer.name}-{settings.model.name}-T{settings.seq_len}-seed{settings.seed}-{own.config_hash}"
+    own.folder = Path(settings.outputs_dir) / settings.experiment / name
+    return own
+
+
+def reopen(folder: Path, settings: RunSettings) -> Run:
+    """A finished run as it was trained, on whatever device the settings name now.
+
+    Raises:
+        UserError: no finished training is there, or it was trained on another corpus than the one that is found.
+    """
+    if not (folder / "checkpoint" / "final" / "state.json").exists():
+        raise UserError(f"run={folder}: has no finished training; the train.py command that made it goes on with it")
+    try:
+        resolved = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["resolved"]
+        hashed, corpus = str(resolved["config_hash"]), resolved["corpus"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / 'config.yaml'}: does not say what was trained ({error})") from None
+    prepared = prepare(settings)
+    if corpus_label(prepared.corpus) != corpus:
+        raise UserError(f"run={folder}: was trained on {corpus}, and {corpus_label(prepared.corpus)} is what is found")
+    prepared.folder, prepared.config_hash = folder, hashed
     return prepared
 
 

@@ -11,15 +11,28 @@ from attnbench.results import same_corpus, write_csv
 from attnbench.tables import MetricColumn, markdown_table, read_folders
 
 COLUMNS = (
-    MetricColumn(header="validation PPL", metric="perplexity", settings={"split": "validation", "checkpoint": "best"}),
-    MetricColumn(header="test PPL", metric="perplexity", settings={"split": "test", "checkpoint": "best"}),
     MetricColumn(
-        header="test bits/char", metric="bits_per_character", settings={"split": "test", "checkpoint": "best"}
+        header="validation PPL",
+        evaluation="perplexity",
+        metric="perplexity",
+        settings={"split": "validation", "checkpoint": "best"},
     ),
-    MetricColumn(header="token/s", metric="tokens_per_second"),
-    MetricColumn(header="seconds", metric="train_seconds"),
-    MetricColumn(header="first step, s", metric="first_step_seconds"),
-    MetricColumn(header="peak MiB", metric="peak_memory_mib"),
+    MetricColumn(
+        header="test PPL",
+        evaluation="perplexity",
+        metric="perplexity",
+        settings={"split": "test", "checkpoint": "best"},
+    ),
+    MetricColumn(
+        header="test bits/char",
+        evaluation="perplexity",
+        metric="bits_per_character",
+        settings={"split": "test", "checkpoint": "best"},
+    ),
+    MetricColumn(header="token/s", evaluation="training", metric="tokens_per_second"),
+    MetricColumn(header="seconds", evaluation="training", metric="train_seconds"),
+    MetricColumn(header="first step, s", evaluation="training", metric="first_step_seconds"),
+    MetricColumn(header="peak MiB", evaluation="training", metric="peak_memory_mib"),
 )
 
 

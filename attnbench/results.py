@@ -16,6 +16,7 @@ from typing import Any
 
 from attnbench.errors import UserError
 from attnbench.jsonlines import JsonLines, read_json_lines, replace_file, to_line
+from attnbench.settings import SELECTION_SEED as SELECTION_SEED
 
 SCHEMA = 1
 """Number of the row format; a file with another one is refused."""
@@ -24,9 +25,6 @@ STATUSES = ("ok", "out_of_memory", "unsupported", "not_reached", "diverged", "fa
 
 ALL_SEEDS = "all"
 """The `seed` of a figure over seeds, whose num_samples counts them."""
-
-SELECTION_SEED = 1_000_000
-"""The seed that learning rates are chosen on. It is never scored, so rows of it stand in no table."""
 
 COLUMNS = (
     *("schema", "experiment", "run", "mixer", "variant", "backend", "model", "parameters", "seq_len", "evaluation"),

@@ -11,6 +11,12 @@ from typing import Any
 
 from attnbench.errors import UserError
 
+SELECTION_SEED = 1_000_000
+"""The seed that learning rates are chosen on. It is never scored, so rows of it stand in no table."""
+
+MOST_PAIRED = 6
+"""Variants of which every pair is compared; with more, each is compared with a reference alone."""
+
 
 def setting(
     default: Any = MISSING,
@@ -142,6 +148,52 @@ class RunSettings:
     match: str = setting(choices=MATCHES)
 
 
+@dataclass(slots=True, kw_only=True)
+class PlanSettings:
+    """What is compared: variants × evaluations × seeds."""
+
+    name: str
+    """The name of the yaml, and of the folder under outputs/."""
+    overrides: list
+    """What every variant's command line begins with, as train.py takes it."""
+    variants: dict
+    """Name to the rest of its command line: {softmax_conv: [attn=softmax, attn.conv_size=4]}."""
+    evaluations: list
+    """Names of conf/eval, in the order in which they are run."""
+    only: list | None = None
+    """Some of `evaluations`, where the others are not wanted now."""
+    seeds: list
+    """Of language models."""
+    probe_seeds: list
+    learning_rates: list
+    """Of language models, the grid; one value is no search. A probe's stands in its own yaml."""
+    rank: list | None = None
+    """The variants that are compared pair by pair; null: all."""
+    reference: str | None = None
+    """With more than 6 of them: the one that each is compared with."""
+    num_workers: int = setting(1, minimum=1)
+    """Cells at a time on the device; what is timed runs alone."""
+    dry_run: bool = False
+    """List the cells and stop."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ComparisonSettings:
+    """A plan, and where and how it is carried out."""
+
+    plan: PlanSettings
+    logger: LoggerSettings
+    outputs_dir: str
+    device: str
+    rerun: bool
+    exported: str | None
+    """File that gets the rows of all finished cells; nothing is run."""
+    imported: str | None
+    """File of such rows, made elsewhere, that are taken over first."""
+    command: str
+    """As typed."""
+
+
 def check(settings: Any, prefix: str = "") -> None:
     """Raises UserError for the first value outside what its field allows, naming setting, value and what is allowed."""
     for entry in fields(settings):
@@ -163,6 +215,8 @@ def check_run(settings: RunSettings) -> None:
         raise UserError(
             f"train.micro_batch_size={train.micro_batch_size}: must divide train.batch_size={train.batch_size}"
         )
+    if settings.seed == SELECTION_SEED:
+        raise UserError(f"seed={SELECTION_SEED}: is the one that learning rates are searched with, and never scored")
     if not settings.outputs_dir:
         raise UserError("outputs_dir=: must name a folder; outputs is the usual one")
     if data.name == "text" and data.path is None:
@@ -171,6 +225,40 @@ def check_run(settings: RunSettings) -> None:
         raise UserError(
             f"data.validation_fraction={data.validation_fraction} and data.test_fraction={data.test_fraction}: "
             "together at most 0.9, so that something is left to train on"
+        )
+
+
+def check_plan(plan: PlanSettings) -> None:
+    """Raises UserError for a plan that compares nothing, or names what it does not have."""
+    for name in ("variants", "evaluations", "seeds", "probe_seeds", "learning_rates"):
+        values = getattr(plan, name)
+        if not values:
+            raise UserError(f"plan.{name}={values}: must name at least one")
+        if len(set(values)) < len(values):
+            raise UserError(f"plan.{name}={values}: names something twice")
+    for name in ("seeds", "probe_seeds"):
+        for seed in getattr(plan, name):
+            if type(seed) is not int or not 0 <= seed < SELECTION_SEED:
+                raise UserError(
+                    f"plan.{name}={getattr(plan, name)}: must be whole numbers from 0 below {SELECTION_SEED}"
+                )
+    for rate in plan.learning_rates:
+        if type(rate) not in (int, float) or not 0 < rate < math.inf:
+            raise UserError(f"plan.learning_rates={plan.learning_rates}: must be positive numbers")
+    for variant, words in plan.variants.items():
+        if not isinstance(words, list) or not any(str(word).startswith("attn=") for word in words):
+            raise UserError(f"plan.variants.{variant}={words}: must be a list of overrides with attn=NAME among them")
+    for name, allowed, chosen in (
+        ("only", plan.evaluations, plan.only or []),
+        ("rank", list(plan.variants), plan.rank or []),
+        ("reference", list(plan.variants), [plan.reference] if plan.reference else []),
+    ):
+        for value in chosen:
+            if value not in allowed:
+                raise UserError(f"plan.{name}: {value} is none of {', '.join(map(str, allowed))}")
+    if len(plan.rank or plan.variants) > MOST_PAIRED and plan.reference is None:
+        raise UserError(
+            f"plan.reference=null: with more than {MOST_PAIRED} variants under plan.rank name the one to compare with"
         )
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attnbench.errors import UserError
-from attnbench.results import Identity, Measurement, ResultRow, read_results, same_corpus
+from attnbench.results import Identity, ResultRow, read_results, same_corpus
 
 LABELS = {"variant": "variant", "backend": "backend", "parameters": "params"}
 """Columns that every table has, and what stands above them."""
@@ -22,22 +22,35 @@ DISTINCTIONS = ("seq_len", "seed", "experiment", "model", "precision", "device",
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class MetricColumn:
-    """A column of numbers: those of `metric` whose settings contain `settings`."""
+    """A column of numbers: those of an evaluation's `metric` whose settings contain `settings`."""
 
     header: str
+    evaluation: str
     metric: str
     settings: dict[str, Any] = field(default_factory=dict)
 
-    def takes(self, measurement: Measurement) -> bool:
-        """Whether the measurement belongs into this column."""
-        return measurement.metric == self.metric and self.settings.items() <= measurement.settings.items()
+    def takes(self, row: ResultRow) -> bool:
+        """Whether the row's number belongs into this column."""
+        measurement = row.measurement
+        is_own = row.identity.evaluation == self.evaluation and measurement.metric == self.metric
+        return is_own and self.settings.items() <= measurement.settings.items()
 
 
 SUMMARY = (
-    MetricColumn(header="val PPL", metric="perplexity", settings={"split": "validation", "checkpoint": "best"}),
-    MetricColumn(header="test PPL", metric="perplexity", settings={"split": "test", "checkpoint": "best"}),
-    MetricColumn(header="token/s", metric="tokens_per_second"),
-    MetricColumn(header="seconds", metric="train_seconds"),
+    MetricColumn(
+        header="val PPL",
+        evaluation="perplexity",
+        metric="perplexity",
+        settings={"split": "validation", "checkpoint": "best"},
+    ),
+    MetricColumn(
+        header="test PPL",
+        evaluation="perplexity",
+        metric="perplexity",
+        settings={"split": "test", "checkpoint": "best"},
+    ),
+    MetricColumn(header="token/s", evaluation="training", metric="tokens_per_second"),
+    MetricColumn(header="seconds", evaluation="training", metric="train_seconds"),
 )
 """What the table at the end of a training shows."""
 
@@ -64,9 +77,16 @@ def print_summary(folders: Sequence[Path]) -> None:
 
 
 def read_folders(folders: Sequence[Path]) -> list[ResultRow]:
-    """All rows of the runs in `folders`."""
-    files = [path for folder in folders for path in sorted((folder / "results").glob("*.jsonl"))]
+    """All rows of the runs in `folders`, those of their cells too."""
+    everywhere = [place for folder in folders for place in (folder, *_cells_of(folder))]
+    files = [path for place in dict.fromkeys(everywhere) for path in sorted((place / "results").glob("*.jsonl"))]
     return [row for path in files for row in read_results(path)]
+
+
+def _cells_of(folder: Path) -> list[Path]:
+    """Where else a run has results: one folder a line of its cells.txt, from the experiment's folder."""
+    path = folder / "cells.txt"
+    return [folder.parent / line for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def comparison_tables(rows: Iterable[ResultRow], columns: Sequence[MetricColumn]) -> list[Table]:
@@ -107,7 +127,7 @@ def grid(rows: Iterable[ResultRow], columns: Sequence[MetricColumn]) -> Grid:
     """
     rows = list(rows)
     corpus = same_corpus(rows)
-    shown = [row for row in rows if any(column.takes(row.measurement) for column in columns)]
+    shown = [row for row in rows if any(column.takes(row) for column in columns)]
     differing = [name for name in DISTINCTIONS if len({getattr(row.identity, name) for row in shown}) > 1]
     names = [*LABELS, *differing]
     lines: dict[tuple[Any, ...], list[ResultRow]] = {}
@@ -144,7 +164,7 @@ def _label(identity: Identity, name: str) -> str:
 
 
 def _cell(group: Sequence[ResultRow], column: MetricColumn) -> str:
-    found = [row for row in group if column.takes(row.measurement)]
+    found = [row for row in group if column.takes(row)]
     if not found:
         return "–"
     if len(found) > 1:

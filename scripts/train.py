@@ -1,10 +1,10 @@
 """Trains one mixer in a language model and evaluates it: `python scripts/train.py attn=gated_deltanet`; see --help."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from attnbench.config import launch
 from attnbench.settings import RunSettings
+from attnbench.tables import print_summary
 
 
 def main(settings: RunSettings) -> Path:
@@ -14,12 +14,5 @@ def main(settings: RunSettings) -> Path:
     return run(settings)
 
 
-def summarise(folders: Sequence[Path]) -> None:
-    """One table of everything that this command trained."""
-    from attnbench.tables import print_summary
-
-    print_summary(folders)
-
-
 if __name__ == "__main__":
-    launch(main, "train", summarise)
+    launch(main, "train", print_summary)

@@ -175,10 +175,10 @@ def test_rows_of_different_corpora_are_never_compared():
 
 
 COLUMNS = [
-    MetricColumn(header="val PPL", metric="perplexity", settings={"split": "validation"}),
-    MetricColumn(header="test PPL", metric="perplexity", settings={"split": "test"}),
-    MetricColumn(header="bits/char", metric="bits_per_character"),
-    MetricColumn(header="tokens/s", metric="tokens_per_second"),
+    MetricColumn(header="val PPL", evaluation="perplexity", metric="perplexity", settings={"split": "validation"}),
+    MetricColumn(header="test PPL", evaluation="perplexity", metric="perplexity", settings={"split": "test"}),
+    MetricColumn(header="bits/char", evaluation="perplexity", metric="bits_per_character"),
+    MetricColumn(header="tokens/s", evaluation="throughput", metric="tokens_per_second"),
 ]
 
 
@@ -199,7 +199,7 @@ def test_the_table_fits_80_columns_and_has_a_line_per_variant_length_and_seed():
                 row(perplexity(3.2, split="validation")),
                 row(speed, evaluation="throughput", run="other", config_hash="x"),
                 row(seed=1),
-                row(full, variant="gated_deltanet_conv", backend="flash_attn"),
+                row(full, evaluation="throughput", variant="gated_deltanet_conv", backend="flash_attn"),
             ],
             COLUMNS,
         )

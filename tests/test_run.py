@@ -600,7 +600,7 @@ def test_an_evaluation_made_later_has_the_environment_that_made_it(tmp_path, mon
 def test_a_run_that_failed_has_failed_in_wandb_too(tmp_path, monkeypatch):
     write_text(tmp_path / "small.txt", seed=0)
     codes = []
-    monkeypatch.setattr("attnbench.run.WandbMirror.close", lambda self, exit_code=0: codes.append(exit_code))
+    monkeypatch.setattr("attnbench.run_training.WandbMirror.close", lambda self, exit_code=0: codes.append(exit_code))
     run(replace(compose(words(tmp_path)), evaluations=[]))
     with pytest.raises(UserError, match="diverged"):
         run(compose(words(tmp_path, "train.learning_rate=1e30")))

@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 
 ORDER = [
-    "errors", "settings", "registry", "jsonlines", "network", "results", "tables", "publish", "runtime",
-    "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "matching",
+    "errors", "settings", "registry", "jsonlines", "network", "results", "tables", "publish", "runtime", "locks",
+    "workers", "folder", "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "matching",
     "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "train", "hooks", "evals", "bench",
-    "prepare", "run", "config",
+    "prepare", "prepare_probe", "run_training", "run_probe", "run_system", "cells", "rates", "run", "plan", "transfer",
+    "report", "compare", "reading", "config",
 ]  # fmt: skip
 DOORS = {
     "hydra": {"config"},
-    "omegaconf": {"config"},
+    "omegaconf": {"config", "reading"},
     "wandb": {"metrics"},
     "huggingface_hub": {"wikitext"},
 }

@@ -118,6 +118,10 @@ class Task(ABC):
     def score(self, model: LanguageModel, seed: int, device: torch.device) -> Iterator[Measurement]:
         """The scores on test data, each with its chance level in the settings and its labels as num_samples."""
 
+    @abstractmethod
+    def axes(self) -> list[tuple[str, dict[str, Any]]]:
+        """Metric and settings of every score, so that a training that gave none has rows that say why."""
+
 
 class Probe(Evaluation, ABC):
     """Small models trained from scratch.

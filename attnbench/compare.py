@@ -1,0 +1,162 @@
+"""A plan carried out: each of its cells run once, then one record and one report.
+
+Learning rates are searched first, then everything is scored, several cells at a time; what is timed runs last and
+alone, each cell in a fresh process. What is there is not run again, so a comparison that was cut off goes on.
+"""
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from attnbench.cells import Cell, execute
+from attnbench.errors import UserError
+from attnbench.hooks import duration
+from attnbench.jsonlines import replace_file
+from attnbench.plan import Comparison, Compose
+from attnbench.report import write_report
+from attnbench.results import is_complete
+from attnbench.runtime import resolve_device
+from attnbench.settings import ComparisonSettings
+from attnbench.transfer import export_cells, import_cells
+from attnbench.workers import Outcome, run_in_processes
+
+log = logging.getLogger(__name__)
+
+
+def compare(settings: ComparisonSettings, compose: Compose) -> Path:
+    """Carries out a plan and writes comparison.json and report/; returns the experiment's folder.
+
+    Args:
+        compose: from the words of a train.py command line to its settings.
+
+    Raises:
+        UserError: nothing could be run, or cells failed (after the others were run and the report was written).
+    """
+    folder = Path(settings.outputs_dir) / settings.plan.name
+    if settings.imported is not None:
+        log.info(f"{import_cells(Path(settings.imported), folder)} cells taken over from {settings.imported}")
+    if settings.exported is not None:
+        log.info(f"{export_cells(folder, Path(settings.exported))} cells written to {settings.exported}")
+        return folder
+    comparison = Comparison(settings, compose)
+    searches, timed = comparison.searches(), comparison.timed()
+    progress = Progress(
+        Counter(cell.group for cell in (*searches, *timed)) + comparison.num_scored(), settings.plan.num_workers
+    )
+    log.info(f"plan={settings.plan.name}: {progress.total} cells, in {folder}/")
+    if settings.plan.dry_run:
+        _list_cells(comparison, searches, timed)
+        return folder
+    _run_cells(comparison, searches, progress)
+    scored = comparison.scored()
+    _run_cells(comparison, scored, progress)
+    _run_cells(comparison, timed, progress)
+    files = [path for cell in (*scored, *timed) for path in cell.results if is_complete(path)]
+    if not files:
+        raise UserError(f"{folder}: no cell has results; {len(comparison.failures)} failed")
+    _record(comparison, files)
+    page = write_report(folder)
+    log.info(f"report: {page}")
+    if comparison.failures:
+        raise UserError(f"{len(comparison.failures)} failed, listed in the report; the same command tries them again")
+    return folder
+
+
+def _run_cells(comparison: Comparison, cells: Sequence[Cell], progress: "Progress") -> None:
+    """Runs those that are not done: timed ones alone, the others `num_workers` at a time."""
+    settings = comparison.settings
+    todo = [cell for cell in cells if settings.rerun or not cell.is_done()]
+    progress.skip([cell for cell in cells if cell not in todo])
+    on_cpu = resolve_device(settings.device).type == "cpu"
+    for is_timed in (False, True):
+        group = [cell for cell in todo if cell.is_timed == is_timed]
+        num_workers = 1 if is_timed else max(1, min(settings.plan.num_workers, len(group)))
+        outcomes = run_in_processes(
+            execute,
+            [replace(cell, shares_device=num_workers > 1) for cell in group],
+            num_workers=num_workers,
+            log=comparison.folder / "output.log",
+            # On a CPU the workers share the cores; small models gain little from a second thread anyway.
+            num_threads=max(1, torch.get_num_threads() // num_workers) if on_cpu else None,
+            fresh=is_timed,
+        )
+        for outcome in outcomes:
+            progress.report(outcome)
+            if outcome.error is not None:
+                comparison.failures[outcome.item.label] = outcome.error
+
+
+class Progress:
+    """One line a finished cell, with how long the rest will take.
+
+    Args:
+        left: how many cells there are of each evaluation.
+        num_workers: cells at a time, of those that are not timed.
+    """
+
+    def __init__(self, left: Counter[str], num_workers: int) -> None:
+        self.left, self.total, self.num_workers = left, left.total(), num_workers
+        self.seconds: dict[str, list[float]] = {}
+
+    def skip(self, cells: Sequence[Cell]) -> None:
+        """These were done before."""
+        self.left.subtract(cell.group for cell in cells)
+        if cells:
+            log.info(f"[{self.total - self.left.total()}/{self.total}] {len(cells)} were done before")
+
+    def report(self, outcome: Outcome[Cell]) -> None:
+        """Says what became of a cell."""
+        cell = outcome.item
+        self.left[cell.group] -= 1
+        # What ran beside others took its time from them too.
+        share = outcome.seconds / (self.num_workers if cell.shares_device else 1)
+        self.seconds.setdefault(cell.group, []).append(share)
+        became = duration(outcome.seconds) if outcome.error is None else f"failed: {outcome.error}"
+        log.info(f"[{self.total - self.left.total()}/{self.total}] {cell.label}: {became}{self._estimate()}")
+
+    def _estimate(self) -> str:
+        """By the mean of each evaluation's cells so far, of all where none of it has run."""
+        if not self.left.total():
+            return ""
+        overall = [seconds for group in self.seconds.values() for seconds in group]
+        total = sum(number * _mean(self.seconds.get(name, overall)) for name, number in self.left.items())
+        return f" (about {duration(total)} to go)"
+
+
+def _mean(seconds: Sequence[float]) -> float:
+    return sum(seconds) / len(seconds)
+
+
+def _list_cells(comparison: Comparison, searches: Sequence[Cell], timed: Sequence[Cell]) -> None:
+    """What would run, and what is done; scored trainings by number alone while their rates are not chosen."""
+    scored = comparison.scored() if all(cell.is_done() for cell in searches) else []
+    for cell in (*searches, *scored, *timed):
+        log.info(f"  {'done' if cell.is_done() else 'to do'}  {cell.label}")
+    if not scored:
+        for name, number in comparison.num_scored().items():
+            log.info(f"  to do  {name}: {number} scored cells, at the rates that the searches will give")
+
+
+def _record(comparison: Comparison, files: Sequence[Path]) -> None:
+    """comparison.json: what the report needs to know besides the rows."""
+    plan = comparison.plan
+    content = {
+        "plan": plan.name,
+        "command": comparison.settings.command,
+        "variants": list(plan.variants),
+        "rank": plan.rank or list(plan.variants),
+        "reference": plan.reference,
+        "files": [str(path.relative_to(comparison.folder)) for path in files],
+        "rates": [asdict(choice) for choice in comparison.choices],
+        "failures": [{"cell": cell, "reason": reason} for cell, reason in comparison.failures.items()],
+        "started": datetime.fromtimestamp(comparison.started, UTC).isoformat(timespec="seconds"),
+        "seconds": round(time.time() - comparison.started),
+    }
+    replace_file(comparison.folder / "comparison.json", json.dumps(content, indent=1) + "\n")

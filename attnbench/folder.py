@@ -1,0 +1,75 @@
+"""The folder that a run or a cell leaves behind: its log, its config, its environment, and what became of it.
+
+config.yaml environment.json train.log metrics.jsonl checkpoint/ results/<evaluation>-<hash>.jsonl failed.txt
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from attnbench.errors import UserError
+from attnbench.runtime import environment, environment_id
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@contextmanager
+def recording(folder: Path) -> Iterator[None]:
+    """What is said inside also goes to the folder's train.log; what fails inside is written to failed.txt.
+
+    Raises:
+        UserError: the folder cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"outputs_dir={folder.parent.parent}: cannot hold {error.filename} ({error.strerror})"
+        ) from error
+    with ExitStack() as stack:
+        _keep_log(folder / "train.log", stack)
+        try:
+            yield
+        except Exception as error:
+            # The folder tells what became of the run, whoever looks at it later.
+            (folder / "failed.txt").write_text(f"{type(error).__name__}: {error}\n", "utf-8", "replace")
+            raise
+    (folder / "failed.txt").unlink(missing_ok=True)
+
+
+def _keep_log(path: Path, stack: ExitStack) -> None:
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger = logging.getLogger("attnbench")
+    stack.callback(logger.setLevel, logger.level)
+    # Called from Python, where nobody has asked for these lines on the terminal, the file has them all the same.
+    logger.setLevel(min(logger.getEffectiveLevel(), logging.INFO))
+    logger.addHandler(handler)
+    stack.callback(handler.close)
+    stack.callback(logger.removeHandler, handler)
+
+
+def write_config(folder: Path, content: dict[str, Any]) -> None:
+    """config.yaml: the settings as given, and what they were resolved to."""
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
+
+
+def stamp_environment(folder: Path, device: torch.device) -> dict[str, Any]:
+    """The environment as it is now, kept in the folder.
+
+    environment.json is that of the first sitting. A later one, or an evaluation made later, on another commit or
+    machine has a file of its own, so that every row's `environment` can be looked up.
+    """
+    stamp = environment(device, ROOT)
+    text, first = json.dumps(stamp, indent=2) + "\n", folder / "environment.json"
+    is_first = not first.exists() or first.read_text(encoding="utf-8") == text
+    path = first if is_first else folder / f"environment-{environment_id(stamp)}.json"
+    path.write_text(text, encoding="utf-8")
+    return stamp

@@ -1,0 +1,128 @@
+"""A plan as cells: every variant × evaluation × seed, and the searches for their learning rates."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from attnbench.cells import TRAINING, ByKind, Cell, by_kind, system_cell
+from attnbench.errors import UserError
+from attnbench.prepare import Run, prepare
+from attnbench.prepare_probe import build_tasks
+from attnbench.rates import (
+    Choice,
+    probe_cells,
+    probe_choices,
+    probe_searches,
+    training_cells,
+    training_choice,
+    training_searches,
+)
+from attnbench.settings import ComparisonSettings, RunSettings
+
+log = logging.getLogger(__name__)
+
+Compose = Callable[[Sequence[str]], RunSettings]
+"""From the words of a train.py command line to its settings."""
+
+
+class Comparison:
+    """One plan, on this machine.
+
+    Args:
+        compose: turns overrides into settings; raises UserError for what this machine cannot do.
+    """
+
+    def __init__(self, settings: ComparisonSettings, compose: Compose) -> None:
+        self.settings, self.plan = settings, settings.plan
+        self.folder = Path(settings.outputs_dir) / self.plan.name
+        self.started = time.time()
+        self.failures: dict[str, str] = {}
+        self.choices: list[Choice] = []
+        self.variants: dict[str, tuple[Run, ByKind]] = {}
+        for name, words in self.plan.variants.items():
+            try:
+                settings_of_variant = self._settings(name, words, compose)
+                self.variants[name] = prepare(settings_of_variant), by_kind(settings_of_variant)
+            except UserError as error:
+                # What cannot run here is recorded, and the others are compared.
+                self.fail(name, str(error))
+
+    def _settings(self, name: str, words: Sequence[str], compose: Compose) -> RunSettings:
+        evaluations = f"eval=[{','.join(self.plan.evaluations)}]"
+        composed = compose([evaluations, f"device={self.settings.device}", *self.plan.overrides, *words])
+        wanted = self.plan.only or self.plan.evaluations
+        return replace(
+            composed,
+            mixer=replace(composed.mixer, name=name),
+            experiment=self.plan.name,
+            outputs_dir=self.settings.outputs_dir,
+            logger=self.settings.logger,
+            rerun=self.settings.rerun,
+            evaluations=[own for own in composed.evaluations if own.name in wanted],
+        )
+
+    def searches(self) -> list[Cell]:
+        """The trainings that learning rates are chosen by."""
+        cells = []
+        for prepared, kinds in self.variants.values():
+            for evaluation in kinds.probes:
+                cells += probe_searches(prepared.settings, evaluation)
+            if kinds.of_checkpoints:
+                cells += training_searches(prepared, self.plan.learning_rates)
+        return self._in_order(cells)
+
+    def scored(self) -> list[Cell]:
+        """The trainings that are scored, at the rates that the finished searches give."""
+        cells, self.choices = [], []
+        for prepared, kinds in self.variants.values():
+            for evaluation in kinds.probes:
+                choices = self._choices(partial(probe_choices, prepared.settings, evaluation))
+                cells += probe_cells(prepared.settings, evaluation, choices, self.plan.probe_seeds)
+            if kinds.of_checkpoints:
+                for choice in self._choices(lambda own=prepared: [training_choice(own, self.plan.learning_rates)]):
+                    cells += training_cells(prepared, kinds.of_checkpoints, choice.chosen, self.plan.seeds)
+        return self._in_order(cells)
+
+    def timed(self) -> list[Cell]:
+        """What runs alone."""
+        cells = [system_cell(own, evaluation) for own, kinds in self.variants.values() for evaluation in kinds.system]
+        return self._in_order(cells)
+
+    def num_scored(self) -> Counter[str]:
+        """How many cells `scored` will give, by evaluation."""
+        numbers: Counter[str] = Counter()
+        for prepared, kinds in self.variants.values():
+            for evaluation in kinds.probes:
+                num_tasks = len(build_tasks(prepared.settings, evaluation)[1])
+                numbers[evaluation.name] += num_tasks * len(self.plan.probe_seeds)
+            if kinds.of_checkpoints:
+                numbers[TRAINING] += len(self.plan.seeds)
+        return numbers
+
+    def _choices(self, choose: Callable[[], list[Choice]]) -> list[Choice]:
+        """What was chosen; none, and a failure recorded, where a search has no results."""
+        try:
+            chosen = choose()
+        except UserError as error:
+            self.fail("learning rate", str(error))
+            return []
+        self.choices += chosen
+        return chosen
+
+    def _in_order(self, cells: list[Cell]) -> list[Cell]:
+        """Evaluation by evaluation, as the plan lists them."""
+        names = self.plan.evaluations
+        of_checkpoints = [own.name for _, kinds in self.variants.values() for own in kinds.of_checkpoints]
+        place = {TRAINING: min(map(names.index, of_checkpoints), default=0)}
+        return sorted(
+            cells, key=lambda cell: place.get(cell.group, 0) if cell.evaluation is None else names.index(cell.group)
+        )
+
+    def fail(self, cell: str, reason: str) -> None:
+        """Records what could not be run; the rest goes on."""
+        self.failures[cell] = reason
+        log.error(f"failed: {cell}: {reason}")

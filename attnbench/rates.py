@@ -1,0 +1,133 @@
+"""Learning rates: a grid for each variant, searched on validation data with a seed that is never scored."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from attnbench.cells import Cell, probe_cell, training_cell
+from attnbench.errors import UserError
+from attnbench.prepare import Run, again
+from attnbench.prepare_probe import build_tasks
+from attnbench.results import read_results
+from attnbench.settings import SELECTION_SEED, EvaluationSettings, RunSettings
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Choice:
+    """The rate that a variant is scored at, and how it was found."""
+
+    variant: str
+    evaluation: str
+    settings: dict[str, Any]
+    """Of the task; empty for language models."""
+    grid: list[float]
+    scores: dict[str, float | None]
+    """What each rate of the grid reached on validation data; None where it failed. Empty without a search."""
+    chosen: float
+    at_edge: bool
+    """The best is the grid's smallest or largest: a wider grid might hold a better one."""
+    taken_from: dict[str, Any] | None = None
+    """The settings of the neighbouring task whose rate this is."""
+
+
+def training_searches(prepared: Run, grid: Sequence[float]) -> list[Cell]:
+    """One training a rate; none where there is nothing to choose."""
+    return [_training(prepared, rate, SELECTION_SEED, ()) for rate in grid] if len(grid) > 1 else []
+
+
+def training_choice(prepared: Run, grid: Sequence[float]) -> Choice:
+    """The rate of the lowest validation loss, from the finished searches."""
+    cells = training_searches(prepared, grid)
+    return _choose(prepared.mixer, "training", {}, grid, cells, "nats_per_character", higher_is_better=False)
+
+
+def training_cells(
+    prepared: Run, evaluations: Sequence[EvaluationSettings], rate: float, seeds: Sequence[int]
+) -> list[Cell]:
+    """The trainings that are scored."""
+    return [_training(prepared, rate, seed, evaluations) for seed in seeds]
+
+
+def probe_searches(settings: RunSettings, evaluation: EvaluationSettings) -> list[Cell]:
+    """One training a task and rate; none for a task with a single rate, or with that of a neighbour."""
+    probe, tasks = build_tasks(settings, evaluation)
+    searched = [index for index, task in enumerate(tasks) if probe.rate_source(task) is None]
+    if len(probe.learning_rates) == 1:
+        return []
+    return [
+        probe_cell(replace(settings, seed=SELECTION_SEED), evaluation, index, rate)
+        for index in searched
+        for rate in probe.learning_rates
+    ]
+
+
+def probe_choices(settings: RunSettings, evaluation: EvaluationSettings) -> list[Choice]:
+    """The rate of each task, from the finished searches."""
+    probe, tasks = build_tasks(settings, evaluation)
+    cells = probe_searches(settings, evaluation)
+    choices: dict[int, Choice] = {}
+    for index, task in enumerate(tasks):
+        if probe.rate_source(task) is None:
+            own, variant = [cell for cell in cells if cell.task == index], settings.mixer.name
+            choices[index] = _choose(
+                variant, evaluation.name, task.settings, probe.learning_rates, own, "selection", higher_is_better=True
+            )
+    for index, task in enumerate(tasks):
+        source = probe.rate_source(task)
+        if source is not None:
+            neighbour = choices[next(other for other in choices if tasks[other].settings == source.settings)]
+            choices[index] = replace(neighbour, settings=task.settings, taken_from=source.settings)
+    return [choices[index] for index in range(len(tasks))]
+
+
+def probe_cells(
+    settings: RunSettings, evaluation: EvaluationSettings, choices: Sequence[Choice], seeds: Sequence[int]
+) -> list[Cell]:
+    """The trainings that are scored, task by task."""
+    return [
+        probe_cell(replace(settings, seed=seed), evaluation, index, choice.chosen)
+        for index, choice in enumerate(choices)
+        for seed in seeds
+    ]
+
+
+def _training(prepared: Run, rate: float, seed: int, evaluations: Sequence[EvaluationSettings]) -> Cell:
+    settings = prepared.settings
+    train = replace(settings.train, learning_rate=float(rate))
+    changed = replace(settings, train=train, seed=seed, evaluations=list(evaluations))
+    return training_cell(again(prepared, changed))
+
+
+def _choose(
+    variant: str,
+    evaluation: str,
+    task: dict[str, Any],
+    grid: Sequence[float],
+    cells: Sequence[Cell],
+    metric: str,
+    *,
+    higher_is_better: bool,
+) -> Choice:
+    """The best rate, ties to the smaller; where all failed the smallest, whose scored runs will say why.
+
+    Raises:
+        UserError: a search has no results.
+    """
+    scores: dict[float, float | None] = {}
+    for cell in cells:
+        if not cell.is_done():
+            raise UserError(f"{cell.label}: has no results, so no learning rate can be chosen")
+        rows = [row.measurement for row in read_results(cell.results[0])]
+        scores[cell.rate] = next((row.value for row in rows if row.metric == metric), None)
+    sign = 1 if higher_is_better else -1
+    reached = {rate: sign * value for rate, value in scores.items() if value is not None}
+    chosen = min(reached, key=lambda rate: (-reached[rate], rate)) if reached else min(grid)
+    return Choice(
+        variant=variant,
+        evaluation=evaluation,
+        settings=dict(task),
+        grid=sorted(grid),
+        scores={f"{rate:g}": value for rate, value in sorted(scores.items())},
+        chosen=chosen,
+        at_edge=len(grid) > 1 and chosen in (min(grid), max(grid)),
+    )

@@ -1,0 +1,211 @@
+"""From a composed configuration to plain settings: every name, type and value checked before torch is loaded."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from attnbench.errors import UserError
+from attnbench.registry import build, check_options, resolve
+from attnbench.settings import (
+    ComparisonSettings,
+    DataSettings,
+    EvaluationSettings,
+    LoggerSettings,
+    MixerSettings,
+    ModelSettings,
+    PlanSettings,
+    RunSettings,
+    TrainSettings,
+    check,
+    check_plan,
+    check_run,
+)
+
+CLOSED_GROUPS = {"model": ModelSettings, "data": DataSettings, "train": TrainSettings, "logger": LoggerSettings}
+
+
+def read_settings(config: DictConfig, hydra_config: Any) -> RunSettings:
+    """Checks a composed configuration and turns it into plain settings.
+
+    Raises:
+        UserError: an unknown, deleted, missing or impossible setting, named with its value and what is allowed.
+    """
+    values = _plain(config, hydra_config)
+    choices = hydra_config.runtime.choices
+    for group in ("attn", *CLOSED_GROUPS):
+        if not isinstance(values.get(group), dict):
+            raise UserError(f"{group}={values.get(group)}: must name a yaml of {group}/")
+    closed = {group: _closed(cls, group, values.pop(group)) for group, cls in CLOSED_GROUPS.items()}
+    evaluations = [_evaluation(name, options) for name, options in (values.pop("eval", None) or {}).items()]
+    mixer = MixerSettings(name=choices["attn"], **_open("attn", values.pop("attn")))
+    values |= {"experiment": Path(choices.get("experiment") or "default").name, "trusted": _trusted(hydra_config)}
+    values |= {**closed, "mixer": mixer, "evaluations": evaluations}
+    return _checked(values)
+
+
+def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings:
+    """Checks the configuration of compare.py; its variants are checked when the plan is carried out.
+
+    Raises:
+        UserError: as read_settings.
+    """
+    values = _plain(config, hydra_config)
+    choices = hydra_config.runtime.choices
+    if not isinstance(values.get("plan"), dict):
+        raise UserError(f"plan={values.get('plan')}: must name a yaml of plan/")
+    plan = {"name": Path(choices["plan"]).name, **values.pop("plan")}
+    values |= {
+        "plan": _closed(PlanSettings, "plan", plan),
+        "logger": _closed(LoggerSettings, "logger", values["logger"]),
+    }
+    values |= {"exported": values.pop("export", None), "imported": values.pop("import", None)}
+    values["command"] = " ".join(["python scripts/compare.py", *hydra_config.overrides.task])
+    known = {entry.name for entry in fields(ComparisonSettings)}
+    for name, value in values.items():
+        if name not in known:
+            raise UserError(
+                f"{name}={value}: unknown setting; at the top level there is outputs_dir, device, rerun, export, import"
+            )
+    given = {name: values[name] for name in ("outputs_dir", "device", "rerun", "exported", "imported")}
+    check_options(ComparisonSettings, given, given=("plan", "logger", "command"), group="")
+    settings = ComparisonSettings(**values)
+    check_plan(settings.plan)
+    if not settings.outputs_dir:
+        raise UserError("outputs_dir=: must name a folder; outputs is the usual one")
+    return settings
+
+
+def read_evaluation(config: DictConfig, hydra_config: Any) -> tuple[Path, RunSettings]:
+    """Checks the configuration of evaluate.py: the folder of a run, and its own settings with what is wanted now.
+
+    Raises:
+        UserError: as read_settings; or the folder holds no run.
+    """
+    values = _plain(config, hydra_config)
+    folder = Path(str(values.get("run")))
+    stored = stored_settings(folder)
+    evaluations = [_evaluation(name, options) for name, options in (values.pop("eval", None) or {}).items()]
+    now = {"device": values.pop("device"), "rerun": values.pop("rerun")}
+    for name, value in values.items():
+        if name != "run":
+            raise UserError(f"{name}={value}: unknown setting; at the top level there is run, device, rerun")
+    others = {entry.name for entry in fields(RunSettings)} - set(now)
+    check_options(RunSettings, now, given=others, group="")
+    now |= {"evaluations": evaluations, "trusted": _trusted(hydra_config), "outputs_dir": str(folder.parent.parent)}
+    settings = replace(stored, **now)
+    _check_machine(settings)
+    return folder, settings
+
+
+def stored_settings(folder: Path) -> RunSettings:
+    """The settings that a run's config.yaml holds, checked like a command line's.
+
+    Raises:
+        UserError: it cannot be read, or is no such file.
+    """
+    path = folder / "config.yaml"
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        del content["resolved"], content["evaluations"]
+        closed = {group: _closed(cls, group, content.pop(group)) for group, cls in CLOSED_GROUPS.items()}
+        check_options(MixerSettings, content["mixer"], group="mixer")
+        content["mixer"] = MixerSettings(**content["mixer"])
+        settings = RunSettings(**content, **closed, evaluations=[])
+        check(settings)
+        return settings
+    except OSError as error:
+        raise UserError(
+            f"run={folder}: {path.name} cannot be read ({error.strerror}); give the folder of a run"
+        ) from None
+    except (yaml.YAMLError, KeyError, TypeError, AttributeError, UserError) as error:
+        raise UserError(f"{path}: not the config of a run ({str(error).partition(chr(10))[0]})") from None
+
+
+def _plain(config: DictConfig, hydra_config: Any) -> dict[str, Any]:
+    """The configuration without Hydra's own part, resolved, nothing deleted from it and nothing missing."""
+    for override in hydra_config.overrides.task:
+        if override.startswith("~"):
+            raise UserError(f"{override}: a setting cannot be deleted; null or another value turns it off")
+    # The hydra node is left out before resolving: some of its values exist only inside a job.
+    names = [str(name) for name in config if name != "hydra"]
+    values: Any = OmegaConf.to_container(OmegaConf.masked_copy(config, names), resolve=True, throw_on_missing=True)
+    return values
+
+
+def _closed(cls: type, group: str, values: dict[str, Any]) -> Any:
+    """A dataclass of settings from a yaml of a closed group."""
+    check_options(cls, values, group=group)
+    # A whole number is a fine float; a file that says 2 and one that says 2.0 are one configuration.
+    numbers = {entry.name: float(values[entry.name]) for entry in fields(cls) if _is_float(entry, values)}
+    settings = cls(**{**values, **numbers})
+    check(settings, f"{group}.")
+    return settings
+
+
+def _is_float(entry: Any, values: dict[str, Any]) -> bool:
+    return entry.type is float and entry.name in values
+
+
+def _open(group: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Target and options from a `_target_` yaml of an open group."""
+    if not isinstance(values.get("_target_"), str):
+        raise UserError(f"{group}: its yaml names no class under _target_")
+    return {"target": values["_target_"], "options": {key: value for key, value in values.items() if key != "_target_"}}
+
+
+def _evaluation(name: str, values: Any) -> EvaluationSettings:
+    if not isinstance(values, dict):
+        raise UserError(f"eval.{name}={values}: unknown setting; eval=[NAME, ...] chooses evaluations")
+    return EvaluationSettings(name=name, **_open(f"eval.{name}", values))
+
+
+def _checked(values: dict[str, Any]) -> RunSettings:
+    """What stands at the top level, and what only fits or fails together; torch is imported last."""
+    top_level = ("seq_len", "seed", "device", "match", "outputs_dir", "rerun")
+    known = {entry.name for entry in fields(RunSettings)}
+    for name, value in values.items():
+        if name not in known:
+            raise UserError(f"{name}={value}: unknown setting; at the top level there is {', '.join(top_level)}")
+    given = {name: values[name] for name in top_level if name in values}
+    check_options(RunSettings, given, given=known - set(top_level), group="")
+    settings = RunSettings(**values)
+    check(settings)
+    check_run(settings)
+    _check_machine(settings)
+    return settings
+
+
+def _check_machine(settings: RunSettings) -> None:
+    """Refuses a device that is not there, a kernel that cannot run on it, and parts that do not fit together."""
+    # Imported here: torch takes longer to load than all the checks before this one.
+    from attnbench.evals.base import Evaluation
+    from attnbench.model import build_meta, resolve_mixer
+    from attnbench.runtime import resolve_device, resolve_precision
+
+    device_type = resolve_device(settings.device).type
+    precision = resolve_precision(settings.train.precision, device_type)
+    mixer = resolve_mixer(
+        settings.mixer, settings.model, device_type=device_type, precision=precision, trusted=settings.trusted
+    )
+    build_meta([mixer] * settings.model.num_layers, settings.model, vocabulary_size=1, trusted=settings.trusted)
+    for evaluation in settings.evaluations:
+        cls = resolve(evaluation.target, Evaluation, settings.trusted)
+        check_options(cls, evaluation.options, group=f"eval.{evaluation.name}")
+        # Built once already here: what its constructor refuses should not come to light after hours of training.
+        build(evaluation.target, evaluation.options, Evaluation, settings.trusted)
+
+
+def _trusted(hydra_config: Any) -> frozenset[str]:
+    """The classes that yamls under the command line's --config-dir name."""
+    found = set()
+    for source in hydra_config.runtime.config_sources:
+        if source.provider != "command-line":
+            continue
+        for group in ("attn", "eval"):
+            for path in Path(source.path).glob(f"{group}/*.yaml"):
+                target = OmegaConf.select(OmegaConf.load(path), "_target_")
+                found |= {target} if isinstance(target, str) else set()
+    return frozenset(found)

@@ -1,0 +1,229 @@
+"""One training of a probe's task, from its first step to its scores, in a folder of its own."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnbench import checkpoint
+from attnbench.checkpoint import TrainState
+from attnbench.data import block_order
+from attnbench.evals.base import Task
+from attnbench.folder import ROOT, recording, stamp_environment, write_config
+from attnbench.hooks import Checkpoints, DivergedError, Logging, Plateau, Stopwatch
+from attnbench.metrics import MetricsLog, WandbMirror, read_metrics
+from attnbench.mixers.base import state_bytes
+from attnbench.model import build_model
+from attnbench.prepare_probe import CHECK_STEPS, ProbeRun, probe_config, probe_identity, probe_record, train_length
+from attnbench.progress import ProgressBar
+from attnbench.results import Measurement, ResultsWriter, is_complete
+from attnbench.runtime import StopRequest, computing, keep_freed_memory, start_afresh, synchronize
+from attnbench.settings import LoggerSettings
+from attnbench.train import Batch, learning_rates, train
+
+PLATEAU = 0.95
+"""The value of `selection` that steps_to_95 waits for."""
+
+
+class TrainingSequences:
+    """A task's training data, all of it on the device; batch n is a function of (seed, n)."""
+
+    def __init__(self, task: Task, seed: int, device: torch.device) -> None:
+        self.task, self.seed, self.device = task, seed, device
+        started = time.perf_counter()
+        self.all = task.sequences("train", seed, 0, task.num_train_sequences, device)
+        synchronize(device)
+        self.tokens_per_second = self.all.tokens_BT.numel() / (time.perf_counter() - started)
+        self.batches_per_epoch = task.num_train_sequences // task.batch_size
+        self._epoch, self._order = -1, torch.empty(0)
+
+    @property
+    def length(self) -> int:
+        return self.all.tokens_BT.shape[1]
+
+    def batch(self, step: int) -> Batch:
+        """Every sequence once an epoch, in an order of the epoch's own."""
+        epoch, batch = divmod(step, self.batches_per_epoch)
+        if epoch != self._epoch:
+            self._order = block_order(self.task.num_train_sequences, self.seed, epoch).to(self.device)
+            self._epoch = epoch
+        return self.all.rows(self._order[batch * self.task.batch_size : (batch + 1) * self.task.batch_size])
+
+
+def run_probe(prepared: ProbeRun, *, shares_device: bool = False) -> Path:
+    """Trains and scores, or goes on with what was cut off, unless complete results are there; returns their file.
+
+    A training that diverges, does not fit, or cannot be built leaves rows that say so.
+
+    Args:
+        shares_device: others run on the device at the same time; then the rows of its speed say so.
+    """
+    if is_complete(prepared.results) and not prepared.settings.rerun:
+        return prepared.results
+    with recording(prepared.folder):
+        write_config(prepared.folder, probe_config(prepared))
+        stamp = stamp_environment(prepared.folder, prepared.device)
+        with ResultsWriter(prepared.results, probe_identity(prepared, stamp)) as writer:
+            for measurement in _measurements(prepared, shares_device):
+                measurement.settings = {**_common(prepared), **measurement.settings}
+                writer.write(measurement)
+    return prepared.results
+
+
+def _measurements(prepared: ProbeRun, shares_device: bool) -> Iterator[Measurement]:
+    if prepared.obstacle:
+        yield from _failed(prepared, "unsupported", prepared.obstacle)
+        return
+    try:
+        state, speeds = _train(prepared)
+    except DivergedError as error:
+        yield from _failed(prepared, "diverged", str(error))
+        return
+    except torch.OutOfMemoryError as error:
+        yield from _failed(prepared, "out_of_memory", str(error).splitlines()[0])
+        return
+    task, seed, device = prepared.task, prepared.settings.seed, prepared.device
+    state.model.eval()
+    with torch.no_grad(), computing(prepared.precision, device):
+        selected = task.selection(state.model, seed, device)
+        yield Measurement(metric="selection", value=selected, unit="1", settings={"split": "validation"})
+        yield _steps_to_plateau(prepared)
+        if prepared.is_scored:
+            yield from task.score(state.model, seed, device)
+    yield from _budget(prepared, state)
+    for metric, value in speeds.items():
+        settings = {"shared_device": True} if shares_device else {}
+        yield Measurement(metric=metric, value=value, unit="token/s", settings=settings)
+    checkpoint.save_final(prepared.folder / "checkpoint", state, probe_record(prepared))
+
+
+def _train(prepared: ProbeRun) -> tuple[TrainState, dict[str, float]]:
+    """The trained state, and tokens a second of the steps and of the generator of their data."""
+    task, seed, device, folder = prepared.task, prepared.settings.seed, prepared.device, prepared.folder
+    assert prepared.matched is not None
+    start_afresh(device)
+    if device.type == "cpu":
+        keep_freed_memory()
+    model = build_model(
+        prepared.mixers,
+        prepared.matched.model,
+        vocabulary_size=task.vocabulary_size,
+        seed=seed,
+        device=device,
+        trusted=prepared.settings.trusted,
+    )
+    sequences = TrainingSequences(task, seed, device)
+    speeds = {"generator_tokens_per_second": sequences.tokens_per_second}
+    resumed = checkpoint.load_last(folder / "checkpoint", model)
+    state = resumed or TrainState.fresh(model)
+    tokens_per_step = task.batch_size * sequences.length
+    stopwatch, stop = Stopwatch(state, device), StopRequest()
+    with ExitStack() as stack:
+        stack.enter_context(stop.listening())
+        hooks = _hooks(prepared, state, stopwatch, stop, stack, tokens_per_step, is_resumed=resumed is not None)
+        stopwatch.restart()
+        train(
+            state,
+            sequences.batch,
+            prepared.train,
+            precision=prepared.precision,
+            num_steps=task.num_steps,
+            hooks=hooks,
+            captured=device.type == "cuda",
+        )
+    if state.warm_steps:
+        speeds["tokens_per_second"] = state.warm_steps * tokens_per_step / state.warm_seconds
+    return state, speeds
+
+
+def _hooks(
+    prepared: ProbeRun,
+    state: TrainState,
+    stopwatch: Stopwatch,
+    stop: StopRequest,
+    stack: ExitStack,
+    tokens_per_step: int,
+    *,
+    is_resumed: bool,
+) -> list[Any]:
+    """As a language model's: log first, the checkpoint last, so that it holds what the others wrote."""
+    task, seed, device = prepared.task, prepared.settings.seed, prepared.device
+    metrics_log = MetricsLog(prepared.folder / "metrics.jsonl", resume_step=state.step if is_resumed else None)
+    stack.callback(metrics_log.close)
+    bar = ProgressBar(task.num_steps, tokens_per_step, state.step, prepared.settings.mixer.name)
+    stack.callback(bar.close)
+    logging = Logging(
+        log=metrics_log,
+        mirror=_no_mirror(prepared),
+        bar=bar,
+        stopwatch=stopwatch,
+        rates=learning_rates(prepared.train, task.num_steps),
+        tokens_per_step=tokens_per_step,
+        interval=CHECK_STEPS,
+    )
+    plateau = Plateau(
+        select=lambda: task.selection(state.model, seed, device),
+        precision=prepared.precision,
+        logging=logging,
+        stopwatch=stopwatch,
+        interval=CHECK_STEPS,
+    )
+    checkpoints = Checkpoints(
+        folder=prepared.folder / "checkpoint",
+        record=probe_record(prepared),
+        stopwatch=stopwatch,
+        stop=stop,
+        interval_seconds=prepared.train.checkpoint_interval_seconds,
+        validation_interval=task.num_steps,
+        num_steps=task.num_steps,
+    )
+    return [logging, plateau, checkpoints]
+
+
+def _no_mirror(prepared: ProbeRun) -> WandbMirror:
+    """Hundreds of small trainings would bury a project; compare shows wandb their scores instead."""
+    return WandbMirror(
+        LoggerSettings(mode="none"), root=ROOT, run_id="", name="", group="", job_type="", config={}, resume=False
+    )
+
+
+def _steps_to_plateau(prepared: ProbeRun) -> Measurement:
+    rows = read_metrics(prepared.folder / "metrics.jsonl")
+    reached = [row["step"] for row in rows if row.get("selection", 0) >= PLATEAU]
+    if reached:
+        return Measurement(metric="steps_to_95", value=min(reached), unit="step", settings={"split": "validation"})
+    return Measurement(
+        metric="steps_to_95",
+        value=None,
+        unit="step",
+        settings={"split": "validation"},
+        status="not_reached",
+        reason=f"selection stayed below {PLATEAU} for {prepared.task.num_steps} steps",
+    )
+
+
+def _budget(prepared: ProbeRun, state: TrainState) -> Iterator[Measurement]:
+    """What stands beside every score."""
+    assert prepared.matched is not None
+    dtype = torch.bfloat16 if prepared.precision == "bfloat16" else torch.float32
+    with torch.device("meta"):
+        states = state.model.init_state(1, train_length(prepared.task), dtype)
+    num_bytes = sum(state_bytes(own) for own in states)
+    yield Measurement(metric="parameters", value=prepared.matched.parameters, unit="1")
+    yield Measurement(metric="forward_flops_per_token", value=prepared.matched.flops_per_token, unit="FLOP")
+    yield Measurement(metric="state_bytes", value=num_bytes, unit="B")
+
+
+def _failed(prepared: ProbeRun, status: str, reason: str) -> Iterator[Measurement]:
+    places = [("selection", {"split": "validation"}), *(prepared.task.axes() if prepared.is_scored else [])]
+    for metric, settings in places:
+        yield Measurement(metric=metric, value=None, unit="1", settings=settings, status=status, reason=reason)
+
+
+def _common(prepared: ProbeRun) -> dict[str, Any]:
+    """Settings of all rows of a cell."""
+    wishes = {"not_applicable": prepared.not_applicable} if prepared.not_applicable else {}
+    return {**prepared.task.settings, "learning_rate": prepared.train.learning_rate, **wishes}

@@ -1,0 +1,51 @@
+"""One system evaluation of one mixer: timed or weighed alone on its device, in a folder of its own.
+
+outputs/<experiment>/cells/<evaluation>-<variant>-<model>-T<seq_len>-<hash>/
+"""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from attnbench.evals.base import SystemEvaluation
+from attnbench.folder import ROOT, recording, stamp_environment, write_config
+from attnbench.locks import device_lock
+from attnbench.prepare import Run, config_hash, identity, prepare, resolved_config
+from attnbench.registry import build
+from attnbench.results import ResultsWriter, is_complete
+from attnbench.runtime import environment
+from attnbench.settings import EvaluationSettings, RunSettings
+
+log = logging.getLogger(__name__)
+
+UNHASHED = ("commit", "dirty", "platform", "python")
+"""What a speed does not depend on, or what is compared across: the report flags rows of several commits."""
+
+
+def prepare_system(prepared: Run, evaluation: EvaluationSettings) -> tuple[Run, Path]:
+    """The subject, in a folder of its own, and its results file.
+
+    What is timed or weighed depends on the device and on the libraries too, so they are in the hash.
+    """
+    settings = prepared.settings
+    machine = {name: value for name, value in environment(prepared.device, ROOT).items() if name not in UNHASHED}
+    hashed = config_hash([prepared.config_hash, evaluation.target, evaluation.options, machine])
+    words = [evaluation.name, settings.mixer.name, settings.model.name, f"T{settings.seq_len}", hashed]
+    folder = Path(settings.outputs_dir) / settings.experiment / "cells" / "-".join(words)
+    return replace(prepared, folder=folder), folder / "results" / f"{evaluation.name}-{hashed}.jsonl"
+
+
+def run_system(settings: RunSettings, evaluation: EvaluationSettings) -> Path:
+    """Measures, unless complete results are there; returns their file. For a process that has done nothing else."""
+    prepared, path = prepare_system(prepare(settings), evaluation)
+    if is_complete(path) and not settings.rerun:
+        return path
+    built = build(evaluation.target, evaluation.options, SystemEvaluation, settings.trusted)
+    with recording(prepared.folder), device_lock(prepared.device, shared=False):
+        write_config(prepared.folder, resolved_config(prepared))
+        stamp, hashed = stamp_environment(prepared.folder, prepared.device), path.stem.rpartition("-")[2]
+        with ResultsWriter(path, identity(prepared, stamp, evaluation.name, hashed)) as writer:
+            for measurement in built.run(prepared):
+                row = writer.write(measurement).measurement
+                log.info(f"{row.metric} {row.settings}: {row.value if row.value is not None else row.status}")
+    return path

@@ -1,0 +1,241 @@
+"""One language model: trained or resumed, and evaluated from its checkpoints, in a folder of its own.
+
+outputs/<experiment>/<variant>-<model>-T<seq_len>-seed<n>-<hash>/
+"""
+
+import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnbench import checkpoint
+from attnbench.checkpoint import TrainState
+from attnbench.data import Batches, evaluation_batches
+from attnbench.errors import UserError
+from attnbench.evals.base import CheckpointEvaluation
+from attnbench.folder import ROOT, recording, stamp_environment, write_config
+from attnbench.hooks import Checkpoints, DivergedError, Estimate, Logging, Stopwatch, Validation
+from attnbench.locks import device_lock
+from attnbench.metrics import MetricsLog, WandbMirror, read_metrics
+from attnbench.prepare import Run, config_hash, identity, prepare, resolved_config
+from attnbench.progress import ProgressBar
+from attnbench.registry import build
+from attnbench.results import Measurement, ResultsWriter, is_complete
+from attnbench.runtime import StopRequest, keep_freed_memory, peak_memory_mib, start_afresh
+from attnbench.settings import EvaluationSettings, RunSettings
+from attnbench.train import Batch, learning_rates, train
+
+log = logging.getLogger(__name__)
+
+
+def run_training(settings: RunSettings, *, shares_device: bool = False) -> Run:
+    """Trains, unless a finished run of the same settings is there, and evaluates the checkpoints.
+
+    Args:
+        settings: their evaluations are CheckpointEvaluations.
+        shares_device: others run on the device at the same time; then no speed is reported.
+
+    Raises:
+        UserError: a corpus that cannot be read, a training that diverged, a damaged checkpoint.
+        Interrupted: a signal asked to stop, and the state is kept.
+    """
+    prepared = prepare(settings)
+    with recording(prepared.folder), device_lock(prepared.device, shared=shares_device):
+        log.info(prepared.matched.statement(settings.mixer.name))
+        if settings.rerun and checkpoint.is_final(prepared.checkpoints):
+            _clear(prepared)
+        if checkpoint.is_final(prepared.checkpoints):
+            log.info("finished before, not trained again (rerun=true does): %s", prepared.folder)
+        else:
+            _train(prepared, shares_device)
+        for evaluation in settings.evaluations:
+            evaluate(prepared, evaluation)
+    return prepared
+
+
+def results_of(prepared: Run, evaluation: EvaluationSettings) -> Path:
+    """The results file of a checkpoint evaluation of this run."""
+    hashed = config_hash([prepared.config_hash, evaluation.target, evaluation.options])
+    return prepared.folder / "results" / f"{evaluation.name}-{hashed}.jsonl"
+
+
+def evaluate(prepared: Run, evaluation: EvaluationSettings) -> None:
+    """Runs one evaluation on a finished training, unless its complete results are there."""
+    path = results_of(prepared, evaluation)
+    if is_complete(path):
+        return
+    built = build(evaluation.target, evaluation.options, CheckpointEvaluation, prepared.settings.trusted)
+    log.info(f"evaluating {evaluation.name} of {prepared.settings.mixer.name}")
+    stamp, hashed = stamp_environment(prepared.folder, prepared.device), path.stem.rpartition("-")[2]
+    with ResultsWriter(path, identity(prepared, stamp, evaluation.name, hashed)) as writer:
+        for measurement in built.run(prepared):
+            writer.write(measurement)
+
+
+def training_results(prepared: Run) -> Path:
+    """The results file of the training itself."""
+    return prepared.folder / "results" / f"training-{prepared.config_hash}.jsonl"
+
+
+def _train(prepared: Run, shares_device: bool) -> None:
+    """Trains from the last kept state to the end, and writes the training's own rows."""
+    settings, train_settings = prepared.settings, prepared.settings.train
+    start_afresh(prepared.device)
+    if prepared.device.type == "cpu":
+        keep_freed_memory()
+    write_config(prepared.folder, resolved_config(prepared))
+    stamp = stamp_environment(prepared.folder, prepared.device)
+    model = prepared.new_model()
+    resumed = checkpoint.load_last(prepared.checkpoints, model)
+    state = resumed or TrainState.fresh(model)
+    if prepared.compile:
+        model.compile()
+    batches = Batches(
+        prepared.corpus.tokens["train"], settings.seq_len, train_settings.batch_size, settings.seed, prepared.device
+    )
+    stopwatch, stop = Stopwatch(state, prepared.device), StopRequest()
+    with ExitStack() as stack:
+        stack.enter_context(stop.listening())
+        hooks = _hooks(prepared, state, stopwatch, stop, stack, is_resumed=resumed is not None)
+        stopwatch.restart()
+        try:
+            train(
+                state,
+                lambda step: Batch(*batches.train_batch(step)),
+                train_settings,
+                precision=prepared.precision,
+                num_steps=prepared.num_steps,
+                hooks=hooks,
+            )
+        except DivergedError as error:
+            _write_rows(prepared, stamp, [_diverged(str(error))])
+            raise
+        except torch.OutOfMemoryError as error:
+            _write_rows(prepared, stamp, [_out_of_memory(error)])
+            raise UserError(
+                f"out of memory at train.batch_size={train_settings.batch_size}: a smaller train.micro_batch_size "
+                "divides a step without changing its result"
+            ) from None
+    _write_rows(prepared, stamp, list(_measurements(prepared, state, stopwatch, shares_device)))
+    checkpoint.save_final(prepared.checkpoints, state, prepared.record())
+    if stop.signal is not None:
+        # It came during the last step, when there was nothing left to stop but what follows.
+        raise stop.interruption(f"trained to the end, saved in {prepared.checkpoints}; the same command evaluates it")
+
+
+def _hooks(
+    prepared: Run, state: TrainState, stopwatch: Stopwatch, stop: StopRequest, stack: ExitStack, *, is_resumed: bool
+) -> list[Any]:
+    """Log first, so that a validation's line follows its step's; the checkpoint last, so that it holds both."""
+    settings, train_settings = prepared.settings, prepared.settings.train
+    metrics_log = MetricsLog(prepared.folder / "metrics.jsonl", resume_step=state.step if is_resumed else None)
+    stack.callback(metrics_log.close)
+    mirror = _mirror(prepared, is_resumed)
+    # What an exception ends has failed, in wandb too.
+    stack.push(lambda kind, *_: mirror.close(exit_code=0 if kind is None else 1))
+    log.info(mirror.notice)
+    if is_resumed:
+        mirror.replay(read_metrics(prepared.folder / "metrics.jsonl"))
+    tokens_per_step = train_settings.batch_size * settings.seq_len
+    if is_resumed:
+        log.info(f"resumes at step {state.step} of {prepared.num_steps}: {prepared.folder}")
+    bar = ProgressBar(prepared.num_steps, tokens_per_step, state.step, settings.mixer.name)
+    stack.callback(bar.close)
+    record = prepared.record()
+    logging = Logging(
+        log=metrics_log,
+        mirror=mirror,
+        bar=bar,
+        stopwatch=stopwatch,
+        rates=learning_rates(train_settings, prepared.num_steps),
+        tokens_per_step=tokens_per_step,
+        interval=train_settings.log_interval_steps,
+    )
+    validation_tokens_N = prepared.corpus.tokens["validation"].to(prepared.device)
+    validation = Validation(
+        batches=lambda: evaluation_batches(validation_tokens_N, settings.seq_len, train_settings.batch_size),
+        logging=logging,
+        stopwatch=stopwatch,
+        folder=prepared.checkpoints,
+        record=record,
+        interval=prepared.validation_interval,
+        num_steps=prepared.num_steps,
+    )
+    checkpoints = Checkpoints(
+        folder=prepared.checkpoints,
+        record=record,
+        stopwatch=stopwatch,
+        stop=stop,
+        interval_seconds=train_settings.checkpoint_interval_seconds,
+        validation_interval=prepared.validation_interval,
+        num_steps=prepared.num_steps,
+    )
+    estimate = Estimate(num_steps=prepared.num_steps, start_step=state.step)
+    return [logging, *([estimate] if prepared.device.type == "cpu" else []), validation, checkpoints]
+
+
+def _mirror(prepared: Run, is_resumed: bool) -> WandbMirror:
+    settings = prepared.settings
+    return WandbMirror(
+        settings.logger,
+        root=ROOT,
+        run_id=f"{settings.experiment}-{prepared.folder.name}",
+        name=prepared.folder.name,
+        group=settings.experiment,
+        job_type="train",
+        tags=[settings.mixer.name, settings.model.name, prepared.corpus.name],
+        config=resolved_config(prepared),
+        resume=is_resumed,
+    )
+
+
+def _clear(prepared: Run) -> None:
+    """Removes what a former run of the same settings left, so that nothing of it can be mistaken for the new one's."""
+    for path in (prepared.checkpoints, prepared.folder / "results"):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in prepared.folder.glob("environment*.json"):
+        path.unlink()
+
+
+def _write_rows(prepared: Run, stamp: dict[str, Any], measurements: list[Measurement]) -> None:
+    writer = ResultsWriter(training_results(prepared), identity(prepared, stamp, "training", prepared.config_hash))
+    with writer:
+        for measurement in measurements:
+            writer.write(measurement)
+
+
+def _measurements(prepared: Run, state: TrainState, stopwatch: Stopwatch, shares_device: bool) -> Iterator[Measurement]:
+    """What the training itself showed: its best loss, its memory, and, where it had the device alone, its speed."""
+    if not shares_device:
+        yield from _speed(prepared, state, stopwatch)
+    peak = peak_memory_mib(prepared.device)
+    if peak is not None:
+        yield Measurement(metric="peak_memory_mib", value=peak, unit="MiB")
+    yield Measurement(metric="forward_flops_per_token", value=prepared.matched.flops_per_token, unit="FLOP")
+    if state.best_nats is not None:
+        axes = {"split": "validation", "checkpoint": "best"}
+        yield Measurement(metric="nats_per_character", value=state.best_nats, unit="nat", settings=axes)
+
+
+def _speed(prepared: Run, state: TrainState, stopwatch: Stopwatch) -> Iterator[Measurement]:
+    """Without each sitting's first step, which compiles."""
+    tokens_per_step = prepared.settings.train.batch_size * prepared.settings.seq_len
+    if state.warm_steps:
+        speed, num_tokens = state.warm_steps * tokens_per_step / state.warm_seconds, state.warm_steps * tokens_per_step
+        yield Measurement(metric="tokens_per_second", value=speed, unit="token/s", num_samples=num_tokens)
+    yield Measurement(metric="train_seconds", value=state.seconds, unit="s", num_samples=state.step)
+    if stopwatch.first_step_seconds is not None:
+        yield Measurement(metric="first_step_seconds", value=stopwatch.first_step_seconds, unit="s")
+
+
+def _diverged(reason: str) -> Measurement:
+    return Measurement(metric="tokens_per_second", value=None, unit="token/s", status="diverged", reason=reason)
+
+
+def _out_of_memory(error: torch.OutOfMemoryError) -> Measurement:
+    reason = str(error).splitlines()[0]
+    return Measurement(metric="tokens_per_second", value=None, unit="token/s", status="out_of_memory", reason=reason)

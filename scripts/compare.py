@@ -1,0 +1,18 @@
+"""Compares variants by a plan and writes a report: `python scripts/compare.py plan=demo`; see --help."""
+
+from pathlib import Path
+
+from attnbench.config import compose, launch
+from attnbench.reading import read_comparison
+from attnbench.settings import ComparisonSettings
+
+
+def main(settings: ComparisonSettings) -> Path:
+    """Imports the comparison only once the configuration stands: torch takes longer to load than all its checks."""
+    from attnbench.compare import compare
+
+    return compare(settings, compose)
+
+
+if __name__ == "__main__":
+    launch(main, "compare", read=read_comparison)

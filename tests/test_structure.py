@@ -8,7 +8,8 @@ import pytest
 ORDER = [
     "errors", "settings", "registry", "jsonlines", "network", "results", "tables", "publish", "runtime",
     "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "matching",
-    "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "train", "hooks", "evals", "bench",
+    "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "train", "hooks",
+    "evals.options", "evals.task_data", "evals.scoring", "evals", "bench",
     "prepare", "run", "config",
 ]  # fmt: skip
 DOORS = {

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 ORDER = [
-    "errors", "settings", "registry", "jsonlines", "network", "results", "tables", "publish", "runtime", "locks",
-    "workers", "folder", "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "matching",
-    "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "train", "hooks", "evals", "bench",
-    "prepare", "prepare_probe", "run_training", "run_probe", "run_system", "cells", "rates", "run", "plan", "transfer",
-    "report", "compare", "reading", "config",
+    "errors", "settings", "registry", "jsonlines", "network", "results", "statistics", "figures", "tables", "families",
+    "aggregate", "publish", "runtime", "locks", "timing", "workers", "folder",
+    "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "matching",
+    "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "train", "hooks",
+    "evals.base", "evals.options", "evals.task_data", "evals.scoring", "evals.rows", "evals.capped_child",
+    "evals.step_cost", "evals", "bench", "prepare", "prepare_probe", "run_training", "run_probe", "run_system",
+    "cells", "rates", "run", "plan", "transfer", "report", "compare", "reading", "config",
 ]  # fmt: skip
 DOORS = {
     "hydra": {"config"},

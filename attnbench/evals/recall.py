@@ -1,0 +1,322 @@
+"""Multi-query associative recall: whether a small model can look up, later on, what it has read (arXiv 2312.04927)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from attnbench.errors import UserError
+from attnbench.evals.base import Probe, Task
+from attnbench.evals.options import check_choice, check_counts, check_different_counts, check_training, is_count
+from attnbench.evals.scoring import correct_labels, mean_accuracy
+from attnbench.evals.task_data import (
+    SPLITS,
+    choose,
+    choose_by_power,
+    hashed,
+    hashes_in_split,
+    in_pieces,
+    integers_below,
+    shuffled,
+)
+from attnbench.model import LanguageModel
+from attnbench.results import Measurement
+from attnbench.settings import ModelSettings
+from attnbench.train import Batch
+
+BLANK = 0
+
+NEARNESS = 0.99
+"""p(slot) ∝ slot^-0.99: what follows the pairs soon is asked for most, as words recur in text."""
+
+NUM_SELECTION = 500
+"""Validation sequences that rates are chosen by."""
+
+MAX_LENGTH = 2**15
+"""Positions of a sequence; see choose_by_power."""
+
+KEYS, VALUES, SLOTS, QUERIES, FILLER = range(5)
+"""What a hash is used for, as its first counter."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RecallTask(Task):
+    """Pairs of key and value, then some of the keys again, to be answered with their values; 3 pairs, length 14:
+
+        input   k3 v3 k1 v1 k7 v7 .  .  k1 .  k7 .  .  k3
+        target  .  .  .  .  .  .  .  .  v1 .  v7 .  .  v3
+
+    Symbol 0 is the blank, the rest of the lower half of the vocabulary are keys, the upper half values. Keys of a
+    sequence are different, and so are its values: who only knows which values are there is right once in `pairs`.
+    Each key is asked for once, in random order. The slots of the queries are the positions after the pairs, counted
+    from 1, drawn without replacement with p(slot) ∝ slot^(a - 1), a = 0.01. Between the queries stand blanks, or
+    random values, which may be those of pairs. Sequence i of training and validation has pair count i of `pairs`,
+    round and round; a sequence of a given count is a function of (split, seed, index).
+    """
+
+    length: int
+    """Positions of a sequence."""
+    pairs: list[int]
+    """Different numbers of pairs, which one model is trained on."""
+    num_test: int
+    """Test sequences for each number of pairs."""
+    random_filler: bool
+
+    @property
+    def num_values(self) -> int:
+        return self.vocabulary_size - self.vocabulary_size // 2
+
+    def sequences(self, split: str, seed: int, start: int, count: int, device: torch.device) -> Batch:
+        """See Task; L is the largest number of pairs."""
+        pairs_N = torch.tensor(self.pairs, device=device)
+
+        def make(index_B: Tensor) -> Batch:
+            return self._batch(split, seed, index_B, pairs_N[index_B % len(self.pairs)], max(self.pairs))
+
+        return in_pieces(make, start, count, device)
+
+    def selection(self, model: LanguageModel, seed: int, device: torch.device) -> float:
+        """Accuracy, the mean over validation sequences of all numbers of pairs."""
+        return mean_accuracy(model, self.sequences("validation", seed, 0, NUM_SELECTION, device))
+
+    def score(self, model: LanguageModel, seed: int, device: torch.device) -> Iterator[Measurement]:
+        """Accuracy for each number of pairs."""
+        for pairs in self.pairs:
+            correct_BL = correct_labels(model, self.test_sequences(seed, pairs, device))
+            chances = {"chance": 1 / self.num_values, "chance_among_pairs": 1 / pairs}
+            yield Measurement(
+                metric="accuracy",
+                value=float(correct_BL.double().mean()),
+                unit="",
+                settings={**self.settings, "num_pairs": pairs, "split": "test", **chances},
+                num_samples=correct_BL.numel(),
+            )
+
+    def test_sequences(self, seed: int, pairs: int, device: torch.device) -> Batch:
+        """The test sequences with one number of pairs."""
+        return in_pieces(
+            lambda index_B: self._batch("test", seed, index_B, torch.full_like(index_B, pairs), pairs),
+            start=0,
+            count=self.num_test,
+            device=device,
+        )
+
+    def _batch(self, split: str, seed: int, index_B: Tensor, pairs_B: Tensor, most: int) -> Batch:
+        row_B = hashed(0, seed, SPLITS[split], index_B, pairs_B)
+        hash_B = hashes_in_split(
+            split, row_B, lambda hash_R, row_R: self._drawn(hash_R, pairs_B[row_R], most).tokens_BT
+        )
+        return self._drawn(hash_B, pairs_B, most)
+
+    def _drawn(self, hash_B: Tensor, pairs_B: Tensor, most: int) -> Batch:
+        """The sequences of these hashes, with room for `most` pairs in each."""
+        half, pairs_B1 = self.vocabulary_size // 2, pairs_B[:, None]
+        column_P = torch.arange(most, device=hash_B.device)
+        present_BP = column_P < pairs_B1
+        key_BP = BLANK + 1 + choose(hashed(hash_B, KEYS), half - 1, most)
+        value_BP = half + choose(hashed(hash_B, VALUES), self.num_values, most)
+        num_slots_B = self.length - 2 * pairs_B
+        slot_BP = choose_by_power(hashed(hash_B, SLOTS), num_slots_B, self.length, most, NEARNESS)
+        asked_BP = shuffled(hashed(hash_B, QUERIES), present_BP)
+        query_BP = 2 * pairs_B1 + slot_BP - 1
+
+        # One position past the end of each row takes what is absent.
+        tokens_BT = self._filler(hash_B, self.length + 1)
+        for position_BP, token_BP in (
+            (2 * column_P, key_BP),
+            (2 * column_P + 1, value_BP),
+            (query_BP, key_BP.gather(1, asked_BP)),
+        ):
+            tokens_BT.scatter_(1, position_BP.where(present_BP, self.length), token_BP)
+        return Batch(
+            tokens_BT[:, :-1].contiguous(),
+            value_BP.gather(1, asked_BP).where(present_BP, 0),
+            present_BP.float(),
+            query_BP.where(present_BP, 0),
+        )
+
+    def _filler(self, hash_B: Tensor, length: int) -> Tensor:
+        if not self.random_filler:
+            return torch.full((len(hash_B), length), BLANK, device=hash_B.device)
+        position_T = torch.arange(length, device=hash_B.device)
+        value_BT = integers_below(hashed(hash_B[:, None], FILLER, position_T), self.num_values)
+        return self.vocabulary_size // 2 + value_BT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What a preset sets, see Recall."""
+
+    cells: list[Any]
+    widths: list[int]
+    vocabulary_size: int
+    num_train: int
+    num_test: int
+    num_steps: int
+    batch_size: int
+    long_batch_size: int
+    """From 512 positions on."""
+    filler: str
+
+
+def _small_sizes(cell: list[Any], width: int) -> Sizes:
+    steps = {"num_steps": 1500, "batch_size": 64, "long_batch_size": 64}
+    return Sizes(
+        cells=[cell], widths=[width], vocabulary_size=64, num_train=20_000, num_test=3_000, filler="random", **steps
+    )
+
+
+PRESETS = {
+    "small": _small_sizes([32, 4], width=32),
+    "published": _small_sizes([64, [3, 5, 8, 10, 15]], width=64),
+    "zoology": Sizes(
+        cells=[[64, 4], [128, 8], [256, 16], [512, 64]],
+        widths=[64, 128, 256, 512],
+        vocabulary_size=8192,
+        num_train=50_000,
+        num_test=1_000,
+        num_steps=1500,
+        batch_size=256,
+        long_batch_size=128,
+        filler="blank",
+    ),
+}
+"""small is learnt on a CPU in a minute; published has the numbers of pairs of that table, at which language models that
+were never trained to recall are at chance; zoology is the task of Arora et al. (2024), at which mixers part."""
+
+LONG = 512
+
+RATE_FROM: dict[tuple[int, int | None], tuple[int, int]] = {(512, 64): (256, 16)}
+"""The cell whose search is dear, and the one whose rate it takes over with `reuse_rate`."""
+
+
+class Recall(Probe):
+    """Small models trained to recall, one for each cell and width.
+
+    Every setting that is null has the value of the preset, see PRESETS.
+
+    Args:
+        cells: pairs [length, pairs]; where pairs is a list, one model is trained on all and scored on each of them.
+        widths: of the models, which have one head, so also its width, and no feed-forward.
+        vocabulary_size: half keys (one of which is the blank), half values.
+        num_train: sequences, which every epoch takes in a new order.
+        num_test: test sequences for each number of pairs.
+        filler: between the queries: blank or random.
+        reuse_rate: the cell (512,64) takes over the rate found at (256,16) where that is run at the same width.
+        conv_size: taps of the short convolution; null leaves the mixer's own.
+
+    Raises:
+        UserError: a value out of its range, or a cell that does not fit its length or the vocabulary.
+    """
+
+    plots: ClassVar[tuple[tuple[str, str], ...]] = (("accuracy", "num_pairs"), ("accuracy", "width"))
+    smoke: ClassVar[dict[str, Any]] = {
+        **{"preset": "small", "cells": [[16, 2]], "widths": [16], "num_train": 64, "num_test": 16},
+        **{"num_steps": 10, "batch_size": 8, "learning_rates": [1e-2]},
+    }
+
+    def __init__(
+        self,
+        *,
+        preset: str,
+        cells: list | None,
+        widths: list | None,
+        vocabulary_size: int | None,
+        num_train: int | None,
+        num_test: int | None,
+        num_steps: int | None,
+        batch_size: int | None,
+        filler: str | None,
+        reuse_rate: bool,
+        num_layers: int,
+        conv_size: int | None,
+        learning_rates: list,
+        precision: str,
+    ) -> None:
+        check_choice("eval.recall.preset", preset, tuple(PRESETS))
+        given = {"cells": cells, "widths": widths, "vocabulary_size": vocabulary_size, "num_train": num_train}
+        given |= {"num_test": num_test, "num_steps": num_steps, "filler": filler}
+        given |= {"batch_size": batch_size, "long_batch_size": batch_size}
+        sizes = replace(PRESETS[preset], **{name: value for name, value in given.items() if value is not None})
+        _check_sizes(sizes)
+        check_counts("eval.recall.", num_layers=num_layers)
+        check_counts("eval.recall.", 0, conv_size=conv_size)
+        check_training("eval.recall.", learning_rates, precision)
+        self.learning_rates, self.precision = [float(rate) for rate in learning_rates], precision
+        self.reuse_rate = reuse_rate
+        self._tasks = [
+            _task(sizes, cell, width, num_layers, conv_size) for width in sizes.widths for cell in sizes.cells
+        ]
+
+    def tasks(self) -> list[Task]:
+        """Width by width, in each the cells as they are listed."""
+        return list(self._tasks)
+
+    def rate_source(self, task: Task) -> Task | None:
+        """See Probe and `reuse_rate`."""
+        source = RATE_FROM.get(_place(task.settings))
+        if not self.reuse_rate or source is None:
+            return None
+        width = task.settings["width"]
+        found = (it for it in self._tasks if it.settings["width"] == width and _place(it.settings) == source)
+        return next(found, None)
+
+
+def _place(settings: dict[str, Any]) -> tuple[int, int | None]:
+    return settings["sequence_length"], settings.get("num_pairs")
+
+
+def _task(sizes: Sizes, cell: list[Any], width: int, num_layers: int, conv_size: int | None) -> RecallTask:
+    length, pairs = cell
+    settings = {"sequence_length": length, "width": width}
+    return RecallTask(
+        # A model of several numbers of pairs names each in the rows of its scores alone.
+        settings=settings if isinstance(pairs, list) else {**settings, "num_pairs": pairs},
+        model=ModelSettings(
+            name=f"recall-{width}", dim=width, num_layers=num_layers, head_width=width, feed_forward_width=0
+        ),
+        vocabulary_size=sizes.vocabulary_size,
+        num_steps=sizes.num_steps,
+        batch_size=sizes.batch_size if length < LONG else sizes.long_batch_size,
+        num_train_sequences=sizes.num_train,
+        mixer_options={} if conv_size is None else {"conv_size": conv_size},
+        length=length,
+        pairs=pairs if isinstance(pairs, list) else [pairs],
+        num_test=sizes.num_test,
+        random_filler=sizes.filler == "random",
+    )
+
+
+def _check_sizes(sizes: Sizes) -> None:
+    check_counts("eval.recall.", num_train=sizes.num_train, num_test=sizes.num_test, num_steps=sizes.num_steps)
+    check_counts("eval.recall.", batch_size=sizes.batch_size)
+    check_counts("eval.recall.", 4, vocabulary_size=sizes.vocabulary_size)
+    check_choice("eval.recall.filler", sizes.filler, ("blank", "random"))
+    check_different_counts("eval.recall.widths", sizes.widths)
+    if not sizes.cells:
+        raise UserError("eval.recall.cells=[]: must name a cell, as [[256, 16]]; null takes the preset's")
+    for cell in sizes.cells:
+        _check_cell(cell, sizes.vocabulary_size)
+    places = [(length, 0 if isinstance(pairs, list) else pairs) for length, pairs in sizes.cells]
+    if len(set(places)) < len(places):
+        raise UserError(
+            f"eval.recall.cells={sizes.cells}: each cell may stand once, and one list of pairs at each length"
+        )
+
+
+def _check_cell(cell: Any, vocabulary_size: int) -> None:
+    name = f"eval.recall.cells: {cell}"
+    if not (isinstance(cell, list) and len(cell) == 2 and is_count(cell[0])):
+        raise UserError(f"{name}: must be [length, pairs], both positive whole numbers")
+    length, pairs = cell
+    check_different_counts(f"{name}: pairs", pairs if isinstance(pairs, list) else [pairs])
+    most = max(pairs) if isinstance(pairs, list) else pairs
+    if not 3 * most <= length <= MAX_LENGTH:
+        raise UserError(f"{name}: {most} pairs and as many queries need a length of {3 * most} to {MAX_LENGTH}")
+    if most > vocabulary_size // 2 - 1:
+        raise UserError(
+            f"{name}: {most} pairs need a vocabulary_size of {2 * most + 2} and it is {vocabulary_size};"
+            " eval.recall.cells=null takes the preset's cells"
+        )

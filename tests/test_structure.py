@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 ORDER = [
-    "errors", "settings", "registry", "jsonlines", "network", "results", "tables", "publish", "runtime",
+    "errors", "settings", "registry", "jsonlines", "network", "results", "tables", "publish",
+    "statistics", "figures", "families", "aggregate", "runtime",
     "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "matching",
     "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "train", "hooks", "evals", "bench",
     "prepare", "run", "config",

@@ -116,7 +116,7 @@ class EvaluationSettings:
     options: dict[str, Any]
 
 
-MATCHES = ("params", "flops", "none")
+MATCHES = ("params", "flops", "state", "none")
 
 
 @dataclass(slots=True, kw_only=True)

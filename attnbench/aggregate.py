@@ -4,6 +4,7 @@ The door to what a report or a plan needs of it: rows become figures, figures fa
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,9 +89,9 @@ SUMMARY: dict[str, tuple[Headline, ...]] = {
             metric="step_milliseconds",
             header="ms a step",
             higher_is_better=False,
-            axes=("width", "layers"),
+            axes=("model",),
             pick="largest",
-            label=("width", "layers"),
+            label=("model",),
         ),
     ),
 }
@@ -203,12 +204,15 @@ def _is_meant(settings: dict[str, Any], choice: Headline) -> bool:
 
 
 def _sizes(settings: dict[str, Any], names: Sequence[str]) -> list[float]:
-    """The settings as numbers to order by; what is no number, or is missing, comes before all numbers."""
-    values = [settings.get(name) for name in names]
-    return [
-        float(value) if isinstance(value, int | float) and not isinstance(value, bool) else -math.inf
-        for value in values
-    ]
+    """The settings as numbers to order by: a text by the number it starts with (27m), all else before any number."""
+    return [_size(settings.get(name)) for name in names]
+
+
+def _size(value: Any) -> float:
+    if isinstance(value, int | float):
+        return float(value)
+    number = re.match(r"\d+(\.\d+)?", value) if isinstance(value, str) else None
+    return float(number[0]) if number else -math.inf
 
 
 def _header(settings: dict[str, Any], choice: Headline, others: Sequence[dict[str, Any]]) -> str:
@@ -217,7 +221,10 @@ def _header(settings: dict[str, Any], choice: Headline, others: Sequence[dict[st
     differing = [
         f"{name} {value}"
         for name, value in settings.items()
-        if name not in (*choice.label, "chance") and any(other.get(name) != value for other in others)
+        # The chance level follows from the other settings.
+        if name not in choice.label
+        and not name.startswith("chance")
+        and any(other.get(name) != value for other in others)
     ]
     return " ".join([choice.header, *([f"at {labels}"] if labels else [])]) + "".join(f", {word}" for word in differing)
 

@@ -76,11 +76,17 @@ def families(summed: Sequence[Figure], *, rank: Sequence[str], reference: str | 
         raise UserError(f"reference={reference}: must be one of the ranked variants, {', '.join(rank)}")
     groups: dict[tuple[str, str, str], dict[str, Figure]] = {}
     for figure in summed:
-        score = SCORES.get((figure.evaluation, figure.metric))
-        if score is not None and figure.variant in rank and score.settings.items() <= figure.settings.items():
+        if figure.variant in rank and _is_ranked(figure):
             place = place_of(figure.evaluation, figure.metric, figure.settings)
             groups.setdefault(place, {})[figure.variant] = figure
     return [_family([group[name] for name in rank if name in group], reference) for group in groups.values()]
+
+
+def _is_ranked(figure: Figure) -> bool:
+    score = SCORES.get((figure.evaluation, figure.metric))
+    # Rates and checkpoints are chosen on validation data, which therefore ranks nobody.
+    is_test = figure.settings.get("split", "test") == "test"
+    return score is not None and is_test and score.settings.items() <= figure.settings.items()
 
 
 def _family(members: list[Figure], reference: str | None) -> Family:

@@ -187,6 +187,13 @@ def test_perplexity_is_ranked_on_the_test_split_of_the_best_checkpoint_and_lower
     assert (family.settings, family.best) == (TEST_OF_BEST, "softmax")
 
 
+def test_what_was_measured_on_validation_data_ranks_nobody():
+    settings = {"length": 50, "split": "validation"}
+    rows = [*rows_of("softmax", 1.0, 1.0, 1.0, settings=settings), *rows_of("linear", 0.1, 0.1, 0.1, settings=settings)]
+    assert families(figures(rows), rank=NAMES, reference=None) == []
+    assert families(figures(THREE), rank=NAMES, reference=None) != []
+
+
 def test_timings_are_ranked_by_nobody():
     assert families(figures(rows_of("softmax", 1, 2, 3, metric="tokens_per_second")), rank=NAMES, reference=None) == []
     assert not {"throughput", "memory", "scaling"} & {evaluation for evaluation, _ in SCORES}
@@ -251,9 +258,9 @@ def test_the_summary_says_how_many_seeds_are_behind_a_number():
 
 def test_every_cell_of_recall_is_a_column_told_apart_by_its_header():
     cells = [
-        {"sequence_length": 64, "num_pairs": 4, "width": 64, "chance": 1 / 32},
-        {"sequence_length": 512, "num_pairs": 64, "width": 64, "chance": 1 / 4096},
-        {"sequence_length": 512, "num_pairs": 64, "width": 128, "chance": 1 / 4096},
+        {"sequence_length": 64, "num_pairs": 4, "width": 64, "chance": 1 / 32, "chance_among_pairs": 1 / 4},
+        {"sequence_length": 512, "num_pairs": 64, "width": 64, "chance": 1 / 4096, "chance_among_pairs": 1 / 64},
+        {"sequence_length": 512, "num_pairs": 64, "width": 128, "chance": 1 / 4096, "chance_among_pairs": 1 / 64},
     ]
     summed = figures([row(metric="accuracy", settings=cell, evaluation="recall") for cell in reversed(cells)])
     headers = [column.header for column in headline(summed, "recall")]
@@ -272,6 +279,17 @@ def test_an_evaluation_of_ones_own_shows_its_first_metric_that_is_ok_everywhere(
     assert (column.metric, column.settings, column.header) == ("second", {"kind": "b"}, "mine second")
     assert column.higher_is_better is None
     assert headline(figures(rows), "copy") == []
+
+
+def test_scaling_shows_the_largest_size_that_all_could_run():
+    def cost(variant, model, value):
+        return row(variant, metric="step_milliseconds", value=value, settings={"model": model}, evaluation="scaling")
+
+    sizes = ["tiny", "12m", "4m", "27m"]
+    rows = [cost("softmax", size, None if size == "27m" else 2.0) for size in sizes]
+    rows += [cost("linear", size, 1.0) for size in sizes]
+    (column,) = headline(figures(rows), "scaling")
+    assert (column.settings, column.header) == ({"model": "12m"}, "ms a step at 12m")
 
 
 def test_axes_that_are_no_numbers_or_missing_order_before_numbers():

@@ -159,16 +159,16 @@ def _matched(
 ) -> tuple[list[MixerSettings], Matched]:
     """One resolved mixer a layer, and the model of this size matched for them."""
     mixer = resolve_mixer(settings.mixer, model, device_type=device.type, precision=precision, trusted=settings.trusted)
-    mixers = [mixer] * model.num_layers
     matched = match_model(
-        mixers,
+        [mixer] * model.num_layers,
         model,
         match=settings.match,
         seq_len=settings.seq_len,
         vocabulary_size=corpus.vocabulary_size,
+        precision=precision,
         trusted=settings.trusted,
     )
-    return mixers, matched
+    return matched.mixers, matched
 
 
 def _identity_of_training(prepared: Run) -> dict[str, Any]:

@@ -122,7 +122,7 @@ class EvaluationSettings:
     options: dict[str, Any]
 
 
-MATCHES = ("params", "flops", "none")
+MATCHES = ("params", "flops", "state", "none")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -55,7 +55,7 @@ BAD = {
     "seq_len=-4": ["seq_len=-4", "at least 1"],
     "seq_len=long": ["seq_len=long", "an integer"],
     "seed=-1": ["seed=-1", "at least 0"],
-    "match=size": ["match=size", "params"],
+    "match=size": ["match=size", "params", "state"],
     "device=cuda": ["device=cuda", "no CUDA device"],
     "device=tpu": ["device=tpu", "cpu"],
     "model.head_width=48": ["head_width=48", "dim=128"],

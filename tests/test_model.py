@@ -8,9 +8,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.errors import UserError
 from attnbench.matching import REFERENCE, match_model
-from attnbench.mixers.base import state_bytes
+from attnbench.mixers.base import Mixer, state_bytes
+from attnbench.mixers.linear import LinearAttention
 from attnbench.model import build_meta, build_model, init_weights
-from attnbench.settings import ModelSettings
+from attnbench.registry import resolve
+from attnbench.settings import MixerSettings, ModelSettings
 
 TOKENS_BT = torch.arange(2 * 21).reshape(2, 21) % len(VOCABULARY)
 
@@ -111,6 +113,117 @@ def test_an_impossible_match_says_how_near_one_can_come():
     unmatched = match_model(gated, model, match="none", seq_len=64, vocabulary_size=30)
     assert unmatched.model == model
     assert unmatched.parameters > unmatched.reference_parameters
+
+
+WIDE = ModelSettings(name="wide", dim=64, num_layers=2, head_width=32, feed_forward_width=48)
+
+
+def match_state(settings, model=WIDE, **others):
+    mixers = [settings] * model.num_layers
+    return match_model(mixers, model, match="state", seq_len=100, vocabulary_size=30, **others)
+
+
+def memory_elements(mixers, model=WIDE):
+    """Elements of all layers' memories, as the model that is trained would allocate them."""
+    built = build_meta(mixers, model, vocabulary_size=30)
+    return sum(state.memory_BHKV.numel() for state in built.init_state(1, 1, torch.float32))
+
+
+@pytest.mark.parametrize("name", ["linear", "gated_deltanet"])
+def test_a_state_that_is_the_references_already_changes_nothing(name):
+    given = mixer_settings(name, conv_size=3)
+    matched = match_state(given)
+    assert matched.mixers == [given] * 2
+    assert (matched.model, matched.match, matched.state_mismatch) == (WIDE, "state", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "changed"),
+    [
+        # 2 layers × 1 head × 32 × V = 2 × 64 × 32.
+        ("gated_deltanet", {"num_heads": 1}, {"value_expansion": 2}),
+        ("gated_deltanet", {"num_heads": 4}, {"value_expansion": 0.5}),
+        # Without num_heads the width is a divisor of 64, and 64 × 32 asks for 32.
+        ("linear", {"head_width": 8}, {"head_width": 32}),
+        # 3 heads × 26 × 26 = 2,028 is the nearest to 2,048.
+        ("linear", {"num_heads": 3}, {"head_width": 26}),
+    ],
+)
+def test_match_state_takes_the_nearest_legal_value(name, options, changed):
+    matched = match_state(mixer_settings(name, **options))
+    assert all({**options, **changed}.items() <= settings.options.items() for settings in matched.mixers)
+    reached = memory_elements(matched.mixers) / (2 * 64 * 32)
+    assert matched.state_mismatch == pytest.approx(reached - 1, abs=1e-12)
+    assert abs(matched.state_mismatch) <= 0.1
+    (setting, value), *_ = changed.items()
+    assert f"{matched.state_mismatch:+.2%} of gated_deltanet's by {setting} {value}" in matched.statement(name)
+
+
+def test_the_convolution_and_the_normaliser_count_in_the_state_but_not_in_its_match():
+    plain, convolved = match_state(mixer_settings("linear")), match_state(mixer_settings("linear", conv_size=4))
+    assert plain.state_mismatch == convolved.state_mismatch == 0
+    # A layer: 2 heads of a 32 × 32 memory and a normaliser of 32, float32; the 3 last inputs of 3 × 64 channels.
+    assert plain.state_bytes == 2 * 4 * (2 * 32 * 32 + 2 * 32)
+    assert convolved.state_bytes - plain.state_bytes == 2 * 4 * 3 * 3 * 64
+    half = match_state(mixer_settings("linear", conv_size=4), precision="bfloat16")
+    assert half.state_bytes - plain.state_bytes == 2 * 2 * 3 * 3 * 64
+    assert "state bytes a sequence of 100 in bfloat16" in half.statement("linear")
+
+
+def test_every_match_says_how_large_the_state_is():
+    matched = match_model([REFERENCE] * 2, WIDE, match="params", seq_len=100, vocabulary_size=30)
+    # Keys and values of 100 positions in two layers, and the layers' positions.
+    assert matched.state_bytes == 2 * (2 * 100 * 64 * 4 + 8)
+    assert matched.state_mismatch is None
+    assert f"{matched.state_bytes:,} state bytes a sequence of 100 in float32" in matched.statement("softmax")
+
+
+def test_a_state_that_cannot_come_near_says_how_near_it_can():
+    small = mixer_settings("gated_deltanet", num_heads=1, head_width=8)
+    message = (
+        r"nearest gated_deltanet comes .* 8,192 bytes a layer is 2,048 \(-75\.0%, value_expansion 8\), over the 10 %"
+    )
+    with pytest.raises(UserError, match=message):
+        match_state(small)
+    with pytest.raises(UserError, match=r"\+56\.2%, value_expansion 0\.03125"):
+        match_state(mixer_settings("gated_deltanet", num_heads=100))
+
+
+class Unmatched(LinearAttention):
+    """Names no setting that decides its state."""
+
+    @classmethod
+    def state_choices(cls, options, *, dim, head_width):
+        return []
+
+
+def test_a_state_that_grows_or_that_no_setting_decides_cannot_be_matched():
+    for name in ("softmax", "flash"):
+        with pytest.raises(UserError, match=f"match=state: the state of {name} grows with the length"):
+            match_state(mixer_settings(name))
+    target = f"{__name__}.Unmatched"
+    with pytest.raises(UserError, match="match=state: Unmatched names no setting that decides its state"):
+        match_state(MixerSettings(name="mine", target=target, options={}), trusted={target})
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_the_choices_of_a_state_are_legal_and_ordered_by_its_size(name):
+    settings = mixer_settings(name)
+    cls = resolve(settings.target, Mixer)
+    if cls.state_grows:
+        assert cls.state_memory == ()
+        return
+    for options in ({}, {"num_heads": 3}):
+        given = {**settings.options, **options}
+        choices = cls.state_choices(given, dim=48, head_width=12)
+        model = ModelSettings(name="odd", dim=48, num_layers=1, head_width=12, feed_forward_width=0)
+        sizes = []
+        for choice in choices:
+            mixer = MixerSettings(name=name, target=settings.target, options={**given, **choice})
+            (state,) = build_meta([mixer], model, vocabulary_size=9).init_state(1, 1, torch.float32)
+            sizes.append(sum(getattr(state, field).numel() for field in cls.state_memory))
+        assert len(choices) > 5
+        assert sizes == sorted(sizes)
 
 
 def test_forward_flops_are_those_that_torch_counts():

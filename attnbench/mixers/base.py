@@ -43,6 +43,10 @@ class Mixer(nn.Module, ABC):
     state_grows: ClassVar[bool] = False
     """True where the state's size depends on `max_length`, as a cache's does."""
 
+    state_memory: ClassVar[tuple[str, ...]] = ()
+    """Fields of a state that does not grow which match=state counts: the memory itself, but neither a convolution's
+    history nor a normaliser."""
+
     replaces_feed_forward: ClassVar[bool] = False
     """True for a mixer whose block has no feed-forward of its own."""
 
@@ -62,6 +66,16 @@ class Mixer(nn.Module, ABC):
         if requested != "auto" and requested not in cls.backends:
             raise UserError(f"attn.backend={requested}: {cls.__name__} has {', '.join(('auto', *cls.backends))}")
         return cls.backends[0] if requested == "auto" else requested
+
+    @classmethod
+    def state_choices(cls, options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:
+        """The legal values of the one setting that decides the size of `state_memory`, smallest first, each as the
+        change to make in `options`: [{"value_expansion": 1}, {"value_expansion": 2}]. Empty: match=state is refused.
+
+        Args:
+            options: the mixer's settings, which may override the model's `head_width`.
+        """
+        return []
 
     def init_weights(self, generator: torch.Generator, num_layers: int) -> None:
         """Fills the parameters this module itself owns; its submodules are asked for theirs one by one.

@@ -43,6 +43,7 @@ class GatedDeltaNet(Mixer):
     backends: ClassVar[tuple[str, ...]] = ("torch", "fla")
     without_vmap: ClassVar[frozenset[str]] = frozenset({"fla"})
     no_weight_decay: ClassVar[frozenset[str]] = frozenset({"log_decay_rate", "decay_bias"})
+    state_memory: ClassVar[tuple[str, ...]] = ("memory_BHKV",)
 
     def __init__(
         self,
@@ -82,6 +83,17 @@ class GatedDeltaNet(Mixer):
         if backend == "fla":
             require_gated_fla("attn.backend=fla", device_type)
         return backend
+
+    @classmethod
+    def state_choices(cls, options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:
+        """As Mixer's: `value_expansion`, for whole numbers of value channels a head up to the model's width."""
+        key_width = options.get("head_width", head_width)
+        return [
+            {"value_expansion": width // key_width if width % key_width == 0 else width / key_width}
+            for width in range(1, dim + 1)
+            # What the constructor asks of it; a quotient that floating point cannot undo is left out.
+            if key_width * (width / key_width) == width
+        ]
 
     def init_weights(self, generator: torch.Generator, num_layers: int) -> None:
         """As in Mamba-2: rates uniform in 1..16, time steps log-uniform in 0.001..0.1 through softplus's inverse."""

@@ -37,6 +37,7 @@ class LinearAttention(Mixer):
 
     backends: ClassVar[tuple[str, ...]] = ("torch", "fla")
     without_vmap: ClassVar[frozenset[str]] = frozenset({"fla"})
+    state_memory: ClassVar[tuple[str, ...]] = ("memory_BHKV",)
 
     chunk_size: ClassVar[int] = 64
     """Positions a chunk of the torch form. Changes the speed, not the result."""
@@ -75,6 +76,12 @@ class LinearAttention(Mixer):
         if backend == "fla":
             require_fla("attn.backend=fla", device_type)
         return backend
+
+    @classmethod
+    def state_choices(cls, options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:
+        """As Mixer's: `head_width`, a divisor of the model's width where the number of heads follows from it."""
+        free = options.get("num_heads") is not None
+        return [{"head_width": width} for width in range(1, dim + 1) if free or dim % width == 0]
 
     def forward(self, x_BTD: Tensor, state: LinearState | None = None) -> tuple[Tensor, LinearState | None]:
         query, key, value = self._features(x_BTD, None if state is None else state.history_BWC)

@@ -1,0 +1,112 @@
+"""Which variants are separated at what: one ranked metric at one setting, for all variants that are ranked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from attnbench.errors import UserError
+from attnbench.figures import Figure, place_of
+from attnbench.statistics import MIN_SEEDS, Comparison, best, compare_pairs
+
+MAX_WITHOUT_REFERENCE = 6
+"""More ranked variants make so many pairs that a few seeds separate none of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """How a metric is ranked."""
+
+    higher_is_better: bool
+    smallest_difference: float
+    """That matters: absolute, or with `relative` a share of the mean of the pair."""
+    relative: bool
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Only figures whose settings contain these are ranked."""
+
+
+ACCURACY = Score(higher_is_better=True, smallest_difference=0.01, relative=False)
+TEST_OF_BEST = {"split": "test", "checkpoint": "best"}
+SCORES = {
+    ("copy", "symbol_accuracy"): ACCURACY,
+    ("copy", "string_accuracy"): ACCURACY,
+    ("recall", "accuracy"): ACCURACY,
+    ("perplexity", "perplexity"): Score(
+        higher_is_better=False, smallest_difference=0.01, relative=True, settings=TEST_OF_BEST
+    ),
+}
+"""What is ranked, by (evaluation, metric). Timings and memory are of one process and have no seeds to rank by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One ranked metric at one setting: the variants that are compared there, and what came of it."""
+
+    evaluation: str
+    metric: str
+    settings: dict[str, Any]
+    figures: list[Figure]
+    """In the order of the ranking's names."""
+    comparisons: list[Comparison]
+    best: str | None
+    """The variant that is separated from all others and better; None where there is none, see `statistics.best`."""
+    higher_is_better: bool
+    exploratory: bool
+    """No pair has the 3 common seeds that a comparison needs."""
+
+
+def families(summed: Sequence[Figure], *, rank: Sequence[str], reference: str | None) -> list[Family]:
+    """The ranked metrics at every setting, compared among the variants in `rank`.
+
+    A variant that was measured there but has no value (out of memory, say) keeps its pairs in the family.
+
+    Args:
+        rank: variants; figures of others change nothing.
+        reference: one of them, with which alone the others are compared; None: all pairs.
+
+    Raises:
+        UserError: more than 6 variants without a reference, or a reference that is not among them.
+    """
+    rank = list(dict.fromkeys(rank))
+    if reference is None and len(rank) > MAX_WITHOUT_REFERENCE:
+        raise UserError(
+            f"rank={','.join(rank)}: has {len(rank)} variants, and more than {MAX_WITHOUT_REFERENCE} need a reference "
+            "to be compared with; name one of them as reference"
+        )
+    if reference is not None and reference not in rank:
+        raise UserError(f"reference={reference}: must be one of the ranked variants, {', '.join(rank)}")
+    groups: dict[tuple[str, str, str], dict[str, Figure]] = {}
+    for figure in summed:
+        if figure.variant in rank and _is_ranked(figure):
+            place = place_of(figure.evaluation, figure.metric, figure.settings)
+            groups.setdefault(place, {})[figure.variant] = figure
+    return [_family([group[name] for name in rank if name in group], reference) for group in groups.values()]
+
+
+def _is_ranked(figure: Figure) -> bool:
+    score = SCORES.get((figure.evaluation, figure.metric))
+    # Rates and checkpoints are chosen on validation data, which therefore ranks nobody.
+    is_test = figure.settings.get("split", "test") == "test"
+    return score is not None and is_test and score.settings.items() <= figure.settings.items()
+
+
+def _family(members: list[Figure], reference: str | None) -> Family:
+    first = members[0]
+    score = SCORES[first.evaluation, first.metric]
+    scores = {figure.variant: figure.values for figure in members}
+    if reference is not None:
+        # Where the reference was not measured its pairs are the family all the same, and none can be separated.
+        scores.setdefault(reference, {})
+    comparisons = compare_pairs(
+        scores, smallest_difference=score.smallest_difference, relative=score.relative, reference=reference
+    )
+    num_seeds = [pair.num_seeds for pair in comparisons] or [len(first.values)]
+    return Family(
+        evaluation=first.evaluation,
+        metric=first.metric,
+        settings=first.settings,
+        figures=members,
+        comparisons=comparisons,
+        best=best(scores, comparisons, higher_is_better=score.higher_is_better),
+        higher_is_better=score.higher_is_better,
+        exploratory=max(num_seeds) < MIN_SEEDS,
+    )

@@ -1,0 +1,135 @@
+"""Speed, memory and arithmetic of the training step, over lengths at one batch size and at one number of tokens."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from attnbench.errors import UserError
+from attnbench.evals.base import Subject, SystemEvaluation
+from attnbench.evals.rows import check_counts, doublings, without_numbers
+from attnbench.evals.step_cost import Repetition, StepCost, lacks_text, measure_step
+from attnbench.results import Measurement
+from attnbench.runtime import keep_freed_memory
+from attnbench.timing import OutOfMemory, matrix_product_ceiling
+
+UNITS = {
+    "first_step_seconds": "s",
+    "step_milliseconds": "ms",
+    "tokens_per_second": "token/s",
+    "peak_memory_mib": "MiB",
+    "achieved_tflops": "TFLOP/s",
+    "ceiling_fraction": "",
+}
+
+
+class Throughput(SystemEvaluation):
+    """Times the training step itself: forward, backward, clip, optimizer, on real text, as the run trains.
+
+    `first_step_seconds` runs from the built model to the end of its first step, with nothing found in the compiler's
+    caches. `achieved_tflops` counts what the mixer's own formula says must be done, and `ceiling_fraction` divides it
+    by what one large matrix product reaches on this device in this precision.
+
+    Args:
+        lengths: measured at `batch_size` sequences.
+        constant_tokens: also measured, at this many tokens a step: the first of `lengths`, twice that, ... up to
+            `max_length`; null for none.
+        warmup: steps after the first that do not count.
+        repeats: steps that count; their median is reported, with the 20th and 80th percentile.
+        max_seconds: for the repeats of one setting: where they would take longer there are fewer, at least three.
+
+    Raises:
+        UserError: a count that is none, or tokens that a length does not divide.
+    """
+
+    plots: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("tokens_per_second", "sequence_length"),
+        ("peak_memory_mib", "sequence_length"),
+        ("ceiling_fraction", "sequence_length"),
+    )
+    smoke: ClassVar[dict[str, Any]] = {
+        "lengths": [16],
+        "batch_size": 2,
+        "constant_tokens": 32,
+        "max_length": 32,
+        "warmup": 1,
+        "repeats": 3,
+        "max_seconds": 1.0,
+    }
+
+    def __init__(
+        self,
+        *,
+        lengths: list,
+        batch_size: int,
+        constant_tokens: int | None,
+        max_length: int,
+        warmup: int,
+        repeats: int,
+        max_seconds: float,
+    ) -> None:
+        check_counts(
+            "eval.throughput",
+            lengths=lengths,
+            batch_size=batch_size,
+            max_length=max_length,
+            warmup=warmup,
+            repeats=repeats,
+        )
+        at_constant_tokens = []
+        if constant_tokens is not None:
+            if not lengths:
+                raise UserError("eval.throughput.lengths=[]: constant_tokens starts at the first of them")
+            at_constant_tokens = doublings(lengths[0], min(max_length, constant_tokens))
+            if any(constant_tokens % length for length in at_constant_tokens) or not at_constant_tokens:
+                raise UserError(
+                    f"eval.throughput.constant_tokens={constant_tokens}: must be a multiple of {lengths[0]} and of "
+                    f"its doublings up to max_length={max_length}"
+                )
+        pairs = [(length, batch_size) for length in lengths]
+        pairs += [(length, (constant_tokens or 0) // length) for length in at_constant_tokens]
+        # A dict, because it keeps the order and what stands in both lists is measured once.
+        self.pairs = list(dict.fromkeys(pairs))
+        self.repetition = Repetition(warmup=warmup, repeats=repeats, max_seconds=max_seconds)
+
+    def run(self, subject: Subject) -> Iterator[Measurement]:
+        """Setting after setting; one that does not fit is rows that say so."""
+        if subject.device.type == "cpu":
+            # As training does.
+            keep_freed_memory()
+        ceiling = matrix_product_ceiling(subject.device, subject.precision)
+        for length, batch_size in self.pairs:
+            settings = {"sequence_length": length, "batch_size": batch_size}
+            reason = lacks_text(subject, length, batch_size)
+            if reason is not None:
+                yield from without_numbers(UNITS, settings, "unsupported", reason)
+                continue
+            cost = measure_step(subject, length=length, batch_size=batch_size, repetition=self.repetition)
+            if isinstance(cost, OutOfMemory):
+                yield from without_numbers(UNITS, settings, "out_of_memory", cost.reason)
+            else:
+                yield from _rows(cost, settings, ceiling)
+
+
+def _rows(cost: StepCost, settings: dict[str, Any], ceiling: float) -> Iterator[Measurement]:
+    """One row for each of UNITS, in their order.
+
+    Args:
+        ceiling: TFLOP/s.
+    """
+    times, num_tokens = cost.times, settings["sequence_length"] * settings["batch_size"]
+    tflops = cost.flops / times.median_ms / 1e9
+
+    def row(metric: str, value: float, **more: Any) -> Measurement:
+        return Measurement(metric=metric, value=value, unit=UNITS[metric], settings=settings, **more)
+
+    yield row("first_step_seconds", cost.first_step_seconds, num_samples=1)
+    yield cost.milliseconds(settings)
+    yield row(
+        "tokens_per_second",
+        num_tokens / times.median_ms * 1e3,
+        low=num_tokens / times.high_ms * 1e3,
+        high=num_tokens / times.low_ms * 1e3,
+        num_samples=times.num_repeats,
+    )
+    yield cost.memory(settings)
+    yield row("achieved_tflops", tflops, num_samples=times.num_repeats)
+    yield row("ceiling_fraction", tflops / ceiling, num_samples=times.num_repeats)

@@ -1,0 +1,233 @@
+"""How long the device takes, how much memory it needs at most, and an out-of-memory as a value."""
+
+import ctypes
+import gc
+import platform
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from attnbench.runtime import computing, start_afresh, synchronize
+
+MINIMUM_REPEATS = 3
+"""However long one takes: below this there is no median to speak of."""
+
+OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "std::bad_alloc",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "[CUDA]: out of memory",
+)
+"""What a RuntimeError says where memory ran out: torch's allocator on a CPU, C++, and, past torch's allocator on CUDA,
+the driver, cuBLAS and Triton."""
+
+UNKNOWN_PEAK = "this system does not say how much memory a process held at most"
+"""The reason of a row where `PeakMemory` has no number."""
+
+Value = TypeVar("Value")
+
+
+class Times(NamedTuple):
+    """Milliseconds of one call over several repeats."""
+
+    median_ms: float
+    low_ms: float
+    """The 20th percentile."""
+    high_ms: float
+    """The 80th percentile."""
+    num_repeats: int
+
+
+def time_repeats(
+    function: Callable[[], object],
+    device: torch.device,
+    *,
+    warmup: int,
+    repeats: int,
+    max_seconds: float | None = None,
+) -> Times:
+    """Times single calls: between two events on a CUDA device, by the host's clock on a CPU.
+
+    Nothing waits for the device between two calls, so that a call's launches overlap with the one before, as in
+    training. Fresh inputs, where they matter, are the function's own affair.
+
+    Args:
+        warmup: calls before the first that counts, at least 1: the last of them says how long a call takes.
+        repeats: calls that count, at most.
+        max_seconds: where those would take longer there are fewer, though never fewer than MINIMUM_REPEATS.
+    """
+    if warmup < 1:
+        raise ValueError(f"warmup={warmup}: at least 1")
+    seconds = 0.0
+    for _ in range(warmup):
+        synchronize(device)
+        started = time.perf_counter()
+        function()
+        synchronize(device)
+        seconds = time.perf_counter() - started
+    if max_seconds is not None and repeats * seconds > max_seconds:
+        repeats = min(repeats, max(MINIMUM_REPEATS, int(max_seconds / seconds)))
+    durations = (_by_events if device.type == "cuda" else _by_clock)(function, device, repeats)
+    low, median, high = np.percentile(durations, [20, 50, 80]).tolist()
+    return Times(median, low, high, repeats)
+
+
+def _by_events(function: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
+    with torch.cuda.device(device):
+        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+        for start, end in pairs:
+            start.record()
+            function()
+            end.record()
+        torch.cuda.synchronize()
+    return [start.elapsed_time(end) for start, end in pairs]
+
+
+def _by_clock(function: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
+    durations = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        function()
+        durations.append((time.perf_counter() - started) * 1e3)
+    return durations
+
+
+def matrix_product_ceiling(device: torch.device, precision: str) -> float:
+    """TFLOP/s of one large square matrix product on this device, in this precision: what a step is held against.
+
+    Args:
+        precision: "float32", "tf32" or "bfloat16".
+    """
+    size = 8192 if device.type == "cuda" else 1024
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    # Random entries: a GPU multiplying zeros draws less power and clocks higher than it ever does in training.
+    generator = torch.Generator(device).manual_seed(0)
+    left, right = (torch.randn(size, size, dtype=dtype, device=device, generator=generator) for _ in range(2))
+    with computing(precision, device):
+        times = time_repeats(lambda: left @ right, device, warmup=3, repeats=20, max_seconds=2)
+    return 2 * size**3 / times.median_ms / 1e9
+
+
+class PeakMemory:
+    """The most memory held from now on, above what is held now.
+
+    On CUDA that is what the allocator has reserved on the device, CUDA-graph pools too; on a CPU the resident set of
+    this process, as Linux counts it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        start_afresh(device)
+        if device.type == "cpu":
+            gc.collect()
+            _trim()
+            reset_resident_peak()
+        self.baseline_mib = self._peak_mib()
+
+    def mib(self) -> float | None:
+        """MiB so far; None where the system does not tell."""
+        peak_mib = self._peak_mib()
+        return None if peak_mib is None or self.baseline_mib is None else peak_mib - self.baseline_mib
+
+    def _peak_mib(self) -> float | None:
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_reserved(self.device) / 2**20
+        return resident_peak_mib()
+
+
+def reset_resident_peak() -> None:
+    """From here on `resident_peak_mib` counts anew, beginning at what is resident now."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def resident_peak_mib() -> float | None:
+    """The most that was resident since `reset_resident_peak`; None on a system that cannot count anew."""
+    if not Path("/proc/self/clear_refs").exists():
+        return None
+    return process_status_mib("VmHWM")
+
+
+def process_status_mib(name: str) -> float:
+    """An entry of /proc/self/status: VmHWM (peak resident set), VmData (what RLIMIT_DATA limits)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        label, _, value = line.partition(":")
+        if label == name:
+            return int(value.split()[0]) / 2**10
+    raise KeyError(name)
+
+
+def return_freed_memory() -> None:
+    """Has glibc return every large block when it is freed, so that the resident set is what is in use.
+
+    With another C library nothing changes.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        mmap_threshold = -3
+        ctypes.CDLL(None).mallopt(mmap_threshold, 2**16)
+
+
+def _trim() -> None:
+    """Has glibc return what it keeps of freed memory, which would otherwise stand in the baseline."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class OutOfMemory:
+    """What a function gives that did not fit."""
+
+    reason: str
+    """One line, as the allocator says it."""
+
+
+def attempt(function: Callable[[], Value]) -> Value | OutOfMemory:
+    """What `function` returns; where memory runs out, an `OutOfMemory`, and nothing of the attempt is held any more.
+
+    Whatever else goes wrong is raised.
+    """
+    try:
+        return function()
+    except (MemoryError, RuntimeError) as error:
+        reason = _out_of_memory(error)
+        if reason is None:
+            raise
+        _clear_frames(error)
+    # Outside of the except block, where the interpreter itself still holds the exception.
+    torch.compiler.reset()
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    return OutOfMemory(reason=reason)
+
+
+def _out_of_memory(error: BaseException) -> str | None:
+    """The line that says that memory ran out, of the exception or of the one that the compiler wrapped in it."""
+    inner = getattr(error, "inner_exception", None)
+    if isinstance(inner, BaseException):
+        return _out_of_memory(inner)
+    lines = str(error).strip().splitlines() or ["out of memory"]
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return lines[0]
+    return next((line for line in lines if any(words in line for words in OUT_OF_MEMORY)), None)
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Drops the local variables of every frame that the exception, or one that led to it, has passed."""
+    todo, seen = [error], set()
+    while todo:
+        one = todo.pop()
+        seen.add(id(one))
+        traceback.clear_frames(one.__traceback__)
+        led_to_it = (one.__cause__, one.__context__, getattr(one, "inner_exception", None))
+        todo += [other for other in led_to_it if isinstance(other, BaseException) and id(other) not in seen]

@@ -140,16 +140,16 @@ def _matched(
     task: Task, mixer: MixerSettings, settings: RunSettings, device_type: str, precision: str
 ) -> tuple[list[MixerSettings], Matched]:
     resolved = resolve_mixer(mixer, task.model, device_type=device_type, precision=precision, trusted=settings.trusted)
-    mixers = [resolved] * task.model.num_layers
     matched = match_model(
-        mixers,
+        [resolved] * task.model.num_layers,
         task.model,
         match=settings.match,
         seq_len=train_length(task),
         vocabulary_size=task.vocabulary_size,
+        precision=precision,
         trusted=settings.trusted,
     )
-    return mixers, matched
+    return matched.mixers, matched
 
 
 def train_length(task: Task) -> int:

@@ -14,14 +14,15 @@ from attnbench.data import block_order
 from attnbench.evals.base import Task
 from attnbench.folder import ROOT, recording, stamp_environment, write_config
 from attnbench.hooks import Checkpoints, DivergedError, Logging, Plateau, Stopwatch
+from attnbench.matching import Matched
 from attnbench.metrics import MetricsLog, WandbMirror, read_metrics
-from attnbench.mixers.base import state_bytes
 from attnbench.model import build_model
-from attnbench.prepare_probe import CHECK_STEPS, ProbeRun, probe_config, probe_identity, probe_record, train_length
+from attnbench.prepare_probe import CHECK_STEPS, ProbeRun, probe_config, probe_identity, probe_record
 from attnbench.progress import ProgressBar
 from attnbench.results import Measurement, ResultsWriter, is_complete
 from attnbench.runtime import StopRequest, computing, keep_freed_memory, start_afresh, synchronize
 from attnbench.settings import LoggerSettings
+from attnbench.timing import OutOfMemory, attempt
 from attnbench.train import Batch, learning_rates, train
 
 PLATEAU = 0.95
@@ -74,30 +75,37 @@ def run_probe(prepared: ProbeRun, *, shares_device: bool = False) -> Path:
 
 
 def _measurements(prepared: ProbeRun, shares_device: bool) -> Iterator[Measurement]:
-    if prepared.obstacle:
+    if prepared.matched is None:
         yield from _failed(prepared, "unsupported", prepared.obstacle)
         return
     try:
-        state, speeds = _train(prepared)
+        trained = attempt(lambda: _train(prepared))
     except DivergedError as error:
         yield from _failed(prepared, "diverged", str(error))
         return
-    except torch.OutOfMemoryError as error:
-        yield from _failed(prepared, "out_of_memory", str(error).splitlines()[0])
+    if isinstance(trained, OutOfMemory):
+        yield from _failed(prepared, "out_of_memory", trained.reason)
         return
-    task, seed, device = prepared.task, prepared.settings.seed, prepared.device
-    state.model.eval()
-    with torch.no_grad(), computing(prepared.precision, device):
-        selected = task.selection(state.model, seed, device)
-        yield Measurement(metric="selection", value=selected, unit="1", settings={"split": "validation"})
-        yield _steps_to_plateau(prepared)
-        if prepared.is_scored:
-            yield from task.score(state.model, seed, device)
-    yield from _budget(prepared, state)
+    state, speeds = trained
+    scored = attempt(lambda: list(_scores(prepared, state)))
+    yield from _failed(prepared, "out_of_memory", scored.reason) if isinstance(scored, OutOfMemory) else scored
+    yield from _budget(prepared.matched)
     for metric, value in speeds.items():
         settings = {"shared_device": True} if shares_device else {}
         yield Measurement(metric=metric, value=value, unit="token/s", settings=settings)
     checkpoint.save_final(prepared.folder / "checkpoint", state, probe_record(prepared))
+
+
+def _scores(prepared: ProbeRun, state: TrainState) -> Iterator[Measurement]:
+    """What the rate is chosen by, the plateau, and, for a seed that is scored, the scores."""
+    task, seed, device = prepared.task, prepared.settings.seed, prepared.device
+    state.model.eval()
+    with torch.no_grad(), computing(prepared.precision, device):
+        selected = task.selection(state.model, seed, device)
+        yield Measurement(metric="selection", value=selected, unit="", settings={"split": "validation"})
+        yield _steps_to_plateau(prepared)
+        if prepared.is_scored:
+            yield from task.score(state.model, seed, device)
 
 
 def _train(prepared: ProbeRun) -> tuple[TrainState, dict[str, float]]:
@@ -205,22 +213,18 @@ def _steps_to_plateau(prepared: ProbeRun) -> Measurement:
     )
 
 
-def _budget(prepared: ProbeRun, state: TrainState) -> Iterator[Measurement]:
+def _budget(matched: Matched) -> Iterator[Measurement]:
     """What stands beside every score."""
-    assert prepared.matched is not None
-    dtype = torch.bfloat16 if prepared.precision == "bfloat16" else torch.float32
-    with torch.device("meta"):
-        states = state.model.init_state(1, train_length(prepared.task), dtype)
-    num_bytes = sum(state_bytes(own) for own in states)
-    yield Measurement(metric="parameters", value=prepared.matched.parameters, unit="1")
-    yield Measurement(metric="forward_flops_per_token", value=prepared.matched.flops_per_token, unit="FLOP")
-    yield Measurement(metric="state_bytes", value=num_bytes, unit="B")
+    yield Measurement(metric="parameters", value=matched.parameters, unit="")
+    yield Measurement(metric="forward_flops_per_token", value=matched.flops_per_token, unit="FLOP")
+    if matched.state_bytes is not None:
+        yield Measurement(metric="state_bytes", value=matched.state_bytes, unit="B")
 
 
 def _failed(prepared: ProbeRun, status: str, reason: str) -> Iterator[Measurement]:
     places = [("selection", {"split": "validation"}), *(prepared.task.axes() if prepared.is_scored else [])]
     for metric, settings in places:
-        yield Measurement(metric=metric, value=None, unit="1", settings=settings, status=status, reason=reason)
+        yield Measurement(metric=metric, value=None, unit="", settings=settings, status=status, reason=reason)
 
 
 def _common(prepared: ProbeRun) -> dict[str, Any]:

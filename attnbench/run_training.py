@@ -216,6 +216,8 @@ def _measurements(prepared: Run, state: TrainState, stopwatch: Stopwatch, shares
     if peak is not None:
         yield Measurement(metric="peak_memory_mib", value=peak, unit="MiB")
     yield Measurement(metric="forward_flops_per_token", value=prepared.matched.flops_per_token, unit="FLOP")
+    if prepared.matched.state_bytes is not None:
+        yield Measurement(metric="state_bytes", value=prepared.matched.state_bytes, unit="B")
     if state.best_nats is not None:
         axes = {"split": "validation", "checkpoint": "best"}
         yield Measurement(metric="nats_per_character", value=state.best_nats, unit="nat", settings=axes)

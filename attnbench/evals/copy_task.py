@@ -75,17 +75,22 @@ class CopyTask(Task):
         """Symbol and whole-string accuracy at each test length."""
         for length in self.test_lengths:
             correct_BL = correct_labels(model, self.test_sequences(seed, length, device))
-            for metric, correct, chance in (
-                ("symbol_accuracy", correct_BL, 1 / NUM_SYMBOLS),
-                ("string_accuracy", correct_BL.all(1), (1 / NUM_SYMBOLS) ** length),
-            ):
-                yield Measurement(
-                    metric=metric,
-                    value=float(correct.double().mean()),
-                    unit="",
-                    settings={**self.settings, "length": length, "split": "test", "chance": chance},
-                    num_samples=correct.numel(),
-                )
+            found = {"symbol_accuracy": correct_BL, "string_accuracy": correct_BL.all(1)}
+            for metric, settings in self._axes(length):
+                correct = found[metric]
+                value = float(correct.double().mean())
+                yield Measurement(metric=metric, value=value, unit="", settings=settings, num_samples=correct.numel())
+
+    def axes(self) -> list[tuple[str, dict[str, Any]]]:
+        """See Task."""
+        return [place for length in self.test_lengths for place in self._axes(length)]
+
+    def _axes(self, length: int) -> list[tuple[str, dict[str, Any]]]:
+        chances = {"symbol_accuracy": 1 / NUM_SYMBOLS, "string_accuracy": (1 / NUM_SYMBOLS) ** length}
+        return [
+            (metric, {**self.settings, "length": length, "split": "test", "chance": chance})
+            for metric, chance in chances.items()
+        ]
 
     def test_sequences(self, seed: int, length: int, device: torch.device) -> Batch:
         """The test strings of one length, in a batch that is no longer than they need."""

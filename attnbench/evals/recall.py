@@ -83,16 +83,26 @@ class RecallTask(Task):
 
     def score(self, model: LanguageModel, seed: int, device: torch.device) -> Iterator[Measurement]:
         """Accuracy for each number of pairs."""
-        for pairs in self.pairs:
+        for pairs, (metric, settings) in zip(self.pairs, self.axes(), strict=True):
             correct_BL = correct_labels(model, self.test_sequences(seed, pairs, device))
-            chances = {"chance": 1 / self.num_values, "chance_among_pairs": 1 / pairs}
-            yield Measurement(
-                metric="accuracy",
-                value=float(correct_BL.double().mean()),
-                unit="",
-                settings={**self.settings, "num_pairs": pairs, "split": "test", **chances},
-                num_samples=correct_BL.numel(),
+            value = float(correct_BL.double().mean())
+            yield Measurement(metric=metric, value=value, unit="", settings=settings, num_samples=correct_BL.numel())
+
+    def axes(self) -> list[tuple[str, dict[str, Any]]]:
+        """See Task."""
+        return [
+            (
+                "accuracy",
+                {
+                    **self.settings,
+                    "num_pairs": pairs,
+                    "split": "test",
+                    "chance": 1 / self.num_values,
+                    "chance_among_pairs": 1 / pairs,
+                },
             )
+            for pairs in self.pairs
+        ]
 
     def test_sequences(self, seed: int, pairs: int, device: torch.device) -> Batch:
         """The test sequences with one number of pairs."""

@@ -151,4 +151,3 @@ def _load_compiler(device: torch.device) -> None:
     """Compiles next to nothing, forward and backward, so that the compiler is imported before the clock runs."""
     compiled = torch.compile(lambda x: x.sin().sum())
     compiled(torch.zeros(8, device=device, requires_grad=True)).backward()
-

@@ -6,11 +6,13 @@ from small import MIXERS, MODEL, VOCABULARY, mixer_settings, small_model
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from attnbench.config import compose
 from attnbench.errors import UserError
 from attnbench.matching import REFERENCE, match_model
 from attnbench.mixers.base import Mixer, state_bytes
 from attnbench.mixers.linear import LinearAttention
 from attnbench.model import build_meta, build_model, init_weights
+from attnbench.prepare import prepare
 from attnbench.registry import resolve
 from attnbench.settings import MixerSettings, ModelSettings
 
@@ -187,6 +189,18 @@ def test_a_state_that_cannot_come_near_says_how_near_it_can():
         match_state(small)
     with pytest.raises(UserError, match=r"\+56\.2%, value_expansion 0\.03125"):
         match_state(mixer_settings("gated_deltanet", num_heads=100))
+
+
+def test_a_run_trains_keeps_and_names_what_match_state_has_chosen(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog\n" * 40)
+    words = ["attn=linear", "attn.num_heads=3", "experiment=demo", "device=cpu", "data=text", f"data.path={path}"]
+    prepared, unmatched = (prepare(compose([*words, "seq_len=16", f"match={how}"])) for how in ("state", "none"))
+    # 3 heads × 37 × 37 = 4,107 is the nearest to the 128 × 32 of experiment=demo's model.
+    assert [settings.options["head_width"] for settings in prepared.mixers] == [37, 37]
+    assert prepared.record().mixers == prepared.mixers
+    assert prepared.builder()().layers[0].mixer.head_width == 37
+    assert prepared.config_hash != unmatched.config_hash
 
 
 class Unmatched(LinearAttention):

@@ -139,6 +139,15 @@ def test_a_state_that_is_the_references_already_changes_nothing(name):
     assert (matched.model, matched.match, matched.state_mismatch) == (WIDE, "state", 0)
 
 
+def test_a_model_without_feed_forward_has_a_state_to_match_but_no_width():
+    bare = ModelSettings(name="bare", dim=64, num_layers=2, head_width=32, feed_forward_width=0)
+    settings = mixer_settings("gated_deltanet", num_heads=1)
+    assert match_state(settings, bare).match == "state"
+    assert match_state(settings, bare).mixers[1].options["value_expansion"] == 2
+    widths = match_model([settings] * 2, bare, match="params", seq_len=100, vocabulary_size=30)
+    assert (widths.match, widths.mixers) == ("none", [settings] * 2)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "changed"),
     [

@@ -217,16 +217,14 @@ def _size(value: Any) -> float:
 
 def _header(settings: dict[str, Any], choice: Headline, others: Sequence[dict[str, Any]]) -> str:
     """The headline's own words, the values of its labels, and whatever else tells its columns apart."""
-    labels = ", ".join(str(settings[name]) for name in choice.label if name in settings)
-    differing = [
-        f"{name} {value}"
-        for name, value in settings.items()
-        # The chance level follows from the other settings.
-        if name not in choice.label
-        and not name.startswith("chance")
-        and any(other.get(name) != value for other in others)
-    ]
-    return " ".join([choice.header, *([f"at {labels}"] if labels else [])]) + "".join(f", {word}" for word in differing)
+    labels = [str(settings[name]) for name in choice.label if name in settings]
+    words = [f"{choice.header} at {', '.join(labels)}" if labels else choice.header]
+    for name, value in settings.items():
+        # Chance levels follow from the other settings.
+        is_told = name in choice.label or name.startswith("chance")
+        if not is_told and any(other.get(name) != value for other in others):
+            words.append(f"{name} {value}")
+    return ", ".join(words)
 
 
 def _cell(own: Sequence[Figure], column: Column, ranked: Sequence[Family]) -> Cell:

@@ -152,7 +152,7 @@ def test_a_family_is_the_ranked_variants_at_one_setting():
 
 
 def test_a_variant_outside_the_ranking_changes_nothing():
-    outside = [*rows_of("other", 1.0, 1.0, 1.0), row("other", 3, value=None)]
+    outside = [*rows_of("other", 1.0, 1.0, 1.0), row("other", 3, value=None), row("other", settings={"length": 5})]
     assert families(figures([*THREE, *outside]), rank=NAMES, reference=None) == families(
         figures(THREE), rank=NAMES, reference=None
     )

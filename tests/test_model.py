@@ -6,11 +6,13 @@ from small import MIXERS, MODEL, VOCABULARY, mixer_settings, small_model
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from attnbench.config import compose
 from attnbench.errors import UserError
 from attnbench.matching import REFERENCE, match_model
 from attnbench.mixers.base import Mixer, state_bytes
 from attnbench.mixers.linear import LinearAttention
 from attnbench.model import build_meta, build_model, init_weights
+from attnbench.prepare import prepare
 from attnbench.registry import resolve
 from attnbench.settings import MixerSettings, ModelSettings
 
@@ -137,6 +139,15 @@ def test_a_state_that_is_the_references_already_changes_nothing(name):
     assert (matched.model, matched.match, matched.state_mismatch) == (WIDE, "state", 0)
 
 
+def test_a_model_without_feed_forward_has_a_state_to_match_but_no_width():
+    bare = ModelSettings(name="bare", dim=64, num_layers=2, head_width=32, feed_forward_width=0)
+    settings = mixer_settings("gated_deltanet", num_heads=1)
+    assert match_state(settings, bare).match == "state"
+    assert match_state(settings, bare).mixers[1].options["value_expansion"] == 2
+    widths = match_model([settings] * 2, bare, match="params", seq_len=100, vocabulary_size=30)
+    assert (widths.match, widths.mixers) == ("none", [settings] * 2)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "changed"),
     [
@@ -187,6 +198,18 @@ def test_a_state_that_cannot_come_near_says_how_near_it_can():
         match_state(small)
     with pytest.raises(UserError, match=r"\+56\.2%, value_expansion 0\.03125"):
         match_state(mixer_settings("gated_deltanet", num_heads=100))
+
+
+def test_a_run_trains_keeps_and_names_what_match_state_has_chosen(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog\n" * 40)
+    words = ["attn=linear", "attn.num_heads=3", "experiment=demo", "device=cpu", "data=text", f"data.path={path}"]
+    prepared, unmatched = (prepare(compose([*words, "seq_len=16", f"match={how}"])) for how in ("state", "none"))
+    # 3 heads × 37 × 37 = 4,107 is the nearest to the 128 × 32 of experiment=demo's model.
+    assert [settings.options["head_width"] for settings in prepared.mixers] == [37, 37]
+    assert prepared.record().mixers == prepared.mixers
+    assert prepared.builder()().layers[0].mixer.head_width == 37
+    assert prepared.config_hash != unmatched.config_hash
 
 
 class Unmatched(LinearAttention):

@@ -33,15 +33,9 @@ class Headline:
     """Settings that order the columns, the first weighing most."""
     pick: str = "each"
     """each | largest | smallest by the axes, of the settings that most variants have a number at."""
-    above: float | None = None
-    """Only where the first axis is above this number."""
-    at_most: float | None = None
     label: tuple[str, ...] = ()
     """Settings whose values stand in the header."""
 
-
-LONGEST_TRAINED_COPY = 50
-"""Length of the longest string in the copy task's training data, see the definition of the battery."""
 
 SUMMARY: dict[str, tuple[Headline, ...]] = {
     "training": (Headline(metric="tokens_per_second", header="training token/s", higher_is_better=True),),
@@ -70,8 +64,8 @@ SUMMARY: dict[str, tuple[Headline, ...]] = {
             metric="symbol_accuracy", header="copy", higher_is_better=True, axes=("length",), label=("length",), **how
         )
         for how in (
-            {"pick": "largest", "at_most": LONGEST_TRAINED_COPY},
-            {"pick": "smallest", "above": LONGEST_TRAINED_COPY},
+            {"pick": "largest", "settings": {"beyond_training": False}},
+            {"pick": "smallest", "settings": {"beyond_training": True}},
         )
     ),
     "recall": (
@@ -171,7 +165,7 @@ def _default(own: Sequence[Figure]) -> tuple[Headline, ...]:
 def _columns(own: Sequence[Figure], choice: Headline) -> list[Column]:
     found: dict[tuple[str, str, str], list[Figure]] = {}
     for figure in own:
-        if figure.metric == choice.metric and _is_meant(figure.settings, choice):
+        if figure.metric == choice.metric and choice.settings.items() <= figure.settings.items():
             found.setdefault(place_of(figure.evaluation, figure.metric, figure.settings), []).append(figure)
     groups = list(found.values())
     if choice.pick != "each" and groups:
@@ -192,15 +186,6 @@ def _columns(own: Sequence[Figure], choice: Headline) -> list[Column]:
         )
         for group in groups
     ]
-
-
-def _is_meant(settings: dict[str, Any], choice: Headline) -> bool:
-    if not choice.settings.items() <= settings.items():
-        return False
-    if choice.above is None and choice.at_most is None:
-        return True
-    size = _sizes(settings, choice.axes[:1])[0]
-    return (choice.above is None or size > choice.above) and (choice.at_most is None or size <= choice.at_most)
 
 
 def _sizes(settings: dict[str, Any], names: Sequence[str]) -> list[float]:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from attnbench.evals.base import CheckpointEvaluation, Evaluation, Probe, SystemEvaluation
 from attnbench.prepare import Run
-from attnbench.prepare_probe import prepare_probe
+from attnbench.prepare_probe import build_tasks, prepare_probe
 from attnbench.registry import resolve
 from attnbench.results import is_complete, read_results
 from attnbench.run_probe import run_probe
@@ -77,7 +77,7 @@ def training_cell(prepared: Run) -> Cell:
 def probe_cell(settings: RunSettings, evaluation: EvaluationSettings, task: int, rate: float) -> Cell:
     """One training of one task."""
     prepared = prepare_probe(settings, evaluation, task, rate)
-    words = [f"{evaluation.name} {settings.mixer.name}", *_axes(prepared.task.settings)]
+    words = [f"{evaluation.name} {settings.mixer.name}", *_distinction(settings, evaluation, prepared.task.settings)]
     return Cell(
         label=", ".join([*words, _trained(rate, settings.seed)]),
         settings=settings,
@@ -117,5 +117,7 @@ def _trained(rate: float, seed: int) -> str:
     return f"lr {rate:g}, " + ("search" if seed == SELECTION_SEED else f"seed {seed}")
 
 
-def _axes(settings: dict[str, Any]) -> list[str]:
-    return [f"{name} {value}" for name, value in settings.items()]
+def _distinction(settings: RunSettings, evaluation: EvaluationSettings, own: dict[str, Any]) -> list[str]:
+    """Where the task differs from the probe's others."""
+    _, tasks = build_tasks(settings, evaluation)
+    return [f"{name} {value}" for name, value in own.items() if any(task.settings.get(name) != value for task in tasks)]

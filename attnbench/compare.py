@@ -20,7 +20,6 @@ from attnbench.errors import UserError
 from attnbench.hooks import duration
 from attnbench.jsonlines import replace_file
 from attnbench.plan import Comparison, Compose
-from attnbench.report import write_report
 from attnbench.results import is_complete
 from attnbench.runtime import resolve_device
 from attnbench.settings import ComparisonSettings
@@ -62,10 +61,15 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
     if not files:
         raise UserError(f"{folder}: no cell has results; {len(comparison.failures)} failed")
     _record(comparison, files)
-    page = write_report(folder)
-    log.info(f"report: {page}")
+    if settings.report:
+        # Imported here: where nothing is drawn, the plotting library need not be there.
+        from attnbench.report import write_report
+
+        log.info(f"report: {write_report(folder)}")
     if comparison.failures:
-        raise UserError(f"{len(comparison.failures)} failed, listed in the report; the same command tries them again")
+        raise UserError(
+            f"{len(comparison.failures)} failed, listed in comparison.json; the same command tries them again"
+        )
     return folder
 
 

@@ -6,10 +6,8 @@ from typing import Any
 
 from attnbench.errors import UserError
 from attnbench.figures import Figure, place_of
+from attnbench.settings import MOST_PAIRED
 from attnbench.statistics import MIN_SEEDS, Comparison, best, compare_pairs
-
-MAX_WITHOUT_REFERENCE = 6
-"""More ranked variants make so many pairs that a few seeds separate none of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +65,9 @@ def families(summed: Sequence[Figure], *, rank: Sequence[str], reference: str | 
         UserError: more than 6 variants without a reference, or a reference that is not among them.
     """
     rank = list(dict.fromkeys(rank))
-    if reference is None and len(rank) > MAX_WITHOUT_REFERENCE:
+    if reference is None and len(rank) > MOST_PAIRED:
         raise UserError(
-            f"rank={','.join(rank)}: has {len(rank)} variants, and more than {MAX_WITHOUT_REFERENCE} need a reference "
+            f"rank={','.join(rank)}: has {len(rank)} variants, and more than {MOST_PAIRED} need a reference "
             "to be compared with; name one of them as reference"
         )
     if reference is not None and reference not in rank:

@@ -63,13 +63,12 @@ def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings
     }
     values |= {"exported": values.pop("export", None), "imported": values.pop("import", None)}
     values["command"] = " ".join(["python scripts/compare.py", *hydra_config.overrides.task])
-    known = {entry.name for entry in fields(ComparisonSettings)}
+    own = ("outputs_dir", "device", "rerun", "report", "exported", "imported")
     for name, value in values.items():
-        if name not in known:
-            raise UserError(
-                f"{name}={value}: unknown setting; at the top level there is outputs_dir, device, rerun, export, import"
-            )
-    given = {name: values[name] for name in ("outputs_dir", "device", "rerun", "exported", "imported")}
+        if name not in ("plan", "logger", "command", *own):
+            names = "device, outputs_dir, rerun, report, export, import"
+            raise UserError(f"{name}={value}: unknown setting; at the top level there is {names}")
+    given = {name: values[name] for name in own}
     check_options(ComparisonSettings, given, given=("plan", "logger", "command"), group="")
     settings = ComparisonSettings(**values)
     check_plan(settings.plan)

@@ -186,6 +186,8 @@ class ComparisonSettings:
     outputs_dir: str
     device: str
     rerun: bool
+    report: bool
+    """Write the report at the end."""
     exported: str | None
     """File that gets the rows of all finished cells; nothing is run."""
     imported: str | None

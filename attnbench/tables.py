@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -36,25 +35,6 @@ class MetricColumn:
         return is_own and self.settings.items() <= measurement.settings.items()
 
 
-SUMMARY = (
-    MetricColumn(
-        header="val PPL",
-        evaluation="perplexity",
-        metric="perplexity",
-        settings={"split": "validation", "checkpoint": "best"},
-    ),
-    MetricColumn(
-        header="test PPL",
-        evaluation="perplexity",
-        metric="perplexity",
-        settings={"split": "test", "checkpoint": "best"},
-    ),
-    MetricColumn(header="token/s", evaluation="training", metric="tokens_per_second"),
-    MetricColumn(header="seconds", evaluation="training", metric="train_seconds"),
-)
-"""What the table at the end of a training shows."""
-
-
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Grid:
     """A table before it is drawn: its title, its headers, and its cells as text."""
@@ -64,16 +44,6 @@ class Grid:
     num_labels: int
     """How many columns, from the left, say whose line it is."""
     lines: list[list[str]]
-
-
-def print_summary(folders: Sequence[Path]) -> None:
-    """Prints one table a corpus of the runs in `folders` to standard output, and where their files are."""
-    console = Console()
-    for table in comparison_tables(read_folders(folders), SUMMARY):
-        console.print(table)
-    for folder in folders:
-        console.print(f"  {folder}/", markup=False, highlight=False, soft_wrap=True)
-    console.print("Each holds config.yaml, metrics.jsonl, checkpoint/ and results/.")
 
 
 def read_folders(folders: Sequence[Path]) -> list[ResultRow]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from attnbench.config import launch
 from attnbench.reading import read_evaluation
 from attnbench.settings import RunSettings
-from attnbench.tables import print_summary
+from attnbench.terminal import print_summary
 
 
 def main(wanted: tuple[Path, RunSettings]) -> Path:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from attnbench.config import launch
 from attnbench.settings import RunSettings
-from attnbench.tables import print_summary
+from attnbench.terminal import print_summary
 
 
 def main(settings: RunSettings) -> Path:

@@ -84,3 +84,32 @@ def test_what_was_trained_compiled_is_the_same_model_not_compiled(name):
         with torch.compiler.set_stance("force_eager"):
             eager, _ = model(tokens_BT)
     near(compiled, eager, 0.03)
+
+
+@pytest.mark.parametrize("name", [name for name in mixer_names() if name != "flash"])
+def test_a_captured_step_trains_like_the_others(name):
+    def trained(captured):
+        settings = ModelSettings(name="small", dim=64, num_layers=2, head_width=32, feed_forward_width=64)
+        model = build_model([mixer_settings(name)] * 2, settings, vocabulary_size=len(VOCABULARY), seed=0)
+        state = TrainState.fresh(model.cuda())
+        losses = []
+
+        def batch(step):
+            return type(batch_of(step))(*(x.cuda() if x is not None else None for x in batch_of(step)))
+
+        train(
+            state,
+            batch,
+            TRAIN,
+            precision="float32",
+            num_steps=12,
+            hooks=[lambda state, report: losses.append(float(report.loss))],
+            captured=captured,
+        )
+        return losses, dict(state.model.named_parameters())
+
+    (losses, parameters), (expected_losses, expected) = trained(True), trained(False)
+    assert losses == pytest.approx(expected_losses, rel=1e-4)
+    assert len(set(losses)) == len(losses)
+    for label, parameter in parameters.items():
+        near(parameter, expected[label], 1e-3)

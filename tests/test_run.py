@@ -29,7 +29,7 @@ from attnbench.prepare import ROOT, config_hash, prepare
 from attnbench.publish import publish
 from attnbench.results import ResultRow, read_results
 from attnbench.run import run
-from attnbench.tables import print_summary
+from attnbench.terminal import print_summary
 
 CLOCKS = ("seconds", "tokens_per_second")
 """What two equal runs may differ in."""

@@ -7,7 +7,7 @@ import pytest
 
 ORDER = [
     "errors", "settings", "registry", "jsonlines", "network", "results", "statistics", "figures", "tables", "families",
-    "aggregate", "publish", "runtime", "locks", "timing", "workers", "folder",
+    "aggregate", "terminal", "publish", "runtime", "locks", "timing", "workers", "folder",
     "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "matching",
     "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "train", "hooks",
     "evals.base", "evals.options", "evals.task_data", "evals.scoring", "evals.rows", "evals.capped_child",

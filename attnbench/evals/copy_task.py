@@ -87,10 +87,8 @@ class CopyTask(Task):
 
     def _axes(self, length: int) -> list[tuple[str, dict[str, Any]]]:
         chances = {"symbol_accuracy": 1 / NUM_SYMBOLS, "string_accuracy": (1 / NUM_SYMBOLS) ** length}
-        return [
-            (metric, {**self.settings, "length": length, "split": "test", "chance": chance})
-            for metric, chance in chances.items()
-        ]
+        place = {**self.settings, "length": length, "beyond_training": length > self.max_length, "split": "test"}
+        return [(metric, {**place, "chance": chance}) for metric, chance in chances.items()]
 
     def test_sequences(self, seed: int, length: int, device: torch.device) -> Batch:
         """The test strings of one length, in a batch that is no longer than they need."""

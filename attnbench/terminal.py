@@ -1,0 +1,67 @@
+"""What a finished command prints: a table of what was trained, one of what was measured, and where the files are."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from attnbench.aggregate import Summary, families, figures, summary
+from attnbench.results import ResultRow
+from attnbench.tables import MetricColumn, comparison_tables, printable, read_folders
+
+TRAINED = (
+    MetricColumn(
+        header="val PPL",
+        evaluation="perplexity",
+        metric="perplexity",
+        settings={"split": "validation", "checkpoint": "best"},
+    ),
+    MetricColumn(
+        header="test PPL",
+        evaluation="perplexity",
+        metric="perplexity",
+        settings={"split": "test", "checkpoint": "best"},
+    ),
+    MetricColumn(header="token/s", evaluation="training", metric="tokens_per_second"),
+    MetricColumn(header="seconds", evaluation="training", metric="train_seconds"),
+)
+"""What the table of language models shows."""
+
+
+def print_summary(folders: Sequence[Path]) -> None:
+    """Prints one table a corpus of the runs in `folders` to standard output, what else was measured, and the paths."""
+    console, rows = Console(), read_folders(folders)
+    shown = {column.evaluation for column in TRAINED}
+    for table in comparison_tables([row for row in rows if row.identity.evaluation in shown], TRAINED):
+        console.print(table)
+    others = [row for row in rows if row.identity.evaluation not in shown]
+    for name, group in _by_evaluation(others).items():
+        console.print(_table(name, group))
+    for folder in folders:
+        console.print(f"  {folder}/", markup=False, highlight=False, soft_wrap=True)
+    console.print("Each holds config.yaml, metrics.jsonl, checkpoint/ and results/.")
+
+
+def _by_evaluation(rows: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
+    found: dict[str, list[ResultRow]] = {}
+    for row in rows:
+        found.setdefault(row.identity.evaluation, []).append(row)
+    return found
+
+
+def _table(name: str, rows: Sequence[ResultRow]) -> Table:
+    """The headline figures of one evaluation, a line a variant; no winner is marked, as there are too few seeds."""
+    found = figures(rows)
+    return _drawn(name, summary(found, families(found, rank=[], reference=None)))
+
+
+def _drawn(name: str, content: Summary) -> Table:
+    table = Table(title=Text(printable(name)), box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for index, header in enumerate(content.headers):
+        table.add_column(Text(printable(header)), justify="left" if index == 0 else "right", overflow="fold")
+    for line in content.lines:
+        table.add_row(*(Text(printable(cell.text)) for cell in line))
+    return table

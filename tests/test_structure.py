@@ -7,6 +7,7 @@ import pytest
 
 ORDER = [
     "errors", "settings", "registry", "jsonlines", "network", "results", "tables", "publish", "runtime",
+    "process_memory", "timing",
     "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "matching",
     "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "train", "hooks", "evals", "bench",
     "prepare", "run", "config",

@@ -16,9 +16,7 @@ def doublings(first: int, last: int) -> list[int]:
     return lengths
 
 
-def without_numbers(
-    units: dict[str, str], settings: dict[str, Any], status: str, reason: str
-) -> Iterator[Measurement]:
+def without_numbers(units: dict[str, str], settings: dict[str, Any], status: str, reason: str) -> Iterator[Measurement]:
     """One row for each metric, with the status that says why it has no number."""
     for metric, unit in units.items():
         yield Measurement(metric=metric, value=None, unit=unit, settings=settings, status=status, reason=reason)

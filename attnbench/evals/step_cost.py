@@ -112,9 +112,9 @@ def lacks_text(subject: Subject, length: int, batch_size: int) -> str | None:
 def _measure(
     subject: Subject, build: Callable[[], LanguageModel], length: int, batch_size: int, repetition: Repetition
 ) -> StepCost:
-    memory = PeakMemory(subject.device)
     if subject.compile:
         _load_compiler(subject.device)
+    memory = PeakMemory(subject.device)
     model = build()
     batches = Batches(subject.corpus.tokens["train"], length, batch_size, subject.seed, subject.device)
     state = TrainState.fresh(model)

@@ -1,19 +1,17 @@
 """How long the device takes, how much memory it needs at most, and an out-of-memory as a value."""
 
-import ctypes
 import gc
-import platform
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
-from attnbench.runtime import computing, start_afresh, synchronize
+from attnbench.process_memory import reset_resident_peak, resident_peak_mib, trim
+from attnbench.runtime import computing, peak_memory_mib, start_afresh, synchronize
 
 MINIMUM_REPEATS = 3
 """However long one takes: below this there is no median to speak of."""
@@ -126,61 +124,19 @@ class PeakMemory:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         start_afresh(device)
-        if device.type == "cpu":
+        if device.type == "cuda":
+            self.baseline_mib = peak_memory_mib(device)
+        else:
             gc.collect()
-            _trim()
-            reset_resident_peak()
-        self.baseline_mib = self._peak_mib()
+            # What the allocator keeps of former work would stand in the baseline.
+            trim()
+            self.baseline_mib = reset_resident_peak()
 
     def mib(self) -> float | None:
         """MiB so far; None where the system does not tell."""
-        peak_mib = self._peak_mib()
-        return None if peak_mib is None or self.baseline_mib is None else peak_mib - self.baseline_mib
-
-    def _peak_mib(self) -> float | None:
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_reserved(self.device) / 2**20
-        return resident_peak_mib()
-
-
-def reset_resident_peak() -> None:
-    """From here on `resident_peak_mib` counts anew, beginning at what is resident now."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return
-
-
-def resident_peak_mib() -> float | None:
-    """The most that was resident since `reset_resident_peak`; None on a system that cannot count anew."""
-    if not Path("/proc/self/clear_refs").exists():
-        return None
-    return process_status_mib("VmHWM")
-
-
-def process_status_mib(name: str) -> float:
-    """An entry of /proc/self/status: VmHWM (peak resident set), VmData (what RLIMIT_DATA limits)."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        label, _, value = line.partition(":")
-        if label == name:
-            return int(value.split()[0]) / 2**10
-    raise KeyError(name)
-
-
-def return_freed_memory() -> None:
-    """Has glibc return every large block when it is freed, so that the resident set is what is in use.
-
-    With another C library nothing changes.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        mmap_threshold = -3
-        ctypes.CDLL(None).mallopt(mmap_threshold, 2**16)
-
-
-def _trim() -> None:
-    """Has glibc return what it keeps of freed memory, which would otherwise stand in the baseline."""
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).malloc_trim(0)
+        if self.baseline_mib is None:
+            return None
+        return (peak_memory_mib(self.device) or resident_peak_mib()) - self.baseline_mib
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)

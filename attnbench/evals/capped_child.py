@@ -3,11 +3,13 @@
 import multiprocessing
 import signal
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from attnbench.timing import OutOfMemory, attempt, process_status_mib
+from attnbench.process_memory import memory_capped
+from attnbench.timing import OutOfMemory, attempt
 
 SIGNALS = (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 """How a process ends that is out of memory without torch noticing: by the system, or in a library that does not look
@@ -67,6 +69,7 @@ class CappedChild:
         """Ends the child."""
         if self._connection is not None and self._process is not None:
             self._connection.close()
+            self._process.terminate()
             self._process.join()
         self._connection = self._process = None
 
@@ -79,20 +82,10 @@ class CappedChild:
 
 def _serve(connection: Connection, prepare: Callable[[], Callable[..., Any]], cap_mib: int) -> None:
     answer = prepare()
-    _cap(cap_mib)
-    while True:
-        try:
-            question = connection.recv()
-        except EOFError:
-            return
-        connection.send(attempt(lambda: answer(*question)))
-
-
-def _cap(cap_mib: int) -> None:
-    """Private memory is what counts: shared libraries and files mapped for reading take no one's."""
-    # Imported here: only Unix has it, and only Linux comes here.
-    import resource
-
-    limit = int((process_status_mib("VmData") + cap_mib) * 2**20)
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    with memory_capped(cap_mib):
+        while True:
+            try:
+                question = connection.recv()
+            except EOFError:
+                return
+            connection.send(attempt(partial(answer, *question)))

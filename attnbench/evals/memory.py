@@ -13,16 +13,10 @@ from attnbench.evals.capped_child import CappedChild
 from attnbench.evals.rows import check_counts, doublings
 from attnbench.mixers.base import state_bytes
 from attnbench.model import LanguageModel
+from attnbench.process_memory import reset_resident_peak, resident_peak_mib, return_freed_memory
 from attnbench.results import Measurement
 from attnbench.runtime import computing, start_afresh
-from attnbench.timing import (
-    UNKNOWN_PEAK,
-    OutOfMemory,
-    attempt,
-    reset_resident_peak,
-    resident_peak_mib,
-    return_freed_memory,
-)
+from attnbench.timing import UNKNOWN_PEAK, OutOfMemory, attempt
 from attnbench.train import Batch, loss_and_gradients
 
 METRICS = {"forward": "forward_peak_mib", "training": "training_peak_mib"}
@@ -51,7 +45,7 @@ class Memory(SystemEvaluation):
         cpu_cap_mib: what a pass may take on a CPU; beyond it, it does not fit.
 
     Raises:
-        UserError: a count that is none, or fewer than two lengths.
+        UserError: a count that is none, or a last length below the first.
     """
 
     plots: ClassVar[tuple[tuple[str, str], ...]] = (
@@ -73,8 +67,8 @@ class Memory(SystemEvaluation):
         last = {"max_length": max_length, "cpu_max_length": cpu_max_length}
         check_counts("eval.memory", min_length=min_length, batch_size=batch_size, cpu_cap_mib=cpu_cap_mib, **last)
         for name, length in last.items():
-            if length < 2 * min_length:
-                raise UserError(f"eval.memory.{name}={length}: must be at least twice min_length={min_length}")
+            if length < min_length:
+                raise UserError(f"eval.memory.{name}={length}: must be at least min_length={min_length}")
         self.min_length, self.max_length, self.cpu_max_length = min_length, max_length, cpu_max_length
         self.batch_size, self.cpu_cap_mib = batch_size, cpu_cap_mib
 
@@ -93,7 +87,8 @@ class Memory(SystemEvaluation):
 
     def _modes(self, weigh: Weigh, lengths: list[int]) -> Iterator[Measurement]:
         for mode, metric in METRICS.items():
-            peaks, failure = {}, {}
+            peaks: dict[int, float] = {}
+            failure: dict[str, Any] = {}
             for length in lengths:
                 if not failure:
                     peak_mib = weigh(mode, length)
@@ -129,7 +124,8 @@ def growth(peaks: dict[int, float], settings: dict[str, Any]) -> Measurement:
     # Imported here: it takes a while to load, and only this needs it.
     from scipy.stats import linregress
 
-    fit = linregress(*zip(*points, strict=True))
+    lengths, peaks_mib = zip(*points, strict=True)
+    fit: Any = linregress(lengths, peaks_mib)
     return Measurement(
         metric="growth_exponent",
         value=float(fit.slope),
@@ -201,11 +197,9 @@ def _resident_weigher(builder: Callable[[], LanguageModel], batch_size: int, pre
 
     def weigh(mode: str, length: int) -> float | None:
         run = _pass(model, mode, length, batch_size, precision)
-        reset_resident_peak()
-        before = resident_peak_mib()
+        before_mib = reset_resident_peak()
         run()
-        peak = resident_peak_mib()
-        return None if before is None or peak is None else peak - before
+        return None if before_mib is None else resident_peak_mib() - before_mib
 
     for mode in METRICS:
         # Once at a short length: threads and what libraries load on first use are no part of a pass.

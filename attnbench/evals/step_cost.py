@@ -12,8 +12,9 @@ from attnbench.checkpoint import TrainState
 from attnbench.data import Batches
 from attnbench.evals.base import Subject
 from attnbench.model import LanguageModel
+from attnbench.process_memory import available_mib, memory_capped
 from attnbench.results import Measurement
-from attnbench.runtime import synchronize
+from attnbench.runtime import keep_freed_memory, synchronize
 from attnbench.settings import ModelSettings
 from attnbench.timing import UNKNOWN_PEAK, OutOfMemory, PeakMemory, Times, attempt, time_repeats
 from attnbench.train import Batch, StepReport, learning_rates, train_step
@@ -67,10 +68,27 @@ class StepCost:
         )
 
 
+def settle(subject: Subject) -> None:
+    """What a process does once, before its first `measure_step`.
+
+    The allocator is set as training sets it; and what libraries load or reserve on first use is there already, so that
+    it stands in no setting's figures.
+    """
+    if subject.device.type == "cpu":
+        keep_freed_memory()
+        batches = Batches(subject.corpus.tokens["train"], 16, 1, subject.seed, subject.device)
+        _stepping(subject, TrainState.fresh(subject.new_model()), batches, 1)()
+        return
+    # cuBLAS has a workspace for each thread that calls it, and the backward pass has a thread of its own.
+    dtype = torch.bfloat16 if subject.precision == "bfloat16" else torch.float32
+    x_NN = torch.ones(256, 256, device=subject.device, dtype=dtype, requires_grad=True)
+    (x_NN @ x_NN).sum().backward()
+
+
 def measure_step(
     subject: Subject, *, length: int, batch_size: int, repetition: Repetition, model: ModelSettings | None = None
 ) -> StepCost | OutOfMemory:
-    """Trains a new model for as many steps as it takes, on the subject's corpus cut to this length.
+    """Trains a new model for as many steps as it takes, after `settle`, on the subject's corpus cut to this length.
 
     Args:
         model: another size; None for the run's own.
@@ -80,7 +98,8 @@ def measure_step(
     """
     build = subject.builder(model)
     # Around the attempt: after an exception, which the attempt takes, the compiler would leave its folder behind.
-    with _cold_compiler(subject.compile):
+    on_cpu = subject.device.type == "cpu"
+    with _cold_compiler(subject.compile), memory_capped(available_mib() if on_cpu else None):
         return attempt(lambda: _measure(subject, build, length, batch_size, repetition))
 
 
@@ -93,9 +112,9 @@ def lacks_text(subject: Subject, length: int, batch_size: int) -> str | None:
 def _measure(
     subject: Subject, build: Callable[[], LanguageModel], length: int, batch_size: int, repetition: Repetition
 ) -> StepCost:
-    memory = PeakMemory(subject.device)
     if subject.compile:
         _load_compiler(subject.device)
+    memory = PeakMemory(subject.device)
     model = build()
     batches = Batches(subject.corpus.tokens["train"], length, batch_size, subject.seed, subject.device)
     state = TrainState.fresh(model)

@@ -6,9 +6,8 @@ from typing import Any, ClassVar
 from attnbench.errors import UserError
 from attnbench.evals.base import Subject, SystemEvaluation
 from attnbench.evals.rows import check_counts, doublings, without_numbers
-from attnbench.evals.step_cost import Repetition, StepCost, lacks_text, measure_step
+from attnbench.evals.step_cost import Repetition, StepCost, lacks_text, measure_step, settle
 from attnbench.results import Measurement
-from attnbench.runtime import keep_freed_memory
 from attnbench.timing import OutOfMemory, matrix_product_ceiling
 
 UNITS = {
@@ -92,9 +91,7 @@ class Throughput(SystemEvaluation):
 
     def run(self, subject: Subject) -> Iterator[Measurement]:
         """Setting after setting; one that does not fit is rows that say so."""
-        if subject.device.type == "cpu":
-            # As training does.
-            keep_freed_memory()
+        settle(subject)
         ceiling = matrix_product_ceiling(subject.device, subject.precision)
         for length, batch_size in self.pairs:
             settings = {"sequence_length": length, "batch_size": batch_size}

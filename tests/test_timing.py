@@ -1,0 +1,191 @@
+"""Times, peaks, and what is left of an attempt that ran out of memory."""
+
+import math
+import time
+import weakref
+
+import pytest
+import torch
+
+from attnbench.process_memory import available_mib, memory_capped
+from attnbench.timing import MINIMUM_REPEATS, OutOfMemory, PeakMemory, attempt, matrix_product_ceiling, time_repeats
+
+CPU = torch.device("cpu")
+REMEMBERED = []
+
+
+def test_repeats_are_counted_and_warm_up_is_not():
+    calls = []
+
+    def function():
+        calls.append(0)
+        # The first two are slow, as calls that compile are.
+        time.sleep(0.05 if len(calls) <= 2 else 0.002)
+
+    times = time_repeats(function, CPU, warmup=2, repeats=7)
+    assert len(calls) == 9
+    assert times.num_repeats == 7
+    assert 2 <= times.low_ms <= times.median_ms <= times.high_ms < 50
+
+
+def test_the_percentiles_are_the_20th_and_the_80th(monkeypatch):
+    durations = iter([1.0, *range(1, 12)])
+    clock = [0.0]
+
+    def function():
+        clock[0] += next(durations)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    times = time_repeats(function, CPU, warmup=1, repeats=11)
+    assert times == (6000, 3000, 9000, 11)
+
+
+@pytest.mark.parametrize(("max_seconds", "expected"), [(0.05, 6), (0.0, MINIMUM_REPEATS), (1.0, 20), (None, 20)])
+def test_a_slow_call_is_repeated_less_but_never_below_three_times(max_seconds, expected, monkeypatch):
+    clock = [0.0]
+
+    def function():
+        clock[0] += 2**-7
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    times = time_repeats(function, CPU, warmup=1, repeats=20, max_seconds=max_seconds)
+    assert times.num_repeats == expected
+
+
+def test_without_a_warm_up_nothing_is_timed():
+    with pytest.raises(ValueError, match="warmup=0"):
+        time_repeats(lambda: None, CPU, warmup=0, repeats=3)
+
+
+def test_the_ceiling_is_what_a_product_reaches(monkeypatch):
+    times = []
+
+    def remember(function, device, **options):
+        times.append(time_repeats(function, device, warmup=1, repeats=3))
+        assert torch.is_tensor(function())
+        return times[0]
+
+    monkeypatch.setattr("attnbench.timing.time_repeats", remember)
+    ceiling = matrix_product_ceiling(CPU, "float32")
+    assert math.isclose(ceiling * 1e12 * times[0].median_ms / 1e3, 2 * 1024**3)
+
+
+def test_the_peak_counts_what_was_held_for_a_moment_and_not_what_was_there():
+    there = torch.ones(2**24)
+    memory = PeakMemory(CPU)
+    if memory.mib() is None:
+        pytest.skip("this system does not count a process's peak anew")
+    before = memory.mib()
+    torch.ones(2**24).sum()
+    after = memory.mib()
+    assert before is not None
+    assert after is not None
+    assert before < 8
+    assert 60 < after < 76
+    again = PeakMemory(CPU).mib()
+    assert again is not None
+    assert again < 8
+    assert there.sum() == 2**24
+
+
+def exhausted(held, kind=torch.OutOfMemoryError, words="CUDA out of memory. Tried to allocate 2 GiB\nmore"):
+    """A pass that ran out of memory while it held a tensor with a gradient."""
+    large = torch.ones(1000, requires_grad=True)
+    held.append(weakref.ref(large))
+    result = large.exp()
+    held.append(weakref.ref(result))
+    raise kind(words)
+
+
+def exhausted_while_handling(held):
+    """The same, behind a second exception that itself holds one."""
+    other = torch.ones(1000)
+    held.append(weakref.ref(other))
+    try:
+        exhausted(held)
+    except RuntimeError as error:
+        raise MemoryError from error
+
+
+def compiled_in_vain(held):
+    """The same inside the compiler, which wraps the exception in one of its own."""
+    try:
+        exhausted(held)
+    except RuntimeError as error:
+        wrapped = RuntimeError("backend='inductor' raised")
+        wrapped.inner_exception = error  # pyright: ignore[reportAttributeAccessIssue]
+        raise wrapped from None
+
+
+def exhausted_and_remembered(held):
+    """The same, and somebody keeps the exception."""
+    try:
+        exhausted(held)
+    except RuntimeError as error:
+        REMEMBERED.append(error)
+        raise
+
+
+@pytest.mark.parametrize("function", [exhausted, exhausted_while_handling, compiled_in_vain, exhausted_and_remembered])
+def test_what_a_failed_attempt_held_is_released(function):
+    held = []
+    outcome = attempt(lambda: function(held))
+    assert isinstance(outcome, OutOfMemory)
+    assert outcome.reason
+    assert "\n" not in outcome.reason
+    assert len(held) >= 2
+    assert all(reference() is None for reference in held)
+
+
+def test_a_frame_that_is_not_cleared_would_hold_it():
+    held = []
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        exhausted(held)
+    assert all(reference() is not None for reference in held)
+    del caught
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to",
+        "[enforce fail at alloc_cpu.cpp:113] data. DefaultCPUAllocator: not enough memory: you tried to allocate 8",
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+        "Triton Error [CUDA]: out of memory",
+    ],
+)
+def test_every_allocator_is_understood(words):
+    outcome = attempt(lambda: exhausted([], RuntimeError, words))
+    assert isinstance(outcome, OutOfMemory)
+    assert outcome.reason == words.splitlines()[0]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("size mismatch"), ValueError("not enough memory"), KeyError("memory")])
+def test_every_other_failure_is_raised(error):
+    def fail():
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        attempt(fail)
+    assert caught.value is error
+
+
+def test_what_fits_is_returned():
+    assert attempt(lambda: 7) == 7
+
+
+def test_under_a_cap_an_allocation_fails_and_a_smaller_one_still_works():
+    resource = pytest.importorskip("resource")
+    if available_mib() is None:
+        pytest.skip("only Linux caps private memory")
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with memory_capped(256):
+        too_large = attempt(lambda: torch.empty(2**27))
+        enough = attempt(lambda: torch.empty(2**22).shape)
+        in_python = attempt(lambda: len(bytearray(2**29)))
+    assert isinstance(too_large, OutOfMemory)
+    assert "536870912 bytes" in too_large.reason
+    assert enough == (2**22,)
+    assert isinstance(in_python, OutOfMemory)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    assert attempt(lambda: torch.empty(2**27).shape) == (2**27,)

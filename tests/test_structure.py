@@ -9,7 +9,7 @@ ORDER = [
     "errors", "settings", "registry", "jsonlines", "network", "results", "tables", "publish", "runtime",
     "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "matching",
     "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "train", "hooks",
-    "evals.options", "evals.task_data", "evals.scoring", "evals", "bench",
+    "evals.options", "evals.task_data", "evals.scoring", "evals.recall_sizes", "evals", "bench",
     "prepare", "run", "config",
 ]  # fmt: skip
 DOORS = {

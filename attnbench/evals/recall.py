@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from attnbench.errors import UserError
 from attnbench.evals.base import Probe, Task
-from attnbench.evals.options import check_choice, check_counts, check_different_counts, check_training, is_count
+from attnbench.evals.options import check_choice, check_counts, check_training
+from attnbench.evals.recall_sizes import PRESETS, Sizes, check_sizes
 from attnbench.evals.scoring import correct_labels, mean_accuracy
 from attnbench.evals.task_data import (
     SPLITS,
@@ -31,11 +31,11 @@ BLANK = 0
 NEARNESS = 0.99
 """p(slot) ∝ slot^-0.99: what follows the pairs soon is asked for most, as words recur in text."""
 
+LONG = 512
+"""Positions from which on the batch is `long_batch_size`."""
+
 NUM_SELECTION = 500
 """Validation sequences that rates are chosen by."""
-
-MAX_LENGTH = 2**15
-"""Positions of a sequence; see choose_by_power."""
 
 KEYS, VALUES, SLOTS, QUERIES, FILLER = range(5)
 """What a hash is used for, as its first counter."""
@@ -45,15 +45,17 @@ KEYS, VALUES, SLOTS, QUERIES, FILLER = range(5)
 class RecallTask(Task):
     """Pairs of key and value, then some of the keys again, to be answered with their values; 3 pairs, length 14:
 
-        input   k3 v3 k1 v1 k7 v7 .  .  k1 .  k7 .  .  k3
-        target  .  .  .  .  .  .  .  .  v1 .  v7 .  .  v3
+        input   k3 v3 k1 v1 k7 v7 .  .  k1 .  k7 .  k3 .
+        target  .  .  .  .  .  .  .  .  v1 .  v7 .  v3 .
 
     Symbol 0 is the blank, the rest of the lower half of the vocabulary are keys, the upper half values. Keys of a
     sequence are different, and so are its values: who only knows which values are there is right once in `pairs`.
-    Each key is asked for once, in random order. The slots of the queries are the positions after the pairs, counted
-    from 1, drawn without replacement with p(slot) ∝ slot^(a - 1), a = 0.01. Between the queries stand blanks, or
-    random values, which may be those of pairs. Sequence i of training and validation has pair count i of `pairs`,
-    round and round; a sequence of a given count is a function of (split, seed, index).
+    Each key is asked for once, in random order. What follows the pairs is cut into slots of two positions, of which a
+    query takes the first; slots count from 1 and are drawn without replacement with p(slot) ∝ slot^(a - 1), a = 0.01.
+    All other positions hold blanks, or random values, which may be those of pairs: the answers are never shown.
+
+    Sequence i of every split has pair count i of `pairs`, round and round, and test_sequences have one count only; a
+    sequence of a given count is a function of (split, seed, index).
     """
 
     length: int
@@ -127,10 +129,10 @@ class RecallTask(Task):
         present_BP = column_P < pairs_B1
         key_BP = BLANK + 1 + choose(hashed(hash_B, KEYS), half - 1, most)
         value_BP = half + choose(hashed(hash_B, VALUES), self.num_values, most)
-        num_slots_B = self.length - 2 * pairs_B
-        slot_BP = choose_by_power(hashed(hash_B, SLOTS), num_slots_B, self.length, most, NEARNESS)
+        num_slots_B = self.length // 2 - pairs_B
+        slot_BP = choose_by_power(hashed(hash_B, SLOTS), num_slots_B, self.length // 2, most, NEARNESS)
         asked_BP = shuffled(hashed(hash_B, QUERIES), present_BP)
-        query_BP = 2 * pairs_B1 + slot_BP - 1
+        query_BP = 2 * (pairs_B1 + slot_BP - 1)
 
         # One position past the end of each row takes what is absent.
         tokens_BT = self._filler(hash_B, self.length + 1)
@@ -154,49 +156,6 @@ class RecallTask(Task):
         value_BT = integers_below(hashed(hash_B[:, None], FILLER, position_T), self.num_values)
         return self.vocabulary_size // 2 + value_BT
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """What a preset sets, see Recall."""
-
-    cells: list[Any]
-    widths: list[int]
-    vocabulary_size: int
-    num_train: int
-    num_test: int
-    num_steps: int
-    batch_size: int
-    long_batch_size: int
-    """From 512 positions on."""
-    filler: str
-
-
-def _small_sizes(cell: list[Any], width: int) -> Sizes:
-    steps = {"num_steps": 1500, "batch_size": 64, "long_batch_size": 64}
-    return Sizes(
-        cells=[cell], widths=[width], vocabulary_size=64, num_train=20_000, num_test=3_000, filler="random", **steps
-    )
-
-
-PRESETS = {
-    "small": _small_sizes([32, 4], width=32),
-    "published": _small_sizes([64, [3, 5, 8, 10, 15]], width=64),
-    "zoology": Sizes(
-        cells=[[64, 4], [128, 8], [256, 16], [512, 64]],
-        widths=[64, 128, 256, 512],
-        vocabulary_size=8192,
-        num_train=50_000,
-        num_test=1_000,
-        num_steps=1500,
-        batch_size=256,
-        long_batch_size=128,
-        filler="blank",
-    ),
-}
-"""small is learnt on a CPU in a minute; published has the numbers of pairs of that table, at which language models that
-were never trained to recall are at chance; zoology is the task of Arora et al. (2024), at which mixers part."""
-
-LONG = 512
 
 RATE_FROM: dict[tuple[int, int | None], tuple[int, int]] = {(512, 64): (256, 16)}
 """The cell whose search is dear, and the one whose rate it takes over with `reuse_rate`."""
@@ -250,7 +209,7 @@ class Recall(Probe):
         given |= {"num_test": num_test, "num_steps": num_steps, "filler": filler}
         given |= {"batch_size": batch_size, "long_batch_size": batch_size}
         sizes = replace(PRESETS[preset], **{name: value for name, value in given.items() if value is not None})
-        _check_sizes(sizes)
+        check_sizes(sizes)
         check_counts("eval.recall.", num_layers=num_layers)
         check_counts("eval.recall.", 0, conv_size=conv_size)
         check_training("eval.recall.", learning_rates, precision)
@@ -297,36 +256,3 @@ def _task(sizes: Sizes, cell: list[Any], width: int, num_layers: int, conv_size:
         num_test=sizes.num_test,
         random_filler=sizes.filler == "random",
     )
-
-
-def _check_sizes(sizes: Sizes) -> None:
-    check_counts("eval.recall.", num_train=sizes.num_train, num_test=sizes.num_test, num_steps=sizes.num_steps)
-    check_counts("eval.recall.", batch_size=sizes.batch_size)
-    check_counts("eval.recall.", 4, vocabulary_size=sizes.vocabulary_size)
-    check_choice("eval.recall.filler", sizes.filler, ("blank", "random"))
-    check_different_counts("eval.recall.widths", sizes.widths)
-    if not sizes.cells:
-        raise UserError("eval.recall.cells=[]: must name a cell, as [[256, 16]]; null takes the preset's")
-    for cell in sizes.cells:
-        _check_cell(cell, sizes.vocabulary_size)
-    places = [(length, 0 if isinstance(pairs, list) else pairs) for length, pairs in sizes.cells]
-    if len(set(places)) < len(places):
-        raise UserError(
-            f"eval.recall.cells={sizes.cells}: each cell may stand once, and one list of pairs at each length"
-        )
-
-
-def _check_cell(cell: Any, vocabulary_size: int) -> None:
-    name = f"eval.recall.cells: {cell}"
-    if not (isinstance(cell, list) and len(cell) == 2 and is_count(cell[0])):
-        raise UserError(f"{name}: must be [length, pairs], both positive whole numbers")
-    length, pairs = cell
-    check_different_counts(f"{name}: pairs", pairs if isinstance(pairs, list) else [pairs])
-    most = max(pairs) if isinstance(pairs, list) else pairs
-    if not 3 * most <= length <= MAX_LENGTH:
-        raise UserError(f"{name}: {most} pairs and as many queries need a length of {3 * most} to {MAX_LENGTH}")
-    if most > vocabulary_size // 2 - 1:
-        raise UserError(
-            f"{name}: {most} pairs need a vocabulary_size of {2 * most + 2} and it is {vocabulary_size};"
-            " eval.recall.cells=null takes the preset's cells"
-        )

@@ -28,6 +28,9 @@ MAX_ATTEMPTS = 1000
 ROWS_AT_ONCE = 8192
 """Sequences made together: bounds the memory, changes nothing else."""
 
+ATTEMPTS_AT_ONCE = 32
+"""Attempts of one sequence made together where only few are left to be found; changes the speed alone."""
+
 LOGARITHM_BITS = 16
 
 
@@ -153,12 +156,21 @@ def hashes_in_split(
     pending_R = torch.arange(len(row_B), device=row_B.device)
     if exempt_B is not None:
         pending_R = pending_R[~exempt_B]
-    for attempt in range(1, MAX_ATTEMPTS):
-        belongs_R = split_of(content(hash_B[pending_R], pending_R)) == SPLITS[split]
-        pending_R = pending_R[~belongs_R]
-        if not len(pending_R):
-            return hash_B
-        hash_B[pending_R] = hashed(row_B[pending_R], attempt)
+    attempt = 0
+    while len(pending_R) and attempt < MAX_ATTEMPTS:
+        # Few rows make several attempts at once, so that the last one does not take a hundred rounds.
+        num_attempts = max(1, min(ATTEMPTS_AT_ONCE, ROWS_AT_ONCE // len(pending_R)))
+        attempt_A = torch.arange(num_attempts, device=row_B.device)
+        hash_RA = hashed(row_B[pending_R, None], attempt + attempt_A)
+        contents = content(hash_RA.flatten(), pending_R.repeat_interleave(num_attempts))
+        belongs_RA = (split_of(contents) == SPLITS[split]).view_as(hash_RA)
+        first_R = torch.where(belongs_RA, attempt_A, num_attempts).amin(1)
+        found_R = first_R < num_attempts
+        hash_B[pending_R[found_R]] = hash_RA[found_R, first_R[found_R]]
+        pending_R = pending_R[~found_R]
+        attempt += num_attempts
+    if not len(pending_R):
+        return hash_B
     raise UserError(f"{split} data: no sequence of it in {MAX_ATTEMPTS} draws; the task has too few different ones")
 
 

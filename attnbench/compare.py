@@ -21,7 +21,7 @@ from attnbench.hooks import duration
 from attnbench.jsonlines import replace_file
 from attnbench.plan import Comparison, Compose
 from attnbench.results import is_complete
-from attnbench.runtime import resolve_device
+from attnbench.runtime import interruptible, resolve_device
 from attnbench.settings import ComparisonSettings
 from attnbench.transfer import export_cells, import_cells
 from attnbench.workers import Outcome, run_in_processes
@@ -53,10 +53,11 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
     if settings.plan.dry_run:
         _list_cells(comparison, searches, timed)
         return folder
-    _run_cells(comparison, searches, progress)
-    scored = comparison.scored()
-    _run_cells(comparison, scored, progress)
-    _run_cells(comparison, timed, progress)
+    with interruptible(f"stopped, what is finished is in {folder}; the same command goes on"):
+        _run_cells(comparison, searches, progress)
+        scored = comparison.scored()
+        _run_cells(comparison, scored, progress)
+        _run_cells(comparison, timed, progress)
     files = [path for cell in (*scored, *timed) for path in cell.results if is_complete(path)]
     if not files:
         raise UserError(f"{folder}: no cell has results; {len(comparison.failures)} failed")

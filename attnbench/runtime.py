@@ -177,6 +177,20 @@ def _git(root: Path, *words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
 
+@contextmanager
+def interruptible(message: str) -> Iterator[None]:
+    """Inside, SIGTERM raises Interrupted with this message, as Ctrl-C raises KeyboardInterrupt."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise Interrupted(message, 128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class StopRequest:
     """Set by Ctrl-C or SIGTERM; training looks at it between two steps, saves and stops.
 

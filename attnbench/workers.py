@@ -86,12 +86,12 @@ def run_in_processes(
                     _end(worker)
                     workers.remove(worker)
                 yield outcome
-    except BaseException:
+    finally:
+        # Empty unless something ended this early.
         for worker in workers:
             worker.process.terminate()
         for worker in workers:
             worker.process.join(STOP_SECONDS)
-        raise
 
 
 def run_alone(function: Callable[[Item], Any], item: Item, *, log: Path) -> None:
@@ -135,6 +135,8 @@ def _end(worker: _Worker[Item]) -> None:
 
 def _serve(function: Callable[[Any], Any], connection: Connection, log: str, num_threads: int | None) -> None:
     """A worker's life: items in, None or an error out, until the other end closes."""
+    # In a session of its own, Ctrl-C on the terminal reaches the parent alone, which then asks it to stop, once.
+    os.setsid()
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(descriptor, stream.fileno())

@@ -660,9 +660,11 @@ def test_copy_scores_symbols_and_whole_strings_at_each_length():
         assert symbols.value == pytest.approx(1 - 1 / length)
         assert (symbols.num_samples, strings.num_samples) == (40 * length, 40)
         assert strings.value == 0
-        assert symbols.settings == {"length": length, "split": "test", "chance": 1 / 26}
+        beyond = length > task.max_length
+        assert symbols.settings == {"length": length, "beyond_training": beyond, "split": "test", "chance": 1 / 26}
         assert strings.settings["chance"] == pytest.approx(26.0**-length)
         assert symbols.low is symbols.high is None
+    assert [(row.metric, row.settings) for row in rows] == task.axes()
     perfect = list(task.score(Knowing(batches, task.vocabulary_size), 0, CPU))
     assert {row.value for row in perfect} == {1.0}
     validation = task.sequences("validation", 0, 0, 500, CPU)

@@ -10,8 +10,9 @@ ORDER = [
     "aggregate", "terminal", "publish", "runtime", "locks", "process_memory", "timing", "workers", "folder",
     "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "matching",
     "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "train", "hooks",
-    "evals.base", "evals.options", "evals.task_data", "evals.scoring", "evals.recall_sizes", "evals.rows", "evals.capped_child",
-    "evals.step_cost", "evals", "bench", "prepare", "prepare_probe", "run_training", "run_probe", "run_system",
+    "evals.base", "evals.options", "evals.task_data", "evals.scoring", "evals.recall_sizes", "evals.rows",
+    "evals.capped_child", "evals.step_cost", "evals", "bench",
+    "prepare", "prepare_probe", "run_training", "run_probe", "run_system",
     "cells", "rates", "run", "plan", "transfer", "report", "compare", "reading", "config",
 ]  # fmt: skip
 DOORS = {

@@ -284,49 +284,23 @@ def test_no_pair_is_asked_for_before_the_others():
     assert abs(chi_square(counts[counts > 0], torch.full((6,), 1000.0))) < 5
 
 
-GOLDEN = {
-    ("copy", "train", 0): "26 21 20 8 17 3 3 19 27 21 20 8 17 3 3 19 28 28 28 28 28 28 28 28 28 28 28",
-    ("copy", "test", 2): "26 7 5 4 16 7 6 27 7 5 4 16 7 6 28 28 28 28 28 28 28 28 28 28 28 28 28",
-    (
-        "selective copy",
-        "train",
-        0,
-    ): "26 21 20 8 17 29 29 3 29 29 3 29 29 19 29 27 21 20 8 17 3 3 19 28 28 28 28 28 28 28 28 28 28 28 28 28 28 28 28",
-    (
-        "selective copy",
-        "test",
-        2,
-    ): "26 29 29 7 29 5 4 16 29 7 6 29 29 27 7 5 4 16 7 6 28 28 28 28 28 28 28 28 28 28 28 28 28 28 28 28 28 28 28",
-    (
-        "recall",
-        "train",
-        0,
-    ): "18 25 16 27 6 37 4 28 15 20 17 36 19 32 5 30 13 22 5 28 4 38 19 31 17 34 6 26 13 33 37 28 16 30 15 29 26 20 18 37",
-    (
-        "recall",
-        "test",
-        2,
-    ): "18 20 8 35 6 27 10 21 13 31 9 24 3 22 17 39 4 30 3 26 8 25 17 27 32 37 13 34 18 30 9 25 4 27 29 23 6 36 10 29",
-    (
-        "recall of blanks",
-        "train",
-        0,
-    ): "12 38 3 39 17 29 14 30 9 26 10 20 1 27 18 31 16 35 16 0 1 0 3 0 18 0 17 0 10 0 9 0 0 0 14 0 0 0 12 0",
-    (
-        "recall of blanks",
-        "test",
-        2,
-    ): "13 27 8 29 16 24 19 33 10 23 7 34 17 25 18 21 5 22 19 0 17 0 5 0 18 0 10 0 16 0 0 0 8 0 13 0 0 0 7 0",
-}
+GOLDEN = [
+    ("copy", "train", 0, "26 21 20 8 17 3 3 19 27 21 20 8 17 3 3 19 28 28 28 28 28"),
+    ("copy", "test", 2, "26 7 5 4 16 7 6 27 7 5 4 16 7 6 28 28 28 28 28 28 28 28"),
+    ("selective copy", "train", 0, "26 21 20 8 17 29 29 3 29 29 3 29 29 19 29 27 21 20 8 17"),
+    ("selective copy", "test", 2, "26 29 29 7 29 5 4 16 29 7 6 29 29 27 7 5 4 16 7 6 28 28"),
+    ("recall", "train", 0, "18 25 16 27 6 37 4 28 15 20 17 36 19 32 5 30 13 22 5 28"),
+    ("recall", "test", 2, "18 20 8 35 6 27 10 21 13 31 9 24 3 22 17 39 4 30 3 26 8"),
+    ("recall of blanks", "train", 0, "12 38 3 39 17 29 14 30 9 26 10 20 1 27 18 31 16 35 16 0"),
+    ("recall of blanks", "test", 2, "13 27 8 29 16 24 19 33 10 23 7 34 17 25 18 21 5 22 19 0"),
+]
+"""Task, split, seed, and how sequence 5 begins."""
 
 
-@pytest.mark.parametrize("case", GOLDEN)
-def test_sequences_are_those_they_have_always_been(case):
-    name, split, seed = case
-    found = TASKS[name]().sequences(split, seed, 5, 1, CPU).tokens_BT[0].tolist()
-    assert " ".join(map(str, found)) == GOLDEN[case], (
-        "scores are no longer comparable with earlier ones: say so where they are published"
-    )
+@pytest.mark.parametrize(("name", "split", "seed", "beginning"), GOLDEN)
+def test_sequences_are_those_they_have_always_been(name, split, seed, beginning):
+    found = " ".join(map(str, TASKS[name]().sequences(split, seed, 5, 1, CPU).tokens_BT[0].tolist()))
+    assert found.startswith(beginning), "scores no longer compare with earlier ones: say so where they are published"
 
 
 class Knowing(nn.Module):

@@ -46,7 +46,7 @@ TASKS = {
 
 
 def chi_square(counts, expected):
-    """In standard deviations from its mean: under 5 for numbers that follow the expected distribution."""
+    """In standard deviations from its mean: below 5 for numbers that follow the expected distribution."""
     counts, expected = counts.double().flatten(), expected.double().flatten()
     statistic = ((counts - expected) ** 2 / expected).sum()
     return float((statistic - len(counts) + 1) / math.sqrt(2 * (len(counts) - 1)))
@@ -56,9 +56,6 @@ def uniformity(numbers, bound):
     counts = numbers.flatten().bincount(minlength=bound)
     assert len(counts) == bound
     return chi_square(counts, torch.full((bound,), numbers.numel() / bound))
-
-
-# Random numbers
 
 
 def test_one_counter_is_splitmix64():
@@ -114,9 +111,6 @@ def test_slots_are_drawn_one_after_another_by_their_weight():
     assert abs(chi_square(torch.stack([counts[10 * a + b] for a, b in pairs]), expected * rows)) < 5
 
 
-# Splits
-
-
 def test_a_split_is_a_share_of_contents_and_does_not_see_what_is_absent():
     content_BT = integers_below(hashed(3, torch.arange(50_000)[:, None], torch.arange(6)), 26)
     split_B = split_of(content_BT)
@@ -161,9 +155,6 @@ def test_a_task_without_a_sequence_for_a_split_says_so():
         except UserError as error:
             assert f"{split} data: no sequence of it" in str(error)  # noqa: PT017
     assert len(found) < 3
-
-
-# Sequences
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -234,6 +225,12 @@ def test_copy_lengths_are_uniform_in_every_split(split):
     assert abs(uniformity(lengths, 6)) < 5
 
 
+@pytest.mark.parametrize("split", SPLITS)
+def test_strings_too_short_to_be_kept_apart_are_in_every_split(split):
+    batch = copy_task(max_length=4).sequences(split, 0, 0, 2000, CPU)
+    assert set(batch.targets_BT[batch.weight_BT.sum(1) == 1][:, 0].tolist()) == set(range(26))
+
+
 def test_copy_symbols_are_uniform():
     batch = copy_task().sequences("train", 0, 0, 4000, CPU)
     assert abs(uniformity(batch.targets_BT[batch.weight_BT > 0], 26)) < 5
@@ -287,326 +284,23 @@ def test_no_pair_is_asked_for_before_the_others():
     assert abs(chi_square(counts[counts > 0], torch.full((6,), 1000.0))) < 5
 
 
-GOLDEN = {
-    ("copy", "train", 0): [
-        26,
-        21,
-        20,
-        8,
-        17,
-        3,
-        3,
-        19,
-        27,
-        21,
-        20,
-        8,
-        17,
-        3,
-        3,
-        19,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-    ],
-    ("copy", "test", 2): [
-        26,
-        7,
-        5,
-        4,
-        16,
-        7,
-        6,
-        27,
-        7,
-        5,
-        4,
-        16,
-        7,
-        6,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-    ],
-    ("selective copy", "train", 0): [
-        26,
-        21,
-        20,
-        8,
-        17,
-        29,
-        29,
-        3,
-        29,
-        29,
-        3,
-        29,
-        29,
-        19,
-        29,
-        27,
-        21,
-        20,
-        8,
-        17,
-        3,
-        3,
-        19,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-    ],
-    ("selective copy", "test", 2): [
-        26,
-        29,
-        29,
-        7,
-        29,
-        5,
-        4,
-        16,
-        29,
-        7,
-        6,
-        29,
-        29,
-        27,
-        7,
-        5,
-        4,
-        16,
-        7,
-        6,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-        28,
-    ],
-    ("recall", "train", 0): [
-        18,
-        25,
-        16,
-        27,
-        6,
-        37,
-        4,
-        28,
-        15,
-        20,
-        17,
-        36,
-        19,
-        32,
-        5,
-        30,
-        13,
-        22,
-        5,
-        28,
-        4,
-        38,
-        19,
-        31,
-        17,
-        34,
-        6,
-        26,
-        13,
-        33,
-        37,
-        28,
-        16,
-        30,
-        15,
-        29,
-        26,
-        20,
-        18,
-        37,
-    ],
-    ("recall", "test", 2): [
-        18,
-        20,
-        8,
-        35,
-        6,
-        27,
-        10,
-        21,
-        13,
-        31,
-        9,
-        24,
-        3,
-        22,
-        17,
-        39,
-        4,
-        30,
-        3,
-        26,
-        8,
-        25,
-        17,
-        27,
-        32,
-        37,
-        13,
-        34,
-        18,
-        30,
-        9,
-        25,
-        4,
-        27,
-        29,
-        23,
-        6,
-        36,
-        10,
-        29,
-    ],
-    ("recall of blanks", "train", 0): [
-        12,
-        38,
-        3,
-        39,
-        17,
-        29,
-        14,
-        30,
-        9,
-        26,
-        10,
-        20,
-        1,
-        27,
-        18,
-        31,
-        16,
-        35,
-        16,
-        0,
-        1,
-        0,
-        3,
-        0,
-        18,
-        0,
-        17,
-        0,
-        10,
-        0,
-        9,
-        0,
-        0,
-        0,
-        14,
-        0,
-        0,
-        0,
-        12,
-        0,
-    ],
-    ("recall of blanks", "test", 2): [
-        13,
-        27,
-        8,
-        29,
-        16,
-        24,
-        19,
-        33,
-        10,
-        23,
-        7,
-        34,
-        17,
-        25,
-        18,
-        21,
-        5,
-        22,
-        19,
-        0,
-        17,
-        0,
-        5,
-        0,
-        18,
-        0,
-        10,
-        0,
-        16,
-        0,
-        0,
-        0,
-        8,
-        0,
-        13,
-        0,
-        0,
-        0,
-        7,
-        0,
-    ],
-}
+GOLDEN = [
+    ("copy", "train", 0, "26 21 20 8 17 3 3 19 27 21 20 8 17 3 3 19 28 28 28 28 28"),
+    ("copy", "test", 2, "26 7 5 4 16 7 6 27 7 5 4 16 7 6 28 28 28 28 28 28 28 28"),
+    ("selective copy", "train", 0, "26 21 20 8 17 29 29 3 29 29 3 29 29 19 29 27 21 20 8 17"),
+    ("selective copy", "test", 2, "26 29 29 7 29 5 4 16 29 7 6 29 29 27 7 5 4 16 7 6 28 28"),
+    ("recall", "train", 0, "18 25 16 27 6 37 4 28 15 20 17 36 19 32 5 30 13 22 5 28"),
+    ("recall", "test", 2, "18 20 8 35 6 27 10 21 13 31 9 24 3 22 17 39 4 30 3 26 8"),
+    ("recall of blanks", "train", 0, "12 38 3 39 17 29 14 30 9 26 10 20 1 27 18 31 16 35 16 0"),
+    ("recall of blanks", "test", 2, "13 27 8 29 16 24 19 33 10 23 7 34 17 25 18 21 5 22 19 0"),
+]
+"""Task, split, seed, and how sequence 5 begins."""
 
 
-@pytest.mark.parametrize("case", GOLDEN)
-def test_sequences_are_those_they_have_always_been(case):
-    name, split, seed = case
-    found = TASKS[name]().sequences(split, seed, 5, 1, CPU).tokens_BT[0].tolist()
-    assert found == GOLDEN[case], "scores are no longer comparable with earlier ones: say so where they are published"
-
-
-# Scores
+@pytest.mark.parametrize(("name", "split", "seed", "beginning"), GOLDEN)
+def test_sequences_are_those_they_have_always_been(name, split, seed, beginning):
+    found = " ".join(map(str, TASKS[name]().sequences(split, seed, 5, 1, CPU).tokens_BT[0].tolist()))
+    assert found.startswith(beginning), "scores no longer compare with earlier ones: say so where they are published"
 
 
 class Knowing(nn.Module):
@@ -705,10 +399,7 @@ def test_one_axis_value_more_changes_no_other_row():
 def test_test_strings_of_two_lengths_do_not_begin_alike():
     task = copy_task(num_test=200)
     short, long = (task.test_sequences(0, length, CPU).targets_BT for length in (12, 20))
-    assert (short != long[:, :12]).any(1).double().mean() > 0.9
-
-
-# Settings
+    assert (short != long[:, :12]).any(1).all()
 
 
 def test_presets_are_those_of_the_battery():

@@ -32,6 +32,7 @@ ATTEMPTS_AT_ONCE = 32
 """Attempts of one sequence made together where only few are left to be found; changes the speed alone."""
 
 LOGARITHM_BITS = 16
+"""Of the uniform numbers that choose_by_power takes logarithms of."""
 
 
 def _signed(constant: int) -> int:
@@ -114,7 +115,7 @@ def choose_by_power(hash_B: Tensor, num_slots_B: Tensor, max_slots: int, num_cho
     """
     slot_S = torch.arange(1, max_slots + 1, device=hash_B.device)
     exponential_N = _exponential_table().to(hash_B.device)
-    # 2^-32 of the exponential, which stays below 12, times up to 2^-12 of 2^15 slots stays below 2^63.
+    # Of 2^15 slots the last can arrive at 12 × 2^32 times 2^15 × 2^12, which is still below 2^63.
     inverse_weight_S = (torch.arange(1, max_slots + 1, dtype=torch.float64) ** power * 2**12).round().long()
     column_BS = hashed(hash_B[:, None], slot_S) & (2**LOGARITHM_BITS - 1)
     time_BS = exponential_N[column_BS] * inverse_weight_S.to(hash_B.device)

@@ -34,6 +34,9 @@ class TrainingSequences:
 
     def __init__(self, task: Task, seed: int, device: torch.device) -> None:
         self.task, self.seed, self.device = task, seed, device
+        # A few first: what is loaded at the first use is no speed of the generator.
+        task.sequences("train", seed, 0, task.batch_size, device)
+        synchronize(device)
         started = time.perf_counter()
         self.all = task.sequences("train", seed, 0, task.num_train_sequences, device)
         synchronize(device)

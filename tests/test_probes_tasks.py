@@ -164,7 +164,7 @@ def test_a_sequence_depends_on_seed_split_and_index_alone(monkeypatch, name, spl
     whole = task.sequences(split, 5, 0, 50, CPU)
     task.sequences("train", 6, 0, 3, CPU)
     parts = [task.sequences(split, 5, start, count, CPU) for start, count in ((0, 1), (1, 32), (33, 17))]
-    monkeypatch.setattr(task_data, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(task_data, "ROWS_AT_ONCE", {"cpu": 7})
     in_small_pieces = task.sequences(split, 5, 0, 50, CPU)
     for field, expected in enumerate(whole):
         assert torch.equal(torch.cat([part[field] for part in parts]), expected)
@@ -430,12 +430,14 @@ def test_a_recall_model_has_one_head_and_no_feed_forward():
 
 
 def test_only_the_dear_cell_takes_over_a_rate_and_from_its_own_width():
-    probe = evaluation(Recall, **{**NULLS, "preset": "zoology", "cells": list(SELECTED), "widths": [64, 128]})
+    probe = evaluation(
+        Recall, **{**NULLS, "preset": "zoology", "cells": list(SELECTED), "widths": [64, 128], "reuse_rate": True}
+    )
     tasks = probe.tasks()
     assert [probe.rate_source(task) for task in tasks] == [None, tasks[0], None, tasks[2]]
-    alone = evaluation(Recall, **{**NULLS, "preset": "zoology", "cells": [[512, 64]]})
+    alone = evaluation(Recall, **{**NULLS, "preset": "zoology", "cells": [[512, 64]], "reuse_rate": True})
     assert alone.rate_source(alone.tasks()[0]) is None
-    searching = evaluation(Recall, **{**NULLS, "preset": "zoology", "cells": list(SELECTED), "reuse_rate": False})
+    searching = evaluation(Recall, **{**NULLS, "preset": "zoology", "cells": list(SELECTED)})
     assert searching.rate_source(searching.tasks()[1]) is None
 
 

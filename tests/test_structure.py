@@ -9,13 +9,17 @@ ORDER = [
     "errors", "settings", "registry", "jsonlines", "network", "results", "tables", "publish", "runtime",
     "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "matching",
     "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "train", "hooks", "evals", "bench",
-    "prepare", "run", "config",
+    "prepare", "run",
+    "report.inputs", "report.words", "report.plots", "report.charts", "report.markup", "report.sections",
+    "report.making", "report.page", "report", "config",
 ]  # fmt: skip
 DOORS = {
     "hydra": {"config"},
     "omegaconf": {"config"},
     "wandb": {"metrics"},
     "huggingface_hub": {"wikitext"},
+    "altair": {"report.charts"},
+    "vl_convert": {"report.charts"},
 }
 
 

@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CPU_TORCH := https://download.pytorch.org/whl/cpu/torch/
 
-.PHONY: help demo test check clean
+.PHONY: help demo test test-browser check clean
 .DEFAULT_GOAL := help
 
 help: ## list these targets
@@ -17,6 +17,9 @@ demo: $(STAMP) ## train all four mixers on this machine's CPU, no download, and 
 
 test: $(STAMP) ## run the tests (CPU, no network)
 	$(BIN)/python -m pytest -q
+
+test-browser: $(STAMP) ## look at the report in a headless Chromium, where there is one
+	$(BIN)/python -m pytest -q -rs tests/browser
 
 check: $(STAMP) ## lint, format and types
 	$(BIN)/ruff check .

@@ -33,6 +33,13 @@ COLUMNS = (
 )
 """The columns of every row and of results.csv, in order."""
 
+NUMBER_COLUMNS = {
+    **dict.fromkeys(("schema", "parameters", "seq_len", "num_samples", "num_devices"), int),
+    # A whole number stays one, so that a file that is read and written again is the same.
+    **dict.fromkeys(("value", "low", "high"), lambda text: int(text) if text.lstrip("-").isdigit() else float(text)),
+}
+"""Columns of numbers, and what reads them; empty where there is none."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Measurement:
@@ -242,6 +249,35 @@ def write_csv(rows: Iterable[ResultRow], path: Path) -> None:
         writer.writerow({**content, "settings": json.dumps(content["settings"], allow_nan=False, sort_keys=True)})
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, text.getvalue())
+
+
+def read_csv(path: Path) -> list[ResultRow]:
+    """The rows of a results.csv.
+
+    Raises:
+        UserError: the file cannot be read, or the line of what is no result row.
+    """
+    try:
+        lines = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline="")))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: cannot be read as CSV ({error})") from error
+    rows = []
+    for number, line in enumerate(lines, start=2):
+        try:
+            rows.append(ResultRow.from_dict({name: _from_cell(name, text) for name, text in line.items()}))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{path}: row {number}: {error}") from error
+    return rows
+
+
+def _from_cell(column: str, text: str) -> Any:
+    if column == "settings":
+        return json.loads(text)
+    if column in NUMBER_COLUMNS:
+        return None if text == "" else NUMBER_COLUMNS[column](text)
+    if column == "seed":
+        return text if text == ALL_SEEDS else int(text)
+    return None if column == "corpus" and text == "" else text
 
 
 def same_corpus(rows: Iterable[ResultRow]) -> str | None:

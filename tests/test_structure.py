@@ -13,13 +13,17 @@ ORDER = [
     "evals.base", "evals.options", "evals.task_data", "evals.scoring", "evals.recall_sizes", "evals.rows",
     "evals.capped_child", "evals.step_cost", "evals", "bench",
     "prepare", "prepare_probe", "run_training", "run_probe", "run_system",
-    "cells", "rates", "run", "plan", "transfer", "report", "compare", "reading", "config",
+    "cells", "rates", "run", "plan", "transfer",
+    "report.inputs", "report.words", "report.plots", "report.charts", "report.markup", "report.sections",
+    "report.making", "report.page", "report", "compare", "reading", "config",
 ]  # fmt: skip
 DOORS = {
     "hydra": {"config"},
     "omegaconf": {"config", "reading"},
     "wandb": {"metrics"},
     "huggingface_hub": {"wikitext"},
+    "altair": {"report.charts"},
+    "vl_convert": {"report.charts"},
 }
 
 

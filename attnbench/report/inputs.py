@@ -1,0 +1,160 @@
+"""What a report is made from: an experiment's rows, the record of its comparison, its environments, its plots."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from attnbench.errors import UserError
+from attnbench.evals.base import Evaluation
+from attnbench.registry import resolve
+from attnbench.results import ALL_SEEDS, ResultRow, is_complete, read_csv, read_results
+from attnbench.runtime import environment_id
+
+EVALUATION_YAMLS = Path(__file__).resolve().parents[2] / "conf" / "eval"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """How the learning rate of one variant was chosen for one task."""
+
+    variant: str
+    evaluation: str
+    settings: dict[str, Any]
+    grid: list[float]
+    scores: dict[str, float | None]
+    """Selection by rate, written as text; None where the training diverged."""
+    chosen: float | None
+    at_edge: bool
+    taken_from: dict[str, Any] | str | None
+    """The neighbouring task whose rate was taken over without a search."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """What a comparison says of itself in comparison.json."""
+
+    plan: str
+    command: str
+    variants: list[str]
+    rank: list[str]
+    reference: str | None
+    files: list[str] | None
+    """Results files, relative to the experiment's folder; None: all that lie there."""
+    rates: list[Rate] = field(default_factory=list)
+    failures: list[dict[str, str]] = field(default_factory=list)
+    """`cell` and `reason` of what left no rows."""
+    started: str | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """Everything that a report shows."""
+
+    rows: list[ResultRow]
+    """Of single seeds, in the order of the variants."""
+    protocol: Protocol
+    environments: dict[str, dict[str, Any] | None]
+    """The stamp behind each fingerprint that the rows name; None where no file has it."""
+    incomplete: list[str]
+    """Results files that were cut off."""
+
+
+def read_inputs(folder: Path) -> Inputs:
+    """Reads an experiment of outputs/, or a folder with a results.csv.
+
+    Raises:
+        UserError: no rows, or a file that cannot be read.
+    """
+    record = _read_json(folder / "comparison.json")
+    table = folder / "results.csv"
+    if record is None and table.exists():
+        rows, files = [row for row in read_csv(table) if row.identity.seed != ALL_SEEDS], []
+    else:
+        files = _results_files(folder, record)
+        rows = [row for path in files for row in read_results(path, allow_incomplete=True)]
+    if not rows:
+        raise UserError(f"{folder}: no results; an experiment's folder has runs with results/*.jsonl, or results.csv")
+    protocol = _protocol(record, rows, folder)
+    place = {name: index for index, name in enumerate(protocol.variants)}
+    folders = dict.fromkeys([folder, *(path.parent.parent for path in files)])
+    return Inputs(
+        rows=sorted(rows, key=lambda row: place.get(row.identity.variant, len(place))),
+        protocol=protocol,
+        environments=_environments(folders, rows),
+        incomplete=[str(path.relative_to(folder)) for path in files if not is_complete(path)],
+    )
+
+
+def declared_plots(evaluation: str) -> tuple[tuple[str, str], ...] | None:
+    """The (metric, axis) pairs that an evaluation of conf/eval declares; None for one that is not of conf/eval."""
+    found = _evaluation_class(evaluation)
+    return found.plots if found is not None else None
+
+
+def purpose(evaluation: str) -> str:
+    """The first line of what an evaluation of conf/eval says of itself; empty for others."""
+    found = _evaluation_class(evaluation)
+    return (found.__doc__ or "").strip().partition("\n")[0] if found is not None else ""
+
+
+def _evaluation_class(evaluation: str) -> type[Evaluation] | None:
+    # Looked up among the files that are there, because the name comes from the rows.
+    path = {path.stem: path for path in EVALUATION_YAMLS.glob("*.yaml")}.get(evaluation)
+    if path is None:
+        return None
+    target = yaml.safe_load(path.read_text(encoding="utf-8")).get("_target_")
+    return resolve(target, Evaluation, trusted={target}) if target is not None else None
+
+
+def _results_files(folder: Path, record: dict[str, Any] | None) -> list[Path]:
+    if record is not None and record.get("files") is not None:
+        return [folder / name for name in record["files"]]
+    return [*sorted(folder.glob("*/results/*.jsonl")), *sorted(folder.glob("cells/*/results/*.jsonl"))]
+
+
+def _protocol(record: dict[str, Any] | None, rows: Sequence[ResultRow], folder: Path) -> Protocol:
+    variants = list(dict.fromkeys(row.identity.variant for row in rows))
+    defaults = {
+        "plan": folder.name,
+        "command": "",
+        "variants": variants,
+        "rank": variants,
+        "reference": None,
+        "files": None,
+    }
+    names = {entry.name for entry in fields(Protocol)}
+    given = {name: value for name, value in (record or {}).items() if name in names}
+    try:
+        given["rates"] = [Rate(**rate) for rate in given.get("rates", [])]
+    except TypeError as error:
+        raise UserError(f"{folder / 'comparison.json'}: rates: {error}") from error
+    protocol = Protocol(**{**defaults, **given})
+    known = [*protocol.variants, *(name for name in variants if name not in protocol.variants)]
+    return Protocol(**{**{name: getattr(protocol, name) for name in names}, "variants": known})
+
+
+def _environments(folders: Iterable[Path], rows: Sequence[ResultRow]) -> dict[str, dict[str, Any] | None]:
+    stamps = {}
+    for path in (path for folder in folders for path in sorted(folder.glob("environment*.json"))):
+        stamp = _read_json(path)
+        if stamp is not None:
+            stamps[environment_id(stamp)] = stamp
+    return {name: stamps.get(name) for name in dict.fromkeys(row.identity.environment for row in rows)}
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """The object in `path`; None where there is no such file."""
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: must hold a JSON object")
+    return content

@@ -1,0 +1,192 @@
+"""Which plots an evaluation gets, and what stands in each; how they are drawn is charts.py's."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from attnbench.aggregate import Figure
+from attnbench.report import words
+
+TOKENS = "tokens_per_step"
+"""A fixed product of sequence length and batch size: along such a series both settings vary."""
+
+
+BUDGETS = ("parameters", "forward_flops_per_token")
+"""What a model was given, not what it did; stands in a table of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """One metric along one axis, everything else alike."""
+
+    name: str
+    """Names its files: <evaluation>-<metric>-<axis>, and the fixed settings where they tell plots apart."""
+    metric: str
+    unit: str
+    axis: str
+    fixed: dict[str, Any]
+    """Settings that tell this plot from others of the same metric and axis."""
+    figures: list[Figure]
+
+    @property
+    def positions(self) -> list[Any]:
+        """The axis's values: numbers in order, others as the rows name them."""
+        values = list(dict.fromkeys(figure.settings[self.axis] for figure in self.figures))
+        return sorted(values) if all(map(_is_number, values)) else values
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether the axis is one of numbers."""
+        return all(map(_is_number, self.positions))
+
+    @property
+    def title(self) -> str:
+        """What the plot shows, in words."""
+        name = words.capitalized(words.metric_name(self.metric, self.unit))
+        along = f" by {words.axis_name(self.axis)}" if len(self.positions) > 1 else ""
+        fixed = words.place(self.fixed)
+        single = f"{words.axis_name(self.axis)} {words.shown_value(self.positions[0])}" if not along else ""
+        return name + along + "".join(f", {word}" for word in (single, fixed) if word)
+
+    @property
+    def missing(self) -> list[Figure]:
+        """Figures without a number: out of memory and the like."""
+        return [figure for figure in self.figures if figure.mean is None]
+
+    def chance(self) -> dict[Any, float]:
+        """The chance level at each position; empty where the rows give none."""
+        levels = ((figure.settings[self.axis], figure.settings.get("chance")) for figure in self.figures)
+        return {position: level for position, level in levels if level is not None}
+
+
+def plots_of(figures: Sequence[Figure], declared: Iterable[tuple[str, str]] | None) -> list[Plot]:
+    """The plots of one evaluation.
+
+    Args:
+        declared: its (metric, axis) pairs; None for an evaluation of which only the rows are known: then every metric
+            is drawn along its axis of most numbers, if that has at least two.
+    """
+    pairs = declared if declared is not None else _pairs(figures)
+    return [plot for metric, axis in pairs for plot in _plots(figures, metric, axis)]
+
+
+def describe(plot: Plot) -> str:
+    """The plot as a sentence, for who does not see it: its ends, and what is missing."""
+    by_variant: dict[str, list[Figure]] = {}
+    for figure in sorted((f for f in plot.figures if f.mean is not None), key=_place_in(plot)):
+        by_variant.setdefault(figure.variant, []).append(figure)
+    parts = []
+    for variant, own in by_variant.items():
+        first, last = own[0], own[-1]
+        text = f"{variant} {words.outcome(first)}"
+        if first is not last:
+            ends = [words.shown_value(figure.settings[plot.axis]) for figure in (first, last)]
+            text += f" at {ends[0]} to {words.outcome(last)} at {ends[1]}"
+        parts.append(text)
+    missing = f" Without a number: {missing_text(plot)}." if plot.missing else ""
+    return f"{plot.title}: {'; '.join(parts)}.{missing}"
+
+
+def missing_text(plot: Plot) -> str:
+    """ "softmax out of memory at 16,384 and 32,768; linear diverged at 200"."""
+    groups: dict[tuple[str, str], list[Figure]] = {}
+    for figure in sorted(plot.missing, key=_place_in(plot)):
+        groups.setdefault((figure.variant, words.outcome(figure)), []).append(figure)
+    return "; ".join(
+        f"{variant} {what} at {words.listed(words.shown_value(figure.settings[plot.axis]) for figure in own)}"
+        for (variant, what), own in groups.items()
+    )
+
+
+def _place_in(plot: Plot) -> Any:
+    order = {value: index for index, value in enumerate(plot.positions)}
+    return lambda figure: order[figure.settings[plot.axis]]
+
+
+def _pairs(figures: Sequence[Figure]) -> list[tuple[str, str]]:
+    values: dict[tuple[str, str], set[Any]] = {}
+    for figure in figures:
+        for axis, value in figure.settings.items():
+            if _is_number(value) and not words.is_chance(axis) and figure.metric not in BUDGETS:
+                values.setdefault((figure.metric, axis), set()).add(value)
+    longest: dict[str, str] = {}
+    for (metric, axis), found in values.items():
+        if len(found) > len(values.get((metric, longest.get(metric, "")), {None})):
+            longest[metric] = axis
+    return list(longest.items())
+
+
+def _plots(figures: Sequence[Figure], metric: str, axis: str) -> list[Plot]:
+    """One plot for every combination of the other settings in which the axis has several values.
+
+    Where none has, one plot of the variants beside each other, on the test split of the best checkpoint if there is.
+    """
+    own = [figure for figure in figures if figure.metric == metric and axis in figure.settings]
+    if not own:
+        return []
+    names = _telling(own, axis)
+    groups = _grouped(own, names)
+    several = [found for found in groups if _num_positions(found[1], axis) > 1]
+    if axis == "sequence_length" and "batch_size" in names:
+        at_constant_tokens = _grouped(own, [TOKENS if name == "batch_size" else name for name in names])
+        several += [found for found in at_constant_tokens if _num_positions(found[1], axis) > 1]
+    if not several:
+        several = [max(groups, key=lambda found: _preference(found[1][0].settings))]
+    return [
+        Plot(
+            name=_file_name(own[0].evaluation, metric, axis, fixed if len(several) > 1 else {}),
+            metric=metric,
+            unit=own[0].unit,
+            axis=axis,
+            fixed=fixed,
+            figures=group,
+        )
+        for fixed, group in several
+    ]
+
+
+def _grouped(figures: Sequence[Figure], names: Sequence[str]) -> list[tuple[dict[str, Any], list[Figure]]]:
+    """The figures that are alike in the settings `names`, and in what."""
+    groups: dict[str, tuple[dict[str, Any], list[Figure]]] = {}
+    for figure in figures:
+        fixed = {name: _setting(figure, name) for name in names if name == TOKENS or name in figure.settings}
+        groups.setdefault(json.dumps(fixed, sort_keys=True), (fixed, []))[1].append(figure)
+    return list(groups.values())
+
+
+def _setting(figure: Figure, name: str) -> Any:
+    if name == TOKENS:
+        return figure.settings["sequence_length"] * figure.settings["batch_size"]
+    return figure.settings[name]
+
+
+def _num_positions(figures: Sequence[Figure], axis: str) -> int:
+    return len({figure.settings[axis] for figure in figures})
+
+
+def _telling(figures: Sequence[Figure], axis: str) -> list[str]:
+    """Settings that vary otherwise than with the axis: a batch size that follows from the length is none."""
+    names = dict.fromkeys(name for figure in figures for name in figure.settings if name != axis)
+    telling = []
+    for name in names:
+        values: dict[Any, set[str]] = {}
+        for figure in figures:
+            values.setdefault(figure.settings[axis], set()).add(json.dumps(figure.settings.get(name)))
+        if not words.is_chance(name) and any(len(found) > 1 for found in values.values()):
+            telling.append(name)
+    return telling
+
+
+def _preference(settings: dict[str, Any]) -> tuple[bool, bool]:
+    return settings.get("split") == "test", settings.get("checkpoint") == "best"
+
+
+def _file_name(evaluation: str, metric: str, axis: str, fixed: dict[str, Any]) -> str:
+    parts = [evaluation, metric, axis, *(f"{name}_{value}" for name, value in fixed.items())]
+    return "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", part).lstrip(".") for part in parts)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

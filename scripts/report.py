@@ -1,0 +1,23 @@
+"""Makes the report of an experiment: `python scripts/report.py outputs/<experiment>`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from attnbench.errors import UserError
+from attnbench.report import write_report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="an experiment of outputs/, or a folder with a results.csv")
+    parser.add_argument("--output", type=Path, help="folder to write; FOLDER/report if not given")
+    given = parser.parse_args()
+    try:
+        print(write_report(given.folder, target=given.output))
+    except UserError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -35,7 +35,11 @@ def row(variant="softmax", seed=0, metric="symbol_accuracy", value=0.5, *, setti
     """A row; without a value it ran out of memory. `of`: other fields of the measurement."""
     missing = {"status": "out_of_memory", "reason": "needs 90 GiB"} if value is None else {}
     measurement = Measurement(
-        metric=metric, value=value, unit="1", settings=settings or {"length": 50}, **{**missing, **(of or {})}
+        metric=metric,
+        value=value,
+        unit="1",
+        settings=settings or {"length": 50, "beyond_training": False},
+        **{**missing, **(of or {})},
     )
     names = {"variant": variant, "seed": seed, "run": f"{variant}-seed{seed}", **identity}
     return ResultRow(identity=dataclasses.replace(IDENTITY, **names), measurement=measurement)
@@ -239,7 +243,7 @@ def test_the_summary_shows_speed_at_the_longest_length_that_all_can_do():
 
 
 def test_the_summary_marks_the_best_and_what_is_exploratory():
-    longer = {"length": 75}
+    longer = {"length": 75, "beyond_training": True}
     rows = [*THREE, *rows_of("softmax", 0.5, settings=longer), *rows_of("linear", 0.4, settings=longer)]
     summed = figures(rows)
     shown = summary(summed, families(summed, rank=NAMES, reference=None))

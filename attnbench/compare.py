@@ -101,9 +101,11 @@ def _run_cells(comparison: Comparison, cells: Sequence[Cell], progress: "Progres
 
 def _judge(comparison: Comparison, outcome: Outcome[Cell]) -> None:
     """Records a cell that left no results; one whose results say why there are no numbers is done."""
-    if not outcome.item.is_done():
-        reason = outcome.error or f"it left no {outcome.item.results[0].name}"
-        comparison.failures[outcome.item.label] = reason
+    cell, error = outcome.item, outcome.error
+    # What a rerun leaves as it was says nothing of this time.
+    if not cell.is_done() or (error is not None and cell.settings.rerun):
+        reason = error if error is not None else f"it left no {cell.results[0].name}"
+        comparison.failures[cell.label] = reason
 
 
 class Progress:

@@ -10,7 +10,8 @@ import torch
 from attnbench.cells import Cell, by_kind, execute, system_cell
 from attnbench.locks import device_lock
 from attnbench.prepare import Run, reopen
-from attnbench.rates import probe_cells, probe_choices, probe_searches
+from attnbench.prepare_probe import build_tasks
+from attnbench.rates import probe_cells, probe_choice, probe_searches
 from attnbench.run_training import evaluate, run_training
 from attnbench.runtime import interruptible, resolve_device, start_afresh
 from attnbench.settings import EvaluationSettings, RunSettings
@@ -62,10 +63,11 @@ def _run_cells(
     for evaluation in probes:
         for cell in probe_searches(settings, evaluation):
             _run_cell(cell)
-        choices = probe_choices(settings, evaluation)
-        for cell in probe_cells(settings, evaluation, choices, [settings.seed]):
-            _run_cell(cell)
-            cells.append(cell)
+        for index in range(len(build_tasks(settings, evaluation)[1])):
+            choice = probe_choice(settings, evaluation, index)
+            for cell in probe_cells(settings, evaluation, index, choice.chosen, [settings.seed]):
+                _run_cell(cell)
+                cells.append(cell)
     # What this process holds on the device would count against those that follow.
     start_afresh(resolve_device(settings.device))
     with interruptible("stopped; the same command goes on from what is finished"):

@@ -9,6 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -92,10 +93,19 @@ def _run_cells(comparison: Comparison, cells: Sequence[Cell], progress: "Progres
             num_threads=max(1, torch.get_num_threads() // num_workers) if on_cpu else None,
             fresh=is_timed,
         )
-        for outcome in outcomes:
-            progress.report(outcome)
-            if outcome.error is not None:
-                comparison.failures[outcome.item.label] = outcome.error
+        with closing(outcomes):
+            for outcome in outcomes:
+                progress.report(outcome)
+                _judge(comparison, outcome)
+
+
+def _judge(comparison: Comparison, outcome: Outcome[Cell]) -> None:
+    """Records a cell that left no results; one whose results say why there are no numbers is done."""
+    cell, error = outcome.item, outcome.error
+    # What a rerun leaves as it was says nothing of this time.
+    if not cell.is_done() or (error is not None and cell.settings.rerun):
+        reason = error if error is not None else f"it left no {cell.results[0].name}"
+        comparison.failures[cell.label] = reason
 
 
 class Progress:

@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from attnbench.cells import Cell, probe_cell, training_cell
 from attnbench.errors import UserError
+from attnbench.evals.base import NUM_SELECTION, Task
 from attnbench.prepare import Run, again
 from attnbench.prepare_probe import build_tasks
 from attnbench.results import read_results
@@ -70,7 +73,14 @@ def probe_choices(settings: RunSettings, evaluation: EvaluationSettings) -> list
         if probe.rate_source(task) is None:
             own, variant = [cell for cell in cells if cell.task == index], settings.mixer.name
             choices[index] = _choose(
-                variant, evaluation.name, task.settings, probe.learning_rates, own, "selection", higher_is_better=True
+                variant,
+                evaluation.name,
+                task.settings,
+                probe.learning_rates,
+                own,
+                "selection",
+                higher_is_better=True,
+                num_labels=num_selection_labels(task) if own else None,
             )
     for index, task in enumerate(tasks):
         source = probe.rate_source(task)
@@ -98,6 +108,12 @@ def _training(prepared: Run, rate: float, seed: int, evaluations: Sequence[Evalu
     return training_cell(again(prepared, changed))
 
 
+def num_selection_labels(task: Task) -> int:
+    """Labels of the validation sequences that rates are chosen by."""
+    batch = task.sequences("validation", SELECTION_SEED, 0, NUM_SELECTION, torch.device("cpu"))
+    return batch.targets_BT.numel() if batch.weight_BT is None else int(batch.weight_BT.sum())
+
+
 def _choose(
     variant: str,
     evaluation: str,
@@ -107,8 +123,16 @@ def _choose(
     metric: str,
     *,
     higher_is_better: bool,
+    num_labels: int | None = None,
 ) -> Choice:
-    """The best rate, ties to the smaller; where all failed the smallest, whose scored runs will say why.
+    """The smallest rate that reached the best, or, where it is an accuracy, came within its standard error.
+
+    Rates that one seed's validation sequences cannot tell apart are ties: a label more or less would otherwise decide
+    between a rate that works for every seed and one that works for this one (the one-standard-error rule of Breiman
+    et al., 1984). Where all failed it is the smallest, whose scored runs will say why.
+
+    Args:
+        num_labels: behind each accuracy; None for a loss.
 
     Raises:
         UserError: a search has no results.
@@ -121,7 +145,11 @@ def _choose(
         scores[cell.rate] = next((row.value for row in rows if row.metric == metric), None)
     sign = 1 if higher_is_better else -1
     reached = {rate: sign * value for rate, value in scores.items() if value is not None}
-    chosen = min(reached, key=lambda rate: (-reached[rate], rate)) if reached else min(grid)
+    chosen = min(grid)
+    if reached:
+        best = max(reached.values())
+        allowed = _standard_error(best, num_labels) if num_labels is not None else 0.0
+        chosen = min(rate for rate, value in reached.items() if value >= best - allowed)
     return Choice(
         variant=variant,
         evaluation=evaluation,
@@ -131,3 +159,10 @@ def _choose(
         chosen=chosen,
         at_edge=len(grid) > 1 and chosen in (min(grid), max(grid)),
     )
+
+
+def _standard_error(accuracy: float, num_labels: int) -> float:
+    """Of a binomial share with two successes and two failures added (Agresti and Coull, 1998), so that a perfect score
+    has one too."""
+    share = (accuracy * num_labels + 2) / (num_labels + 4)
+    return (share * (1 - share) / (num_labels + 4)) ** 0.5

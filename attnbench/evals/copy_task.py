@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnbench.errors import UserError
-from attnbench.evals.base import Probe, Task
+from attnbench.evals.base import NUM_SELECTION, Probe, Task
 from attnbench.evals.options import check_counts, check_different_counts, check_training
 from attnbench.evals.scoring import accuracy, correct_labels, mean_accuracy
 from attnbench.evals.task_data import ABSENT, SPLITS, hashed, hashes_in_split, in_pieces, integers_below, shuffled
@@ -20,9 +20,6 @@ from attnbench.train import Batch
 NUM_SYMBOLS = 26
 START, SEPARATOR, PADDING, BLANK = range(NUM_SYMBOLS, NUM_SYMBOLS + 4)
 """Tokens beside the symbols 0 ... 25; BLANK only in selective copy."""
-
-NUM_SELECTION = 500
-"""Validation sequences that rates are chosen by: 10 of each length up to 50."""
 
 SHARED_LENGTHS = 4
 """Strings shorter than this may be in several splits: there are too few of them to keep some from training."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from attnbench.evals.base import Probe, Task
+from attnbench.evals.base import NUM_SELECTION, Probe, Task
 from attnbench.evals.options import check_choice, check_counts, check_training
 from attnbench.evals.recall_sizes import PRESETS, Sizes, check_sizes
 from attnbench.evals.scoring import accuracy, correct_labels, mean_accuracy
@@ -33,9 +33,6 @@ NEARNESS = 0.99
 
 LONG = 512
 """Positions from which on the batch is `long_batch_size`."""
-
-NUM_SELECTION = 500
-"""Validation sequences that rates are chosen by."""
 
 KEYS, VALUES, SLOTS, QUERIES, FILLER = range(5)
 """What a hash is used for, as its first counter."""

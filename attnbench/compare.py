@@ -13,14 +13,17 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from attnbench.cells import Cell, execute
 from attnbench.errors import UserError
+from attnbench.evals.base import Evaluation
 from attnbench.hooks import duration
 from attnbench.jsonlines import replace_file
 from attnbench.plan import Comparison, Compose
+from attnbench.registry import resolve
 from attnbench.results import is_complete
 from attnbench.runtime import interruptible, resolve_device
 from attnbench.settings import ComparisonSettings
@@ -168,6 +171,7 @@ def _record(comparison: Comparison, files: Sequence[Path]) -> None:
         "variants": list(plan.variants),
         "rank": plan.rank or list(plan.variants),
         "reference": plan.reference,
+        "evaluations": _described(comparison),
         "files": [str(path.relative_to(comparison.folder)) for path in files],
         "rates": [asdict(choice) for choice in comparison.choices],
         "failures": [{"cell": cell, "reason": reason} for cell, reason in comparison.failures.items()],
@@ -175,3 +179,14 @@ def _record(comparison: Comparison, files: Sequence[Path]) -> None:
         "seconds": round(time.time() - comparison.started),
     }
     replace_file(comparison.folder / "comparison.json", json.dumps(content, indent=1) + "\n")
+
+
+def _described(comparison: Comparison) -> dict[str, Any]:
+    """What each evaluation says of itself, for a report that may not import a class from elsewhere."""
+    found = {}
+    for prepared, _ in comparison.variants.values():
+        for evaluation in prepared.settings.evaluations:
+            cls = resolve(evaluation.target, Evaluation, prepared.settings.trusted)
+            purpose = (cls.__doc__ or "").strip().partition("\n")[0]
+            found[evaluation.name] = {"purpose": purpose, "plots": [list(pair) for pair in cls.plots]}
+    return found

@@ -17,7 +17,7 @@ from attnbench.aggregate import families, figures, headline
 from attnbench.errors import UserError
 from attnbench.report import write_report
 from attnbench.report.charts import specification, to_svg
-from attnbench.report.inputs import declared_plots, read_inputs
+from attnbench.report.inputs import about, read_inputs
 from attnbench.report.markup import element, embedded_json
 from attnbench.report.plots import chance_text, describe, missing_text, plots_of
 from attnbench.report.words import metric_name, overall, plain_answer, ranked_answer, tally
@@ -254,11 +254,25 @@ def test_metrics_are_called_by_their_words_and_units():
     assert metric_name("height", "m") == "height (m)"
 
 
-def test_plots_are_those_that_an_evaluation_declares():
-    declared = declared_plots("perplexity")
-    assert declared is not None
-    assert ("perplexity", "sequence_length") in declared
-    assert declared_plots("../../etc/passwd") is None
+def test_plots_are_those_that_an_evaluation_declares(inputs):
+    declared = about("perplexity", inputs.protocol)
+    assert declared.plots is not None
+    assert ("perplexity", "sequence_length") in declared.plots
+    assert "nats" in declared.purpose
+    assert about("../../etc/passwd", inputs.protocol).plots is None
+
+
+def test_an_evaluation_of_elsewhere_has_the_plots_that_the_comparison_recorded(tmp_path):
+    folder = write_experiment(tmp_path / "outputs")
+    record = json.loads((folder / "comparison.json").read_text())
+    record["evaluations"] = {"perplexity": {"purpose": "Told by the record.", "plots": [["bits", "letter"]]}}
+    (folder / "comparison.json").write_text(json.dumps(record))
+    declared = about("perplexity", read_inputs(folder).protocol)
+    assert (declared.purpose, declared.plots) == ("Told by the record.", [("bits", "letter")])
+    record["evaluations"]["perplexity"].pop("plots")
+    (folder / "comparison.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match="evaluations"):
+        read_inputs(folder)
 
 
 def test_settings_apart_from_the_axis_make_plots_of_their_own(summed):

@@ -37,7 +37,7 @@ def write_report(folder: Path, *, target: Path | None = None) -> Path:
     inputs = read_inputs(folder)
     summed = figures(inputs.rows)
     ranked = families(summed, rank=inputs.protocol.rank, reference=inputs.protocol.reference)
-    written = chapters(summed, ranked)
+    written = chapters(summed, ranked, inputs.protocol)
     variants = inputs.protocol.variants
     plots = {plot.name: plot for chapter in written for plot in chapter.plots}
     specs = {name: charts.specification(plot, variants) for name, plot in plots.items()}

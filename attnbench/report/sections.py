@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from attnbench.aggregate import Cell, Column, Family, Figure, Summary, headline
 from attnbench.report import words
-from attnbench.report.inputs import Inputs, declared_plots, purpose
+from attnbench.report.inputs import Inputs, Protocol, about
 from attnbench.report.markup import Markup, TableCell, element, join, scrolling, table
 from attnbench.report.plots import Plot, chance_text, describe, missing_text, plots_of
 
@@ -29,6 +29,8 @@ class Chapter:
     figures: list[Figure]
     families: list[Family]
     plots: list[Plot]
+    purpose: str
+    """One line, as the evaluation says it; empty where nobody knows."""
 
     @property
     def title(self) -> str:
@@ -49,16 +51,18 @@ class Chapter:
         return f"{words.ranked_answer(widest)} {words.tally(same_metric)}".strip()
 
 
-def chapters(figures: Sequence[Figure], families: Sequence[Family]) -> list[Chapter]:
+def chapters(figures: Sequence[Figure], families: Sequence[Family], protocol: Protocol) -> list[Chapter]:
     """One an evaluation, in the order in which the figures name them."""
+    described = {name: about(name, protocol) for name in dict.fromkeys(figure.evaluation for figure in figures)}
     return [
         Chapter(
             evaluation=evaluation,
             figures=[figure for figure in figures if figure.evaluation == evaluation],
             families=[family for family in families if family.evaluation == evaluation],
-            plots=plots_of([f for f in figures if f.evaluation == evaluation], declared_plots(evaluation)),
+            plots=plots_of([f for f in figures if f.evaluation == evaluation], own.plots),
+            purpose=own.purpose,
         )
-        for evaluation in dict.fromkeys(figure.evaluation for figure in figures)
+        for evaluation, own in described.items()
     ]
 
 
@@ -82,7 +86,7 @@ def summary_section(inputs: Inputs, summed: Summary, families: Sequence[Family],
 
 def evaluation_section(chapter: Chapter, index: int) -> Markup:
     """One evaluation: its answer, its plots, and its numbers in tables that open."""
-    about = purpose(chapter.evaluation)
+    about = chapter.purpose
     return element(
         "section",
         element("h2", chapter.title, id=anchor(index)),

@@ -9,7 +9,7 @@ ORDER = [
     "errors", "settings", "registry", "jsonlines", "network", "results", "statistics", "figures", "tables", "families",
     "aggregate", "terminal", "publish", "runtime", "locks", "process_memory", "timing", "workers", "folder",
     "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "matching",
-    "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "train", "hooks",
+    "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "mirror", "train", "hooks",
     "evals.base", "evals.options", "evals.task_data", "evals.scoring", "evals.recall_sizes", "evals.rows",
     "evals.capped_child", "evals.step_cost", "evals", "bench",
     "prepare", "prepare_probe", "run_training", "run_probe", "run_system",
@@ -20,7 +20,7 @@ ORDER = [
 DOORS = {
     "hydra": {"config"},
     "omegaconf": {"config", "reading"},
-    "wandb": {"metrics"},
+    "wandb": {"mirror"},
     "huggingface_hub": {"wikitext"},
     "altair": {"report.charts"},
     "vl_convert": {"report.charts"},

@@ -7,7 +7,8 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,6 +28,24 @@ FINISH_SECONDS = 20.0
 
 REACHABLE = "logged in, and the server can be reached"
 """Why mode auto is online."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineChart:
+    """Numbers along an axis."""
+
+    title: str
+    axis: str
+    """Its name."""
+    lines: dict[str, list[tuple[float, float]]]
+    """By name: (position on the axis, value)."""
+
+
+LINE_CHART = "wandb/lineseries/v0"
+"""What wandb calls its own chart of several lines."""
+
+LINE_CHART_FIELDS = {"step": "step", "lineKey": "lineKey", "lineVal": "lineVal"}
+"""Its position, name and value, and the columns of its table that hold them."""
 
 
 class WandbMirror:
@@ -90,6 +109,8 @@ class WandbMirror:
 
     def _open(self, arguments: dict[str, Any], root: Path, *, must_be_online: bool, resume: bool) -> None:
         _prepare_folder(root / "wandb")
+        # Tables wait there for `wandb sync`; otherwise in the user's home, where they would be missed.
+        os.environ.setdefault("WANDB_DATA_DIR", arguments["dir"] + "/wandb")
         stale = [file.parent for file in (root / "wandb").glob(f"offline-run-*/run-{arguments['id']}.wandb")]
         if self.mode == "online":
             try:
@@ -135,6 +156,37 @@ class WandbMirror:
         content = {name if name in axes else prefix + name: value for name, value in shown.items()}
         try:
             self._run.log(content, step=row["step"])
+        except _errors() as error:
+            self._lose(error)
+
+    def show(
+        self,
+        *,
+        tables: Mapping[str, tuple[Sequence[str], Sequence[Sequence[Any]]]],
+        charts: Mapping[str, LineChart],
+        summary: Mapping[str, float],
+    ) -> None:
+        """Shows what has no steps, under these names.
+
+        Args:
+            tables: columns, and rows of numbers, text and None.
+            summary: the numbers of the run as a whole.
+        """
+        if self._run is None:
+            return
+        wandb = _quiet_wandb()
+        content = {name: wandb.Table(columns=list(columns), data=rows) for name, (columns, rows) in tables.items()}
+        for name, chart in charts.items():
+            points = [[x, line, value] for line, line_points in chart.lines.items() for x, value in line_points]
+            content[name] = wandb.plot_table(
+                LINE_CHART,
+                wandb.Table(columns=list(LINE_CHART_FIELDS.values()), data=points),
+                LINE_CHART_FIELDS,
+                {"title": chart.title, "xname": chart.axis},
+            )
+        try:
+            self._run.log(content)
+            self._run.summary.update(dict(summary))
         except _errors() as error:
             self._lose(error)
 

@@ -8,8 +8,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from report_rows import SKILL, write_experiment
 
+from attnbench.comparison_mirror import ROWS, chart_key
 from attnbench.mirror import legal_run_id
+from attnbench.report.inputs import declared_plots, read_inputs
+from attnbench.results import COLUMNS
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
@@ -170,6 +174,48 @@ except UserError as error:
     output = in_a_process(script, tmp_path, **environment)
     assert output.startswith(message)
     assert output.count("\n") == 1
+
+
+def test_a_comparison_is_one_run_with_its_rows_its_charts_and_its_summary(tmp_path):
+    write_experiment(tmp_path / "experiment")
+    script = """
+from attnbench.comparison_mirror import show_comparison
+show_comparison(Path("experiment"), LoggerSettings(mode="none"), root=Path("."))
+print("wandb" in sys.modules, Path("wandb").exists())
+# A second time it is the same run, and not a second one.
+for _ in range(2):
+    show_comparison(Path("experiment"), LoggerSettings(mode="offline"), root=Path("."))
+"""
+    assert in_a_process(script, tmp_path) == "False False\n"
+    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
+    records = inspected(folder)
+    run = next(record["run"] for record in records if record["type"] == "run")
+    assert (run["display_name"], run["run_group"], run["job_type"]) == ("demo", "demo", "comparison")
+    rows = read_inputs(tmp_path / "experiment").rows
+    media = folder / "files" / "media" / "table"
+    files = {str(path.relative_to(media)).rpartition("_0_")[0]: path for path in media.rglob("*.table.json")}
+    tables = {name.removesuffix("_table"): json.loads(path.read_text()) for name, path in files.items()}
+    place = {name: index for index, name in enumerate(COLUMNS)}
+    data = tables[ROWS]["data"]
+    assert tuple(tables[ROWS]["columns"]) == COLUMNS
+    assert [line[place["value"]] for line in data] == [row.measurement.value for row in rows]
+    assert json.loads(data[0][place["settings"]]) == rows[0].measurement.settings
+    found = {
+        chart_key(evaluation, metric, axis)
+        for evaluation in ("copy", "recall", "perplexity", "throughput", "memory")
+        for metric, axis in declared_plots(evaluation)
+        for row in rows
+        if row.identity.evaluation == evaluation
+        and row.measurement.metric == metric
+        and axis in row.measurement.settings
+    }
+    assert len(found) > 8
+    assert found == set(tables) - {ROWS}
+    assert {line for _, line, _ in tables["copy/symbol_accuracy_by_length"]["data"]} == set(SKILL)
+    updates = [item for record in records if record["type"] == "summary" for item in record["summary"]["update"]]
+    assert any("copy/copy at 50/softmax" in str(item) for item in updates), updates
+    outside = [path for path in tmp_path.iterdir() if path.name not in ("experiment", "wandb", "netrc")]
+    assert not [path for folder in outside for path in folder.rglob("*.table.json")]
 
 
 class Server(BaseHTTPRequestHandler):

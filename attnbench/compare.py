@@ -22,6 +22,7 @@ from attnbench.errors import UserError
 from attnbench.evals.base import Evaluation
 from attnbench.hooks import duration
 from attnbench.jsonlines import replace_file
+from attnbench.mirror import choose_mode
 from attnbench.plan import Comparison, Compose
 from attnbench.registry import resolve
 from attnbench.results import is_complete
@@ -34,13 +35,14 @@ log = logging.getLogger(__name__)
 
 
 def compare(settings: ComparisonSettings, compose: Compose) -> Path:
-    """Carries out a plan and writes comparison.json and report/; returns the experiment's folder.
+    """Carries out a plan and writes comparison.json and report/, mirrored to wandb; returns the experiment's folder.
 
     Args:
         compose: from the words of a train.py command line to its settings.
 
     Raises:
-        UserError: nothing could be run, or cells failed (after the others were run and the report was written).
+        UserError: nothing could be run, cells failed (after the others were run and the report was written), or wandb
+            is to be online and cannot be.
     """
     folder = Path(settings.outputs_dir) / settings.plan.name
     if settings.imported is not None:
@@ -57,6 +59,8 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
     if settings.plan.dry_run:
         _list_cells(comparison, searches, timed)
         return folder
+    # Asked now, so that a mode that cannot be is refused before hours of work and not after.
+    mode, _ = choose_mode(settings.logger)
     with interruptible(f"stopped, what is finished is in {folder}; the same command goes on"):
         _run_cells(comparison, searches, progress)
         scored = comparison.scored()
@@ -66,11 +70,7 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
     if not files:
         raise UserError(f"{folder}: no cell has results; {len(comparison.failures)} failed")
     _record(comparison, files)
-    if settings.report:
-        # Imported here: where nothing is drawn, the plotting library need not be there.
-        from attnbench.report import write_report
-
-        log.info(f"report: {write_report(folder)}")
+    _show(folder, settings, mirrored=mode != "none")
     if comparison.failures:
         raise UserError(
             f"{len(comparison.failures)} failed, listed in comparison.json; the same command tries them again"
@@ -160,6 +160,18 @@ def _list_cells(comparison: Comparison, searches: Sequence[Cell], timed: Sequenc
     if not scored:
         for name, number in comparison.num_scored().items():
             log.info(f"  to do  {name}: {number} scored cells, at the rates that the searches will give")
+
+
+def _show(folder: Path, settings: ComparisonSettings, *, mirrored: bool) -> None:
+    """The report, and the run in wandb; what they need is imported here, as a comparison goes without."""
+    if settings.report:
+        from attnbench.report import write_report
+
+        log.info(f"report: {write_report(folder)}")
+    if mirrored:
+        from attnbench.comparison_mirror import show_comparison
+
+        show_comparison(folder, settings.logger)
 
 
 def _record(comparison: Comparison, files: Sequence[Path]) -> None:

@@ -13,14 +13,18 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from attnbench.cells import Cell, execute
 from attnbench.errors import UserError
+from attnbench.evals.base import Evaluation
 from attnbench.hooks import duration
 from attnbench.jsonlines import replace_file
+from attnbench.mirror import choose_mode
 from attnbench.plan import Comparison, Compose
+from attnbench.registry import resolve
 from attnbench.results import is_complete
 from attnbench.runtime import interruptible, resolve_device
 from attnbench.settings import ComparisonSettings
@@ -31,13 +35,14 @@ log = logging.getLogger(__name__)
 
 
 def compare(settings: ComparisonSettings, compose: Compose) -> Path:
-    """Carries out a plan and writes comparison.json and report/; returns the experiment's folder.
+    """Carries out a plan and writes comparison.json and report/, mirrored to wandb; returns the experiment's folder.
 
     Args:
         compose: from the words of a train.py command line to its settings.
 
     Raises:
-        UserError: nothing could be run, or cells failed (after the others were run and the report was written).
+        UserError: nothing could be run, cells failed (after the others were run and the report was written), or wandb
+            is to be online and cannot be.
     """
     folder = Path(settings.outputs_dir) / settings.plan.name
     if settings.imported is not None:
@@ -54,6 +59,8 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
     if settings.plan.dry_run:
         _list_cells(comparison, searches, timed)
         return folder
+    # Asked now, so that a mode that cannot be is refused before hours of work and not after.
+    mode, _ = choose_mode(settings.logger)
     with interruptible(f"stopped, what is finished is in {folder}; the same command goes on"):
         _run_cells(comparison, searches, progress)
         scored = comparison.scored()
@@ -63,11 +70,7 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
     if not files:
         raise UserError(f"{folder}: no cell has results; {len(comparison.failures)} failed")
     _record(comparison, files)
-    if settings.report:
-        # Imported here: where nothing is drawn, the plotting library need not be there.
-        from attnbench.report import write_report
-
-        log.info(f"report: {write_report(folder)}")
+    _show(folder, settings, mirrored=mode != "none")
     if comparison.failures:
         raise UserError(
             f"{len(comparison.failures)} failed, listed in comparison.json; the same command tries them again"
@@ -159,6 +162,18 @@ def _list_cells(comparison: Comparison, searches: Sequence[Cell], timed: Sequenc
             log.info(f"  to do  {name}: {number} scored cells, at the rates that the searches will give")
 
 
+def _show(folder: Path, settings: ComparisonSettings, *, mirrored: bool) -> None:
+    """The report, and the run in wandb; what they need is imported here, as a comparison goes without."""
+    if settings.report:
+        from attnbench.report import write_report
+
+        log.info(f"report: {write_report(folder)}")
+    if mirrored:
+        from attnbench.comparison_mirror import show_comparison
+
+        show_comparison(folder, settings.logger)
+
+
 def _record(comparison: Comparison, files: Sequence[Path]) -> None:
     """comparison.json: what the report needs to know besides the rows."""
     plan = comparison.plan
@@ -168,6 +183,7 @@ def _record(comparison: Comparison, files: Sequence[Path]) -> None:
         "variants": list(plan.variants),
         "rank": plan.rank or list(plan.variants),
         "reference": plan.reference,
+        "evaluations": _described(comparison),
         "files": [str(path.relative_to(comparison.folder)) for path in files],
         "rates": [asdict(choice) for choice in comparison.choices],
         "failures": [{"cell": cell, "reason": reason} for cell, reason in comparison.failures.items()],
@@ -175,3 +191,14 @@ def _record(comparison: Comparison, files: Sequence[Path]) -> None:
         "seconds": round(time.time() - comparison.started),
     }
     replace_file(comparison.folder / "comparison.json", json.dumps(content, indent=1) + "\n")
+
+
+def _described(comparison: Comparison) -> dict[str, Any]:
+    """What each evaluation says of itself, for a report that may not import a class from elsewhere."""
+    found = {}
+    for prepared, _ in comparison.variants.values():
+        for evaluation in prepared.settings.evaluations:
+            cls = resolve(evaluation.target, Evaluation, prepared.settings.trusted)
+            purpose = (cls.__doc__ or "").strip().partition("\n")[0]
+            found[evaluation.name] = {"purpose": purpose, "plots": [list(pair) for pair in cls.plots]}
+    return found

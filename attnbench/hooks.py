@@ -14,7 +14,8 @@ from torch import Tensor
 from attnbench.checkpoint import ModelRecord, TrainState, save_best, save_step
 from attnbench.errors import UserError
 from attnbench.loss import perplexity, split_nats
-from attnbench.metrics import MetricsLog, WandbMirror
+from attnbench.metrics import MetricsLog
+from attnbench.mirror import WandbMirror
 from attnbench.progress import ProgressBar
 from attnbench.runtime import StopRequest, computing, synchronize
 from attnbench.train import StepReport

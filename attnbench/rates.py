@@ -100,7 +100,9 @@ def _task_searches(
 def _training(prepared: Run, rate: float, seed: int, evaluations: Sequence[EvaluationSettings]) -> Cell:
     settings = prepared.settings
     train = replace(settings.train, learning_rate=float(rate))
-    changed = replace(settings, train=train, seed=seed, evaluations=list(evaluations))
+    # A search is one of many trainings whose curve nobody looks at; its result stands in comparison.json.
+    logger = replace(settings.logger, mode="none") if seed == SELECTION_SEED else settings.logger
+    changed = replace(settings, train=train, seed=seed, evaluations=list(evaluations), logger=logger)
     return training_cell(again(prepared, changed))
 
 

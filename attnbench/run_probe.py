@@ -16,7 +16,8 @@ from attnbench.folder import ROOT, recording, stamp_environment, write_config
 from attnbench.hooks import Checkpoints, DivergedError, Logging, Plateau, Stopwatch
 from attnbench.locks import device_lock
 from attnbench.matching import Matched
-from attnbench.metrics import MetricsLog, WandbMirror, read_metrics
+from attnbench.metrics import MetricsLog, read_metrics
+from attnbench.mirror import WandbMirror
 from attnbench.model import build_model
 from attnbench.prepare_probe import CHECK_STEPS, ProbeRun, probe_config, probe_identity, probe_record
 from attnbench.progress import ProgressBar

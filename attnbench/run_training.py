@@ -20,7 +20,8 @@ from attnbench.evals.base import CheckpointEvaluation
 from attnbench.folder import ROOT, recording, stamp_environment, write_config
 from attnbench.hooks import Checkpoints, DivergedError, Estimate, Logging, Stopwatch, Validation
 from attnbench.locks import device_lock
-from attnbench.metrics import MetricsLog, WandbMirror, read_metrics
+from attnbench.metrics import MetricsLog, read_metrics
+from attnbench.mirror import WandbMirror
 from attnbench.prepare import Run, config_hash, identity, prepare, resolved_config
 from attnbench.progress import ProgressBar
 from attnbench.registry import build

@@ -10,7 +10,7 @@ from torch import Tensor
 from attnbench.errors import UserError
 from attnbench.evals.base import NUM_SELECTION, Probe, Task
 from attnbench.evals.options import check_counts, check_different_counts, check_training
-from attnbench.evals.scoring import correct_labels, mean_accuracy
+from attnbench.evals.scoring import accuracy, correct_labels, mean_accuracy
 from attnbench.evals.task_data import ABSENT, SPLITS, hashed, hashes_in_split, in_pieces, integers_below, shuffled
 from attnbench.model import LanguageModel
 from attnbench.results import Measurement
@@ -74,9 +74,7 @@ class CopyTask(Task):
             correct_BL = correct_labels(model, self.test_sequences(seed, length, device))
             found = {"symbol_accuracy": correct_BL, "string_accuracy": correct_BL.all(1)}
             for metric, settings in self._axes(length):
-                correct = found[metric]
-                value = float(correct.double().mean())
-                yield Measurement(metric=metric, value=value, unit="", settings=settings, num_samples=correct.numel())
+                yield accuracy(found[metric], metric, settings)
 
     def axes(self) -> list[tuple[str, dict[str, Any]]]:
         """See Task."""

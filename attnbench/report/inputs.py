@@ -34,6 +34,16 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What an evaluation says of itself."""
+
+    purpose: str
+    """One line; empty where nothing is known."""
+    plots: list[tuple[str, str]] | None
+    """(metric, axis) pairs; None where nothing is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
     """What a comparison says of itself in comparison.json."""
 
@@ -44,6 +54,7 @@ class Protocol:
     reference: str | None
     files: list[str] | None
     """Results files, relative to the experiment's folder; None: all that lie there."""
+    evaluations: dict[str, About] = field(default_factory=dict)
     rates: list[Rate] = field(default_factory=list)
     failures: list[dict[str, str]] = field(default_factory=list)
     """`cell` and `reason` of what left no rows."""
@@ -90,16 +101,14 @@ def read_inputs(folder: Path) -> Inputs:
     )
 
 
-def declared_plots(evaluation: str) -> tuple[tuple[str, str], ...] | None:
-    """The (metric, axis) pairs that an evaluation of conf/eval declares; None for one that is not of conf/eval."""
+def about(evaluation: str, protocol: Protocol) -> About:
+    """As the comparison's record has it, which knows evaluations of elsewhere too, or as its class in conf/eval."""
+    if evaluation in protocol.evaluations:
+        return protocol.evaluations[evaluation]
     found = _evaluation_class(evaluation)
-    return found.plots if found is not None else None
-
-
-def purpose(evaluation: str) -> str:
-    """The first line of what an evaluation of conf/eval says of itself; empty for others."""
-    found = _evaluation_class(evaluation)
-    return (found.__doc__ or "").strip().partition("\n")[0] if found is not None else ""
+    if found is None:
+        return About(purpose="", plots=None)
+    return About(purpose=(found.__doc__ or "").strip().partition("\n")[0], plots=list(found.plots))
 
 
 def _evaluation_class(evaluation: str) -> type[Evaluation] | None:
@@ -131,11 +140,16 @@ def _protocol(record: dict[str, Any] | None, rows: Sequence[ResultRow], folder: 
     given = {name: value for name, value in (record or {}).items() if name in names}
     try:
         given["rates"] = [Rate(**rate) for rate in given.get("rates", [])]
+        given["evaluations"] = {name: _about(**entry) for name, entry in given.get("evaluations", {}).items()}
     except TypeError as error:
-        raise UserError(f"{folder / 'comparison.json'}: rates: {error}") from error
+        raise UserError(f"{folder / 'comparison.json'}: rates or evaluations: {error}") from error
     protocol = Protocol(**{**defaults, **given})
     known = [*protocol.variants, *(name for name in variants if name not in protocol.variants)]
     return Protocol(**{**{name: getattr(protocol, name) for name in names}, "variants": known})
+
+
+def _about(*, purpose: str, plots: list[list[str]]) -> About:
+    return About(purpose=purpose, plots=[(metric, axis) for metric, axis in plots])
 
 
 def _environments(folders: Iterable[Path], rows: Sequence[ResultRow]) -> dict[str, dict[str, Any] | None]:

@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ import yaml
 from probe_settings import smoke_words
 from small import python_path
 
-from attnbench import cells, compare
+from attnbench import cells, compare, config
 from attnbench.aggregate import figures
 from attnbench.cells import Cell
-from attnbench.config import ROOT, compose
+from attnbench.config import ROOT
 from attnbench.errors import UserError
 from attnbench.plan import Comparison
 from attnbench.results import read_results
-from attnbench.settings import SELECTION_SEED, ComparisonSettings, LoggerSettings, PlanSettings
+from attnbench.settings import SELECTION_SEED, ComparisonSettings, LoggerSettings, PlanSettings, RunSettings
 from attnbench.workers import Outcome, run_in_processes
 
 CLOCKS = ("tokens_per_second", "generator_tokens_per_second", "train_seconds", "first_step_seconds", "peak_memory_mib")
@@ -36,6 +37,16 @@ OVERRIDES = [
     *("train.num_epochs=null", "train.num_steps=6", "train.batch_size=4", "train.warmup_steps=2", "data=text"),
 ]
 RATES = [1e-2, 3e-2]
+
+
+@cache
+def composed(words: tuple[str, ...]) -> RunSettings:
+    return config.compose(words)
+
+
+def compose(words: Sequence[str]) -> RunSettings:
+    """Each command line once: Hydra takes as long for one as a little cell does."""
+    return composed(tuple(words))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -138,20 +138,35 @@ def reopen(folder: Path, settings: RunSettings) -> Run:
     """A finished run as it was trained, on whatever device the settings name now.
 
     Raises:
-        UserError: no finished training is there, or it was trained on another corpus than the one that is found.
+        UserError: no finished training is there, its settings are not those that it was trained with, or it was trained
+            on another corpus than the one that is found.
     """
     if not (folder / "checkpoint" / "final" / "state.json").exists():
         raise UserError(f"run={folder}: has no finished training; the train.py command that made it goes on with it")
     try:
         resolved = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["resolved"]
-        hashed, corpus = str(resolved["config_hash"]), resolved["corpus"]
+        hashed, corpus = resolved["config_hash"], resolved["corpus"]
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise UserError(f"{folder / 'config.yaml'}: does not say what was trained ({error})") from None
     prepared = prepare(settings)
     if corpus_label(prepared.corpus) != corpus:
         raise UserError(f"run={folder}: was trained on {corpus}, and {corpus_label(prepared.corpus)} is what is found")
+    if config_hash(_identity_of_training(_as_trained(prepared, resolved))) != hashed:
+        raise UserError(f"{folder / 'config.yaml'}: does not describe the training {hashed}; was it altered?")
     prepared.folder, prepared.config_hash = folder, hashed
     return prepared
+
+
+def _as_trained(prepared: Run, resolved: dict[str, Any]) -> Run:
+    """With the device, kernel and precision of back then, which may not be those that it is evaluated with."""
+    mixers = [replace(own, options={**own.options, "backend": resolved["backend"]}) for own in prepared.mixers]
+    return replace(
+        prepared,
+        mixers=mixers,
+        device=torch.device(resolved["device"]),
+        precision=resolved["precision"],
+        compile=resolved["compile"],
+    )
 
 
 def _matched(

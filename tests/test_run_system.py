@@ -18,6 +18,7 @@ from attnbench import run, run_system
 from attnbench.cells import execute
 from attnbench.config import ROOT, compose
 from attnbench.errors import UserError
+from attnbench.evals import step_cost
 from attnbench.evals.throughput import Throughput
 from attnbench.prepare import Run, prepare
 from attnbench.results import is_complete, read_results
@@ -126,25 +127,19 @@ def test_another_commit_is_the_same_folder(tmp_path, monkeypatch):
     assert place(settings(tmp_path)) == before
 
 
-def test_out_of_memory_and_what_follows(tmp_path, monkeypatch):
-    """A setting that does not fit is rows, and the next setting is measured."""
-    from attnbench.evals import step_cost
-
-    own, build = settings(tmp_path, "eval.throughput.lengths=[16,32]"), step_cost.stepper
-    tried = []
-
-    def full_at_first(*given, **named):
-        tried.append(1)
-        if len(tried) == 1:
+def test_what_does_not_fit_is_rows_and_the_next_length_is_measured(tmp_path, monkeypatch):
+    def full_when_short(state, batch, *given, step=step_cost.train_step):
+        if batch.tokens_BT.shape == (2, 16):
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return build(*given, **named)
+        return step(state, batch, *given)
 
-    monkeypatch.setattr(step_cost, "stepper", full_at_first)
-    found = read_results(run_system.run_system(own, own.evaluations[0]))
-    statuses = {row.measurement.settings["sequence_length"]: row.measurement.status for row in found[:6]}
-    assert statuses == {16: "out_of_memory"}
-    assert {row.measurement.status for row in found[6:]} <= {"ok", "unsupported"}
-    assert any(row.measurement.status == "ok" for row in found[6:])
+    monkeypatch.setattr(step_cost, "train_step", full_when_short)
+    own = settings(tmp_path, "eval.throughput.constant_tokens=null", "eval.throughput.lengths=[16,32]")
+    found = [row.measurement for row in read_results(run_system.run_system(own, own.evaluations[0]))]
+    statuses = {
+        length: {row.status for row in found if row.settings["sequence_length"] == length} for length in (16, 32)
+    }
+    assert statuses == {16: {"out_of_memory"}, 32: {"ok"}}
 
 
 def test_a_measurement_that_breaks_off_is_made_again_as_a_whole(tmp_path, monkeypatch):

@@ -35,10 +35,10 @@ def searched(outputs: Path, **changed) -> RunSettings:
 
 def write(cell: Cell, metric: str, value: float | None) -> None:
     """A cell's results, as if it had been run; None for a training that diverged."""
-    found = {"value": value} if value is not None else {"value": None, "status": "diverged", "reason": "not finite"}
+    ended = {"status": "ok"} if value is not None else {"status": "diverged", "reason": "not finite"}
     with ResultsWriter(cell.results[0], identity(cell)) as writer:
         writer.write(Measurement(metric="parameters", value=1000, unit=""))
-        writer.write(Measurement(metric=metric, unit="", settings={"split": "validation"}, **found))
+        writer.write(Measurement(metric=metric, value=value, unit="", settings={"split": "validation"}, **ended))
 
 
 def identity(cell: Cell) -> Identity:

@@ -61,15 +61,18 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
         return folder
     # Asked now, so that a mode that cannot be is refused before hours of work and not after.
     mode, _ = choose_mode(settings.logger)
-    with interruptible(f"stopped, what is finished is in {folder}; the same command goes on"):
-        _run_cells(comparison, searches, progress)
-        scored = comparison.scored()
-        _run_cells(comparison, scored, progress)
-        _run_cells(comparison, timed, progress)
-    files = [path for cell in (*scored, *timed) for path in cell.results if is_complete(path)]
-    if not files:
+    scored: list[Cell] = []
+    try:
+        with interruptible(f"stopped, what is finished is in {folder}; the same command goes on"):
+            _run_cells(comparison, searches, progress)
+            scored = comparison.scored()
+            _run_cells(comparison, scored, progress)
+            _run_cells(comparison, timed, progress)
+    finally:
+        # Cut off, too: report.py then shows what there is.
+        _record(comparison, [*scored, *timed])
+    if not any(is_complete(path) for cell in (*scored, *timed) for path in cell.results):
         raise UserError(f"{folder}: no cell has results; {len(comparison.failures)} failed")
-    _record(comparison, files)
     _show(folder, settings, mirrored=mode != "none")
     if comparison.failures:
         raise UserError(
@@ -174,9 +177,10 @@ def _show(folder: Path, settings: ComparisonSettings, *, mirrored: bool) -> None
         show_comparison(folder, settings.logger)
 
 
-def _record(comparison: Comparison, files: Sequence[Path]) -> None:
-    """comparison.json: what the report needs to know besides the rows."""
+def _record(comparison: Comparison, cells: Sequence[Cell]) -> None:
+    """comparison.json: what the report needs to know besides the rows of these cells."""
     plan = comparison.plan
+    files = [path for cell in cells for path in cell.results if is_complete(path)]
     content = {
         "plan": plan.name,
         "command": comparison.settings.command,
@@ -184,6 +188,7 @@ def _record(comparison: Comparison, files: Sequence[Path]) -> None:
         "rank": plan.rank or list(plan.variants),
         "reference": plan.reference,
         "evaluations": _described(comparison),
+        "missing": [cell.label for cell in cells if not cell.is_done()],
         "files": [str(path.relative_to(comparison.folder)) for path in files],
         "rates": [asdict(choice) for choice in comparison.choices],
         "failures": [{"cell": cell, "reason": reason} for cell, reason in comparison.failures.items()],

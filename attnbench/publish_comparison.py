@@ -17,11 +17,12 @@ from attnbench.tables import format_number, printable
 from attnbench.transfer import export_cells
 
 
-def publish_comparison(experiment: Path, target: Path, *, title: str) -> None:
+def publish_comparison(experiment: Path, target: Path, *, title: str, note: str = "") -> None:
     """Writes what a comparison has found so far, and what is missing of it.
 
     Args:
         experiment: outputs/<plan>, with its comparison.json.
+        note: what a reader must know besides; a paragraph of its own.
 
     Raises:
         UserError: there is no comparison, or it has no rows.
@@ -42,10 +43,10 @@ def publish_comparison(experiment: Path, target: Path, *, title: str) -> None:
         if stamp is not None:
             replace_file(target / f"environment-{name}.json", json.dumps(stamp, indent=2) + "\n")
     export_cells(experiment, target / "cells.jsonl")
-    replace_file(target / "README.md", _page(title, inputs, summary(summed, ranked)))
+    replace_file(target / "README.md", _page(title, note, inputs, summary(summed, ranked)))
 
 
-def _page(title: str, inputs: Inputs, content: Summary) -> str:
+def _page(title: str, note: str, inputs: Inputs, content: Summary) -> str:
     protocol, identities = inputs.protocol, [row.identity for row in inputs.rows]
     devices, commits, corpora = (
         ", ".join(dict.fromkeys(f"{getattr(identity, name)}" for identity in identities if getattr(identity, name)))
@@ -61,9 +62,10 @@ def _page(title: str, inputs: Inputs, content: Summary) -> str:
         "every row and every figure over seeds, comparison.json the learning rates and how they were chosen, "
         "environment-*.json the machines. `python scripts/report.py` on this folder makes the page with all plots, and "
         "`compare.py ... import=cells.jsonl` goes on from these cells.",
+        note,
         *_missing(protocol.missing),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def summary_table(content: Summary) -> str:

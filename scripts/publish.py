@@ -15,10 +15,11 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+", help="a comparison's folder, or runs in the order of the table")
     parser.add_argument("--title", required=True)
     parser.add_argument("--command", help="what made the runs; a comparison knows it")
+    parser.add_argument("--note", default="", help="of a comparison: what a reader must know besides")
     given = parser.parse_args()
     try:
         if given.command is None:
-            publish_comparison(given.runs[0], given.target, title=given.title)
+            publish_comparison(given.runs[0], given.target, title=given.title, note=given.note)
         else:
             publish(given.runs, given.target, title=given.title, command=given.command)
     except UserError as error:

@@ -108,7 +108,10 @@ def test_what_has_no_value_is_counted_and_explained():
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        ({"run": "again"}, r"copy symbol_accuracy of softmax at .*length=50.*: seed 0 .* in softmax-seed0 and in again"),
+        (
+            {"run": "again"},
+            r"copy symbol_accuracy of softmax at .*length=50.*: seed 0 .* in softmax-seed0 and in again",
+        ),
         ({"seed": 1, "precision": "bfloat16"}, r"differ in precision \(float32 in softmax-seed0, bfloat16 in"),
         ({"seed": 1, "backend": "fla"}, "differ in backend"),
         ({"seed": "all"}, r"over seeds \(all\) cannot be summed up again"),

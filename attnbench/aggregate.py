@@ -154,12 +154,17 @@ def headline(summed: Sequence[Figure], evaluation: str) -> list[Column]:
 
 
 def _default(own: Sequence[Figure]) -> tuple[Headline, ...]:
-    """The first metric that is ok everywhere, or else the first, at the first setting that most variants have."""
+    """The first metric that is ok everywhere, or else the first, at the first setting that most variants have.
+
+    Of test data where there are any: what validation data give chooses, and is no score.
+    """
+    settings = {"split": "test"} if any(figure.settings.get("split") == "test" for figure in own) else {}
+    own = [figure for figure in own if settings.items() <= figure.settings.items()]
     metrics = list(dict.fromkeys(figure.metric for figure in own))
     failed = {figure.metric for figure in own if figure.statuses.keys() - {"ok"}}
     metric = next((name for name in metrics if name not in failed), metrics[0])
     header = f"{own[0].evaluation} {metric}"
-    return (Headline(metric=metric, header=header, higher_is_better=None, pick="largest"),)
+    return (Headline(metric=metric, header=header, higher_is_better=None, settings=settings, pick="largest"),)
 
 
 def _columns(own: Sequence[Figure], choice: Headline) -> list[Column]:

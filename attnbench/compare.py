@@ -9,18 +9,22 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from attnbench.cells import Cell, execute
 from attnbench.errors import UserError
+from attnbench.evals.base import Evaluation
 from attnbench.hooks import duration
 from attnbench.jsonlines import replace_file
 from attnbench.mirror import choose_mode
 from attnbench.plan import Comparison, Compose
+from attnbench.registry import resolve
 from attnbench.results import is_complete
 from attnbench.runtime import interruptible, resolve_device
 from attnbench.settings import ComparisonSettings
@@ -57,15 +61,18 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
         return folder
     # Asked now, so that a mode that cannot be is refused before hours of work and not after.
     mode, _ = choose_mode(settings.logger)
-    with interruptible(f"stopped, what is finished is in {folder}; the same command goes on"):
-        _run_cells(comparison, searches, progress)
-        scored = comparison.scored()
-        _run_cells(comparison, scored, progress)
-        _run_cells(comparison, timed, progress)
-    files = [path for cell in (*scored, *timed) for path in cell.results if is_complete(path)]
-    if not files:
+    scored: list[Cell] = []
+    try:
+        with interruptible(f"stopped, what is finished is in {folder}; the same command goes on"):
+            _run_cells(comparison, searches, progress)
+            scored = comparison.scored()
+            _run_cells(comparison, scored, progress)
+            _run_cells(comparison, timed, progress)
+    finally:
+        # Cut off, too: report.py then shows what there is.
+        _record(comparison, [*scored, *timed])
+    if not any(is_complete(path) for cell in (*scored, *timed) for path in cell.results):
         raise UserError(f"{folder}: no cell has results; {len(comparison.failures)} failed")
-    _record(comparison, files)
     _show(folder, settings, mirrored=mode != "none")
     if comparison.failures:
         raise UserError(
@@ -92,10 +99,19 @@ def _run_cells(comparison: Comparison, cells: Sequence[Cell], progress: "Progres
             num_threads=max(1, torch.get_num_threads() // num_workers) if on_cpu else None,
             fresh=is_timed,
         )
-        for outcome in outcomes:
-            progress.report(outcome)
-            if outcome.error is not None:
-                comparison.failures[outcome.item.label] = outcome.error
+        with closing(outcomes):
+            for outcome in outcomes:
+                progress.report(outcome)
+                _judge(comparison, outcome)
+
+
+def _judge(comparison: Comparison, outcome: Outcome[Cell]) -> None:
+    """Records a cell that left no results; one whose results say why there are no numbers is done."""
+    cell, error = outcome.item, outcome.error
+    # What a rerun leaves as it was says nothing of this time.
+    if not cell.is_done() or (error is not None and cell.settings.rerun):
+        reason = error if error is not None else f"it left no {cell.results[0].name}"
+        comparison.failures[cell.label] = reason
 
 
 class Progress:
@@ -161,15 +177,18 @@ def _show(folder: Path, settings: ComparisonSettings, *, mirrored: bool) -> None
         show_comparison(folder, settings.logger)
 
 
-def _record(comparison: Comparison, files: Sequence[Path]) -> None:
-    """comparison.json: what the report needs to know besides the rows."""
+def _record(comparison: Comparison, cells: Sequence[Cell]) -> None:
+    """comparison.json: what the report needs to know besides the rows of these cells."""
     plan = comparison.plan
+    files = [path for cell in cells for path in cell.results if is_complete(path)]
     content = {
         "plan": plan.name,
         "command": comparison.settings.command,
         "variants": list(plan.variants),
         "rank": plan.rank or list(plan.variants),
         "reference": plan.reference,
+        "evaluations": _described(comparison),
+        "missing": [cell.label for cell in cells if not cell.is_done()],
         "files": [str(path.relative_to(comparison.folder)) for path in files],
         "rates": [asdict(choice) for choice in comparison.choices],
         "failures": [{"cell": cell, "reason": reason} for cell, reason in comparison.failures.items()],
@@ -177,3 +196,14 @@ def _record(comparison: Comparison, files: Sequence[Path]) -> None:
         "seconds": round(time.time() - comparison.started),
     }
     replace_file(comparison.folder / "comparison.json", json.dumps(content, indent=1) + "\n")
+
+
+def _described(comparison: Comparison) -> dict[str, Any]:
+    """What each evaluation says of itself, for a report that may not import a class from elsewhere."""
+    found = {}
+    for prepared, _ in comparison.variants.values():
+        for evaluation in prepared.settings.evaluations:
+            cls = resolve(evaluation.target, Evaluation, prepared.settings.trusted)
+            purpose = (cls.__doc__ or "").strip().partition("\n")[0]
+            found[evaluation.name] = {"purpose": purpose, "plots": [list(pair) for pair in cls.plots]}
+    return found

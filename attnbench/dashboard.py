@@ -1,6 +1,7 @@
 """A workspace in wandb for the battery: a section an evaluation with its plots, the rows, the curves of trainings."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ import yaml
 
 from attnbench.comparison_mirror import ROWS, chart_key
 from attnbench.errors import UserError
+from attnbench.evals.base import Evaluation
 from attnbench.jsonlines import replace_file
 from attnbench.mirror import LINE_CHART, LINE_CHART_FIELDS, choose_mode, entity_of, wandb_errors
+from attnbench.registry import resolve
 from attnbench.report import words
-from attnbench.report.inputs import EVALUATION_YAMLS, declared_plots
+from attnbench.report.inputs import EVALUATION_YAMLS
 from attnbench.settings import LoggerSettings
 
 NAME = "attnbench battery"
@@ -55,12 +58,15 @@ def _sections() -> list[Any]:
     curves = [reports.LinePlot(title=_title(name), x="tokens", y=[name]) for name in CURVES]
     return [
         workspaces.Section(name="Results", panels=[table], is_open=True),
-        *(workspaces.Section(name=words.heading(name), panels=_charts(name), is_open=True) for name in _evaluations()),
+        *(
+            workspaces.Section(name=words.heading(name), panels=_charts(name, plots), is_open=True)
+            for name, plots in _plots().items()
+        ),
         workspaces.Section(name="Training", panels=curves, is_open=True),
     ]
 
 
-def _charts(evaluation: str) -> list[Any]:
+def _charts(evaluation: str, plots: Sequence[tuple[str, str]]) -> list[Any]:
     """The charts that a comparison logs of an evaluation."""
     _, reports = _library()
     return [
@@ -70,15 +76,16 @@ def _charts(evaluation: str) -> list[Any]:
             chart_fields=LINE_CHART_FIELDS,
             chart_strings={"title": _title(metric), "xname": words.axis_name(axis)},
         )
-        for metric, axis in declared_plots(evaluation) or ()
+        for metric, axis in plots
     ]
 
 
-def _evaluations() -> list[str]:
-    """The names of conf/eval that have a class: those of the battery in its order, then the others."""
-    battery = yaml.safe_load((EVALUATION_YAMLS / "battery.yaml").read_text(encoding="utf-8"))["defaults"]
-    others = sorted(path.stem for path in EVALUATION_YAMLS.glob("*.yaml") if path.stem not in battery)
-    return [name for name in [*battery, *others] if declared_plots(name) is not None]
+def _plots() -> dict[str, Sequence[tuple[str, str]]]:
+    """What each evaluation of conf/eval draws: those of the battery in its order, then the others."""
+    contents = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted(EVALUATION_YAMLS.glob("*.yaml"))}
+    names = dict.fromkeys([*contents["battery"]["defaults"], *contents])
+    targets = {name: contents[name]["_target_"] for name in names if "_target_" in contents[name]}
+    return {name: resolve(target, Evaluation).plots for name, target in targets.items()}
 
 
 def _title(metric: str) -> str:

@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from attnbench.cells import Cell, probe_cell, training_cell
 from attnbench.errors import UserError
+from attnbench.evals.base import NUM_SELECTION, Task
 from attnbench.prepare import Run, again
 from attnbench.prepare_probe import build_tasks
 from attnbench.results import read_results
@@ -25,7 +28,7 @@ class Choice:
     """What each rate of the grid reached on validation data; None where it failed. Empty without a search."""
     chosen: float
     at_edge: bool
-    """The best is the grid's smallest or largest: a wider grid might hold a better one."""
+    """No rate inside the grid was as good as its smallest or largest: a wider grid might hold a better one."""
     taken_from: dict[str, Any] | None = None
     """The settings of the neighbouring task whose rate this is."""
 
@@ -51,44 +54,47 @@ def training_cells(
 def probe_searches(settings: RunSettings, evaluation: EvaluationSettings) -> list[Cell]:
     """One training a task and rate; none for a task with a single rate, or with that of a neighbour."""
     probe, tasks = build_tasks(settings, evaluation)
-    searched = [index for index, task in enumerate(tasks) if probe.rate_source(task) is None]
-    if len(probe.learning_rates) == 1:
-        return []
     return [
-        probe_cell(replace(settings, seed=SELECTION_SEED), evaluation, index, rate)
-        for index in searched
-        for rate in probe.learning_rates
+        cell
+        for index, task in enumerate(tasks)
+        if probe.rate_source(task) is None
+        for cell in _task_searches(settings, evaluation, index, probe.learning_rates)
     ]
 
 
-def probe_choices(settings: RunSettings, evaluation: EvaluationSettings) -> list[Choice]:
-    """The rate of each task, from the finished searches."""
+def probe_choice(settings: RunSettings, evaluation: EvaluationSettings, index: int) -> Choice:
+    """The rate of one task, from its finished searches or from those of the neighbour whose rate it takes over.
+
+    Raises:
+        UserError: a search has no results.
+    """
     probe, tasks = build_tasks(settings, evaluation)
-    cells = probe_searches(settings, evaluation)
-    choices: dict[int, Choice] = {}
-    for index, task in enumerate(tasks):
-        if probe.rate_source(task) is None:
-            own, variant = [cell for cell in cells if cell.task == index], settings.mixer.name
-            choices[index] = _choose(
-                variant, evaluation.name, task.settings, probe.learning_rates, own, "selection", higher_is_better=True
-            )
-    for index, task in enumerate(tasks):
-        source = probe.rate_source(task)
-        if source is not None:
-            neighbour = choices[next(other for other in choices if tasks[other].settings == source.settings)]
-            choices[index] = replace(neighbour, settings=task.settings, taken_from=source.settings)
-    return [choices[index] for index in range(len(tasks))]
+    task = tasks[index]
+    source = probe.rate_source(task)
+    if source is not None:
+        neighbour = next(place for place, other in enumerate(tasks) if other.settings == source.settings)
+        found = probe_choice(settings, evaluation, neighbour)
+        return replace(found, settings=dict(task.settings), taken_from=dict(source.settings))
+    grid, variant = probe.learning_rates, settings.mixer.name
+    cells = _task_searches(settings, evaluation, index, grid)
+    num_labels = num_selection_labels(task) if cells else None
+    return _choose(
+        variant, evaluation.name, task.settings, grid, cells, "selection", higher_is_better=True, num_labels=num_labels
+    )
 
 
 def probe_cells(
-    settings: RunSettings, evaluation: EvaluationSettings, choices: Sequence[Choice], seeds: Sequence[int]
+    settings: RunSettings, evaluation: EvaluationSettings, index: int, rate: float, seeds: Sequence[int]
 ) -> list[Cell]:
-    """The trainings that are scored, task by task."""
-    return [
-        probe_cell(replace(settings, seed=seed), evaluation, index, choice.chosen)
-        for index, choice in enumerate(choices)
-        for seed in seeds
-    ]
+    """The trainings of one task that are scored."""
+    return [probe_cell(replace(settings, seed=seed), evaluation, index, rate) for seed in seeds]
+
+
+def _task_searches(
+    settings: RunSettings, evaluation: EvaluationSettings, index: int, grid: Sequence[float]
+) -> list[Cell]:
+    searching = replace(settings, seed=SELECTION_SEED)
+    return [probe_cell(searching, evaluation, index, rate) for rate in grid] if len(grid) > 1 else []
 
 
 def _training(prepared: Run, rate: float, seed: int, evaluations: Sequence[EvaluationSettings]) -> Cell:
@@ -100,6 +106,12 @@ def _training(prepared: Run, rate: float, seed: int, evaluations: Sequence[Evalu
     return training_cell(again(prepared, changed))
 
 
+def num_selection_labels(task: Task) -> int:
+    """Labels of the validation sequences that rates are chosen by."""
+    batch = task.sequences("validation", SELECTION_SEED, 0, NUM_SELECTION, torch.device("cpu"))
+    return batch.targets_BT.numel() if batch.weight_BT is None else int(batch.weight_BT.sum())
+
+
 def _choose(
     variant: str,
     evaluation: str,
@@ -109,8 +121,16 @@ def _choose(
     metric: str,
     *,
     higher_is_better: bool,
+    num_labels: int | None = None,
 ) -> Choice:
-    """The best rate, ties to the smaller; where all failed the smallest, whose scored runs will say why.
+    """The smallest rate that reached the best, or, where it is an accuracy, came within its standard error.
+
+    Rates that one seed's validation sequences cannot tell apart are ties: a label more or less would otherwise decide
+    between a rate that works for every seed and one that works for this one (the one-standard-error rule of Breiman
+    et al., 1984). Where all failed it is the smallest, whose scored runs will say why.
+
+    Args:
+        num_labels: behind each accuracy; None for a loss.
 
     Raises:
         UserError: a search has no results.
@@ -123,13 +143,22 @@ def _choose(
         scores[cell.rate] = next((row.value for row in rows if row.metric == metric), None)
     sign = 1 if higher_is_better else -1
     reached = {rate: sign * value for rate, value in scores.items() if value is not None}
-    chosen = min(reached, key=lambda rate: (-reached[rate], rate)) if reached else min(grid)
+    best = max(reached.values(), default=0.0)
+    allowed = _standard_error(best, num_labels) if num_labels is not None else 0.0
+    as_good = [rate for rate, value in reached.items() if value >= best - allowed]
     return Choice(
         variant=variant,
         evaluation=evaluation,
         settings=dict(task),
         grid=sorted(grid),
         scores={f"{rate:g}": value for rate, value in sorted(scores.items())},
-        chosen=chosen,
-        at_edge=len(grid) > 1 and chosen in (min(grid), max(grid)),
+        chosen=min(as_good, default=min(grid)),
+        at_edge=bool(as_good) and {*as_good} <= {min(grid), max(grid)},
     )
+
+
+def _standard_error(accuracy: float, num_labels: int) -> float:
+    """Of a binomial share with two successes and two failures added (Agresti and Coull, 1998), so that a perfect score
+    has one too."""
+    share = (accuracy * num_labels + 2) / (num_labels + 4)
+    return (share * (1 - share) / (num_labels + 4)) ** 0.5

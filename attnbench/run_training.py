@@ -67,7 +67,7 @@ def results_of(prepared: Run, evaluation: EvaluationSettings) -> Path:
 def evaluate(prepared: Run, evaluation: EvaluationSettings) -> None:
     """Runs one evaluation on a finished training, unless its complete results are there."""
     path = results_of(prepared, evaluation)
-    if is_complete(path):
+    if is_complete(path) and not prepared.settings.rerun:
         return
     built = build(evaluation.target, evaluation.options, CheckpointEvaluation, prepared.settings.trusted)
     log.info(f"evaluating {evaluation.name} of {prepared.settings.mixer.name}")

@@ -7,7 +7,7 @@ from attnbench.errors import UserError
 from attnbench.jsonlines import read_json_lines, replace_file, to_line
 from attnbench.results import is_complete, read_results
 
-CARRIED = re.compile(r"(cells/)?[^/]+/(results/[^/]+\.jsonl|environment[^/]*\.json|config\.yaml)")
+CARRIED = re.compile(r"comparison\.json|(cells/)?[^/]+/(results/[^/]+\.jsonl|environment[^/]*\.json|config\.yaml)")
 """Paths in an experiment's folder that such a file may hold."""
 
 
@@ -22,6 +22,7 @@ def export_cells(experiment: Path, target: Path) -> int:
         raise UserError(f"export={target}: {experiment} has no complete results")
     folders = dict.fromkeys(path.parents[1] for path in results)
     beside = [path for folder in folders for name in ("environment*.json", "config.yaml") for path in folder.glob(name)]
+    beside += experiment.glob("comparison.json")
     lines = [
         to_line({"path": path.relative_to(experiment).as_posix(), "text": path.read_text(encoding="utf-8")})
         for path in (*beside, *results)

@@ -83,6 +83,10 @@ class SystemEvaluation(Evaluation, ABC):
         """Each number as soon as it is known; what does not fit is a row, and the next setting starts clean."""
 
 
+NUM_SELECTION = 500
+"""Validation sequences that `selection` is an accuracy on."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Task(ABC):
     """One small model to train from scratch on synthetic sequences, and how it is scored."""
@@ -112,7 +116,7 @@ class Task(ABC):
 
     @abstractmethod
     def selection(self, model: LanguageModel, seed: int, device: torch.device) -> float:
-        """What rates are chosen by and the plateau is read from: an accuracy on 500 validation sequences."""
+        """What rates are chosen by and the plateau is read from: an accuracy on NUM_SELECTION validation sequences."""
 
     @abstractmethod
     def score(self, model: LanguageModel, seed: int, device: torch.device) -> Iterator[Measurement]:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from attnbench.errors import UserError
-from attnbench.evals.base import Probe, Task
+from attnbench.evals.base import NUM_SELECTION, Probe, Task
 from attnbench.evals.options import check_counts, check_different_counts, check_training
-from attnbench.evals.scoring import correct_labels, mean_accuracy
+from attnbench.evals.scoring import accuracy, correct_labels, mean_accuracy
 from attnbench.evals.task_data import ABSENT, SPLITS, hashed, hashes_in_split, in_pieces, integers_below, shuffled
 from attnbench.model import LanguageModel
 from attnbench.results import Measurement
@@ -20,9 +20,6 @@ from attnbench.train import Batch
 NUM_SYMBOLS = 26
 START, SEPARATOR, PADDING, BLANK = range(NUM_SYMBOLS, NUM_SYMBOLS + 4)
 """Tokens beside the symbols 0 ... 25; BLANK only in selective copy."""
-
-NUM_SELECTION = 500
-"""Validation sequences that rates are chosen by: 10 of each length up to 50."""
 
 SHARED_LENGTHS = 4
 """Strings shorter than this may be in several splits: there are too few of them to keep some from training."""
@@ -77,9 +74,7 @@ class CopyTask(Task):
             correct_BL = correct_labels(model, self.test_sequences(seed, length, device))
             found = {"symbol_accuracy": correct_BL, "string_accuracy": correct_BL.all(1)}
             for metric, settings in self._axes(length):
-                correct = found[metric]
-                value = float(correct.double().mean())
-                yield Measurement(metric=metric, value=value, unit="", settings=settings, num_samples=correct.numel())
+                yield accuracy(found[metric], metric, settings)
 
     def axes(self) -> list[tuple[str, dict[str, Any]]]:
         """See Task."""

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from attnbench.evals.base import Probe, Task
+from attnbench.evals.base import NUM_SELECTION, Probe, Task
 from attnbench.evals.options import check_choice, check_counts, check_training
 from attnbench.evals.recall_sizes import PRESETS, Sizes, check_sizes
-from attnbench.evals.scoring import correct_labels, mean_accuracy
+from attnbench.evals.scoring import accuracy, correct_labels, mean_accuracy
 from attnbench.evals.task_data import (
     SPLITS,
     choose,
@@ -33,9 +33,6 @@ NEARNESS = 0.99
 
 LONG = 512
 """Positions from which on the batch is `long_batch_size`."""
-
-NUM_SELECTION = 500
-"""Validation sequences that rates are chosen by."""
 
 KEYS, VALUES, SLOTS, QUERIES, FILLER = range(5)
 """What a hash is used for, as its first counter."""
@@ -87,8 +84,7 @@ class RecallTask(Task):
         """Accuracy for each number of pairs."""
         for pairs, (metric, settings) in zip(self.pairs, self.axes(), strict=True):
             correct_BL = correct_labels(model, self.test_sequences(seed, pairs, device))
-            value = float(correct_BL.double().mean())
-            yield Measurement(metric=metric, value=value, unit="", settings=settings, num_samples=correct_BL.numel())
+            yield accuracy(correct_BL, metric, settings)
 
     def axes(self) -> list[tuple[str, dict[str, Any]]]:
         """See Task."""

@@ -1,9 +1,12 @@
 """Which labels of a batch a model gets right."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from attnbench.model import LanguageModel
+from attnbench.results import Measurement
 from attnbench.train import Batch
 
 MAX_ELEMENTS = 2**25
@@ -30,6 +33,12 @@ def correct_labels(model: LanguageModel, batch: Batch) -> Tensor:
         found.append(logits_BLC.argmax(-1) == part.targets_BT)
     model.train(was_training)
     return torch.cat(found) & _is_label(batch)
+
+
+def accuracy(correct: Tensor, metric: str, settings: dict[str, Any]) -> Measurement:
+    """The share of `correct` that is true, as a row that says of how many."""
+    value = float(correct.double().mean())
+    return Measurement(metric=metric, value=value, unit="", settings=settings, num_samples=correct.numel())
 
 
 def mean_accuracy(model: LanguageModel, batch: Batch) -> float:

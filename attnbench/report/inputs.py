@@ -34,6 +34,16 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What an evaluation says of itself."""
+
+    purpose: str
+    """One line; empty where nothing is known."""
+    plots: list[tuple[str, str]] | None
+    """(metric, axis) pairs; None where nothing is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
     """What a comparison says of itself in comparison.json."""
 
@@ -44,9 +54,12 @@ class Protocol:
     reference: str | None
     files: list[str] | None
     """Results files, relative to the experiment's folder; None: all that lie there."""
+    evaluations: dict[str, About] = field(default_factory=dict)
     rates: list[Rate] = field(default_factory=list)
     failures: list[dict[str, str]] = field(default_factory=list)
     """`cell` and `reason` of what left no rows."""
+    missing: list[str] = field(default_factory=list)
+    """Cells of the plan that are not done."""
     started: str | None = None
     seconds: float | None = None
 
@@ -72,7 +85,7 @@ def read_inputs(folder: Path) -> Inputs:
     """
     record = _read_json(folder / "comparison.json")
     table = folder / "results.csv"
-    if record is None and table.exists():
+    if table.exists() and (record is None or record.get("files") is None):
         rows, files = [row for row in read_csv(table) if row.identity.seed != ALL_SEEDS], []
     else:
         files = _results_files(folder, record)
@@ -90,16 +103,14 @@ def read_inputs(folder: Path) -> Inputs:
     )
 
 
-def declared_plots(evaluation: str) -> tuple[tuple[str, str], ...] | None:
-    """The (metric, axis) pairs that an evaluation of conf/eval declares; None for one that is not of conf/eval."""
+def about(evaluation: str, protocol: Protocol) -> About:
+    """As the comparison's record has it, which knows evaluations of elsewhere too, or as its class in conf/eval."""
+    if evaluation in protocol.evaluations:
+        return protocol.evaluations[evaluation]
     found = _evaluation_class(evaluation)
-    return found.plots if found is not None else None
-
-
-def purpose(evaluation: str) -> str:
-    """The first line of what an evaluation of conf/eval says of itself; empty for others."""
-    found = _evaluation_class(evaluation)
-    return (found.__doc__ or "").strip().partition("\n")[0] if found is not None else ""
+    if found is None:
+        return About(purpose="", plots=None)
+    return About(purpose=(found.__doc__ or "").strip().partition("\n")[0], plots=list(found.plots))
 
 
 def _evaluation_class(evaluation: str) -> type[Evaluation] | None:
@@ -113,7 +124,11 @@ def _evaluation_class(evaluation: str) -> type[Evaluation] | None:
 
 def _results_files(folder: Path, record: dict[str, Any] | None) -> list[Path]:
     if record is not None and record.get("files") is not None:
-        return [folder / name for name in record["files"]]
+        paths = [Path(str(name)) for name in record["files"]]
+        for path in paths:
+            if path.is_absolute() or ".." in path.parts:
+                raise UserError(f"{folder / 'comparison.json'}: {path} lies outside of the experiment")
+        return [folder / path for path in paths]
     return [*sorted(folder.glob("*/results/*.jsonl")), *sorted(folder.glob("cells/*/results/*.jsonl"))]
 
 
@@ -131,11 +146,16 @@ def _protocol(record: dict[str, Any] | None, rows: Sequence[ResultRow], folder: 
     given = {name: value for name, value in (record or {}).items() if name in names}
     try:
         given["rates"] = [Rate(**rate) for rate in given.get("rates", [])]
+        given["evaluations"] = {name: _about(**entry) for name, entry in given.get("evaluations", {}).items()}
     except TypeError as error:
-        raise UserError(f"{folder / 'comparison.json'}: rates: {error}") from error
+        raise UserError(f"{folder / 'comparison.json'}: rates or evaluations: {error}") from error
     protocol = Protocol(**{**defaults, **given})
     known = [*protocol.variants, *(name for name in variants if name not in protocol.variants)]
     return Protocol(**{**{name: getattr(protocol, name) for name in names}, "variants": known})
+
+
+def _about(*, purpose: str, plots: list[list[str]]) -> About:
+    return About(purpose=purpose, plots=[(metric, axis) for metric, axis in plots])
 
 
 def _environments(folders: Iterable[Path], rows: Sequence[ResultRow]) -> dict[str, dict[str, Any] | None]:

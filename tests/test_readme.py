@@ -20,6 +20,8 @@ ELSEWHERE = {
     "source .venv/bin/activate": "changes the shell alone",
     "wandb leet": "test_mirror.py, which inspects an offline run with it",
     "wandb sync wandb/offline-run-*": "needs wandb's server",
+    "python scripts/train.py -m hydra/launcher=submitit_slurm device=cuda hydra.launcher.gpus_per_node=1 "
+    "hydra.launcher.timeout_min=600 attn=softmax,linear": "needs a Slurm cluster",
 }
 
 
@@ -42,6 +44,8 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("command", [line for line in commands() if line not in ELSEWHERE])
 def test_a_command_of_the_readme_runs(root, tmp_path, text, command):
+    if "submitit" in command:
+        pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     program, script, *words = shlex.split(command)
     assert program == "python", f"{command}: run it in a test, or say in ELSEWHERE who does"
     if script.endswith("prepare_data.py"):

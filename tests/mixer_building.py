@@ -30,9 +30,9 @@ def read(name: str) -> tuple[type[Mixer], dict[str, Any]]:
 
 def build(name: str, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Mixer:
     mixer_class, options = read(name)
-    options = {"dim": DIM, "head_width": HEAD_WIDTH, **options, **changes}
+    from_model = {"dim": DIM, "head_width": HEAD_WIDTH, "layer": 0, "num_layers": 2}
     named = inspect.signature(mixer_class).parameters
-    options |= {setting: value for setting, value in {"layer": 0, "num_layers": 2}.items() if setting in named}
+    options = {name: value for name, value in from_model.items() if name in named} | options | changes
     options["backend"] = mixer_class.choose_backend(options, device_type="cpu", precision="float32")
     with torch.device("meta"):
         mixer = mixer_class(**options)

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from small import python_path
 
 SMALL = [
     "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "match=none", "data=text",
@@ -86,19 +85,3 @@ def test_the_tree_names_every_file(root):
     assert not missing
     named = re.findall(r"^\s+(\w+\.py)\b", tree, re.MULTILINE)
     assert set(named) <= {path.name for path in files}
-
-
-def test_the_example_mixer_of_the_docs_trains_from_a_package_of_its_own(root, tmp_path, text):
-    page = (root / "docs" / "adding_a_mixer.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (yaml,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "my_conf" / "attn").mkdir(parents=True)
-    (tmp_path / "average.py").write_text(code)
-    (tmp_path / "my_conf" / "attn" / "average.yaml").write_text(yaml)
-    command = [sys.executable, str(root / "scripts" / "train.py"), "--config-dir", "my_conf", "attn=average"]
-    words = ["experiment=demo", *SMALL, f"data.path={text}", f"outputs_dir={tmp_path}"]
-    done = subprocess.run(
-        [*command, *words], cwd=tmp_path, env=python_path(tmp_path, root), capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert "average-" in done.stdout

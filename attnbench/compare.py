@@ -23,9 +23,10 @@ from attnbench.hooks import duration
 from attnbench.jsonlines import replace_file
 from attnbench.plan import Comparison, Compose
 from attnbench.registry import resolve
-from attnbench.results import is_complete
+from attnbench.results import is_complete, read_results
 from attnbench.runtime import interruptible, resolve_device
 from attnbench.settings import ComparisonSettings
+from attnbench.terminal import print_comparison
 from attnbench.transfer import export_cells, import_cells
 from attnbench.workers import Outcome, run_in_processes
 
@@ -65,6 +66,8 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
     if not files:
         raise UserError(f"{folder}: no cell has results; {len(comparison.failures)} failed")
     _record(comparison, files)
+    rows = [row for path in files for row in read_results(path)]
+    print_comparison(rows, rank=settings.plan.rank or list(settings.plan.variants), reference=settings.plan.reference)
     if settings.report:
         # Imported here: where nothing is drawn, the plotting library need not be there.
         from attnbench.report import write_report

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attnbench.evals.base import CheckpointEvaluation, Evaluation, Probe, SystemEvaluation
 from attnbench.prepare import Run
@@ -76,16 +76,24 @@ def training_cell(prepared: Run) -> Cell:
 
 def probe_cell(settings: RunSettings, evaluation: EvaluationSettings, task: int, rate: float) -> Cell:
     """One training of one task."""
-    prepared = prepare_probe(settings, evaluation, task, rate)
-    words = [f"{evaluation.name} {settings.mixer.name}", *_distinction(settings, evaluation, prepared.task.settings)]
     return Cell(
-        label=", ".join([*words, _trained(rate, settings.seed)]),
+        label=f"{task_name(settings, evaluation, task)}, {_trained(rate, settings.seed)}",
         settings=settings,
-        results=(prepared.results,),
+        results=(prepare_probe(settings, evaluation, task, rate).results,),
         evaluation=evaluation,
         task=task,
         rate=rate,
     )
+
+
+def task_name(settings: RunSettings, evaluation: EvaluationSettings, index: int) -> str:
+    """For people: the probe, the variant, and where the task differs from the probe's others."""
+    _, tasks = build_tasks(settings, evaluation)
+    own = tasks[index].settings
+    distinct = [
+        f"{name} {value}" for name, value in own.items() if any(task.settings.get(name) != value for task in tasks)
+    ]
+    return ", ".join([f"{evaluation.name} {settings.mixer.name}", *distinct])
 
 
 def system_cell(prepared: Run, evaluation: EvaluationSettings) -> Cell:
@@ -115,9 +123,3 @@ def by_kind(settings: RunSettings) -> ByKind:
 
 def _trained(rate: float, seed: int) -> str:
     return f"lr {rate:g}, " + ("search" if seed == SELECTION_SEED else f"seed {seed}")
-
-
-def _distinction(settings: RunSettings, evaluation: EvaluationSettings, own: dict[str, Any]) -> list[str]:
-    """Where the task differs from the probe's others."""
-    _, tasks = build_tasks(settings, evaluation)
-    return [f"{name} {value}" for name, value in own.items() if any(task.settings.get(name) != value for task in tasks)]

@@ -9,6 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,7 @@ from attnbench.errors import UserError
 from attnbench.evals.base import Evaluation
 from attnbench.hooks import duration
 from attnbench.jsonlines import replace_file
+from attnbench.mirror import choose_mode
 from attnbench.plan import Comparison, Compose
 from attnbench.registry import resolve
 from attnbench.results import is_complete, read_results
@@ -34,13 +36,14 @@ log = logging.getLogger(__name__)
 
 
 def compare(settings: ComparisonSettings, compose: Compose) -> Path:
-    """Carries out a plan and writes comparison.json and report/; returns the experiment's folder.
+    """Carries out a plan and writes comparison.json and report/, mirrored to wandb; returns the experiment's folder.
 
     Args:
         compose: from the words of a train.py command line to its settings.
 
     Raises:
-        UserError: nothing could be run, or cells failed (after the others were run and the report was written).
+        UserError: nothing could be run, cells failed (after the others were run and the report was written), or wandb
+            is to be online and cannot be.
     """
     folder = Path(settings.outputs_dir) / settings.plan.name
     if settings.imported is not None:
@@ -53,10 +56,12 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
     progress = Progress(
         Counter(cell.group for cell in (*searches, *timed)) + comparison.num_scored(), settings.plan.num_workers
     )
-    log.info(f"plan={settings.plan.name}: {progress.total} cells, in {folder}/")
+    log.info(f"plan={settings.plan.name}: {progress.total} cells, in {folder}/; what they say is in its output.log")
     if settings.plan.dry_run:
         _list_cells(comparison, searches, timed)
         return folder
+    # Asked now, so that a mode that cannot be is refused before hours of work and not after.
+    mode, _ = choose_mode(settings.logger)
     with interruptible(f"stopped, what is finished is in {folder}; the same command goes on"):
         _run_cells(comparison, searches, progress)
         scored = comparison.scored()
@@ -66,13 +71,7 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
     if not files:
         raise UserError(f"{folder}: no cell has results; {len(comparison.failures)} failed")
     _record(comparison, files)
-    rows = [row for path in files for row in read_results(path)]
-    print_comparison(rows, rank=settings.plan.rank or list(settings.plan.variants), reference=settings.plan.reference)
-    if settings.report:
-        # Imported here: where nothing is drawn, the plotting library need not be there.
-        from attnbench.report import write_report
-
-        log.info(f"report: {write_report(folder)}")
+    _show(folder, settings, files, mirrored=mode != "none")
     if comparison.failures:
         raise UserError(
             f"{len(comparison.failures)} failed, listed in comparison.json; the same command tries them again"
@@ -98,10 +97,19 @@ def _run_cells(comparison: Comparison, cells: Sequence[Cell], progress: "Progres
             num_threads=max(1, torch.get_num_threads() // num_workers) if on_cpu else None,
             fresh=is_timed,
         )
-        for outcome in outcomes:
-            progress.report(outcome)
-            if outcome.error is not None:
-                comparison.failures[outcome.item.label] = outcome.error
+        with closing(outcomes):
+            for outcome in outcomes:
+                progress.report(outcome)
+                _judge(comparison, outcome)
+
+
+def _judge(comparison: Comparison, outcome: Outcome[Cell]) -> None:
+    """Records a cell that left no results; one whose results say why there are no numbers is done."""
+    cell, error = outcome.item, outcome.error
+    # What a rerun leaves as it was says nothing of this time.
+    if not cell.is_done() or (error is not None and cell.settings.rerun):
+        reason = error if error is not None else f"it left no {cell.results[0].name}"
+        comparison.failures[cell.label] = reason
 
 
 class Progress:
@@ -153,6 +161,20 @@ def _list_cells(comparison: Comparison, searches: Sequence[Cell], timed: Sequenc
     if not scored:
         for name, number in comparison.num_scored().items():
             log.info(f"  to do  {name}: {number} scored cells, at the rates that the searches will give")
+
+
+def _show(folder: Path, settings: ComparisonSettings, files: Sequence[Path], *, mirrored: bool) -> None:
+    """The summary, the report, and the run in wandb; what these need is imported here, as a comparison goes without."""
+    plan, rows = settings.plan, [row for path in files for row in read_results(path)]
+    print_comparison(rows, rank=plan.rank or list(plan.variants), reference=plan.reference)
+    if settings.report:
+        from attnbench.report import write_report
+
+        log.info(f"report: {write_report(folder)}")
+    if mirrored:
+        from attnbench.comparison_mirror import show_comparison
+
+        show_comparison(folder, settings.logger)
 
 
 def _record(comparison: Comparison, files: Sequence[Path]) -> None:

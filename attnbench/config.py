@@ -1,29 +1,48 @@
 """Hydra's side: from a command line to `RunSettings`, and from every mistake to one line that names the setting."""
 
+import json
 import logging
 import os
+import shutil
 import sys
+import traceback
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
-from hydra.types import RunMode
+from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
 from attnbench.errors import Interrupted, UserError
+from attnbench.jsonlines import replace_file
 from attnbench.reading import read_settings
 from attnbench.settings import RunSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
+SUBMITIT = ("submitit_local", "submitit_slurm")
 EXPECTED = (UserError, HydraException, OmegaConfBaseException)
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Outcome:
+    """What became of one job."""
+
+    job: str
+    """The overrides that tell it from the sweep's others."""
+    folder: str | None
+    error: str = ""
+    """One line, where there is no folder."""
 
 
 def launch(
@@ -36,55 +55,109 @@ def launch(
 
     Args:
         main: does one job and returns the folder it left its results in.
-        summarise: called at the end with the folders of all jobs that this process ran.
+        summarise: called at the end with the folders of all jobs, in whatever process they ran.
         read: makes of the composed configuration what `main` takes.
     """
     _show_log()
-    failures: list[str] = []
-    folders: list[Path] = []
-    started: list[str] = []
+    own: list[Outcome] = []
     # Without this Hydra prints tracebacks, or eight lines, and ends the process itself.
     show_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"
 
+    # May be sent to another process, and then `own` is a copy there: what it returns is what counts.
     @hydra.main(config_path=str(CONF), config_name=config_name, version_base="1.3")
-    def job(config: DictConfig) -> None:
-        started.append(" ".join(HydraConfig.get().overrides.task) or "the run")
-        try:
-            folders.append(main(read(config, HydraConfig.get())))
-        except Exception as error:
-            # Whatever ended it, a job says so at once and the sweep's other jobs still run.
-            failures.append(f"{started[-1]}: {explain(error)}")
-            print(f"error: {explain(error)}", file=sys.stderr, flush=True)
-            if HydraConfig.get().mode == RunMode.RUN and isinstance(error, EXPECTED) and not show_traceback:
-                # Hydra would add a line of its own; in a sweep this would end the other jobs.
-                raise SystemExit(1) from None
-            raise
+    def job(config: DictConfig) -> Outcome:
+        own.append(_do_job(main, read, config, show_traceback))
+        return own[-1]
 
+    exit_code = 0
     try:
         job()
     except Interrupted as interruption:
         print(interruption, file=sys.stderr)
-        raise SystemExit(interruption.exit_code) from None
+        exit_code = interruption.exit_code
     except KeyboardInterrupt:
         # Outside training, which handles it itself, there is nothing to save.
         print("interrupted; the same command goes on from what is finished", file=sys.stderr)
-        raise SystemExit(130) from None
+        exit_code = 130
     except Exception as error:
-        # What Hydra raises before the first job is about the command line, whatever its type.
-        if show_traceback or (started and not isinstance(error, EXPECTED)):
+        # Jobs raise nothing: this is about the command line, or about a job whose process died.
+        if show_traceback:
             raise
-        if not started:
-            print(f"error: {explain(error, sys.argv[1:])}", file=sys.stderr)
-            raise SystemExit(2) from None
-    finally:
-        if failures and len(started) > 1:
-            print(f"{len(failures)} of {len(started)} jobs failed:", file=sys.stderr)
-            print("\n".join(f"  {failure}" for failure in failures), file=sys.stderr)
-    if folders and summarise is not None:
+        print(f"error: {explain(error, sys.argv[1:])}", file=sys.stderr)
+        exit_code = 2
+    elsewhere = SweepOutcomes.read()
+    outcomes = own or elsewhere
+    failures = [f"  {outcome.job}: {outcome.error}" for outcome in outcomes if outcome.folder is None]
+    if failures and (len(outcomes) > 1 or not own):
+        print(f"{len(failures)} of {len(outcomes)} jobs failed:", *failures, sep="\n", file=sys.stderr)
+    folders = [Path(outcome.folder) for outcome in outcomes if outcome.folder is not None]
+    if folders and summarise is not None and exit_code in (0, 2):
         summarise(folders)
-    if failures:
-        raise SystemExit(1)
+    if failures or exit_code:
+        raise SystemExit(exit_code or 1)
+
+
+def _do_job(main: Callable[[Any], Path], read: Callable[..., Any], config: DictConfig, show_traceback: bool) -> Outcome:
+    """Whatever ends it, a job says so at once and the sweep's other jobs still run."""
+    _show_log()
+    name = " ".join(HydraConfig.get().overrides.task) or "the run"
+    try:
+        return Outcome(job=name, folder=str(main(read(config, HydraConfig.get()))))
+    except Exception as error:
+        print(f"error: {explain(error)}", file=sys.stderr, flush=True)
+        if show_traceback or not isinstance(error, EXPECTED):
+            traceback.print_exc()
+        return Outcome(job=name, folder=None, error=explain(error))
+
+
+class SweepOutcomes(Callback):
+    """Keeps on disk what became of a sweep's jobs, which may run in other processes and on other machines.
+
+    Hydra tells nobody what they returned. Named in the configuration, as Hydra asks of its callbacks.
+    """
+
+    VARIABLE = "ATTNBENCH_SWEEP"
+    """Where in this process's environment the folder of the sweep stands, which Hydra composes and keeps to itself."""
+
+    def __init__(self) -> None:
+        self.folder: str | None = None
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Makes the folder, on the disk that the outputs are on; refuses a device that nobody chose."""
+        words, launcher = config.hydra.overrides.task, config.hydra.runtime.choices["hydra/launcher"]
+        is_chosen = config.device != "auto" or any(word.startswith("device=") for word in words)
+        if launcher in SUBMITIT and (not is_chosen or "device=auto" in words):
+            # No exception: Hydra turns those of callbacks into warnings.
+            print(
+                f"error: device=auto: with hydra/launcher={launcher} name it, device=cpu or device=cuda: jobs see only "
+                "the GPUs that hydra.launcher.gpus_per_node asks for, and none without it",
+                file=sys.stderr,
+            )
+            raise SystemExit(2)
+        folder = Path(config.hydra.sweep.dir).resolve()
+        with suppress(OSError):
+            # Where nothing can be written, the sweep itself says so.
+            folder.mkdir(parents=True, exist_ok=True)
+            self.folder = os.environ[self.VARIABLE] = mkdtemp(prefix=".sweep-", dir=folder)
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        """Writes a job's outcome, in the process that ran it."""
+        if self.folder is not None:
+            path = Path(self.folder) / f"{config.hydra.job.num:06}.json"
+            replace_file(path, json.dumps(asdict(job_return.return_value)))
+
+    @classmethod
+    def read(cls) -> list[Outcome]:
+        """What became of the jobs of this process's sweep, in their order; removes the folder."""
+        folder = os.environ.pop(cls.VARIABLE, None)
+        if folder is None:
+            return []
+        found = [
+            Outcome(**json.loads(path.read_text(encoding="utf-8"))) for path in sorted(Path(folder).glob("*.json"))
+        ]
+        shutil.rmtree(folder)
+        return found
 
 
 class _AboveTheBar(logging.Handler):
@@ -96,9 +169,11 @@ class _AboveTheBar(logging.Handler):
 
 def _show_log() -> None:
     """attnbench's own lines go to standard error, bare; standard output is for results."""
+    logger = logging.getLogger("attnbench")
+    if any(isinstance(handler, _AboveTheBar) for handler in logger.handlers):
+        return
     handler = _AboveTheBar()
     handler.setFormatter(logging.Formatter("%(message)s"))
-    logger = logging.getLogger("attnbench")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
 
@@ -128,6 +203,8 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
     """
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        if group == "hydra/launcher" and name in SUBMITIT:
+            return f"{group}={name}: not installed; pip install 'hydra-submitit-launcher==1.2.0'"
         return f"{group}={name}: unknown; there is {', '.join(sorted(error.options))}"
     cause = error.__cause__
     if isinstance(error, ConfigCompositionException) and isinstance(cause, OmegaConfBaseException):

@@ -14,7 +14,8 @@ from torch import Tensor
 from attnbench.checkpoint import ModelRecord, TrainState, save_best, save_step
 from attnbench.errors import UserError
 from attnbench.loss import perplexity, split_nats
-from attnbench.metrics import MetricsLog, WandbMirror
+from attnbench.metrics import MetricsLog
+from attnbench.mirror import WandbMirror
 from attnbench.progress import ProgressBar
 from attnbench.runtime import StopRequest, computing, synchronize
 from attnbench.train import StepReport
@@ -153,7 +154,7 @@ class Validation:
 
 
 class Plateau:
-    """Looks every `interval` steps at what a probe's rates are chosen by, and logs it as `selection`."""
+    """Looks every `interval` steps, and at the last, at what a probe's rates are chosen by; logs it as `selection`."""
 
     def __init__(
         self,
@@ -163,12 +164,13 @@ class Plateau:
         logging: Logging,
         stopwatch: Stopwatch,
         interval: int,
+        num_steps: int,
     ) -> None:
         self.select, self.precision, self.logging = select, precision, logging
-        self.stopwatch, self.interval = stopwatch, interval
+        self.stopwatch, self.interval, self.num_steps = stopwatch, interval, num_steps
 
     def __call__(self, state: TrainState, report: StepReport) -> None:
-        if state.step % self.interval:
+        if state.step % self.interval and state.step != self.num_steps:
             return
         with self.stopwatch.paused():
             state.model.eval()

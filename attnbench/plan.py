@@ -8,14 +8,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from attnbench.cells import TRAINING, ByKind, Cell, by_kind, system_cell
+from attnbench.cells import TRAINING, ByKind, Cell, by_kind, system_cell, task_name
 from attnbench.errors import UserError
 from attnbench.prepare import Run, prepare
 from attnbench.prepare_probe import build_tasks
 from attnbench.rates import (
     Choice,
     probe_cells,
-    probe_choices,
+    probe_choice,
     probe_searches,
     training_cells,
     training_choice,
@@ -55,6 +55,9 @@ class Comparison:
         evaluations = f"eval=[{','.join(self.plan.evaluations)}]"
         composed = compose([evaluations, f"device={self.settings.device}", *self.plan.overrides, *words])
         wanted = self.plan.only or self.plan.evaluations
+        for evaluation in wanted:
+            if evaluation not in [own.name for own in composed.evaluations]:
+                raise UserError(f"plan.evaluations: {evaluation} is a list of evaluations; name each of them")
         return replace(
             composed,
             mixer=replace(composed.mixer, name=name),
@@ -79,11 +82,17 @@ class Comparison:
         """The trainings that are scored, at the rates that the finished searches give."""
         cells, self.choices = [], []
         for prepared, kinds in self.variants.values():
+            settings = prepared.settings
             for evaluation in kinds.probes:
-                choices = self._choices(partial(probe_choices, prepared.settings, evaluation))
-                cells += probe_cells(prepared.settings, evaluation, choices, self.plan.probe_seeds)
+                for index in range(len(build_tasks(settings, evaluation)[1])):
+                    name = task_name(settings, evaluation, index)
+                    choice = self._choice(name, partial(probe_choice, settings, evaluation, index))
+                    if choice is not None:
+                        cells += probe_cells(settings, evaluation, index, choice.chosen, self.plan.probe_seeds)
             if kinds.of_checkpoints:
-                for choice in self._choices(lambda own=prepared: [training_choice(own, self.plan.learning_rates)]):
+                grid = self.plan.learning_rates
+                choice = self._choice(f"training {prepared.mixer}", partial(training_choice, prepared, grid))
+                if choice is not None:
                     cells += training_cells(prepared, kinds.of_checkpoints, choice.chosen, self.plan.seeds)
         return self._in_order(cells)
 
@@ -103,24 +112,23 @@ class Comparison:
                 numbers[TRAINING] += len(self.plan.seeds)
         return numbers
 
-    def _choices(self, choose: Callable[[], list[Choice]]) -> list[Choice]:
-        """What was chosen; none, and a failure recorded, where a search has no results."""
+    def _choice(self, name: str, choose: Callable[[], Choice]) -> Choice | None:
+        """What was chosen; None, and a failure recorded, where a search has no results."""
         try:
             chosen = choose()
         except UserError as error:
-            self.fail("learning rate", str(error))
-            return []
-        self.choices += chosen
+            self.fail(name, str(error))
+            return None
+        self.choices.append(chosen)
         return chosen
 
     def _in_order(self, cells: list[Cell]) -> list[Cell]:
         """Evaluation by evaluation, as the plan lists them."""
         names = self.plan.evaluations
         of_checkpoints = [own.name for _, kinds in self.variants.values() for own in kinds.of_checkpoints]
-        place = {TRAINING: min(map(names.index, of_checkpoints), default=0)}
-        return sorted(
-            cells, key=lambda cell: place.get(cell.group, 0) if cell.evaluation is None else names.index(cell.group)
-        )
+        place = {name: index for index, name in enumerate(names)}
+        place[TRAINING] = min((place[name] for name in of_checkpoints), default=0)
+        return sorted(cells, key=lambda cell: place[cell.group])
 
     def fail(self, cell: str, reason: str) -> None:
         """Records what could not be run; the rest goes on."""

@@ -28,7 +28,7 @@ class Choice:
     """What each rate of the grid reached on validation data; None where it failed. Empty without a search."""
     chosen: float
     at_edge: bool
-    """The best is the grid's smallest or largest: a wider grid might hold a better one."""
+    """No rate inside the grid was as good as its smallest or largest: a wider grid might hold a better one."""
     taken_from: dict[str, Any] | None = None
     """The settings of the neighbouring task whose rate this is."""
 
@@ -54,57 +54,55 @@ def training_cells(
 def probe_searches(settings: RunSettings, evaluation: EvaluationSettings) -> list[Cell]:
     """One training a task and rate; none for a task with a single rate, or with that of a neighbour."""
     probe, tasks = build_tasks(settings, evaluation)
-    searched = [index for index, task in enumerate(tasks) if probe.rate_source(task) is None]
-    if len(probe.learning_rates) == 1:
-        return []
     return [
-        probe_cell(replace(settings, seed=SELECTION_SEED), evaluation, index, rate)
-        for index in searched
-        for rate in probe.learning_rates
+        cell
+        for index, task in enumerate(tasks)
+        if probe.rate_source(task) is None
+        for cell in _task_searches(settings, evaluation, index, probe.learning_rates)
     ]
 
 
-def probe_choices(settings: RunSettings, evaluation: EvaluationSettings) -> list[Choice]:
-    """The rate of each task, from the finished searches."""
+def probe_choice(settings: RunSettings, evaluation: EvaluationSettings, index: int) -> Choice:
+    """The rate of one task, from its finished searches or from those of the neighbour whose rate it takes over.
+
+    Raises:
+        UserError: a search has no results.
+    """
     probe, tasks = build_tasks(settings, evaluation)
-    cells = probe_searches(settings, evaluation)
-    choices: dict[int, Choice] = {}
-    for index, task in enumerate(tasks):
-        if probe.rate_source(task) is None:
-            own, variant = [cell for cell in cells if cell.task == index], settings.mixer.name
-            choices[index] = _choose(
-                variant,
-                evaluation.name,
-                task.settings,
-                probe.learning_rates,
-                own,
-                "selection",
-                higher_is_better=True,
-                num_labels=num_selection_labels(task) if own else None,
-            )
-    for index, task in enumerate(tasks):
-        source = probe.rate_source(task)
-        if source is not None:
-            neighbour = choices[next(other for other in choices if tasks[other].settings == source.settings)]
-            choices[index] = replace(neighbour, settings=task.settings, taken_from=source.settings)
-    return [choices[index] for index in range(len(tasks))]
+    task = tasks[index]
+    source = probe.rate_source(task)
+    if source is not None:
+        neighbour = next(place for place, other in enumerate(tasks) if other.settings == source.settings)
+        found = probe_choice(settings, evaluation, neighbour)
+        return replace(found, settings=dict(task.settings), taken_from=dict(source.settings))
+    grid, variant = probe.learning_rates, settings.mixer.name
+    cells = _task_searches(settings, evaluation, index, grid)
+    num_labels = num_selection_labels(task) if cells else None
+    return _choose(
+        variant, evaluation.name, task.settings, grid, cells, "selection", higher_is_better=True, num_labels=num_labels
+    )
 
 
 def probe_cells(
-    settings: RunSettings, evaluation: EvaluationSettings, choices: Sequence[Choice], seeds: Sequence[int]
+    settings: RunSettings, evaluation: EvaluationSettings, index: int, rate: float, seeds: Sequence[int]
 ) -> list[Cell]:
-    """The trainings that are scored, task by task."""
-    return [
-        probe_cell(replace(settings, seed=seed), evaluation, index, choice.chosen)
-        for index, choice in enumerate(choices)
-        for seed in seeds
-    ]
+    """The trainings of one task that are scored."""
+    return [probe_cell(replace(settings, seed=seed), evaluation, index, rate) for seed in seeds]
+
+
+def _task_searches(
+    settings: RunSettings, evaluation: EvaluationSettings, index: int, grid: Sequence[float]
+) -> list[Cell]:
+    searching = replace(settings, seed=SELECTION_SEED)
+    return [probe_cell(searching, evaluation, index, rate) for rate in grid] if len(grid) > 1 else []
 
 
 def _training(prepared: Run, rate: float, seed: int, evaluations: Sequence[EvaluationSettings]) -> Cell:
     settings = prepared.settings
     train = replace(settings.train, learning_rate=float(rate))
-    changed = replace(settings, train=train, seed=seed, evaluations=list(evaluations))
+    # A search is one of many trainings whose curve nobody looks at; its result stands in comparison.json.
+    logger = replace(settings.logger, mode="none") if seed == SELECTION_SEED else settings.logger
+    changed = replace(settings, train=train, seed=seed, evaluations=list(evaluations), logger=logger)
     return training_cell(again(prepared, changed))
 
 
@@ -145,19 +143,17 @@ def _choose(
         scores[cell.rate] = next((row.value for row in rows if row.metric == metric), None)
     sign = 1 if higher_is_better else -1
     reached = {rate: sign * value for rate, value in scores.items() if value is not None}
-    chosen = min(grid)
-    if reached:
-        best = max(reached.values())
-        allowed = _standard_error(best, num_labels) if num_labels is not None else 0.0
-        chosen = min(rate for rate, value in reached.items() if value >= best - allowed)
+    best = max(reached.values(), default=0.0)
+    allowed = _standard_error(best, num_labels) if num_labels is not None else 0.0
+    as_good = [rate for rate, value in reached.items() if value >= best - allowed]
     return Choice(
         variant=variant,
         evaluation=evaluation,
         settings=dict(task),
         grid=sorted(grid),
         scores={f"{rate:g}": value for rate, value in sorted(scores.items())},
-        chosen=chosen,
-        at_edge=len(grid) > 1 and chosen in (min(grid), max(grid)),
+        chosen=min(as_good, default=min(grid)),
+        at_edge=bool(as_good) and {*as_good} <= {min(grid), max(grid)},
     )
 
 

@@ -5,11 +5,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from attnbench.cells import Cell, by_kind, execute, system_cell
+from attnbench.locks import device_lock
 from attnbench.prepare import Run, reopen
-from attnbench.rates import probe_cells, probe_choices, probe_searches
+from attnbench.prepare_probe import build_tasks
+from attnbench.rates import probe_cells, probe_choice, probe_searches
 from attnbench.run_training import evaluate, run_training
-from attnbench.runtime import resolve_device, start_afresh
+from attnbench.runtime import interruptible, resolve_device, start_afresh
 from attnbench.settings import EvaluationSettings, RunSettings
 from attnbench.workers import run_alone
 
@@ -42,8 +46,9 @@ def evaluate_again(folder: Path, settings: RunSettings) -> Path:
     """
     prepared = reopen(folder, settings)
     of_checkpoints, probes, system = by_kind(settings)
-    for evaluation in of_checkpoints:
-        evaluate(prepared, evaluation)
+    with device_lock(prepared.device, shared=True):
+        for evaluation in of_checkpoints:
+            evaluate(prepared, evaluation)
     _run_cells(prepared, settings, probes, system)
     return folder
 
@@ -58,18 +63,21 @@ def _run_cells(
     for evaluation in probes:
         for cell in probe_searches(settings, evaluation):
             _run_cell(cell)
-        choices = probe_choices(settings, evaluation)
-        for cell in probe_cells(settings, evaluation, choices, [settings.seed]):
-            _run_cell(cell)
-            cells.append(cell)
+        for index in range(len(build_tasks(settings, evaluation)[1])):
+            choice = probe_choice(settings, evaluation, index)
+            for cell in probe_cells(settings, evaluation, index, choice.chosen, [settings.seed]):
+                _run_cell(cell)
+                cells.append(cell)
     # What this process holds on the device would count against those that follow.
     start_afresh(resolve_device(settings.device))
-    for evaluation in system:
-        cell = system_cell(prepared, evaluation)
-        if not cell.is_done() or settings.rerun:
-            log.info(f"{cell.label} (in a process of its own)")
-            run_alone(execute, cell, log=cell.results[0].parents[1] / "output.log")
-        cells.append(cell)
+    with interruptible("stopped; the same command goes on from what is finished"):
+        for evaluation in system:
+            cell = system_cell(prepared, evaluation)
+            if not cell.is_done() or settings.rerun:
+                log.info(f"{cell.label} (in a process of its own)")
+                output = cell.results[0].parents[1] / "output.log"
+                run_alone(execute, cell, log=output, num_threads=torch.get_num_threads())
+            cells.append(cell)
     remember_cells(prepared.folder, cells)
 
 

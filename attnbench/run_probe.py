@@ -14,8 +14,10 @@ from attnbench.data import block_order
 from attnbench.evals.base import Task
 from attnbench.folder import ROOT, recording, stamp_environment, write_config
 from attnbench.hooks import Checkpoints, DivergedError, Logging, Plateau, Stopwatch
+from attnbench.locks import device_lock
 from attnbench.matching import Matched
-from attnbench.metrics import MetricsLog, WandbMirror, read_metrics
+from attnbench.metrics import MetricsLog, read_metrics
+from attnbench.mirror import WandbMirror
 from attnbench.model import build_model
 from attnbench.prepare_probe import CHECK_STEPS, ProbeRun, probe_config, probe_identity, probe_record
 from attnbench.progress import ProgressBar
@@ -27,6 +29,9 @@ from attnbench.train import Batch, learning_rates, train
 
 PLATEAU = 0.95
 """The value of `selection` that steps_to_95 waits for."""
+
+
+VALIDATION = {"split": "validation"}
 
 
 class TrainingSequences:
@@ -64,25 +69,35 @@ def run_probe(prepared: ProbeRun, *, shares_device: bool = False) -> Path:
 
     Args:
         shares_device: others run on the device at the same time; then the rows of its speed say so.
+
+    Raises:
+        Interrupted: a signal asked to stop, and the state is kept.
     """
     if is_complete(prepared.results) and not prepared.settings.rerun:
         return prepared.results
-    with recording(prepared.folder):
+    stop = StopRequest()
+    with recording(prepared.folder), device_lock(prepared.device, shared=shares_device):
         write_config(prepared.folder, probe_config(prepared))
         stamp = stamp_environment(prepared.folder, prepared.device)
         with ResultsWriter(prepared.results, probe_identity(prepared, stamp)) as writer:
-            for measurement in _measurements(prepared, shares_device):
+            for measurement in _measurements(prepared, shares_device, stop):
                 measurement.settings = {**_common(prepared), **measurement.settings}
                 writer.write(measurement)
+    if stop.signal is not None:
+        # It came during the last step, when there was nothing left to stop but what follows.
+        raise stop.interruption(
+            f"trained and scored to the end: {prepared.folder}; the same command goes on from there"
+        )
     return prepared.results
 
 
-def _measurements(prepared: ProbeRun, shares_device: bool) -> Iterator[Measurement]:
+def _measurements(prepared: ProbeRun, shares_device: bool, stop: StopRequest) -> Iterator[Measurement]:
     if prepared.matched is None:
         yield from _failed(prepared, "unsupported", prepared.obstacle)
         return
+    yield from _budget(prepared.matched)
     try:
-        trained = attempt(lambda: _train(prepared))
+        trained = attempt(lambda: _train(prepared, stop))
     except DivergedError as error:
         yield from _failed(prepared, "diverged", str(error))
         return
@@ -92,7 +107,6 @@ def _measurements(prepared: ProbeRun, shares_device: bool) -> Iterator[Measureme
     state, speeds = trained
     scored = attempt(lambda: list(_scores(prepared, state)))
     yield from _failed(prepared, "out_of_memory", scored.reason) if isinstance(scored, OutOfMemory) else scored
-    yield from _budget(prepared.matched)
     for metric, value in speeds.items():
         settings = {"shared_device": True} if shares_device else {}
         yield Measurement(metric=metric, value=value, unit="token/s", settings=settings)
@@ -105,13 +119,13 @@ def _scores(prepared: ProbeRun, state: TrainState) -> Iterator[Measurement]:
     state.model.eval()
     with torch.no_grad(), computing(prepared.precision, device):
         selected = task.selection(state.model, seed, device)
-        yield Measurement(metric="selection", value=selected, unit="", settings={"split": "validation"})
+        yield Measurement(metric="selection", value=selected, unit="", settings=VALIDATION)
         yield _steps_to_plateau(prepared)
         if prepared.is_scored:
             yield from task.score(state.model, seed, device)
 
 
-def _train(prepared: ProbeRun) -> tuple[TrainState, dict[str, float]]:
+def _train(prepared: ProbeRun, stop: StopRequest) -> tuple[TrainState, dict[str, float]]:
     """The trained state, and tokens a second of the steps and of the generator of their data."""
     task, seed, device, folder = prepared.task, prepared.settings.seed, prepared.device, prepared.folder
     assert prepared.matched is not None
@@ -131,7 +145,7 @@ def _train(prepared: ProbeRun) -> tuple[TrainState, dict[str, float]]:
     resumed = checkpoint.load_last(folder / "checkpoint", model)
     state = resumed or TrainState.fresh(model)
     tokens_per_step = task.batch_size * sequences.length
-    stopwatch, stop = Stopwatch(state, device), StopRequest()
+    stopwatch = Stopwatch(state, device)
     with ExitStack() as stack:
         stack.enter_context(stop.listening())
         hooks = _hooks(prepared, state, stopwatch, stop, stack, tokens_per_step, is_resumed=resumed is not None)
@@ -181,6 +195,7 @@ def _hooks(
         logging=logging,
         stopwatch=stopwatch,
         interval=CHECK_STEPS,
+        num_steps=task.num_steps,
     )
     checkpoints = Checkpoints(
         folder=prepared.folder / "checkpoint",
@@ -205,12 +220,12 @@ def _steps_to_plateau(prepared: ProbeRun) -> Measurement:
     rows = read_metrics(prepared.folder / "metrics.jsonl")
     reached = [row["step"] for row in rows if row.get("selection", 0) >= PLATEAU]
     if reached:
-        return Measurement(metric="steps_to_95", value=min(reached), unit="step", settings={"split": "validation"})
+        return Measurement(metric="steps_to_95", value=min(reached), unit="step", settings=VALIDATION)
     return Measurement(
         metric="steps_to_95",
         value=None,
         unit="step",
-        settings={"split": "validation"},
+        settings=VALIDATION,
         status="not_reached",
         reason=f"selection stayed below {PLATEAU} for {prepared.task.num_steps} steps",
     )
@@ -225,9 +240,11 @@ def _budget(matched: Matched) -> Iterator[Measurement]:
 
 
 def _failed(prepared: ProbeRun, status: str, reason: str) -> Iterator[Measurement]:
-    places = [("selection", {"split": "validation"}), *(prepared.task.axes() if prepared.is_scored else [])]
-    for metric, settings in places:
-        yield Measurement(metric=metric, value=None, unit="", settings=settings, status=status, reason=reason)
+    """What `_scores` would have given, without numbers."""
+    scores = prepared.task.axes() if prepared.is_scored else []
+    for metric, settings in (("selection", VALIDATION), ("steps_to_95", VALIDATION), *scores):
+        unit = "step" if metric == "steps_to_95" else ""
+        yield Measurement(metric=metric, value=None, unit=unit, settings=settings, status=status, reason=reason)
 
 
 def _common(prepared: ProbeRun) -> dict[str, Any]:

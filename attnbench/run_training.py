@@ -20,7 +20,8 @@ from attnbench.evals.base import CheckpointEvaluation
 from attnbench.folder import ROOT, recording, stamp_environment, write_config
 from attnbench.hooks import Checkpoints, DivergedError, Estimate, Logging, Stopwatch, Validation
 from attnbench.locks import device_lock
-from attnbench.metrics import MetricsLog, WandbMirror, read_metrics
+from attnbench.metrics import MetricsLog, read_metrics
+from attnbench.mirror import WandbMirror
 from attnbench.prepare import Run, config_hash, identity, prepare, resolved_config
 from attnbench.progress import ProgressBar
 from attnbench.registry import build
@@ -66,7 +67,7 @@ def results_of(prepared: Run, evaluation: EvaluationSettings) -> Path:
 def evaluate(prepared: Run, evaluation: EvaluationSettings) -> None:
     """Runs one evaluation on a finished training, unless its complete results are there."""
     path = results_of(prepared, evaluation)
-    if is_complete(path):
+    if is_complete(path) and not prepared.settings.rerun:
         return
     built = build(evaluation.target, evaluation.options, CheckpointEvaluation, prepared.settings.trusted)
     log.info(f"evaluating {evaluation.name} of {prepared.settings.mixer.name}")

@@ -6,6 +6,7 @@ The yaml files of conf/ hold the values; these classes hold the names, the types
 """
 
 import math
+import re
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -248,6 +249,8 @@ def check_plan(plan: PlanSettings) -> None:
         if type(rate) not in (int, float) or not 0 < rate < math.inf:
             raise UserError(f"plan.learning_rates={plan.learning_rates}: must be positive numbers")
     for variant, words in plan.variants.items():
+        if not re.fullmatch(r"[\w.+-]*\w[\w.+-]*", str(variant)):
+            raise UserError(f"plan.variants.{variant}: a name is of letters, digits and _ . + -; folders are called so")
         if not isinstance(words, list) or not any(str(word).startswith("attn=") for word in words):
             raise UserError(f"plan.variants.{variant}={words}: must be a list of overrides with attn=NAME among them")
     for name, allowed, chosen in (

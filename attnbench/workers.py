@@ -7,7 +7,8 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -20,6 +21,9 @@ Item = TypeVar("Item")
 
 STOP_SECONDS = 60.0
 """Longest wait for workers to save what they are at when the whole is interrupted."""
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""What interrupts the whole."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -48,11 +52,12 @@ def run_in_processes(
     log: Path,
     num_threads: int | None = None,
     fresh: bool = False,
-) -> Iterator[Outcome[Item]]:
+) -> Generator[Outcome[Item], None, None]:
     """Calls `function(item)` for every item in other processes, and yields outcomes as they come.
 
-    A worker that dies is an outcome with an error, and another takes its place. Interrupted (Ctrl-C, SIGTERM), it asks
-    the workers to stop, waits until they have saved, and raises on.
+    A worker that dies is an outcome with an error, and another takes its place. Interrupted (Ctrl-C, SIGTERM) or
+    closed, it asks the workers to stop, waits until they have saved, and raises on. The caller closes it, see
+    `contextlib.closing`: an exception of the caller's own would otherwise leave the workers running.
 
     Args:
         function, items: what another process can be sent: a function of a module, plain data.
@@ -61,21 +66,14 @@ def run_in_processes(
         num_threads: of torch in each; None leaves torch's own number.
         fresh: a new process for each item, so that nothing of one is left when the next begins.
     """
-    context = multiprocessing.get_context("spawn")
     log.parent.mkdir(parents=True, exist_ok=True)
     waiting, workers = deque(items), []
-
-    def start() -> _Worker[Item]:
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(function, theirs, str(log), num_threads))
-        process.start()
-        theirs.close()
-        return _Worker(process, ours)
-
     try:
         while waiting or workers:
             while waiting and len(workers) < num_workers:
-                workers.append(start())
+                # A worker whose start is interrupted half way would be known to nobody.
+                with _signals_held():
+                    workers.append(_start(function, log, num_threads))
                 _give(workers[-1], waiting.popleft())
             ready = wait([worker.connection for worker in workers])
             for worker in [worker for worker in workers if worker.connection in ready]:
@@ -83,31 +81,52 @@ def run_in_processes(
                 if is_alive and waiting and not fresh:
                     _give(worker, waiting.popleft())
                 else:
-                    _end(worker)
+                    _end(worker, is_alive)
                     workers.remove(worker)
                 yield outcome
     finally:
         # Empty unless something ended this early.
-        for worker in workers:
-            worker.process.terminate()
-        for worker in workers:
-            worker.process.join(STOP_SECONDS)
+        _stop(workers)
 
 
-def run_alone(function: Callable[[Item], Any], item: Item, *, log: Path) -> None:
-    """Calls `function(item)` in a process of its own.
+def run_alone(function: Callable[[Item], Any], item: Item, *, log: Path, num_threads: int) -> None:
+    """Calls `function(item)` in a process of its own; see run_in_processes.
 
     Raises:
         UserError: it failed there.
     """
-    (outcome,) = run_in_processes(function, [item], num_workers=1, log=log, fresh=True)
+    with closing(
+        run_in_processes(function, [item], num_workers=1, log=log, num_threads=num_threads, fresh=True)
+    ) as outcomes:
+        (outcome,) = outcomes
     if outcome.error is not None:
         raise UserError(outcome.error)
 
 
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """What interrupts waits until the block is left; a process that starts inside holds it too, see `_serve`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start(function: Callable[[Item], Any], log: Path, num_threads: int | None) -> _Worker[Item]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(function, theirs, str(log), num_threads))
+    process.start()
+    theirs.close()
+    return _Worker(process, ours)
+
+
 def _give(worker: _Worker[Item], item: Item) -> None:
     worker.item, worker.started = item, time.perf_counter()
-    worker.connection.send(item)
+    # One that is dead already says so when it is listened to.
+    with suppress(ConnectionError):
+        worker.connection.send(item)
 
 
 def _outcome(worker: _Worker[Item]) -> tuple[Outcome[Item], bool]:
@@ -115,7 +134,7 @@ def _outcome(worker: _Worker[Item]) -> tuple[Outcome[Item], bool]:
     assert worker.item is not None
     try:
         error, is_alive = worker.connection.recv(), True
-    except (EOFError, ConnectionResetError):
+    except (EOFError, ConnectionError):
         worker.process.join()
         error, is_alive = _cause_of_death(worker.process.exitcode), False
     return Outcome(item=worker.item, seconds=time.perf_counter() - worker.started, error=error), is_alive
@@ -128,34 +147,62 @@ def _cause_of_death(exit_code: int | None) -> str:
     return f"its process ended with exit code {exit_code}"
 
 
-def _end(worker: _Worker[Item]) -> None:
+def _end(worker: _Worker[Item], is_alive: bool) -> None:
+    """The process leaves when nothing more can come; what one that died had started is ended with it."""
     worker.connection.close()
     worker.process.join()
+    if not is_alive:
+        _kill_group(worker)
+
+
+def _stop(workers: Sequence[_Worker[Item]]) -> None:
+    """Asks them to stop, and ends those that have not done so in STOP_SECONDS."""
+    for worker in workers:
+        worker.process.terminate()
+        # One that has saved, or finished just now, must not wait for another item.
+        worker.connection.close()
+    deadline = time.monotonic() + STOP_SECONDS
+    for worker in workers:
+        worker.process.join(max(0.0, deadline - time.monotonic()))
+    for worker in workers:
+        _kill_group(worker)
+        worker.process.join()
+
+
+def _kill_group(worker: _Worker[Item]) -> None:
+    """A worker leads a group of its own, see `_serve`: itself and whatever it has started."""
+    assert worker.process.pid is not None
+    with suppress(ProcessLookupError):
+        os.killpg(worker.process.pid, signal.SIGKILL)
+    # One that has not come as far as to lead a group.
+    worker.process.kill()
 
 
 def _serve(function: Callable[[Any], Any], connection: Connection, log: str, num_threads: int | None) -> None:
     """A worker's life: items in, None or an error out, until the other end closes."""
     # In a session of its own, Ctrl-C on the terminal reaches the parent alone, which then asks it to stop, once.
     os.setsid()
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(descriptor, stream.fileno())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     if num_threads is not None:
         import torch
 
         torch.set_num_threads(num_threads)
-    while True:
-        try:
-            item = connection.recv()
-        except EOFError:
-            return
-        try:
-            function(item)
-            error = None
-        except Interrupted as interruption:
-            sys.exit(interruption.exit_code)
-        except Exception as failure:
-            traceback.print_exc()
-            first_line = str(failure).strip().partition("\n")[0]
-            error = first_line if isinstance(failure, UserError) else f"{type(failure).__name__}: {first_line}"
-        connection.send(error)
+    with suppress(EOFError, ConnectionError):
+        while True:
+            connection.send(_error_of(function, connection.recv()))
+
+
+def _error_of(function: Callable[[Any], Any], item: Any) -> str | None:
+    """What went wrong, in one line; None where the function returned."""
+    try:
+        function(item)
+    except Interrupted as interruption:
+        sys.exit(interruption.exit_code)
+    except Exception as failure:
+        traceback.print_exc()
+        first_line = str(failure).strip().partition("\n")[0]
+        return first_line if isinstance(failure, UserError) else f"{type(failure).__name__}: {first_line}"
+    return None

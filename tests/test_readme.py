@@ -17,7 +17,7 @@ ELSEWHERE = {
     "make demo": "by hand before every release: it takes minutes",
     "make test": "this test runs in it",
     "source .venv/bin/activate": "changes the shell alone",
-    "wandb leet": "test_metrics.py, which inspects an offline run with it",
+    "wandb leet": "test_mirror.py, which inspects an offline run with it",
     "wandb sync wandb/offline-run-*": "needs wandb's server",
 }
 

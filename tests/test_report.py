@@ -16,10 +16,10 @@ from report_rows import CORPUS, HOSTILE, SKILL, write_experiment
 from attnbench.aggregate import families, figures, headline
 from attnbench.errors import UserError
 from attnbench.report import write_report
-from attnbench.report.charts import specification
+from attnbench.report.charts import specification, to_svg
 from attnbench.report.inputs import about, read_inputs
 from attnbench.report.markup import element, embedded_json
-from attnbench.report.plots import describe, missing_text, plots_of
+from attnbench.report.plots import chance_text, describe, missing_text, plots_of
 from attnbench.report.words import metric_name, overall, plain_answer, ranked_answer, tally
 from attnbench.results import ALL_SEEDS, read_csv, write_csv
 
@@ -302,10 +302,12 @@ def test_lengths_at_one_batch_and_at_one_number_of_tokens_are_two_plots(summed):
 
 def test_an_axis_with_one_value_puts_the_variants_side_by_side(summed):
     own = [f for f in of(summed, "recall", "accuracy") if f.settings["num_pairs"] == 16]
-    (plot,) = plots_of(own, [("accuracy", "num_pairs")])
+    # The second axis has one value as well, and would show the same once more.
+    (plot,) = plots_of(own, [("accuracy", "num_pairs"), ("accuracy", "sequence_length")])
     assert plot.title == "Accuracy, pairs 16"
     spec = specification(plot, list(SKILL))
-    assert spec["layer"][0]["encoding"]["y"]["field"] == "variant"
+    assert spec["layer"][-1]["encoding"]["y"]["field"] == "variant"
+    assert spec["layer"][0]["mark"]["style"] == "chance"
 
 
 def test_a_chart_shows_crosses_above_and_the_chance_level(summed):
@@ -322,6 +324,26 @@ def test_a_chart_shows_crosses_above_and_the_chance_level(summed):
     values = [value["value"] for layer in spec["layer"] for value in layer["data"]["values"] if "value" in value]
     assert values
     assert any(abs(value - 1 / 26) < 1e-9 for value in values)
+
+
+def test_a_chance_next_to_nothing_is_no_long_number(summed):
+    (plot,) = plots_of(of(summed, "copy"), [("string_accuracy", "length")])
+    assert chance_text(plot) == "chance 0.03846"
+    tiny = [
+        dataclasses.replace(f, settings={**f.settings, "chance": 26.0 ** -f.settings["length"]}) for f in plot.figures
+    ]
+    assert chance_text(dataclasses.replace(plot, figures=tiny)) == "chance below 0.0001"
+
+
+def test_ticks_are_the_positions_themselves(summed):
+    own = [
+        dataclasses.replace(figure, settings={**figure.settings, "sequence_length": length})
+        for figure in of(summed, "memory", "training_peak_mib")
+        for length in (32, 64, 128)
+        if figure.settings["sequence_length"] == 256
+    ]
+    (plot,) = plots_of(own, [("training_peak_mib", "sequence_length")])
+    assert {">32<", ">64<", ">128<"} <= set(re.findall(r">\d+<", to_svg(specification(plot, list(SKILL)), plot)))
 
 
 def test_variants_look_alike_in_every_chart(summed):

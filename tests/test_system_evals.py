@@ -322,13 +322,13 @@ def test_a_bad_setting_is_refused_before_anything_runs(override):
 def test_a_step_that_does_not_fit_the_gpu_gives_its_memory_back(text):
     device = torch.device("cuda", 0)
     measured = subject(text, "device=cuda:0", "train.compile=false")
-    one_gib = 2**30 / torch.cuda.get_device_properties(device).total_memory
+    two_gib = 2**31 / torch.cuda.get_device_properties(device).total_memory
     # What stays of it is cuBLAS's own.
     rows_of("throughput", measured, lengths=[64], batch_size=4, constant_tokens=None)
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved(device)
-    torch.cuda.set_per_process_memory_fraction(one_gib, device)
+    torch.cuda.set_per_process_memory_fraction(two_gib, device)
     try:
         rows = rows_of("throughput", measured, lengths=[64, 4096, 128], batch_size=8, constant_tokens=None)
     finally:

@@ -17,7 +17,8 @@ from attnbench.checkpoint import TrainState
 from attnbench.errors import UserError
 from attnbench.hooks import DivergedError, Logging, Stopwatch
 from attnbench.loss import cross_entropy
-from attnbench.metrics import MetricsLog, WandbMirror
+from attnbench.metrics import MetricsLog
+from attnbench.mirror import WandbMirror
 from attnbench.progress import ProgressBar
 from attnbench.runtime import computing
 from attnbench.settings import LoggerSettings

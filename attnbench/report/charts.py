@@ -15,7 +15,7 @@ import vl_convert
 
 from attnbench.aggregate import Figure
 from attnbench.report import words
-from attnbench.report.plots import Plot, describe
+from attnbench.report.plots import Plot, chance_text, describe, missing_text
 
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
@@ -73,7 +73,9 @@ def config(*, dark: bool) -> dict[str, Any]:
         "background": "transparent",
         "font": FONT,
         "view": {"stroke": None},
+        "title": {"color": ink, "subtitleColor": muted, "fontSize": 14, "subtitlePadding": 6},
         "mark": {"color": muted},
+        "rule": {"color": muted},
         "text": {"color": ink},
         "range": {"category": list(OKABE_ITO_ON_DARK if dark else OKABE_ITO)},
         "axis": {
@@ -85,7 +87,7 @@ def config(*, dark: bool) -> dict[str, Any]:
             "labelPadding": 6,
             "titlePadding": 10,
         },
-        "axisY": {"domain": False, "ticks": False, "tickCount": 5},
+        "axisY": {"domain": False, "ticks": False},
         "axisX": {"grid": False, "tickSize": 4},
         "legend": {
             **text,
@@ -97,15 +99,17 @@ def config(*, dark: bool) -> dict[str, Any]:
         },
         "style": {
             "chance": {"strokeDash": [3, 3], "strokeWidth": 1.2},
-            "chance-label": {"fontSize": 11, "align": "left", "baseline": "bottom", "dx": -6, "dy": -3},
             "value-label": {"fontSize": 12, "baseline": "bottom", "dy": -9},
         },
     }
 
 
-def to_svg(spec: dict[str, Any]) -> str:
-    """The chart as a picture on white, without a browser."""
-    return vl_convert.vegalite_to_svg(_static(spec), vl_version=VEGA_LITE, config=_on_white())
+def to_svg(spec: dict[str, Any], plot: Plot) -> str:
+    """The chart as a picture on white with its title, without a browser."""
+    below = [f"dashed: {chance_text(plot)}" if plot.chance() else "", missing_text(plot)]
+    title = {"text": plot.title, "subtitle": [line for line in below if line], "anchor": "start", "offset": 16}
+    static = {**spec, "width": STATIC_WIDTH, "title": title}
+    return vl_convert.vegalite_to_svg(static, vl_version=VEGA_LITE, config=_on_white())
 
 
 def to_png(svg: str) -> bytes:
@@ -119,10 +123,6 @@ def runtime() -> str:
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
     # The addresses of an editor and of a schema: neither is used, and so the page can be seen to name none.
     return bundle.replace("https://vega.github.io/", "/").replace("https://github.com/", "/")
-
-
-def _static(spec: dict[str, Any]) -> dict[str, Any]:
-    return {**spec, "width": STATIC_WIDTH}
 
 
 def _on_white() -> dict[str, Any]:
@@ -208,21 +208,24 @@ def _points(plot: Plot, look: Look) -> list[alt.Chart]:
     labels = alt.Chart(data).mark_text(style="value-label").encode(y=y, x=x, text="text:N")
     lost = alt.Data(values=[_datum(plot, figure) for figure in plot.missing])
     crosses = alt.Chart(lost).mark_point(shape=CROSS, size=36, strokeWidth=2.2, opacity=1)
-    return [bars, points, labels, crosses.encode(y=y, x=alt.value(8), color=look.color, tooltip=_tooltip(plot))]
+    levels = [{"value": level} for level in dict.fromkeys(plot.chance().values())]
+    chance = alt.Chart(alt.Data(values=levels)).mark_rule(style="chance").encode(x=x)
+    return [
+        *([chance] if levels else []),
+        bars,
+        points,
+        labels,
+        crosses.encode(y=y, x=alt.value(8), color=look.color, tooltip=_tooltip(plot)),
+    ]
 
 
 def _chance_line(plot: Plot, x: alt.X, y: alt.Y) -> list[alt.Chart]:
     """The chance level at every position, as a line under everything."""
     levels = plot.chance()
-    if not levels:
-        return []
     values = [
         {"x": _position(plot, position), "value": levels[position]} for position in plot.positions if position in levels
     ]
-    data = alt.Data(values=values)
-    label = {**values[0], "text": f"chance {words.shown_value(values[0]['value'])}"}
-    text = alt.Chart(alt.Data(values=[label])).mark_text(style="chance-label")
-    return [alt.Chart(data).mark_line(style="chance").encode(x=x, y=y), text.encode(x=x, y=y, text="text:N")]
+    return [alt.Chart(alt.Data(values=values)).mark_line(style="chance").encode(x=x, y=y)] if values else []
 
 
 def _datum(plot: Plot, figure: Figure) -> dict[str, Any]:
@@ -267,7 +270,7 @@ def _axis(plot: Plot) -> alt.X:
         return alt.X("x:N", sort=[str(value) for value in positions], axis=alt.Axis(title=title, labelAngle=0))
     wide = positions[0] > 0 and positions[-1] >= WIDE_AXIS * positions[0]
     scale = alt.Scale(type="log" if wide else "linear", domain=[positions[0], positions[-1]], nice=False, padding=18)
-    return alt.X("x:Q", scale=scale, axis=alt.Axis(title=title, values=positions, format=",~r"))
+    return alt.X("x:Q", scale=scale, axis=alt.Axis(title=title, values=positions, format=",.12~g"))
 
 
 def _value_scale(plot: Plot) -> alt.Scale:
@@ -295,7 +298,7 @@ def _value_axis(plot: Plot, *, grid: bool = True) -> alt.Axis:
     scale = _value_scale(plot).to_dict()
     if scale.get("type") == "log":
         more |= {"values": _round_numbers(*scale["domain"]), "format": "~s"}
-    return alt.Axis(grid=grid, **more)
+    return alt.Axis(grid=grid, tickCount=5, **more)
 
 
 def _round_numbers(low: float, high: float) -> list[float]:

@@ -39,11 +39,12 @@ def write_report(folder: Path, *, target: Path | None = None) -> Path:
     ranked = families(summed, rank=inputs.protocol.rank, reference=inputs.protocol.reference)
     written = chapters(summed, ranked, inputs.protocol)
     variants = inputs.protocol.variants
-    specs = {plot.name: charts.specification(plot, variants) for chapter in written for plot in chapter.plots}
+    plots = {plot.name: plot for chapter in written for plot in chapter.plots}
+    specs = {name: charts.specification(plot, variants) for name, plot in plots.items()}
     target = folder / "report" if target is None else target
     (target / "figures").mkdir(parents=True, exist_ok=True)
     for name, spec in specs.items():
-        svg = charts.to_svg(spec)
+        svg = charts.to_svg(spec, plots[name])
         replace_file(target / "figures" / f"{name}.svg", svg)
         (target / "figures" / f"{name}.png").write_bytes(charts.to_png(svg))
     write_csv([*inputs.rows, *to_rows(summed)], target / "results.csv")

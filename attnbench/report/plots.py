@@ -69,7 +69,11 @@ def plots_of(figures: Sequence[Figure], declared: Iterable[tuple[str, str]] | No
             is drawn along its axis of most numbers, if that has at least two.
     """
     pairs = declared if declared is not None else _pairs(figures)
-    return [plot for metric, axis in pairs for plot in _plots(figures, metric, axis)]
+    found = [plot for metric, axis in pairs for plot in _plots(figures, metric, axis)]
+    # Variants side by side look the same along whatever axis has a single value.
+    metrics = {plot.metric for plot in found if len(plot.positions) > 1}
+    singles = {plot.metric: plot for plot in reversed(found) if plot.metric not in metrics}
+    return [plot for plot in found if len(plot.positions) > 1 or plot is singles.get(plot.metric)]
 
 
 def describe(plot: Plot) -> str:
@@ -98,6 +102,15 @@ def missing_text(plot: Plot) -> str:
         f"{variant} {what} at {words.listed(words.shown_value(figure.settings[plot.axis]) for figure in own)}"
         for (variant, what), own in groups.items()
     )
+
+
+def chance_text(plot: Plot) -> str:
+    """ "chance 0.25 to 0.0625"; empty where the rows give none."""
+    levels = list(dict.fromkeys(plot.chance().values()))
+    if not levels:
+        return ""
+    ends = dict.fromkeys(map(words.chance_level, (max(levels), min(levels))))
+    return "chance " + " to ".join(ends)
 
 
 def _place_in(plot: Plot) -> Any:

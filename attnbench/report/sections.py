@@ -7,7 +7,7 @@ from attnbench.aggregate import Cell, Column, Family, Figure, Summary, headline
 from attnbench.report import words
 from attnbench.report.inputs import Inputs, Protocol, about
 from attnbench.report.markup import Markup, TableCell, element, join, scrolling, table
-from attnbench.report.plots import Plot, describe, missing_text, plots_of
+from attnbench.report.plots import Plot, chance_text, describe, missing_text, plots_of
 
 MIN_RANKED_SEEDS = 3
 HOW_RANKED = (
@@ -91,9 +91,9 @@ def evaluation_section(chapter: Chapter, index: int) -> Markup:
         "section",
         element("h2", chapter.title, id=anchor(index)),
         element("p", chapter.answer(), class_="lead"),
-        element("p", about, class_="about") if about else None,
+        element("p", words.capitalized(about), class_="about") if about else None,
         element("div", *map(_figure, chapter.plots), class_="charts") if chapter.plots else None,
-        *_details(chapter.figures),
+        *_details(chapter.figures, is_open=not chapter.plots),
         _comparisons(chapter.families),
         class_="evaluation",
         aria_labelledby=anchor(index),
@@ -147,7 +147,7 @@ def _score_header(column: Column) -> Markup:
         words.capitalized(words.metric_name(column.metric, column.unit)),
         element("span", f" {arrow}", title=direction, aria_label=direction, role="img") if arrow else None,
         element("small", where) if where else None,
-        element("small", f"chance {words.shown_value(chance)}") if chance is not None else None,
+        element("small", f"chance {words.chance_level(chance)}") if chance is not None else None,
         scope="row",
     )
 
@@ -167,23 +167,26 @@ def _summary_cell(cell: Cell) -> Markup:
 
 
 def _figure(plot: Plot) -> Markup:
-    missing = missing_text(plot)
+    missing, chance = missing_text(plot), chance_text(plot)
     return element(
         "figure",
-        element("figcaption", plot.title),
+        element("figcaption", plot.title, element("small", f"dashed: {chance}") if chance else None),
         element("div", class_="plot", role="img", aria_label=describe(plot), data_chart=plot.name),
         element("p", _cross(missing), class_="missing") if missing else None,
     )
 
 
-def _details(figures: Sequence[Figure]) -> list[Markup]:
+def _details(figures: Sequence[Figure], *, is_open: bool) -> list[Markup]:
     """Every number: a table for each metric with several settings, and one for all that have a single one."""
     metrics: dict[str, dict[str, dict[str, Figure]]] = {}
     for figure in figures:
         metrics.setdefault(figure.metric, {}).setdefault(_place(figure), {})[figure.variant] = figure
     names = {figure.metric: words.capitalized(words.metric_name(figure.metric, figure.unit)) for figure in figures}
     several = {metric: lines for metric, lines in metrics.items() if len(lines) > 1}
-    drawn = [_numbers(names[metric], "Setting", lines, f"{len(lines)} settings") for metric, lines in several.items()]
+    drawn = [
+        _numbers(names[metric], "Setting", lines, f"{len(lines)} settings", is_open=is_open)
+        for metric, lines in several.items()
+    ]
     single = {
         names[metric] + (f", {where}" if where != "–" else ""): found
         for metric, lines in metrics.items()
@@ -191,22 +194,23 @@ def _details(figures: Sequence[Figure]) -> list[Markup]:
         for where, found in lines.items()
     }
     if single:
-        drawn.append(_numbers("Single numbers" if several else "Numbers", "Metric", single, f"{len(single)} metrics"))
+        title = "Single numbers" if several else "Numbers"
+        drawn.append(_numbers(title, "Metric", single, f"{len(single)} metrics", is_open=is_open))
     return drawn
 
 
-def _numbers(title: str, header: str, lines: dict[str, dict[str, Figure]], count: str) -> Markup:
+def _numbers(title: str, header: str, lines: dict[str, dict[str, Figure]], count: str, *, is_open: bool) -> Markup:
     """A table that opens: a line a setting, a column a variant."""
     variants = list(dict.fromkeys(variant for found in lines.values() for variant in found))
     body = [[name, *(_value(found.get(variant)) for variant in variants)] for name, found in lines.items()]
     drawn = table(title, [header, *variants], body)
-    return element("details", element("summary", f"{title} ", element("small", count)), drawn)
+    return element("details", element("summary", f"{title} ", element("small", count)), drawn, open=is_open)
 
 
 def _place(figure: Figure) -> str:
     where = words.place(figure.settings) or "–"
     chance = figure.settings.get("chance")
-    return where if chance is None else f"{where} (chance {words.shown_value(chance)})"
+    return where if chance is None else f"{where} (chance {words.chance_level(chance)})"
 
 
 def _value(figure: Figure | None) -> object:

@@ -47,6 +47,11 @@ def is_chance(name: str) -> bool:
     return name == "chance" or name.startswith("chance_")
 
 
+def chance_level(level: float) -> str:
+    """The number, or that it is next to nothing, as for a whole string of symbols."""
+    return "below 0.0001" if 0 < level < 1e-4 else shown_value(level)
+
+
 def place(settings: dict[str, Any]) -> str:
     """Where on the axes: "sequence length 256, pairs 16"; empty where there is nothing to say."""
     own = {name: value for name, value in settings.items() if not is_chance(name) and name not in PER_RUN}

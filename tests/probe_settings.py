@@ -1,0 +1,39 @@
+"""Command lines of small probes, for the tests of what carries them out."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from attnbench.config import CONF, compose
+from attnbench.evals.base import Evaluation
+from attnbench.registry import resolve
+from attnbench.settings import RunSettings
+
+EVALUATIONS = sorted(path.stem for path in (CONF / "eval").glob("*.yaml") if path.stem != "battery")
+"""The names of conf/eval; `battery` is a list of them."""
+
+
+def smoke(name: str) -> dict[str, Any]:
+    """The settings of an evaluation of conf/eval that finish in a second."""
+    target = yaml.safe_load((CONF / "eval" / f"{name}.yaml").read_text())["_target_"]
+    return resolve(target, Evaluation).smoke
+
+
+def smoke_words(*names: str, **changed: Any) -> list[str]:
+    """Overrides to these evaluations' smoke settings, with some of them changed: copy_num_steps=20."""
+    given = {f"{name}_{key}": (f"eval.{name}.{key}", value) for name in names for key, value in smoke(name).items()}
+    given |= {name: (f"eval.{name.replace('_', '.', 1)}", value) for name, value in changed.items()}
+    return [f"{path}={json.dumps(value, separators=(',', ':'))}" for path, value in given.values()]
+
+
+def probe_settings(outputs: Path, *overrides: str, attn: str = "softmax", name: str = "copy", **changed) -> RunSettings:
+    """A run with one probe at its smoke settings, on a CPU."""
+    return compose([*probe_words(outputs, [name], **changed), f"attn={attn}", *overrides])
+
+
+def probe_words(outputs: Path, names: Sequence[str], **changed: Any) -> list[str]:
+    own = ["experiment=demo", "device=cpu", "logger=none", f"outputs_dir={outputs}"]
+    return [*own, f"eval=[{','.join(names)}]", *smoke_words(*names, **changed)]

@@ -1,0 +1,50 @@
+"""What the tests have workers do; imports little, because every process of theirs imports it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from attnbench.errors import UserError
+
+
+def act(item: tuple[str, str]) -> None:
+    """What a test wants of a worker: (what, a folder or a number)."""
+    what, where = item
+    if what == "mark":
+        (Path(where) / f"{os.getpid()}-{time.monotonic_ns()}").touch()
+    elif what == "say":
+        print(f"{where} on standard output")
+        print(f"{where} on standard error", file=sys.stderr)
+    elif what == "refuse":
+        raise UserError(f"{where}: cannot be\nand more")
+    elif what == "raise":
+        raise ValueError(f"{where}\nand more")
+    elif what == "leave":
+        os._exit(int(where))
+    elif what == "exit":
+        sys.exit(int(where))
+    elif what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "wait":
+        time.sleep(float(where))
+    elif what == "stay":
+        save_when_stopped(Path(where))
+
+
+def save_when_stopped(folder: Path) -> None:
+    """Until SIGTERM; then as a training does: it saves, which takes a moment, and goes."""
+
+    def stop(number: int, frame: object) -> None:
+        time.sleep(0.3)
+        (folder / "saved").touch()
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, stop)
+    # What it has started itself must not be left behind either.
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    (folder / f"pid-{child.pid}").touch()
+    (folder / f"pid-{os.getpid()}").touch()
+    time.sleep(600)

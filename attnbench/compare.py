@@ -56,10 +56,11 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
     progress = Progress(
         Counter(cell.group for cell in (*searches, *timed)) + comparison.num_scored(), settings.plan.num_workers
     )
-    log.info(f"plan={settings.plan.name}: {progress.total} cells, in {folder}/; what they say is in its output.log")
+    log.info(f"plan={settings.plan.name}: {progress.total} cells, in {folder}/")
     if settings.plan.dry_run:
         _list_cells(comparison, searches, timed)
         return folder
+    log.info(f"{settings.plan.num_workers} at a time, timed ones alone; what they print is in {folder}/output.log")
     # Asked now, so that a mode that cannot be is refused before hours of work and not after.
     mode, _ = choose_mode(settings.logger)
     with interruptible(f"stopped, what is finished is in {folder}; the same command goes on"):

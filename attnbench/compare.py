@@ -60,7 +60,7 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
     if settings.plan.dry_run:
         _list_cells(comparison, searches, timed)
         return folder
-    log.info(f"{settings.plan.num_workers} at a time, timed ones alone; what they print is in {folder}/output.log")
+    log.info(f"{settings.plan.num_workers} at a time, timed ones alone; their output: {folder}/output.log")
     # Asked now, so that a mode that cannot be is refused before hours of work and not after.
     mode, _ = choose_mode(settings.logger)
     with interruptible(f"stopped, what is finished is in {folder}; the same command goes on"):

@@ -75,9 +75,10 @@ def import_cells(source: Path, experiment: Path) -> int:
 def _entry(content: dict[str, Any]) -> tuple[str | None, str | None]:
     """Path and text of a line; None for what cannot be one."""
     path, text = content.get("path"), content.get("text")
-    is_path = isinstance(path, str) and path.isprintable() and CARRIED.fullmatch(path)
+    if not (isinstance(path, str) and path.isprintable() and CARRIED.fullmatch(path)):
+        return None, None
     # Names longer than file systems have would only be found out while writing.
-    is_legal = is_path and all(part not in (".", "..") and len(part.encode()) < 240 for part in path.split("/"))
+    is_legal = all(part not in (".", "..") and len(part.encode()) < 240 for part in path.split("/"))
     return (path if is_legal else None), (text if isinstance(text, str) else None)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from small import python_path
-from test_readme import SMALL
+from test_readme import run_small
 
 pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs the extra `cluster`")
 
@@ -21,8 +21,9 @@ def text(tmp_path: Path) -> Path:
 
 def sweep(root: Path, text: Path, *words: str) -> subprocess.CompletedProcess[str]:
     folder = text.parent
-    settings = [word for word in SMALL if word != "device=cpu"]
-    places = [f"data.path={text}", f"outputs_dir={folder / 'outputs'}"]
+    # run_small's own device is left to the tests; its text is this one.
+    settings = [word for word in run_small(folder) if word != "device=cpu"]
+    places = [f"outputs_dir={folder / 'outputs'}"]
     (folder / "conf").mkdir(exist_ok=True)
     options = ["--config-dir", str(folder / "conf"), "-m", "hydra/launcher=submitit_local"]
     command = [sys.executable, "scripts/train.py", *options, *settings, *places, *words]

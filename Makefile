@@ -12,8 +12,8 @@ CPU_TORCH := https://download.pytorch.org/whl/cpu/torch/
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1#\2/p' Makefile | column -t -s '#'
 
-demo: $(STAMP) ## train all four mixers on this machine's CPU, no download, and compare them (minutes)
-	$(BIN)/python scripts/train.py -m experiment=demo device=cpu logger=offline attn=softmax,flash,linear,gated_deltanet
+demo: $(STAMP) ## all four mixers through all six evaluations on this machine's CPU, no download, and a report (minutes)
+	$(BIN)/python scripts/compare.py plan=demo device=cpu logger=offline
 
 test: $(STAMP) ## run the tests (CPU, no network)
 	$(BIN)/python -m pytest -q

@@ -25,9 +25,10 @@ from attnbench.jsonlines import replace_file
 from attnbench.mirror import choose_mode
 from attnbench.plan import Comparison, Compose
 from attnbench.registry import resolve
-from attnbench.results import is_complete
+from attnbench.results import is_complete, read_results
 from attnbench.runtime import interruptible, resolve_device
 from attnbench.settings import ComparisonSettings
+from attnbench.terminal import print_comparison
 from attnbench.transfer import export_cells, import_cells
 from attnbench.workers import Outcome, run_in_processes
 
@@ -59,18 +60,23 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
     if settings.plan.dry_run:
         _list_cells(comparison, searches, timed)
         return folder
+    log.info(f"{settings.plan.num_workers} at a time, timed ones alone; their output: {folder}/output.log")
     # Asked now, so that a mode that cannot be is refused before hours of work and not after.
     mode, _ = choose_mode(settings.logger)
-    with interruptible(f"stopped, what is finished is in {folder}; the same command goes on"):
-        _run_cells(comparison, searches, progress)
-        scored = comparison.scored()
-        _run_cells(comparison, scored, progress)
-        _run_cells(comparison, timed, progress)
-    files = [path for cell in (*scored, *timed) for path in cell.results if is_complete(path)]
+    scored: list[Cell] = []
+    try:
+        with interruptible(f"stopped, what is finished is in {folder}; the same command goes on"):
+            _run_cells(comparison, searches, progress)
+            scored = comparison.scored()
+            _run_cells(comparison, scored, progress)
+            _run_cells(comparison, timed, progress)
+    finally:
+        # Cut off, too: report.py then shows what there is.
+        _record(comparison, [*scored, *timed])
+    files = _files([*scored, *timed])
     if not files:
         raise UserError(f"{folder}: no cell has results; {len(comparison.failures)} failed")
-    _record(comparison, files)
-    _show(folder, settings, mirrored=mode != "none")
+    _show(folder, settings, files, mirrored=mode != "none")
     if comparison.failures:
         raise UserError(
             f"{len(comparison.failures)} failed, listed in comparison.json; the same command tries them again"
@@ -162,8 +168,10 @@ def _list_cells(comparison: Comparison, searches: Sequence[Cell], timed: Sequenc
             log.info(f"  to do  {name}: {number} scored cells, at the rates that the searches will give")
 
 
-def _show(folder: Path, settings: ComparisonSettings, *, mirrored: bool) -> None:
-    """The report, and the run in wandb; what they need is imported here, as a comparison goes without."""
+def _show(folder: Path, settings: ComparisonSettings, files: Sequence[Path], *, mirrored: bool) -> None:
+    """The summary, the report, and the run in wandb; what these need is imported here, as a comparison goes without."""
+    plan, rows = settings.plan, [row for path in files for row in read_results(path)]
+    print_comparison(rows, rank=plan.rank or list(plan.variants), reference=plan.reference)
     if settings.report:
         from attnbench.report import write_report
 
@@ -174,8 +182,8 @@ def _show(folder: Path, settings: ComparisonSettings, *, mirrored: bool) -> None
         show_comparison(folder, settings.logger)
 
 
-def _record(comparison: Comparison, files: Sequence[Path]) -> None:
-    """comparison.json: what the report needs to know besides the rows."""
+def _record(comparison: Comparison, cells: Sequence[Cell]) -> None:
+    """comparison.json: what the report needs to know besides the rows of these cells."""
     plan = comparison.plan
     content = {
         "plan": plan.name,
@@ -184,13 +192,19 @@ def _record(comparison: Comparison, files: Sequence[Path]) -> None:
         "rank": plan.rank or list(plan.variants),
         "reference": plan.reference,
         "evaluations": _described(comparison),
-        "files": [str(path.relative_to(comparison.folder)) for path in files],
+        "missing": [cell.label for cell in cells if not cell.is_done()],
+        "files": [str(path.relative_to(comparison.folder)) for path in _files(cells)],
         "rates": [asdict(choice) for choice in comparison.choices],
         "failures": [{"cell": cell, "reason": reason} for cell, reason in comparison.failures.items()],
         "started": datetime.fromtimestamp(comparison.started, UTC).isoformat(timespec="seconds"),
         "seconds": round(time.time() - comparison.started),
     }
     replace_file(comparison.folder / "comparison.json", json.dumps(content, indent=1) + "\n")
+
+
+def _files(cells: Sequence[Cell]) -> list[Path]:
+    """The complete results of these cells."""
+    return [path for cell in cells for path in cell.results if is_complete(path)]
 
 
 def _described(comparison: Comparison) -> dict[str, Any]:

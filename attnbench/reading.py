@@ -1,5 +1,6 @@
 """From a composed configuration to plain settings: every name, type and value checked before torch is loaded."""
 
+import os
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,8 @@ def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings
         "logger": _closed(LoggerSettings, "logger", values["logger"]),
     }
     values |= {"exported": values.pop("export", None), "imported": values.pop("import", None)}
-    values["command"] = " ".join(["python scripts/compare.py", *hydra_config.overrides.task])
+    folders = [f"--config-dir {os.path.relpath(folder)}" for folder in _own_folders(hydra_config)]
+    values["command"] = " ".join(["python scripts/compare.py", *folders, *hydra_config.overrides.task])
     own = ("outputs_dir", "device", "rerun", "report", "exported", "imported")
     for name, value in values.items():
         if name not in ("plan", "logger", "command", *own):
@@ -199,14 +201,18 @@ def _check_machine(settings: RunSettings) -> None:
         build(evaluation.target, evaluation.options, Evaluation, settings.trusted)
 
 
+def _own_folders(hydra_config: Any) -> list[Path]:
+    """The command line's --config-dir, if it has one."""
+    sources = hydra_config.runtime.config_sources
+    return [Path(source.path) for source in sources if source.provider == "command-line"]
+
+
 def _trusted(hydra_config: Any) -> frozenset[str]:
     """The classes that yamls under the command line's --config-dir name."""
     found = set()
-    for source in hydra_config.runtime.config_sources:
-        if source.provider != "command-line":
-            continue
+    for folder in _own_folders(hydra_config):
         for group in ("attn", "eval"):
-            for path in Path(source.path).glob(f"{group}/*.yaml"):
+            for path in folder.glob(f"{group}/*.yaml"):
                 target = OmegaConf.select(OmegaConf.load(path), "_target_")
                 found |= {target} if isinstance(target, str) else set()
     return frozenset(found)

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from attnbench.aggregate import Summary, families, figures, summary
 from attnbench.results import ResultRow
+from attnbench.statistics import MIN_SEEDS
 from attnbench.tables import MetricColumn, comparison_tables, printable, read_folders
 
 TRAINED = (
@@ -43,6 +44,26 @@ def print_summary(folders: Sequence[Path]) -> None:
     for folder in folders:
         console.print(f"  {folder}/", markup=False, highlight=False, soft_wrap=True)
     console.print("Each holds config.yaml, metrics.jsonl, checkpoint/ and results/.")
+
+
+def print_comparison(rows: Sequence[ResultRow], *, rank: Sequence[str], reference: str | None) -> None:
+    """Prints the summary of a comparison to standard output, a line a score and a column a variant."""
+    found = figures(rows)
+    ranked = families(found, rank=rank, reference=reference)
+    content = summary(found, ranked)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column()
+    for variant, *_ in content.lines:
+        table.add_column(Text(printable(variant.text)), justify="right", overflow="fold")
+    for index, header in enumerate(content.headers[1:], start=1):
+        cells = (Text(printable(line[index].text), style="bold" * line[index].is_best) for line in content.lines)
+        table.add_row(Text(printable(header)), *cells)
+    console = Console()
+    console.print(table)
+    if any(family.exploratory for family in ranked):
+        console.print(f"Exploratory: fewer than {MIN_SEEDS} seeds, so nobody is ranked.")
+    elif any(family.best is not None for family in ranked):
+        console.print("Bold: separated from all others.")
 
 
 def _by_evaluation(rows: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:

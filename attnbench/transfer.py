@@ -12,7 +12,7 @@ from attnbench.errors import UserError
 from attnbench.jsonlines import read_json_lines, replace_file, to_line
 from attnbench.results import is_complete, read_results
 
-CARRIED = re.compile(r"(cells/)?[^/]+/(results/[^/]+\.jsonl|environment[^/]*\.json|config\.yaml)")
+CARRIED = re.compile(r"comparison\.json|(cells/)?[^/]+/(results/[^/]+\.jsonl|environment[^/]*\.json|config\.yaml)")
 """Paths in an experiment's folder that such a file may hold."""
 
 
@@ -28,6 +28,7 @@ def export_cells(experiment: Path, target: Path) -> int:
         raise UserError(f"export={target}: {experiment} has no complete results")
     folders = dict.fromkeys(path.parents[1] for path in results)
     beside = [path for folder in folders for name in ("environment*.json", "config.yaml") for path in folder.glob(name)]
+    beside += experiment.glob("comparison.json")
     lines = [
         to_line({"path": path.relative_to(experiment).as_posix(), "text": path.read_text(encoding="utf-8")})
         for path in (*beside, *results)
@@ -74,16 +75,11 @@ def import_cells(source: Path, experiment: Path) -> int:
 def _entry(content: dict[str, Any]) -> tuple[str | None, str | None]:
     """Path and text of a line; None for what cannot be one."""
     path, text = content.get("path"), content.get("text")
-    return (
-        path if isinstance(path, str) and _is_carried(path) else None,
-        text if isinstance(text, str) else None,
-    )
-
-
-def _is_carried(path: str) -> bool:
+    if not (isinstance(path, str) and path.isprintable() and CARRIED.fullmatch(path)):
+        return None, None
     # Names longer than file systems have would only be found out while writing.
-    is_legal = path.isprintable() and CARRIED.fullmatch(path) is not None
-    return is_legal and all(part not in (".", "..") and len(part.encode()) < 240 for part in path.split("/"))
+    is_legal = all(part not in (".", "..") and len(part.encode()) < 240 for part in path.split("/"))
+    return (path if is_legal else None), (text if isinstance(text, str) else None)
 
 
 def _link(experiment: Path, path: str) -> Path | None:

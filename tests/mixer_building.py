@@ -28,12 +28,18 @@ def read(name: str) -> tuple[type[Mixer], dict[str, Any]]:
     return getattr(importlib.import_module(module), class_name), options
 
 
+def backend(name: str, **changes: Any) -> str:
+    """What `build` chooses."""
+    mixer_class, options = read(name)
+    return mixer_class.choose_backend(options | changes, device_type="cpu", precision="float32")
+
+
 def build(name: str, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Mixer:
     mixer_class, options = read(name)
-    options = {"dim": DIM, "head_width": HEAD_WIDTH, **options, **changes}
+    from_model = {"dim": DIM, "head_width": HEAD_WIDTH, "layer": 0, "num_layers": 2}
     named = inspect.signature(mixer_class).parameters
-    options |= {setting: value for setting, value in {"layer": 0, "num_layers": 2}.items() if setting in named}
-    options["backend"] = mixer_class.choose_backend(options, device_type="cpu", precision="float32")
+    options = {name: value for name, value in from_model.items() if name in named} | options | changes
+    options["backend"] = backend(name, **changes)
     with torch.device("meta"):
         mixer = mixer_class(**options)
     mixer.to_empty(device="cpu")

@@ -1,5 +1,6 @@
 """Small models, corpora and states for the tests."""
 
+import json
 import os
 from pathlib import Path
 
@@ -9,13 +10,20 @@ import yaml
 from attnbench.checkpoint import ModelRecord, TrainState
 from attnbench.config import CONF
 from attnbench.data import Batches
+from attnbench.evals.base import Evaluation
 from attnbench.model import LanguageModel, build_model, resolve_mixer
+from attnbench.registry import resolve
 from attnbench.settings import MixerSettings, ModelSettings, TrainSettings
 from attnbench.train import Batch
 
 MIXERS = sorted(path.stem for path in (CONF / "attn").glob("*.yaml"))
 MODEL = ModelSettings(name="small", dim=32, num_layers=2, head_width=16, feed_forward_width=24)
 TRAIN = TrainSettings(num_steps=12, batch_size=4, learning_rate=1e-2, warmup_steps=3, precision="float32")
+TINY_RUN = [
+    *("model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "match=none", "data=text"),
+    *("train.num_epochs=null", "train.num_steps=2", "train.batch_size=2", "train.warmup_steps=1", "seq_len=16"),
+]
+"""A language model in a second, of a text that data.path names."""
 VOCABULARY = [*"abcdefgh\n", "\N{REPLACEMENT CHARACTER}"]
 SEQ_LEN = 16
 
@@ -24,6 +32,16 @@ def python_path(*folders: Path) -> dict[str, str]:
     """The environment of a child process that finds these folders first, and whatever this one finds."""
     inherited = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, folders), *([inherited] if inherited else [])])}
+
+
+def smoke_overrides(*names: str) -> list[str]:
+    """The smoke settings of evaluations of conf/eval, as a command line has them."""
+    found = []
+    for name in names:
+        target = yaml.safe_load((CONF / "eval" / f"{name}.yaml").read_text())["_target_"]
+        smoke = resolve(target, Evaluation).smoke
+        found += [f"eval.{name}.{option}={json.dumps(value)}" for option, value in smoke.items()]
+    return found
 
 
 def mixer_settings(name: str, **options: object) -> MixerSettings:

@@ -1,76 +1,175 @@
 """The README says only what is true: its commands run, its table is the published one, its tree is the files."""
 
+import json
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import hydra
 import pytest
-from small import python_path
+from small import TINY_RUN, smoke_overrides
 
-SMALL = [
-    "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "match=none", "data=text",
-    "train.num_epochs=null", "train.num_steps=2", "train.batch_size=2", "train.warmup_steps=1", "seq_len=16",
-    "eval.perplexity.extrapolation=[]", "logger=none", "device=cpu",
-]  # fmt: skip
+from attnbench.compare import compare
+from attnbench.config import CONF, compose
+from attnbench.reading import read_comparison
+from attnbench.results import is_complete
+from attnbench.run import run
+
 ELSEWHERE = {
     "make demo": "by hand before every release: it takes minutes",
     "make test": "this test runs in it",
     "source .venv/bin/activate": "changes the shell alone",
     "wandb leet": "test_mirror.py, which inspects an offline run with it",
     "wandb sync wandb/offline-run-*": "needs wandb's server",
+    "python scripts/train.py -m hydra/launcher=submitit_slurm device=cuda hydra.launcher.gpus_per_node=1 "
+    "hydra.launcher.timeout_min=600 attn=softmax,linear": "needs a Slurm cluster",
+    "python scripts/train.py attn=gated_deltanet eval=battery": "test_docs.py, where another mixer goes through it",
 }
+"""Commands of the README that are not run here, and who does it."""
 
 
 def blocks(root: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
 
 
-def commands() -> list[str]:
+def commands(script: str = "") -> list[str]:
+    """The command lines of the README, or those of one script."""
     root = Path(__file__).resolve().parents[1]
     lines = "\n".join(blocks(root, "bash")).splitlines()
-    return [line.partition("#")[0].strip() for line in lines if line.strip()]
+    return [line.partition("#")[0].strip() for line in lines if line.strip() and script in line]
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "my_text.txt"
-    path.write_text("the quick brown fox jumps over the lazy dog\n" * 60)
+def of_script(script: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("command", [line for line in commands(script) if line not in ELSEWHERE])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Where all commands leave what they make; holds a text to train on."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "my_text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 60)
+    return folder
+
+
+def run_small(folder: Path) -> list[str]:
+    """What makes a line of train.py take a second; wins over what it says, because it stands behind it."""
+    return [*TINY_RUN, f"data.path={folder / 'my_text.txt'}", f"outputs_dir={folder}", "logger=none", "device=cpu"]
+
+
+def compare_small(folder: Path) -> list[str]:
+    """What makes a line of compare.py do with few evaluations and seeds what it would do with all."""
+    own = ["experiment=demo", *TINY_RUN, *smoke_overrides("recall"), f"data.path={folder}/my_text.txt"]
+    plan = {"overrides": own, "evaluations": ["recall"], "learning_rates": [1e-3], "num_workers": 1}
+    words = [f"plan.{name}={json.dumps(value)}" for name, value in plan.items()]
+    return [*words, f"outputs_dir={folder}", "logger=none", "device=cpu"]
+
+
+def call(root: Path, *words: str) -> str:
+    """What a command printed that went well."""
+    done = subprocess.run([sys.executable, *words], cwd=root, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def trained(root, folder) -> Path:
+    """A run for evaluate.py."""
+    call(root, "scripts/train.py", "attn=softmax", "eval=[]", *run_small(folder))
+    (path,) = (folder / "default").glob("softmax-*")
     return path
 
 
-@pytest.mark.parametrize("command", [line for line in commands() if line not in ELSEWHERE])
-def test_a_command_of_the_readme_runs(root, tmp_path, text, command):
-    program, script, *words = shlex.split(command)
-    assert program == "python", f"{command}: run it in a test, or say in ELSEWHERE who does"
-    if script.endswith("prepare_data.py"):
-        words += ["--root", str(tmp_path)]
-    elif "--help" not in words:
-        words = [word for word in words if not word.startswith("seq_len=")]
-        words += [*SMALL, f"data.path={text}", f"outputs_dir={tmp_path}"]
-    done = subprocess.run([sys.executable, script, *words], cwd=root, capture_output=True, text=True, timeout=120)
-    if script.endswith("prepare_data.py") and done.returncode:
-        # Without a network it can only say so, in a line.
-        assert re.fullmatch(r"error: .*huggingface\.co.*\n", done.stderr), done.stderr
-    else:
-        assert done.returncode == 0, done.stderr
-        assert "Traceback" not in done.stderr
+@pytest.fixture(scope="module")
+def compared(root, folder) -> Path:
+    """A comparison for report.py and export=: the demo, small."""
+    said = call(root, "scripts/compare.py", "plan=demo", *compare_small(folder))
+    assert all(mixer in said for mixer in ("softmax", "flash", "linear", "gated_deltanet"))
+    assert (folder / "demo" / "report" / "index.html").exists()
+    return folder / "demo"
+
+
+@of_script("train.py")
+def test_a_training_runs(root, folder, command):
+    _, script, *words = shlex.split(command)
+    if "--help" in words:
+        assert "batch_size: 128" in call(root, script, *words)
+        return
+    words = [word for word in words if not word.startswith("seq_len=")]
+    evaluations = ("recall", "copy") if any("recall" in word for word in words) else ("perplexity",)
+    words += [*run_small(folder), *smoke_overrides(*evaluations)]
+    if any("submitit" in word for word in words):
+        pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     if "-m" in words:
-        assert all(f"{mixer}-" in done.stdout for mixer in ("softmax", "flash", "linear", "gated_deltanet"))
+        said = call(root, script, *words)
+        assert all(f"{mixer}-" in said for mixer in ("softmax", "flash", "linear", "gated_deltanet"))
+    else:
+        # In this process, which has loaded torch already.
+        assert is_complete(next(run(compose(words)).glob("results/training-*.jsonl")))
 
 
-def test_every_command_that_is_run_elsewhere_still_stands_in_the_readme():
-    assert set(ELSEWHERE) <= set(commands())
+@of_script("evaluate.py")
+def test_an_evaluation_of_what_was_trained_runs(root, trained, command):
+    _, script, *words = shlex.split(command)
+    words = [f"run={trained}" if word.startswith("run=") else word for word in words]
+    said = call(root, script, *words, *smoke_overrides("perplexity", "recall"), "device=cpu")
+    assert "recall" in said
+    assert list(trained.glob("results/perplexity-*.jsonl"))
 
 
-def test_the_python_of_the_readme_runs(root, tmp_path, text):
+@of_script("compare.py")
+def test_a_comparison_is_what_its_line_says(folder, compared, caplog, command):
+    words = [word.replace("cells.jsonl", str(folder / "cells.jsonl")) for word in shlex.split(command)[2:]]
+    if not any(word.startswith("export=") for word in words):
+        # The fixture carried one out; of the others it is enough that they would run.
+        words.append("plan.dry_run=true")
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        config = hydra.compose("compare", [*words, *compare_small(folder)], return_hydra_config=True)
+        with caplog.at_level("INFO"):
+            compare(read_comparison(config, config.hydra), compose)
+    if "plan=demo" in words:
+        assert re.search(r"4 cells written to|done  recall softmax", caplog.text)
+        assert "to do" not in caplog.text
+    else:
+        assert "to do" in caplog.text
+    if any(word.startswith("import=") for word in words):
+        assert "0 cells taken over" in caplog.text
+
+
+@of_script("report.py")
+def test_a_report_is_made(root, folder, compared, command):
+    _, script, *words = shlex.split(command)
+    assert "index.html" in call(root, script, *(word.replace("outputs", str(folder)) for word in words))
+
+
+@of_script("prepare_data.py")
+def test_the_data_come_or_a_line_says_why_not(root, tmp_path, command):
+    _, script, *words = shlex.split(command)
+    words = [sys.executable, script, *words, "--root", str(tmp_path)]
+    done = subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        assert re.fullmatch(r"error: .*huggingface\.co.*\n", done.stderr), done.stderr
+
+
+def test_every_command_is_run_by_somebody():
+    run_here = ("train.py", "evaluate.py", "compare.py", "report.py", "prepare_data.py")
+    run_here = {line for script in run_here for line in commands(f"python scripts/{script}")}
+    assert set(commands()) == run_here | set(ELSEWHERE)
+
+
+def test_the_battery_is_the_six_of_the_table(root):
+    section = (root / "README.md").read_text().partition("## The battery")[2].partition("\n## ")[0]
+    names = re.findall(r"^\| (\w+) \|", section, re.MULTILINE)
+    assert names == [evaluation.name for evaluation in compose(["eval=battery", "device=cpu"]).evaluations]
+
+
+def test_the_python_runs(root, folder):
     (code,) = blocks(root, "python")
-    overrides = ", ".join(repr(word) for word in [*SMALL, f"data.path={text}", f"outputs_dir={tmp_path}"])
+    overrides = ", ".join(repr(word) for word in [*run_small(folder), *smoke_overrides("perplexity")])
     code = code.replace('"experiment=demo"', f'"experiment=demo", {overrides}')
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "bits_per_character" in done.stdout
+    assert "bits_per_character" in call(root, "-c", code)
 
 
 def test_the_results_table_is_the_published_one(root):
@@ -86,19 +185,3 @@ def test_the_tree_names_every_file(root):
     assert not missing
     named = re.findall(r"^\s+(\w+\.py)\b", tree, re.MULTILINE)
     assert set(named) <= {path.name for path in files}
-
-
-def test_the_example_mixer_of_the_docs_trains_from_a_package_of_its_own(root, tmp_path, text):
-    page = (root / "docs" / "adding_a_mixer.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (yaml,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "my_conf" / "attn").mkdir(parents=True)
-    (tmp_path / "average.py").write_text(code)
-    (tmp_path / "my_conf" / "attn" / "average.yaml").write_text(yaml)
-    command = [sys.executable, str(root / "scripts" / "train.py"), "--config-dir", "my_conf", "attn=average"]
-    words = ["experiment=demo", *SMALL, f"data.path={text}", f"outputs_dir={tmp_path}"]
-    done = subprocess.run(
-        [*command, *words], cwd=tmp_path, env=python_path(tmp_path, root), capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert "average-" in done.stdout

@@ -63,7 +63,7 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
     log.info(f"{settings.plan.num_workers} at a time, timed ones alone; their output: {folder}/output.log")
     # Asked now, so that a mode that cannot be is refused before hours of work and not after.
     mode, _ = choose_mode(settings.logger)
-    scored: list[Cell] = []
+    scored = None
     try:
         with interruptible(f"stopped, what is finished is in {folder}; the same command goes on"):
             _run_cells(comparison, searches, progress)
@@ -71,8 +71,9 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
             _run_cells(comparison, scored, progress)
             _run_cells(comparison, timed, progress)
     finally:
-        # Cut off, too: report.py then shows what there is.
-        _record(comparison, [*scored, *timed])
+        # Cut off, too: report.py then shows what there is. Before the rates are known a former record says more.
+        if scored is not None:
+            _record(comparison, [*scored, *timed])
     files = _files([*scored, *timed])
     if not files:
         raise UserError(f"{folder}: no cell has results; {len(comparison.failures)} failed")
@@ -199,6 +200,7 @@ def _record(comparison: Comparison, cells: Sequence[Cell]) -> None:
         "started": datetime.fromtimestamp(comparison.started, UTC).isoformat(timespec="seconds"),
         "seconds": round(time.time() - comparison.started),
     }
+    comparison.folder.mkdir(parents=True, exist_ok=True)
     replace_file(comparison.folder / "comparison.json", json.dumps(content, indent=1) + "\n")
 
 

@@ -35,10 +35,13 @@ def searched(outputs: Path, **changed) -> RunSettings:
 
 def write(cell: Cell, metric: str, value: float | None) -> None:
     """A cell's results, as if it had been run; None for a training that diverged."""
-    ended = {"status": "ok"} if value is not None else {"status": "diverged", "reason": "not finite"}
+    status, reason = ("ok", "") if value is not None else ("diverged", "not finite")
+    own = Measurement(
+        metric=metric, value=value, unit="", settings={"split": "validation"}, status=status, reason=reason
+    )
     with ResultsWriter(cell.results[0], identity(cell)) as writer:
         writer.write(Measurement(metric="parameters", value=1000, unit=""))
-        writer.write(Measurement(metric=metric, value=value, unit="", settings={"split": "validation"}, **ended))
+        writer.write(own)
 
 
 def identity(cell: Cell) -> Identity:

@@ -85,7 +85,7 @@ LEGAL = "cells/copy-softmax-0123abcd/environment.json"
         "cells/x/checkpoint/weights.safetensors",
         "cells/x/train.py",
         "cells/x/y/config.yaml",
-        "comparison.json",
+        "cells/comparison.json",
         "cells/x\0/config.yaml",
         "cells/x\n/config.yaml",
         "cells/\ud800/config.yaml",

@@ -63,16 +63,14 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
     log.info(f"{settings.plan.num_workers} at a time, timed ones alone; their output: {folder}/output.log")
     # Asked now, so that a mode that cannot be is refused before hours of work and not after.
     mode, _ = choose_mode(settings.logger)
-    scored = None
-    try:
-        with interruptible(f"stopped, what is finished is in {folder}; the same command goes on"):
-            _run_cells(comparison, searches, progress)
-            scored = comparison.scored()
+    with interruptible(f"stopped, what is finished is in {folder}; the same command goes on"):
+        _run_cells(comparison, searches, progress)
+        scored = comparison.scored()
+        try:
             _run_cells(comparison, scored, progress)
             _run_cells(comparison, timed, progress)
-    finally:
-        # Cut off, too: report.py then shows what there is. Before the rates are known a former record says more.
-        if scored is not None:
+        finally:
+            # Cut off, too: report.py then shows what there is. Before the rates are known a former record says more.
             _record(comparison, [*scored, *timed])
     files = _files([*scored, *timed])
     if not files:

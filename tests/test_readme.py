@@ -84,7 +84,10 @@ def trained(root, folder) -> Path:
 def compared(root, folder) -> Path:
     """A comparison for report.py and export=: the demo, small."""
     said = call(root, "scripts/compare.py", "plan=demo", *compare_small(folder))
-    assert all(mixer in said for mixer in ("softmax", "flash", "linear", "gated_deltanet"))
+    header = next(line.split() for line in said.splitlines() if line.lstrip().startswith("softmax"))
+    assert header == ["softmax", "flash", "linear", "gated_deltanet"]
+    assert re.search(r"recall at 16, 2(\s+[01]\.?\d*){4}\s*\n", said), said
+    assert "Exploratory" in said
     assert (folder / "demo" / "report" / "index.html").exists()
     return folder / "demo"
 

@@ -43,7 +43,7 @@ class Cell:
         return self.evaluation is not None and self.task is None
 
     def is_done(self) -> bool:
-        """Whether all its results are there; a training that failed for good has none but its own."""
+        """Whether all its results are there; those of a training that failed say so."""
         first, *others = self.results
         if not is_complete(first):
             return False

@@ -63,15 +63,19 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
     log.info(f"{settings.plan.num_workers} at a time, timed ones alone; their output: {folder}/output.log")
     # Asked now, so that a mode that cannot be is refused before hours of work and not after.
     mode, _ = choose_mode(settings.logger)
-    with interruptible(f"stopped, what is finished is in {folder}; the same command goes on"):
-        _run_cells(comparison, searches, progress)
-        scored = comparison.scored()
-        _run_cells(comparison, scored, progress)
-        _run_cells(comparison, timed, progress)
-    files = [path for cell in (*scored, *timed) for path in cell.results if is_complete(path)]
+    scored: list[Cell] = []
+    try:
+        with interruptible(f"stopped, what is finished is in {folder}; the same command goes on"):
+            _run_cells(comparison, searches, progress)
+            scored = comparison.scored()
+            _run_cells(comparison, scored, progress)
+            _run_cells(comparison, timed, progress)
+    finally:
+        # Cut off, too: report.py then shows what there is.
+        _record(comparison, [*scored, *timed])
+    files = _files([*scored, *timed])
     if not files:
         raise UserError(f"{folder}: no cell has results; {len(comparison.failures)} failed")
-    _record(comparison, files)
     _show(folder, settings, files, mirrored=mode != "none")
     if comparison.failures:
         raise UserError(
@@ -178,8 +182,8 @@ def _show(folder: Path, settings: ComparisonSettings, files: Sequence[Path], *, 
         show_comparison(folder, settings.logger)
 
 
-def _record(comparison: Comparison, files: Sequence[Path]) -> None:
-    """comparison.json: what the report needs to know besides the rows."""
+def _record(comparison: Comparison, cells: Sequence[Cell]) -> None:
+    """comparison.json: what the report needs to know besides the rows of these cells."""
     plan = comparison.plan
     content = {
         "plan": plan.name,
@@ -188,13 +192,19 @@ def _record(comparison: Comparison, files: Sequence[Path]) -> None:
         "rank": plan.rank or list(plan.variants),
         "reference": plan.reference,
         "evaluations": _described(comparison),
-        "files": [str(path.relative_to(comparison.folder)) for path in files],
+        "missing": [cell.label for cell in cells if not cell.is_done()],
+        "files": [str(path.relative_to(comparison.folder)) for path in _files(cells)],
         "rates": [asdict(choice) for choice in comparison.choices],
         "failures": [{"cell": cell, "reason": reason} for cell, reason in comparison.failures.items()],
         "started": datetime.fromtimestamp(comparison.started, UTC).isoformat(timespec="seconds"),
         "seconds": round(time.time() - comparison.started),
     }
     replace_file(comparison.folder / "comparison.json", json.dumps(content, indent=1) + "\n")
+
+
+def _files(cells: Sequence[Cell]) -> list[Path]:
+    """The complete results of these cells."""
+    return [path for cell in cells for path in cell.results if is_complete(path)]
 
 
 def _described(comparison: Comparison) -> dict[str, Any]:

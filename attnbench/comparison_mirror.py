@@ -12,7 +12,7 @@ from attnbench.aggregate import Figure, families, figures, summary
 from attnbench.folder import ROOT
 from attnbench.mirror import LineChart, WandbMirror
 from attnbench.report import words
-from attnbench.report.inputs import Inputs, declared_plots, read_inputs
+from attnbench.report.inputs import Inputs, about, read_inputs
 from attnbench.report.plots import Plot, plots_of
 from attnbench.results import COLUMNS
 from attnbench.settings import LoggerSettings
@@ -37,7 +37,7 @@ def show_comparison(folder: Path, settings: LoggerSettings, *, root: Path = ROOT
     inputs = read_inputs(folder)
     summed = figures(inputs.rows)
     plan = inputs.protocol.plan
-    tables, charts, numbers = {ROWS: (COLUMNS, _table(inputs))}, _charts(summed), _summary(inputs, summed)
+    tables, charts, numbers = {ROWS: (COLUMNS, _table(inputs))}, _charts(inputs, summed), _summary(inputs, summed)
     mirror = WandbMirror(
         settings,
         root=root,
@@ -74,13 +74,13 @@ def _table(inputs: Inputs) -> list[list[Any]]:
     return lines
 
 
-def _charts(summed: Sequence[Figure]) -> dict[str, LineChart]:
+def _charts(inputs: Inputs, summed: Sequence[Figure]) -> dict[str, LineChart]:
     """One for each pair of an evaluation's `plots` that has numbers."""
     charts = {}
     for evaluation in dict.fromkeys(figure.evaluation for figure in summed):
         own = [figure for figure in summed if figure.evaluation == evaluation]
         plots: dict[str, list[Plot]] = {}
-        for plot in plots_of(own, declared_plots(evaluation)):
+        for plot in plots_of(own, about(evaluation, inputs.protocol).plots):
             plots.setdefault(chart_key(evaluation, plot.metric, plot.axis), []).append(plot)
         charts |= {key: chart for key, group in plots.items() if (chart := _chart(group)).lines}
     return charts

@@ -209,6 +209,9 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
         if group == "hydra/launcher" and name in SUBMITIT:
             return f"{group}={name}: not installed; pip install 'hydra-submitit-launcher==1.2.0'"
         return f"{group}={name}: unknown; there is {', '.join(sorted(error.options or _options(group, str(error))))}"
+    if type(error).__module__.startswith("submitit."):
+        # Its second line says what is the matter; jobs that it had not come to yet know nothing of it.
+        return f"{' '.join(str(error).splitlines()[:2])}; its log lies there, and jobs that still run go on"
     cause = error.__cause__
     if isinstance(error, ConfigCompositionException) and isinstance(cause, OmegaConfBaseException):
         known = ", ".join(key for key in map(str, cause.parent_node or ()) if key not in ("_target_", "hydra"))

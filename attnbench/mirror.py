@@ -115,7 +115,7 @@ class WandbMirror:
         if self.mode == "online":
             try:
                 self._run = _init(arguments, mode="online", resume="allow" if resume else None)
-            except _errors() as error:
+            except wandb_errors() as error:
                 # Its first line says what happened, the rest how to call wandb otherwise.
                 answer = str(error).splitlines()[0]
                 if must_be_online:
@@ -156,7 +156,7 @@ class WandbMirror:
         content = {name if name in axes else prefix + name: value for name, value in shown.items()}
         try:
             self._run.log(content, step=row["step"])
-        except _errors() as error:
+        except wandb_errors() as error:
             self._lose(error)
 
     def show(
@@ -187,7 +187,7 @@ class WandbMirror:
         try:
             self._run.log(content)
             self._run.summary.update(dict(summary))
-        except _errors() as error:
+        except wandb_errors() as error:
             self._lose(error)
 
     def close(self, exit_code: int = 0) -> None:
@@ -196,7 +196,7 @@ class WandbMirror:
         if run is not None:
             try:
                 run.finish(exit_code=exit_code)
-            except _errors() as error:
+            except wandb_errors() as error:
                 self._lose(error)
 
     def _lose(self, error: Exception) -> None:
@@ -262,6 +262,11 @@ def _obstacle() -> str | None:
     return None
 
 
+def entity_of(settings: LoggerSettings) -> str:
+    """The user or team that runs belong to: the one that is named, or the default of who is logged in."""
+    return settings.entity or _quiet_wandb().Api().default_entity or ""
+
+
 def _prepare_folder(folder: Path) -> None:
     # wandb would move to the system's temporary folder without a word.
     try:
@@ -293,7 +298,7 @@ def _quiet_wandb() -> Any:
     return wandb
 
 
-def _errors() -> tuple[type[Exception], ...]:
+def wandb_errors() -> tuple[type[Exception], ...]:
     """What wandb raises where its server refuses a run, and where its own process has died."""
     from wandb.errors import Error
     from wandb.sdk.mailbox import HandleAbandonedError

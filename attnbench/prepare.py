@@ -138,20 +138,35 @@ def reopen(folder: Path, settings: RunSettings) -> Run:
     """A finished run as it was trained, on whatever device the settings name now.
 
     Raises:
-        UserError: no finished training is there, or it was trained on another corpus than the one that is found.
+        UserError: no finished training is there, its settings are not those that it was trained with, or it was trained
+            on another corpus than the one that is found.
     """
     if not (folder / "checkpoint" / "final" / "state.json").exists():
         raise UserError(f"run={folder}: has no finished training; the train.py command that made it goes on with it")
     try:
         resolved = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["resolved"]
-        hashed, corpus = str(resolved["config_hash"]), resolved["corpus"]
+        hashed, corpus = resolved["config_hash"], resolved["corpus"]
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise UserError(f"{folder / 'config.yaml'}: does not say what was trained ({error})") from None
     prepared = prepare(settings)
     if corpus_label(prepared.corpus) != corpus:
         raise UserError(f"run={folder}: was trained on {corpus}, and {corpus_label(prepared.corpus)} is what is found")
+    if config_hash(_identity_of_training(_as_trained(prepared, resolved))) != hashed:
+        raise UserError(f"{folder / 'config.yaml'}: does not describe the training {hashed}; was it altered?")
     prepared.folder, prepared.config_hash = folder, hashed
     return prepared
+
+
+def _as_trained(prepared: Run, resolved: dict[str, Any]) -> Run:
+    """With the device, kernel and precision of back then, which may not be those that it is evaluated with."""
+    mixers = [replace(own, options={**own.options, "backend": resolved["backend"]}) for own in prepared.mixers]
+    return replace(
+        prepared,
+        mixers=mixers,
+        device=torch.device(resolved["device"]),
+        precision=resolved["precision"],
+        compile=resolved["compile"],
+    )
 
 
 def _matched(
@@ -173,11 +188,10 @@ def _matched(
 
 def _identity_of_training(prepared: Run) -> dict[str, Any]:
     """Everything that can change the numbers of this training, and nothing else."""
-    model = {key: value for key, value in asdict(prepared.matched.model).items() if key not in ("name", "parameters")}
     training = {key: value for key, value in asdict(prepared.settings.train).items() if key not in NOT_HASHED}
     return {
         "mixers": [{"target": mixer.target, **mixer.options} for mixer in prepared.mixers],
-        "model": model,
+        "model": without_names(asdict(prepared.matched.model)),
         "data": {"fingerprint": prepared.corpus.fingerprint, "vocabulary_size": prepared.corpus.vocabulary_size},
         "train": {**training, "num_steps": prepared.num_steps, "compile": prepared.compile},
         "precision": prepared.precision,
@@ -185,6 +199,11 @@ def _identity_of_training(prepared: Run) -> dict[str, Any]:
         "seq_len": prepared.settings.seq_len,
         "seed": prepared.settings.seed,
     }
+
+
+def without_names(model: dict[str, Any]) -> dict[str, Any]:
+    """What of a model's settings changes its numbers."""
+    return {key: value for key, value in model.items() if key not in ("name", "parameters")}
 
 
 def config_hash(identity: Any) -> str:
@@ -220,12 +239,14 @@ def resolved_config(prepared: Run) -> dict[str, Any]:
     }
 
 
-def identity(prepared: Run, stamp: dict[str, Any], evaluation: str, hashed: str) -> Identity:
+def identity(prepared: Run, stamp: dict[str, Any], path: Path) -> Identity:
     """The columns that all rows of one results file share.
 
     Args:
         stamp: the environment that measures them, see `runtime.environment`.
+        path: of the file, which is called <evaluation>-<hash>.
     """
+    evaluation, _, hashed = path.stem.rpartition("-")
     return Identity(
         experiment=prepared.settings.experiment,
         run=prepared.folder.name,
@@ -238,13 +259,20 @@ def identity(prepared: Run, stamp: dict[str, Any], evaluation: str, hashed: str)
         evaluation=evaluation,
         seed=prepared.settings.seed,
         precision=prepared.precision,
-        device=stamp["device"],
-        num_devices=1,
-        environment=environment_id(stamp),
-        commit=f"{stamp['commit'] or 'unknown'}{'-dirty' if stamp['dirty'] else ''}",
         corpus=corpus_label(prepared.corpus),
         config_hash=hashed,
+        **measured_by(stamp),
     )
+
+
+def measured_by(stamp: dict[str, Any]) -> dict[str, Any]:
+    """The columns that say where and by which source a row was measured."""
+    return {
+        "device": stamp["device"],
+        "num_devices": 1,
+        "environment": environment_id(stamp),
+        "commit": f"{stamp['commit'] or 'unknown'}{'-dirty' if stamp['dirty'] else ''}",
+    }
 
 
 def corpus_label(corpus: Corpus) -> str:

@@ -16,14 +16,10 @@ from attnbench.evals.base import Probe, Task
 from attnbench.matching import Matched, match_model
 from attnbench.mixers.base import Mixer
 from attnbench.model import resolve_mixer
-from attnbench.prepare import config_hash
+from attnbench.prepare import config_hash, measured_by, without_names
 from attnbench.registry import build, resolve
 from attnbench.results import Identity
-from attnbench.runtime import (
-    environment_id,
-    resolve_device,
-    resolve_precision,
-)
+from attnbench.runtime import resolve_device, resolve_precision
 from attnbench.settings import SELECTION_SEED, EvaluationSettings, MixerSettings, RunSettings, TrainSettings
 
 CHECK_STEPS = 100
@@ -93,8 +89,8 @@ def prepare_probe(settings: RunSettings, evaluation: EvaluationSettings, index: 
         "mixers": [{"target": own.target, **own.options} for own in mixers],
         "evaluation": evaluation.target,
         "task": {name: value for name, value in asdict(task).items() if name != "model"},
-        "model": _without_names(asdict(matched.model if matched is not None else task.model)),
-        "train": _without_names(asdict(train_settings)),
+        "model": without_names(asdict(matched.model if matched is not None else task.model)),
+        "train": {name: value for name, value in asdict(train_settings).items() if name != "log_interval_steps"},
         "device": device.type,
         "seed": settings.seed,
     }
@@ -119,10 +115,6 @@ def prepare_probe(settings: RunSettings, evaluation: EvaluationSettings, index: 
 def task_label(task: Task) -> str:
     """The task's settings in a folder's name: sequence_length256-num_pairs16."""
     return "-".join(f"{name}{value}" for name, value in task.settings.items() if isinstance(value, int | str))
-
-
-def _without_names(content: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in content.items() if name not in ("name", "parameters", "log_interval_steps")}
 
 
 def _apply(task: Task, settings: RunSettings) -> tuple[MixerSettings, list[str]]:
@@ -171,12 +163,9 @@ def probe_identity(prepared: ProbeRun, stamp: dict[str, Any]) -> Identity:
         evaluation=prepared.evaluation.name,
         seed=prepared.settings.seed,
         precision=prepared.precision,
-        device=stamp["device"],
-        num_devices=1,
-        environment=environment_id(stamp),
-        commit=f"{stamp['commit'] or 'unknown'}{'-dirty' if stamp['dirty'] else ''}",
         corpus=None,
         config_hash=prepared.config_hash,
+        **measured_by(stamp),
     )
 
 

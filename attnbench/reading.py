@@ -86,7 +86,7 @@ def read_evaluation(config: DictConfig, hydra_config: Any) -> tuple[Path, RunSet
         UserError: as read_settings; or the folder holds no run.
     """
     values = _plain(config, hydra_config)
-    folder = Path(str(values.get("run")))
+    folder = Path(str(values.get("run"))).absolute()
     stored = stored_settings(folder)
     evaluations = [_evaluation(name, options) for name, options in (values.pop("eval", None) or {}).items()]
     now = {"device": values.pop("device"), "rerun": values.pop("rerun")}
@@ -95,8 +95,9 @@ def read_evaluation(config: DictConfig, hydra_config: Any) -> tuple[Path, RunSet
             raise UserError(f"{name}={value}: unknown setting; at the top level there is run, device, rerun")
     others = {entry.name for entry in fields(RunSettings)} - set(now)
     check_options(RunSettings, now, given=others, group="")
-    now |= {"evaluations": evaluations, "trusted": _trusted(hydra_config), "outputs_dir": str(folder.parent.parent)}
-    settings = replace(stored, **now)
+    # A run that was moved has its cells beside it, where it lies now.
+    place = {"experiment": folder.parent.name, "outputs_dir": str(folder.parent.parent)}
+    settings = replace(stored, **now, **place, evaluations=evaluations, trusted=_trusted(hydra_config))
     _check_machine(settings)
     return folder, settings
 
@@ -112,6 +113,7 @@ def stored_settings(folder: Path) -> RunSettings:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         del content["resolved"], content["evaluations"]
         closed = {group: _closed(cls, group, content.pop(group)) for group, cls in CLOSED_GROUPS.items()}
+        check_options(RunSettings, content, given=(*closed, "evaluations"), group="")
         check_options(MixerSettings, content["mixer"], group="mixer")
         content["mixer"] = MixerSettings(**content["mixer"])
         settings = RunSettings(**content, **closed, evaluations=[])

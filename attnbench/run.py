@@ -88,10 +88,14 @@ def _run_cell(cell: Cell) -> None:
 
 
 def remember_cells(folder: Path, cells: Sequence[Cell]) -> None:
-    """Adds to the run's cells.txt where its other results are, one folder a line, from the experiment's folder."""
+    """Keeps in the run's cells.txt where its other results are, one folder a line, from the experiment's folder.
+
+    Cells of an evaluation that was made again, with other settings, take the place of the former ones.
+    """
     path, experiment = folder / "cells.txt", folder.parent
     known = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    found = [str(cell.results[0].parents[1].relative_to(experiment)) for cell in cells]
-    lines = dict.fromkeys([*known, *found])
+    made_now = tuple(f"cells/{cell.group}-" for cell in cells)
+    found = [cell.results[0].parents[1].relative_to(experiment).as_posix() for cell in cells]
+    lines = [*(line for line in known if not line.startswith(made_now)), *found]
     if lines:
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -43,8 +43,8 @@ def run_system(settings: RunSettings, evaluation: EvaluationSettings) -> Path:
     built = build(evaluation.target, evaluation.options, SystemEvaluation, settings.trusted)
     with recording(prepared.folder), device_lock(prepared.device, shared=False):
         write_config(prepared.folder, resolved_config(prepared))
-        stamp, hashed = stamp_environment(prepared.folder, prepared.device), path.stem.rpartition("-")[2]
-        with ResultsWriter(path, identity(prepared, stamp, evaluation.name, hashed)) as writer:
+        stamp = stamp_environment(prepared.folder, prepared.device)
+        with ResultsWriter(path, identity(prepared, stamp, path)) as writer:
             for measurement in built.run(prepared):
                 row = writer.write(measurement).measurement
                 log.info(f"{row.metric} {row.settings}: {row.value if row.value is not None else row.status}")

@@ -5,7 +5,7 @@ outputs/<experiment>/<variant>-<model>-T<seq_len>-seed<n>-<hash>/
 
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,8 @@ def run_training(settings: RunSettings, *, shares_device: bool = False) -> Run:
         if checkpoint.is_final(prepared.checkpoints):
             log.info("finished before, not trained again (rerun=true does): %s", prepared.folder)
         else:
+            # Rows that are there nevertheless are of a training that failed.
+            shutil.rmtree(prepared.folder / "results", ignore_errors=True)
             _train(prepared, shares_device)
         for evaluation in settings.evaluations:
             evaluate(prepared, evaluation)
@@ -71,10 +73,7 @@ def evaluate(prepared: Run, evaluation: EvaluationSettings) -> None:
         return
     built = build(evaluation.target, evaluation.options, CheckpointEvaluation, prepared.settings.trusted)
     log.info(f"evaluating {evaluation.name} of {prepared.settings.mixer.name}")
-    stamp, hashed = stamp_environment(prepared.folder, prepared.device), path.stem.rpartition("-")[2]
-    with ResultsWriter(path, identity(prepared, stamp, evaluation.name, hashed)) as writer:
-        for measurement in built.run(prepared):
-            writer.write(measurement)
+    _write_rows(prepared, stamp_environment(prepared.folder, prepared.device), path, built.run(prepared))
 
 
 def training_results(prepared: Run) -> Path:
@@ -113,15 +112,16 @@ def _train(prepared: Run, shares_device: bool) -> None:
                 hooks=hooks,
             )
         except DivergedError as error:
-            _write_rows(prepared, stamp, [_diverged(str(error))])
+            _write_failure(prepared, stamp, "diverged", str(error))
             raise
         except torch.OutOfMemoryError as error:
-            _write_rows(prepared, stamp, [_out_of_memory(error)])
+            _write_failure(prepared, stamp, "out_of_memory", str(error).splitlines()[0])
             raise UserError(
                 f"out of memory at train.batch_size={train_settings.batch_size}: a smaller train.micro_batch_size "
                 "divides a step without changing its result"
             ) from None
-    _write_rows(prepared, stamp, list(_measurements(prepared, state, stopwatch, shares_device)))
+    rows = _measurements(prepared, state, stopwatch, shares_device)
+    _write_rows(prepared, stamp, training_results(prepared), rows)
     checkpoint.save_final(prepared.checkpoints, state, prepared.record())
     if stop.signal is not None:
         # It came during the last step, when there was nothing left to stop but what follows.
@@ -202,11 +202,19 @@ def _clear(prepared: Run) -> None:
         path.unlink()
 
 
-def _write_rows(prepared: Run, stamp: dict[str, Any], measurements: list[Measurement]) -> None:
-    writer = ResultsWriter(training_results(prepared), identity(prepared, stamp, "training", prepared.config_hash))
-    with writer:
+def _write_rows(prepared: Run, stamp: dict[str, Any], path: Path, measurements: Iterable[Measurement]) -> None:
+    with ResultsWriter(path, identity(prepared, stamp, path)) as writer:
         for measurement in measurements:
             writer.write(measurement)
+
+
+def _write_failure(prepared: Run, stamp: dict[str, Any], status: str, reason: str) -> None:
+    """Rows without numbers, of the training and of the evaluations that would have followed it."""
+    speed = Measurement(metric="tokens_per_second", value=None, unit="token/s", status=status, reason=reason)
+    _write_rows(prepared, stamp, training_results(prepared), [speed])
+    for evaluation in prepared.settings.evaluations:
+        built = build(evaluation.target, evaluation.options, CheckpointEvaluation, prepared.settings.trusted)
+        _write_rows(prepared, stamp, results_of(prepared, evaluation), built.failed(prepared, status, reason))
 
 
 def _measurements(prepared: Run, state: TrainState, stopwatch: Stopwatch, shares_device: bool) -> Iterator[Measurement]:
@@ -233,12 +241,3 @@ def _speed(prepared: Run, state: TrainState, stopwatch: Stopwatch) -> Iterator[M
     yield Measurement(metric="train_seconds", value=state.seconds, unit="s", num_samples=state.step)
     if stopwatch.first_step_seconds is not None:
         yield Measurement(metric="first_step_seconds", value=stopwatch.first_step_seconds, unit="s")
-
-
-def _diverged(reason: str) -> Measurement:
-    return Measurement(metric="tokens_per_second", value=None, unit="token/s", status="diverged", reason=reason)
-
-
-def _out_of_memory(error: torch.OutOfMemoryError) -> Measurement:
-    reason = str(error).splitlines()[0]
-    return Measurement(metric="tokens_per_second", value=None, unit="token/s", status="out_of_memory", reason=reason)

@@ -46,10 +46,18 @@ class Grid:
     lines: list[list[str]]
 
 
-def read_folders(folders: Sequence[Path]) -> list[ResultRow]:
-    """All rows of the runs in `folders`, those of their cells too."""
+def read_folders(folders: Sequence[Path], *, last_only: bool = False) -> list[ResultRow]:
+    """All rows of the runs in `folders`, those of their cells too.
+
+    Args:
+        last_only: of an evaluation that a run has with several settings, only what was measured last.
+    """
     everywhere = [place for folder in folders for place in (folder, *_cells_of(folder))]
     files = [path for place in dict.fromkeys(everywhere) for path in sorted((place / "results").glob("*.jsonl"))]
+    if last_only:
+        by_time = sorted(files, key=lambda path: path.stat().st_mtime_ns)
+        last = {(path.parent, path.stem.rpartition("-")[0]): path for path in by_time}
+        files = [path for path in files if path in last.values()]
     return [row for path in files for row in read_results(path)]
 
 

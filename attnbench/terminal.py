@@ -34,7 +34,7 @@ TRAINED = (
 
 def print_summary(folders: Sequence[Path]) -> None:
     """Prints one table a corpus of the runs in `folders` to standard output, what else was measured, and the paths."""
-    console, rows = Console(), read_folders(folders)
+    console, rows = Console(), read_folders(folders, last_only=True)
     shown = {column.evaluation for column in TRAINED}
     for table in comparison_tables([row for row in rows if row.identity.evaluation in shown], TRAINED):
         console.print(table)

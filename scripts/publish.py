@@ -1,4 +1,4 @@
-"""Publishes a table of finished runs: `python scripts/publish.py docs/results/NAME-MACHINE outputs/default/*`."""
+"""Publishes runs or a comparison: `python scripts/publish.py docs/results/NAME-MACHINE outputs/PLAN --title ...`."""
 
 import argparse
 import sys
@@ -6,17 +6,22 @@ from pathlib import Path
 
 from attnbench.errors import UserError
 from attnbench.publish import publish
+from attnbench.publish_comparison import publish_comparison
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", type=Path, help="folder to write, docs/results/<table>-<machine>")
-    parser.add_argument("runs", type=Path, nargs="+", help="folders of finished runs, in the order of the table")
+    parser.add_argument("runs", type=Path, nargs="+", help="a comparison's folder, or runs in the order of the table")
     parser.add_argument("--title", required=True)
-    parser.add_argument("--command", required=True, help="what made the runs")
+    parser.add_argument("--command", help="what made the runs; a comparison knows it")
+    parser.add_argument("--note", default="", help="of a comparison: what a reader must know besides")
     given = parser.parse_args()
     try:
-        publish(given.runs, given.target, title=given.title, command=given.command)
+        if given.command is None:
+            publish_comparison(given.runs[0], given.target, title=given.title, note=given.note)
+        else:
+            publish(given.runs, given.target, title=given.title, command=given.command)
     except UserError as error:
         sys.exit(f"error: {error}")
 

@@ -12,7 +12,7 @@ from report_rows import SKILL, write_experiment
 
 from attnbench.comparison_mirror import ROWS, chart_key
 from attnbench.mirror import legal_run_id
-from attnbench.report.inputs import declared_plots, read_inputs
+from attnbench.report.inputs import about, read_inputs
 from attnbench.results import COLUMNS
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -191,7 +191,8 @@ for _ in range(2):
     records = inspected(folder)
     run = next(record["run"] for record in records if record["type"] == "run")
     assert (run["display_name"], run["run_group"], run["job_type"]) == ("demo", "demo", "comparison")
-    rows = read_inputs(tmp_path / "experiment").rows
+    inputs = read_inputs(tmp_path / "experiment")
+    rows = inputs.rows
     media = folder / "files" / "media" / "table"
     files = {str(path.relative_to(media)).rpartition("_0_")[0]: path for path in media.rglob("*.table.json")}
     tables = {name.removesuffix("_table"): json.loads(path.read_text()) for name, path in files.items()}
@@ -203,7 +204,7 @@ for _ in range(2):
     found = {
         chart_key(evaluation, metric, axis)
         for evaluation in ("copy", "recall", "perplexity", "throughput", "memory")
-        for metric, axis in declared_plots(evaluation)
+        for metric, axis in about(evaluation, inputs.protocol).plots
         for row in rows
         if row.identity.evaluation == evaluation
         and row.measurement.metric == metric

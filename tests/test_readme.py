@@ -23,6 +23,8 @@ ELSEWHERE = {
     "source .venv/bin/activate": "changes the shell alone",
     "wandb leet": "test_mirror.py, which inspects an offline run with it",
     "wandb sync wandb/offline-run-*": "needs wandb's server",
+    "python scripts/train.py -m hydra/launcher=submitit_slurm device=cuda hydra.launcher.gpus_per_node=1 "
+    "hydra.launcher.timeout_min=600 attn=softmax,linear": "needs a Slurm cluster",
     "python scripts/train.py attn=gated_deltanet eval=battery": "test_docs.py, where another mixer goes through it",
 }
 """Commands of the README that are not run here, and who does it."""
@@ -101,6 +103,8 @@ def test_a_training_runs(root, folder, command):
     words = [word for word in words if not word.startswith("seq_len=")]
     evaluations = ("recall", "copy") if any("recall" in word for word in words) else ("perplexity",)
     words += [*run_small(folder), *smoke_overrides(*evaluations)]
+    if any("submitit" in word for word in words):
+        pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     if "-m" in words:
         said = call(root, script, *words)
         assert all(f"{mixer}-" in said for mixer in ("softmax", "flash", "linear", "gated_deltanet"))

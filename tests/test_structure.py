@@ -15,12 +15,14 @@ ORDER = [
     "prepare", "prepare_probe", "run_training", "run_probe", "run_system",
     "cells", "rates", "run", "plan", "transfer",
     "report.inputs", "report.words", "report.plots", "report.charts", "report.markup", "report.sections",
-    "report.making", "report.page", "report", "comparison_mirror", "compare", "reading", "config",
+    "report.making", "report.page", "report", "publish_comparison", "comparison_mirror",
+    "dashboard", "compare", "reading", "config",
 ]  # fmt: skip
 DOORS = {
     "hydra": {"config"},
     "omegaconf": {"config", "reading"},
     "wandb": {"mirror"},
+    "wandb_workspaces": {"dashboard"},
     "huggingface_hub": {"wikitext"},
     "altair": {"report.charts"},
     "vl_convert": {"report.charts"},

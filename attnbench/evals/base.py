@@ -74,6 +74,10 @@ class CheckpointEvaluation(Evaluation, ABC):
     def run(self, subject: Subject) -> Iterator[Measurement]:
         """Each number as soon as it is known; the caller stamps whose it is and writes it."""
 
+    def failed(self, subject: Subject, status: str, reason: str) -> Iterator[Measurement]:
+        """Rows without numbers in place of the scores that are compared, where the training itself failed."""
+        yield from ()
+
 
 class SystemEvaluation(Evaluation, ABC):
     """Times or weighs models with initial weights; runs in a process of its own, alone on its device."""

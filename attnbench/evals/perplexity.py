@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from itertools import product
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -9,8 +10,11 @@ from torch import Tensor
 from attnbench.data import evaluation_batches
 from attnbench.errors import UserError
 from attnbench.evals.base import CheckpointEvaluation, Subject
+from attnbench.evals.rows import without_numbers
 from attnbench.loss import perplexity, split_nats
 from attnbench.results import Measurement
+
+UNITS = {"perplexity": "1", "bits_per_character": "bit", "nats_per_character": "nat"}
 
 
 class Perplexity(CheckpointEvaluation):
@@ -38,6 +42,12 @@ class Perplexity(CheckpointEvaluation):
         self.extrapolation = extrapolation
         self.batch_tokens = batch_tokens
 
+    def failed(self, subject: Subject, status: str, reason: str) -> Iterator[Measurement]:
+        """Both splits for both checkpoints, at the training length."""
+        for checkpoint, split in product(("best", "final"), ("validation", "test")):
+            axes = {"split": split, "checkpoint": checkpoint, "sequence_length": subject.seq_len}
+            yield from without_numbers(UNITS, axes, status, reason)
+
     def run(self, subject: Subject) -> Iterator[Measurement]:
         """Both splits for the final and the best checkpoint, then positions and longer blocks for the final one."""
         for checkpoint in ("best", "final"):
@@ -57,7 +67,7 @@ class Perplexity(CheckpointEvaluation):
                         yield Measurement(
                             metric="perplexity",
                             value=None,
-                            unit="1",
+                            unit=UNITS["perplexity"],
                             settings=axes,
                             status="unsupported",
                             reason=reason,
@@ -74,11 +84,9 @@ class Perplexity(CheckpointEvaluation):
 
 def _measurements(nats: float, count: int, axes: dict[str, Any]) -> Iterator[Measurement]:
     mean = nats / count
-    for metric, value, unit in (
-        ("perplexity", perplexity(mean), "1"),
-        ("bits_per_character", mean / math.log(2), "bit"),
-        ("nats_per_character", mean, "nat"),
-    ):
+    values = {"perplexity": perplexity(mean), "bits_per_character": mean / math.log(2), "nats_per_character": mean}
+    for metric, value in values.items():
+        unit = UNITS[metric]
         if math.isfinite(value):
             yield Measurement(metric=metric, value=value, unit=unit, settings=axes, num_samples=count)
         else:
@@ -95,7 +103,7 @@ def _by_position(nats_T: Tensor, count_T: Tensor, axes: dict[str, Any]) -> Itera
         yield Measurement(
             metric="nats_per_character",
             value=float(nats_T[start:end].sum()) / count,
-            unit="nat",
+            unit=UNITS["nats_per_character"],
             settings={**axes, "position_bucket": f"{start}-{end - 1}"},
             num_samples=count,
         )

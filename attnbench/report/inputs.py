@@ -58,6 +58,8 @@ class Protocol:
     rates: list[Rate] = field(default_factory=list)
     failures: list[dict[str, str]] = field(default_factory=list)
     """`cell` and `reason` of what left no rows."""
+    missing: list[str] = field(default_factory=list)
+    """Cells of the plan that are not done."""
     started: str | None = None
     seconds: float | None = None
 
@@ -83,7 +85,7 @@ def read_inputs(folder: Path) -> Inputs:
     """
     record = _read_json(folder / "comparison.json")
     table = folder / "results.csv"
-    if record is None and table.exists():
+    if table.exists() and (record is None or record.get("files") is None):
         rows, files = [row for row in read_csv(table) if row.identity.seed != ALL_SEEDS], []
     else:
         files = _results_files(folder, record)
@@ -122,7 +124,11 @@ def _evaluation_class(evaluation: str) -> type[Evaluation] | None:
 
 def _results_files(folder: Path, record: dict[str, Any] | None) -> list[Path]:
     if record is not None and record.get("files") is not None:
-        return [folder / name for name in record["files"]]
+        paths = [Path(str(name)) for name in record["files"]]
+        for path in paths:
+            if path.is_absolute() or ".." in path.parts:
+                raise UserError(f"{folder / 'comparison.json'}: {path} lies outside of the experiment")
+        return [folder / path for path in paths]
     return [*sorted(folder.glob("*/results/*.jsonl")), *sorted(folder.glob("cells/*/results/*.jsonl"))]
 
 

@@ -20,6 +20,7 @@ def making_section(inputs: Inputs, figures: Sequence[Figure]) -> Markup:
         "Budgets achieved": _budgets(figures),
         "Learning rates": _rates(inputs),
         "What has no number": _failures(inputs, figures),
+        "What is missing": _missing(inputs),
         "Environments": _environments(inputs),
     }
     content = [part for title, found in parts.items() if found for part in (element("h3", title), *found)]
@@ -179,6 +180,15 @@ def _failures(inputs: Inputs, figures: Sequence[Figure]) -> list[Markup]:
     if not lines:
         return [element("p", "Nothing: every measurement that was begun has a number.")]
     return [table("What has no number, and why", ["Variant", "Where", "What", "Status", "Reason"], lines, num_labels=5)]
+
+
+def _missing(inputs: Inputs) -> list[Markup]:
+    """Cells of the plan that are still to be run."""
+    if not inputs.protocol.missing:
+        return []
+    text = f"{len(inputs.protocol.missing)} cells of the plan are not done; the same command goes on with them."
+    items = (element("li", label) for label in inputs.protocol.missing)
+    return [element("p", text), element("details", element("summary", "Which"), element("ul", *items))]
 
 
 def _status(status: str) -> TableCell:

@@ -129,6 +129,9 @@ def overall(families: Sequence[Family]) -> str:
         return "Nothing is ranked: no score has enough seeds, or none was measured. The numbers stand as they are."
     wins = {name: sum(f.best == name for f in ranked) for name in dict.fromkeys(f.best for f in ranked)}
     words = [f"{name} is best at {count}" for name, count in wins.items() if name is not None]
+    if not words:
+        scores = f"any of the {len(ranked)} ranked scores" if len(ranked) > 1 else "the one ranked score"
+        return f"At {scores} no variant is separated from all others."
     if None in wins:
         words.append(f"at {wins[None]} no variant is separated from all others")
     scores = f"the {len(ranked)} ranked scores" if len(ranked) > 1 else "the one ranked score"

@@ -1,0 +1,95 @@
+"""A comparison as a published folder: docs/results/<table>-<machine>/, from which report.py makes its page again.
+
+README.md results.csv comparison.json environment-<id>.json cells.jsonl
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attnbench.aggregate import Cell, Summary, families, figures, summary, to_rows
+from attnbench.errors import UserError
+from attnbench.jsonlines import replace_file
+from attnbench.report.inputs import Inputs, read_inputs
+from attnbench.results import write_csv
+from attnbench.tables import format_number, printable
+from attnbench.transfer import export_cells
+
+
+def publish_comparison(experiment: Path, target: Path, *, title: str, note: str = "") -> None:
+    """Writes what a comparison has found so far, and what is missing of it.
+
+    Args:
+        experiment: outputs/<plan>, with its comparison.json.
+        note: what a reader must know besides; a paragraph of its own.
+
+    Raises:
+        UserError: there is no comparison, or it has no rows.
+    """
+    record = experiment / "comparison.json"
+    if not record.exists():
+        raise UserError(f"{record}: is not there; compare.py writes it")
+    inputs = read_inputs(experiment)
+    summed = figures(inputs.rows)
+    ranked = families(summed, rank=inputs.protocol.rank, reference=inputs.protocol.reference)
+    target.mkdir(parents=True, exist_ok=True)
+    write_csv([*inputs.rows, *to_rows(summed)], target / "results.csv")
+    content = json.loads(record.read_text(encoding="utf-8"))
+    # The rows stand in results.csv here.
+    del content["files"]
+    replace_file(target / "comparison.json", json.dumps(content, indent=1) + "\n")
+    for name, stamp in inputs.environments.items():
+        if stamp is not None:
+            replace_file(target / f"environment-{name}.json", json.dumps(stamp, indent=2) + "\n")
+    export_cells(experiment, target / "cells.jsonl")
+    replace_file(target / "README.md", _page(title, note, inputs, summary(summed, ranked)))
+
+
+def _page(title: str, note: str, inputs: Inputs, content: Summary) -> str:
+    protocol, identities = inputs.protocol, [row.identity for row in inputs.rows]
+    devices, commits, corpora = (
+        ", ".join(dict.fromkeys(f"{getattr(identity, name)}" for identity in identities if getattr(identity, name)))
+        for name in ("device", "commit", "corpus")
+    )
+    parts = [
+        f"# {title}",
+        summary_table(content),
+        "Brackets are 95 % Student intervals over seeds, for timings the 20th and 80th percentile, unadjusted. Bold is "
+        "best where it is separated from every other variant: two-sided paired t-test, Holm-adjusted p < 0.05, and at "
+        "least the smallest difference that matters (0.01 in accuracy, 1 % in perplexity).",
+        f"Made by\n\n    {protocol.command}\n\non {devices}, corpus `{corpora}`, at commit {commits}. results.csv has "
+        "every row and every figure over seeds, comparison.json the learning rates and how they were chosen, "
+        "environment-*.json the machines. `python scripts/report.py` on this folder makes the page with all plots, and "
+        "`compare.py ... import=cells.jsonl` goes on from these cells.",
+        note,
+        *_missing(protocol.missing),
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def summary_table(content: Summary) -> str:
+    """A line an evaluation's score, a column a variant, as Markdown."""
+    variants = [line[0].text for line in content.lines]
+    rows = [
+        [header, *(_shown(line[index]) for line in content.lines)]
+        for index, header in enumerate(content.headers[1:], start=1)
+    ]
+    marks = ["---", *("--:" for _ in variants)]
+    lines = [["", *variants], marks, *rows]
+    return "\n".join(
+        f"| {' | '.join(printable(cell).replace('|', chr(92) + '|') for cell in line)} |" for line in lines
+    )
+
+
+def _shown(cell: Cell) -> str:
+    text = f"**{cell.text}**" if cell.is_best else cell.text
+    if cell.low is None or cell.high is None:
+        return text
+    return f"{text} [{format_number(cell.low)}, {format_number(cell.high)}]"
+
+
+def _missing(labels: Sequence[Any]) -> list[str]:
+    if not labels:
+        return []
+    return [f"Not run yet, {len(labels)} cells of the plan:", "\n".join(f"- {label}" for label in labels)]

@@ -1,0 +1,440 @@
+"""A plan carried out: every cell once, failures recorded, cut off and continued, carried to another machine."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from probe_settings import smoke_words
+from small import python_path
+
+from attnbench import cells, compare, config
+from attnbench.aggregate import figures
+from attnbench.cells import Cell
+from attnbench.config import ROOT
+from attnbench.errors import UserError
+from attnbench.plan import Comparison
+from attnbench.results import read_results
+from attnbench.settings import SELECTION_SEED, ComparisonSettings, LoggerSettings, PlanSettings, RunSettings
+from attnbench.workers import Outcome, run_in_processes
+
+CLOCKS = ("tokens_per_second", "generator_tokens_per_second", "train_seconds", "first_step_seconds", "peak_memory_mib")
+"""Metrics that two equal comparisons may differ in, and all of throughput."""
+
+OVERRIDES = [
+    *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32"),
+    *("train.num_epochs=null", "train.num_steps=6", "train.batch_size=4", "train.warmup_steps=2", "data=text"),
+]
+RATES = [1e-2, 3e-2]
+
+
+@cache
+def composed(words: tuple[str, ...]) -> RunSettings:
+    return config.compose(words)
+
+
+def compose(words: Sequence[str]) -> RunSettings:
+    """Each command line once: Hydra takes as long for one as a little cell does."""
+    return composed(tuple(words))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    # Sums of another order have other last digits.
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "small.txt"
+    path.write_text(" ".join(random.Random(0).choices(["the", "cat", "sees", "a", "green", "tree"], k=800)))
+    return path
+
+
+def plan(text: Path, **changed: Any) -> PlanSettings:
+    evaluations = changed.get("evaluations", ["copy", "perplexity", "throughput"])
+    own = smoke_words(*evaluations, **({"copy_learning_rates": RATES} if "copy" in evaluations else {}))
+    given = {
+        "name": "little",
+        "overrides": [*OVERRIDES, f"data.path={text}", *own],
+        "variants": {"softmax": ["attn=softmax"], "plain": ["attn=linear"]},
+        "evaluations": evaluations,
+        "seeds": [0, 1],
+        "probe_seeds": [0, 1],
+        "learning_rates": [4e-3],
+        "num_workers": 2,
+    }
+    return PlanSettings(**{**given, **changed})
+
+
+def settings(text: Path, outputs: Path, *, report: bool = False, rerun: bool = False, **changed) -> ComparisonSettings:
+    moved = {name: changed.pop(name, None) for name in ("exported", "imported")}
+    return ComparisonSettings(
+        plan=plan(text, **changed),
+        logger=LoggerSettings(mode="none"),
+        outputs_dir=str(outputs),
+        device="cpu",
+        rerun=rerun,
+        report=report,
+        command="python scripts/compare.py plan=little",
+        **moved,
+    )
+
+
+@pytest.fixture
+def ran(monkeypatch) -> list[Cell]:
+    """The cells that were run, here and now: processes have tests of their own."""
+    found: list[Cell] = []
+    monkeypatch.setattr(compare, "run_in_processes", in_this_process(found))
+    return found
+
+
+def in_this_process(ran: list[Cell]) -> Callable[..., Iterator[Outcome]]:
+    def run(function: Callable[[Cell], None], items: Iterable[Cell], **_: object) -> Iterator[Outcome]:
+        for item in items:
+            ran.append(item)
+            try:
+                function(item)
+                yield Outcome(item=item, seconds=1.0, error=None)
+            except Exception as error:
+                yield Outcome(item=item, seconds=1.0, error=str(error))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(text, tmp_path_factory) -> tuple[Path, list[tuple[bool, list[str]]]]:
+    """A comparison in real processes; tests only read it. And how it was run: whether each cell got a fresh process."""
+    calls = []
+
+    def watched(function: Callable, items: list[Cell], *, fresh: bool, **given: Any) -> Iterator[Outcome]:
+        calls.append((fresh, [item.label for item in items]))
+        return run_in_processes(function, items, fresh=fresh, **given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare, "run_in_processes", watched)
+        folder = compare.compare(settings(text, tmp_path_factory.mktemp("outputs")), compose)
+    return folder, calls
+
+
+def record(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "comparison.json").read_text())
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """Of the cells that comparison.json names, without what a clock or the commit says."""
+    found = []
+    for name in sorted(record(folder)["files"]):
+        for row in read_results(folder / name):
+            if row.identity.evaluation == "throughput" or row.measurement.metric in CLOCKS:
+                row.measurement.value = row.measurement.low = row.measurement.high = None
+                row.measurement.num_samples = None
+            found.append({**row.to_dict(), "environment": None, "commit": None})
+    return found
+
+
+def test_every_cell_is_run_once(whole):
+    _, calls = whole
+    labels = [label for _, group in calls for label in group]
+    assert sorted(labels) == sorted(
+        [f"copy {variant}, lr {rate}, search" for variant in ("softmax", "plain") for rate in ("0.01", "0.03")]
+        + [label for label in labels if label.startswith("copy") and "seed" in label]
+        + [f"training {variant}, lr 0.004, seed {seed}" for variant in ("softmax", "plain") for seed in (0, 1)]
+        + ["throughput softmax", "throughput plain"]
+    )
+    assert len([label for label in labels if label.startswith("copy") and "seed" in label]) == 4
+    # Searches first, then what is scored in the plan's order, and what is timed last.
+    kinds = ["search" if "search" in label else label.split()[0] for label in labels]
+    assert [kind for kind, before in zip(kinds, [None, *kinds], strict=False) if kind != before] == [
+        "search",
+        "copy",
+        "training",
+        "throughput",
+    ]
+
+
+def test_timed_cells_run_alone_and_in_fresh_processes(whole):
+    folder, calls = whole
+    assert {label.split()[0] for fresh, group in calls for label in group if fresh} == {"throughput"}
+    assert not any(label.startswith("throughput") for fresh, group in calls for label in group if not fresh)
+    times = {}
+    for log in folder.glob("**/train.log"):
+        [last] = [path.stat().st_mtime for path in log.parent.glob("results/*.jsonl")][-1:]
+        times[log.parent.name] = ((log.parent / "config.yaml").stat().st_mtime, last)
+    timed = {name: span for name, span in times.items() if name.startswith("throughput")}
+    assert len(timed) == 2
+    for name, (start, end) in timed.items():
+        assert start < end
+        for other, (other_start, other_end) in times.items():
+            assert other == name or other_end < start or other_start > end
+
+
+def test_what_ran_beside_others_says_so(whole):
+    folder, _ = whole
+    found = [row for path in folder.glob("cells/copy-*/results/*.jsonl") for row in read_results(path)]
+    speeds = [row.measurement for row in found if row.measurement.unit == "token/s"]
+    assert speeds
+    assert all(own.settings["shared_device"] for own in speeds)
+    # A language model's speed beside others would be taken for its own.
+    assert not any(row["metric"] == "tokens_per_second" for row in rows(folder) if row["evaluation"] == "training")
+
+
+def test_the_record_says_what_was_compared_and_how(whole):
+    folder, _ = whole
+    content = record(folder)
+    assert content["plan"] == "little"
+    assert content["command"] == "python scripts/compare.py plan=little"
+    assert content["variants"] == content["rank"] == ["softmax", "plain"]
+    assert content["reference"] is None
+    assert content["failures"] == []
+    assert len(content["files"]) == 4 + 2 * 4 + 2
+    assert all((folder / name).is_file() for name in content["files"])
+    assert not any(f"seed{SELECTION_SEED}" in name for name in content["files"])
+    assert [(rate["variant"], rate["evaluation"]) for rate in content["rates"]] == [
+        *(("softmax", "copy"), ("softmax", "training"), ("plain", "copy"), ("plain", "training")),
+    ]
+    for rate in content["rates"]:
+        assert set(rate["scores"]) == ({"0.01", "0.03"} if rate["evaluation"] == "copy" else set())
+        assert rate["chosen"] in rate["grid"]
+
+
+def test_the_report_is_written_of_the_record(whole, text, ran, monkeypatch):
+    folder, _ = whole
+    written = []
+    monkeypatch.setattr("attnbench.report.write_report", written.append)
+    compare.compare(settings(text, folder.parent, report=True), compose)
+    assert written == [folder]
+
+
+def test_figures_over_its_seeds(whole):
+    folder, _ = whole
+    found = [row for name in record(folder)["files"] for row in read_results(folder / name)]
+    for figure in figures(found):
+        own = [
+            row.measurement.value
+            for row in found
+            if (row.identity.variant, row.identity.evaluation, row.measurement.metric)
+            == (figure.variant, figure.evaluation, figure.metric)
+            and figure.settings.items() <= row.measurement.settings.items()
+            and set(row.measurement.settings) <= {*figure.settings, "learning_rate"}
+        ]
+        numbers = [value for value in own if value is not None]
+        assert len(own) == (1 if figure.evaluation == "throughput" else 2)
+        if numbers:
+            assert figure.mean == pytest.approx(sum(numbers) / len(numbers))
+    scored = [figure for figure in figures(found) if figure.metric == "symbol_accuracy"]
+    assert {(figure.variant, figure.settings["length"]) for figure in scored} == {
+        (variant, length) for variant in ("softmax", "plain") for length in (2, 5)
+    }
+
+
+def test_a_second_time_nothing_is_run_and_the_rows_are_the_same(whole, text, ran):
+    folder, _ = whole
+    before = rows(folder)
+    assert compare.compare(settings(text, folder.parent), compose) == folder
+    assert ran == []
+    assert rows(folder) == before
+
+
+def test_a_seed_more_runs_that_seed_alone(whole, text, tmp_path, ran):
+    folder, _ = whole
+    compare.export_cells(folder, tmp_path / "rows.jsonl")
+    own = settings(text, tmp_path, imported=str(tmp_path / "rows.jsonl"), seeds=[0, 1, 2], probe_seeds=[0, 1, 2])
+    compare.compare(own, compose)
+    assert {cell.settings.seed for cell in ran} == {2}
+    assert sorted(cell.group for cell in ran) == ["copy", "copy", "training", "training"]
+
+
+def test_one_axis_value_more_runs_that_evaluation_alone(whole, text, tmp_path, ran):
+    folder, _ = whole
+    compare.export_cells(folder, tmp_path / "rows.jsonl")
+    own = settings(text, tmp_path, imported=str(tmp_path / "rows.jsonl"))
+    own.plan.overrides = [*own.plan.overrides, "eval.throughput.lengths=[16,32]"]
+    compare.compare(own, compose)
+    assert [cell.group for cell in ran] == ["throughput", "throughput"]
+    kept = [row for row in rows(tmp_path / "little") if row["evaluation"] != "throughput"]
+    assert kept == [row for row in rows(folder) if row["evaluation"] != "throughput"]
+
+
+def test_carried_elsewhere_nothing_is_run_again(whole, text, tmp_path, ran):
+    folder, _ = whole
+    own = settings(text, folder.parent, exported=str(tmp_path / "rows.jsonl"))
+    assert compare.compare(own, compose) == folder
+    other = compare.compare(settings(text, tmp_path, imported=str(tmp_path / "rows.jsonl")), compose)
+    assert ran == []
+    assert rows(other) == rows(folder)
+    assert record(other)["rates"] == record(folder)["rates"]
+
+
+def test_a_variant_that_cannot_be_composed_is_recorded_and_the_others_are_run(text, tmp_path, ran):
+    variants = {"softmax": ["attn=softmax"], "odd": ["attn=softmax", "attn.num_heads=3"]}
+    own = settings(text, tmp_path, variants=variants, evaluations=["copy"], probe_seeds=[0])
+    with pytest.raises(UserError, match=r"^1 failed, listed in comparison\.json"):
+        compare.compare(own, compose)
+    [failure] = record(tmp_path / "little")["failures"]
+    assert failure["cell"] == "odd"
+    assert "num_heads" in failure["reason"]
+    assert {cell.settings.mixer.name for cell in ran} == {"softmax"}
+    assert len(ran) == 3
+
+
+def test_where_nothing_can_be_composed_that_is_the_error(text, tmp_path, ran):
+    own = settings(text, tmp_path, variants={"odd": ["attn=softmax", "attn.num_heads=3"]})
+    with pytest.raises(UserError, match="no cell has results; 1 failed"):
+        compare.compare(own, compose)
+    assert ran == []
+
+
+@pytest.mark.parametrize(
+    ("dies", "num_failures", "num_tried_again"),
+    [("copy softmax, lr 0.01, search", 2, 2), ("copy softmax, lr", 3, 3), ("training plain, lr 0.004, seed 1", 1, 1)],
+)
+def test_a_cell_that_dies_is_recorded_and_tried_again_the_next_time(
+    dies, num_failures, num_tried_again, text, tmp_path, ran, monkeypatch
+):
+    def dying(cell: Cell) -> None:
+        if cell.label.startswith(dies):
+            raise RuntimeError("its process was ended by SIGKILL")
+        cells.execute(cell)
+
+    own = settings(text, tmp_path, evaluations=["copy", "perplexity"], seeds=[0, 1], probe_seeds=[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(compare, "execute", dying)
+        with pytest.raises(UserError, match=f"^{num_failures} failed"):
+            compare.compare(own, compose)
+    failures = record(tmp_path / "little")["failures"]
+    assert len(failures) == num_failures
+    died = [failure for failure in failures if failure["cell"].startswith(dies)]
+    assert {failure["reason"] for failure in died} == {"its process was ended by SIGKILL"}
+    # A task whose search is missing has no rate, and its scored cells do not run.
+    [*missing] = [failure for failure in failures if failure not in died]
+    assert all("no learning rate can be chosen" in failure["reason"] for failure in missing)
+    ran.clear()
+    compare.compare(own, compose)
+    assert len(ran) == num_tried_again
+    assert record(tmp_path / "little")["failures"] == []
+
+
+def test_a_training_that_diverges_is_done_and_no_failure(text, tmp_path, ran):
+    own = settings(text, tmp_path, evaluations=["perplexity"], learning_rates=[1e5], seeds=[0])
+    folder = compare.compare(own, compose)
+    assert len(ran) == 2
+    statuses = {(row["evaluation"], row["metric"], row["status"]) for row in rows(folder)}
+    assert ("training", "tokens_per_second", "diverged") in statuses
+    assert {status for evaluation, _, status in statuses if evaluation == "perplexity"} == {"diverged"}
+    ran.clear()
+    compare.compare(own, compose)
+    assert ran == []
+
+
+def test_a_rerun_runs_every_cell_again(text, tmp_path, ran):
+    given = {"evaluations": ["copy"], "probe_seeds": [0], "variants": {"softmax": ["attn=softmax"]}}
+    folder = compare.compare(settings(text, tmp_path, **given), compose)
+    before, labels = rows(folder), [cell.label for cell in ran]
+    ran.clear()
+    compare.compare(settings(text, tmp_path, rerun=True, **given), compose)
+    assert [cell.label for cell in ran] == labels
+    assert rows(folder) == before
+
+
+def test_a_dry_run_lists_the_cells_and_writes_nothing(whole, text, tmp_path, ran, caplog):
+    caplog.set_level("INFO", logger="attnbench")
+    compare.compare(settings(text, tmp_path / "outputs", dry_run=True), compose)
+    assert not (tmp_path / "outputs").exists()
+    assert ran == []
+    assert "14 cells" in caplog.text
+    assert "  to do  copy plain, lr 0.03, search" in caplog.text
+    assert "  to do  copy: 4 scored cells, at the rates that the searches will give" in caplog.text
+    caplog.clear()
+    folder, _ = whole
+    before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
+    compare.compare(settings(text, folder.parent, dry_run=True), compose)
+    assert sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*")) == before
+    assert "to do" not in caplog.text
+    assert caplog.text.count("  done  ") == 14
+
+
+def test_only_some_of_the_evaluations(text, tmp_path, ran):
+    own = settings(text, tmp_path, only=["throughput"])
+    compare.compare(own, compose)
+    assert [cell.group for cell in ran] == ["throughput", "throughput"]
+
+
+def test_a_list_of_evaluations_is_refused_by_name(text, tmp_path, ran):
+    own = settings(text, tmp_path)
+    own.plan.evaluations = ["battery"]
+    with pytest.raises(UserError, match="no cell has results; 2 failed"):
+        compare.compare(own, compose)
+    comparison = Comparison(own, compose)
+    assert all("battery is a list of evaluations" in reason for reason in comparison.failures.values())
+
+
+def test_progress_counts_down_and_estimates(text, tmp_path, ran, caplog):
+    caplog.set_level("INFO", logger="attnbench.compare")
+    own = settings(text, tmp_path, evaluations=["copy"], probe_seeds=[0], num_workers=1)
+    compare.compare(own, compose)
+    lines = [record.message for record in caplog.records if record.message.startswith("[")]
+    assert [line.split("]")[0] for line in lines] == [f"[{number}/6" for number in range(1, 7)]
+    # Of one second each.
+    assert lines[0].endswith("(about 0:05 to go)")
+    assert lines[-1].endswith(": 0:01")
+
+
+def test_the_plans_that_come_with_it_compose(text):
+    for path in sorted((ROOT / "conf" / "plan").glob("*.yaml")):
+        content = yaml.safe_load(path.read_text())
+        for variant, words in content["variants"].items():
+            evaluations = f"eval=[{','.join(content['evaluations'])}]"
+            overrides = [*content["overrides"], "data=text", f"data.path={text}"]
+            composed = compose([evaluations, "device=cpu", *overrides, *words])
+            assert [own.name for own in composed.evaluations] == content["evaluations"], (path.name, variant)
+
+
+def test_stopped_and_continued_is_what_was_never_stopped(whole, text, tmp_path, ran):
+    """By SIGTERM, at one cell or another, in processes of their own; it goes on in this one."""
+    folder, _ = whole
+    config = tmp_path / "conf" / "plan" / "little.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text(yaml.safe_dump({name: value for name, value in asdict(plan(text)).items() if name != "name"}))
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "scripts/compare.py", "--config-dir", str(tmp_path / "conf"), "plan=little"),
+            *("device=cpu", "logger=none", f"outputs_dir={tmp_path}", "report=false"),
+        ],
+        cwd=ROOT,
+        env={**python_path(ROOT), "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    num_finished, said = random.Random(os.getpid()).randrange(10), []
+    for line in process.stderr:
+        said.append(line)
+        if line.startswith(f"[{num_finished}/") or (line.startswith("plan=") and not num_finished):
+            time.sleep(random.random() / 2)
+            process.send_signal(signal.SIGTERM)
+            break
+    said.append(process.stderr.read())
+    assert process.wait(timeout=60) in (143, 0), said
+    done = {path.relative_to(tmp_path) for path in tmp_path.rglob("results/*.jsonl")}
+    compare.compare(settings(text, tmp_path), compose)
+    assert (
+        not {path.relative_to(tmp_path) for cell in ran for path in cell.results}
+        & {path for path in done if compare.is_complete(tmp_path / path)}
+        or ran
+    )
+    assert rows(tmp_path / "little") == rows(folder)

@@ -1,0 +1,188 @@
+"""evaluate.py: what was trained before is evaluated where it lies now, and only what is not there yet is measured."""
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from probe_settings import smoke_words
+
+from attnbench import run, run_training
+from attnbench.config import compose, launch
+from attnbench.errors import UserError
+from attnbench.reading import read_evaluation
+from attnbench.results import read_results
+from attnbench.tables import read_folders
+from attnbench.terminal import print_summary
+
+SMALL = [
+    *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32"),
+    *("train.num_epochs=null", "train.num_steps=6", "train.batch_size=4", "device=cpu", "logger=none", "data=text"),
+]
+
+
+def write_text(path: Path, seed: int) -> None:
+    path.write_text(" ".join(random.Random(seed).choices(["the", "cat", "sees", "a", "green", "tree"], k=800)))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A run without any evaluation; tests copy it."""
+    folder = tmp_path_factory.mktemp("trained")
+    write_text(folder / "small.txt", 0)
+    words = [*SMALL, "eval=[]", f"data.path={folder / 'small.txt'}", f"outputs_dir={folder / 'outputs'}"]
+    return run.run(compose(words))
+
+
+@pytest.fixture
+def folder(trained, tmp_path) -> Path:
+    """The run at the place where it was made, as far as its experiment is called the same."""
+    return Path(shutil.copytree(trained, tmp_path / "outputs" / "demo" / trained.name))
+
+
+def evaluate(monkeypatch, folder: Path, *overrides: str, names: tuple[str, ...] = ("perplexity",)) -> object:
+    """The exit code of `scripts/evaluate.py run=...`, None for 0."""
+    words = [f"run={folder}", f"eval=[{','.join(names)}]", *smoke_words(*names), "device=cpu", *overrides]
+    # Set by the launch before, for Hydra.
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    monkeypatch.setattr("sys.argv", ["scripts/evaluate.py", *words])
+    code = None
+    try:
+        launch(lambda wanted: run.evaluate_again(*wanted), "evaluate", print_summary, read_evaluation)
+    except SystemExit as ending:
+        code = ending.code
+    return code
+
+
+def evaluations(folder: Path) -> set[str]:
+    return {row.identity.evaluation for row in read_folders([folder])}
+
+
+def test_what_is_not_there_yet_is_measured_and_nothing_is_trained(folder, monkeypatch, capsys):
+    assert evaluations(folder) == {"training"}
+    monkeypatch.setattr(run_training, "train", None)
+    assert evaluate(monkeypatch, folder, names=("perplexity", "recall")) is None
+    assert evaluations(folder) == {"training", "perplexity", "recall"}
+    shown = capsys.readouterr().out
+    assert "test PPL" in shown
+    assert "recall" in shown
+    [cell] = (folder.parent / "cells").iterdir()
+    assert (folder / "cells.txt").read_text() == f"cells/{cell.name}\n"
+
+
+def test_what_is_there_is_not_measured_again_unless_told(folder, monkeypatch):
+    evaluate(monkeypatch, folder, names=("perplexity", "recall"))
+    before = {path: path.stat().st_mtime_ns for path in folder.parent.rglob("results/*.jsonl")}
+    assert evaluate(monkeypatch, folder, names=("perplexity", "recall")) is None
+    assert {path: path.stat().st_mtime_ns for path in folder.parent.rglob("results/*.jsonl")} == before
+    assert evaluate(monkeypatch, folder, "rerun=true", names=("perplexity", "recall")) is None
+    after = {path: path.stat().st_mtime_ns for path in folder.parent.rglob("results/*.jsonl")}
+    assert {path.name.split("-")[0] for path, time in after.items() if time > before[path]} == {"perplexity", "recall"}
+
+
+def test_it_is_the_evaluation_that_train_makes(folder, trained, monkeypatch, tmp_path):
+    evaluate(monkeypatch, folder)
+    text = trained.parents[2] / "small.txt"
+    words = [*SMALL, "eval=[perplexity]", *smoke_words("perplexity"), f"data.path={text}", f"outputs_dir={tmp_path}/b"]
+    by_train = run.run(compose(words))
+    [own], [other] = (list(place.glob("results/perplexity-*.jsonl")) for place in (folder, by_train))
+    assert own.name == other.name
+    assert [row.measurement for row in read_results(own)] == [row.measurement for row in read_results(other)]
+
+
+def test_a_folder_that_was_moved_keeps_its_cells_beside_it(trained, tmp_path, monkeypatch):
+    moved = Path(shutil.copytree(trained, tmp_path / "elsewhere" / "my run"))
+    assert evaluate(monkeypatch, moved, names=("perplexity", "recall")) is None
+    assert evaluations(moved) == {"training", "perplexity", "recall"}
+    assert [path.name.split("-")[0] for path in (tmp_path / "elsewhere" / "cells").iterdir()] == ["recall"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere"]
+
+
+def test_the_folder_may_be_the_one_one_stands_in(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert evaluate(monkeypatch, Path(), names=("recall",)) is None
+    assert (folder.parent / "cells").is_dir()
+
+
+def test_other_settings_of_an_evaluation_are_rows_of_their_own(folder, monkeypatch, capsys):
+    names = ("perplexity", "recall")
+    evaluate(monkeypatch, folder, names=names)
+    others = ("eval.perplexity.extrapolation=[2,4]", "eval.recall.num_steps=11")
+    assert evaluate(monkeypatch, folder, *others, names=names) is None
+    assert len(list(folder.glob("results/perplexity-*.jsonl"))) == 2
+    assert len(list(folder.parent.glob("cells/recall-*"))) == 2
+    # The terminal shows what was measured last.
+    assert len((folder / "cells.txt").read_text().splitlines()) == 1
+    assert "test PPL" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("alter", "message"),
+    [
+        (lambda text: text.replace("seq_len: 32", "seq_len: many"), "seq_len"),
+        (lambda text: text.replace("seq_len: 32", "seq_len: 64"), "was it altered?"),
+        (lambda text: text.replace("dim: 32", "dim: 64"), "was it altered?"),
+        (lambda text: text.replace("rotary_theta", "theta"), "theta"),
+        (lambda text: text.replace("attnbench.mixers.softmax.Softmax", "os.system"), "os.system"),
+        (lambda text: text.partition("resolved")[0], "not the config of a run"),
+        (lambda text: "x: [", "not the config of a run"),
+        (lambda text: "", "not the config of a run"),
+    ],
+)
+def test_an_altered_config_is_an_error(alter, message, folder, monkeypatch, capsys):
+    path = folder / "config.yaml"
+    altered = alter(path.read_text())
+    assert altered != path.read_text()
+    path.write_text(altered)
+    assert evaluate(monkeypatch, folder) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert not list(folder.glob("results/perplexity-*"))
+
+
+def test_another_corpus_is_an_error(folder, monkeypatch, capsys, tmp_path):
+    path = folder / "config.yaml"
+    content = yaml.safe_load(path.read_text())
+    write_text(tmp_path / "other.txt", 1)
+    content["data"]["path"] = str(tmp_path / "other.txt")
+    path.write_text(yaml.safe_dump(content))
+    assert evaluate(monkeypatch, folder) == 1
+    assert "was trained on text:small@" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_finished_training_is_an_error(folder, monkeypatch, capsys, tmp_path):
+    assert evaluate(monkeypatch, tmp_path) == 1
+    assert "config.yaml cannot be read" in capsys.readouterr().err
+    shutil.rmtree(folder / "checkpoint")
+    assert evaluate(monkeypatch, folder) == 1
+    assert "has no finished training" in capsys.readouterr().err
+
+
+def test_the_device_is_that_of_the_command(folder, monkeypatch, capsys):
+    assert evaluate(monkeypatch, folder, "device=cuda:99") == 1
+    assert "device=cuda:99" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("override", ["+seed=1", "+attn=softmax", "device=3", "eval.perplexity=3"])
+def test_what_is_no_setting_of_it_is_an_error(override, folder, monkeypatch, capsys):
+    assert evaluate(monkeypatch, folder, override) in (1, 2)
+    assert override.split("=")[0].strip("+") in capsys.readouterr().err
+
+
+def test_the_trained_weights_are_what_is_evaluated(folder, monkeypatch):
+    (folder / "checkpoint" / "final" / "weights.safetensors").write_bytes(b"torn")
+    with pytest.raises(UserError, match="altered or torn"):
+        run.evaluate_again(*wanted(folder))
+
+
+def wanted(folder: Path):
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+
+    from attnbench.config import CONF
+
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = hydra_compose("evaluate", [f"run={folder}", "device=cpu"], return_hydra_config=True)
+        return read_evaluation(config, config.hydra)

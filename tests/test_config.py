@@ -101,7 +101,7 @@ BAD_OF_OTHERS = {
     (EVALUATE, "eval=[nope]"): ["eval=nope", "recall"],
     (EVALUATE, "eval.recall.preset=tiny"): ["eval.recall", "perplexity"],
     (EVALUATE, "foo=1"): ["foo=1", "unknown setting", "rerun"],
-    (EVALUATE, "run=nowhere"): ["run=nowhere", "config.yaml", "folder of a run"],
+    (EVALUATE, "run=nowhere"): ["nowhere: ", "config.yaml", "folder of a run"],
     (EVALUATE, "device=cpu"): ["run", "must be given"],
 }
 """By script: what is wrong with one of its overrides, and what the line has to say."""
@@ -129,8 +129,8 @@ def test_a_bad_override_of_another_script_is_one_line(
     given = {COMPARE: ["plan=demo", "device=cpu", f"outputs_dir={tmp_path}", "plan.dry_run=true"], EVALUATE: []}[script]
     monkeypatch.setattr(sys, "argv", [f"{script}.py", *given, override])
     monkeypatch.chdir(tmp_path)
-    # The first of them sets it for its own process.
-    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    # A script sets it for its own process; here it is taken back afterwards.
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     handlers = list(logging.getLogger("attnbench").handlers)
     # In this process: loading torch for each of them would take minutes.
     with pytest.raises(SystemExit) as caught:

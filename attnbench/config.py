@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 import traceback
@@ -20,7 +21,7 @@ from hydra.core.utils import JobReturn
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from tqdm import tqdm
 
 from attnbench.errors import Interrupted, UserError
@@ -201,11 +202,13 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
     Args:
         overrides: those of the command line, where the error may not know what value was given.
     """
-    if isinstance(error, MissingConfigException) and error.options is not None:
+    if isinstance(error, MissingMandatoryValue):
+        return f"{error.full_key}: must be given"
+    if isinstance(error, MissingConfigException):
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         if group == "hydra/launcher" and name in SUBMITIT:
             return f"{group}={name}: not installed; pip install 'hydra-submitit-launcher==1.2.0'"
-        return f"{group}={name}: unknown; there is {', '.join(sorted(error.options))}"
+        return f"{group}={name}: unknown; there is {', '.join(sorted(error.options or _options(group, str(error))))}"
     if type(error).__module__.startswith("submitit."):
         # Its second line says what is the matter; jobs that it had not come to yet know nothing of it.
         return f"{' '.join(str(error).splitlines()[:2])}; its log lies there, and jobs that still run go on"
@@ -215,6 +218,12 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
         given = next((word for word in overrides if word.split("=")[0] == cause.full_key), cause.full_key)
         return f"{given}: unknown setting; there is {known}" if known else _first_line(cause)
     return _first_line(error)
+
+
+def _options(group: str, message: str) -> set[str]:
+    """The yamls of a group in the folders that Hydra says it searched: it names none where a list was given."""
+    folders = re.findall(r"path=file://(.+)", message)
+    return {path.stem for folder in folders for path in Path(folder).glob(f"{group}/*.yaml")}
 
 
 def _first_line(error: BaseException) -> str:

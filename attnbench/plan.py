@@ -34,6 +34,9 @@ class Comparison:
 
     Args:
         compose: turns overrides into settings; raises UserError for what this machine cannot do.
+
+    Raises:
+        UserError: no variant can be run.
     """
 
     def __init__(self, settings: ComparisonSettings, compose: Compose) -> None:
@@ -43,13 +46,18 @@ class Comparison:
         self.failures: dict[str, str] = {}
         self.choices: list[Choice] = []
         self.variants: dict[str, tuple[Run, ByKind]] = {}
+        errors = {}
         for name, words in self.plan.variants.items():
             try:
                 settings_of_variant = self._settings(name, words, compose)
                 self.variants[name] = prepare(settings_of_variant), by_kind(settings_of_variant)
             except UserError as error:
-                # What cannot run here is recorded, and the others are compared.
-                self.fail(name, str(error))
+                errors[name] = str(error)
+        if not self.variants:
+            raise UserError("; ".join(dict.fromkeys(errors.values())))
+        # What cannot run here is recorded, and the others are compared.
+        for name, reason in errors.items():
+            self.fail(name, reason)
 
     def _settings(self, name: str, words: Sequence[str], compose: Compose) -> RunSettings:
         evaluations = f"eval=[{','.join(self.plan.evaluations)}]"

@@ -76,7 +76,7 @@ def _matches(value: Any, annotation: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if annotation is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    if annotation in (bool, str):
+    if annotation in (bool, str, list, dict):
         return isinstance(value, annotation)
     return True
 
@@ -85,6 +85,7 @@ def _described(annotation: Any) -> str:
     if get_origin(annotation) in (Union, types.UnionType):
         return " or ".join(_described(option) for option in get_args(annotation))
     names = {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+    names |= {list: "a list", dict: "a mapping"}
     return names.get(annotation, str(annotation))
 
 

@@ -288,6 +288,15 @@ def test_an_evaluation_of_ones_own_shows_its_first_metric_that_is_ok_everywhere(
     assert headline(figures(rows), "copy") == []
 
 
+def test_an_evaluation_of_ones_own_is_shown_by_its_test_data_where_it_has_some():
+    chosen_by = rows_of("softmax", 0.9, metric="selection", evaluation="parity", settings={"split": "validation"})
+    scored = rows_of("softmax", 0.4, metric="accuracy", evaluation="parity", settings={"split": "test"})
+    (column,) = headline(figures([*chosen_by, *scored]), "parity")
+    assert column.metric == "accuracy"
+    (column,) = headline(figures(chosen_by), "parity")
+    assert column.metric == "selection"
+
+
 def test_scaling_shows_the_largest_size_that_all_could_run():
     def cost(variant, model, value):
         return row(variant, metric="step_milliseconds", value=value, settings={"model": model}, evaluation="scaling")

@@ -1,5 +1,7 @@
 """Every mistake on a command line is one line that names the setting, the value and what is allowed."""
 
+import logging
+import runpy
 import subprocess
 import sys
 import time
@@ -9,7 +11,7 @@ import pytest
 import yaml
 from small import python_path
 
-from attnbench.config import CONF, compose
+from attnbench.config import CONF, ROOT, compose
 from attnbench.errors import UserError
 from attnbench.matching import REFERENCE
 from attnbench.model import build_meta
@@ -66,7 +68,43 @@ BAD = {
     "seq_len=[1,2]": ["seq_len", "an integer"],
     "seq_len=": ["seq_len"],
     "=3": ["group"],
+    "eval=[nope]": ["eval=nope", "recall", "perplexity"],
+    "eval.recall.preset=tiny": ["eval.recall", "perplexity"],
 }
+COMPARE, EVALUATE = "compare", "evaluate"
+BAD_OF_OTHERS = {
+    (COMPARE, "plan=nope"): ["plan=nope", "compare", "demo", "published"],
+    (COMPARE, "plan.foo=1"): ["plan.foo=1", "unknown setting", "variants"],
+    (COMPARE, "foo=1"): ["foo=1", "unknown setting", "outputs_dir"],
+    (COMPARE, "+foo=1"): ["foo=1", "unknown setting", "outputs_dir"],
+    (COMPARE, "~plan"): ["~plan", "cannot be deleted"],
+    (COMPARE, "plan.only=[nope]"): ["plan.only", "nope", "recall", "scaling"],
+    (COMPARE, "plan.only=recall"): ["plan.only=recall", "a list"],
+    (COMPARE, "plan.rank=[nope]"): ["plan.rank", "nope", "softmax"],
+    (COMPARE, "plan.reference=nope"): ["plan.reference", "nope", "softmax"],
+    (COMPARE, "plan.seeds=[]"): ["plan.seeds=[]", "at least one"],
+    (COMPARE, "plan.seeds=3"): ["plan.seeds=3", "a list"],
+    (COMPARE, "plan.probe_seeds=[0,0]"): ["plan.probe_seeds=[0, 0]", "twice"],
+    (COMPARE, "plan.probe_seeds=[1.5]"): ["plan.probe_seeds=[1.5]", "whole numbers"],
+    (COMPARE, "plan.learning_rates=[0]"): ["plan.learning_rates=[0]", "positive"],
+    (COMPARE, "plan.num_workers=0"): ["plan.num_workers=0", "at least 1"],
+    (COMPARE, "plan.overrides=3"): ["plan.overrides=3", "a list"],
+    (COMPARE, "plan.overrides=['foo=1']"): ["foo=1", "unknown setting", "seq_len"],
+    (COMPARE, "plan.overrides=['eval.recall.preset=tiny']"): ["eval.recall.preset=tiny", "small", "zoology"],
+    (COMPARE, "plan.evaluations=[nope]"): ["eval=nope", "recall"],
+    (COMPARE, "+plan.variants.mine=['attn.conv_size=4']"): ["plan.variants.mine", "attn=NAME"],
+    (COMPARE, "device=tpu"): ["device=tpu", "cpu"],
+    (COMPARE, "outputs_dir="): ["outputs_dir", "folder"],
+    (COMPARE, "report=maybe"): ["report=maybe", "true or false"],
+    (COMPARE, "export=cells.jsonl"): ["export=cells.jsonl", "no complete results"],
+    (COMPARE, "import=cells.jsonl"): ["cells.jsonl", "cannot be read"],
+    (EVALUATE, "eval=[nope]"): ["eval=nope", "recall"],
+    (EVALUATE, "eval.recall.preset=tiny"): ["eval.recall", "perplexity"],
+    (EVALUATE, "foo=1"): ["foo=1", "unknown setting", "rerun"],
+    (EVALUATE, "run=nowhere"): ["nowhere: ", "config.yaml", "folder of a run"],
+    (EVALUATE, "device=cpu"): ["run", "must be given"],
+}
+"""By script: what is wrong with one of its overrides, and what the line has to say."""
 
 
 @pytest.mark.parametrize("override", BAD)
@@ -82,6 +120,28 @@ def test_a_bad_override_is_one_line_that_names_it(override: str) -> None:
     assert "\n" not in message
     for part in BAD[override]:
         assert part in message, message
+
+
+@pytest.mark.parametrize(("script", "override"), BAD_OF_OTHERS)
+def test_a_bad_override_of_another_script_is_one_line(
+    script: str, override: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {COMPARE: ["plan=demo", "device=cpu", f"outputs_dir={tmp_path}", "plan.dry_run=true"], EVALUATE: []}[script]
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", *given, override])
+    monkeypatch.chdir(tmp_path)
+    # A script sets it for its own process; here it is taken back afterwards.
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    handlers = list(logging.getLogger("attnbench").handlers)
+    # In this process: loading torch for each of them would take minutes.
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_path(str(ROOT / "scripts" / f"{script}.py"), run_name="__main__")
+    logging.getLogger("attnbench").handlers[:] = handlers
+    assert caught.value.code not in (0, None)
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1, said
+    for part in BAD_OF_OTHERS[script, override]:
+        assert part in said, said
 
 
 @pytest.mark.parametrize(("override", "limit_seconds"), [("train.foo=1", 3), ("seq_len=-1", 3), ("+attn.foo=1", 6)])

@@ -16,7 +16,7 @@ demo: $(STAMP) ## all four mixers through all six evaluations on this machine's 
 	$(BIN)/python scripts/compare.py plan=demo device=cpu logger=offline
 
 test: $(STAMP) ## run the tests (CPU, no network)
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test-browser: $(STAMP) ## look at the report in a headless Chromium, where there is one
 	$(BIN)/python -m pytest -q -rs tests/browser

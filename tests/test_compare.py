@@ -294,7 +294,7 @@ def test_a_variant_that_cannot_be_composed_is_recorded_and_the_others_are_run(te
 
 def test_where_nothing_can_be_composed_that_is_the_error(text, tmp_path, ran):
     own = settings(text, tmp_path, variants={"odd": ["attn=softmax", "attn.num_heads=3"]})
-    with pytest.raises(UserError, match="no cell has results; 1 failed"):
+    with pytest.raises(UserError, match=r"attn\.num_heads=3"):
         compare.compare(own, compose)
     assert ran == []
 
@@ -377,7 +377,7 @@ def test_only_some_of_the_evaluations(text, tmp_path, ran):
 def test_a_list_of_evaluations_is_refused_by_name(text, tmp_path, ran):
     own = settings(text, tmp_path)
     own.plan.evaluations = ["battery"]
-    with pytest.raises(UserError, match="no cell has results; 2 failed"):
+    with pytest.raises(UserError, match="battery is a list of evaluations"):
         compare.compare(own, compose)
     comparison = Comparison(own, compose)
     assert all("battery is a list of evaluations" in reason for reason in comparison.failures.values())

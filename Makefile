@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CPU_TORCH := https://download.pytorch.org/whl/cpu/torch/
 
-.PHONY: help demo test test-browser check clean
+.PHONY: help demo test test-slow test-browser check clean
 .DEFAULT_GOAL := help
 
 help: ## list these targets
@@ -16,7 +16,10 @@ demo: $(STAMP) ## all four mixers through all six evaluations on this machine's 
 	$(BIN)/python scripts/compare.py plan=demo device=cpu logger=offline
 
 test: $(STAMP) ## run the tests (CPU, no network)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not slow'
+
+test-slow: $(STAMP) ## run the tests that take longest: runs stopped again and again, sweeps in processes of their own
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m slow
 
 test-browser: $(STAMP) ## look at the report in a headless Chromium, where there is one
 	$(BIN)/python -m pytest -q -rs tests/browser

@@ -80,6 +80,7 @@ def test_the_example_mixer_keeps_the_contract(mixer):
     assert "softmax]" not in said
 
 
+@pytest.mark.slow
 def test_the_example_mixer_trains_and_goes_through_the_battery_into_the_report(mixer):
     assert "average-" in mixer.script("train.py", "attn=average", "experiment=demo", *mixer.overrides, "logger=none")
     mixer.overrides += smoke_overrides(*BATTERY)

@@ -176,6 +176,7 @@ except UserError as error:
     assert output.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_comparison_is_one_run_with_its_rows_its_charts_and_its_summary(tmp_path):
     write_experiment(tmp_path / "experiment")
     script = """

@@ -385,6 +385,7 @@ def stop_after(step: int, number: signal.Signals, overrides: Sequence[str], run_
     return process.returncode, stderr
 
 
+@pytest.mark.slow
 def test_a_run_stopped_again_and_again_ends_with_the_bits_of_one_never_stopped(folder):
     overrides = slow_words(folder)
     run_folder = prepare(compose(overrides)).folder

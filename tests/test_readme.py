@@ -175,9 +175,10 @@ def test_the_python_runs(root, folder):
     assert "bits_per_character" in call(root, "-c", code)
 
 
-def test_the_results_table_is_the_published_one(root):
-    published = (root / "docs" / "results" / "language_model-h200" / "README.md").read_text()
-    (table,) = re.findall(r"(?:^\|.*\n)+", published, re.MULTILINE)
+@pytest.mark.parametrize("published", ["language_model-h200", "battery-h200"])
+def test_a_table_of_results_is_the_published_one(root, published):
+    page = (root / "docs" / "results" / published / "README.md").read_text()
+    (table,) = re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)
     assert table in (root / "README.md").read_text()
 
 

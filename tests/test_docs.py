@@ -96,6 +96,7 @@ def test_the_plan_of_the_example_mixer_is_the_demo_and_one_more(mixer):
     assert all(f"throughput {name}\n" in said for name in ("average", "softmax", "flash", "linear", "gated_deltanet"))
 
 
+@pytest.mark.slow
 def test_the_example_evaluations_go_through_train_evaluate_and_compare_into_the_report(evaluation):
     few = ["eval.parity.lengths=[12]", "eval.parity.num_steps=3", "eval.parity.learning_rates=[1e-3]"]
     command = ("attn=softmax", "experiment=demo", "eval=[parity]", *few, *evaluation.overrides, "logger=none")

@@ -8,6 +8,7 @@ import pytest
 ORDER = [
     "errors", "settings", "registry", "jsonlines", "network", "results", "statistics", "figures", "tables", "families",
     "aggregate", "terminal", "publish", "runtime", "locks", "process_memory", "timing", "workers", "folder",
+    "kernels.support", "kernels",
     "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "matching",
     "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "mirror", "train", "hooks",
     "evals.base", "evals.options", "evals.task_data", "evals.scoring", "evals.recall_sizes", "evals.rows",

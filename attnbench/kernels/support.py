@@ -1,0 +1,29 @@
+"""What a mixer asks before it names our Triton kernels its backend."""
+
+import os
+from importlib import util
+
+from attnbench.errors import UserError
+
+
+def require_triton(setting: str, device_type: str) -> None:
+    """Raises UserError, with the way out, unless Triton is installed and can run kernels on such a device.
+
+    On a CPU it can through its interpreter, which is for tests: TRITON_INTERPRET=1, set before the kernels are loaded.
+
+    Args:
+        setting: how the user named it, for the message, such as "attn.backend=triton".
+        device_type: "cpu" or "cuda".
+    """
+    if device_type != "cuda" and not interpreted():
+        raise UserError(
+            f"{setting}: our Triton kernels need CUDA, not device={device_type}; choose another backend "
+            "(TRITON_INTERPRET=1 runs them on a CPU, slowly, for tests)"
+        )
+    if util.find_spec("triton") is None:
+        raise UserError(f"{setting}: Triton is not installed; run: pip install 'triton>=3.6,<3.8'")
+
+
+def interpreted() -> bool:
+    """Whether Triton's kernels run in its interpreter, on the host."""
+    return os.environ.get("TRITON_INTERPRET") == "1"

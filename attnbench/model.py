@@ -48,7 +48,12 @@ class Embedding(nn.Embedding):
         nn.init.normal_(self.weight, std=0.02, generator=generator)
 
     def logits(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
+        """Of every symbol, (..., vocabulary)."""
+        num_symbols = self.weight.shape[0]
+        if x.device.type == "cpu":
+            return F.linear(x, self.weight)
+        # Rows that are no multiple of 16 bytes long keep a GPU from its fast matrix products, so zeros fill them up.
+        return F.linear(x, F.pad(self.weight, (0, 0, 0, -num_symbols % 8)))[..., :num_symbols]
 
 
 class LanguageModel(nn.Module):

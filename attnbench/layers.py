@@ -3,12 +3,13 @@
 Every module with parameters initialises itself through `init_weights(generator, num_layers)`; see `Mixer`.
 """
 
-from importlib import util
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from attnbench.kernels.support import has_triton
 
 
 class Projection(nn.Linear):
@@ -104,7 +105,7 @@ class ShortConvolution(nn.Module):
     def __init__(self, channels: int, size: int) -> None:
         super().__init__()
         self.size = size
-        self.has_triton = util.find_spec("triton") is not None
+        self.has_triton = has_triton()
         self.weight = nn.Parameter(torch.empty(channels, size))
 
     def init_weights(self, generator: torch.Generator, num_layers: int) -> None:

@@ -7,8 +7,8 @@ is read once, every output written once, and SiLU's gradient finds its argument 
 # Triton's language knows no unpacking into a tuple, and its kernels are no functions to a type checker.
 # ruff: noqa: RUF005
 # pyright: reportIndexIssue=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
-# pyright: reportReturnType=false, reportArgumentType=false
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -136,17 +136,20 @@ def launch_backward(
 ) -> tuple[Tensor, Tensor]:
     groups, channels, size = weight_GCW.shape
     of_x = torch.empty_like(x_BTC, memory_format=torch.contiguous_format)
-    num_parts = x_BTC.shape[0] * triton.cdiv(x_BTC.shape[1], blocks.positions)
     # A sum over parts instead of atomic additions, whose order and so whose last digits would change from run to run.
-    parts = x_BTC.new_empty((num_parts, size, channels), dtype=torch.float32)
+    parts = x_BTC.new_empty((_num_parts(x_BTC, blocks), size, channels), dtype=torch.float32)
     arguments = _arguments(x_BTC, weight_GCW, history_BWC, silu, blocks)
     _backward[_grid(x_BTC, blocks)](of_y=gradient_BTC.contiguous(), of_x=of_x, parts=parts, **arguments)
     return of_x, parts.unflatten(0, (groups, -1)).sum(1)
 
 
+def _num_parts(x_BTC: Tensor, blocks: Blocks) -> int:
+    """Segments of all sequences."""
+    return x_BTC.shape[0] * math.ceil(x_BTC.shape[1] / blocks.positions)
+
+
 def _grid(x_BTC: Tensor, blocks: Blocks) -> tuple[int]:
-    batch, length, channels = x_BTC.shape
-    return (batch * triton.cdiv(length, blocks.positions) * triton.cdiv(channels, blocks.channels),)
+    return (_num_parts(x_BTC, blocks) * math.ceil(x_BTC.shape[2] / blocks.channels),)
 
 
 def _arguments(

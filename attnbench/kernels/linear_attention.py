@@ -27,6 +27,10 @@ INTERPRETED = tl.constexpr(interpreted())
 """The interpreter's products would take bfloat16 for integers."""
 
 
+UNSPECIALIZED = ("length", "segment")
+"""Arguments whose value compiles nothing anew."""
+
+
 class Blocks(NamedTuple):
     """How the work is cut. Changes the speed, not the result beyond rounding."""
 
@@ -360,7 +364,7 @@ def _through_quotient(
     return (gradient * inverse[:, None]).to(y.dtype.element_ty), of_divisor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def _sums(
     mixed,
     memory,
@@ -385,7 +389,7 @@ def _sums(
     tl.store(normaliser_address, total, mask=exists)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def _forward(
     mixed,
     start_memory,
@@ -437,7 +441,7 @@ def _forward(
         tl.store(normaliser_address + WIDTH, total, mask=exists)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def _sums_backward(
     mixed,
     of_y,
@@ -470,7 +474,7 @@ def _sums_backward(
     tl.store(normaliser_address, of_total, mask=exists)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def _backward(
     mixed,
     of_y,

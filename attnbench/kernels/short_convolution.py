@@ -22,6 +22,10 @@ SIZES = range(2, 9)
 DTYPES = (torch.float32, torch.bfloat16)
 
 
+UNSPECIALIZED = ("length", "batch_of_group")
+"""Arguments whose value compiles nothing anew."""
+
+
 class Blocks(NamedTuple):
     """How the work is cut. Changes the speed, not the result beyond the order of the weight gradient's sum.
 
@@ -258,7 +262,7 @@ def _through_silu(of_y, window, taps, SIZE: tl.constexpr, SILU: tl.constexpr):
     return gradient
 
 
-@triton.jit
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def _forward(
     x,
     weight,
@@ -289,7 +293,7 @@ def _forward(
             tl.store(address, total.to(y.dtype.element_ty), mask=exists & (first + row < length))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def _backward(
     x,
     weight,

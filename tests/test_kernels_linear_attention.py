@@ -183,3 +183,19 @@ def test_the_mixer_by_kernel_is_its_definition_in_pieces_too(options):
     check_against_definition(mixer, 70, torch.float32)
     with torch.no_grad():
         assert_near(in_pieces(mixer, x, (33, 1, 36)), mixer(x)[0], 2e-5)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="test_gpu.py has it compiled")
+def test_the_mixer_by_kernel_compiles_without_a_break_and_stacks():
+    mixer, x = build("linear", backend="triton"), example_input(2, 20)
+    torch.compiler.reset()
+    compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True)
+    compiled(x)[0].square().sum().backward()
+    fast = {name: parameter.grad for name, parameter in mixer.named_parameters()}
+    parameters = {name: parameter.detach() for name, parameter in mixer.named_parameters()}
+    stacked = {name: torch.stack([value, 2 * value]).requires_grad_() for name, value in parameters.items()}
+    losses = torch.vmap(lambda values: torch.func.functional_call(mixer, values, (x,))[0].square().sum())(stacked)
+    losses.sum().backward()
+    for name, gradient in fast.items():
+        assert gradient is not None
+        assert_near(gradient, stacked[name].grad[0], 1e-5, name)

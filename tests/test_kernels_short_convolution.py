@@ -14,6 +14,7 @@ if DEVICE == "cpu":
 pytest.importorskip("triton")
 
 from attnbench.kernels.short_convolution import convolve, launch_backward, launch_forward, short_convolution  # noqa: E402
+from attnbench.layers import ShortConvolution  # noqa: E402
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
@@ -134,3 +135,19 @@ def test_a_gradient_for_the_history_is_refused():
 def test_what_has_no_kernel_is_refused(size, dtype):
     with pytest.raises(ValueError, match="no kernel"):
         short_convolution(example(1, 5, 6, dtype=dtype, seed=0), example(6, size, dtype=dtype, seed=1))
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="test_layers.py has the layer there")
+def test_the_layer_by_kernel_is_its_torch_form_compiled_and_in_pieces_too(monkeypatch):
+    layer, x = ShortConvolution(6, 4), example(2, 9, 6, dtype=torch.float32, seed=0)
+    layer.init_weights(torch.Generator().manual_seed(0), 1)
+    expected = layer(x, activation=True)
+    monkeypatch.setattr(ShortConvolution, "_has_kernel", lambda self, x_BTC: True)
+    torch.testing.assert_close(layer(x, activation=True), expected)
+    torch.compiler.reset()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, activation=True), expected)
+    history = torch.zeros(2, 3, 6)
+    with torch.no_grad():
+        pieces = torch.cat([layer(piece, history, activation=True) for piece in x.split((1, 2, 5, 1), dim=1)], dim=1)
+    torch.testing.assert_close(pieces, expected)

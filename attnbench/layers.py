@@ -115,18 +115,30 @@ class ShortConvolution(nn.Module):
         bound = self.size**-0.5
         nn.init.uniform_(self.weight, -bound, bound, generator=generator)
 
-    def forward(self, x_BTC: Tensor, history_BWC: Tensor | None = None) -> Tensor:
+    def forward(self, x_BTC: Tensor, history_BWC: Tensor | None = None, *, activation: bool = False) -> Tensor:
         """Convolves T positions.
 
         Args:
             history_BWC: the size - 1 inputs before the first, updated in place to the last ones; None: zeros.
+            activation: apply SiLU after it.
         """
         length, taps = x_BTC.shape[1], self.size - 1
-        if history_BWC is None:
-            padded = F.pad(x_BTC, (0, 0, taps, 0))
+        past_BWC = None if history_BWC is None else history_BWC.to(x_BTC.dtype)
+        if on_kernels(x_BTC) and 2 <= self.size <= 8:
+            from attnbench.kernels.short_convolution import short_convolution
+
+            y_BTC = short_convolution(x_BTC, self.weight, past_BWC, activation)
         else:
-            padded = torch.cat([history_BWC.to(x_BTC.dtype), x_BTC], dim=1)
-            history_BWC.copy_(padded[:, length:])
+            y_BTC = self._convolve(x_BTC, past_BWC)
+            y_BTC = F.silu(y_BTC) if activation else y_BTC
+        if history_BWC is not None and past_BWC is not None:
+            last_BWC = torch.cat([past_BWC, x_BTC[:, max(length - taps, 0) :]], dim=1)[:, min(length, taps) :]
+            history_BWC.copy_(last_BWC)
+        return y_BTC
+
+    def _convolve(self, x_BTC: Tensor, past_BWC: Tensor | None) -> Tensor:
+        length, taps = x_BTC.shape[1], self.size - 1
+        padded = F.pad(x_BTC, (0, 0, taps, 0)) if past_BWC is None else torch.cat([past_BWC, x_BTC], dim=1)
         weight_CW = self.weight.to(x_BTC.dtype)
         y_BTC = padded[:, :length] * weight_CW[:, 0]
         for tap in range(1, self.size):
@@ -154,13 +166,15 @@ class QueryKeyValue(nn.Module):
 
     def forward(self, x_BTD: Tensor, history_BWC: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Returns query, key and value, each (B, T, its width); `history_BWC` as in ShortConvolution."""
+        query, key, value = self.packed(x_BTD, history_BWC).split(self.widths, dim=-1)
+        return query, key, value
+
+    def packed(self, x_BTD: Tensor, history_BWC: Tensor | None = None) -> Tensor:
+        """The three side by side in one tensor, for a kernel that reads them there: (B, T, sum of the widths)."""
         mixed = self.projection(x_BTD)
         if self.convolution is not None:
-            mixed = self.convolution(mixed, history_BWC)
-        if self.activation:
-            mixed = F.silu(mixed)
-        query, key, value = mixed.split(self.widths, dim=-1)
-        return query, key, value
+            return self.convolution(mixed, history_BWC, activation=self.activation)
+        return F.silu(mixed) if self.activation else mixed
 
     def init_history(self, batch_size: int, dtype: torch.dtype) -> Tensor:
         """The convolution's part of a state, (B, W, C): zeros, of length zero without a convolution."""

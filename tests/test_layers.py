@@ -1,5 +1,7 @@
 """The layers against their plain formulas, in outputs and gradients, and under the transforms that training uses."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -118,3 +120,21 @@ def test_convolution_is_its_sum_in_pieces_too() -> None:
     with torch.no_grad():
         pieces = torch.cat([layer(piece, history) for piece in x.split((1, 2, 5, 1), dim=1)], dim=1)
     torch.testing.assert_close(pieces, exact)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 4, 9])
+def test_convolution_on_a_gpu_is_that_of_a_cpu_in_pieces_too(dtype, size):
+    """Sizes with a kernel and without."""
+    layer = ShortConvolution(6, size)
+    layer.init_weights(torch.Generator().manual_seed(0), 1)
+    x = inputs(2, 9, 6).to(dtype)
+    exact = copy.deepcopy(layer).double()(x.double(), activation=True)
+    layer, x = layer.to("cuda"), x.to("cuda")
+    history = torch.zeros(2, size - 1, 6, dtype=dtype, device="cuda")
+    with torch.no_grad():
+        pieces = torch.cat([layer(piece, history, activation=True) for piece in x.split((1, 2, 5, 1), dim=1)], dim=1)
+    for actual in (layer(x, activation=True), pieces):
+        assert actual.dtype == dtype
+        torch.testing.assert_close(actual.cpu().double(), exact, rtol=0, atol=1e-5 if dtype == torch.float32 else 0.03)

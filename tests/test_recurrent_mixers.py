@@ -178,10 +178,38 @@ def test_scan_reports_its_flops():
 
 
 @pytest.mark.parametrize("mixer_class", [LinearAttention, GatedDeltaNet])
-def test_auto_is_torch_and_fla_needs_cuda(mixer_class):
-    assert mixer_class.choose_backend({}, device_type="cuda", precision="bfloat16") == "torch"
+def test_fla_needs_cuda(mixer_class):
     with pytest.raises(UserError, match=r"needs CUDA.*backend=torch"):
         mixer_class.choose_backend({"backend": "fla"}, device_type="cpu", precision="float32")
+
+
+def test_auto_of_gated_deltanet_is_torch():
+    assert GatedDeltaNet.choose_backend({}, device_type="cuda", precision="bfloat16") == "torch"
+
+
+@pytest.mark.parametrize(
+    ("head_width", "device_type", "backend"),
+    [
+        (64, "cuda", "triton"),
+        (16, "cuda", "triton"),
+        (8, "cuda", "torch"),
+        (256, "cuda", "torch"),
+        (64, "cpu", "torch"),
+    ],
+)
+def test_auto_of_linear_attention_is_our_kernel_where_there_is_one(head_width, device_type, backend):
+    options = {"backend": "auto", "head_width": head_width}
+    assert LinearAttention.choose_backend(options, device_type=device_type, precision="bfloat16") == backend
+
+
+def test_linear_attention_by_our_kernel_is_refused_where_it_cannot_run(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(UserError, match=r"attn\.backend=triton.*device=cpu"):
+        LinearAttention.choose_backend({"backend": "triton"}, device_type="cpu", precision="float32")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    options = {"backend": "triton", "head_width": 256}
+    with pytest.raises(UserError, match=r"head_width=256.*backend=torch"):
+        LinearAttention.choose_backend(options, device_type="cpu", precision="float32")
 
 
 @pytest.mark.parametrize("version", ["3.4.0", "3.6.0", "3.7.0", "3.7.0+git1"])

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnbench.errors import UserError
+from attnbench.kernels.support import require_triton
 from attnbench.layers import GatedOutput, QueryKeyValue, RMSNorm
 from attnbench.mixers.base import Mixer, head_count
 from attnbench.mixers.fla_support import require_fla
@@ -28,14 +29,15 @@ class LinearAttention(Mixer):
     Args:
         num_heads: null for dim / head_width; the inner width is num_heads × head_width.
         head_width: channels of query, key and value a head.
-        backend: auto | torch | fla. Auto is torch, which was measured faster than fla at this bench's shapes.
+        backend: auto | torch | triton | fla. Triton is this bench's own kernel, for CUDA and a head_width of 16 to 128;
+            auto takes it there and torch elsewhere. Changes the speed, not the result beyond rounding.
         feature_map: f, non-negative: elu (elu(x) + 1), relu, or softmax over the head's channels (Shen et al., 2021).
         conv_size: taps of a short convolution over query, key and value; 0 for none.
         output_gate: multiply what was mixed by silu(gate(x)).
         qk_norm: RMS norm of query and key over the head width, with a learned gain, before the feature map.
     """
 
-    backends: ClassVar[tuple[str, ...]] = ("torch", "fla")
+    backends: ClassVar[tuple[str, ...]] = ("torch", "triton", "fla")
     without_vmap: ClassVar[frozenset[str]] = frozenset({"fla"})
     state_memory: ClassVar[tuple[str, ...]] = ("memory_BHKV",)
 
@@ -71,10 +73,21 @@ class LinearAttention(Mixer):
 
     @classmethod
     def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
-        """As Mixer's; fla needs CUDA and the library."""
+        """As Mixer's; fla needs CUDA and the library, triton CUDA and a head_width that it has a kernel for."""
         backend = super().choose_backend(options, device_type=device_type, precision=precision)
+        head_width = options.get("head_width")
+        has_kernel = head_width is None or 16 <= head_width <= 128
+        if options.get("backend", "auto") == "auto":
+            return "triton" if has_kernel and device_type == "cuda" else "torch"
         if backend == "fla":
             require_fla("attn.backend=fla", device_type)
+        if backend == "triton":
+            require_triton("attn.backend=triton", device_type)
+            if not has_kernel:
+                raise UserError(
+                    f"head_width={head_width}: attn.backend=triton has kernels for 16 to 128; choose such a width or "
+                    "attn.backend=torch"
+                )
         return backend
 
     @classmethod
@@ -84,18 +97,11 @@ class LinearAttention(Mixer):
         return [{"head_width": width} for width in range(1, dim + 1) if free or dim % width == 0]
 
     def forward(self, x_BTD: Tensor, state: LinearState | None = None) -> tuple[Tensor, LinearState | None]:
-        query, key, value = self._features(x_BTD, None if state is None else state.history_BWC)
-        memory = None if state is None else state.memory_BHKV
-        mix = fla_linear_attention if self.backend == "fla" else self._mix
-        mixed_BTHV, last_memory = mix(query, key, value, memory)
-        # A sum over thousands of keys, so in float32 at least.
-        normaliser_BTHK = key.to(_state_dtype(key.dtype)).cumsum(1)
+        mix = self._mix_packed if self.backend == "triton" else self._mix
+        mixed_BTHV, memory_BHKV, normaliser_BHK = mix(x_BTD, state)
         if state is not None:
-            normaliser_BTHK = normaliser_BTHK + state.normaliser_BHK[:, None]
-            state.memory_BHKV.copy_(last_memory)
-            state.normaliser_BHK.copy_(normaliser_BTHK[:, -1])
-        total_BTH = (query * normaliser_BTHK).sum(-1)
-        mixed_BTHV = (mixed_BTHV / (total_BTH[..., None] + self.eps)).to(value.dtype)
+            state.memory_BHKV.copy_(memory_BHKV)
+            state.normaliser_BHK.copy_(normaliser_BHK)
         return self.output(mixed_BTHV.flatten(2), x_BTD), state
 
     def reference(self, x_BTD: Tensor) -> Tensor:
@@ -133,10 +139,34 @@ class LinearAttention(Mixer):
             query, key = self.query_norm(query), self.key_norm(key)
         return feature(query, self.feature_map), feature(key, self.feature_map), value
 
-    def _mix(
-        self, query_BTHK: Tensor, key_BTHK: Tensor, value_BTHV: Tensor, memory_BHKV: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        return chunked_linear_attention(query_BTHK, key_BTHK, value_BTHV, memory_BHKV, self.chunk_size)
+    def _mix(self, x_BTD: Tensor, state: LinearState | None) -> tuple[Tensor, Tensor, Tensor]:
+        """y of every head, the last memory and the last normaliser."""
+        query, key, value = self._features(x_BTD, None if state is None else state.history_BWC)
+        memory = None if state is None else state.memory_BHKV
+        if self.backend == "fla":
+            mixed_BTHV, last_memory = fla_linear_attention(query, key, value, memory)
+        else:
+            mixed_BTHV, last_memory = chunked_linear_attention(query, key, value, memory, self.chunk_size)
+        # A sum over thousands of keys, so in float32 at least.
+        normaliser_BTHK = key.to(_state_dtype(key.dtype)).cumsum(1)
+        if state is not None:
+            normaliser_BTHK = normaliser_BTHK + state.normaliser_BHK[:, None]
+        total_BTH = (query * normaliser_BTHK).sum(-1)
+        mixed_BTHV = (mixed_BTHV / (total_BTH[..., None] + self.eps)).to(value.dtype)
+        return mixed_BTHV, last_memory, normaliser_BTHK[:, -1]
+
+    def _mix_packed(self, x_BTD: Tensor, state: LinearState | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The same by our kernel, which takes the projection as it is, and f itself where it comes right after it."""
+        from attnbench.kernels.linear_attention import linear_attention
+
+        history = None if state is None else state.history_BWC
+        if self.query_norm is None and self.feature_map != "softmax":
+            mixed_BTC, feature_map = self.query_key_value.packed(x_BTD, history), self.feature_map
+        else:
+            mixed_BTC = torch.cat([part.flatten(2) for part in self._features(x_BTD, history)], dim=-1)
+            feature_map = "identity"
+        memory, normaliser = (None, None) if state is None else state[:2]
+        return linear_attention(mixed_BTC, memory, normaliser, self.num_heads, feature_map, self.eps)
 
 
 def feature(x: Tensor, name: str) -> Tensor:

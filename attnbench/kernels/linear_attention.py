@@ -1,0 +1,546 @@
+"""Linear attention with its normaliser, from the packed projection to the quotient, in one pass over the memory.
+
+A program walks a segment of one head of one sequence, chunk by chunk, with the state in registers. Where there are
+heads enough to fill a GPU the segment is the whole sequence. Otherwise a sequence is cut into several: their states are
+summed first, each alone, then over the segments before, and then all walk at once.
+"""
+
+# The kernels are no functions to a type checker.
+# pyright: reportIndexIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnbench.kernels.support import interpreted
+
+WIDTHS = range(16, 129)
+"""Channels a head that there are kernels for."""
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+INTERPRETED = tl.constexpr(interpreted())
+"""The interpreter's products would take bfloat16 for integers."""
+
+
+UNSPECIALIZED = ("length", "segment")
+"""Arguments whose value compiles nothing anew."""
+
+
+class Blocks(NamedTuple):
+    """How the work is cut. Changes the speed, not the result beyond rounding."""
+
+    positions: int
+    """Of a chunk."""
+    num_warps: int
+    num_stages: int
+
+
+def linear_attention(
+    mixed_BTC: Tensor,
+    memory_BHKV: Tensor | None,
+    normaliser_BHK: Tensor | None,
+    num_heads: int,
+    feature_map: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y_t = S_t^T f(q_t) / (f(q_t) . z_t + eps) with S_t = S_{t-1} + f(k_t) v_t^T and z_t = z_{t-1} + f(k_t).
+
+    Products run in the dtype of q, k and v; S and z are float32. No gradient flows through S and z that come or go.
+
+    Args:
+        mixed_BTC: query, key and value side by side, each (num_heads, K): float32 or bfloat16, K as in `WIDTHS`.
+        memory_BHKV, normaliser_BHK: S and z before the first position, in float32; None for zeros.
+        feature_map: f: elu (elu(x) + 1), relu, or identity where the features have been taken before.
+
+    Returns:
+        y as (B, T, H, V), S and z after the last position.
+    """
+    y_BTHV, _, memory_BHNKV, normaliser_BHNK = mix(mixed_BTC, memory_BHKV, normaliser_BHK, num_heads, feature_map, eps)
+    return y_BTHV, memory_BHNKV[:, :, -1], normaliser_BHNK[:, :, -1]
+
+
+@torch.library.custom_op("attnbench::linear_attention", mutates_args=())
+def mix(
+    mixed_BTC: Tensor,
+    memory_BHKV: Tensor | None,
+    normaliser_BHK: Tensor | None,
+    num_heads: int,
+    feature_map: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """y, the quotient's divisor as (B, H, T), and S and z after each of N segments."""
+    mixed_BTC = mixed_BTC.contiguous()
+    arguments = _arguments(mixed_BTC, num_heads, feature_map, forward_blocks(mixed_BTC, num_heads))
+    y_BTHV, divisor_BHT, memory_BHNKV, normaliser_BHNK = _outputs(mixed_BTC, num_heads)
+    start = None if memory_BHKV is None or normaliser_BHK is None else (memory_BHKV, normaliser_BHK)
+    num_segments = memory_BHNKV.shape[2]
+    grid = (mixed_BTC.shape[0] * num_heads * num_segments,)
+    if num_segments > 1:
+        _sums[grid](memory=memory_BHNKV, normaliser=normaliser_BHNK, **arguments)
+        memory_BHNKV, normaliser_BHNK = memory_BHNKV.cumsum(2), normaliser_BHNK.cumsum(2)
+        if start is not None:
+            memory_BHNKV += start[0][:, :, None]
+            normaliser_BHNK += start[1][:, :, None]
+    start_memory, start_normaliser = (memory_BHNKV, normaliser_BHNK) if start is None else start
+    _forward[grid](
+        start_memory=start_memory.contiguous(),
+        start_normaliser=start_normaliser.contiguous(),
+        memory=memory_BHNKV,
+        normaliser=normaliser_BHNK,
+        y=y_BTHV,
+        divisor=divisor_BHT,
+        eps=eps,
+        HAS_START=start is not None,
+        **arguments,
+    )
+    return y_BTHV, divisor_BHT, memory_BHNKV, normaliser_BHNK
+
+
+@mix.register_fake
+def _(
+    mixed_BTC: Tensor,
+    memory_BHKV: Tensor | None,
+    normaliser_BHK: Tensor | None,
+    num_heads: int,
+    feature_map: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _outputs(mixed_BTC, num_heads)
+
+
+@torch.library.custom_op("attnbench::linear_attention_backward", mutates_args=())
+def mix_backward(
+    gradient_BTHV: Tensor,
+    mixed_BTC: Tensor,
+    y_BTHV: Tensor,
+    divisor_BHT: Tensor,
+    memory_BHNKV: Tensor,
+    normaliser_BHNK: Tensor,
+    num_heads: int,
+    feature_map: str,
+) -> Tensor:
+    """The gradient of the packed input."""
+    mixed_BTC, gradient_BTHV = mixed_BTC.contiguous(), gradient_BTHV.contiguous()
+    arguments = _arguments(mixed_BTC, num_heads, feature_map, backward_blocks(mixed_BTC, num_heads))
+    arguments |= {"of_y": gradient_BTHV, "y": y_BTHV, "divisor": divisor_BHT}
+    of_mixed = torch.empty_like(mixed_BTC)
+    of_memory, of_normaliser = memory_BHNKV, normaliser_BHNK
+    num_segments = memory_BHNKV.shape[2]
+    grid = (mixed_BTC.shape[0] * num_heads * num_segments,)
+    if num_segments > 1:
+        of_memory, of_normaliser = torch.empty_like(memory_BHNKV), torch.empty_like(normaliser_BHNK)
+        _sums_backward[grid](of_memory=of_memory, of_normaliser=of_normaliser, **arguments)
+        of_memory, of_normaliser = (x.flip(2).cumsum(2).flip(2) for x in (of_memory, of_normaliser))
+    _backward[grid](
+        memory=memory_BHNKV,
+        normaliser=normaliser_BHNK,
+        of_memory=of_memory,
+        of_normaliser=of_normaliser,
+        of_mixed=of_mixed,
+        **arguments,
+    )
+    return of_mixed
+
+
+@mix_backward.register_fake
+def _(
+    gradient_BTHV: Tensor,
+    mixed_BTC: Tensor,
+    y_BTHV: Tensor,
+    divisor_BHT: Tensor,
+    memory_BHNKV: Tensor,
+    normaliser_BHNK: Tensor,
+    num_heads: int,
+    feature_map: str,
+) -> Tensor:
+    return mixed_BTC.new_empty(mixed_BTC.shape)
+
+
+def _save_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    mixed_BTC, _, _, ctx.num_heads, ctx.feature_map, _ = inputs
+    ctx.save_for_backward(mixed_BTC, *output)
+    # What no gradient comes for stays None instead of zeros as large as the states.
+    ctx.set_materialize_grads(False)
+
+
+def _gradient(ctx: Any, of_y: Tensor | None, *of_states: Tensor | None) -> tuple[Tensor | None, ...]:
+    if any(ctx.needs_input_grad[1:3]) or any(gradient is not None for gradient in of_states):
+        raise NotImplementedError("linear_attention has no gradient through its states")
+    of_mixed = None if of_y is None else mix_backward(of_y, *ctx.saved_tensors, ctx.num_heads, ctx.feature_map)
+    return of_mixed, None, None, None, None, None
+
+
+mix.register_autograd(_gradient, setup_context=_save_for_gradient)
+
+
+@mix.register_vmap
+def _(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    mixed_BTC: Tensor,
+    memory_BHKV: Tensor | None,
+    normaliser_BHK: Tensor | None,
+    num_heads: int,
+    feature_map: str,
+    eps: float,
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """The mapped axis joins the batch."""
+
+    def fold(tensor: Tensor | None, mapped: int | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        tensor = tensor.expand(info.batch_size, *tensor.shape) if mapped is None else tensor.movedim(mapped, 0)
+        return tensor.flatten(0, 1)
+
+    folded = (fold(x, axis) for x, axis in zip((mixed_BTC, memory_BHKV, normaliser_BHK), in_dims, strict=False))
+    outputs = mix(*folded, num_heads, feature_map, eps)
+    return tuple(x.unflatten(0, (info.batch_size, -1)) for x in outputs), (0, 0, 0, 0)
+
+
+def forward_blocks(mixed_BTC: Tensor, num_heads: int) -> Blocks:
+    """Picked by hand: states of 128 channels need eight warps' registers, float32 twice the shared memory."""
+    width = mixed_BTC.shape[2] // (3 * num_heads)
+    positions = 16 if mixed_BTC.shape[1] <= 16 else 64 if mixed_BTC.dtype == torch.bfloat16 else 32
+    return Blocks(positions, num_warps=4 if width <= 64 else 8, num_stages=2 if width <= 64 else 1)
+
+
+def backward_blocks(mixed_BTC: Tensor, num_heads: int) -> Blocks:
+    """As `forward_blocks`, for two states at a time."""
+    width = mixed_BTC.shape[2] // (3 * num_heads)
+    positions = 16 if mixed_BTC.shape[1] <= 16 else 64 if mixed_BTC.dtype == torch.bfloat16 else 32
+    return Blocks(positions, num_warps=4 if width <= 64 else 8, num_stages=1)
+
+
+def segment_positions(batch: int, length: int, num_heads: int) -> int:
+    """Positions a program walks: all of a sequence, or, where the heads of a batch are too few to fill a GPU, so many
+    that there are about 512 programs, but 256 at least, as every segment costs a state that is written and read."""
+    wanted = max(1, 512 // (batch * num_heads))
+    return length if batch * num_heads >= 256 else max(256, 64 * math.ceil(length / wanted / 64))
+
+
+def _outputs(mixed_BTC: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, length, channels = mixed_BTC.shape
+    width = channels // (3 * num_heads)
+    states = (batch, num_heads, math.ceil(length / segment_positions(batch, length, num_heads)), width)
+    return (
+        mixed_BTC.new_empty((batch, length, num_heads, width)),
+        mixed_BTC.new_empty((batch, num_heads, length), dtype=torch.float32),
+        mixed_BTC.new_empty((*states, width), dtype=torch.float32),
+        mixed_BTC.new_empty(states, dtype=torch.float32),
+    )
+
+
+def _arguments(mixed_BTC: Tensor, num_heads: int, feature_map: str, blocks: Blocks) -> dict[str, Any]:
+    """What all kernels take."""
+    batch, length, channels = mixed_BTC.shape
+    width, rest = divmod(channels, 3 * num_heads)
+    if rest or width not in WIDTHS or mixed_BTC.dtype not in DTYPES:
+        raise ValueError(f"linear_attention: no kernel for {channels} channels, {num_heads} heads, {mixed_BTC.dtype}")
+    return {
+        "mixed": mixed_BTC,
+        "length": length,
+        "segment": segment_positions(batch, length, num_heads),
+        "HEADS": num_heads,
+        "WIDTH": width,
+        "FEATURE": feature_map,
+        "BLOCK": max(16, triton.next_power_of_2(width)),
+        "CHUNK": blocks.positions,
+        "num_warps": blocks.num_warps,
+        "num_stages": blocks.num_stages,
+    }
+
+
+@triton.jit
+def _place(length, segment, HEADS: tl.constexpr):
+    """Of this program: its sequence, head, first position, the position after its last, and its number among the
+    segments of all heads of all sequences. Heads that lie side by side are neighbours in the grid."""
+    num_segments = tl.cdiv(length, segment)
+    head, rest = tl.program_id(0) % HEADS, tl.program_id(0) // HEADS
+    sequence, part = rest // num_segments, rest % num_segments
+    start = part * segment
+    return sequence, head, start, min(start + segment, length), (sequence * HEADS + head) * num_segments + part
+
+
+@triton.jit
+def _tile(x, sequence, length, first, head, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
+    """Addresses of a chunk of a head in (B, length, stride), and which of them exist; large tensors need 64 bits."""
+    row, column = tl.arange(0, CHUNK), tl.arange(0, BLOCK)
+    base = x + (sequence.to(tl.int64) * length + first) * stride + head * WIDTH
+    exists = (first + row < length)[:, None]
+    if BLOCK > WIDTH:
+        exists = exists & (column < WIDTH)[None, :]
+    return base + row[:, None] * stride + column[None, :], exists
+
+
+@triton.jit
+def _state(memory, normaliser, place, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Addresses of S and z of a place, and which of them exist."""
+    row = tl.arange(0, BLOCK)
+    memory_address = memory + place.to(tl.int64) * WIDTH * WIDTH + row[:, None] * WIDTH + row[None, :]
+    exists = row < WIDTH
+    return memory_address, normaliser + place * WIDTH + row, exists[:, None] & exists[None, :], exists
+
+
+@triton.jit
+def _feature(x, FEATURE: tl.constexpr):
+    """f, in float32."""
+    x = x.to(tl.float32)
+    if FEATURE == "elu":
+        x = tl.maximum(x, 0) + tl.exp(tl.minimum(x, 0))
+    elif FEATURE == "relu":
+        x = tl.maximum(x, 0)
+    return x
+
+
+@triton.jit
+def _through_feature(gradient, x, FEATURE: tl.constexpr):
+    """The gradient of x from that of f(x)."""
+    x = x.to(tl.float32)
+    if FEATURE == "elu":
+        gradient *= tl.exp(tl.minimum(x, 0))
+    elif FEATURE == "relu":
+        gradient = tl.where(x > 0, gradient, 0)
+    return gradient
+
+
+@triton.jit
+def _dot(left, right, sum=None):
+    """A product of float32 keeps the digits of float32."""
+    if INTERPRETED:
+        left, right = left.to(tl.float32), right.to(tl.float32)
+    return tl.dot(left, right, sum, input_precision="tf32x3")
+
+
+@triton.jit
+def _key_value(
+    mixed,
+    sequence,
+    length,
+    first,
+    head,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FEATURE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """A chunk's keys, their features and values, all zero where there are none, so that they change no state."""
+    stride: tl.constexpr = 3 * HEADS * WIDTH
+    address, exists = _tile(mixed, sequence, length, first, head, stride, WIDTH, BLOCK, CHUNK)
+    raw = tl.load(address + HEADS * WIDTH, mask=exists, other=0)
+    value = tl.load(address + 2 * HEADS * WIDTH, mask=exists, other=0)
+    return raw, tl.where(exists, _feature(raw, FEATURE), 0).to(raw.dtype), value
+
+
+@triton.jit
+def _through_quotient(
+    of_y,
+    y,
+    divisor,
+    sequence,
+    length,
+    first,
+    head,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """With y = n / d: dn = dy / d, in y's dtype, and dd = -(dy . y) / d in float32; zero where no position is."""
+    stride: tl.constexpr = HEADS * WIDTH
+    address, exists = _tile(of_y, sequence, length, first, head, stride, WIDTH, BLOCK, CHUNK)
+    gradient = tl.load(address, mask=exists, other=0).to(tl.float32)
+    address, exists = _tile(y, sequence, length, first, head, stride, WIDTH, BLOCK, CHUNK)
+    quotient = tl.load(address, mask=exists, other=0).to(tl.float32)
+    position = first + tl.arange(0, CHUNK)
+    address = divisor + (sequence * HEADS + head).to(tl.int64) * length + position
+    inverse = 1 / tl.load(address, mask=position < length, other=1)
+    of_divisor = -tl.sum(gradient * quotient, 1) * inverse
+    return (gradient * inverse[:, None]).to(y.dtype.element_ty), of_divisor
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def _sums(
+    mixed,
+    memory,
+    normaliser,
+    length,
+    segment,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FEATURE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """What each segment adds to S and z."""
+    sequence, head, start, stop, place = _place(length, segment, HEADS)
+    state, total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    for first in range(start, stop, CHUNK):
+        _, key, value = _key_value(mixed, sequence, length, first, head, HEADS, WIDTH, FEATURE, BLOCK, CHUNK)
+        state = _dot(tl.trans(key), value, state)
+        total += tl.sum(key.to(tl.float32), 0)
+    memory_address, normaliser_address, inside, exists = _state(memory, normaliser, place, WIDTH, BLOCK)
+    tl.store(memory_address, state, mask=inside)
+    tl.store(normaliser_address, total, mask=exists)
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def _forward(
+    mixed,
+    start_memory,
+    start_normaliser,
+    memory,
+    normaliser,
+    y,
+    divisor,
+    length,
+    segment,
+    eps,
+    HAS_START: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FEATURE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Within a chunk by masked products, from before it by S and z. A sequence of one segment stores its last state;
+    of several, each starts with what the one before is known to end with."""
+    sequence, head, start, stop, place = _place(length, segment, HEADS)
+    state, total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    if HAS_START:
+        own = sequence * HEADS + head
+        memory_address, normaliser_address, inside, exists = _state(start_memory, start_normaliser, own, WIDTH, BLOCK)
+        state = tl.load(memory_address, mask=inside & (start == 0), other=0)
+        total = tl.load(normaliser_address, mask=exists & (start == 0), other=0)
+    memory_address, normaliser_address, inside, exists = _state(memory, normaliser, place - 1, WIDTH, BLOCK)
+    if start > 0:
+        state = tl.load(memory_address, mask=inside, other=0)
+        total = tl.load(normaliser_address, mask=exists, other=0)
+    row = tl.arange(0, CHUNK)
+    for first in range(start, stop, CHUNK):
+        address, is_there = _tile(mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
+        raw = tl.load(address, mask=is_there, other=0)
+        query = _feature(raw, FEATURE).to(raw.dtype)
+        _, key, value = _key_value(mixed, sequence, length, first, head, HEADS, WIDTH, FEATURE, BLOCK, CHUNK)
+        weight = tl.where(row[:, None] >= row[None, :], _dot(query, tl.trans(key)), 0)
+        quotient_by = tl.sum(weight, 1) + tl.sum(query.to(tl.float32) * total[None, :], 1) + eps
+        mixture = _dot(weight.to(value.dtype), value, _dot(query, state.to(query.dtype)))
+        address, is_there = _tile(y, sequence, length, first, head, HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
+        tl.store(address, (mixture / quotient_by[:, None]).to(y.dtype.element_ty), mask=is_there)
+        address = divisor + (sequence * HEADS + head).to(tl.int64) * length + first + row
+        tl.store(address, quotient_by, mask=first + row < length)
+        state = _dot(tl.trans(key), value, state)
+        total += tl.sum(key.to(tl.float32), 0)
+    if segment >= length:
+        tl.store(memory_address + WIDTH * WIDTH, state, mask=inside)
+        tl.store(normaliser_address + WIDTH, total, mask=exists)
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def _sums_backward(
+    mixed,
+    of_y,
+    y,
+    divisor,
+    of_memory,
+    of_normaliser,
+    length,
+    segment,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FEATURE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """What each segment adds to the gradients of the S and z before it."""
+    sequence, head, start, stop, place = _place(length, segment, HEADS)
+    of_state, of_total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    for first in range(start, stop, CHUNK):
+        address, is_there = _tile(mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
+        raw = tl.load(address, mask=is_there, other=0)
+        query = _feature(raw, FEATURE).to(raw.dtype)
+        of_read, of_divisor = _through_quotient(
+            of_y, y, divisor, sequence, length, first, head, HEADS, WIDTH, BLOCK, CHUNK
+        )
+        of_state = _dot(tl.trans(query), of_read, of_state)
+        of_total += tl.sum(query.to(tl.float32) * of_divisor[:, None], 0)
+    memory_address, normaliser_address, inside, exists = _state(of_memory, of_normaliser, place, WIDTH, BLOCK)
+    tl.store(memory_address, of_state, mask=inside)
+    tl.store(normaliser_address, of_total, mask=exists)
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def _backward(
+    mixed,
+    of_y,
+    y,
+    divisor,
+    memory,
+    normaliser,
+    of_memory,
+    of_normaliser,
+    of_mixed,
+    length,
+    segment,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FEATURE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """From the last chunk to the first, with G = dn and g = dd of `_through_quotient`, S and z before a chunk, dS and
+    dz the sums of f(q) G^T and g f(q) after it:
+
+        df(q)_t = S G_t + g_t z + sum_{s<=t} (G_t . v_s + g_t) f(k)_s
+        df(k)_s = dS v_s + dz   + sum_{t>=s} (G_t . v_s + g_t) f(q)_t
+        dv_s    = dS^T f(k)_s   + sum_{t>=s} (f(q)_t . f(k)_s) G_t
+
+    Nothing decays, so S before a chunk is S after it less what the chunk added: one walk yields all three, and reads
+    everything once. The products subtracted are those that were added, so only sums in float32 are rounded once more.
+    """
+    sequence, head, start, stop, place = _place(length, segment, HEADS)
+    memory_address, normaliser_address, inside, exists = _state(memory, normaliser, place, WIDTH, BLOCK)
+    state = tl.load(memory_address, mask=inside, other=0)
+    total = tl.load(normaliser_address, mask=exists, other=0)
+    of_state, of_total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    if stop < length:
+        memory_address, normaliser_address, inside, exists = _state(of_memory, of_normaliser, place + 1, WIDTH, BLOCK)
+        of_state = tl.load(memory_address, mask=inside, other=0)
+        of_total = tl.load(normaliser_address, mask=exists, other=0)
+    row = tl.arange(0, CHUNK)
+    num_chunks = tl.cdiv(stop - start, CHUNK)
+    for step in range(num_chunks):
+        first = start + (num_chunks - 1 - step) * CHUNK
+        address, is_there = _tile(mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
+        raw_query = tl.load(address, mask=is_there, other=0)
+        query = _feature(raw_query, FEATURE).to(raw_query.dtype)
+        raw_key, key, value = _key_value(mixed, sequence, length, first, head, HEADS, WIDTH, FEATURE, BLOCK, CHUNK)
+        of_read, of_divisor = _through_quotient(
+            of_y, y, divisor, sequence, length, first, head, HEADS, WIDTH, BLOCK, CHUNK
+        )
+        state -= _dot(tl.trans(key), value)
+        total -= tl.sum(key.to(tl.float32), 0)
+        causal = row[:, None] >= row[None, :]
+        of_weight = tl.where(causal, _dot(of_read, tl.trans(value)) + of_divisor[:, None], 0).to(query.dtype)
+        of_query = of_divisor[:, None] * total[None, :]
+        of_query = _dot(of_read, tl.trans(state).to(query.dtype), of_query)
+        of_query = _dot(of_weight, key, of_query)
+        of_key = _dot(value, tl.trans(of_state).to(value.dtype)) + of_total[None, :]
+        of_key = _dot(tl.trans(of_weight), query, of_key)
+        of_value = _dot(key, of_state.to(key.dtype))
+        # Weights as (source, position), the transpose of those of the forward pass.
+        weight = tl.where(row[:, None] <= row[None, :], _dot(key, tl.trans(query)), 0)
+        of_value = _dot(weight.to(of_read.dtype), of_read, of_value)
+        address, is_there = _tile(of_mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
+        of_query = _through_feature(of_query, raw_query, FEATURE)
+        of_key = _through_feature(of_key, raw_key, FEATURE)
+        tl.store(address, of_query.to(query.dtype), mask=is_there)
+        tl.store(address + HEADS * WIDTH, of_key.to(query.dtype), mask=is_there)
+        tl.store(address + 2 * HEADS * WIDTH, of_value.to(query.dtype), mask=is_there)
+        of_state = _dot(tl.trans(query), of_read, of_state)
+        of_total += tl.sum(query.to(tl.float32) * of_divisor[:, None], 0)

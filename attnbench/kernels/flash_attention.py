@@ -37,6 +37,10 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 MASKED_SCORE = tl.constexpr(-1e30)
 
 
+LENGTHS = ("num_queries", "num_keys", "length")
+"""Arguments on whose value no kernel is compiled anew: every length runs what the first one compiled."""
+
+
 class Tiles(NamedTuple):
     """How a kernel is cut up: the speed, not the result beyond rounding."""
 
@@ -55,14 +59,16 @@ def tiles_for(kernel: str, dtype: torch.dtype, width: int, length: int) -> Tiles
     """
     if dtype == torch.float32:
         # A float32 product is three of tf32, whose operands take registers twice.
-        return Tiles(64, 32, 4, 2) if width <= 64 else Tiles(32, 32, 4, 2)
+        if width > 64:
+            return Tiles(32, 32, 8, 2)
+        return Tiles(32, 32, 4, 2) if kernel == "key_value_gradient" else Tiles(64, 32, 4, 2)
+    if width > 64:
+        return Tiles(128, 64, 8, 2) if kernel == "forward" else Tiles(64, 64, 8, 2)
     if kernel == "forward":
-        return Tiles(128, 64, 4, 3) if width <= 64 else Tiles(128, 64, 8, 3)
+        return Tiles(128, 64, 4, 3)
     if kernel == "query_gradient":
-        return Tiles(64, 64, 4, 3) if width <= 64 else Tiles(64, 64, 4, 2)
-    if width <= 64 and length > 512:
-        return Tiles(64, 128, 8, 2)
-    return Tiles(64, 64, 4, 2)
+        return Tiles(64, 64, 4, 3)
+    return Tiles(64, 128, 8, 2) if length > 512 else Tiles(64, 64, 4, 2)
 
 
 @triton.jit
@@ -133,7 +139,7 @@ def _keys_in_view(
 # In the kernels below a tensor of (B, T, H, K) comes with its strides along B, T and H as a tuple.
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def _forward_kernel(
     query, query_strides, key, key_strides, value, value_strides, rotation, mixed, logsumexp,
     num_queries, num_keys, scale,
@@ -184,7 +190,7 @@ def _forward_kernel(
     tl.store(logsumexp, (largest + tl.log2(total)) / LOG2_E, mask=position < num_queries)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def _query_gradient_kernel(
     query, query_strides, key, key_strides, value, value_strides, rotation, mixed, logsumexp,
     gradient, gradient_strides, own_product, query_gradient, query_gradient_strides, num_queries, num_keys, scale,
@@ -237,7 +243,7 @@ def _query_gradient_kernel(
     _store(query_gradient, query_gradient_strides[1], position, num_queries, accumulated, WIDTH, PADDED)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def _key_value_gradient_kernel(
     query, query_strides, key, key_strides, value, value_strides, rotation, logsumexp,
     gradient, gradient_strides, own_product, key_gradient, key_gradient_strides, value_gradient, value_gradient_strides,
@@ -310,7 +316,7 @@ def _key_value_gradient_kernel(
     _store(value_gradient, value_gradient_strides[1], key_position, num_keys, value_accumulated, WIDTH, PADDED)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def _rotate_kernel(
     x, x_strides, rotation, rotated, length,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,

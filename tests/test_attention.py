@@ -172,17 +172,27 @@ def test_odd_head_width_needs_no_positions() -> None:
 @pytest.mark.parametrize(
     ("options", "device_type", "precision", "message"),
     [
-        ({"backend": "torch"}, "cpu", "float32", "backend=torch: Flash has auto, sdpa, flash_attn"),
+        ({"backend": "torch"}, "cpu", "float32", "backend=torch: Flash has auto, sdpa, cudnn, flash_attn, triton"),
         ({"backend": "sdpa", "window": 4}, "cuda", "bfloat16", "window=4: attn.backend=sdpa"),
         ({"backend": "flash_attn"}, "cpu", "float32", "attn.backend=flash_attn: .* CUDA alone"),
-        ({"window": 4}, "cpu", "float32", "attn.window=4: .* CUDA alone"),
-        ({}, "cuda", "float32", "train.precision=float32: attn.backend=sdpa"),
-        ({}, "cuda", "tf32", "train.precision=tf32: attn.backend=sdpa"),
+        ({"backend": "cudnn"}, "cpu", "bfloat16", "attn.backend=cudnn: .* CUDA alone"),
+        ({"backend": "triton"}, "cpu", "float32", "attn.backend=triton: .* need CUDA, not device=cpu"),
+        ({"window": 4}, "cpu", "float32", "attn.window=4: .* needs CUDA"),
+        ({"backend": "sdpa"}, "cuda", "float32", "train.precision=float32: attn.backend=sdpa .* attn.backend=triton"),
+        ({"backend": "cudnn"}, "cuda", "tf32", "train.precision=tf32: attn.backend=cudnn .* attn.backend=triton"),
+        ({"backend": "flash_attn"}, "cuda", "float32", "attn.backend=flash_attn .* attn.backend=triton"),
+        ({"backend": "cudnn", "window": 4}, "cuda", "bfloat16", "window=4: attn.backend=cudnn has no sliding window"),
+        ({"backend": "cudnn", "head_width": 136}, "cuda", "bfloat16", "head_width=136: .* multiple of 8 up to 128"),
+        ({"head_width": 256}, "cuda", "float32", "head_width=256: attn.backend=triton needs a width up to 128"),
         ({"head_width": 260}, "cuda", "bfloat16", "head_width=260: .* multiple of 8 up to 256"),
         ({"head_width": 512}, "cuda", "bfloat16", "head_width=512"),
     ],
 )
-def test_flash_refuses_what_its_kernel_cannot_do(options, device_type: str, precision: str, message: str) -> None:
+def test_flash_refuses_what_its_kernel_cannot_do(
+    monkeypatch, options, device_type: str, precision: str, message: str
+) -> None:
+    # Tests of the kernels set it for the whole process.
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(UserError, match=message) as refusal:
         Flash.choose_backend(options, device_type=device_type, precision=precision)
     assert "\n" not in str(refusal.value)
@@ -195,9 +205,8 @@ def flash_attn_absent(monkeypatch) -> None:
 
 @pytest.mark.usefixtures("flash_attn_absent")
 def test_flash_attn_missing_names_the_install_line() -> None:
-    for options in ({"backend": "flash_attn"}, {"window": 8}):
-        with pytest.raises(UserError, match="pip install flash-attn"):
-            Flash.choose_backend(options, device_type="cuda", precision="bfloat16")
+    with pytest.raises(UserError, match="pip install flash-attn"):
+        Flash.choose_backend({"backend": "flash_attn"}, device_type="cuda", precision="bfloat16")
 
 
 @pytest.fixture
@@ -223,9 +232,20 @@ def test_flash_attn_is_called_as_its_signature_asks(window: int | None) -> None:
     torch.testing.assert_close(mixer(x)[0], mixer.reference(x))
 
 
-def test_auto_is_sdpa_wherever_it_can_run() -> None:
-    for device_type, precision in (("cpu", "float32"), ("cpu", "bfloat16"), ("cuda", "bfloat16")):
-        assert Flash.choose_backend({"head_width": 64}, device_type=device_type, precision=precision) == "sdpa"
+@pytest.mark.parametrize(
+    ("device_type", "precision", "window", "backend"),
+    [
+        ("cpu", "float32", None, "sdpa"),
+        ("cpu", "bfloat16", None, "sdpa"),
+        ("cuda", "bfloat16", None, "sdpa"),
+        ("cuda", "float32", None, "triton"),
+        ("cuda", "tf32", None, "triton"),
+        ("cuda", "bfloat16", 4, "triton"),
+    ],
+)
+def test_auto(device_type: str, precision: str, window: int | None, backend: str) -> None:
+    options = {"head_width": 64, "window": window}
+    assert Flash.choose_backend(options, device_type=device_type, precision=precision) == backend
     assert Softmax.choose_backend({}, device_type="cuda", precision="float32") == "torch"
 
 
@@ -240,13 +260,14 @@ def test_sdpa_runs_the_flash_kernel_alone() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["sdpa", "cudnn", "triton"])
 @pytest.mark.parametrize("heads", [4, 2])
-def test_sdpa_on_cuda_is_the_definition_for_pieces_too(heads: int) -> None:
+def test_a_kernel_on_cuda_is_the_definition_for_pieces_too(backend: str, heads: int) -> None:
     shapes = ((2, 100, 4, 64), (2, 100, heads, 64), (2, 100, heads, 64))
     query, key, value = (
         inputs(*shape, seed=seed).to("cuda", torch.bfloat16).requires_grad_() for seed, shape in enumerate(shapes)
     )
-    mixer = Flash(dim=256, head_width=64, num_key_value_heads=heads)
+    mixer = Flash(dim=256, head_width=64, num_key_value_heads=heads, backend=backend)
     exact = definition(query.double(), key.double(), value.double(), None)
     torch.testing.assert_close(mixer.mix(query, key, value).double(), exact, rtol=0, atol=0.03)
     for start, end in itertools.pairwise((0, 1, 7, 8, 100)):

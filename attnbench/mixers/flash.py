@@ -10,7 +10,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 from attnbench.errors import UserError
-from attnbench.mixers.softmax import Softmax
+from attnbench.kernels.support import require_triton
+from attnbench.layers import rotation
+from attnbench.mixers.softmax import AttentionState, Softmax
+
+SDPA_KERNELS = {"sdpa": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+WITH_WINDOW = ("triton", "flash_attn")
+WIDEST_HEAD = {"sdpa": 256, "flash_attn": 256, "cudnn": 128, "triton": 128}
 
 
 class Flash(Softmax):
@@ -18,19 +24,25 @@ class Flash(Softmax):
 
     Args:
         num_heads, num_key_value_heads, rotary_theta, conv_size, output_gate, qk_norm: as in Softmax.
-        backend: `sdpa`, the flash kernel of torch's scaled_dot_product_attention, on a CPU and on CUDA; `flash_attn`,
-            the package of that name, on CUDA. On CUDA both are for bfloat16 and head widths that are multiples of 8 up
-            to 256. `auto` is sdpa, and flash_attn where a window is set. The choice changes the speed, not the result
-            beyond rounding.
-        window: a position sees itself and the window - 1 before it; null for all before it. flash_attn alone has one.
+        backend: changes the speed, not the result beyond rounding. On CUDA, unless said otherwise, each is for bfloat16
+            and for head widths that are multiples of 8.
+
+            - `sdpa`: the flash kernel of torch's scaled_dot_product_attention; widths up to 256. The only one on a CPU.
+            - `cudnn`: NVIDIA's kernel behind the same function; widths up to 128.
+            - `flash_attn`: the package of that name; widths up to 256.
+            - `triton`: our own, for float32 too; any width up to 128. Without qk_norm it trains on what the projection
+              made as it is: it rotates and splits query, key and value itself.
+            - `auto`: on CUDA triton in float32 or tf32 or with a window; otherwise sdpa.
+        window: a position sees itself and the window - 1 before it; null for all before it. triton and flash_attn alone
+            have one.
 
     Raises:
-        UserError: as Softmax; a window that is below 1 or given to sdpa.
+        UserError: as Softmax; a window that is below 1 or given to a kernel that has none.
     """
 
-    backends: ClassVar[tuple[str, ...]] = ("sdpa", "flash_attn")
+    backends: ClassVar[tuple[str, ...]] = ("sdpa", "cudnn", "flash_attn", "triton")
 
-    without_vmap: ClassVar[frozenset[str]] = frozenset({"sdpa", "flash_attn"})
+    without_vmap: ClassVar[frozenset[str]] = frozenset({"sdpa", "cudnn", "flash_attn"})
 
     def __init__(
         self,
@@ -57,32 +69,58 @@ class Flash(Softmax):
             qk_norm=qk_norm,
         )
         self.window = window
-        self.backend = _resolve(backend, window)
+        self.backend = _resolve(backend, window, "cpu", "float32")
 
     @classmethod
     def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
         """See Mixer; refuses what the kernel of that name cannot do."""
         super().choose_backend(options, device_type=device_type, precision=precision)
-        window = options.get("window")
-        backend = _resolve(options.get("backend", "auto"), window)
-        if backend == "flash_attn":
-            if device_type != "cuda":
-                asked = f"attn.backend={backend}" if window is None else f"attn.window={window}"
-                raise UserError(
-                    f"{asked}: the flash_attn package runs on CUDA alone, not on device={device_type}; "
-                    "choose attn.backend=sdpa attn.window=null"
-                )
-            load_flash_attn()
+        requested, window = options.get("backend", "auto"), options.get("window")
+        backend = _resolve(requested, window, device_type, precision)
         if device_type == "cuda":
             _check_cuda(backend, options.get("head_width"), precision)
+        elif window is not None and requested == "auto":
+            raise UserError(
+                f"attn.window={window}: a sliding window needs CUDA, device={device_type} has none; "
+                "choose attn.window=null"
+            )
+        elif backend in ("flash_attn", "cudnn"):
+            raise UserError(
+                f"attn.backend={backend}: its kernels run on CUDA alone, not on device={device_type}; "
+                "choose attn.backend=sdpa attn.window=null"
+            )
+        if backend == "triton":
+            require_triton(f"attn.backend={backend}", device_type)
+        if backend == "flash_attn":
+            load_flash_attn()
         return backend
 
+    def forward(self, x_BTD: Tensor, state: AttentionState | None = None) -> tuple[Tensor, AttentionState | None]:
+        if self.backend != "triton" or state is not None or self.query_norm is not None:
+            return super().forward(x_BTD, state)
+        from attnbench.kernels.flash_attention import packed_flash_attention
+
+        theta = self.rotary_theta
+        mixed_BTC = packed_flash_attention(
+            self.query_key_value.packed(x_BTD),
+            None if theta is None else rotation(x_BTD.shape[1], self.head_width, 0, theta, x_BTD.device),
+            num_heads=self.num_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            causal=True,
+            window=self.window,
+        )
+        return self.output(mixed_BTC, x_BTD), None
+
     def mix(self, query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor) -> Tensor:
-        if self.backend == "sdpa":
-            return sdpa_flash(query_BTHK, key_BSHK, value_BSHK)
-        window = (-1, -1) if self.window is None else (self.window - 1, 0)
-        # With fewer queries than keys its causal mask is aligned to the last of both, as `mix` asks.
-        return load_flash_attn()(query_BTHK, key_BSHK, value_BSHK, causal=True, window_size=window)
+        if self.backend in SDPA_KERNELS:
+            return sdpa(query_BTHK, key_BSHK, value_BSHK, SDPA_KERNELS[self.backend])
+        # With fewer queries than keys the causal mask of both is aligned to the last of both, as `mix` asks.
+        if self.backend == "flash_attn":
+            window = (-1, -1) if self.window is None else (self.window - 1, 0)
+            return load_flash_attn()(query_BTHK, key_BSHK, value_BSHK, causal=True, window_size=window)
+        from attnbench.kernels.flash_attention import flash_attention
+
+        return flash_attention(query_BTHK, key_BSHK, value_BSHK, causal=True, window=self.window)
 
     def mixing_flops(self, length: int) -> int:
         """2 K for the score and 2 V for the weighted sum, for each head and each pair of positions that see each
@@ -92,21 +130,22 @@ class Flash(Softmax):
         return pairs * self.num_heads * 4 * self.head_width
 
 
-def sdpa_flash(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor) -> Tensor:
-    """Queries of the last T of S positions through torch's flash kernel, or an error: no other kernel is allowed."""
+def sdpa(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, kernel: SDPBackend) -> Tensor:
+    """Queries of the last T of S positions through the kernel of torch that is named, or an error: no other runs."""
     query_BHTK, key_BHSK, value_BHSK = (x.transpose(1, 2) for x in (query_BTHK, key_BSHK, value_BSHK))
     length, source = query_BHTK.shape[2], key_BHSK.shape[2]
     mask, is_causal = None, length == source
     if 1 < length < source:
-        # `is_causal` would let the first query see the first key alone. On CUDA the kernel takes no mask but can align
-        # its causal one to the last position, on a CPU it is the other way round. A single query sees everything.
-        if query_BHTK.device.type == "cuda":
+        # `is_causal` would let the first query see the first key alone. The flash kernel for CUDA takes no mask but can
+        # align its causal one to the last position; that for CPUs and cuDNN's are the other way round. A single query
+        # sees everything.
+        if query_BHTK.device.type == "cuda" and kernel == SDPBackend.FLASH_ATTENTION:
             mask = causal_lower_right(length, source)
         else:
             position_S = torch.arange(source, device=query_BHTK.device)
             mask = position_S <= position_S[-length:, None]
     grouped = query_BHTK.shape[1] != key_BHSK.shape[1]
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+    with sdpa_kernel(kernel):
         mixed_BHTK = F.scaled_dot_product_attention(
             query_BHTK, key_BHSK, value_BHSK, attn_mask=mask, is_causal=is_causal, enable_gqa=grouped
         )
@@ -129,27 +168,30 @@ def load_flash_attn() -> Callable[..., Tensor]:
     return flash_attn_func
 
 
-def _resolve(backend: str, window: int | None) -> str:
+def _resolve(backend: str, window: int | None, device_type: str, precision: str) -> str:
+    """`auto` by name, as the docstring of Flash has it."""
     if window is not None and window < 1:
         raise UserError(f"attn.window={window}: must be at least 1, or null for none")
-    if window is not None and backend == "sdpa":
+    if window is not None and backend not in ("auto", *WITH_WINDOW):
         raise UserError(
-            f"attn.window={window}: attn.backend=sdpa has no sliding window; "
-            "choose attn.backend=flash_attn or attn.window=null"
+            f"attn.window={window}: attn.backend={backend} has no sliding window; "
+            "choose attn.backend=triton or attn.window=null"
         )
-    if backend == "auto":
-        return "sdpa" if window is None else "flash_attn"
-    return backend
+    if backend != "auto":
+        return backend
+    return "triton" if window is not None or (device_type == "cuda" and precision != "bfloat16") else "sdpa"
 
 
 def _check_cuda(backend: str, head_width: int | None, precision: str) -> None:
-    if precision != "bfloat16":
+    if precision != "bfloat16" and backend != "triton":
         raise UserError(
             f"train.precision={precision}: attn.backend={backend} needs half precision on CUDA; "
-            "choose train.precision=bfloat16 or attn=softmax"
+            "choose train.precision=bfloat16 or attn.backend=triton"
         )
-    if head_width is not None and (head_width % 8 or head_width > 256):
+    widest, step = WIDEST_HEAD[backend], 1 if backend == "triton" else 8
+    if head_width is not None and (head_width % step or head_width > widest):
+        allowed = f"a multiple of {step}" if step > 1 else "a width"
         raise UserError(
-            f"head_width={head_width}: attn.backend={backend} needs a multiple of 8 up to 256 on CUDA; "
+            f"head_width={head_width}: attn.backend={backend} needs {allowed} up to {widest} on CUDA; "
             "choose such a width or attn=softmax"
         )

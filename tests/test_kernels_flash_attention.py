@@ -1,0 +1,241 @@
+"""Our FlashAttention against softmax attention in float64: interpreted on a CPU, compiled on a GPU."""
+
+import os
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    # Before the kernels are loaded: Triton reads it then.
+    os.environ["TRITON_INTERPRET"] = "1"
+pytest.importorskip("triton")
+
+from attnbench.kernels import flash_attention as kernels  # noqa: E402
+from attnbench.kernels.flash_attention import flash_attention, packed_flash_attention  # noqa: E402
+from attnbench.layers import rotate, rotation  # noqa: E402
+from attnbench.mixers.flash import Flash  # noqa: E402
+
+# The interpreter has no products in bfloat16.
+HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+
+gpu = pytest.mark.gpu
+every_dtype = pytest.mark.parametrize("dtype", [torch.float32, HALF])
+
+
+def inputs(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype).requires_grad_()
+
+
+def plain(query: Tensor, key: Tensor, value: Tensor, causal: bool, window: int | None) -> Tensor:
+    """The sum over all keys at once, in the dtype of the inputs."""
+    length, source = query.shape[1], key.shape[1]
+    past_TS = torch.arange(length)[:, None] + source - length - torch.arange(source)
+    seen_TS = (
+        (past_TS >= 0) & (past_TS < (window or source)) if causal else torch.ones(length, source, dtype=torch.bool)
+    )
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=seen_TS.to(DEVICE), enable_gqa=True)
+    return mixed.transpose(1, 2)
+
+
+def plain_packed(packed: Tensor, angles: Tensor | None, heads: int, groups: int, window: int | None = None) -> Tensor:
+    query, key, value = packed.unflatten(-1, (heads + 2 * groups, -1)).split([heads, groups, groups], dim=2)
+    if angles is not None:
+        query, key = rotate(query, angles), rotate(key, angles)
+    return plain(query, key, value, True, window).flatten(2)
+
+
+def check(actual: Tensor, expected: Tensor, tensors: list[Tensor], exact: list[Tensor]) -> None:
+    """Outputs, and gradients under one random weighting of them, by their norms."""
+    weight = inputs(*actual.shape, dtype=actual.dtype, seed=9).detach()
+    gradients = torch.autograd.grad(actual, tensors, weight)
+    expected_gradients = torch.autograd.grad(expected, exact, weight.double())
+    for own, other in zip((actual, *gradients), (expected, *expected_gradients), strict=True):
+        assert own.shape == other.shape
+        # A single key has no score to learn: its gradient is rounding, held against the weighting's size.
+        scale = other.norm() if other.norm() > 1e-3 else weight.double().norm()
+        error = (own.double() - other).norm() / scale
+        assert error <= TOLERANCE[actual.dtype], f"{float(error):.1e}"
+
+
+def check_attention(queries: int, keys: int, heads: int, groups: int, width: int, dtype: torch.dtype, **options):
+    shapes = ((2, queries, heads, width), (2, keys, groups, width), (2, keys, groups, width))
+    tensors = [inputs(*shape, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes)]
+    exact = [x.detach().double().requires_grad_() for x in tensors]
+    expected = plain(*exact, options["causal"], options.get("window"))
+    check(flash_attention(*tensors, **options), expected, tensors, exact)
+
+
+def check_packed(
+    length: int,
+    heads: int,
+    groups: int,
+    width: int,
+    dtype: torch.dtype,
+    rotated: bool = True,
+    window: int | None = None,
+):
+    packed = inputs(2, length, (heads + 2 * groups) * width, dtype=dtype, seed=0)
+    exact = packed.detach().double().requires_grad_()
+    angles = rotation(length, width, 0, 1e4, packed.device) if rotated else None
+    options = {"num_heads": heads, "num_key_value_heads": groups, "causal": True, "window": window}
+    check(
+        packed_flash_attention(packed, angles, **options),
+        plain_packed(exact, angles, heads, groups, window),
+        [packed],
+        [exact],
+    )
+
+
+@every_dtype
+@pytest.mark.parametrize(
+    ("queries", "keys", "heads", "groups", "width", "causal"),
+    [
+        (1, 1, 1, 1, 16, True),
+        (65, 65, 2, 1, 16, True),
+        (133, 133, 2, 2, 32, True),
+        (5, 70, 4, 2, 20, True),
+        (1, 40, 2, 1, 16, True),
+        (64, 133, 2, 1, 16, False),
+        (70, 33, 1, 1, 16, False),
+    ],
+)
+def test_attention_is_that_of_float64(queries, keys, heads, groups, width, causal, dtype) -> None:
+    check_attention(queries, keys, heads, groups, width, dtype, causal=causal)
+
+
+@every_dtype
+@pytest.mark.parametrize("window", [1, 7, 80, 1000])
+def test_window(window: int, dtype: torch.dtype) -> None:
+    check_attention(90, 133, 2, 1, 16, dtype, causal=True, window=window)
+    check_packed(133, 1, 1, 16, dtype, window=window)
+
+
+@every_dtype
+@pytest.mark.parametrize("rotated", [True, False])
+@pytest.mark.parametrize(("length", "heads", "groups", "width"), [(1, 2, 2, 16), (65, 4, 2, 16), (133, 1, 1, 24)])
+def test_packed_attention_is_that_of_float64(length, heads, groups, width, rotated, dtype) -> None:
+    check_packed(length, heads, groups, width, dtype, rotated)
+
+
+def test_rotating_ahead_is_rotating_inside(monkeypatch) -> None:
+    """To the bit, which also says that it was rounded alike."""
+
+    def run() -> tuple[Tensor, ...]:
+        packed = inputs(2, 70, 4 * 16, dtype=HALF, seed=0)
+        angles = rotation(70, 16, 0, 1e4, packed.device)
+        mixed = packed_flash_attention(packed, angles, num_heads=2, num_key_value_heads=1, causal=True)
+        return mixed, *torch.autograd.grad(mixed.square().sum(), packed)
+
+    inside = run()
+    monkeypatch.setattr(kernels, "ROTATED_INSIDE_UP_TO", 0)
+    assert all(torch.equal(*pair) for pair in zip(run(), inside, strict=True))
+
+
+def test_views_of_any_strides_are_read_in_place() -> None:
+    """Heads before positions, channels cut out of wider ones, a gradient that is one number expanded."""
+    query, key, value = (inputs(2, 2, 40, 24, dtype=torch.float32, seed=seed) for seed in range(3))
+    views = [x[..., 4:20].transpose(1, 2) for x in (query, key, value)]
+    assert not any(x.is_contiguous() for x in views)
+    whole = [x.detach().double().requires_grad_() for x in views]
+    mixed, expected = flash_attention(*views, causal=True), plain(*whole, True, None)
+    torch.testing.assert_close(mixed.double(), expected, rtol=0, atol=1e-5)
+    gradients = torch.autograd.grad(mixed.sum(), views)
+    for own, other in zip(gradients, torch.autograd.grad(expected.sum(), whole), strict=True):
+        torch.testing.assert_close(own.double(), other, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_vmap_folds_the_stack_into_the_batch(packed: bool) -> None:
+    x = inputs(3, 2, 20, 64, dtype=torch.float32, seed=0)
+    angles = rotation(20, 16, 0, 1e4, x.device)
+
+    def mix(x_BTC: Tensor, shared_BTC: Tensor) -> Tensor:
+        if packed:
+            return packed_flash_attention(x_BTC, angles, num_heads=2, num_key_value_heads=1, causal=True)
+        query, key = (y.unflatten(-1, (4, 16)) for y in (x_BTC, shared_BTC))
+        return flash_attention(query[:, :, :2], key[:, :, 2:3], query[:, :, 3:], causal=True)
+
+    shared = x[0].detach()
+    with warnings.catch_warnings():
+        # An operator without a batching rule runs in a loop and warns.
+        warnings.simplefilter("error", UserWarning)
+        mixed = torch.vmap(mix, in_dims=(0, None))(x, shared)
+    (gradient,) = torch.autograd.grad(mixed.square().sum(), x)
+    alone = torch.stack([mix(row, shared) for row in x])
+    torch.testing.assert_close(mixed, alone)
+    torch.testing.assert_close(gradient, torch.autograd.grad(alone.square().sum(), x)[0])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_key_value_heads": 1, "conv_size": 4}, {"qk_norm": True}, {"rotary_theta": None, "window": 9}]
+)
+def test_the_mixer_trains_and_reads_on_through_it(options) -> None:
+    """Whole, in pieces and by single steps; compiled as one graph, and stacked under vmap."""
+    mixer = Flash(dim=32, head_width=16, backend="triton", **options).to(DEVICE)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in mixer.parameters():
+        parameter.data = (0.4 * torch.randn(parameter.shape, generator=generator)).to(DEVICE)
+    x = inputs(2, 37, 32, dtype=torch.float32, seed=0)
+    actual, expected = mixer(x)[0], mixer.reference(x)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    for loss in (actual.square().mean(), expected.square().mean()):
+        loss.backward(inputs=list(mixer.parameters()))
+    own = {name: parameter.grad for name, parameter in mixer.named_parameters()}
+    mixer.zero_grad()
+    torch.compiler.reset()
+    compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True)
+    (2 * compiled(x)[0].square().mean()).backward(inputs=list(mixer.parameters()))
+    for name, parameter in mixer.named_parameters():
+        # What both left in turn is twice what one leaves.
+        torch.testing.assert_close(parameter.grad, own[name], rtol=1e-3, atol=1e-4, msg=name)
+    with torch.no_grad():
+        state, pieces = mixer.init_state(2, 37, torch.float32), []
+        for piece in x.split((5, 1, 20, 11), dim=1):
+            y, state = mixer(piece, state)
+            pieces.append(y)
+        torch.testing.assert_close(torch.cat(pieces, dim=1), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    query, key = inputs(1, 9, 2, 16, dtype=torch.float32, seed=0), inputs(1, 4, 2, 16, dtype=torch.float32, seed=1)
+    with pytest.raises(ValueError, match="9 queries, 4 keys"):
+        flash_attention(query, key, key, causal=True)
+    with pytest.raises(ValueError, match="a window of 3, causal=False"):
+        flash_attention(key, key, key, causal=False, window=3)
+    with pytest.raises(TypeError, match="float64"):
+        flash_attention(key.double(), key.double(), key.double(), causal=True)
+    with pytest.raises(ValueError, match=r"rotation is .* must be float32 \(2, 9, 8\)"):
+        packed_flash_attention(
+            query.flatten(2).repeat(1, 1, 3), torch.ones(2, 8, 8), num_heads=2, num_key_value_heads=2, causal=True
+        )
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="of the interpreter")
+def test_the_interpreter_refuses_bfloat16() -> None:
+    """Its products take the bits for integers."""
+    x = inputs(1, 4, 2, 16, dtype=torch.bfloat16, seed=0)
+    with pytest.raises(TypeError, match="bfloat16"):
+        flash_attention(x, x, x, causal=True)
+
+
+@gpu
+@every_dtype
+@pytest.mark.parametrize(("heads", "groups", "width"), [(4, 4, 64), (4, 2, 128), (2, 1, 16), (3, 3, 80), (2, 2, 32)])
+def test_on_a_gpu_at_awkward_lengths(heads: int, groups: int, width: int, dtype: torch.dtype) -> None:
+    for length in (1, 63, 64, 65, 133, 256, 300, 700):
+        check_packed(length, heads, groups, width, dtype)
+
+
+@gpu
+@every_dtype
+def test_on_a_gpu_otherwise_than_in_training(dtype: torch.dtype) -> None:
+    for length in (1, 63, 64, 65, 133, 256, 300):
+        check_packed(length, 4, 2, 64, dtype, rotated=False)
+        check_attention(length, 133, 4, 2, 64, dtype, causal=False)
+        check_attention(length, length + 70, 4, 2, 64, dtype, causal=True, window=50)

@@ -5,18 +5,20 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 
 from attnbench.bench import peers
 from attnbench.bench.agreement import PATHS, largest_difference
 from attnbench.bench.benchmark import Request, benchmark
 from attnbench.bench.cases import CASES, Case, Peer
 from attnbench.bench.implementations import Job, build
-from attnbench.bench.peers import Contestant, Places, Repetition, Spread, run_case, speed_ratio
+from attnbench.bench.peers import Contestant, Places, Repetition, Spread, run_case, speed_ratio, write_rows
 from attnbench.bench.peers_page import write_page
 from attnbench.bench.worker import Worker, WorkerError
 from attnbench.config import compose
 from attnbench.errors import UserError
-from attnbench.results import read_csv
+from attnbench.results import Measurement, read_csv
+from attnbench.runtime import device_name
 from attnbench.tables import read_folders
 
 TINY = (
@@ -154,6 +156,16 @@ def test_a_peer_that_is_absent_is_left_out_by_name_and_a_case_without_any_is_ski
     ]
 
 
+def test_what_died_before_it_could_answer_is_a_row_too(tmp_path, overrides):
+    job = Job.of(compose(overrides), "nanogpt", {})
+    lost = Measurement(metric="tokens_per_second", value=None, unit="", status="failed", reason="exit code 7")
+    write_rows(tmp_path / "little", "peers", "nanoGPT", job, {}, [lost])
+    (row,) = read_folders([tmp_path / "little"])
+    assert row.identity.device == device_name(torch.device("cpu"))
+    assert row.identity.parameters is None
+    assert (tmp_path / "little" / f"environment-{row.identity.environment}.json").exists()
+
+
 def test_a_peer_that_dies_has_failed_and_the_rest_goes_on(measure, tmp_path):
     path = tmp_path / "model.py"
     path.write_text(DYING)
@@ -219,12 +231,12 @@ def test_agreement_is_measured_drawn_and_stated(tmp_path, overrides):
     largest = values(rows, "largest_loss_difference")
     assert 0 < largest["fast"].value < 0.05
     assert 0 < largest["reference in float32"].value < 0.05
-    assert {row.measurement.settings["step"] for row in rows if row.measurement.metric == "train_nats"} == {0, 10, 11}
+    assert {row.measurement.settings["step"] for row in rows if row.measurement.metric == "train_loss"} == {0, 10, 11}
     write_page(tmp_path / "peers", tmp_path / "page", title="Peers", with_figures=True)
     page = (tmp_path / "page" / "README.md").read_text()
     assert "| mixer | fast | reference in float32 |" in page
     figures = sorted(path.name for path in (tmp_path / "page" / "figures").glob("*.svg"))
-    assert figures == ["agreement-loss_difference-step.svg", "agreement-train_nats-step.svg"]
+    assert figures == ["agreement-loss_difference-step.svg", "agreement-train_loss-step.svg"]
     assert all(f"figures/{name})" in page for name in figures)
 
 

@@ -52,7 +52,7 @@ def run_agreement(
                 built, losses = _train(job, num_steps, folder / "output.log")
             except WorkerError as error:
                 say(f"{mixer}, {path}: {error.status}: {error.reason}")
-                lost = _measurement("train_nats", None, settings, error)
+                lost = _measurement("train_loss", None, settings, error)
                 write_rows(folder, "agreement", path, job, {}, [lost])
                 continue
             if path == "reference":
@@ -77,7 +77,7 @@ def _train(job: Job, num_steps: int, log: Path) -> tuple[dict[str, Any], list[fl
 def _rows(losses: list[float], reference: list[float] | None, settings: dict[str, Any]) -> list[Measurement]:
     """Losses at every tenth step, their differences from the reference's, and the largest of all steps."""
     steps = [step for step in range(len(losses)) if step % INTERVAL_STEPS == 0 or step == len(losses) - 1]
-    rows = [_measurement("train_nats", losses[step], {**settings, "step": step}) for step in steps]
+    rows = [_measurement("train_loss", losses[step], {**settings, "step": step}) for step in steps]
     if reference is not None and losses is not reference:
         differences = [loss - other for loss, other in zip(losses, reference, strict=True)]
         rows += [_measurement("loss_difference", differences[step], {**settings, "step": step}) for step in steps]

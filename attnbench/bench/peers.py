@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 from attnbench.bench.cases import Case, Peer
 from attnbench.bench.implementations import Job
 from attnbench.bench.worker import ABSENT, Worker, WorkerError
+from attnbench.folder import ROOT
 from attnbench.jsonlines import replace_file
 from attnbench.prepare import config_hash, measured_by
 from attnbench.results import Identity, Measurement, ResultsWriter
-from attnbench.runtime import environment_id
+from attnbench.runtime import environment, environment_id, resolve_device
 from attnbench.settings import RunSettings
 
 OURS = "attnbench"
@@ -158,7 +159,8 @@ def write_rows(
         built: the worker's answer; empty where there was none.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    stamp = built.get("environment") or _unknown_environment(job)
+    # What died before it could say where it ran was started from here.
+    stamp = built.get("environment") or environment(resolve_device(job.device), ROOT)
     replace_file(folder / f"environment-{environment_id(stamp)}.json", json.dumps(stamp, indent=2) + "\n")
     hashed = config_hash([evaluation, name, job.to_dict(), environment_id(stamp)])
     identity = Identity(
@@ -180,11 +182,6 @@ def write_rows(
     with ResultsWriter(folder / "results" / f"{evaluation}-{hashed}.jsonl", identity) as writer:
         for measurement in measurements:
             writer.write(measurement)
-
-
-def _unknown_environment(job: Job) -> dict[str, Any]:
-    """Of an implementation that ended before it could say where it ran."""
-    return {"device": job.device, "commit": None, "dirty": None}
 
 
 def _built(
@@ -210,13 +207,7 @@ def _built(
         if peer is ours and not found:
             break
         settings = compose([*case.overrides, *peer.overrides, *overrides])
-        options = {**peer.options, "path": places.nanogpt} if peer.kind == "nanogpt" else peer.options
-        job = Job.of(settings, peer.kind, options, parameters if peer.kind == "ours" else None)
-        paths = places.fla if peer.kind in ("fla", "naive_delta_rule") else ()
-        variables = places.variables if peer.kind != case.kind else {}
-        worker = stack.enter_context(Worker(log, paths=paths, variables=variables))
-        contestant = Contestant(name=peer.name, job=job, worker=worker)
-        contestant.built = contestant.ask("build", job=job.to_dict())
+        contestant = _started(peer, settings, parameters, log, places, stack, is_ours=peer.kind == case.kind)
         if contestant.trouble is not None:
             say(f"{case.name}: {peer.name}: {contestant.trouble.status}: {contestant.trouble.reason}")
             if contestant.trouble.status == ABSENT:
@@ -226,6 +217,26 @@ def _built(
         parameters = parameters or contestant.built.get("parameters")
         found.append(contestant)
     return sorted(found, key=lambda contestant: contestant.name != OURS)
+
+
+def _started(
+    peer: Peer,
+    settings: RunSettings,
+    parameters: int | None,
+    log: Path,
+    places: Places,
+    stack: ExitStack,
+    *,
+    is_ours: bool,
+) -> Contestant:
+    """One implementation, built in its own process, after its first step."""
+    options = {**peer.options, "path": places.nanogpt} if peer.kind == "nanogpt" else peer.options
+    job = Job.of(settings, peer.kind, options, parameters if peer.kind == "ours" else None)
+    paths = places.fla if peer.kind in ("fla", "naive_delta_rule") else ()
+    worker = stack.enter_context(Worker(log, paths=paths, variables={} if is_ours else places.variables))
+    contestant = Contestant(name=peer.name, job=job, worker=worker)
+    contestant.built = contestant.ask("build", job=job.to_dict())
+    return contestant
 
 
 def _described(built: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from attnbench.report.plots import Plot, plots_of
 from attnbench.results import ResultRow, write_csv
 from attnbench.tables import format_number, printable, read_folders
 
-PLOTS = (("train_nats", "step"), ("loss_difference", "step"))
+PLOTS = (("train_loss", "step"), ("loss_difference", "step"))
 NOTES = (
     "Every implementation runs in a process of its own on the same batches, rates and seed: forward, backward, "
     "clipping, AdamW. They take turns, ours first; token/s is the median of the turns with the slowest and the fastest "
@@ -59,7 +59,7 @@ def _page(title: str, rows: Sequence[ResultRow], records: Sequence[dict[str, Any
         own = [row for row in rows if row.measurement.settings.get("case") == record["name"]]
         if own:
             parts += [f"## {record['title']}", case_table(own), *_reasons(own)]
-    parts += NOTES
+    parts += NOTES if len(parts) > 1 else ()
     first_steps = [row for row in rows if row.identity.evaluation == "first_step"]
     if first_steps:
         parts += ["## The first step", _first_step_table(first_steps)]
@@ -113,9 +113,9 @@ def _first_step_table(rows: Sequence[ResultRow]) -> str:
 def _agreement_text(rows: Sequence[ResultRow]) -> str:
     num_steps = rows[0].measurement.settings["num_steps"]
     return (
-        f"Training losses over {num_steps} steps from equal weights on equal batches. The reference is the textbook "
-        "form in torch, neither compiled nor captured, flash's the softmax mixer. Nats between the two where they are "
-        "furthest apart, and beside it what bfloat16 does by itself: the reference in float32 against the reference."
+        f"Training losses over {num_steps} steps from equal weights on equal batches. The reference is the "
+        "mixer's torch backend, neither compiled nor captured; flash's is the softmax mixer. Nats between the two "
+        "where they are furthest apart, and beside it what precision does by itself: the reference in float32."
     )
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attnbench.bench import peers
 from attnbench.bench.agreement import PATHS, largest_difference
 from attnbench.bench.benchmark import Request, benchmark
 from attnbench.bench.cases import CASES, Case, Peer
 from attnbench.bench.implementations import Job, build
-from attnbench.bench.peers import Contestant, Places, Repetition, Spread, run_case, speed_ratio, write_rows
+from attnbench.bench.peer_rows import NO_DEVICE_MEMORY, Contestant, Spread, speed_ratio, write_rows
+from attnbench.bench.peers import Places, Repetition, run_case
 from attnbench.bench.peers_page import write_page
 from attnbench.bench.worker import Worker, WorkerError
 from attnbench.config import compose
@@ -136,7 +136,7 @@ def test_ours_and_a_peer_take_turns_and_end_as_rows_and_a_page(measure, tmp_path
     counts = {row.identity.variant: row.identity.parameters for row in rows}
     assert abs(counts["attnbench"] / counts["plain GPT"] - 1) <= 0.01
     memory = values(rows, "peak_memory_mib")["attnbench"]
-    assert (memory.status, memory.reason) == ("unsupported", peers.NO_DEVICE_MEMORY)
+    assert (memory.status, memory.reason) == ("unsupported", NO_DEVICE_MEMORY)
     write_page(tmp_path / "peers", tmp_path / "page", title="Peers", with_figures=False)
     page = (tmp_path / "page" / "README.md").read_text()
     assert "## flash, 2 × 16 tokens, 2 layers of 32" in page

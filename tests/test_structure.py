@@ -18,7 +18,8 @@ ORDER = [
     "report.inputs", "report.words", "report.plots", "report.charts", "report.markup", "report.sections",
     "report.making", "report.page", "report",
     "bench.modules", "bench.cases", "bench.delta_rule", "bench.peer_models", "bench.implementations", "bench.worker",
-    "bench.peers", "bench.first_step", "bench.agreement", "bench.peers_page", "bench.benchmark", "bench",
+    "bench.peer_rows", "bench.peers", "bench.first_step", "bench.agreement", "bench.peers_page", "bench.benchmark",
+    "bench",
     "publish_comparison", "comparison_mirror",
     "dashboard", "compare", "reading", "config",
 ]  # fmt: skip

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.bench.implementations import Job
-from attnbench.bench.peers import Compose, Say, write_rows
+from attnbench.bench.peer_rows import write_rows
+from attnbench.bench.peers import Compose, Say
 from attnbench.bench.worker import Worker, WorkerError
 from attnbench.jsonlines import replace_file
 from attnbench.results import Measurement

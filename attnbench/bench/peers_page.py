@@ -8,7 +8,7 @@ from typing import Any
 from attnbench.aggregate import figures
 from attnbench.bench.agreement import PATHS
 from attnbench.bench.cases import CASES
-from attnbench.bench.peers import OURS
+from attnbench.bench.peer_rows import OURS
 from attnbench.errors import UserError
 from attnbench.jsonlines import replace_file
 from attnbench.report.plots import Plot, plots_of

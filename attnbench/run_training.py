@@ -92,8 +92,6 @@ def _train(prepared: Run, shares_device: bool) -> None:
     model = prepared.new_model()
     resumed = checkpoint.load_last(prepared.checkpoints, model)
     state = resumed or TrainState.fresh(model)
-    if prepared.compile:
-        model.compile()
     batches = Batches(
         prepared.corpus.tokens["train"], settings.seq_len, train_settings.batch_size, settings.seed, prepared.device
     )
@@ -110,6 +108,8 @@ def _train(prepared: Run, shares_device: bool) -> None:
                 precision=prepared.precision,
                 num_steps=prepared.num_steps,
                 hooks=hooks,
+                compiled=prepared.compile,
+                captured=prepared.compile and prepared.device.type == "cuda",
             )
         except DivergedError as error:
             _write_failure(prepared, stamp, "diverged", str(error))

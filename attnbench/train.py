@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from attnbench.checkpoint import TrainState
-from attnbench.loss import cross_entropy
+from attnbench.loss import nats_of
 from attnbench.model import LanguageModel
 from attnbench.runtime import computing
 from attnbench.settings import TrainSettings
@@ -70,6 +70,7 @@ def train(
     precision: str,
     num_steps: int,
     hooks: Sequence[Hook],
+    compiled: bool = False,
     captured: bool = False,
 ) -> None:
     """Takes `state` to step `num_steps`, in place.
@@ -77,11 +78,11 @@ def train(
     Args:
         batches: the batch of each step, a function of the step alone, so that a resumed run sees what it would have.
         precision: resolved, see `runtime.resolve_precision`.
-        captured: see `stepper`.
+        compiled, captured: see `stepper`.
     """
     device = next(state.model.parameters()).device
     rates = learning_rates(settings, num_steps).to(device)
-    step = stepper(state, settings, precision, captured=captured)
+    step = stepper(state, settings, precision, compiled=compiled, captured=captured)
     state.model.train()
     while state.step < num_steps:
         report = step(batches(state.step), rates[state.step])
@@ -90,28 +91,46 @@ def train(
             hook(state, report)
 
 
-def train_step(state: TrainState, batch: Batch, rate: Tensor, settings: TrainSettings, precision: str) -> StepReport:
+def batch_nats(model: LanguageModel, batch: Batch) -> Tensor:
+    """Nats over all labels of the batch, in the precision that is set: what is compiled, backward pass included."""
+    hidden, _ = model.hidden(batch.tokens_BT, positions_BL=batch.positions_BL)
+    return nats_of(model.embedding, hidden, batch.targets_BT, batch.weight_BT)
+
+
+def train_step(
+    state: TrainState,
+    batch: Batch,
+    rate: Tensor,
+    settings: TrainSettings,
+    precision: str,
+    nats: Callable[[LanguageModel, Batch], Tensor] = batch_nats,
+) -> StepReport:
     """Forward, backward, clip, update. Nothing here waits for the device.
 
     Args:
         rate: a scalar on the device, so that a captured step can be given another.
+        nats: `batch_nats`, or the same compiled.
     """
-    loss, gradients = loss_and_gradients(state.model, batch, settings.micro_batch_size, precision)
+    loss, gradients = loss_and_gradients(state.model, batch, settings.micro_batch_size, precision, nats)
     norm = clip(gradients, settings.clip_norm)
     update(state, gradients, norm, rate, settings)
     return StepReport(loss, norm)
 
 
-def stepper(state: TrainState, settings: TrainSettings, precision: str, *, captured: bool = False) -> Step:
+def stepper(
+    state: TrainState, settings: TrainSettings, precision: str, *, compiled: bool = False, captured: bool = False
+) -> Step:
     """The step that trains `state`, and the one to time.
 
     Args:
+        compiled: forward, loss and backward through torch.compile, as one graph. Changes the result by rounding.
         captured: replay it as a CUDA graph. Small models otherwise wait for the host to launch their kernels. Changes
             the speed, not the result; for batches of one shape.
     """
+    nats = torch.compile(batch_nats, dynamic=False) if compiled else batch_nats
 
     def step(batch: Batch, rate: Tensor) -> StepReport:
-        return train_step(state, batch, rate, settings, precision)
+        return train_step(state, batch, rate, settings, precision, nats)
 
     return CapturedStep(step) if captured else step
 
@@ -130,6 +149,8 @@ class CapturedStep:
 
     def __init__(self, step: Step) -> None:
         self.step, self.num_calls = step, 0
+        # What was warmed up on the default stream cannot be recorded. One stream: each has memory of its own.
+        self.stream = torch.cuda.Stream()
         self.recording: tuple[torch.cuda.CUDAGraph, list[Tensor], StepReport] | None = None
 
     def __call__(self, batch: Batch, rate: Tensor) -> StepReport:
@@ -147,16 +168,17 @@ class CapturedStep:
         return report
 
     def _aside(self, batch: Batch, rate: Tensor) -> StepReport:
-        """On a stream of its own: what was warmed up on the default one cannot be recorded."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
             report = self.step(batch, rate)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self.stream)
         return report
 
     def _record(self, batch: Batch, rate: Tensor) -> tuple[torch.cuda.CUDAGraph, list[Tensor], StepReport]:
         own, own_rate = batch.copy(), rate.clone()
+        # The graph's memory is its own. What the ordinary steps left in the allocator would double the peak.
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             report = self.step(own, own_rate)
@@ -168,7 +190,11 @@ def _inputs(batch: Batch, rate: Tensor) -> list[Tensor]:
 
 
 def loss_and_gradients(
-    model: LanguageModel, batch: Batch, micro_batch_size: int | None, precision: str
+    model: LanguageModel,
+    batch: Batch,
+    micro_batch_size: int | None,
+    precision: str,
+    nats: Callable[[LanguageModel, Batch], Tensor] = batch_nats,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean nats over all labels of the batch, and its gradients by name.
 
@@ -181,8 +207,7 @@ def loss_and_gradients(
     for start in range(0, size, micro_batch_size or size):
         part = batch.rows(slice(start, start + (micro_batch_size or size)))
         with computing(precision, batch.tokens_BT.device):
-            logits, _ = model(part.tokens_BT, positions_BL=part.positions_BL)
-            loss = cross_entropy(logits, part.targets_BT, part.weight_BT) / count
+            loss = nats(model, part) / count
         loss.backward()
         losses.append(loss.detach())
     gradients = {name: tensor.grad for name, tensor in parameters.items() if tensor.grad is not None}

@@ -14,11 +14,10 @@ import torch
 from probe_settings import EVALUATIONS, smoke_words
 from small import python_path
 
-from attnbench import run, run_system
+from attnbench import run, run_system, train
 from attnbench.cells import execute
 from attnbench.config import ROOT, compose
 from attnbench.errors import UserError
-from attnbench.evals import step_cost
 from attnbench.evals.throughput import Throughput
 from attnbench.prepare import Run, prepare
 from attnbench.results import is_complete, read_results
@@ -128,12 +127,12 @@ def test_another_commit_is_the_same_folder(tmp_path, monkeypatch):
 
 
 def test_what_does_not_fit_is_rows_and_the_next_length_is_measured(tmp_path, monkeypatch):
-    def full_when_short(state, batch, *given, step=step_cost.train_step):
+    def full_when_short(state, batch, *given, step=train.train_step):
         if batch.tokens_BT.shape == (2, 16):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return step(state, batch, *given)
 
-    monkeypatch.setattr(step_cost, "train_step", full_when_short)
+    monkeypatch.setattr(train, "train_step", full_when_short)
     own = settings(tmp_path, "eval.throughput.constant_tokens=null", "eval.throughput.lengths=[16,32]")
     found = [row.measurement for row in read_results(run_system.run_system(own, own.evaluations[0]))]
     statuses = {

@@ -13,6 +13,7 @@ import torch
 import yaml
 from test_run import SETTINGS
 
+from attnbench import train
 from attnbench.config import CONF, compose
 from attnbench.errors import UserError
 from attnbench.evals import throughput
@@ -90,15 +91,13 @@ def test_throughput_has_every_metric_and_they_agree(text):
 
 
 def test_throughput_times_the_step_that_trains_on_new_text_at_every_call(text, monkeypatch, given_ceiling):
-    import attnbench.evals.step_cost as step_cost
+    seen, train_step = [], train.train_step
 
-    seen, train_step = [], step_cost.train_step
-
-    def watched(state, batch, rate, settings, precision):
+    def watched(state, batch, rate, settings, precision, *compiled):
         seen.append((batch.tokens_BT.clone(), float(rate), settings, precision))
-        return train_step(state, batch, rate, settings, precision)
+        return train_step(state, batch, rate, settings, precision, *compiled)
 
-    monkeypatch.setattr(step_cost, "train_step", watched)
+    monkeypatch.setattr(train, "train_step", watched)
     measured = subject(text)
     rows_of("throughput", measured, lengths=[32], batch_size=2, constant_tokens=None, warmup=2, repeats=4)
     _settling, *steps = seen

@@ -134,8 +134,6 @@ class Scaling(SystemEvaluation):
         num_steps = max(1, (self.train_tokens or 0) // (self.batch_size * length))
         model = subject.new_model(size)
         state = TrainState.fresh(model)
-        if subject.compile:
-            model.compile()
         batches = Batches(tokens["train"], length, self.batch_size, subject.seed, subject.device)
         train(
             state,
@@ -144,11 +142,11 @@ class Scaling(SystemEvaluation):
             precision=subject.precision,
             num_steps=num_steps,
             hooks=[],
+            compiled=subject.compile,
+            captured=subject.compile and subject.device.type == "cuda",
         )
-        # Not compiled: a second graph for one pass takes longer than it saves.
-        with torch.compiler.set_stance("force_eager"):
-            validation = evaluation_batches(tokens["validation"].to(subject.device), length, self.batch_size)
-            nats_T, count_T = split_nats(model, validation, subject.precision)
+        validation = evaluation_batches(tokens["validation"].to(subject.device), length, self.batch_size)
+        nats_T, count_T = split_nats(model, validation, subject.precision)
         return Trained(
             parameters=model.num_parameters(),
             nats=float(nats_T.sum() / count_T.sum()),

@@ -17,7 +17,7 @@ from attnbench.results import Measurement
 from attnbench.runtime import keep_freed_memory, synchronize
 from attnbench.settings import ModelSettings
 from attnbench.timing import UNKNOWN_PEAK, OutOfMemory, PeakMemory, Times, attempt, time_repeats
-from attnbench.train import Batch, StepReport, learning_rates, train_step
+from attnbench.train import Batch, StepReport, learning_rates, stepper
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -118,8 +118,6 @@ def _measure(
     model = build()
     batches = Batches(subject.corpus.tokens["train"], length, batch_size, subject.seed, subject.device)
     state = TrainState.fresh(model)
-    if subject.compile:
-        model.compile()
     step = _stepping(subject, state, batches, 1 + repetition.warmup + repetition.repeats)
     synchronize(subject.device)
     started = time.perf_counter()
@@ -145,15 +143,16 @@ def _measure(
 def _stepping(subject: Subject, state: TrainState, batches: Batches, num_steps: int) -> Callable[[], StepReport]:
     """The step that trains, with the next batch at every call."""
     rates = learning_rates(subject.train, num_steps).to(subject.device)
+    captured = subject.compile and subject.device.type == "cuda"
+    step = stepper(state, subject.train, subject.precision, compiled=subject.compile, captured=captured)
     state.model.train()
 
-    def step() -> StepReport:
-        batch = Batch(*batches.train_batch(state.step))
-        report = train_step(state, batch, rates[state.step], subject.train, subject.precision)
+    def next_step() -> StepReport:
+        report = step(Batch(*batches.train_batch(state.step)), rates[state.step])
         state.step += 1
         return report
 
-    return step
+    return next_step
 
 
 def _cold_compiler(is_compiled: bool) -> AbstractContextManager[None]:

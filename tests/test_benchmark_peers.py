@@ -3,20 +3,23 @@
 import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from attnbench import layers, loss
 from attnbench.bench.agreement import PATHS, largest_difference
 from attnbench.bench.benchmark import Request, benchmark
 from attnbench.bench.cases import CASES, Case, Peer
-from attnbench.bench.implementations import Job, build
+from attnbench.bench.implementations import Job, build, use_plain_layers
 from attnbench.bench.peer_rows import NO_DEVICE_MEMORY, Contestant, Spread, speed_ratio, write_rows
 from attnbench.bench.peers import Places, Repetition, run_case
 from attnbench.bench.peers_page import write_page
 from attnbench.bench.worker import Worker, WorkerError
 from attnbench.config import compose
 from attnbench.errors import UserError
+from attnbench.kernels import support
 from attnbench.results import Measurement, read_csv
 from attnbench.runtime import device_name
 from attnbench.tables import read_folders
@@ -103,6 +106,16 @@ def test_the_largest_difference_is_of_either_sign():
 def test_a_job_survives_its_way_as_json(overrides):
     job = Job.of(compose([*overrides, "attn=gated_deltanet"]), "ours", {"compiled": False}, 1234)
     assert Job.from_dict(json.loads(json.dumps(job.to_dict()))) == job
+
+
+def test_a_reference_takes_no_kernel_of_ours(monkeypatch):
+    tensor = SimpleNamespace(device=SimpleNamespace(type="cuda"), dtype=torch.float32)
+    for module in (support, layers, loss):
+        assert module.on_kernels(tensor)
+        # Put back at the end.
+        monkeypatch.setattr(module, "on_kernels", module.on_kernels)
+    use_plain_layers()
+    assert not any(module.on_kernels(tensor) for module in (support, layers, loss))
 
 
 def test_both_train_on_the_same_batches_at_equal_parameters(overrides):
@@ -285,7 +298,8 @@ def test_on_a_gpu_the_captured_step_counts_its_pools_and_trains_like_the_referen
     for path in ("fast", "reference"):
         settings = compose(["attn=softmax", *overrides, "device=cuda", *PATHS[path]])
         with Worker(tmp_path / "log") as worker:
-            built = worker.ask("build", job=Job.of(settings, "ours", {}).to_dict())
+            options = {"plain": path == "reference"}
+            built = worker.ask("build", job=Job.of(settings, "ours", options).to_dict())
             losses = [built["loss"], *worker.ask("losses", num_steps=20)["losses"]]
             answers[path] = losses, worker.ask("memory")["peak_mib"]
     (fast, fast_mib), (reference, reference_mib) = answers["fast"], answers["reference"]

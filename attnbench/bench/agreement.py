@@ -47,7 +47,8 @@ def run_agreement(
         reference: list[float] | None = None
         for path, more in PATHS.items():
             attn = mixer if path == "fast" else REFERENCES.get(mixer, mixer)
-            job = Job.of(compose([f"attn={attn}", "data.vocabulary_size=1015", *overrides, *more]), "ours", {})
+            options = {} if path == "fast" else {"plain": True}
+            job = Job.of(compose([f"attn={attn}", "data.vocabulary_size=1015", *overrides, *more]), "ours", options)
             settings = {"attn": mixer, "num_steps": num_steps}
             try:
                 built, losses = _train(job, num_steps, folder / "output.log")

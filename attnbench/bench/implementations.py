@@ -1,5 +1,6 @@
 """What a worker builds: a training step, ours or a peer's, at the same shape, data, seed and schedule."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from attnbench.bench.peer_models import FlaModel, NanoGPT, PlainGPT
 from attnbench.checkpoint import TrainState
 from attnbench.data import Batches, Corpus, load_corpus
 from attnbench.folder import ROOT
+from attnbench.kernels import support
 from attnbench.matching import match_model, solve_width
 from attnbench.model import build_meta, build_model, resolve_mixer
 from attnbench.runtime import keep_freed_memory, resolve_device, resolve_precision
@@ -29,6 +31,7 @@ class Job:
     kind: str
     """ours, plain_gpt, nanogpt, fla, chunked_delta_rule or naive_delta_rule."""
     options: dict[str, Any]
+    """Of the implementation; of ours `plain`, see `use_plain_layers`."""
     mixer: MixerSettings
     """Of ours, and of a peer that with which it is compared."""
     model: ModelSettings
@@ -95,12 +98,28 @@ def build(job: Job) -> Built:
 def training_step(state: TrainState, settings: TrainSettings, precision: str, device: torch.device) -> Step:
     """The very step that trains, as scripts/train.py takes it on this device."""
     is_fast = settings.compile if settings.compile is not None else device.type == "cuda"
-    if is_fast:
-        state.model.compile()
-    return stepper(state, settings, precision, captured=is_fast and device.type == "cuda")
+    is_captured = is_fast and device.type == "cuda"
+    return stepper(state, settings, precision, compiled=is_fast, captured=is_captured)
+
+
+def use_plain_layers() -> None:
+    """From now on, and in this process alone, the layers that all mixers share run in torch, without our kernels.
+
+    Training has no such setting: only a reference to compare it with is made so, in a worker of its own.
+    """
+    original = support.on_kernels
+    for module in list(sys.modules.values()):
+        if getattr(module, "on_kernels", None) is original:
+            vars(module)["on_kernels"] = _never
+
+
+def _never(x: Tensor) -> bool:
+    return False
 
 
 def _ours(job: Job, corpus: Corpus, batches: Batches, device: torch.device, precision: str) -> Built:
+    if job.options.get("plain"):
+        use_plain_layers()
     resolved = resolve_mixer(job.mixer, job.model, device_type=device.type, precision=precision)
     mixers = [resolved] * job.model.num_layers
     settings = _sized(job, mixers, corpus.vocabulary_size)

@@ -114,7 +114,7 @@ def _agreement_text(rows: Sequence[ResultRow]) -> str:
     num_steps = rows[0].measurement.settings["num_steps"]
     return (
         f"Training losses over {num_steps} steps from equal weights on equal batches. The reference is the "
-        "mixer's torch backend without any kernel of ours, neither compiled nor captured; flash's is the softmax mixer. "
+        "mixer's torch backend without any kernel of ours, neither compiled nor captured; flash's is softmax. "
         "Nats between the two where they are furthest apart, and beside it what precision does by itself: the "
         "reference in float32."
     )

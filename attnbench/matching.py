@@ -103,7 +103,7 @@ def match_model(
         layers, mismatch, values = _match_states(mixers, model, trusted)
     elif match != "none" and width:
         measure = flops if match == "flops" else LanguageModel.num_parameters
-        width = _solve(lambda candidate: measure(built(candidate, mixers)), measure(reference), match)
+        width = solve_width(lambda candidate: measure(built(candidate, mixers)), measure(reference), match)
     chosen = built(width, layers)
     return Matched(
         mixers=layers,
@@ -121,8 +121,15 @@ def match_model(
     )
 
 
-def _solve(measure: Callable[[int], float], target: float, match: str) -> int:
-    """The width whose measure is nearest the target; the measure is linear in the width."""
+def solve_width(measure: Callable[[int], float], target: float, match: str, reference: str = "softmax") -> int:
+    """The width whose measure is nearest the target; the measure is linear in the width.
+
+    Args:
+        match, reference: what is matched, and whose the target is; for messages.
+
+    Raises:
+        UserError: no width comes within 1 %, or the measure does not depend on it.
+    """
     smallest = measure(1)
     slope = measure(2) - smallest
     if slope == 0:
@@ -136,7 +143,7 @@ def _solve(measure: Callable[[int], float], target: float, match: str) -> int:
         if abs(mismatch) <= TOLERANCE:
             return width
     raise UserError(
-        f"match={match}: the nearest this mixer comes to softmax's {target:,.0f} is {measure(width):,.0f} "
+        f"match={match}: the nearest this mixer comes to {reference}'s {target:,.0f} is {measure(width):,.0f} "
         f"({mismatch:+.1%}, feed_forward_width {width}), over the 1 % allowed; make the mixer smaller or set match=none"
     )
 

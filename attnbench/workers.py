@@ -136,11 +136,12 @@ def _outcome(worker: _Worker[Item]) -> tuple[Outcome[Item], bool]:
         error, is_alive = worker.connection.recv(), True
     except (EOFError, ConnectionError):
         worker.process.join()
-        error, is_alive = _cause_of_death(worker.process.exitcode), False
+        error, is_alive = cause_of_death(worker.process.exitcode), False
     return Outcome(item=worker.item, seconds=time.perf_counter() - worker.started, error=error), is_alive
 
 
-def _cause_of_death(exit_code: int | None) -> str:
+def cause_of_death(exit_code: int | None) -> str:
+    """How a process ended, in words; `exit_code` as multiprocessing and subprocess give it."""
     if exit_code is not None and exit_code < 0:
         name = signal.Signals(-exit_code).name
         return f"its process was ended by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")

@@ -1,58 +1,56 @@
-"""Prints our forms beside other people's, on this CPU, side by side in one run.
+"""Times our training step beside other people's, each in a process of its own, and writes a table a case.
 
-python scripts/benchmark_peers.py [--fla-naive fla/ops/gated_delta_rule/naive.py] [--nanogpt model.py] [--repeats 20]
+python scripts/benchmark_peers.py --nanogpt nanoGPT/model.py --fla-path TRITON_3_7_1 --peer-env TRITON_PTXAS_PATH=PTXAS
+python scripts/benchmark_peers.py --first-step
+python scripts/benchmark_peers.py --agreement 200
+
+What stands behind the options are settings of train.py and win over the case's: data=text data.path=FILE device=cpu
 """
 
 import argparse
-import platform
+import shlex
 import sys
-from dataclasses import replace
-from functools import partial
+from pathlib import Path
 
-import torch
-
-from attnbench.bench.peers import compare_peers, find_peer
-from attnbench.bench.plain_gpt import NanoGPT, PlainGPT, compare_training_steps
+from attnbench.bench.benchmark import Request, benchmark
+from attnbench.bench.peers import Places
 from attnbench.config import compose
 from attnbench.errors import UserError
-
-SHAPES_BTHK = [(8, 256, 4, 64), (2, 2048, 4, 64), (32, 256, 4, 32)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fla-naive", metavar="PATH", help="naive.py of fla-core 0.6; else the installed one")
-    parser.add_argument("--nanogpt", metavar="PATH", help="nanoGPT's model.py; else it is skipped")
-    parser.add_argument("--repeats", type=int, default=20)
-    given = parser.parse_args()
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}, float32", flush=True)
+    parser.add_argument("settings", nargs="*", help="of train.py, GROUP.SETTING=VALUE")
+    parser.add_argument("--cases", nargs="+", metavar="NAME", help="default: all that are meant for the device")
+    parser.add_argument("--nanogpt", metavar="PATH", help="nanoGPT's model.py; without it nanoGPT is skipped")
+    parser.add_argument("--fla-path", metavar="DIR", action="append", default=[], help="first on fla's PYTHONPATH")
+    parser.add_argument("--peer-env", metavar="KEY=VALUE", action="append", default=[], help="of peers' environment")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each implementation")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of one turn, about")
+    parser.add_argument("--first-step", action="store_true", help="instead: how long a training takes to start")
+    parser.add_argument("--agreement", metavar="STEPS", type=int, help="instead: losses of fast and reference path")
+    parser.add_argument("--mixers", nargs="+", default=["softmax", "flash", "linear", "gated_deltanet"])
+    parser.add_argument("--outputs", type=Path, default=Path("outputs/peers"))
+    given = parser.parse_intermixed_args()
     try:
-        gated_delta_rule(given.fla_naive, given.repeats)
-        training_step(given.nanogpt, given.repeats)
+        variables = dict(word.split("=", 1) for word in given.peer_env if "=" in word)
+        if len(variables) < len(given.peer_env):
+            raise UserError(f"--peer-env {' '.join(given.peer_env)}: each must be KEY=VALUE, and no KEY twice")
+        request = Request(
+            overrides=given.settings,
+            cases=given.cases,
+            mixers=given.mixers,
+            places=Places(nanogpt=given.nanogpt, fla=tuple(given.fla_path), variables=variables),
+            repeats=given.repeats,
+            seconds=given.seconds,
+            first_step=given.first_step,
+            agreement_steps=given.agreement,
+            outputs=given.outputs,
+            command=shlex.join(["python", *sys.argv]),
+        )
+        benchmark(request, compose)
     except UserError as error:
         sys.exit(f"error: {error}")
-
-
-def gated_delta_rule(path: str | None, repeats: int) -> None:
-    peer = find_peer(path)
-    print("\nGated delta rule, forward + backward: median (min to max)")
-    if peer is None:
-        print("  fla naive: skipped, flash-linear-attention is not installed (or give --fla-naive PATH)")
-    for row in compare_peers(SHAPES_BTHK, repeats, peer):
-        print(f"  {row}", flush=True)
-
-
-def training_step(path: str | None, repeats: int) -> None:
-    print("\nTraining step of flash, 4m, 8 × 256 tokens; tokens/s over the peer's: median (20th to 80th percentile)")
-    settings = compose(["attn=flash", "model=4m", "device=cpu"])
-    # With these a SwiGLU has nanoGPT's parameters.
-    nanogpt = replace(settings.model, feed_forward_width=settings.model.dim * 8 // 3)
-    for model, peer in ((settings.model, PlainGPT), (nanogpt, partial(NanoGPT, path) if path else None)):
-        if peer is None:
-            print("  nanoGPT: skipped (give --nanogpt PATH)")
-            continue
-        built = peer(model, 284, 256)
-        print(f"  {compare_training_steps(settings.mixer, model, built, batch_size=8, num_rounds=repeats)}", flush=True)
 
 
 if __name__ == "__main__":

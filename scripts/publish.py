@@ -1,9 +1,10 @@
-"""Publishes runs or a comparison: `python scripts/publish.py docs/results/NAME-MACHINE outputs/PLAN --title ...`."""
+"""Publishes what was measured: `python scripts/publish.py docs/results/NAME-MACHINE outputs/PLAN --title ...`."""
 
 import argparse
 import sys
 from pathlib import Path
 
+from attnbench.bench.peers_page import write_page
 from attnbench.errors import UserError
 from attnbench.publish import publish
 from attnbench.publish_comparison import publish_comparison
@@ -12,13 +13,15 @@ from attnbench.publish_comparison import publish_comparison
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", type=Path, help="folder to write, docs/results/<table>-<machine>")
-    parser.add_argument("runs", type=Path, nargs="+", help="a comparison's folder, or runs in the order of the table")
+    parser.add_argument("runs", type=Path, nargs="+", help="the folder of a comparison or of peers, or runs in order")
     parser.add_argument("--title", required=True)
-    parser.add_argument("--command", help="what made the runs; a comparison knows it")
+    parser.add_argument("--command", help="what made the runs; the others know it")
     parser.add_argument("--note", default="", help="of a comparison: what a reader must know besides")
     given = parser.parse_args()
     try:
-        if given.command is None:
+        if given.command is None and any(given.runs[0].glob("*/case.json")):
+            write_page(given.runs[0], given.target, title=given.title, with_figures=True)
+        elif given.command is None:
             publish_comparison(given.runs[0], given.target, title=given.title, note=given.note)
         else:
             publish(given.runs, given.target, title=given.title, command=given.command)

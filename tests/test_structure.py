@@ -12,11 +12,15 @@ ORDER = [
     "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "matching",
     "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "mirror", "train", "hooks",
     "evals.base", "evals.options", "evals.task_data", "evals.scoring", "evals.recall_sizes", "evals.rows",
-    "evals.capped_child", "evals.step_cost", "evals", "bench",
+    "evals.capped_child", "evals.step_cost", "evals",
     "prepare", "prepare_probe", "run_training", "run_probe", "run_system",
     "cells", "rates", "run", "plan", "transfer",
     "report.inputs", "report.words", "report.plots", "report.charts", "report.markup", "report.sections",
-    "report.making", "report.page", "report", "publish_comparison", "comparison_mirror",
+    "report.making", "report.page", "report",
+    "bench.modules", "bench.cases", "bench.delta_rule", "bench.peer_models", "bench.implementations", "bench.worker",
+    "bench.peer_rows", "bench.peers", "bench.first_step", "bench.agreement", "bench.peers_page", "bench.benchmark",
+    "bench",
+    "publish_comparison", "comparison_mirror",
     "dashboard", "compare", "reading", "config",
 ]  # fmt: skip
 DOORS = {

@@ -1,138 +1,170 @@
-"""Our chunked Gated DeltaNet beside the naive chunk form of flash-linear-attention, on the CPU, in one run."""
+"""Our training step beside other people's: each in a process of its own, one at a time, taking turns.
 
-import importlib.util
-import statistics
-import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+outputs/peers/<case>/
+  case.json  environment-<id>.json  output.log  results/peers-<hash>.jsonl
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.nn.functional import normalize
+from attnbench.bench.cases import Case, Peer
+from attnbench.bench.implementations import Job
+from attnbench.bench.peer_rows import OURS, Contestant, measurements_of, write_rows
+from attnbench.bench.worker import ABSENT, Worker
+from attnbench.jsonlines import replace_file
+from attnbench.settings import RunSettings
 
-from attnbench.errors import UserError
-from attnbench.mixers.gated_deltanet import chunk_size, chunked_gated_delta_rule
+NUM_WARMUP = 6
+"""Steps after the first: a captured step is recorded in the fourth."""
 
-Operator = Callable[..., Tensor]
-"""(query, key, value, log_decay, beta) -> what was read, (B, T, H, V); the query not yet scaled."""
-
-
-@dataclass(slots=True, kw_only=True)
-class PeerRow:
-    """One implementation at one shape; forward and backward together, in milliseconds."""
-
-    implementation: str
-    shape_BTHK: tuple[int, int, int, int]
-    median_milliseconds: float
-    minimum_milliseconds: float
-    maximum_milliseconds: float
-    speedup: float
-    """The peer's median over this one's; NaN where the peer is absent."""
-    max_error: float
-    """Largest difference from ours, over outputs and gradients, relative to the largest entry of each."""
-
-    def __str__(self) -> str:
-        spread = f"({self.minimum_milliseconds:.1f} to {self.maximum_milliseconds:.1f})"
-        times = f"{self.median_milliseconds:.1f} ms {spread}"
-        return f"{self.shape_BTHK!s:<18} {self.implementation:<10} {times:<25} " + (
-            f"x{self.speedup:.2f}, error {self.max_error:.0e}"
-        )
+Compose = Callable[[list[str]], RunSettings]
+Say = Callable[[str], None]
 
 
-def find_peer(path: str | None) -> Operator | None:
-    """`naive_chunk_gated_delta_rule` of flash-linear-attention 0.6, or None if the library is not installed.
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Places:
+    """Where peers are found."""
+
+    nanogpt: str | None = None
+    """Its model.py."""
+    fla: tuple[str, ...] = ()
+    """Folders that come first on the PYTHONPATH of flash-linear-attention's processes."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Of the environment of all peers, not of ours."""
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Repetition:
+    """How often steps are timed."""
+
+    repeats: int
+    """Turns of each implementation."""
+    seconds: float
+    """Of one turn, about; at least three steps."""
+    max_steps: int = 1000
+
+
+def run_case(
+    case: Case,
+    compose: Compose,
+    overrides: Sequence[str],
+    folder: Path,
+    *,
+    places: Places,
+    repetition: Repetition,
+    command: str,
+    say: Say,
+) -> bool:
+    """Measures one case into `folder`, replacing what is there; False where no peer is present, which it says.
 
     Args:
-        path: its naive.py, from an unpacked wheel of fla-core; None: the installed package's. The file is loaded
-            alone, because the package around it cannot be imported without Triton.
+        compose: a command line of train.py to its settings.
+        overrides: the user's, which win over the case's.
+        command: what was typed, for the record.
 
     Raises:
-        UserError: a path without a file, or einops missing.
+        UserError: settings that cannot be.
     """
-    if path is None:
-        package = importlib.util.find_spec("fla")
-        if package is None or not package.submodule_search_locations:
-            return None
-        path = str(Path(package.submodule_search_locations[0]) / "ops" / "gated_delta_rule" / "naive.py")
-    if importlib.util.find_spec("einops") is None:
-        raise UserError("the naive form of flash-linear-attention needs einops; run: pip install einops")
-    module = load_module(path, "fla_naive_gated_delta_rule")
+    with ExitStack() as stack:
+        contestants = _built(case, compose, overrides, folder, places, stack, say)
+        if not contestants:
+            say(f"{case.name}: skipped, no peer is here")
+            return False
+        _take_turns(contestants, repetition)
+        for contestant in contestants:
+            contestant.peak_mib = contestant.ask("memory").get("peak_mib")
+    shutil.rmtree(folder / "results", ignore_errors=True)
+    for contestant in contestants:
+        measurements = list(measurements_of(case, contestant, contestants))
+        write_rows(folder, "peers", contestant.name, contestant.job, contestant.built, measurements)
+    record = {"name": case.name, "title": _title(case, contestants[0].job), "command": command}
+    replace_file(folder / "case.json", json.dumps(record, indent=1) + "\n")
+    return True
 
-    def peer(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
-        return module.naive_chunk_gated_delta_rule(query, key, value, log_decay, beta)[0]
 
-    return peer
+def _title(case: Case, job: Job) -> str:
+    """What was really run, whatever the case's name says."""
+    tokens = f"{job.train.batch_size} × {job.seq_len:,} tokens"
+    if case.kind != "ours":
+        heads, width = job.options["shape"][2:]
+        return f"{case.kind.replace('_', ' ')}, forward and backward, {tokens}, {heads} heads of {width}"
+    return f"{job.mixer.name}, {tokens}, {job.model.num_layers} layers of {job.model.dim}"
 
 
-def load_module(path: str, name: str) -> Any:
-    """A single Python file that the user names, without the package that it may belong to.
+def _built(
+    case: Case,
+    compose: Compose,
+    overrides: Sequence[str],
+    folder: Path,
+    places: Places,
+    stack: ExitStack,
+    say: Say,
+) -> list[Contestant]:
+    """Ours and the peers that are here, ours first, each after its first step; nothing where no peer is here.
 
-    Raises:
-        UserError: no such file.
+    Other people's are built before ours, which gets the parameters of the first of them.
     """
-    if not Path(path).is_file():
-        raise UserError(f"{path}: no such file")
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Registered, because dataclasses look their own module up there.
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    log = folder / "output.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("")
+    ours = Peer(name=OURS, kind=case.kind, options=case.options)
+    found: list[Contestant] = []
+    parameters = None
+    for peer in sorted((*case.peers, ours), key=lambda peer: peer.kind == case.kind):
+        if peer is ours and not found:
+            break
+        settings = compose([*case.overrides, *peer.overrides, *overrides])
+        contestant = _started(peer, settings, parameters, log, places, stack, is_ours=peer.kind == case.kind)
+        if contestant.trouble is not None:
+            say(f"{case.name}: {peer.name}: {contestant.trouble.status}: {contestant.trouble.reason}")
+            if contestant.trouble.status == ABSENT:
+                continue
+        else:
+            say(f"{case.name}: {peer.name}: {_described(contestant.built)}")
+        parameters = parameters or contestant.built.get("parameters")
+        found.append(contestant)
+    return sorted(found, key=lambda contestant: contestant.name != OURS)
 
 
-def ours(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
-    """Our chunked form with the chunk size that the mixer uses."""
-    scaled = query * query.shape[-1] ** -0.5
-    return chunked_gated_delta_rule(scaled, key, value, log_decay, beta, None, chunk_size(query.device.type))[0]
+def _started(
+    peer: Peer,
+    settings: RunSettings,
+    parameters: int | None,
+    log: Path,
+    places: Places,
+    stack: ExitStack,
+    *,
+    is_ours: bool,
+) -> Contestant:
+    """One implementation, built in its own process, after its first step."""
+    options = {**peer.options, "path": places.nanogpt} if peer.kind == "nanogpt" else peer.options
+    job = Job.of(settings, peer.kind, options, parameters if peer.kind == "ours" else None)
+    paths = places.fla if peer.kind in ("fla", "naive_delta_rule") else ()
+    worker = stack.enter_context(Worker(log, paths=paths, variables={} if is_ours else places.variables))
+    contestant = Contestant(name=peer.name, job=job, worker=worker)
+    contestant.built = contestant.ask("build", job=job.to_dict())
+    return contestant
 
 
-def compare_peers(
-    shapes_BTHK: list[tuple[int, int, int, int]], num_repeats: int, peer: Operator | None
-) -> Iterator[PeerRow]:
-    """Times forward + backward at every shape, the two implementations taking turns; V = K, float32, CPU."""
-    for shape in shapes_BTHK:
-        operators = {"attnbench": ours} if peer is None else {"attnbench": ours, "fla naive": peer}
-        inputs = example_inputs(shape)
-        # Also the warm-up.
-        results = {name: _run(operator, inputs) for name, operator in operators.items()}
-        milliseconds: dict[str, list[float]] = {name: [] for name in operators}
-        for _ in range(num_repeats):
-            for name, operator in operators.items():
-                start = time.perf_counter()
-                _run(operator, inputs)
-                milliseconds[name].append(1e3 * (time.perf_counter() - start))
-        baseline = statistics.median(milliseconds["fla naive"]) if peer is not None else float("nan")
-        for name, times in milliseconds.items():
-            yield PeerRow(
-                implementation=name,
-                shape_BTHK=shape,
-                median_milliseconds=statistics.median(times),
-                minimum_milliseconds=min(times),
-                maximum_milliseconds=max(times),
-                speedup=baseline / statistics.median(times),
-                max_error=_relative_error(results[name], results["attnbench"]),
-            )
+def _described(built: dict[str, Any]) -> str:
+    width = built["feed_forward_width"]
+    sized = f", feed_forward_width {width}" if width is not None else ""
+    return f"{built['parameters']:,} parameters{sized}, first step {built['first_step_seconds']:.1f} s"
 
 
-def example_inputs(shape_BTHK: tuple[int, int, int, int], seed: int = 0) -> list[Tensor]:
-    """Query and key of length 1, value normal, decays of 0.8 to 1, beta in 0..1; all asking for gradients."""
-    generator = torch.Generator().manual_seed(seed)
-    query, key, value = (torch.randn(shape_BTHK, generator=generator) for _ in range(3))
-    log_decay, beta = (torch.rand(shape_BTHK[:3], generator=generator) for _ in range(2))
-    inputs = [normalize(query, dim=-1), normalize(key, dim=-1), value, -0.2 * log_decay, beta]
-    return [x.requires_grad_() for x in inputs]
-
-
-def _run(operator: Operator, inputs: list[Tensor]) -> list[Tensor]:
-    """Output and gradients, with a gradient of the output that is a full tensor, as in a model."""
-    output = operator(*inputs)
-    return [output.detach(), *torch.autograd.grad(output, inputs, torch.ones_like(output))]
-
-
-def _relative_error(results: list[Tensor], expected: list[Tensor]) -> float:
-    return max(float((x - y).abs().max() / y.abs().max()) for x, y in zip(results, expected, strict=True))
+def _take_turns(contestants: Sequence[Contestant], repetition: Repetition) -> None:
+    """Ours, a peer, ours, a peer: whatever else the machine does hits all of them."""
+    num_steps = {}
+    for contestant in contestants:
+        contestant.ask("time", num_steps=NUM_WARMUP)
+        milliseconds = contestant.ask("time", num_steps=3).get("milliseconds", 1.0)
+        num_steps[contestant.name] = max(3, min(repetition.max_steps, round(1e3 * repetition.seconds / milliseconds)))
+    for _ in range(repetition.repeats):
+        for contestant in contestants:
+            answer = contestant.ask("time", num_steps=num_steps[contestant.name])
+            contestant.milliseconds += answer.values()

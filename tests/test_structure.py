@@ -9,7 +9,7 @@ ORDER = [
     "errors", "settings", "registry", "jsonlines", "network", "results", "statistics", "figures", "tables", "families",
     "aggregate", "terminal", "publish", "runtime", "locks", "process_memory", "timing", "workers", "folder",
     "kernels.support", "kernels",
-    "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "matching",
+    "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "correctness", "matching",
     "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "mirror", "train", "hooks",
     "evals.base", "evals.options", "evals.task_data", "evals.scoring", "evals.recall_sizes", "evals.rows",
     "evals.capped_child", "evals.step_cost", "evals", "bench",
@@ -17,7 +17,7 @@ ORDER = [
     "cells", "rates", "run", "plan", "transfer",
     "report.inputs", "report.words", "report.plots", "report.charts", "report.markup", "report.sections",
     "report.making", "report.page", "report", "publish_comparison", "comparison_mirror",
-    "dashboard", "compare", "reading", "config",
+    "examination", "doctor", "dashboard", "compare", "reading", "config",
 ]  # fmt: skip
 DOORS = {
     "hydra": {"config"},

@@ -29,6 +29,7 @@ class Flash(Softmax):
     """
 
     backends: ClassVar[tuple[str, ...]] = ("sdpa", "flash_attn")
+    auto_rule: ClassVar[str] = "sdpa needs no package; flash_attn where a window is set, which it alone has"
 
     without_vmap: ClassVar[frozenset[str]] = frozenset({"sdpa", "flash_attn"})
 

@@ -36,6 +36,7 @@ class LinearAttention(Mixer):
     """
 
     backends: ClassVar[tuple[str, ...]] = ("torch", "fla")
+    auto_rule: ClassVar[str] = "torch was measured faster than fla at this bench's shapes"
     without_vmap: ClassVar[frozenset[str]] = frozenset({"fla"})
     state_memory: ClassVar[tuple[str, ...]] = ("memory_BHKV",)
 

@@ -66,7 +66,7 @@ SUMMARY: dict[str, tuple[Headline, ...]] = {
             higher_is_better=True,
             axes=("cache_length", "batch_size"),
             pick="largest",
-            label=("cache_length",),
+            label=("cache_length", "batch_size"),
         ),
     ),
     "copy": tuple(

@@ -97,12 +97,12 @@ def by_definition(mixer: Mixer, length: int) -> Outcome:
 
 
 def by_backend(mixer: Mixer, length: int, precision: str) -> Outcome:
-    """The mixer's training forward as a model runs it: weights in float32, computing in `precision`."""
+    """The mixer's training forward as a model runs it: weights in float32, computing in `precision`, its input too."""
     device = next(mixer.parameters()).device
     x_BTD, weight_BTD = example(length, device)
     x_BTD.requires_grad_()
     with computing(precision, device):
-        output_BTD, _ = mixer(x_BTD)
+        output_BTD, _ = mixer(x_BTD.to(torch.bfloat16 if precision == "bfloat16" else torch.float32))
         # Inside, because the products of the backward pass obey the same setting of float32's precision.
         return _outcome(mixer, x_BTD, output_BTD, weight_BTD.to(output_BTD.dtype))
 

@@ -27,6 +27,8 @@ class CapturedCall(Generic[Result]):
 
     def __init__(self, function: Callable[..., Result]) -> None:
         self.function, self.num_calls = function, 0
+        # What was warmed up on the default stream cannot be recorded. One stream: each has memory of its own.
+        self.stream = torch.cuda.Stream()
         self._recording: tuple[torch.cuda.CUDAGraph, list[Tensor], Result] | None = None
 
     def __call__(self, *inputs: Tensor) -> Result:
@@ -44,12 +46,10 @@ class CapturedCall(Generic[Result]):
         return result
 
     def _aside(self, *inputs: Tensor) -> Result:
-        """On a stream of its own: what was warmed up on the default one cannot be recorded."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
             result = self.function(*inputs)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self.stream)
         return result
 
     def _record(self, *inputs: Tensor) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Result]:

@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CPU_TORCH := https://download.pytorch.org/whl/cpu/torch/
 
-.PHONY: help demo test test-slow test-browser check clean
+.PHONY: help demo doctor test test-slow test-browser check clean
 .DEFAULT_GOAL := help
 
 help: ## list these targets
@@ -14,6 +14,9 @@ help: ## list these targets
 
 demo: $(STAMP) ## all four mixers through all six evaluations on this machine's CPU, no download, and a report (minutes)
 	$(BIN)/python scripts/compare.py plan=demo device=cpu logger=offline
+
+doctor: $(STAMP) ## what this machine can run, and whether each kernel runs it right (a minute)
+	$(BIN)/python scripts/doctor.py
 
 test: $(STAMP) ## run the tests (CPU, no network)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not slow'

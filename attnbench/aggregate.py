@@ -59,6 +59,16 @@ SUMMARY: dict[str, tuple[Headline, ...]] = {
             label=("sequence_length",),
         ),
     ),
+    "inference": (
+        Headline(
+            metric="decode_tokens_per_second",
+            header="decode token/s",
+            higher_is_better=True,
+            axes=("cache_length", "batch_size"),
+            pick="largest",
+            label=("cache_length", "batch_size"),
+        ),
+    ),
     "copy": tuple(
         Headline(
             metric="symbol_accuracy", header="copy", higher_is_better=True, axes=("length",), label=("length",), **how

@@ -26,8 +26,8 @@ from tqdm import tqdm
 
 from attnbench.errors import Interrupted, UserError
 from attnbench.jsonlines import replace_file
-from attnbench.reading import read_settings
-from attnbench.settings import RunSettings
+from attnbench.reading import read_mixer, read_settings
+from attnbench.settings import MixerSettings, RunSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
@@ -159,6 +159,22 @@ class SweepOutcomes(Callback):
         ]
         shutil.rmtree(folder)
         return found
+
+
+def compose_mixers(names: Sequence[str] | None) -> tuple[list[MixerSettings], frozenset[str]]:
+    """Mixers as their yamls of attn/ have them, those of a --config-dir too, and the classes to trust; inside a job.
+
+    Args:
+        names: of yamls; None for all there are.
+    """
+    if names is None:
+        names = sorted(GlobalHydra.instance().config_loader().get_group_options("attn"))
+    found, trusted = [], frozenset()
+    for name in names:
+        config = hydra.compose("train", [f"attn={name}"], return_hydra_config=True)
+        mixer, trusted = read_mixer(config, config.hydra)
+        found.append(mixer)
+    return found, trusted
 
 
 class _AboveTheBar(logging.Handler):

@@ -13,6 +13,7 @@ from attnbench.registry import build, check_options, resolve
 from attnbench.settings import (
     ComparisonSettings,
     DataSettings,
+    DoctorSettings,
     EvaluationSettings,
     LoggerSettings,
     MixerSettings,
@@ -77,6 +78,27 @@ def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings
     if not settings.outputs_dir:
         raise UserError("outputs_dir=: must name a folder; outputs is the usual one")
     return settings
+
+
+def read_doctor(config: DictConfig, hydra_config: Any) -> DoctorSettings:
+    """Checks the configuration of doctor.py.
+
+    Raises:
+        UserError: as read_settings.
+    """
+    values = _plain(config, hydra_config)
+    known = [entry.name for entry in fields(DoctorSettings)]
+    for name, value in values.items():
+        if name not in known:
+            raise UserError(f"{name}={value}: unknown setting; there is {', '.join(known)}")
+    check_options(DoctorSettings, values, group="")
+    return DoctorSettings(**values)
+
+
+def read_mixer(config: DictConfig, hydra_config: Any) -> tuple[MixerSettings, frozenset[str]]:
+    """The mixer of a training's configuration, whether or not it can run here, and the classes to trust."""
+    options = _open("attn", _plain(config, hydra_config)["attn"])
+    return MixerSettings(name=hydra_config.runtime.choices["attn"], **options), _trusted(hydra_config)
 
 
 def read_evaluation(config: DictConfig, hydra_config: Any) -> tuple[Path, RunSettings]:

@@ -197,6 +197,18 @@ class ComparisonSettings:
     """As typed."""
 
 
+@dataclass(slots=True, kw_only=True)
+class DoctorSettings:
+    """What the doctor looks at, and where."""
+
+    mixers: list | None
+    """Names of yamls of attn/; None for all there are."""
+    lift_guards: bool
+    """Run kernels of flash-linear-attention that are refused here because the compiler gets them wrong."""
+    device: str
+    outputs_dir: str
+
+
 def check(settings: Any, prefix: str = "") -> None:
     """Raises UserError for the first value outside what its field allows, naming setting, value and what is allowed."""
     for entry in fields(settings):

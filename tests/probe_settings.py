@@ -13,7 +13,9 @@ from attnbench.registry import resolve
 from attnbench.settings import RunSettings
 
 EVALUATIONS = sorted(path.stem for path in (CONF / "eval").glob("*.yaml") if path.stem != "battery")
-"""The names of conf/eval; `battery` is a list of them."""
+"""The names of conf/eval; `battery` is a list of most of them."""
+
+BATTERY: list[str] = sorted(yaml.safe_load((CONF / "eval" / "battery.yaml").read_text())["defaults"])
 
 
 def smoke(name: str) -> dict[str, Any]:

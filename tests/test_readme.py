@@ -156,8 +156,14 @@ def test_the_data_come_or_a_line_says_why_not(root, tmp_path, command):
         assert re.fullmatch(r"error: .*huggingface\.co.*\n", done.stderr), done.stderr
 
 
+@of_script("doctor.py")
+def test_the_doctor_finds_what_runs_here_right(root, folder, command):
+    said = call(root, *shlex.split(command)[1:], "mixers=[softmax]", "device=cpu", f"outputs_dir={folder}")
+    assert re.search(r"softmax +torch\* +bfloat16 +right( +\d\.\de-\d\d){4}\n", said), said
+
+
 def test_every_command_is_run_by_somebody():
-    run_here = ("train.py", "evaluate.py", "compare.py", "report.py", "prepare_data.py")
+    run_here = ("train.py", "evaluate.py", "compare.py", "report.py", "prepare_data.py", "doctor.py")
     run_here = {line for script in run_here for line in commands(f"python scripts/{script}")}
     assert set(commands()) == run_here | set(ELSEWHERE)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from probe_settings import EVALUATIONS, smoke_words
+from probe_settings import BATTERY, smoke_words
 from small import python_path
 
 from attnbench import run, run_system, train
@@ -40,13 +40,13 @@ def settings(outputs: Path, *overrides: str, names: tuple[str, ...] = ("throughp
 @pytest.fixture(scope="module")
 def battery(tmp_path_factory) -> Path:
     """A run with all six evaluations, as `train.py eval=battery` makes it."""
-    words = [*SMALL, "eval=battery", f"outputs_dir={tmp_path_factory.mktemp('outputs')}", *smoke_words(*EVALUATIONS)]
+    words = [*SMALL, "eval=battery", f"outputs_dir={tmp_path_factory.mktemp('outputs')}", *smoke_words(*BATTERY)]
     return run.run(compose(words))
 
 
 def test_the_battery_is_all_evaluations(battery):
     found = {row.identity.evaluation for row in read_folders([battery])}
-    assert found == {"training", *EVALUATIONS}
+    assert found == {"training", *BATTERY}
     for path in battery.parent.rglob("results/*.jsonl"):
         assert is_complete(path)
     failed = [row for row in read_folders([battery]) if row.measurement.status not in ("ok", "not_reached")]
@@ -56,7 +56,7 @@ def test_the_battery_is_all_evaluations(battery):
 
 def test_a_run_knows_where_its_cells_are(battery):
     lines = (battery / "cells.txt").read_text().splitlines()
-    assert sorted(line.partition("/")[2].partition("-")[0] for line in lines) == sorted({*EVALUATIONS} - {"perplexity"})
+    assert sorted(line.partition("/")[2].partition("-")[0] for line in lines) == sorted({*BATTERY} - {"perplexity"})
     assert all((battery.parent / line / "results").is_dir() for line in lines)
 
 
@@ -70,7 +70,7 @@ def test_what_is_timed_ran_in_another_process(battery):
 def test_the_terminal_shows_a_table_of_each(battery, capsys):
     print_summary([battery])
     shown = capsys.readouterr().out
-    for name in ({*EVALUATIONS} - {"perplexity"}) | {"test PPL"}:
+    for name in ({*BATTERY} - {"perplexity"}) | {"test PPL"}:
         assert name in shown
     assert str(battery) in shown.replace("\n", "")
 
@@ -81,7 +81,7 @@ def test_the_same_command_measures_nothing_again(battery, monkeypatch):
     before = {path: path.stat().st_mtime_ns for path in battery.parent.rglob("results/*.jsonl")}
     monkeypatch.setattr(run, "execute", None)
     monkeypatch.setattr(run, "run_alone", None)
-    words = [*SMALL, "eval=battery", f"outputs_dir={battery.parent.parent}", *smoke_words(*EVALUATIONS)]
+    words = [*SMALL, "eval=battery", f"outputs_dir={battery.parent.parent}", *smoke_words(*BATTERY)]
     assert run.run(compose(words)) == battery
     assert {path: path.stat().st_mtime_ns for path in battery.parent.rglob("results/*.jsonl")} == before
 

@@ -7,9 +7,9 @@ import pytest
 
 ORDER = [
     "errors", "settings", "registry", "jsonlines", "network", "results", "statistics", "figures", "tables", "families",
-    "aggregate", "terminal", "publish", "runtime", "locks", "process_memory", "timing", "workers", "folder",
+    "aggregate", "terminal", "publish", "runtime", "locks", "process_memory", "timing", "graphs", "workers", "folder",
     "kernels.support", "kernels",
-    "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "matching",
+    "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "correctness", "matching",
     "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "mirror", "train", "hooks",
     "evals.base", "evals.options", "evals.task_data", "evals.scoring", "evals.recall_sizes", "evals.rows",
     "evals.capped_child", "evals.step_cost", "evals",
@@ -21,7 +21,7 @@ ORDER = [
     "bench.peer_rows", "bench.peers", "bench.first_step", "bench.agreement", "bench.peers_page", "bench.benchmark",
     "bench",
     "publish_comparison", "comparison_mirror",
-    "dashboard", "compare", "reading", "config",
+    "examination", "doctor", "dashboard", "compare", "reading", "config",
 ]  # fmt: skip
 DOORS = {
     "hydra": {"config"},

@@ -113,7 +113,7 @@ def _measure(
     subject: Subject, build: Callable[[], LanguageModel], length: int, batch_size: int, repetition: Repetition
 ) -> StepCost:
     if subject.compile:
-        _load_compiler(subject.device)
+        load_compiler(subject.device)
     memory = PeakMemory(subject.device)
     model = build()
     batches = Batches(subject.corpus.tokens["train"], length, batch_size, subject.seed, subject.device)
@@ -165,7 +165,7 @@ def _cold_compiler(is_compiled: bool) -> AbstractContextManager[None]:
     return fresh_cache()
 
 
-def _load_compiler(device: torch.device) -> None:
+def load_compiler(device: torch.device) -> None:
     """Compiles next to nothing, forward and backward, so that the compiler is imported before the clock runs."""
     compiled = torch.compile(lambda x: x.sin().sum())
     compiled(torch.zeros(8, device=device, requires_grad=True)).backward()

@@ -31,6 +31,9 @@ class Mixer(nn.Module, ABC):
     backends: ClassVar[tuple[str, ...]] = ("torch",)
     """The kernels this mixer can name in its `backend` setting, besides `auto`."""
 
+    auto_rule: ClassVar[str] = "the first of its backends"
+    """What `auto` takes, and why, in a few words: `choose_backend` for people."""
+
     trains_only: ClassVar[frozenset[str]] = frozenset()
     """Backends that cannot take a state."""
 

@@ -41,6 +41,7 @@ class Flash(Softmax):
     """
 
     backends: ClassVar[tuple[str, ...]] = ("sdpa", "cudnn", "flash_attn", "triton")
+    auto_rule: ClassVar[str] = "triton on CUDA in float32 or with a window, otherwise sdpa"
 
     without_vmap: ClassVar[frozenset[str]] = frozenset({"sdpa", "cudnn", "flash_attn"})
 

@@ -41,6 +41,7 @@ class GatedDeltaNet(Mixer):
     """
 
     backends: ClassVar[tuple[str, ...]] = ("torch", "fla")
+    auto_rule: ClassVar[str] = "torch was measured faster than fla at this bench's shapes"
     without_vmap: ClassVar[frozenset[str]] = frozenset({"fla"})
     no_weight_decay: ClassVar[frozenset[str]] = frozenset({"log_decay_rate", "decay_bias"})
     state_memory: ClassVar[tuple[str, ...]] = ("memory_BHKV",)

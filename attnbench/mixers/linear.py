@@ -38,6 +38,7 @@ class LinearAttention(Mixer):
     """
 
     backends: ClassVar[tuple[str, ...]] = ("torch", "triton", "fla")
+    auto_rule: ClassVar[str] = "triton on CUDA at head widths of 16 to 128, otherwise torch"
     without_vmap: ClassVar[frozenset[str]] = frozenset({"fla"})
     state_memory: ClassVar[tuple[str, ...]] = ("memory_BHKV",)
 

@@ -44,6 +44,7 @@ class Softmax(Mixer):
         UserError: head counts and widths that do not fit together.
     """
 
+    auto_rule: ClassVar[str] = "there is no other"
     state_grows: ClassVar[bool] = True
 
     def __init__(

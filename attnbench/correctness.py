@@ -1,0 +1,184 @@
+"""How far a mixer's backend is from the mixer's own definition in float64, in outputs and gradients."""
+
+import copy
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnbench.mixers.base import Mixer
+from attnbench.model import build_model
+from attnbench.runtime import computing
+from attnbench.settings import MixerSettings, ModelSettings
+
+LENGTHS = (1, 63, 65, 133, 257)
+"""Around the borders of chunks of 64, and with ragged ends: where kernels are wrong that are right elsewhere."""
+
+MODEL = ModelSettings(name="one layer", dim=128, num_layers=1, head_width=64, feed_forward_width=0)
+"""Whose mixer is compared: two heads of the width that models here have."""
+
+BATCH_SIZE = 2
+
+INPUT_SCALE = 5.0
+"""Wide enough that initial weights, which are small, leave the linear range of gates and scores. Near it the gradients
+of query and key would be so much smaller than that of the value that an error in them would not show."""
+
+TOLERANCES = {"float32": 1e-4, "bfloat16": 0.03}
+"""Of relative errors in outputs and in the gradient of the input, by precision."""
+
+PART_FACTOR = 2.5
+"""How much more a single position or a parameter's gradient may be off: in a part errors do not average out, and what
+a parameter sums over positions cancels."""
+
+SMALLEST_PART = 0.1
+"""Of a matrix's gradient: a part of it that is smaller, as a query's is that sees one key alone, is held against this
+share of the whole."""
+
+
+class Outcome(NamedTuple):
+    """What a mixer makes of an input, and the gradients of a weighted sum of it."""
+
+    output_BTD: Tensor
+    input_gradient_BTD: Tensor
+    parameter_gradients: dict[str, Tensor]
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Deviation:
+    """Relative errors |a - b| / |b|, b by the definition: 0 where nothing differs from nothing, and never finite where
+    a number of a is not."""
+
+    output: float
+    input_gradient: float
+    position: float
+    """Of the output or the input's gradient, at the position that is furthest off: a ragged end of which little depends
+    does not show in the whole."""
+    parameter_gradient: float
+    """Of the parameter that is furthest off."""
+    parameter: str
+    """Its name."""
+
+    def is_within(self, precision: str) -> bool:
+        """Whether every error is within the tolerance of this precision; what is not finite never is."""
+        tolerance = TOLERANCES[precision]
+        # Written so that a NaN, which compares false with everything, fails.
+        return (
+            self.output <= tolerance
+            and self.input_gradient <= tolerance
+            and self.position <= PART_FACTOR * tolerance
+            and self.parameter_gradient <= PART_FACTOR * tolerance
+        )
+
+
+def build_mixer(settings: MixerSettings, device: torch.device, trusted: Collection[str] = ()) -> Mixer:
+    """A mixer with the initial weights of a model's first layer, float32.
+
+    Args:
+        settings: with the backend that shall run.
+        trusted: classes outside attnbench that may be built, see registry.py.
+    """
+    model = build_model([settings], MODEL, vocabulary_size=1, seed=0, device=device, trusted=trusted)
+    mixer = model.layers[0].mixer
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.copy_(exact(parameter))
+    return mixer
+
+
+def by_definition(mixer: Mixer, length: int) -> Outcome:
+    """The mixer's own `reference`, in float64."""
+    wide = copy.deepcopy(mixer).double()
+    x_BTD, weight_BTD = (x.double() for x in example(length, next(wide.parameters()).device))
+    x_BTD.requires_grad_()
+    return _outcome(wide, x_BTD, wide.reference(x_BTD), weight_BTD)
+
+
+def by_backend(mixer: Mixer, length: int, precision: str) -> Outcome:
+    """The mixer's training forward as a model runs it: weights in float32, computing in `precision`, its input too."""
+    device = next(mixer.parameters()).device
+    x_BTD, weight_BTD = example(length, device)
+    x_BTD.requires_grad_()
+    with computing(precision, device):
+        output_BTD, _ = mixer(x_BTD.to(torch.bfloat16 if precision == "bfloat16" else torch.float32))
+        # Inside, because the products of the backward pass obey the same setting of float32's precision.
+        return _outcome(mixer, x_BTD, output_BTD, weight_BTD.to(output_BTD.dtype))
+
+
+def example(length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """An input and the weights of the sum of outputs that gradients are taken of, (B, T, D) float32 each."""
+    # On the CPU: generators of two devices give different numbers.
+    generator = torch.Generator().manual_seed(length)
+    shape = (2, BATCH_SIZE, length, MODEL.dim)
+    x_BTD, weight_BTD = exact(torch.randn(shape, generator=generator)).to(device).unbind()
+    return INPUT_SCALE * x_BTD, weight_BTD
+
+
+def exact(x: Tensor) -> Tensor:
+    """x in numbers that bfloat16 has too, so that rounding it is no part of the error."""
+    return x.bfloat16().to(x.dtype)
+
+
+def _outcome(mixer: Mixer, x_BTD: Tensor, output_BTD: Tensor, weight_BTD: Tensor) -> Outcome:
+    names, parameters = zip(*mixer.named_parameters(), strict=True)
+    of_input, *of_parameters = torch.autograd.grad(output_BTD, (x_BTD, *parameters), weight_BTD, materialize_grads=True)
+    return Outcome(output_BTD.detach(), of_input, dict(zip(names, of_parameters, strict=True)))
+
+
+def compare(actual: Outcome, expected: Outcome) -> Deviation:
+    """The relative errors of what a backend computed."""
+    by_name = {
+        name: parameter_error(gradient, expected.parameter_gradients[name])
+        for name, gradient in actual.parameter_gradients.items()
+    }
+    largest = worst(by_name.values())
+    name = next(name for name, error in by_name.items() if error == largest or math.isnan(error))
+    of_x = [(actual.output_BTD, expected.output_BTD), (actual.input_gradient_BTD, expected.input_gradient_BTD)]
+    output, input_gradient = (relative_error(own, other) for own, other in of_x)
+    return Deviation(
+        output=output,
+        input_gradient=input_gradient,
+        position=worst(position_error(own, other) for own, other in of_x),
+        parameter_gradient=largest,
+        parameter=name,
+    )
+
+
+def position_error(actual_BTD: Tensor, expected_BTD: Tensor) -> float:
+    """The worst relative error of a single position."""
+    difference_BT = (actual_BTD.double() - expected_BTD.double()).norm(dim=-1)
+    error_BT = difference_BT / expected_BTD.double().norm(dim=-1)
+    return float(error_BT.where(difference_BT != 0, 0.0).max())
+
+
+def parameter_error(actual: Tensor, expected: Tensor) -> float:
+    """The worst relative error of a gradient, a matrix taken apart into the rows of each head.
+
+    Query, key and value often share one matrix, and what is wrong in a small part of it would not show in the whole.
+    """
+    if expected.dim() < 2:
+        return relative_error(actual, expected)
+    smallest = SMALLEST_PART * float(expected.double().norm())
+    parts = zip(actual.split(MODEL.head_width), expected.split(MODEL.head_width), strict=True)
+    return worst([relative_error(part, other, smallest) for part, other in parts])
+
+
+def relative_error(actual: Tensor, expected: Tensor, smallest: float = 0.0) -> float:
+    """|a - b| / |b| in float64. A single position has no decay to learn: nothing from nothing is 0.
+
+    Args:
+        smallest: what b counts as at least.
+    """
+    difference = float((actual.double() - expected.double()).norm())
+    scale = max(float(expected.double().norm()), smallest)
+    if scale == 0 and difference > 0:
+        return math.inf
+    return difference / (scale or 1.0)
+
+
+def worst(errors: Iterable[float]) -> float:
+    """The largest, and a NaN is the worst of all, although it compares as no larger than anything."""
+    found = list(errors)
+    return math.nan if any(map(math.isnan, found)) else max(found)

@@ -1,0 +1,246 @@
+"""What this machine has, which backend `auto` chooses on it and why, and whether each backend that runs is right."""
+
+import json
+import textwrap
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from attnbench.correctness import LENGTHS, PART_FACTOR, TOLERANCES, Deviation, worst
+from attnbench.errors import UserError
+from attnbench.examination import (
+    Choice,
+    Finding,
+    choice,
+    examine,
+    first_step_seconds,
+    guards_lifted,
+    one_line,
+    with_backend,
+)
+from attnbench.folder import ROOT
+from attnbench.jsonlines import replace_file
+from attnbench.locks import device_lock
+from attnbench.prepare import measured_by
+from attnbench.results import Identity, Measurement, ResultRow, write_csv
+from attnbench.runtime import KERNEL_LIBRARIES, environment, resolve_device, resolve_precision
+from attnbench.settings import DoctorSettings, MixerSettings
+from attnbench.tables import printable
+
+WIDTH = 79
+STYLES = {"wrong": "bold red", "refused": "dim"}
+ERRORS = ("output", "input_gradient", "position", "parameter_gradient")
+"""What is compared, as fields of a Deviation are called."""
+
+
+class Spoken:
+    """Says lines on standard output, within 80 columns, and keeps them."""
+
+    def __init__(self) -> None:
+        self.console, self.lines = Console(), []
+
+    def __call__(self, text: str = "", *, indent: int = 0, style: str | None = None) -> None:
+        """One paragraph; its lines after the first are indented by two more."""
+        first, later = " " * indent, " " * (indent + 2)
+        wrapped = textwrap.wrap(printable(text), WIDTH, initial_indent=first, subsequent_indent=later) or [""]
+        for line in wrapped:
+            self.lines.append(line)
+            self.console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings], trusted: Collection[str] = ()) -> Path:
+    """Says all of it as it comes, and leaves it in a folder: doctor.txt, results.csv, environment.json.
+
+    Args:
+        mixers: those to look at, as their yamls have them.
+        trusted: classes outside attnbench that may be built, see registry.py.
+
+    Raises:
+        UserError: a backend that `auto` chooses here is wrong.
+    """
+    device, say = resolve_device(settings.device), Spoken()
+    stamp = environment(device, ROOT)
+    _say_machine(say, stamp)
+    # Before the guards are lifted, which is no part of what auto does here.
+    precision = resolve_precision("auto", device.type)
+    choices = {mixer.name: choice(mixer, precision, device, trusted) for mixer in mixers}
+    _say_choices(say, choices, precision)
+    with device_lock(device, shared=False):
+        _say_head(say, settings.lift_guards)
+        findings = []
+        with guards_lifted() if settings.lift_guards else nullcontext():
+            for finding in (finding for mixer in mixers for finding in examine(mixer, device, trusted)):
+                _say_finding(say, finding)
+                findings.append(finding)
+        resolved = [with_backend(mixer, name) for mixer in mixers if (name := choices[mixer.name].backend)]
+        steps = _first_steps(say, resolved, device, trusted)
+    wrong = [finding for finding in findings if finding.verdict == "wrong"]
+    _say_end(say, wrong)
+    rows = [_row(finding.mixer, finding.precision, stamp, own) for finding in findings for own in _errors(finding)]
+    rows += [_row(mixer, precision, stamp, step) for mixer, step in zip(resolved, steps, strict=True)]
+    folder = _leave(Path(settings.outputs_dir) / "doctor", say, rows, stamp)
+    if any(finding.is_chosen for finding in wrong):
+        raise UserError(_advice([finding for finding in wrong if finding.is_chosen], findings))
+    return folder
+
+
+def _leave(folder: Path, say: Spoken, rows: Sequence[ResultRow], stamp: dict[str, Any]) -> Path:
+    write_csv(rows, folder / "results.csv")
+    replace_file(folder / "environment.json", json.dumps(stamp, indent=2) + "\n")
+    replace_file(folder / "doctor.txt", "\n".join(say.lines) + "\n")
+    print(f"  {folder}/")
+    return folder
+
+
+def _say_machine(say: Spoken, stamp: dict[str, Any]) -> None:
+    say("This machine", style="bold")
+    for name, value in stamp.items():
+        unknown = "not installed" if name in KERNEL_LIBRARIES else "unknown"
+        say(f"{name:23}{unknown if value is None else value}", indent=2)
+
+
+def _say_choices(say: Spoken, choices: dict[str, Choice], precision: str) -> None:
+    say()
+    say(f"What backend=auto is here, in {precision}, and why", style="bold")
+    for name, (backend, reason) in choices.items():
+        say(f"{name:15} {backend or 'nothing':11} {reason}", indent=2)
+
+
+def _say_head(say: Spoken, is_lifted: bool) -> None:
+    say()
+    say("Backends against the mixer's definition in float64", style="bold")
+    allowed = [f"{TOLERANCES[name]:g} and {PART_FACTOR * TOLERANCES[name]:g} in {name}" for name in TOLERANCES]
+    say(
+        "Relative errors |a-b|/|b|, the worst of lengths "
+        f"{', '.join(map(str, LENGTHS))}: of the output, of the input's gradient, of either at a single position, of "
+        f"the parameters' gradients. Allowed for the first two and the others: {'; '.join(allowed)}. * is what auto "
+        "chooses."
+    )
+    if is_lifted:
+        say("lift_guards=true: fla's gated kernels run although attnbench and fla refuse them here.", style="bold red")
+    say(
+        f"{'mixer':15} {'backend':11} {'precision':9} {'':7}{'output':>8}{'input':>8}{'positn':>8}{'params':>8}",
+        indent=2,
+    )
+
+
+def _say_finding(say: Spoken, finding: Finding) -> None:
+    name = printable(finding.backend) + "*" * finding.is_chosen
+    columns = f"{finding.mixer.name:15} {name:11} {finding.precision:9} {finding.verdict:7}"
+    if finding.deviations:
+        largest = [worst(getattr(own, error) for own in finding.deviations.values()) for error in ERRORS]
+        columns += "".join(f"{value:8.1e}" for value in largest)
+    say(columns, indent=2, style=STYLES.get(finding.verdict))
+    if finding.refusal or finding.failure:
+        say(finding.refusal or finding.failure, indent=6, style=STYLES.get(finding.verdict))
+    for length in finding.wrong_lengths:
+        own = finding.deviations[length]
+        errors = ", ".join(f"{getattr(own, error):.1e}" for error in ERRORS)
+        say(f"at length {length}: {errors} of {own.parameter}", indent=6, style=STYLES["wrong"])
+
+
+def _first_steps(
+    say: Spoken, mixers: Sequence[MixerSettings], device: torch.device, trusted: Collection[str]
+) -> list[Measurement]:
+    say()
+    say("First step of a small training, with what the compilers have kept", style="bold")
+    steps = []
+    for mixer in mixers:
+        columns = f"{mixer.name:15} {mixer.options['backend']:11}"
+        # As in an examination: what it raises is told, and the other mixers still have their turn.
+        try:
+            seconds = first_step_seconds(mixer, device, trusted)
+        except Exception as error:
+            say(f"{columns} {one_line(error)}", indent=2, style=STYLES["wrong"])
+            failure: dict[str, Any] = {"value": None, "status": "failed", "reason": one_line(error)}
+            steps.append(Measurement(metric="first_step_seconds", unit="s", **failure))
+        else:
+            say(f"{columns} {seconds:8.2f} s", indent=2)
+            steps.append(Measurement(metric="first_step_seconds", value=seconds, unit="s", num_samples=1))
+    say()
+    return steps
+
+
+def _say_end(say: Spoken, wrong: Sequence[Finding]) -> None:
+    for finding in wrong:
+        chosen = "auto chooses it" if finding.is_chosen else "auto does not choose it"
+        words = (
+            f"warning: {finding.mixer.name} is wrong with backend={finding.backend} in {finding.precision}; {chosen}."
+        )
+        say(words, style=STYLES["wrong"])
+    if not any(finding.is_chosen for finding in wrong):
+        say("What auto chooses is right.")
+
+
+def _advice(wrong: Sequence[Finding], findings: Sequence[Finding]) -> str:
+    """One line that names what is wrong, and what is right in its place."""
+    parts = []
+    for finding in wrong:
+        rest = [
+            f"attn.backend={other.backend}"
+            for other in findings
+            if other.mixer.name == finding.mixer.name
+            and other.precision == finding.precision
+            and other.verdict == "right"
+        ]
+        way_out = f"{' or '.join(rest)} is right" if rest else "no other backend of it is right here"
+        parts.append(f"attn={finding.mixer.name} backend={finding.backend} in {finding.precision}: wrong; {way_out}")
+    return "; ".join(parts)
+
+
+def _errors(finding: Finding) -> Iterator[Measurement]:
+    """A row an error and length; where nothing ran, a row an error that says why."""
+    chosen = {"is_chosen": finding.is_chosen}
+    status = "unsupported" if finding.refusal else "failed"
+    if finding.refusal or finding.failure:
+        for error in ERRORS:
+            yield Measurement(
+                metric=f"{error}_error",
+                value=None,
+                unit="",
+                settings=chosen,
+                status=status,
+                reason=finding.refusal or finding.failure,
+            )
+    for length, deviation in finding.deviations.items():
+        for error in ERRORS:
+            yield _error_row(deviation, error, chosen | {"sequence_length": length})
+
+
+def _error_row(deviation: Deviation, error: str, settings: dict[str, Any]) -> Measurement:
+    value = getattr(deviation, error)
+    if error == "parameter_gradient":
+        settings = settings | {"parameter": deviation.parameter}
+    is_finite = value < float("inf")
+    return Measurement(
+        metric=f"{error}_error",
+        value=value if is_finite else None,
+        unit="",
+        settings=settings,
+        status="ok" if is_finite else "failed",
+        reason="" if is_finite else f"an error of {value}",
+    )
+
+
+def _row(mixer: MixerSettings, precision: str, stamp: dict[str, Any], measurement: Measurement) -> ResultRow:
+    identity = Identity(
+        experiment="doctor",
+        run="doctor",
+        mixer=mixer.target.rpartition(".")[2],
+        variant=mixer.name,
+        backend=mixer.options["backend"],
+        model="one layer" if measurement.metric != "first_step_seconds" else "small",
+        parameters=None,
+        seq_len=None,
+        evaluation="doctor",
+        seed=0,
+        precision=precision,
+        corpus=None,
+        config_hash="",
+        **measured_by(stamp),
+    )
+    return ResultRow(identity=identity, measurement=measurement)

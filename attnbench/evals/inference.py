@@ -1,0 +1,208 @@
+"""Speed of reading a prompt and of writing after it, and what a sequence's state weighs."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from attnbench.data import Batches
+from attnbench.evals.base import Subject, SystemEvaluation
+from attnbench.evals.rows import check_counts, without_numbers
+from attnbench.evals.step_cost import Repetition, lacks_text, settle
+from attnbench.graphs import CapturedCall
+from attnbench.mixers.base import State, state_bytes
+from attnbench.model import LanguageModel
+from attnbench.process_memory import available_mib, memory_capped
+from attnbench.results import Measurement
+from attnbench.runtime import computing
+from attnbench.timing import OutOfMemory, Times, attempt, time_repeats
+
+PREFILL, DECODE, STATE = "prefill_tokens_per_second", "decode_tokens_per_second", "state_bytes"
+
+FILL_LENGTH = 256
+"""Positions at a time while a cache is filled that is decoded from: a mixer whose prefill of all of them at once does
+not fit decodes all the same."""
+
+
+class Inference(SystemEvaluation):
+    """Times prefill and decoding on real text, in the run's precision; weights cast by it are cast once.
+
+    Prefill reads `sequence_length` tokens of each sequence into an empty state, which it makes, up to the logits of the
+    next token; not compiled. Decoding takes one token a sequence and step, the most likely one, from a state that has
+    seen `cache_length`; on CUDA the step is captured in a graph, on a CPU it runs as it is. State bytes are those of
+    one sequence that may grow to `cache_length`, caches in the compute dtype.
+
+    Args:
+        lengths: of what is prefilled, and of what was read before decoding.
+        batch_sizes: sequences at a time; every length is measured at each.
+        warmup: calls before those that count.
+        repeats: calls that count; their median is reported, with the 20th and 80th percentile.
+        max_seconds: for the repeats of one setting: where they would take longer there are fewer, at least three.
+
+    Raises:
+        UserError: a count that is none.
+    """
+
+    plots: ClassVar[tuple[tuple[str, str], ...]] = (
+        (PREFILL, "sequence_length"),
+        (DECODE, "cache_length"),
+        (STATE, "cache_length"),
+    )
+    smoke: ClassVar[dict[str, Any]] = {
+        "lengths": [16],
+        "batch_sizes": [2],
+        "warmup": 1,
+        "repeats": 3,
+        "max_seconds": 1.0,
+    }
+
+    def __init__(self, *, lengths: list, batch_sizes: list, warmup: int, repeats: int, max_seconds: float) -> None:
+        check_counts("eval.inference", lengths=lengths, batch_sizes=batch_sizes, warmup=warmup, repeats=repeats)
+        self.lengths, self.batch_sizes = list(dict.fromkeys(lengths)), list(dict.fromkeys(batch_sizes))
+        self.repetition = Repetition(warmup=warmup, repeats=repeats, max_seconds=max_seconds)
+
+    def run(self, subject: Subject) -> Iterator[Measurement]:
+        """The states, which take no time, then setting after setting; one that does not fit is a row that says so."""
+        model = subject.new_model().eval()
+        backends = {getattr(block.mixer, "backend", ""): block.mixer.trains_only for block in model.layers}
+        training = [backend for backend, trains_only in backends.items() if backend in trains_only]
+        if training:
+            yield from self._unsupported(f"backend {training[0]} only trains: it takes no state")
+            return
+        dtype = torch.bfloat16 if subject.precision == "bfloat16" else torch.float32
+        meta = subject.new_model().to("meta")
+        for length in self.lengths:
+            num_bytes = sum(state_bytes(state) for state in meta.init_state(1, length, dtype))
+            yield Measurement(metric=STATE, value=num_bytes, unit="B", settings=_state_settings(length))
+        settle(subject)
+        for batch_size in self.batch_sizes:
+            for length in self.lengths:
+                yield from self._speeds(subject, model, length, batch_size, dtype)
+
+    def _speeds(
+        self, subject: Subject, model: LanguageModel, length: int, batch_size: int, dtype: torch.dtype
+    ) -> Iterator[Measurement]:
+        reason = lacks_text(subject, length, batch_size)
+        for metric, num_tokens, measure in (
+            (PREFILL, length * batch_size, time_prefill),
+            (DECODE, batch_size, time_decoding),
+        ):
+            settings = _speed_settings(metric, length, batch_size)
+            if reason is not None:
+                yield from without_numbers({metric: "token/s"}, settings, "unsupported", reason)
+                continue
+            tokens_BT = _text(subject, length, batch_size)
+            times = _alone(subject, partial(measure, model, tokens_BT, dtype, self.repetition))
+            if isinstance(times, OutOfMemory):
+                yield from without_numbers({metric: "token/s"}, settings, "out_of_memory", times.reason)
+                continue
+            yield Measurement(
+                metric=metric,
+                value=num_tokens / times.median_ms * 1e3,
+                unit="token/s",
+                settings=settings,
+                low=num_tokens / times.high_ms * 1e3,
+                high=num_tokens / times.low_ms * 1e3,
+                num_samples=times.num_repeats,
+            )
+
+    def _unsupported(self, reason: str) -> Iterator[Measurement]:
+        for length in self.lengths:
+            yield from without_numbers({STATE: "B"}, _state_settings(length), "unsupported", reason)
+            for batch_size in self.batch_sizes:
+                for metric in (PREFILL, DECODE):
+                    settings = _speed_settings(metric, length, batch_size)
+                    yield from without_numbers({metric: "token/s"}, settings, "unsupported", reason)
+
+
+def _state_settings(length: int) -> dict[str, Any]:
+    return {"cache_length": length, "batch_size": 1}
+
+
+def _speed_settings(metric: str, length: int, batch_size: int) -> dict[str, Any]:
+    return {"sequence_length" if metric == PREFILL else "cache_length": length, "batch_size": batch_size}
+
+
+def _text(subject: Subject, length: int, batch_size: int) -> Tensor:
+    batches = Batches(subject.corpus.tokens["train"], length, batch_size, subject.seed, subject.device)
+    return batches.train_batch(0)[0]
+
+
+def _alone(subject: Subject, measure: Callable[[], Times]) -> Times | OutOfMemory:
+    """In the run's precision, on its device, without gradients; out of memory is a value."""
+    with ExitStack() as stack:
+        if subject.device.type == "cuda":
+            stack.enter_context(torch.cuda.device(subject.device))
+        stack.enter_context(memory_capped(available_mib() if subject.device.type == "cpu" else None))
+        stack.enter_context(torch.no_grad())
+        # Around all calls of a setting: autocast keeps the weights that it has cast until its end.
+        stack.enter_context(computing(subject.precision, subject.device))
+        return attempt(measure)
+
+
+def time_prefill(model: LanguageModel, tokens_BT: Tensor, dtype: torch.dtype, repetition: Repetition) -> Times:
+    """Of all tokens at once, from an empty state that is made anew each time.
+
+    Args:
+        dtype: of the caches.
+    """
+    batch_size, length = tokens_BT.shape
+    last_BL = tokens_BT.new_full((batch_size, 1), length - 1)
+
+    def prefill() -> None:
+        model(tokens_BT, model.init_state(batch_size, length, dtype), last_BL)
+
+    return _times(prefill, tokens_BT.device, repetition)
+
+
+def time_decoding(model: LanguageModel, tokens_BT: Tensor, dtype: torch.dtype, repetition: Repetition) -> Times:
+    """Of one step behind the tokens, which are read first.
+
+    Args:
+        dtype: of the caches.
+    """
+    batch_size, length = tokens_BT.shape
+    # As long as it takes, and no longer: what attends to a cache looks at all of it, filled or not.
+    num_untimed = CapturedCall.NUM_WARMUP + 1
+    num_steps = num_untimed + repetition.warmup + repetition.repeats
+    state = model.init_state(batch_size, length + num_steps, dtype)
+    for piece_BT in tokens_BT.split(FILL_LENGTH, dim=1):
+        _, filled = model(piece_BT, state, piece_BT.new_zeros(batch_size, 1))
+        assert filled is not None
+        state = filled
+    captured = tokens_BT.device.type == "cuda"
+    decode = decoder(model, tokens_BT[:, -1].clone(), state, captured=captured)
+    for _ in range(num_untimed):
+        # The last of them is recorded.
+        decode()
+    return _times(decode, tokens_BT.device, repetition)
+
+
+def decoder(model: LanguageModel, token_B: Tensor, state: list[State], *, captured: bool) -> Callable[[], Tensor]:
+    """Each call takes one token a sequence, updates the state in place and returns the logits of the next token, of
+    which the largest is the token that the next call takes.
+
+    Args:
+        token_B: the first; overwritten by each next one.
+        captured: replay the step as a CUDA graph. Changes the speed, not the result.
+    """
+
+    def step() -> Tensor:
+        logits_BC, _ = model.step(token_B, state)
+        token_B.copy_(logits_BC.argmax(-1))
+        return logits_BC
+
+    return CapturedCall(step) if captured else step
+
+
+def _times(function: Callable[[], object], device: torch.device, repetition: Repetition) -> Times:
+    return time_repeats(
+        function,
+        device,
+        warmup=repetition.warmup,
+        repeats=repetition.repeats,
+        max_seconds=repetition.max_seconds,
+    )

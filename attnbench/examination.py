@@ -1,0 +1,205 @@
+"""Every backend of every mixer on this very device and compiler, held against the mixer's definition."""
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib import util
+from typing import Any, NamedTuple
+
+import torch
+
+from attnbench.checkpoint import TrainState
+from attnbench.correctness import (
+    LENGTHS,
+    MODEL,
+    TOLERANCES,
+    Deviation,
+    Outcome,
+    build_mixer,
+    by_backend,
+    by_definition,
+    compare,
+)
+from attnbench.errors import UserError
+from attnbench.evals.step_cost import load_compiler
+from attnbench.mixers import fla_support
+from attnbench.mixers.base import Mixer
+from attnbench.model import build_model, resolve_mixer
+from attnbench.registry import resolve
+from attnbench.runtime import resolve_precision, start_afresh, synchronize
+from attnbench.settings import MixerSettings, TrainSettings
+from attnbench.train import Batch, stepper
+
+SMALL_STEP = replace(MODEL, name="small", num_layers=2, feed_forward_width=256)
+"""The model whose first training step is timed."""
+VOCABULARY_SIZE, BATCH_SIZE, LENGTH = 256, 8, 256
+
+
+class Choice(NamedTuple):
+    """What `auto` is for a mixer here, or why it is nothing."""
+
+    backend: str | None
+    reason: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Finding:
+    """One backend of a mixer in one precision."""
+
+    mixer: MixerSettings
+    """With this backend."""
+    precision: str
+    is_chosen: bool
+    """Whether `auto` is this backend, in this precision."""
+    refusal: str = ""
+    """Why it cannot run here, as who names it is told; empty if it can."""
+    failure: str = ""
+    """What it raised; empty if it ran through."""
+    deviations: dict[int, Deviation] = field(default_factory=dict)
+    """By length."""
+
+    @property
+    def backend(self) -> str:
+        return self.mixer.options["backend"]
+
+    @property
+    def wrong_lengths(self) -> list[int]:
+        """Where it is further from the definition than its precision allows."""
+        return [length for length, deviation in self.deviations.items() if not deviation.is_within(self.precision)]
+
+    @property
+    def verdict(self) -> str:
+        """refused | wrong | right; what raises is wrong."""
+        if self.refusal:
+            return "refused"
+        return "wrong" if self.failure or self.wrong_lengths else "right"
+
+
+def choice(settings: MixerSettings, precision: str, device: torch.device, trusted: Collection[str] = ()) -> Choice:
+    """What `auto` resolves to, and the mixer's rule."""
+    try:
+        resolved = _resolved(settings, "auto", precision, device, trusted)
+    except UserError as refusal:
+        return Choice(None, str(refusal))
+    return Choice(resolved.options["backend"], resolve(settings.target, Mixer, trusted).auto_rule)
+
+
+def examine(
+    settings: MixerSettings, device: torch.device, trusted: Collection[str] = (), lengths: Sequence[int] = LENGTHS
+) -> Iterator[Finding]:
+    """Every backend of a mixer in every precision, each as soon as it is known."""
+    expected: dict[int, Outcome] = {}
+    for backend in resolve(settings.target, Mixer, trusted).backends:
+        for precision in TOLERANCES:
+            chosen = choice(settings, precision, device, trusted).backend
+            own = with_backend(settings, backend)
+            finding = Finding(mixer=own, precision=precision, is_chosen=backend == chosen)
+            try:
+                _resolved(settings, backend, precision, device, trusted)
+            except UserError as refusal:
+                finding.refusal = str(refusal)
+            else:
+                _hold_against_definition(finding, expected, device, trusted, lengths)
+            yield finding
+
+
+def _hold_against_definition(
+    finding: Finding,
+    expected: dict[int, Outcome],
+    device: torch.device,
+    trusted: Collection[str],
+    lengths: Sequence[int],
+) -> None:
+    """Fills in the deviations, or the failure that ended it.
+
+    Args:
+        expected: by length, what the definition gives; what is missing is added.
+    """
+    # Whatever a kernel or its compiler raises is what is looked for here: it is told, and the others still run.
+    try:
+        mixer = build_mixer(finding.mixer, device, trusted)
+        for length in lengths:
+            if length not in expected:
+                expected[length] = by_definition(mixer, length)
+            actual = by_backend(mixer, length, finding.precision)
+            finding.deviations[length] = compare(actual, expected[length])
+    except Exception as error:
+        finding.failure = one_line(error)
+
+
+def first_step_seconds(settings: MixerSettings, device: torch.device, trusted: Collection[str] = ()) -> float:
+    """Of a small model, from its weights to the end of its first training step, as train.py takes it on this device:
+    compiled on CUDA, with what the compilers have kept from earlier times.
+
+    Args:
+        settings: with the backend that shall run.
+    """
+    precision, is_compiled = resolve_precision("auto", device.type), device.type == "cuda"
+    if is_compiled:
+        load_compiler(device)
+    start_afresh(device)
+    model = build_model(
+        [settings] * SMALL_STEP.num_layers,
+        SMALL_STEP,
+        vocabulary_size=VOCABULARY_SIZE,
+        seed=0,
+        device=device,
+        trusted=trusted,
+    )
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(VOCABULARY_SIZE, (2, BATCH_SIZE, LENGTH), generator=generator).to(device)
+    rate = torch.tensor(1e-3, device=device)
+    step = stepper(TrainState.fresh(model), TrainSettings(num_steps=1), precision, compiled=is_compiled)
+    synchronize(device)
+    started = time.perf_counter()
+    step(Batch(*tokens.unbind()), rate)
+    synchronize(device)
+    return time.perf_counter() - started
+
+
+@contextmanager
+def guards_lifted() -> Iterator[None]:
+    """Inside, the gated kernels of flash-linear-attention run where attnbench and the library itself refuse them.
+
+    Only to show what the guards are for. attnbench's is `refuse_miscompiled_gates`; the library's stands in its
+    backward pass and asks a flag of its own module whether Triton is new enough.
+
+    Raises:
+        UserError: the library is not there, or has no such flag.
+    """
+    if util.find_spec("fla") is None:
+        raise UserError("lift_guards=true: flash-linear-attention, whose guard this is, is not installed")
+    from fla.ops.common import chunk_o  # pyright: ignore[reportMissingImports]
+
+    if not hasattr(chunk_o, "TRITON_ABOVE_3_7_1"):
+        raise UserError("lift_guards=true: this flash-linear-attention has no guard of the kind that version 0.6 has")
+    replaced: list[tuple[Any, str, Any]] = [
+        (fla_support, "refuse_miscompiled_gates", lambda *_: None),
+        (chunk_o, "TRITON_ABOVE_3_7_1", True),
+    ]
+    before = [getattr(module, name) for module, name, _ in replaced]
+    try:
+        for module, name, value in replaced:
+            setattr(module, name, value)
+        yield
+    finally:
+        for (module, name, _), value in zip(replaced, before, strict=True):
+            setattr(module, name, value)
+
+
+def one_line(error: BaseException) -> str:
+    """The exception's kind and the first line of what it says."""
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+
+
+def with_backend(settings: MixerSettings, backend: str) -> MixerSettings:
+    """The same mixer with another backend."""
+    return replace(settings, options={**settings.options, "backend": backend})
+
+
+def _resolved(
+    settings: MixerSettings, backend: str, precision: str, device: torch.device, trusted: Collection[str]
+) -> MixerSettings:
+    own = with_backend(settings, backend)
+    return resolve_mixer(own, MODEL, device_type=device.type, precision=precision, trusted=trusted)

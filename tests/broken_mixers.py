@@ -1,0 +1,58 @@
+"""Mixers with a kernel that is wrong, for what has to notice."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from attnbench.mixers.linear import LinearAttention
+from attnbench.mixers.softmax import Softmax
+
+
+class _LosesTheTail(torch.autograd.Function):
+    """The identity, whose gradient is 0 in the positions behind the last whole chunk of 64."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BTHK: Tensor) -> Tensor:
+        return x_BTHK.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient_BTHK: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        length = gradient_BTHK.shape[1]
+        return torch.cat([gradient_BTHK[:, : length - length % 64], 0 * gradient_BTHK[:, length - length % 64 :]], 1)
+
+
+def lose_the_tail(tensors: tuple[Tensor, ...], part: int) -> list[Tensor]:
+    """The same tensors, one of which has a wrong gradient."""
+    return [_LosesTheTail.apply(tensor) if index == part else tensor for index, tensor in enumerate(tensors)]  # pyright: ignore[reportReturnType]
+
+
+class BrokenSoftmax(Softmax):
+    """Softmax whose fast form is wrong in one gradient: of query (0), key (1) or value (2)."""
+
+    part: ClassVar[int] = 1
+
+    def mix(self, query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor) -> Tensor:
+        return super().mix(*lose_the_tail((query_BTHK, key_BSHK, value_BSHK), self.part))
+
+
+class BrokenLinear(LinearAttention):
+    """The same of linear attention."""
+
+    backends: ClassVar[tuple[str, ...]] = ("torch",)
+    part: ClassVar[int] = 1
+
+    def _mix(self, query_BTHK: Tensor, key_BTHK: Tensor, value_BTHV: Tensor, memory_BHKV: Tensor | None) -> Any:
+        return super()._mix(*lose_the_tail((query_BTHK, key_BTHK, value_BTHV), self.part), memory_BHKV)
+
+
+class HalfBroken(LinearAttention):
+    """`torch` is right, and what `auto` takes; the other backend raises, or gives what is not a number."""
+
+    backends: ClassVar[tuple[str, ...]] = ("torch", "nan", "raises")
+
+    def _mix(self, query_BTHK: Tensor, key_BTHK: Tensor, value_BTHV: Tensor, memory_BHKV: Tensor | None) -> Any:
+        if self.backend == "raises":
+            raise RuntimeError("no such kernel\nand a second line")
+        mixed_BTHV, last = super()._mix(query_BTHK, key_BTHK, value_BTHV, memory_BHKV)
+        return mixed_BTHV * torch.nan if self.backend == "nan" else mixed_BTHV, last

@@ -1,0 +1,206 @@
+"""What the doctor finds: right kernels right, each broken one wrong, and an exit code for what auto chooses."""
+
+import math
+import subprocess
+import sys
+from importlib import metadata
+
+import broken_mixers
+import pytest
+import torch
+import yaml
+from mixer_building import mixer_names
+from small import python_path
+
+from attnbench.config import CONF
+from attnbench.correctness import LENGTHS, Deviation, build_mixer, by_definition, compare, relative_error, worst
+from attnbench.doctor import diagnose
+from attnbench.errors import UserError
+from attnbench.examination import choice, examine, guards_lifted
+from attnbench.mixers import fla_support, gated_deltanet
+from attnbench.results import read_csv
+from attnbench.settings import DoctorSettings, MixerSettings
+
+CPU = torch.device("cpu")
+SETTINGS = {"mixers": None, "lift_guards": False, "device": "cpu"}
+
+
+def from_yaml(name: str) -> MixerSettings:
+    content = yaml.safe_load((CONF / "attn" / f"{name}.yaml").read_text())
+    return MixerSettings(name=name, target=content.pop("_target_"), options=content)
+
+
+def broken(name: str) -> tuple[MixerSettings, set[str]]:
+    target = f"broken_mixers.{name}"
+    return MixerSettings(name=name.lower(), target=target, options={"backend": "auto"}), {target}
+
+
+def test_what_auto_chooses_is_right_here_and_the_page_says_so(tmp_path, capsys):
+    folder = diagnose(DoctorSettings(**SETTINGS, outputs_dir=str(tmp_path)), [from_yaml(n) for n in mixer_names()])
+    said = capsys.readouterr().out
+    kept = (folder / "doctor.txt").read_text()
+    assert kept in said
+    assert all(len(line) < 80 for line in kept.splitlines())
+    assert not any(control in said for control in ("\x1b", "\r"))
+    assert "What auto chooses is right." in kept
+    assert torch.__version__ in kept
+    rows = read_csv(folder / "results.csv")
+    own = [row for row in rows if row.identity.variant == "gated_deltanet" and row.identity.backend == "torch"]
+    of_output = [row for row in own if row.measurement.metric == "output_error"]
+    assert [row.measurement.settings["sequence_length"] for row in of_output] == [*LENGTHS] * 2
+    assert sum(row.measurement.metric == "first_step_seconds" for row in rows) == len(mixer_names())
+    refused = [row for row in rows if row.identity.backend == "fla"]
+    assert refused
+    assert all(row.measurement.status == "unsupported" and "CUDA" in row.measurement.reason for row in refused)
+
+
+@pytest.mark.parametrize("name", mixer_names())
+def test_the_reason_is_the_mixer_s_own_rule(name):
+    chosen = choice(from_yaml(name), "float32", CPU)
+    assert chosen.backend
+    assert chosen.reason
+    assert chosen.reason != "the first of its backends"
+
+
+@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("name", ["BrokenSoftmax", "BrokenLinear"])
+def test_a_gradient_that_is_wrong_at_the_ragged_end_is_found(name, part, monkeypatch):
+    """Of query, key and value, which share one matrix; in bfloat16 too, where much is allowed."""
+    monkeypatch.setattr(getattr(broken_mixers, name), "part", part)
+    settings, trusted = broken(name)
+    for finding in examine(settings, CPU, trusted, lengths=(63, 64, 65, 133)):
+        assert finding.verdict == "wrong"
+        assert finding.is_chosen
+        # Of a single position at the end, whose key one query alone sees, nothing shows there.
+        wrong = [63, 65, 133] if finding.precision == "float32" else [63, 133]
+        assert set(wrong) <= set(finding.wrong_lengths) <= {63, 65, 133}, finding.deviations
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_a_wrong_gradient_of_decay_or_beta_is_found(part, monkeypatch):
+    right = gated_deltanet.chunked_gated_delta_rule
+    wrong = lambda *inputs: right(*broken_mixers.lose_the_tail(inputs[:5], part), *inputs[5:])  # noqa: E731
+    monkeypatch.setattr(gated_deltanet, "chunked_gated_delta_rule", wrong)
+    for finding in examine(from_yaml("gated_deltanet"), CPU, lengths=(63, 133)):
+        if finding.verdict != "refused":
+            assert finding.wrong_lengths == [63, 133], finding.deviations
+
+
+def test_what_raises_or_is_no_number_is_wrong_and_the_others_are_still_looked_at():
+    settings, trusted = broken("HalfBroken")
+    found = {(own.backend, own.precision): own for own in examine(settings, CPU, trusted, lengths=(1, 65))}
+    assert len(found) == 6
+    for precision in ("float32", "bfloat16"):
+        assert found["torch", precision].verdict == "right"
+        assert found["torch", precision].is_chosen
+        assert found["nan", precision].wrong_lengths == [1, 65]
+        assert math.isnan(found["nan", precision].deviations[65].output)
+        assert found["raises", precision].verdict == "wrong"
+        assert found["raises", precision].failure == "RuntimeError: no such kernel"
+
+
+def test_what_auto_does_not_choose_is_a_warning(tmp_path, capsys):
+    settings, trusted = broken("HalfBroken")
+    folder = diagnose(DoctorSettings(**SETTINGS, outputs_dir=str(tmp_path)), [settings], trusted)
+    said = capsys.readouterr().out
+    assert said.count("warning: ") == 4
+    assert "What auto chooses is right." in said
+    statuses = {row.identity.backend: row.measurement.status for row in read_csv(folder / "results.csv")}
+    assert statuses == {"torch": "ok", "nan": "failed", "raises": "failed"}
+
+
+@pytest.mark.parametrize("error", [math.nan, math.inf])
+@pytest.mark.parametrize("place", ["output", "input_gradient", "position", "parameter_gradient"])
+def test_what_is_not_finite_is_never_within(place, error):
+    zeros = {"output": 0.0, "input_gradient": 0.0, "position": 0.0, "parameter_gradient": 0.0, "parameter": "weight"}
+    assert Deviation(**zeros).is_within("float32")
+    assert not Deviation(**{**zeros, place: error}).is_within("bfloat16")
+
+
+def test_errors_are_relative_and_nothing_from_nothing_is_none():
+    zero, one = torch.zeros(4), torch.ones(4)
+    assert relative_error(1.5 * one, one) == 0.5
+    assert relative_error(zero, zero) == 0
+    assert relative_error(one, zero) == math.inf
+    assert math.isnan(relative_error(torch.nan * one, zero))
+    assert relative_error(one, zero, smallest=4.0) == 0.5
+    assert math.isnan(worst([1.0, math.nan, 2.0]))
+    # One head's rows are wrong, and small beside the other's.
+    mixer = build_mixer(from_yaml("softmax"), CPU)
+    expected = by_definition(mixer, 5)
+    name = "query_key_value.projection.weight"
+    gradient = expected.parameter_gradients[name]
+    altered = gradient.clone()
+    altered[:64] = 0
+    changed = expected._replace(parameter_gradients={**expected.parameter_gradients, name: altered})
+    found = compare(changed, expected)
+    assert found.parameter == name
+    assert found.parameter_gradient > 2 * relative_error(altered, gradient)
+
+
+def doctor(root, *words: str, paths=()) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(root / "scripts" / "doctor.py"), *words, "device=cpu"]
+    return subprocess.run(command, capture_output=True, text=True, env=python_path(*paths), timeout=120, check=False)
+
+
+def test_the_command_s_exit_code_tells_of_a_user_s_broken_mixer(root, tmp_path):
+    (tmp_path / "attn").mkdir()
+    (tmp_path / "attn" / "mine.yaml").write_text("_target_: broken_mixers.BrokenLinear\nbackend: auto\n")
+    words = ("--config-dir", str(tmp_path), f"outputs_dir={tmp_path}")
+    done = doctor(root, *words, "mixers=[mine,softmax]", paths=[root / "tests"])
+    assert done.returncode == 1, done.stderr
+    assert "error: attn=mine backend=torch in float32: wrong; no other backend of it is right here" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "at length 133" in done.stdout
+    assert "attn=softmax" not in done.stderr
+    # What was found is kept.
+    assert read_csv(tmp_path / "doctor" / "results.csv")
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("mixers=[sofmax]", "attn=sofmax: unknown; there is flash"),
+        ("mixers=softmax", "mixers=softmax: must be a list or null"),
+        ("+mixer=softmax", "mixer=softmax: unknown setting; there is mixers"),
+        ("lift_guards=true", "lift_guards=true: flash-linear-attention"),
+    ],
+)
+def test_a_bad_setting_is_one_line(root, tmp_path, word, said):
+    done = doctor(root, word, f"outputs_dir={tmp_path}")
+    assert done.returncode != 0
+    assert f"error: {said}" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_lifted_guards_are_both_guards_and_come_down_again(tmp_path, monkeypatch):
+    package = tmp_path / "fla" / "ops" / "common"
+    package.mkdir(parents=True)
+    (package / "chunk_o.py").write_text("TRITON_ABOVE_3_7_1 = False\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.split(".")[0] == "fla"]:
+        monkeypatch.delitem(sys.modules, name)
+    with guards_lifted():
+        fla_support.refuse_miscompiled_gates("attn.backend=fla", (9, 0), "3.6.0")
+        assert sys.modules["fla.ops.common.chunk_o"].TRITON_ABOVE_3_7_1 is True
+    with pytest.raises(UserError, match="miscompiles"):
+        fla_support.refuse_miscompiled_gates("attn.backend=fla", (9, 0), "3.6.0")
+    assert sys.modules["fla.ops.common.chunk_o"].TRITON_ABOVE_3_7_1 is False
+    for name in [name for name in sys.modules if name.split(".")[0] == "fla"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.gpu
+def test_the_miscompiled_kernel_is_found_once_the_guards_are_lifted():
+    pytest.importorskip("fla")
+    device = torch.device("cuda", 0)
+    try:
+        fla_support.refuse_miscompiled_gates("", torch.cuda.get_device_capability(), metadata.version("triton"))
+    except UserError:
+        pass
+    else:
+        pytest.skip("this compiler is not known to get it wrong on this device")
+    with guards_lifted():
+        found = [own for own in examine(from_yaml("gated_deltanet"), device) if own.backend == "fla"]
+    assert any(own.wrong_lengths and not own.failure for own in found)
+    assert not any(own.is_chosen for own in found)

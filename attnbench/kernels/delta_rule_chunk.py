@@ -1,15 +1,19 @@
-"""One chunk of the gated delta rule and of its gradient, as the kernels of gated_delta_rule.py put them together.
+"""One chunk of the gated delta rule and of its gradient, as the kernels beside this file put them together.
 
 A chunk has C positions. c_i is the sum of its log decays up to position i, g_i = exp(c_i), G_ij = exp(c_i - c_j) for
 j <= i and 0 elsewhere; S (K, V) is the state before the chunk. Rows of Q (scaled), K and V are positions.
 
-    A = b_i (K K^T o G)_ij below the diagonal,   T = (I + A)^-1
-    D = T b (V - g K S)             what the positions add to the state, here `change`
-    Y = g Q S + (Q K^T o G) D       what they read
-    S' = g_C S + (g_C / g K)^T D    the state after the chunk
+    L = K K^T o G below the diagonal,  R = L (I + b L)^-1       `resolvent`: what earlier positions do to later ones
+    F = (I - R b) (V - g K S)                                   `correction` of what the state and they would answer
+    Y = g Q S + (Q K^T o G) b F                                 what the positions read
+    S' = g_C S + (g_C / g K)^T b F                              the state after the chunk
+
+(I - R b) is the inverse of (I + L b), and its transpose's counterpart (I - b R)^T takes gradients back: with E the
+gradient of b F, that of V - g K S is b H for H = (I - b R)^T E, and that of b is the row sum of F o H, in which neither
+divides by a b that may be zero.
 
 No exponent is above zero: log decays are not positive, and what lies above the diagonal is masked before exp.
-Tiles of positions beyond the sequence's end are zero (log decay and beta too), which changes nothing.
+Positions beyond the sequence's end have zeros throughout (log decay and beta too), which changes nothing.
 """
 
 import triton
@@ -83,48 +87,61 @@ def below_diagonal(values, C: tl.constexpr):
 
 
 @triton.jit
-def unit_inverse(lower, C: tl.constexpr, PRECISION: tl.constexpr):
-    """(I + lower)^-1 in float32, for a matrix strictly below the diagonal.
+def level_below(lower, apart, size: tl.constexpr):
+    """What of `lower` is outside the diagonal blocks of `size`, a power of 2, and inside those twice as large.
 
-    The inverse X of the diagonal blocks of `size` gives that of blocks twice as large: with N what lies below them
-    inside the larger ones, X - X N X. Powers of the whole matrix, the shorter way, grow beyond all digits where
-    neighbouring keys are alike.
+    `apart` is row index xor column index.
     """
+    return tl.where((apart >= size) & (apart < 2 * size), lower, 0.0)
+
+
+@triton.jit
+def resolvent(lower, beta, C: tl.constexpr, PRECISION: tl.constexpr):
+    """R in float32, of L strictly below the diagonal; C is 64.
+
+    R of the diagonal blocks of a size gives that of blocks twice as large: with N what of L lies below the ones inside
+    the others, R + (I - R b) N (I - b R). Powers of the whole matrix, the shorter way, grow beyond all digits where
+    neighbouring keys are alike. Blocks of up to 16 are products of their own, which the small matrix instructions do
+    without leaving the registers.
+    """
+    blocks: tl.constexpr = C // 16
+    index = tl.arange(0, blocks)
+    own = index[:, None, None, None] == index[None, None, :, None]
+    block_lower = tl.sum(tl.where(own, tl.reshape(lower, (blocks, 16, blocks, 16)), 0.0), 2)
+    block_beta = tl.reshape(beta, (blocks, 1, 16))
+    inside = tl.arange(0, 16)
+    apart = (inside[:, None] ^ inside[None, :])[None]
+    result = level_below(block_lower, apart, 1)
+    for level in tl.static_range(1, 4):
+        left = level_below(block_lower, apart, 1 << level)
+        left -= product(result * block_beta, left, PRECISION)
+        result += left - product(left * block_beta, result, PRECISION)
+    result = tl.reshape(tl.where(own, result[:, :, None, :], 0.0), (C, C))
     rows = tl.arange(0, C)
-    inverse = tl.where(rows[:, None] == rows[None, :], 1.0, 0.0)
-    inverse -= tl.where(rows[:, None] // 2 == rows[None, :] // 2, lower, 0.0)
-    for level in tl.static_range(1, 6):
-        size = 1 << level
-        if size < C:
-            same = rows[:, None] // (2 * size) == rows[None, :] // (2 * size)
-            fresh = rows[:, None] // size != rows[None, :] // size
-            between = tl.where(same & fresh, lower, 0.0)
-            inverse -= product(product(inverse, between, PRECISION), inverse, PRECISION)
-    return inverse
+    for level in tl.static_range(4, 6):
+        left = level_below(lower, rows[:, None] ^ rows[None, :], 1 << level)
+        left -= product(result * beta[None, :], left, PRECISION)
+        result += left - product(left * beta[None, :], result, PRECISION)
+    return result
 
 
 @triton.jit
-def chunk_inverse(key, cumulative, beta, C: tl.constexpr, PRECISION: tl.constexpr):
-    """T, in float32."""
-    lower = product(key, tl.trans(key), PRECISION) * pair_decay(cumulative, C) * beta[:, None]
-    return unit_inverse(below_diagonal(lower, C), C, PRECISION)
+def chunk_resolvent(key, log_decay, beta, C: tl.constexpr, PRECISION: tl.constexpr):
+    """R, in float32."""
+    lower = product(key, tl.trans(key), PRECISION) * pair_decay(tl.cumsum(log_decay, 0), C)
+    return resolvent(below_diagonal(lower, C), beta, C, PRECISION)
 
 
 @triton.jit
-def chunk_error(key, value, cumulative, state, PRECISION: tl.constexpr):
-    """V - g K S, in float32: how the values differ from what the state would answer to their keys."""
-    return value.to(tl.float32) - product(key, state, PRECISION) * tl.exp(cumulative)[:, None]
-
-
-@triton.jit
-def chunk_change(inverse, beta, error, PRECISION: tl.constexpr):
-    """D, in the dtype of the inverse."""
-    return product(inverse, (error * beta[:, None]).to(inverse.dtype), PRECISION).to(inverse.dtype)
+def chunk_correction(key, value, cumulative, beta, between, state, PRECISION: tl.constexpr):
+    """F, in float32; `between` is R."""
+    error = value.to(tl.float32) - product(key, state, PRECISION) * tl.exp(cumulative)[:, None]
+    return error - product(between, (error * beta[:, None]).to(between.dtype), PRECISION)
 
 
 @triton.jit
 def chunk_read(query, key, cumulative, change, state, C: tl.constexpr, PRECISION: tl.constexpr):
-    """Y, in float32."""
+    """Y, in float32; `change` is b F."""
     weight = product(query, tl.trans(key), PRECISION) * pair_decay(cumulative, C)
     read = product(query, state, PRECISION) * tl.exp(cumulative)[:, None]
     return read + product(weight.to(change.dtype), change, PRECISION)
@@ -132,66 +149,70 @@ def chunk_read(query, key, cumulative, change, state, C: tl.constexpr, PRECISION
 
 @triton.jit
 def next_state(key, cumulative, total, change, state, PRECISION: tl.constexpr):
-    """S', in float32, as S is here."""
+    """S', in float32, as S is here; `change` is b F."""
     remaining = key.to(tl.float32) * tl.exp(total - cumulative)[:, None]
     return state * tl.exp(total) + product(tl.trans(remaining.to(key.dtype)), change, PRECISION)
 
 
 @triton.jit
-def chunk_gradient(
-    query, key, value, log_decay, beta, inverse, state, gradient, state_gradient,
-    C: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Gradients of a chunk, from that of its Y (`gradient`) and that of S' (`state_gradient`, float32).
+def read_change_gradient(query, key, cumulative, gradient, C: tl.constexpr, PRECISION: tl.constexpr):
+    """The part of E that comes from what the chunk's own queries read; `gradient` is that of Y."""
+    weight = product(query, tl.trans(key), PRECISION) * pair_decay(cumulative, C)
+    return product(tl.trans(weight.to(key.dtype)), gradient, PRECISION)
 
-    Returns those of Q, of K, of V, of the log decays, of beta and of S, and the row sums of Q dQ and of K dK.
 
-    c_i enters as exp(c_i) wherever position i reads (its query, and its key in A) and as exp(-c_i) where it is read
-    (its key in A, in Q K^T and in S'), so its gradient is the difference of the row sums of the two.
-    """
-    dtype = key.dtype
-    cumulative, total = tl.cumsum(log_decay, 0), tl.sum(log_decay, 0)
-    decay, gain = pair_decay(cumulative, C), tl.exp(cumulative)[:, None]
-    remaining = tl.exp(total - cumulative)[:, None]
-    error = chunk_error(key, value, cumulative, state, PRECISION)
-    change = chunk_change(inverse, beta, error, PRECISION)
-    after = state_gradient.to(dtype)
+@triton.jit
+def state_change_gradient(key, cumulative, total, after, PRECISION: tl.constexpr):
+    """The part of E that comes from S', whose gradient is `after`."""
+    return product(key, after, PRECISION) * tl.exp(total - cumulative)[:, None]
 
-    # Through D: of what is read in the chunk and of the state it leaves.
-    weight = product(query, tl.trans(key), PRECISION) * decay
-    change_gradient = product(tl.trans(weight.to(dtype)), gradient, PRECISION)
-    change_gradient += product(key, after, PRECISION) * remaining
-    # Through T: of b (V - g K S), and of A.
-    error_gradient = product(tl.trans(inverse), change_gradient.to(dtype), PRECISION)
-    lower_gradient = product(error_gradient.to(dtype), tl.trans(change), PRECISION) * decay
-    lower_gradient = -below_diagonal(lower_gradient, C)
-    beta_gradient = tl.sum(error_gradient * error, 1)
-    beta_gradient += tl.sum(lower_gradient * product(key, tl.trans(key), PRECISION), 1)
-    value_gradient = error_gradient * beta[:, None]
-    value_change = value_gradient.to(dtype)
 
-    pair_gradient = (lower_gradient * beta[:, None]).to(dtype)
-    weight_gradient = (product(gradient, tl.trans(change), PRECISION) * decay).to(dtype)
-    query_gradient = product(gradient, tl.trans(state), PRECISION) * gain
-    query_gradient += product(weight_gradient, key, PRECISION)
-    reading_gradient = product(pair_gradient, key, PRECISION)
-    reading_gradient -= product(value_change, tl.trans(state), PRECISION) * gain
-    leaving_gradient = product(change, tl.trans(after), PRECISION) * remaining
-    written_gradient = product(tl.trans(weight_gradient), query, PRECISION)
-    written_gradient += product(tl.trans(pair_gradient), key, PRECISION)
+@triton.jit
+def correction_gradient(between, beta, change_gradient, PRECISION: tl.constexpr):
+    """H, in float32; `between` is R and `change_gradient` E."""
+    scaled = (change_gradient * beta[:, None]).to(between.dtype)
+    return change_gradient - product(tl.trans(between), scaled, PRECISION)
 
-    wide_key, wide_query = key.to(tl.float32), query.to(tl.float32)
-    query_inner = tl.sum(wide_query * query_gradient, 1)
-    reading_inner = tl.sum(wide_key * reading_gradient, 1)
-    leaving_inner = tl.sum(wide_key * leaving_gradient, 1)
-    written_inner = tl.sum(wide_key * written_gradient, 1) + leaving_inner
-    of_total = tl.sum(tl.sum(state.to(tl.float32) * state_gradient, 1), 0) * tl.exp(total) + tl.sum(leaving_inner, 0)
-    log_decay_gradient = tl.cumsum(query_inner + reading_inner - written_inner, 0, reverse=True) + of_total
 
+@triton.jit
+def gradient_before(query, key, cumulative, total, gradient, value_gradient, state_gradient, PRECISION: tl.constexpr):
+    """The gradient of S, from that of S' (`state_gradient`), of Y and of V; states in float32."""
+    gain = tl.exp(cumulative)[:, None]
     before = state_gradient * tl.exp(total)
-    before += product(tl.trans((wide_query * gain).to(dtype)), gradient, PRECISION)
-    before -= product(tl.trans((wide_key * gain).to(dtype)), value_change, PRECISION)
-    return (
-        query_gradient, reading_gradient + written_gradient + leaving_gradient, value_gradient, log_decay_gradient,
-        beta_gradient, before, query_inner, reading_inner + written_inner,
-    )  # fmt: skip
+    before += product(tl.trans((query.to(tl.float32) * gain).to(key.dtype)), gradient, PRECISION)
+    return before - product(tl.trans((key.to(tl.float32) * gain).to(key.dtype)), value_gradient, PRECISION)
+
+
+@triton.jit
+def query_gradient(query, key, cumulative, weight_gradient, gradient, state, PRECISION: tl.constexpr):
+    """That of Q, and the row sums of its product with Q; `weight_gradient` is that of Q K^T."""
+    result = product(gradient, tl.trans(state), PRECISION) * tl.exp(cumulative)[:, None]
+    result += product(weight_gradient, key, PRECISION)
+    return result, tl.sum(query.to(tl.float32) * result, 1)
+
+
+@triton.jit
+def key_gradient(query, key, cumulative, total, weight_gradient, pair_gradient, change, value_gradient, state, after,
+                 PRECISION: tl.constexpr):  # fmt: skip
+    """That of K, the row sums of its product with K, those of the part in which K is read, and their part through S'.
+
+    `pair_gradient` is the gradient of K K^T where it stands in L.
+    """
+    wide = key.to(tl.float32)
+    result = product(change, tl.trans(after), PRECISION) * tl.exp(total - cumulative)[:, None]
+    leaving = tl.sum(wide * result, 1)
+    result += product(tl.trans(weight_gradient), query, PRECISION)
+    result += product(tl.trans(pair_gradient), key, PRECISION)
+    read = tl.sum(wide * result, 1)
+    result -= product(value_gradient, tl.trans(state), PRECISION) * tl.exp(cumulative)[:, None]
+    result += product(pair_gradient, key, PRECISION)
+    return result, tl.sum(wide * result, 1), read, leaving
+
+
+@triton.jit
+def log_decay_gradient(total, query_inner, key_inner, read_inner, leaving_inner, state, after):
+    """c_i enters as exp(c_i) wherever position i reads (its query, and its key in L) and as exp(-c_i) where it is read
+    (its key in L, in Q K^T and in S'), so its gradient is the difference of the row sums of the two. Each log decay is
+    in the c_i of all positions from its own on."""
+    of_total = tl.sum(tl.sum(state.to(tl.float32) * after.to(tl.float32), 1), 0) * tl.exp(total)
+    return tl.cumsum(query_inner + key_inner - 2 * read_inner, 0, reverse=True) + tl.sum(leaving_inner, 0) + of_total

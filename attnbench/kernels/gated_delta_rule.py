@@ -8,14 +8,10 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from attnbench.errors import UserError
-from attnbench.kernels.delta_rule_walk import walk_backward_kernel, walk_forward_kernel
+from attnbench.kernels.delta_rule_launch import CHUNK, DeltaRule, backward, forward
 
-CHUNK = 64
 KEY_WIDTHS = (16, 32, 64, 128)
 DTYPES = (torch.bfloat16, torch.float32)
-
-LAUNCH = {"walk_forward": (4, 1), "walk_backward": (8, 1)}
-"""Warps of a program and stages of its loads."""
 
 
 def gated_delta_rule(
@@ -28,6 +24,7 @@ def gated_delta_rule(
     key_width: int,
     unit_length: bool,
     keep_memory: bool = False,
+    parallel: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Per head, from the memory given or from zeros:
 
@@ -38,6 +35,7 @@ def gated_delta_rule(
         log_decay_BTH: log a_t, not positive; float32, as beta and memory are.
         unit_length: divide each query and key by its length first.
         keep_memory: whether the last memory is wanted.
+        parallel: which of two forms runs; None for the rule in delta_rule_launch.py. Changes the speed alone.
 
     Returns:
         y (B, T, H, V) in the dtype of `mixed_BTC`, and the last memory or None.
@@ -45,21 +43,20 @@ def gated_delta_rule(
     Raises:
         UserError: a dtype or a width these kernels do not have.
     """
-    value_width = mixed_BTC.shape[-1] // num_heads - 2 * key_width
-    require_widths("gated_delta_rule", key_width, value_width)
+    require_widths("gated_delta_rule", key_width, mixed_BTC.shape[-1] // num_heads - 2 * key_width)
     if mixed_BTC.dtype not in DTYPES:
         raise UserError(
             f"gated_delta_rule: the kernels take bfloat16 and float32, not {mixed_BTC.dtype}; choose attn.backend=torch"
         )
-    output_BTHV, last_BHKV, _, _ = gated_delta_rule_forward(
+    output_BTHV, last_BHKV, *_ = gated_delta_rule_forward(
         mixed_BTC, log_decay_BTH.float(), beta_BTH.float(), memory_BHKV, num_heads, key_width, unit_length,
-        keep_memory, torch.is_grad_enabled(),
+        keep_memory, torch.is_grad_enabled(), parallel,
     )  # fmt: skip
     return output_BTHV, last_BHKV if keep_memory else None
 
 
 def has_widths(key_width: int, value_width: int) -> bool:
-    """Whether there are kernels for so many channels a head: K a power of 2 in 16..128, V a multiple of 16."""
+    """Whether there are kernels for so many channels a head: K one of KEY_WIDTHS, V a multiple of 16."""
     return key_width in KEY_WIDTHS and value_width > 0 and value_width % 16 == 0
 
 
@@ -83,22 +80,15 @@ def gated_delta_rule_forward(
     unit_length: bool,
     keep_memory: bool,
     keep_states: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """y, the last memory, and for the gradient the states before the chunks (X, N, K, V) and the chunks' inverses
-    (X, N, C, C), both in the dtype of `mixed_BTC`. What is not kept is empty."""
+    parallel: bool | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """y, the last memory, and what the gradient needs of every chunk of every sequence and head, in the dtype of
+    `mixed_BTC`: the state before it, its corrections and its resolvent. What is not kept is empty."""
     outputs = _forward_outputs(mixed_BTC, num_heads, key_width, keep_memory, keep_states)
-    output_BTHV, last, states, inverses = outputs
-    batch, length, _ = mixed_BTC.shape
-    value_width = output_BTHV.shape[-1]
-    values = _value_block(value_width)
-    num_warps, num_stages = LAUNCH["walk_forward"]
-    walk_forward_kernel[(batch * num_heads, value_width // values)](
-        mixed_BTC.contiguous(), log_decay_BTH.contiguous(), beta_BTH.contiguous(),
-        None if memory_BHKV is None else memory_BHKV.contiguous(), output_BTHV, last if keep_memory else None,
-        states if keep_states else None, inverses if keep_states else None, length, num_heads, key_width**-0.5,
-        C=CHUNK, K=key_width, V=value_width, VALUES=values, UNIT=unit_length,
-        PRECISION=_precision(mixed_BTC), num_warps=num_warps, num_stages=num_stages,
-    )  # fmt: skip
+    output, last, *kept = outputs
+    mixed, log_decay, beta = (x.contiguous() for x in (mixed_BTC, log_decay_BTH, beta_BTH))
+    rule = DeltaRule(mixed, log_decay, beta, num_heads, key_width, unit_length, parallel)
+    forward(rule, _contiguous(memory_BHKV), output, last if keep_memory else None, (*kept,) if keep_states else None)
     return outputs
 
 
@@ -108,103 +98,83 @@ def gated_delta_rule_backward(
     log_decay_BTH: Tensor,
     beta_BTH: Tensor,
     states: Tensor,
-    inverses: Tensor,
+    corrections: Tensor,
+    resolvents: Tensor,
     gradient_BTHV: Tensor,
     last_gradient_BHKV: Tensor | None,
     num_heads: int,
     key_width: int,
     unit_length: bool,
     of_memory: bool,
+    parallel: bool | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of mixed, of log decay, of beta and, if `of_memory`, of the first memory (else empty)."""
-    mixed_BTC = mixed_BTC.contiguous()
-    batch, length, channels = mixed_BTC.shape
-    value_width = gradient_BTHV.shape[-1]
-    values = _value_block(value_width)
-    num_blocks, shared = value_width // values, 2 * num_heads * key_width
-    of_mixed = torch.empty_like(mixed_BTC)
-    of_shared = of_mixed if num_blocks == 1 else log_decay_BTH.new_empty(num_blocks, batch, length, shared)
-    of_log_decay, of_beta = (log_decay_BTH.new_empty(num_blocks, batch, length, num_heads) for _ in range(2))
-    of_first = log_decay_BTH.new_empty(_memory_shape(batch, num_heads, key_width, value_width, of_memory))
-    num_warps, num_stages = LAUNCH["walk_backward"]
-    walk_backward_kernel[(batch * num_heads, num_blocks)](
-        mixed_BTC, log_decay_BTH.contiguous(), beta_BTH.contiguous(), states, inverses, gradient_BTHV.contiguous(),
-        None if last_gradient_BHKV is None else last_gradient_BHKV.contiguous(), of_mixed, of_shared, of_log_decay,
-        of_beta, of_first if of_memory else None, length, batch * length, num_heads, of_shared.shape[-1],
-        key_width**-0.5, C=CHUNK, K=key_width, V=value_width, VALUES=values, UNIT=unit_length,
-        PRECISION=_precision(mixed_BTC), num_warps=num_warps, num_stages=num_stages,
+    mixed, log_decay, beta = (x.contiguous() for x in (mixed_BTC, log_decay_BTH, beta_BTH))
+    rule = DeltaRule(mixed, log_decay, beta, num_heads, key_width, unit_length, parallel)
+    of_first = log_decay.new_empty(_memory_shape(mixed, num_heads, key_width, of_memory))
+    gradients = backward(
+        rule, (states, corrections, resolvents), gradient_BTHV.contiguous(), _contiguous(last_gradient_BHKV),
+        of_first if of_memory else None,
     )  # fmt: skip
-    if num_blocks == 1:
-        return of_mixed, of_log_decay[0], of_beta[0], of_first
-    of_mixed[..., :shared] = of_shared.sum(0)
-    return of_mixed, of_log_decay.sum(0), of_beta.sum(0), of_first
+    return *gradients, of_first
 
 
-def _value_block(value_width: int) -> int:
-    """Value channels of a program: the largest power of 2 up to 64 that divides them."""
-    return min(64, value_width & -value_width)
+def _contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
 
 
-def _precision(x: Tensor) -> str:
-    """How float32 is multiplied: to its own digits, or where the inputs have fewer, to those of TF32."""
-    return "tf32x3" if x.dtype == torch.float32 else "tf32"
-
-
-def _memory_shape(batch: int, num_heads: int, key_width: int, value_width: int, kept: bool) -> tuple[int, ...]:
-    return (batch, num_heads, key_width, value_width) if kept else (0,)
+def _memory_shape(mixed: Tensor, num_heads: int, key_width: int, kept: bool) -> tuple[int, ...]:
+    batch, _, channels = mixed.shape
+    return (batch, num_heads, key_width, channels // num_heads - 2 * key_width) if kept else (0,)
 
 
 def _forward_outputs(
     mixed: Tensor, num_heads: int, key_width: int, keep_memory: bool, keep_states: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     batch, length, channels = mixed.shape
     value_width = channels // num_heads - 2 * key_width
-    chunks = (batch * num_heads, -(-length // CHUNK))
-    return (
-        mixed.new_empty(batch, length, num_heads, value_width),
-        mixed.new_empty(_memory_shape(batch, num_heads, key_width, value_width, keep_memory), dtype=torch.float32),
-        mixed.new_empty((*chunks, key_width, value_width) if keep_states else (0,)),
-        mixed.new_empty((*chunks, CHUNK, CHUNK) if keep_states else (0,)),
+    of_chunk = ((key_width, value_width), (CHUNK, value_width), (CHUNK, CHUNK))
+    chunks = (batch * num_heads, (length + CHUNK - 1) // CHUNK)
+    states, corrections, resolvents = (
+        mixed.new_empty((*chunks, *shape) if keep_states else (0,)) for shape in of_chunk
     )
+    memory = mixed.new_empty(_memory_shape(mixed, num_heads, key_width, keep_memory), dtype=torch.float32)
+    return mixed.new_empty(batch, length, num_heads, value_width), memory, states, corrections, resolvents
 
 
 @gated_delta_rule_forward.register_fake
 def _(mixed: Tensor, log_decay: Tensor, beta: Tensor, memory: Tensor | None, num_heads: int, key_width: int,
-      unit_length: bool, keep_memory: bool, keep_states: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+      unit_length: bool, keep_memory: bool, keep_states: bool,
+      parallel: bool | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     return _forward_outputs(mixed, num_heads, key_width, keep_memory, keep_states)
 
 
 @gated_delta_rule_backward.register_fake
-def _(mixed: Tensor, log_decay: Tensor, beta: Tensor, states: Tensor, inverses: Tensor, gradient: Tensor,
-      last_gradient: Tensor | None, num_heads: int, key_width: int, unit_length: bool,
-      of_memory: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    shape = _memory_shape(mixed.shape[0], num_heads, key_width, gradient.shape[-1], of_memory)
-    return (
-        mixed.new_empty(mixed.shape),
-        log_decay.new_empty(log_decay.shape),
-        beta.new_empty(beta.shape),
-        log_decay.new_empty(shape),
-    )
+def _(mixed: Tensor, log_decay: Tensor, beta: Tensor, states: Tensor, corrections: Tensor, resolvents: Tensor,
+      gradient: Tensor, last_gradient: Tensor | None, num_heads: int, key_width: int, unit_length: bool,
+      of_memory: bool, parallel: bool | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    of_first = log_decay.new_empty(_memory_shape(mixed, num_heads, key_width, of_memory))
+    return (*(x.new_empty(x.shape) for x in (mixed, log_decay, beta)), of_first)
 
 
 def _save_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    mixed, log_decay, beta, memory, ctx.num_heads, ctx.key_width, ctx.unit_length, _, _ = inputs
+    mixed, log_decay, beta, memory, ctx.num_heads, ctx.key_width, ctx.unit_length, _, _, ctx.parallel = inputs
     ctx.of_memory = memory is not None
-    # Zeros for the gradients of what nobody read would cost more than reading and writing everything else.
+    # Zeros for the gradients of what nobody read would cost as much as much of the rest.
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(mixed, log_decay, beta, *output[2:])
 
 
 def _gradient(ctx: Any, gradient: Tensor | None, last_gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    mixed, log_decay, beta, states, inverses = ctx.saved_tensors
+    mixed, log_decay, beta, *kept = ctx.saved_tensors
     if gradient is None:
-        value_width = mixed.shape[-1] // ctx.num_heads - 2 * ctx.key_width
-        gradient = mixed.new_zeros(*mixed.shape[:2], ctx.num_heads, value_width)
+        batch, length, channels = mixed.shape
+        gradient = mixed.new_zeros(batch, length, ctx.num_heads, channels // ctx.num_heads - 2 * ctx.key_width)
     of_mixed, of_log_decay, of_beta, of_memory = gated_delta_rule_backward(
-        mixed, log_decay, beta, states, inverses, gradient, last_gradient,
-        ctx.num_heads, ctx.key_width, ctx.unit_length, ctx.of_memory,
+        mixed, log_decay, beta, *kept, gradient, last_gradient,
+        ctx.num_heads, ctx.key_width, ctx.unit_length, ctx.of_memory, ctx.parallel,
     )  # fmt: skip
-    return of_mixed, of_log_decay, of_beta, of_memory if ctx.of_memory else None, None, None, None, None, None
+    return of_mixed, of_log_decay, of_beta, of_memory if ctx.of_memory else None, *(None,) * 6
 
 
 gated_delta_rule_forward.register_autograd(_gradient, setup_context=_save_for_gradient)
@@ -222,7 +192,7 @@ def _fold(info: Any, tensors: tuple[Any, ...], in_dims: tuple[int | None, ...]) 
 
 
 def _unfold(info: Any, outputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """An output that was not kept has nothing to divide, and stays empty."""
+    """What was not kept stays empty."""
     return tuple(x.unflatten(0, (info.batch_size, x.shape[0] // info.batch_size)) for x in outputs), (0,) * len(outputs)
 
 
@@ -245,8 +215,8 @@ def _(mixed_shape: Any, log_decay_shape: Any, beta_shape: Any, memory_shape: Any
 
 
 @register_flop_formula(torch.ops.attnbench.gated_delta_rule_backward)
-def _(mixed_shape: Any, log_decay_shape: Any, beta_shape: Any, states_shape: Any, inverses_shape: Any,
-      gradient_shape: Any, *_: Any, **__: Any) -> int:  # fmt: skip
+def _(mixed_shape: Any, log_decay_shape: Any, beta_shape: Any, states_shape: Any, corrections_shape: Any,
+      resolvents_shape: Any, gradient_shape: Any, *_: Any, **__: Any) -> int:  # fmt: skip
     """Twice the forward's."""
     batch, length, num_heads, value_width = gradient_shape
     return 12 * batch * length * num_heads * states_shape[-2] * value_width

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attnbench.kernels.support import on_kernels
+
 
 class Projection(nn.Linear):
     """A linear map without bias.
@@ -83,7 +85,7 @@ class _RMSNormCPU(torch.autograd.Function):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: down(silu(gate(x)) × up(x)) (Shazeer, 2020)."""
+    """SwiGLU: down(silu(gate(x)) × up(x)) (Shazeer, 2020). On a GPU gate and up are one matrix product."""
 
     def __init__(self, dim: int, width: int) -> None:
         super().__init__()
@@ -93,11 +95,12 @@ class FeedForward(nn.Module):
         self.down = Projection(width, dim, residual=True)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        if x_BTD.device.type == "cpu":
-            gate, up = self.gate(x_BTD), self.up(x_BTD)
-        else:
-            gate, up = F.linear(x_BTD, torch.cat([self.gate.weight, self.up.weight])).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        if not on_kernels(x_BTD):
+            return self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
+        from attnbench.kernels.swiglu import swiglu
+
+        packed = F.linear(x_BTD, torch.cat([self.gate.weight, self.up.weight]))
+        return self.down(swiglu(packed.flatten(0, -2)).unflatten(0, x_BTD.shape[:-1]))
 
 
 class ShortConvolution(nn.Module):
@@ -192,11 +195,21 @@ def rotation(length: int, width: int, position: Tensor | int, theta: float, devi
     Args:
         position: that of the first of the T positions; a tensor stays on the device.
     """
-    exponent = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
     # In float32: in bfloat16 neighbouring positions would fall together.
-    positions = (torch.arange(length, device=device) + position).float()
-    angle_TK = positions[:, None] * theta**-exponent
+    return _rotation((torch.arange(length, device=device) + position).float(), width, theta)
+
+
+@torch.library.custom_op("attnbench::rotation", mutates_args=())
+def _rotation(position_T: Tensor, width: int, theta: float) -> Tensor:
+    """An operator, because the compiler would otherwise take cosines anew for every head and sequence it rotates."""
+    exponent = torch.arange(0, width, 2, device=position_T.device, dtype=torch.float32) / width
+    angle_TK = position_T[:, None] * theta**-exponent
     return torch.stack([angle_TK.cos(), angle_TK.sin()])
+
+
+@_rotation.register_fake
+def _(position_T: Tensor, width: int, theta: float) -> Tensor:
+    return position_T.new_empty(2, len(position_T), (width + 1) // 2)
 
 
 def rotate(x_BTHK: Tensor, rotation: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnbench.model import LanguageModel
+from attnbench.kernels.support import on_kernels
+from attnbench.model import Embedding, LanguageModel
 from attnbench.runtime import computing
 
 
@@ -19,6 +20,18 @@ def cross_entropy(logits_BTC: Tensor, targets_BT: Tensor, weight_BT: Tensor | No
         return F.cross_entropy(logits_NC, targets_BT.flatten(), reduction="sum")
     nats_N = F.cross_entropy(logits_NC, targets_BT.flatten(), reduction="none")
     return (nats_N * weight_BT.flatten()).sum()
+
+
+def nats_of(embedding: Embedding, hidden: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
+    """`cross_entropy` of the embedding's logits of `hidden` (..., D); on a GPU they are never in memory as a whole."""
+    if not on_kernels(hidden):
+        return cross_entropy(embedding.logits(hidden), targets, weight)
+    from attnbench.kernels.linear_cross_entropy import linear_cross_entropy
+
+    flat_weight = weight.flatten() if weight is not None else None
+    return linear_cross_entropy(
+        hidden.flatten(0, -2), embedding.weight, targets.flatten(), flat_weight, torch.is_grad_enabled()
+    )[0]
 
 
 def perplexity(nats: float) -> float:

@@ -49,11 +49,7 @@ class Embedding(nn.Embedding):
 
     def logits(self, x: Tensor) -> Tensor:
         """Of every symbol, (..., vocabulary)."""
-        num_symbols = self.weight.shape[0]
-        if x.device.type == "cpu":
-            return F.linear(x, self.weight)
-        # Rows that are no multiple of 16 bytes long keep a GPU from its fast matrix products, so zeros fill them up.
-        return F.linear(x, F.pad(self.weight, (0, 0, 0, -num_symbols % 8)))[..., :num_symbols]
+        return F.linear(x, self.weight)
 
 
 class LanguageModel(nn.Module):
@@ -80,23 +76,36 @@ class LanguageModel(nn.Module):
         self, tokens_BT: Tensor, state: list[State] | None = None, positions_BL: Tensor | None = None
     ) -> tuple[Tensor, list[State] | None]:
         """Logits (B, T, vocabulary), or (B, L, vocabulary) at `positions_BL` alone, and the state after the last."""
-        x_BTD = self.embedding(tokens_BT)
+        x_BTD, state = self.hidden(tokens_BT, state, positions_BL)
+        return self.embedding.logits(x_BTD), state
+
+    def hidden(
+        self, tokens_BT: Tensor, state: list[State] | None = None, positions_BL: Tensor | None = None
+    ) -> tuple[Tensor, list[State] | None]:
+        """What logits are read from, (B, T, D) or (B, L, D), and the state after the last position."""
+        x_BTD = self.embed(tokens_BT)
         states: list[State] = []
         for index, block in enumerate(self.blocks):
             x_BTD, after = block(x_BTD, state[index] if state is not None else None)
             states.append(after)
         if positions_BL is not None:
             x_BTD = x_BTD.gather(1, positions_BL[..., None].expand(-1, -1, x_BTD.shape[-1]))
-        return self.embedding.logits(self.norm(x_BTD)), (states if state is not None else None)
+        return self.norm(x_BTD), (states if state is not None else None)
 
     def step(self, tokens_B: Tensor, state: list[State]) -> tuple[Tensor, list[State]]:
         """Logits (B, vocabulary) after one more token; reads nothing from the device."""
-        x_BD = self.embedding(tokens_B)
+        x_BD = self.embed(tokens_B)
         states = []
         for block, before in zip(self.layers, state, strict=True):
             x_BD, after = block.step(x_BD, before)
             states.append(after)
         return self.embedding.logits(self.norm(x_BD)), states
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """What the residual stream starts with. Under autocast it has the compute dtype: in float32 a step would spend
+        a tenth of its time on moving digits that every layer rounds off again before it reads them."""
+        x, device = self.embedding(tokens), tokens.device.type
+        return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> list[State]:
         """One empty state a layer."""

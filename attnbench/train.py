@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from attnbench.checkpoint import TrainState
-from attnbench.loss import cross_entropy
+from attnbench.loss import nats_of
 from attnbench.model import LanguageModel
 from attnbench.runtime import computing
 from attnbench.settings import TrainSettings
@@ -93,8 +93,8 @@ def train(
 
 def batch_nats(model: LanguageModel, batch: Batch) -> Tensor:
     """Nats over all labels of the batch, in the precision that is set: what is compiled, backward pass included."""
-    logits, _ = model(batch.tokens_BT, positions_BL=batch.positions_BL)
-    return cross_entropy(logits, batch.targets_BT, batch.weight_BT)
+    hidden, _ = model.hidden(batch.tokens_BT, positions_BL=batch.positions_BL)
+    return nats_of(model.embedding, hidden, batch.targets_BT, batch.weight_BT)
 
 
 def train_step(
@@ -127,7 +127,6 @@ def stepper(
         captured: replay it as a CUDA graph. Small models otherwise wait for the host to launch their kernels. Changes
             the speed, not the result; for batches of one shape.
     """
-    # The loss too: its logits in float32 are the largest tensor of a step, and compiled they are never written.
     nats = torch.compile(batch_nats, dynamic=False) if compiled else batch_nats
 
     def step(batch: Batch, rate: Tensor) -> StepReport:
@@ -150,6 +149,8 @@ class CapturedStep:
 
     def __init__(self, step: Step) -> None:
         self.step, self.num_calls = step, 0
+        # What was warmed up on the default stream cannot be recorded. One stream: each has memory of its own.
+        self.stream = torch.cuda.Stream()
         self.recording: tuple[torch.cuda.CUDAGraph, list[Tensor], StepReport] | None = None
 
     def __call__(self, batch: Batch, rate: Tensor) -> StepReport:
@@ -167,12 +168,10 @@ class CapturedStep:
         return report
 
     def _aside(self, batch: Batch, rate: Tensor) -> StepReport:
-        """On a stream of its own: what was warmed up on the default one cannot be recorded."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
             report = self.step(batch, rate)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self.stream)
         return report
 
     def _record(self, batch: Batch, rate: Tensor) -> tuple[torch.cuda.CUDAGraph, list[Tensor], StepReport]:

@@ -1,7 +1,10 @@
-"""What a mixer asks before it names our Triton kernels its backend."""
+"""Whether our Triton kernels can run: for a mixer that names them its backend, and for layers that all mixers share."""
 
 import os
 from importlib import util
+
+import torch
+from torch import Tensor
 
 from attnbench.errors import UserError
 
@@ -22,6 +25,11 @@ def require_triton(setting: str, device_type: str) -> None:
         )
     if util.find_spec("triton") is None:
         raise UserError(f"{setting}: Triton is not installed; run: pip install 'triton>=3.6,<3.8'")
+
+
+def on_kernels(x: Tensor) -> bool:
+    """Whether a layer that all mixers share takes its own kernel for such a tensor: on CUDA, float64 excepted."""
+    return x.device.type == "cuda" and x.dtype != torch.float64
 
 
 def interpreted() -> bool:

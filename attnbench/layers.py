@@ -154,13 +154,15 @@ class QueryKeyValue(nn.Module):
 
     def forward(self, x_BTD: Tensor, history_BWC: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Returns query, key and value, each (B, T, its width); `history_BWC` as in ShortConvolution."""
+        query, key, value = self.packed(x_BTD, history_BWC).split(self.widths, dim=-1)
+        return query, key, value
+
+    def packed(self, x_BTD: Tensor, history_BWC: Tensor | None = None) -> Tensor:
+        """The three side by side in one tensor, for a kernel that reads them there: (B, T, sum of the widths)."""
         mixed = self.projection(x_BTD)
         if self.convolution is not None:
             mixed = self.convolution(mixed, history_BWC)
-        if self.activation:
-            mixed = F.silu(mixed)
-        query, key, value = mixed.split(self.widths, dim=-1)
-        return query, key, value
+        return F.silu(mixed) if self.activation else mixed
 
     def init_history(self, batch_size: int, dtype: torch.dtype) -> Tensor:
         """The convolution's part of a state, (B, W, C): zeros, of length zero without a convolution."""

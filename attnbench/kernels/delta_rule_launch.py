@@ -1,5 +1,8 @@
 """Which kernels of the gated delta rule run, and how: the two forms over the same tiles, forward and backward."""
 
+# Launching a kernel gives plain numbers for its constexpr arguments.
+# pyright: reportArgumentType=false
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnbench.kernels.delta_rule_parallel import (
+    key_parts_kernel,
     prepare_backward_kernel,
     prepare_forward_kernel,
     read_kernel,
@@ -25,7 +29,8 @@ LAUNCH: dict[str, dict[str, int]] = {
     "prepare_forward": {"num_warps": 4, "num_stages": 1},
     "scan_forward": {"num_warps": 4, "num_stages": 3, "VALUES": 16},
     "read": {"num_warps": 4},
-    "prepare_backward": {"num_warps": 4, "num_stages": 1},
+    "key_parts": {"num_warps": 4},
+    "prepare_backward": {"num_warps": 4},
     "scan_backward": {"num_warps": 4, "num_stages": 3, "VALUES": 16},
     "gradient": {"num_warps": 4},
 }
@@ -149,10 +154,13 @@ def backward(
     of_states, of_corrections = torch.empty_like(states), torch.empty_like(corrections)
     if rule.goes_parallel():
         readers, writers, totals = _empty_key_parts(rule)
-        prepare_backward_kernel[(rule.num_chunks, rule.sequences)](
-            *inputs, resolvents, gradient, readers, writers, totals, of_corrections, of_states, *sizes, scale,
-            **rule.options("prepare_backward", **constants),
+        key_parts_kernel[(rule.num_chunks, rule.sequences)](
+            *inputs, resolvents, readers, writers, totals, *sizes,
+            **rule.options("key_parts", UNIT=rule.unit_length),
         )  # fmt: skip
+        prepare_backward_kernel[(rule.num_chunks, rule.sequences, rule.num_blocks)](
+            *inputs, gradient, of_corrections, of_states, *sizes, scale, **rule.options("prepare_backward", **constants)
+        )
         scan_values = min(rule.values, LAUNCH["scan_backward"]["VALUES"])
         scan_backward_kernel[(rule.sequences, rule.value_width // scan_values)](
             rule.beta, readers, writers, totals, *ends, of_states, of_corrections, *sizes,

@@ -8,6 +8,9 @@ and for the gradient E of b F, with E_0 what the chunk's own queries give it and
     E = E_0 + Y S'_gradient,    S_gradient = g_C S'_gradient + B - W^T b E
 """
 
+# A decorated function is not seen to return.
+# pyright: reportGeneralTypeIssues=false
+
 import triton
 import triton.language as tl
 
@@ -109,31 +112,43 @@ def read_kernel(mixed, log_decay, beta, states, corrections, output, length, num
 
 
 @triton.jit
-def prepare_backward_kernel(mixed, log_decay, beta, resolvents, gradient, readers, writers, totals,
-                            change_gradients, additions, length, num_heads, scale,
-                            C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
-                            UNIT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """W, Y, the sum of log decays, E_0 (in place of E) and B (in place of the gradient of S') of every chunk.
-
-    Grid: chunks, sequences × heads.
-    """
+def key_parts_kernel(mixed, log_decay, beta, resolvents, readers, writers, totals, length, num_heads,
+                     C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, UNIT: tl.constexpr,
+                     PRECISION: tl.constexpr):  # fmt: skip
+    """W, Y and the sum of log decays of every chunk again, for the gradient. Grid: chunks, sequences × heads."""
     chunk, program = tl.program_id(0), tl.program_id(1)
     sequence, head = program // num_heads, program % num_heads
-    key, _, decays, betas, rows, valid = load_key(
+    key, _, decays, betas, _, _ = load_key(
         mixed, log_decay, beta, sequence, head, chunk * C, length, num_heads, C, K, V, UNIT
     )
-    query, _ = load_query(mixed, rows, valid, head, num_heads, scale, K, V, UNIT)
     index = program.to(tl.int64) * tl.num_programs(0) + chunk
     between = tl.load(matrix(resolvents + index * C * C, C, 0, C, C))
     cumulative, total = tl.cumsum(decays, 0), tl.sum(decays, 0)
     store_key_parts(key, cumulative, total, betas, between, readers, writers, totals, index, C, K, PRECISION)
+
+
+@triton.jit
+def prepare_backward_kernel(mixed, log_decay, beta, gradient, change_gradients, additions, length, num_heads, scale,
+                            C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
+                            UNIT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """E_0 (in place of E) and B (in place of the gradient of S') of every chunk.
+
+    Grid: chunks, sequences × heads, blocks of values.
+    """
+    chunk, program, first = tl.program_id(0), tl.program_id(1), tl.program_id(2) * VALUES
+    sequence, head = program // num_heads, program % num_heads
+    key, _, decays, _, rows, valid = load_key(
+        mixed, log_decay, beta, sequence, head, chunk * C, length, num_heads, C, K, V, UNIT
+    )
+    query, _ = load_query(mixed, rows, valid, head, num_heads, scale, K, V, UNIT)
+    of_output = load_rows(gradient, rows, valid, num_heads * V, head * V + first, VALUES)
+    cumulative = tl.cumsum(decays, 0)
+    index = program.to(tl.int64) * tl.num_programs(0) + chunk
+    of_change = read_change_gradient(query, key, cumulative, of_output, C, PRECISION)
+    tl.store(matrix(change_gradients + index * C * V, V, first, C, VALUES), of_change.to(key.dtype))
     decayed = (query.to(tl.float32) * tl.exp(cumulative)[:, None]).to(key.dtype)
-    for first in range(0, V, VALUES):
-        of_output = load_rows(gradient, rows, valid, num_heads * V, head * V + first, VALUES)
-        of_change = read_change_gradient(query, key, cumulative, of_output, C, PRECISION)
-        tl.store(matrix(change_gradients + index * C * V, V, first, C, VALUES), of_change.to(key.dtype))
-        addition = product(tl.trans(decayed), of_output, PRECISION)
-        tl.store(matrix(additions + index * K * V, V, first, K, VALUES), addition.to(key.dtype))
+    addition = product(tl.trans(decayed), of_output, PRECISION)
+    tl.store(matrix(additions + index * K * V, V, first, K, VALUES), addition.to(key.dtype))
 
 
 @triton.jit

@@ -10,7 +10,6 @@ from torch.utils.flop_counter import register_flop_formula
 from attnbench.errors import UserError
 from attnbench.kernels.delta_rule_launch import CHUNK, DeltaRule, backward, forward
 
-KEY_WIDTHS = (16, 32, 64, 128)
 DTYPES = (torch.bfloat16, torch.float32)
 
 
@@ -31,7 +30,8 @@ def gated_delta_rule(
         M_t = a_t M_{t-1} + b_t k_t (v_t - a_t M_{t-1}^T k_t)^T,   y_t = M_t^T q_t / sqrt(K)
 
     Args:
-        mixed_BTC: query, key and value side by side, (HK | HK | HV), in bfloat16 or float32.
+        mixed_BTC: query, key and value side by side, (HK | HK | HV), in bfloat16 or float32; K is 16, 32, 64 or
+            128, V a multiple of 16.
         log_decay_BTH: log a_t, not positive; float32, as beta and memory are.
         unit_length: divide each query and key by its length first.
         keep_memory: whether the last memory is wanted.
@@ -41,32 +41,21 @@ def gated_delta_rule(
         y (B, T, H, V) in the dtype of `mixed_BTC`, and the last memory or None.
 
     Raises:
-        UserError: a dtype or a width these kernels do not have.
+        UserError: a dtype that these kernels do not have.
     """
-    require_widths("gated_delta_rule", key_width, mixed_BTC.shape[-1] // num_heads - 2 * key_width)
     if mixed_BTC.dtype not in DTYPES:
         raise UserError(
-            f"gated_delta_rule: the kernels take bfloat16 and float32, not {mixed_BTC.dtype}; choose attn.backend=torch"
+            f"attn.backend=triton: its kernels take bfloat16 and float32, not {mixed_BTC.dtype}; choose "
+            "attn.backend=torch"
         )
+    value_width = mixed_BTC.shape[-1] // num_heads - 2 * key_width
+    assert key_width in (16, 32, 64, 128), key_width
+    assert value_width % 16 == 0, value_width
     output_BTHV, last_BHKV, *_ = gated_delta_rule_forward(
         mixed_BTC, log_decay_BTH.float(), beta_BTH.float(), memory_BHKV, num_heads, key_width, unit_length,
         keep_memory, torch.is_grad_enabled(), parallel,
     )  # fmt: skip
     return output_BTHV, last_BHKV if keep_memory else None
-
-
-def has_widths(key_width: int, value_width: int) -> bool:
-    """Whether there are kernels for so many channels a head: K one of KEY_WIDTHS, V a multiple of 16."""
-    return key_width in KEY_WIDTHS and value_width > 0 and value_width % 16 == 0
-
-
-def require_widths(setting: str, key_width: int, value_width: int) -> None:
-    """Raises UserError, with the way out, unless `has_widths`."""
-    if not has_widths(key_width, value_width):
-        raise UserError(
-            f"{setting}: the kernels take heads of {', '.join(map(str, KEY_WIDTHS))} key channels and a multiple of 16 "
-            f"value channels, not {key_width} and {value_width}; choose attn.backend=torch"
-        )
 
 
 @torch.library.custom_op("attnbench::gated_delta_rule_forward", mutates_args=())
@@ -85,10 +74,11 @@ def gated_delta_rule_forward(
     """y, the last memory, and what the gradient needs of every chunk of every sequence and head, in the dtype of
     `mixed_BTC`: the state before it, its corrections and its resolvent. What is not kept is empty."""
     outputs = _forward_outputs(mixed_BTC, num_heads, key_width, keep_memory, keep_states)
-    output, last, *kept = outputs
+    output, last, states, corrections, resolvents = outputs
+    kept = (states, corrections, resolvents) if keep_states else None
     mixed, log_decay, beta = (x.contiguous() for x in (mixed_BTC, log_decay_BTH, beta_BTH))
     rule = DeltaRule(mixed, log_decay, beta, num_heads, key_width, unit_length, parallel)
-    forward(rule, _contiguous(memory_BHKV), output, last if keep_memory else None, (*kept,) if keep_states else None)
+    forward(rule, _contiguous(memory_BHKV), output, last if keep_memory else None, kept)
     return outputs
 
 
@@ -154,11 +144,13 @@ def _(mixed: Tensor, log_decay: Tensor, beta: Tensor, states: Tensor, correction
       gradient: Tensor, last_gradient: Tensor | None, num_heads: int, key_width: int, unit_length: bool,
       of_memory: bool, parallel: bool | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     of_first = log_decay.new_empty(_memory_shape(mixed, num_heads, key_width, of_memory))
-    return (*(x.new_empty(x.shape) for x in (mixed, log_decay, beta)), of_first)
+    return mixed.new_empty(mixed.shape), log_decay.new_empty(log_decay.shape), beta.new_empty(beta.shape), of_first
 
 
 def _save_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    mixed, log_decay, beta, memory, ctx.num_heads, ctx.key_width, ctx.unit_length, _, _, ctx.parallel = inputs
+    mixed, log_decay, beta, memory, ctx.num_heads, ctx.key_width, ctx.unit_length, ctx.kept_memory, _, ctx.parallel = (
+        inputs
+    )
     ctx.of_memory = memory is not None
     # Zeros for the gradients of what nobody read would cost as much as much of the rest.
     ctx.set_materialize_grads(False)
@@ -171,7 +163,7 @@ def _gradient(ctx: Any, gradient: Tensor | None, last_gradient: Tensor | None, *
         batch, length, channels = mixed.shape
         gradient = mixed.new_zeros(batch, length, ctx.num_heads, channels // ctx.num_heads - 2 * ctx.key_width)
     of_mixed, of_log_decay, of_beta, of_memory = gated_delta_rule_backward(
-        mixed, log_decay, beta, *kept, gradient, last_gradient,
+        mixed, log_decay, beta, *kept, gradient, last_gradient if ctx.kept_memory else None,
         ctx.num_heads, ctx.key_width, ctx.unit_length, ctx.of_memory, ctx.parallel,
     )  # fmt: skip
     return of_mixed, of_log_decay, of_beta, of_memory if ctx.of_memory else None, *(None,) * 6

@@ -42,8 +42,13 @@ class BrokenLinear(LinearAttention):
     backends: ClassVar[tuple[str, ...]] = ("torch",)
     part: ClassVar[int] = 1
 
-    def _mix(self, query_BTHK: Tensor, key_BTHK: Tensor, value_BTHV: Tensor, memory_BHKV: Tensor | None) -> Any:
-        return super()._mix(*lose_the_tail((query_BTHK, key_BTHK, value_BTHV), self.part), memory_BHKV)
+    def _mix(self, x_BTD: Tensor, state: Any) -> Any:
+        right = self._features
+        self._features = lambda *given: lose_the_tail(right(*given), self.part)
+        mixed = super()._mix(x_BTD, state)
+        # The definition is right.
+        del self._features
+        return mixed
 
 
 class HalfBroken(LinearAttention):
@@ -51,8 +56,8 @@ class HalfBroken(LinearAttention):
 
     backends: ClassVar[tuple[str, ...]] = ("torch", "nan", "raises")
 
-    def _mix(self, query_BTHK: Tensor, key_BTHK: Tensor, value_BTHV: Tensor, memory_BHKV: Tensor | None) -> Any:
+    def _mix(self, x_BTD: Tensor, state: Any) -> Any:
         if self.backend == "raises":
             raise RuntimeError("no such kernel\nand a second line")
-        mixed_BTHV, last = super()._mix(query_BTHK, key_BTHK, value_BTHV, memory_BHKV)
-        return mixed_BTHV * torch.nan if self.backend == "nan" else mixed_BTHV, last
+        mixed_BTHV, *last = super()._mix(x_BTD, state)
+        return mixed_BTHV * torch.nan if self.backend == "nan" else mixed_BTHV, *last

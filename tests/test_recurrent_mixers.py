@@ -183,10 +183,6 @@ def test_fla_needs_cuda(mixer_class):
         mixer_class.choose_backend({"backend": "fla"}, device_type="cpu", precision="float32")
 
 
-def test_auto_of_gated_deltanet_is_torch():
-    assert GatedDeltaNet.choose_backend({}, device_type="cuda", precision="bfloat16") == "torch"
-
-
 @pytest.mark.parametrize(
     ("head_width", "device_type", "backend"),
     [
@@ -210,6 +206,29 @@ def test_linear_attention_by_our_kernel_is_refused_where_it_cannot_run(monkeypat
     options = {"backend": "triton", "head_width": 256}
     with pytest.raises(UserError, match=r"head_width=256.*backend=torch"):
         LinearAttention.choose_backend(options, device_type="cpu", precision="float32")
+
+
+@pytest.mark.parametrize(
+    ("device_type", "options", "backend"),
+    [
+        ("cuda", {}, "triton"),
+        ("cuda", {"head_width": 64, "value_expansion": 2}, "triton"),
+        ("cuda", {"head_width": 48}, "torch"),
+        ("cuda", {"head_width": 16, "value_expansion": 1.5}, "torch"),
+        ("cpu", {"head_width": 64}, "torch"),
+    ],
+)
+def test_auto_is_triton_where_gated_deltanet_has_kernels(device_type, options, backend):
+    assert GatedDeltaNet.choose_backend(options, device_type=device_type, precision="bfloat16") == backend
+
+
+def test_triton_is_refused_where_it_cannot_run(monkeypatch):
+    options = {"backend": "triton", "head_width": 48}
+    with pytest.raises(UserError, match=r"backend=triton.*16, 32, 64, 128.*not 48 and 48.*backend=torch"):
+        GatedDeltaNet.choose_backend(options, device_type="cuda", precision="bfloat16")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(UserError, match=r"backend=triton.*need CUDA"):
+        GatedDeltaNet.choose_backend({**options, "head_width": 64}, device_type="cpu", precision="float32")
 
 
 @pytest.mark.parametrize("version", ["3.4.0", "3.6.0", "3.7.0", "3.7.0+git1"])

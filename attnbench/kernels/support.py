@@ -23,8 +23,13 @@ def require_triton(setting: str, device_type: str) -> None:
             f"{setting}: our Triton kernels need CUDA, not device={device_type}; choose another backend "
             "(TRITON_INTERPRET=1 runs them on a CPU, slowly, for tests)"
         )
-    if util.find_spec("triton") is None:
+    if not has_triton():
         raise UserError(f"{setting}: Triton is not installed; run: pip install 'triton>=3.6,<3.8'")
+
+
+def has_triton() -> bool:
+    """Whether it is installed, as it is with every CUDA build of torch for Linux."""
+    return util.find_spec("triton") is not None
 
 
 def on_kernels(x: Tensor) -> bool:

@@ -1,6 +1,7 @@
 """Gated DeltaNet: a memory that decays, and in which each key overwrites what it points to."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnbench.errors import UserError
+from attnbench.kernels.support import has_triton, require_triton
 from attnbench.layers import GatedOutput, Projection, QueryKeyValue, RMSNorm
 from attnbench.mixers.base import Mixer, head_count
 from attnbench.mixers.fla_support import require_gated_fla
@@ -33,15 +35,16 @@ class GatedDeltaNet(Mixer):
         num_heads: null for dim / head_width; the inner widths need not add up to dim.
         head_width: channels of query and key a head, K.
         value_expansion: channels of value a head, V, as a multiple of head_width.
-        backend: auto | torch | fla. Auto is torch, which was measured faster than fla at this bench's shapes.
+        backend: auto | torch | triton | fla. Triton, our own kernels, takes heads of 16, 32, 64 or 128 key channels and
+            a multiple of 16 value channels; auto is triton for these on CUDA, and else torch.
         conv_size: taps of the short convolution over query, key and value; 0 for none.
         output_gate: multiply what was mixed by silu(gate(x)).
         qk_norm: divide query and key of each head by their length. Without it the recurrence can grow.
         negative_eigenvalues: b_t in 0..2 instead of 0..1, so that the state can also be reflected (arXiv 2411.12537).
     """
 
-    backends: ClassVar[tuple[str, ...]] = ("torch", "fla")
-    auto_rule: ClassVar[str] = "torch was measured faster than fla at this bench's shapes"
+    backends: ClassVar[tuple[str, ...]] = ("torch", "triton", "fla")
+    auto_rule: ClassVar[str] = "triton on CUDA at key widths of 16, 32, 64 or 128, otherwise torch"
     without_vmap: ClassVar[frozenset[str]] = frozenset({"fla"})
     no_weight_decay: ClassVar[frozenset[str]] = frozenset({"log_decay_rate", "decay_bias"})
     state_memory: ClassVar[tuple[str, ...]] = ("memory_BHKV",)
@@ -79,8 +82,20 @@ class GatedDeltaNet(Mixer):
 
     @classmethod
     def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
-        """As Mixer's; fla needs CUDA, the library, and a Triton that compiles its gated kernels correctly."""
+        """As Mixer's; triton needs CUDA and widths that it has kernels for, fla CUDA, the library, and a Triton that
+        compiles its gated kernels correctly."""
         backend = super().choose_backend(options, device_type=device_type, precision=precision)
+        widths = _key_and_value_width(options)
+        if options.get("backend", "auto") == "auto":
+            possible = device_type == "cuda" and has_triton() and (widths is None or has_kernels(*widths))
+            return "triton" if possible else "torch"
+        if backend == "triton":
+            require_triton("attn.backend=triton", device_type)
+            if widths is not None and not has_kernels(*widths):
+                raise UserError(
+                    f"attn.backend=triton: kernels take heads of {', '.join(map(str, KEY_WIDTHS))} key channels "
+                    f"and a multiple of 16 value channels, not {widths[0]} and {widths[1]:g}; choose attn.backend=torch"
+                )
         if backend == "fla":
             require_gated_fla("attn.backend=fla", device_type)
         return backend
@@ -109,14 +124,11 @@ class GatedDeltaNet(Mixer):
     def forward(
         self, x_BTD: Tensor, state: GatedDeltaNetState | None = None
     ) -> tuple[Tensor, GatedDeltaNetState | None]:
-        inputs = self._inputs(x_BTD, None if state is None else state.history_BWC)
-        memory = None if state is None else state.memory_BHKV
-        if self.backend == "fla":
-            mixed_BTHV, last_memory = fla_gated_delta_rule(*inputs, memory)
-        elif memory is not None and x_BTD.shape[1] == 1:
-            mixed_BTHV, last_memory = recurrent_gated_delta_rule(*inputs, memory)
+        history, memory = (None, None) if state is None else (state.history_BWC, state.memory_BHKV)
+        if self.backend == "triton" and (memory is None or x_BTD.shape[1] > 1):
+            mixed_BTHV, last_memory = self._mix_packed(x_BTD, history, memory)
         else:
-            mixed_BTHV, last_memory = chunked_gated_delta_rule(*inputs, memory, chunk_size(x_BTD.device.type))
+            mixed_BTHV, last_memory = self._mix(self._inputs(x_BTD, history), memory)
         if state is not None and last_memory is not None:
             state.memory_BHKV.copy_(last_memory)
         return self._finish(mixed_BTHV, x_BTD), state
@@ -140,21 +152,64 @@ class GatedDeltaNet(Mixer):
         """A position and head: 2KV each for M^T k, the outer product added to M, and M^T q. Decays are not counted."""
         return length * self.num_heads * 6 * self.head_width * self.value_width
 
+    def _mix(self, inputs: Sequence[Tensor], memory_BHKV: Tensor | None) -> tuple[Tensor, Tensor]:
+        """y of every head and the last memory, by torch or fla; a single position always by the definition."""
+        query, key, value, log_decay, beta = inputs
+        if self.backend == "fla":
+            return fla_gated_delta_rule(query, key, value, log_decay, beta, memory_BHKV)
+        if memory_BHKV is not None and query.shape[1] == 1:
+            return recurrent_gated_delta_rule(query, key, value, log_decay, beta, memory_BHKV)
+        num_positions = chunk_size(query.device.type)
+        return chunked_gated_delta_rule(query, key, value, log_decay, beta, memory_BHKV, num_positions)
+
+    def _mix_packed(
+        self, x_BTD: Tensor, history_BWC: Tensor | None, memory_BHKV: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The same by our kernels, which take query, key and value where the projection leaves them."""
+        from attnbench.kernels.gated_delta_rule import gated_delta_rule
+
+        return gated_delta_rule(
+            self.query_key_value.packed(x_BTD, history_BWC),
+            *self._gates(x_BTD),
+            memory_BHKV,
+            num_heads=self.num_heads,
+            key_width=self.head_width,
+            unit_length=self.qk_norm,
+            keep_memory=memory_BHKV is not None,
+        )
+
     def _inputs(self, x_BTD: Tensor, history_BWC: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Query, key, value, log decay and beta of every position; the last two in float32 at least."""
+        """Query, key, value, log decay and beta of every position."""
         query, key, value = self.query_key_value(x_BTD, history_BWC)
         query, key = (part.unflatten(-1, (self.num_heads, self.head_width)) for part in (query, key))
         scale = self.head_width**-0.5
         query = unit_length(query, scale) if self.qk_norm else query * scale
         key = unit_length(key) if self.qk_norm else key
-        dtype = torch.promote_types(query.dtype, torch.float32)
+        return query, key, value.unflatten(-1, (self.num_heads, self.value_width)), *self._gates(x_BTD)
+
+    def _gates(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Log decay and beta of every position, in float32 at least."""
+        dtype = torch.promote_types(x_BTD.dtype, torch.float32)
         step_BTH = F.softplus(self.decay(x_BTD).to(dtype) + self.decay_bias)
         log_decay_BTH = -self.log_decay_rate.to(dtype).exp() * step_BTH
-        beta_BTH = self.max_beta * self.beta(x_BTD).to(dtype).sigmoid()
-        return query, key, value.unflatten(-1, (self.num_heads, self.value_width)), log_decay_BTH, beta_BTH
+        return log_decay_BTH, self.max_beta * self.beta(x_BTD).to(dtype).sigmoid()
 
     def _finish(self, mixed_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
         return self.output(self.norm(mixed_BTHV).flatten(2), x_BTD)
+
+
+KEY_WIDTHS = (16, 32, 64, 128)
+
+
+def has_kernels(key_width: int, value_width: float) -> bool:
+    """Whether our Triton kernels take so many channels a head."""
+    return key_width in KEY_WIDTHS and value_width > 0 and value_width % 16 == 0
+
+
+def _key_and_value_width(options: dict[str, Any]) -> tuple[int, float] | None:
+    """Channels a head that the settings ask for; None where the model, which gives the head width, is not known yet."""
+    key_width = options.get("head_width")
+    return None if key_width is None else (key_width, key_width * options.get("value_expansion", 1))
 
 
 def chunk_size(device_type: str) -> int:

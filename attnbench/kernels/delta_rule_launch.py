@@ -1,0 +1,209 @@
+"""Which kernels of the gated delta rule run, and how: the two forms over the same tiles, forward and backward."""
+
+# Launching a kernel gives plain numbers for its constexpr arguments.
+# pyright: reportArgumentType=false
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnbench.kernels.delta_rule_parallel import (
+    key_parts_kernel,
+    prepare_backward_kernel,
+    prepare_forward_kernel,
+    read_kernel,
+    scan_backward_kernel,
+    scan_forward_kernel,
+)
+from attnbench.kernels.delta_rule_tiles import gradient_kernel, resolvent_kernel
+from attnbench.kernels.delta_rule_walk import walk_backward_kernel, walk_forward_kernel
+
+CHUNK = 64
+
+LAUNCH: dict[str, dict[str, int]] = {
+    "resolvent": {"num_warps": 4},
+    "walk_forward": {"num_warps": 4, "num_stages": 1},
+    "walk_backward": {"num_warps": 4, "num_stages": 1},
+    "prepare_forward": {"num_warps": 4, "num_stages": 1},
+    "scan_forward": {"num_warps": 4, "num_stages": 3, "VALUES": 16},
+    "read": {"num_warps": 4},
+    "key_parts": {"num_warps": 4},
+    "prepare_backward": {"num_warps": 4},
+    "scan_backward": {"num_warps": 4, "num_stages": 3, "VALUES": 16},
+    "gradient": {"num_warps": 4},
+}
+"""By kernel: warps of a program, stages of the loads in its loop and, for a scan, its block of value channels."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRule:
+    """One call's inputs, contiguous, and what follows from their shapes.
+
+    Args:
+        parallel: all chunks at once around a scan, instead of one program a head that walks its chunks; None for the
+            rule in `choose_parallel`.
+    """
+
+    mixed: Tensor
+    log_decay: Tensor
+    beta: Tensor
+    num_heads: int
+    key_width: int
+    unit_length: bool
+    parallel: bool | None = None
+
+    @property
+    def length(self) -> int:
+        return self.mixed.shape[1]
+
+    @property
+    def sequences(self) -> int:
+        """Independent ones: of every head."""
+        return self.mixed.shape[0] * self.num_heads
+
+    @property
+    def value_width(self) -> int:
+        return self.mixed.shape[2] // self.num_heads - 2 * self.key_width
+
+    @property
+    def num_chunks(self) -> int:
+        return -(-self.length // CHUNK)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of value channels."""
+        return self.value_width // self.values
+
+    @property
+    def values(self) -> int:
+        """Value channels of a program: the largest power of 2 up to 64 that divides them."""
+        return min(64, self.value_width & -self.value_width)
+
+    def empty(self, *shape: int) -> Tensor:
+        """Of every chunk, in the dtype of the inputs."""
+        return self.mixed.new_empty(self.sequences, self.num_chunks, *shape)
+
+    def options(self, kernel: str, **more: Any) -> dict[str, Any]:
+        """A kernel's constants; float32 is multiplied to its own digits, or to TF32's where the inputs have fewer."""
+        precision = "tf32x3" if self.mixed.dtype == torch.float32 else "tf32"
+        options = {"C": CHUNK, "K": self.key_width, "V": self.value_width, "PRECISION": precision}
+        return options | more | LAUNCH[kernel]
+
+    def goes_parallel(self) -> bool:
+        return choose_parallel(self) if self.parallel is None else self.parallel
+
+
+def choose_parallel(rule: DeltaRule) -> bool:
+    """Whether walking would leave most of the device idle for long: fewer walks than multiprocessors, 8 chunks each."""
+    if rule.mixed.device.type != "cuda" or rule.num_chunks < 8:
+        return False
+    multiprocessors = torch.cuda.get_device_properties(rule.mixed.device).multi_processor_count
+    return rule.sequences * rule.num_blocks < multiprocessors
+
+
+def forward(
+    rule: DeltaRule,
+    initial: Tensor | None,
+    output: Tensor,
+    last: Tensor | None,
+    kept: tuple[Tensor, Tensor, Tensor] | None,
+) -> None:
+    """Fills `output`, `last` and what the gradient needs: S and F of every chunk, and R."""
+    sizes = (rule.length, rule.num_heads)
+    inputs, scale, chunks = (rule.mixed, rule.log_decay, rule.beta), rule.key_width**-0.5, rule.num_chunks
+    unit, values = {"UNIT": rule.unit_length}, {"VALUES": rule.values}
+    resolvents = rule.empty(CHUNK, CHUNK) if kept is None else kept[2]
+    if not rule.goes_parallel():
+        states, corrections = (None, None) if kept is None else kept[:2]
+        resolvent_kernel[(chunks, rule.sequences)](*inputs, resolvents, *sizes, **rule.options("resolvent", **unit))
+        walk_forward_kernel[(rule.sequences, rule.num_blocks)](
+            *inputs, resolvents, initial, output, last, states, corrections, *sizes, scale,
+            **rule.options("walk_forward", **unit, **values),
+        )  # fmt: skip
+        return
+    states, corrections = _empty_states(rule) if kept is None else kept[:2]
+    readers, writers, totals = _empty_key_parts(rule)
+    prepare_forward_kernel[(chunks, rule.sequences)](
+        *inputs, resolvents, readers, writers, corrections, totals, *sizes,
+        **rule.options("prepare_forward", **unit, **values),
+    )  # fmt: skip
+    scan_values = min(rule.values, LAUNCH["scan_forward"]["VALUES"])
+    scan_forward_kernel[(rule.sequences, rule.value_width // scan_values)](
+        rule.beta, readers, writers, totals, initial, last, states, corrections, *sizes,
+        **rule.options("scan_forward") | {"VALUES": scan_values},
+    )  # fmt: skip
+    read_kernel[(chunks, rule.sequences, rule.num_blocks)](
+        *inputs, states, corrections, output, *sizes, scale, **rule.options("read", **unit, **values)
+    )
+
+
+def backward(
+    rule: DeltaRule,
+    kept: tuple[Tensor, Tensor, Tensor],
+    gradient: Tensor,
+    last_gradient: Tensor | None,
+    of_initial: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the three inputs; fills `of_initial`."""
+    states, corrections, resolvents = kept
+    sizes, scale = (rule.length, rule.num_heads), rule.key_width**-0.5
+    inputs, ends = (rule.mixed, rule.log_decay, rule.beta), (last_gradient, of_initial)
+    constants = {"UNIT": rule.unit_length, "VALUES": rule.values}
+    of_states, of_corrections = torch.empty_like(states), torch.empty_like(corrections)
+    if rule.goes_parallel():
+        readers, writers, totals = _empty_key_parts(rule)
+        key_parts_kernel[(rule.num_chunks, rule.sequences)](
+            *inputs, resolvents, readers, writers, totals, *sizes,
+            **rule.options("key_parts", UNIT=rule.unit_length),
+        )  # fmt: skip
+        prepare_backward_kernel[(rule.num_chunks, rule.sequences, rule.num_blocks)](
+            *inputs, gradient, of_corrections, of_states, *sizes, scale, **rule.options("prepare_backward", **constants)
+        )
+        scan_values = min(rule.values, LAUNCH["scan_backward"]["VALUES"])
+        scan_backward_kernel[(rule.sequences, rule.value_width // scan_values)](
+            rule.beta, readers, writers, totals, *ends, of_states, of_corrections, *sizes,
+            **rule.options("scan_backward") | {"VALUES": scan_values},
+        )  # fmt: skip
+    else:
+        walk_backward_kernel[(rule.sequences, rule.num_blocks)](
+            *inputs, resolvents, gradient, *ends, of_states, of_corrections, *sizes, scale,
+            **rule.options("walk_backward", **constants),
+        )  # fmt: skip
+        resolvents = None
+    return _input_gradients(rule, states, corrections, gradient, of_states, of_corrections, resolvents)
+
+
+def _input_gradients(
+    rule: DeltaRule,
+    states: Tensor,
+    corrections: Tensor,
+    gradient: Tensor,
+    of_states: Tensor,
+    of_corrections: Tensor,
+    resolvents: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, length, _ = rule.mixed.shape
+    shared, blocks = 2 * rule.num_heads * rule.key_width, rule.num_blocks
+    of_mixed = torch.empty_like(rule.mixed)
+    of_shared = of_mixed if blocks == 1 else rule.log_decay.new_empty(blocks, batch, length, shared)
+    of_log_decay, of_beta = (rule.log_decay.new_empty(blocks, *rule.log_decay.shape) for _ in range(2))
+    gradient_kernel[(rule.num_chunks, rule.sequences, blocks)](
+        rule.mixed, rule.log_decay, rule.beta, states, corrections, gradient, of_states, of_corrections, resolvents,
+        of_mixed, of_shared, of_log_decay, of_beta, length, batch * length, rule.num_heads, of_shared.shape[-1],
+        rule.key_width**-0.5, **rule.options("gradient", UNIT=rule.unit_length, VALUES=rule.values),
+    )  # fmt: skip
+    if blocks == 1:
+        return of_mixed, of_log_decay[0], of_beta[0]
+    of_mixed[..., :shared] = of_shared.sum(0)
+    return of_mixed, of_log_decay.sum(0), of_beta.sum(0)
+
+
+def _empty_states(rule: DeltaRule) -> tuple[Tensor, Tensor]:
+    return rule.empty(rule.key_width, rule.value_width), rule.empty(CHUNK, rule.value_width)
+
+
+def _empty_key_parts(rule: DeltaRule) -> tuple[Tensor, Tensor, Tensor]:
+    readers, writers = (rule.empty(CHUNK, rule.key_width) for _ in range(2))
+    return readers, writers, rule.empty().float()

@@ -1,0 +1,131 @@
+"""Tiles of the gated delta rule between memory and the kernels: a chunk of a head in, its gradients out; and the two
+kernels that do all chunks at once, whatever form carries the state from one to the next.
+
+Values are cut into blocks of channels, which do not depend on each other. Gradients that several blocks share (all but
+that of the values) are written block by block and added outside.
+"""
+
+# A decorated function is not seen to return.
+# pyright: reportGeneralTypeIssues=false
+
+import triton
+import triton.language as tl
+
+from attnbench.kernels.delta_rule_chunk import (
+    below_diagonal,
+    chunk_resolvent,
+    correction_gradient,
+    key_gradient,
+    load_rows,
+    log_decay_gradient,
+    matrix,
+    pair_decay,
+    product,
+    query_gradient,
+    scaled_rows,
+    scaled_rows_gradient,
+    store_rows,
+)
+
+
+@triton.jit
+def chunk_rows(sequence, start, length, C: tl.constexpr):
+    """Rows of a chunk, counted over the batch, and which of them exist."""
+    positions = start + tl.arange(0, C)
+    return sequence.to(tl.int64) * length + positions, positions < length
+
+
+@triton.jit
+def load_key(mixed, log_decay, beta, sequence, head, start, length, num_heads,
+             C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, UNIT: tl.constexpr):  # fmt: skip
+    """Key (scaled, with the factors of its rows), log decay and beta of one chunk of a head, and its rows."""
+    rows, valid = chunk_rows(sequence, start, length, C)
+    key = load_rows(mixed, rows, valid, num_heads * (2 * K + V), (num_heads + head) * K, K)
+    key, factor = scaled_rows(key, 1.0, UNIT)
+    decays = tl.load(log_decay + rows * num_heads + head, mask=valid, other=0.0)
+    betas = tl.load(beta + rows * num_heads + head, mask=valid, other=0.0)
+    return key, factor, decays, betas, rows, valid
+
+
+@triton.jit
+def load_query(mixed, rows, valid, head, num_heads, scale, K: tl.constexpr, V: tl.constexpr, UNIT: tl.constexpr):
+    """Query, scaled, with the factors of its rows."""
+    query = load_rows(mixed, rows, valid, num_heads * (2 * K + V), head * K, K)
+    return scaled_rows(query, scale, UNIT)
+
+
+@triton.jit
+def load_value(mixed, rows, valid, head, num_heads, first,
+               K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr):  # fmt: skip
+    """A block of the values' channels, from `first` on."""
+    column = 2 * num_heads * K + head * V + first
+    return load_rows(mixed, rows, valid, num_heads * (2 * K + V), column, VALUES)
+
+
+@triton.jit
+def resolvent_kernel(mixed, log_decay, beta, resolvents, length, num_heads,
+                     C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, UNIT: tl.constexpr,
+                     PRECISION: tl.constexpr):  # fmt: skip
+    """R of every chunk, (X, N, C, C). Grid: chunks, sequences × heads."""
+    chunk, program = tl.program_id(0), tl.program_id(1)
+    sequence, head = program // num_heads, program % num_heads
+    key, _, decays, betas, _, _ = load_key(
+        mixed, log_decay, beta, sequence, head, chunk * C, length, num_heads, C, K, V, UNIT
+    )
+    result = chunk_resolvent(key, decays, betas, C, PRECISION)
+    index = program.to(tl.int64) * tl.num_programs(0) + chunk
+    tl.store(matrix(resolvents + index * C * C, C, 0, C, C), result.to(key.dtype))
+
+
+@triton.jit
+def gradient_kernel(mixed, log_decay, beta, states, corrections, gradient, state_gradients, correction_gradients,
+                    resolvents, mixed_gradient, shared_gradient, log_decay_gradients, beta_gradients,
+                    length, num_rows, num_heads, shared_stride, scale,
+                    C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
+                    UNIT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """All gradients of every chunk. Grid: chunks, sequences × heads, blocks of values.
+
+    Of every chunk there are S (`states`), F (`corrections`), H (`correction_gradients`) and the gradient of S'
+    (`state_gradients`); where `resolvents` (R) are given, E stands in the place of H. `gradient` is the output's.
+    Gradients of query and key go to columns 0 and HK of `shared_gradient`, which is the packed gradient itself where
+    there is one block of values, and else has an axis of blocks first, as those of log decay and beta always have.
+    """
+    chunk, program, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    sequence, head, first = program // num_heads, program % num_heads, block * VALUES
+    index = program.to(tl.int64) * tl.num_programs(0) + chunk
+    key, key_factor, decays, betas, rows, valid = load_key(
+        mixed, log_decay, beta, sequence, head, chunk * C, length, num_heads, C, K, V, UNIT
+    )
+    dtype: tl.constexpr = key.dtype
+    own_rows = block.to(tl.int64) * num_rows + rows
+    cumulative, total = tl.cumsum(decays, 0), tl.sum(decays, 0)
+
+    correction = tl.load(matrix(corrections + index * C * V, V, first, C, VALUES)).to(tl.float32)
+    of_correction = tl.load(matrix(correction_gradients + index * C * V, V, first, C, VALUES)).to(tl.float32)
+    if resolvents is not None:
+        between = tl.load(matrix(resolvents + index * C * C, C, 0, C, C))
+        of_correction = correction_gradient(between, betas, of_correction, PRECISION)
+    tl.store(beta_gradients + own_rows * num_heads + head, tl.sum(correction * of_correction, 1), mask=valid)
+    change, of_value = (correction * betas[:, None]).to(dtype), (of_correction * betas[:, None]).to(dtype)
+    value_column = 2 * num_heads * K + head * V + first
+    store_rows(mixed_gradient, rows, valid, num_heads * (2 * K + V), value_column, of_value, VALUES)
+
+    of_output = load_rows(gradient, rows, valid, num_heads * V, head * V + first, VALUES)
+    decay = pair_decay(cumulative, C)
+    of_weight = (product(of_output, tl.trans(change), PRECISION) * decay).to(dtype)
+    of_pairs = (-below_diagonal(product(of_value, tl.trans(change), PRECISION) * decay, C)).to(dtype)
+
+    query, query_factor = load_query(mixed, rows, valid, head, num_heads, scale, K, V, UNIT)
+    state = tl.load(matrix(states + index * K * V, V, first, K, VALUES))
+    of_query, query_inner = query_gradient(query, key, cumulative, of_weight, of_output, state, PRECISION)
+    of_query = scaled_rows_gradient(of_query, query, query_factor, query_inner, scale, UNIT)
+    store_rows(shared_gradient, own_rows, valid, shared_stride, head * K, of_query, K)
+
+    after = tl.load(matrix(state_gradients + index * K * V, V, first, K, VALUES))
+    of_key, key_inner, read_inner, leaving_inner = key_gradient(
+        query, key, cumulative, total, of_weight, of_pairs, change, of_value, state, after, PRECISION
+    )
+    of_key = scaled_rows_gradient(of_key, key, key_factor, key_inner, 1.0, UNIT)
+    store_rows(shared_gradient, own_rows, valid, shared_stride, (num_heads + head) * K, of_key, K)
+    of_decay = log_decay_gradient(total, query_inner, key_inner, read_inner, leaving_inner, state, after)
+    tl.store(log_decay_gradients + own_rows * num_heads + head, of_decay, mask=valid)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from attnbench.checkpoint import TrainState
+from attnbench.graphs import CapturedCall
 from attnbench.loss import nats_of
 from attnbench.model import LanguageModel
 from attnbench.runtime import computing
@@ -27,20 +28,8 @@ class Batch(NamedTuple):
 
     def rows(self, part: slice | Tensor) -> "Batch":
         """Some of the sequences: a slice, or their indices."""
-        return self._each(lambda tensor: tensor[part])
-
-    def copy(self) -> "Batch":
-        """The same in memory of its own."""
-        return self._each(torch.clone)
-
-    def _each(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        weight, positions = self.weight_BT, self.positions_BL
-        return Batch(
-            function(self.tokens_BT),
-            function(self.targets_BT),
-            function(weight) if weight is not None else None,
-            function(positions) if positions is not None else None,
-        )
+        tensors = (tensor[part] if tensor is not None else None for tensor in self)
+        return Batch(*tensors)  # pyright: ignore[reportArgumentType]
 
 
 class StepReport(NamedTuple):
@@ -132,61 +121,20 @@ def stepper(
     def step(batch: Batch, rate: Tensor) -> StepReport:
         return train_step(state, batch, rate, settings, precision, nats)
 
-    return CapturedStep(step) if captured else step
+    return _captured(step) if captured else step
 
 
-class CapturedStep:
-    """A step whose first calls run as they are, after which it is recorded once and then replayed.
+def _captured(step: Step) -> Step:
+    def on_tensors(rate: Tensor, tokens: Tensor, targets: Tensor, *rest: Tensor) -> StepReport:
+        # Weights and positions come together or not at all.
+        return step(Batch(tokens, targets, *rest), rate)
 
-    What a call returns is overwritten by the next one.
+    call = CapturedCall(on_tensors)
 
-    Raises:
-        ValueError: a batch of another shape than the first one's.
-    """
+    def replayed(batch: Batch, rate: Tensor) -> StepReport:
+        return call(rate, *(part for part in batch if part is not None))
 
-    NUM_WARMUP = 3
-    """Ordinary steps before the recording, in which kernels are loaded and libraries allocate their workspaces."""
-
-    def __init__(self, step: Step) -> None:
-        self.step, self.num_calls = step, 0
-        # What was warmed up on the default stream cannot be recorded. One stream: each has memory of its own.
-        self.stream = torch.cuda.Stream()
-        self.recording: tuple[torch.cuda.CUDAGraph, list[Tensor], StepReport] | None = None
-
-    def __call__(self, batch: Batch, rate: Tensor) -> StepReport:
-        self.num_calls += 1
-        if self.num_calls <= self.NUM_WARMUP:
-            return self._aside(batch, rate)
-        if self.recording is None:
-            self.recording = self._record(batch, rate)
-        graph, inputs, report = self.recording
-        for own, given in zip(inputs, _inputs(batch, rate), strict=True):
-            if own.shape != given.shape:
-                raise ValueError(f"a captured step takes one shape, {tuple(own.shape)}, not {tuple(given.shape)}")
-            own.copy_(given)
-        graph.replay()
-        return report
-
-    def _aside(self, batch: Batch, rate: Tensor) -> StepReport:
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            report = self.step(batch, rate)
-        torch.cuda.current_stream().wait_stream(self.stream)
-        return report
-
-    def _record(self, batch: Batch, rate: Tensor) -> tuple[torch.cuda.CUDAGraph, list[Tensor], StepReport]:
-        own, own_rate = batch.copy(), rate.clone()
-        # The graph's memory is its own. What the ordinary steps left in the allocator would double the peak.
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            report = self.step(own, own_rate)
-        return graph, _inputs(own, own_rate), report
-
-
-def _inputs(batch: Batch, rate: Tensor) -> list[Tensor]:
-    return [*(part for part in batch if part is not None), rate]
+    return replayed
 
 
 def loss_and_gradients(

@@ -82,7 +82,7 @@ def test_a_wrong_gradient_of_decay_or_beta_is_found(part, monkeypatch):
     wrong = lambda *inputs: right(*broken_mixers.lose_the_tail(inputs[:5], part), *inputs[5:])  # noqa: E731
     monkeypatch.setattr(gated_deltanet, "chunked_gated_delta_rule", wrong)
     for finding in examine(from_yaml("gated_deltanet"), CPU, lengths=(63, 133)):
-        if finding.verdict != "refused":
+        if finding.backend == "torch":
             assert finding.wrong_lengths == [63, 133], finding.deviations
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnbench.errors import UserError
-from attnbench.kernels.support import has_triton, require_triton
+from attnbench.kernels.support import require_triton
 from attnbench.layers import GatedOutput, Projection, QueryKeyValue, RMSNorm
 from attnbench.mixers.base import Mixer, head_count
 from attnbench.mixers.fla_support import require_gated_fla
@@ -87,7 +87,7 @@ class GatedDeltaNet(Mixer):
         backend = super().choose_backend(options, device_type=device_type, precision=precision)
         widths = _key_and_value_width(options)
         if options.get("backend", "auto") == "auto":
-            possible = device_type == "cuda" and has_triton() and (widths is None or has_kernels(*widths))
+            possible = device_type == "cuda" and (widths is None or has_kernels(*widths))
             return "triton" if possible else "torch"
         if backend == "triton":
             require_triton("attn.backend=triton", device_type)

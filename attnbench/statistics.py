@@ -3,6 +3,9 @@
 What is assumed: the scores of several seeds are independent draws, about normal around the variant's mean; a seed
 fixes data order, test set and the initialisation of equal parts, so that scores of one seed are pairs. With three to
 five seeds neither can be checked, which is why a difference must also be large enough to matter.
+
+scipy and statsmodels are loaded where they are used: every command has this module, and loading the two takes longer
+than refusing a bad setting.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,9 +13,6 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
-from scipy import stats
-from statsmodels.stats.multitest import multipletests
-from statsmodels.stats.proportion import proportion_confint
 
 CONFIDENCE = 0.95
 SIGNIFICANCE = 0.05
@@ -70,6 +70,8 @@ def mean_interval(values: Sequence[float]) -> Interval:
         return Interval(mean=first, low=None, high=None, num=1)
     if all(value == first for value in values):
         return Interval(mean=first, low=first, high=first, num=num)
+    from scipy import stats
+
     mean = float(np.mean(values))
     low, high = stats.t.interval(CONFIDENCE, num - 1, loc=mean, scale=stats.sem(values))
     return Interval(mean=mean, low=float(low), high=float(high), num=num)
@@ -88,6 +90,8 @@ def proportion_interval(rate: float, num_items: int) -> tuple[float, float]:
     """
     if not 0 <= rate <= 1 or num_items < 1:
         raise ValueError(f"rate {rate} of {num_items} items is no proportion")
+    from statsmodels.stats.proportion import proportion_confint
+
     low, high = proportion_confint(rate * num_items, num_items, alpha=1 - CONFIDENCE, method="wilson")
     return float(low), float(high)
 
@@ -127,6 +131,8 @@ def compare_pairs(
     family = [_test(first, second, scores) for first, second in pairs]
     if not family:
         return []
+    from statsmodels.stats.multitest import multipletests
+
     p_values = [1.0 if pair.p_value is None else pair.p_value for pair in family]
     adjusted = np.asarray(multipletests(p_values, alpha=SIGNIFICANCE, method="holm")[1])
     return [
@@ -168,6 +174,8 @@ def _test(first: str, second: str, scores: Mapping[str, Mapping[int, float]]) ->
         if np.ptp(differences) <= ROUNDING * max(map(abs, first_scores + second_scores)):
             differences = [differences[0]] * len(differences)
         elif len(differences) >= MIN_SEEDS:
+            from scipy import stats
+
             p_value = float(stats.ttest_rel(first_scores, second_scores).pvalue)
         interval = mean_interval(differences)
     return Comparison(

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    # Read when a kernel is loaded: without a GPU they run in Triton's interpreter, where a test names them.
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+INTERPRETED = not torch.cuda.is_available()
+if INTERPRETED:
+    # Triton reads it when a kernel is loaded, which is while tests are collected.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -16,6 +17,16 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.fixture(scope="session")
 def root() -> Path:
     return ROOT
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Without a GPU only the tests of kernels have Triton's interpreter: elsewhere a backend that needs CUDA is refused
+    as it is for a user, and no process that a test starts runs a kernel that way, which takes minutes."""
+    if INTERPRETED and item.path.name.startswith("test_kernels"):
+        os.environ["TRITON_INTERPRET"] = "1"
+    else:
+        os.environ.pop("TRITON_INTERPRET", None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

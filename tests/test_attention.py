@@ -188,11 +188,7 @@ def test_odd_head_width_needs_no_positions() -> None:
         ({"head_width": 512}, "cuda", "bfloat16", "head_width=512"),
     ],
 )
-def test_flash_refuses_what_its_kernel_cannot_do(
-    monkeypatch, options, device_type: str, precision: str, message: str
-) -> None:
-    # Tests of the kernels set it for the whole process.
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+def test_flash_refuses_what_its_kernel_cannot_do(options, device_type: str, precision: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as refusal:
         Flash.choose_backend(options, device_type=device_type, precision=precision)
     assert "\n" not in str(refusal.value)

@@ -4,7 +4,6 @@ import logging
 import runpy
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -144,23 +143,23 @@ def test_a_bad_override_of_another_script_is_one_line(
         assert part in said, said
 
 
-@pytest.mark.parametrize(("override", "limit_seconds"), [("train.foo=1", 3), ("seq_len=-1", 3), ("+attn.foo=1", 6)])
-def test_the_command_answers_at_once_without_a_traceback(root: Path, override: str, limit_seconds: float) -> None:
-    started = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "scripts/train.py", *DEMO, override], cwd=root, capture_output=True, text=True, timeout=60
-    )
+@pytest.mark.parametrize(
+    ("override", "loads_torch"), [("train.foo=1", False), ("seq_len=-1", False), ("+attn.foo=1", True)]
+)
+def test_the_command_answers_at_once_without_a_traceback(root: Path, override: str, loads_torch: bool) -> None:
+    command = [sys.executable, "-X", "importtime", "scripts/train.py", *DEMO, override]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert override.lstrip("+") in done.stderr
+    imported, said = [], []
+    for line in done.stderr.splitlines():
+        (imported if line.startswith("import time:") else said).append(line)
+    assert len(said) == 1, said
+    assert said[0].startswith("error: ")
+    assert override.lstrip("+") in said[0]
     # No assertion on the speed itself, which depends on the machine: what makes it slow must not have been imported.
-    imported = subprocess.run(
-        [sys.executable, "-X", "importtime", "scripts/train.py", *DEMO, override],
-        cwd=root, capture_output=True, text=True, timeout=60,
-    ).stderr  # fmt: skip
-    assert (" torch\n" in imported) == (limit_seconds == 6)
-    assert time.perf_counter() - started < 60
+    names = {line.rpartition("|")[2].strip() for line in imported}
+    assert ("torch" in names) == loads_torch
+    assert not {"scipy.stats", "statsmodels", "altair", "wandb"} & names
 
 
 @pytest.mark.parametrize("model", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))

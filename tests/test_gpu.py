@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from kernel_checks import assert_near
 from mixer_building import mixer_names, read
 from small import TRAIN, VOCABULARY, batch_of, mixer_settings
 
@@ -26,11 +27,6 @@ def built(name, backend, precision="bfloat16"):
     except UserError as refusal:
         pytest.skip(str(refusal))
     return build_mixer(settings, DEVICE)
-
-
-def near(actual, expected, tolerance):
-    error, scale = (actual.double() - expected.double()).norm(), expected.double().norm()
-    assert error <= tolerance * scale, f"{float(error):.2e} of {float(scale):.2e}"
 
 
 @pytest.mark.parametrize("length", [*LENGTHS, 64])
@@ -63,7 +59,7 @@ def test_pieces_and_steps_are_the_whole(name, backend, length):
         for position in range(last, length):
             y_BD, state = mixer.step(x_BTD[:, position], state)
             pieces.append(y_BD[:, None])
-        near(torch.cat(pieces, dim=1), mixer(x_BTD)[0], 0.02)
+        assert_near(torch.cat(pieces, dim=1), mixer(x_BTD)[0], 0.02)
 
 
 @pytest.mark.parametrize("name", mixer_names())
@@ -81,7 +77,7 @@ def test_what_was_trained_compiled_is_the_same_model_not_compiled(name):
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
         compiled, _ = torch.compile(model)(tokens_BT)
         eager, _ = model(tokens_BT)
-    near(compiled, eager, 0.03)
+    assert_near(compiled, eager, 0.03)
 
 
 @pytest.mark.parametrize("name", mixer_names())
@@ -115,4 +111,4 @@ def test_a_captured_step_trains_like_the_others(name):
     assert losses == pytest.approx(expected_losses, rel=1e-4)
     assert len(set(losses)) == len(losses)
     for label, parameter in parameters.items():
-        near(parameter, expected[label], 1e-3)
+        assert_near(parameter, expected[label], 1e-3)

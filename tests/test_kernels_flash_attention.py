@@ -1,23 +1,17 @@
 """Our FlashAttention against softmax attention in float64: interpreted on a CPU, compiled on a GPU."""
 
-import os
 import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
+from kernel_checks import DEVICE, assert_near, normal
 from torch import Tensor
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    # Before the kernels are loaded: Triton reads it then.
-    os.environ["TRITON_INTERPRET"] = "1"
-pytest.importorskip("triton")
-
-from attnbench.kernels import flash_attention as kernels  # noqa: E402
-from attnbench.kernels.flash_attention import flash_attention, packed_flash_attention  # noqa: E402
-from attnbench.layers import rotate, rotation  # noqa: E402
-from attnbench.mixers.flash import Flash  # noqa: E402
+from attnbench.kernels import flash_attention as kernels
+from attnbench.kernels.flash_attention import flash_attention, packed_flash_attention
+from attnbench.layers import rotate, rotation
+from attnbench.mixers.flash import Flash
 
 # The interpreter has no products in bfloat16.
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16
@@ -28,7 +22,7 @@ every_dtype = pytest.mark.parametrize("dtype", [torch.float32, HALF])
 
 
 def inputs(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype).requires_grad_()
+    return normal(*shape, dtype=dtype, seed=seed).requires_grad_()
 
 
 def plain(query: Tensor, key: Tensor, value: Tensor, causal: bool, window: int | None) -> Tensor:
@@ -56,11 +50,10 @@ def check(actual: Tensor, expected: Tensor, tensors: list[Tensor], exact: list[T
     gradients = torch.autograd.grad(actual, tensors, weight)
     expected_gradients = torch.autograd.grad(expected, exact, weight.double())
     for own, other in zip((actual, *gradients), (expected, *expected_gradients), strict=True):
-        assert own.shape == other.shape
         # A single key has no score to learn: its gradient is rounding, held against the weighting's size.
-        scale = other.norm() if other.norm() > 1e-3 else weight.double().norm()
-        error = (own.double() - other).norm() / scale
-        assert error <= TOLERANCE[actual.dtype], f"{float(error):.1e}"
+        is_rounding = float(other.detach().norm()) <= 1e-3
+        smallest = float(weight.double().norm()) if is_rounding else 0.0
+        assert_near(own, other, TOLERANCE[actual.dtype], smallest=smallest)
 
 
 def check_attention(queries: int, keys: int, heads: int, groups: int, width: int, dtype: torch.dtype, **options):

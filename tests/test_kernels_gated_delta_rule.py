@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from kernel_checks import assert_near
 from mixer_building import build, example_input
 from test_mixers import check_against_definition, in_pieces
 from torch import Tensor
@@ -66,13 +67,6 @@ def kernels(mixed: Tensor, log_decay: Tensor, beta: Tensor, memory: Tensor, unit
         mixed, log_decay, beta, memory if given else None, num_heads=memory.shape[1], key_width=memory.shape[2],
         unit_length=unit, keep_memory=given, parallel=parallel,
     )  # fmt: skip
-
-
-def assert_near(actual: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
-    assert actual.isfinite().all(), what
-    error, scale = (actual.double() - expected.double()).norm(), expected.double().norm()
-    # Of a single position, the log decay changes nothing.
-    assert error <= tolerance * scale + 1e-6, f"{what}: {float(error):.2e} of {float(scale):.2e}"
 
 
 def check(inputs: list[Tensor], *, unit: bool, parallel: bool, given: bool) -> None:

@@ -2,14 +2,15 @@
 
 import pytest
 import torch
-from mixer_building import assert_near, build, example_input
+from kernel_checks import DEVICE, assert_near, normal
+from mixer_building import assert_near as assert_near_everywhere
+from mixer_building import build, example_input
 from test_mixers import check_against_definition, in_pieces
 from torch import Tensor
 
 from attnbench.kernels import linear_attention as kernels
 from attnbench.kernels.linear_attention import linear_attention, mix
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 EPS = 1e-6
 
@@ -30,33 +31,21 @@ def definition(
     return (mixture / (divisor + EPS)).transpose(1, 2), last_memory, last_normaliser
 
 
-def example(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
-
-
 def packed(batch: int, length: int, heads: int, width: int, feature_map: str, dtype: torch.dtype, seed=0) -> Tensor:
     """Features that torch took are not negative, and here not near zero, where every quotient is noise."""
-    mixed = example(batch, length, 3 * heads * width, dtype=dtype, seed=seed)
+    mixed = normal(batch, length, 3 * heads * width, dtype=dtype, seed=seed)
     if feature_map == "identity":
         mixed[..., : 2 * heads * width] = mixed[..., : 2 * heads * width].abs()
     return mixed
-
-
-def near(actual: Tensor, expected: Tensor, dtype: torch.dtype, scale: float = 0) -> None:
-    """The error is small beside what was expected, or beside `scale` where that is larger."""
-    assert actual.shape == expected.shape
-    error = float((actual.double() - expected).detach().norm() / max(float(expected.detach().norm()), scale))
-    assert error <= TOLERANCE[dtype], error
 
 
 def check(
     length: int, width: int, feature_map: str, dtype: torch.dtype, *, state: bool = False, batch=1, heads=2
 ) -> None:
     mixed = packed(batch, length, heads, width, feature_map, dtype)
-    upstream = example(batch, length, heads, width, dtype=dtype, seed=1)
-    memory = example(batch, heads, width, width, seed=2) if state else None
-    normaliser = example(batch, heads, width, seed=3).abs() if state else None
+    upstream = normal(batch, length, heads, width, dtype=dtype, seed=1)
+    memory = normal(batch, heads, width, width, seed=2) if state else None
+    normaliser = normal(batch, heads, width, seed=3).abs() if state else None
     exact = mixed.double().requires_grad_()
     wide = (None if x is None else x.double() for x in (memory, normaliser))
     expected = definition(exact, *wide, heads, feature_map)
@@ -64,13 +53,13 @@ def check(
     actual = linear_attention(mixed, memory, normaliser, heads, feature_map, EPS)
     assert actual[0].dtype == dtype
     for own, other in zip(actual, expected, strict=True):
-        near(own, other, dtype)
+        assert_near(own, other, TOLERANCE[dtype])
     (gradient,) = torch.autograd.grad(actual[0], mixed, upstream)
     (other,) = torch.autograd.grad(expected[0], exact, upstream.double())
     # Each part on its own: that of the value is the largest, that of the first query zero.
     scale = 0.1 * float(other.norm())
     for own, of_part in zip(gradient.chunk(3, dim=2), other.chunk(3, dim=2), strict=True):
-        near(own, of_part, dtype, scale)
+        assert_near(own, of_part, TOLERANCE[dtype], smallest=scale)
 
 
 # Around the border of a chunk, and over several with a ragged end.
@@ -127,8 +116,8 @@ def test_nothing_is_left_unwritten(monkeypatch):
 @pytest.mark.parametrize("state", [False, True])
 def test_it_is_a_proper_operator(state):
     mixed = packed(2, 5, 2, 16, "elu", torch.float32).requires_grad_()
-    memory = example(2, 2, 16, 16) if state else None
-    normaliser = example(2, 2, 16).abs() if state else None
+    memory = normal(2, 2, 16, 16) if state else None
+    normaliser = normal(2, 2, 16).abs() if state else None
     torch.library.opcheck(
         mix,
         (mixed, memory, normaliser, 2, "elu", EPS),
@@ -140,8 +129,8 @@ def test_it_is_a_proper_operator(state):
 @pytest.mark.parametrize("state", [False, True])
 def test_stacked_inputs_under_vmap(state):
     mixed = torch.stack([packed(2, 20, 2, 16, "elu", torch.float32, seed) for seed in range(3)], dim=1).requires_grad_()
-    memory = example(2, 2, 16, 16) if state else None
-    normaliser = example(3, 2, 2, 16).abs() if state else None
+    memory = normal(2, 2, 16, 16) if state else None
+    normaliser = normal(3, 2, 2, 16).abs() if state else None
 
     def loss(mixed: Tensor, memory: Tensor | None, normaliser: Tensor | None) -> Tensor:
         return linear_attention(mixed, memory, normaliser, 2, "elu", EPS)[0].pow(3).sum((-4, -3, -2, -1))
@@ -162,7 +151,7 @@ def test_a_gradient_through_states_is_refused():
 @pytest.mark.parametrize(("width", "dtype"), [(8, torch.float32), (160, torch.float32), (16, torch.float64)])
 def test_what_has_no_kernel_is_refused(width, dtype):
     with pytest.raises(ValueError, match="no kernel"):
-        linear_attention(example(1, 5, 6 * width, dtype=dtype), None, None, 2, "elu", EPS)
+        linear_attention(normal(1, 5, 6 * width, dtype=dtype), None, None, 2, "elu", EPS)
 
 
 OPTIONS = ({}, {"feature_map": "relu"}, {"feature_map": "softmax"}, {"qk_norm": True}, {"conv_size": 4})
@@ -174,7 +163,7 @@ def test_the_mixer_by_kernel_is_its_definition_in_pieces_too(options):
     mixer, x = build("linear", backend="triton", **options), example_input(2, 70)
     check_against_definition(mixer, 70, torch.float32)
     with torch.no_grad():
-        assert_near(in_pieces(mixer, x, (33, 1, 36)), mixer(x)[0], 2e-5)
+        assert_near_everywhere(in_pieces(mixer, x, (33, 1, 36)), mixer(x)[0], 2e-5)
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="test_gpu.py has it compiled")
@@ -190,4 +179,4 @@ def test_the_mixer_by_kernel_compiles_without_a_break_and_stacks():
     losses.sum().backward()
     for name, gradient in fast.items():
         assert gradient is not None
-        assert_near(gradient, stacked[name].grad[0], 1e-5, name)
+        assert_near_everywhere(gradient, stacked[name].grad[0], 1e-5, name)

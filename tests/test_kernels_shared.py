@@ -3,48 +3,37 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from kernel_checks import DEVICE, assert_near, normal
 
 from attnbench.kernels import linear_cross_entropy as loss_kernel
 from attnbench.kernels.linear_cross_entropy import linear_cross_entropy
 from attnbench.kernels.swiglu import swiglu
 from attnbench.loss import cross_entropy
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 pytestmark = pytest.mark.gpu if DEVICE == "cuda" else []
-
-
-def near(actual, expected, tolerance):
-    error, scale = (actual.double() - expected.double()).norm(), expected.double().norm()
-    assert torch.isfinite(actual).all()
-    assert error <= tolerance * scale, f"{float(error):.2e} of {float(scale):.2e}"
-
-
-def random(*shape, dtype=torch.float64, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, dtype=torch.float64, generator=generator).to(DEVICE, dtype)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize(("rows", "width"), [(1, 8), (33, 24), (40, 150)])
 def test_swiglu_is_silu_times_up_and_so_is_its_gradient(rows, width, dtype):
-    packed = random(rows, 2 * width, dtype=dtype).mul(3).requires_grad_()
+    packed = normal(rows, 2 * width, dtype=dtype).mul(3).requires_grad_()
     wide = packed.detach().double().requires_grad_()
     gate, up = wide.chunk(2, dim=-1)
     expected, actual = F.silu(gate) * up, swiglu(packed)
-    gradient = random(rows, width, dtype=dtype, seed=1)
+    gradient = normal(rows, width, dtype=dtype, seed=1)
     expected.backward(gradient.double())
     actual.backward(gradient)
-    near(actual, expected, TOLERANCES[dtype])
-    near(packed.grad, wide.grad, TOLERANCES[dtype])
+    assert_near(actual, expected, TOLERANCES[dtype])
+    assert_near(packed.grad, wide.grad, TOLERANCES[dtype])
 
 
 def test_swiglu_of_stacked_models_is_that_of_each():
-    packed = random(3, 5, 16, dtype=torch.float32).requires_grad_()
+    packed = normal(3, 5, 16).requires_grad_()
     torch.vmap(swiglu)(packed).square().sum().backward()
     one = packed.detach()[1].clone().requires_grad_()
     swiglu(one).square().sum().backward()
-    near(packed.grad[1], one.grad, 1e-6)
+    assert_near(packed.grad[1], one.grad, 1e-6)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
@@ -57,7 +46,7 @@ def test_the_loss_and_its_gradients_are_those_of_the_logits(
     # In several parts of the rows, and a row in several blocks, as with many rows and symbols.
     monkeypatch.setattr(loss_kernel, "PART_BYTES", part_bytes)
     monkeypatch.setattr(loss_kernel, "MAX_BLOCK", block)
-    x, weight = random(27, 16, dtype=dtype).requires_grad_(), random(num_symbols, 16, dtype=torch.float32, seed=1)
+    x, weight = normal(27, 16, dtype=dtype).requires_grad_(), normal(num_symbols, 16, seed=1)
     weight.requires_grad_()
     targets = torch.arange(27, device=DEVICE) * 7 % num_symbols
     labels = (torch.arange(27, device=DEVICE) % 3).float() if is_weighted else None
@@ -68,21 +57,21 @@ def test_the_loss_and_its_gradients_are_those_of_the_logits(
     nats_N = F.cross_entropy(wide_x @ wide_weight.T, targets, reduction="none")
     expected = nats_N.sum() if labels is None else (nats_N * labels).sum()
     (0.3 * expected).backward()
-    near(actual, expected, TOLERANCES[dtype])
-    near(x.grad, wide_x.grad, TOLERANCES[dtype])
-    near(weight.grad, wide_weight.grad, TOLERANCES[dtype])
+    assert_near(actual, expected, TOLERANCES[dtype])
+    assert_near(x.grad, wide_x.grad, TOLERANCES[dtype])
+    assert_near(weight.grad, wide_weight.grad, TOLERANCES[dtype])
 
 
 def test_the_loss_without_gradient_is_that_of_the_house():
-    x, weight = random(9, 16, dtype=torch.float32), random(20, 16, dtype=torch.float32, seed=1)
+    x, weight = normal(9, 16), normal(20, 16, seed=1)
     targets = torch.arange(9, device=DEVICE)
     total, of_x, of_weight = linear_cross_entropy(x, weight, targets, None, False)
-    near(total, cross_entropy(x @ weight.T, targets), 1e-5)
+    assert_near(total, cross_entropy(x @ weight.T, targets), 1e-5)
     assert of_x.numel() == of_weight.numel() == 0
 
 
 def test_the_loss_of_stacked_models_is_that_of_each():
-    x, weight = random(3, 9, 16, dtype=torch.float32).requires_grad_(), random(3, 20, 16, dtype=torch.float32, seed=1)
+    x, weight = normal(3, 9, 16).requires_grad_(), normal(3, 20, 16, seed=1)
     weight.requires_grad_()
     targets = torch.arange(9, device=DEVICE)
 
@@ -92,13 +81,13 @@ def test_the_loss_of_stacked_models_is_that_of_each():
     torch.vmap(nats)(x, weight).sum().backward()
     one, own = x.detach()[1].clone().requires_grad_(), weight.detach()[1].clone().requires_grad_()
     nats(one, own).backward()
-    near(x.grad[1], one.grad, 1e-6)
-    near(weight.grad[1], own.grad, 1e-6)
+    assert_near(x.grad[1], one.grad, 1e-6)
+    assert_near(weight.grad[1], own.grad, 1e-6)
 
 
 @pytest.mark.parametrize("operator", ["swiglu", "linear_cross_entropy"])
 def test_the_compiler_sees_through_the_operators(operator):
-    x = random(8, 16, dtype=torch.float32).requires_grad_()
+    x = normal(8, 16).requires_grad_()
 
     def function(x):
         if operator == "swiglu":
@@ -107,4 +96,4 @@ def test_the_compiler_sees_through_the_operators(operator):
 
     expected = torch.autograd.grad(function(x), x)[0]
     compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-    near(torch.autograd.grad(compiled(x), x)[0], expected, 1e-6)
+    assert_near(torch.autograd.grad(compiled(x), x)[0], expected, 1e-6)

@@ -3,13 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from kernel_checks import DEVICE, assert_near, normal
 from torch import Tensor
 
 from attnbench import layers
 from attnbench.kernels.short_convolution import convolve, launch_backward, launch_forward, short_convolution
 from attnbench.layers import ShortConvolution
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
@@ -22,34 +22,23 @@ def definition(x_BTC: Tensor, weight_CW: Tensor, history_BWC: Tensor | None, sil
     return F.silu(y) if silu else y
 
 
-def example(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
-
-
-def near(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    assert actual.shape == expected.shape
-    error = (actual.double() - expected).norm() / expected.norm()
-    assert error <= TOLERANCE[dtype], float(error)
-
-
 def check(batch: int, length: int, channels: int, size: int, dtype: torch.dtype, silu: bool, history: bool) -> None:
     """Weights stay in float32, as a model's do under autocast."""
     inputs = [
-        example(batch, length, channels, dtype=dtype, seed=0),
-        example(channels, size, dtype=torch.float32, seed=1),
+        normal(batch, length, channels, dtype=dtype),
+        normal(channels, size, seed=1),
     ]
-    past = example(batch, size - 1, channels, dtype=dtype, seed=2) if history else None
-    upstream = example(batch, length, channels, dtype=dtype, seed=3)
+    past = normal(batch, size - 1, channels, dtype=dtype, seed=2) if history else None
+    upstream = normal(batch, length, channels, dtype=dtype, seed=3)
     exact = [x.double().requires_grad_() for x in inputs]
     inputs = [x.requires_grad_() for x in inputs]
     expected = definition(*exact, None if past is None else past.double(), silu)
     actual = short_convolution(*inputs, past, silu)
     assert actual.dtype == dtype
-    near(actual, expected, dtype)
+    assert_near(actual, expected, TOLERANCE[dtype])
     gradients = torch.autograd.grad(actual, inputs, upstream)
     for gradient, other in zip(gradients, torch.autograd.grad(expected, exact, upstream.double()), strict=True):
-        near(gradient, other, dtype)
+        assert_near(gradient, other, TOLERANCE[dtype])
 
 
 # Around the border of a segment of 64 positions, and over several with a ragged end.
@@ -77,7 +66,7 @@ def test_nothing_is_left_unwritten(monkeypatch):
         return empty(*args, **kwargs).fill_(torch.nan)
 
     monkeypatch.setattr(torch, "empty_like", filled)
-    x, weight = example(2, 70, 20, dtype=torch.float32, seed=0), example(1, 20, 4, dtype=torch.float32, seed=1)
+    x, weight = normal(2, 70, 20), normal(1, 20, 4, seed=1)
     from attnbench.kernels.short_convolution import BLOCKS
 
     assert launch_forward(x, weight, None, True, BLOCKS).isfinite().all()
@@ -86,15 +75,15 @@ def test_nothing_is_left_unwritten(monkeypatch):
 
 @pytest.mark.parametrize("history", [False, True])
 def test_it_is_a_proper_operator(history):
-    x = example(4, 5, 6, dtype=torch.float32, seed=0).requires_grad_()
-    weight = example(2, 6, 3, dtype=torch.float32, seed=1).requires_grad_()
-    past = example(4, 2, 6, dtype=torch.float32, seed=2) if history else None
+    x = normal(4, 5, 6).requires_grad_()
+    weight = normal(2, 6, 3, seed=1).requires_grad_()
+    past = normal(4, 2, 6, seed=2) if history else None
     torch.library.opcheck(convolve, (x, weight, past, True))
 
 
 @pytest.mark.parametrize("unmapped", [None, 0, 1, 2])
 def test_stacked_weights_and_inputs_under_vmap(unmapped):
-    tensors = [example(3, *shape, dtype=torch.float32, seed=3) for shape in ((2, 5, 6), (6, 4), (2, 3, 6))]
+    tensors = [normal(3, *shape, seed=3) for shape in ((2, 5, 6), (6, 4), (2, 3, 6))]
     in_dims: list[int | None] = [0, 0, 0]
     if unmapped is not None:
         tensors[unmapped], in_dims[unmapped] = tensors[unmapped][0], None
@@ -119,8 +108,8 @@ def test_stacked_weights_and_inputs_under_vmap(unmapped):
 
 
 def test_a_gradient_for_the_history_is_refused():
-    x, weight = example(1, 5, 6, dtype=torch.float32, seed=0), example(6, 3, dtype=torch.float32, seed=1)
-    past = example(1, 2, 6, dtype=torch.float32, seed=2).requires_grad_()
+    x, weight = normal(1, 5, 6), normal(6, 3, seed=1)
+    past = normal(1, 2, 6, seed=2).requires_grad_()
     with pytest.raises(NotImplementedError, match="history"):
         short_convolution(x, weight, past).sum().backward()
 
@@ -128,12 +117,12 @@ def test_a_gradient_for_the_history_is_refused():
 @pytest.mark.parametrize(("size", "dtype"), [(9, torch.float32), (4, torch.float64)])
 def test_what_has_no_kernel_is_refused(size, dtype):
     with pytest.raises(ValueError, match="no kernel"):
-        short_convolution(example(1, 5, 6, dtype=dtype, seed=0), example(6, size, dtype=dtype, seed=1))
+        short_convolution(normal(1, 5, 6, dtype=dtype), normal(6, size, dtype=dtype, seed=1))
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="test_layers.py has the layer there")
 def test_the_layer_by_kernel_is_its_torch_form_compiled_and_in_pieces_too(monkeypatch):
-    layer, x = ShortConvolution(6, 4), example(2, 9, 6, dtype=torch.float32, seed=0)
+    layer, x = ShortConvolution(6, 4), normal(2, 9, 6)
     layer.init_weights(torch.Generator().manual_seed(0), 1)
     expected = layer(x, activation=True)
     monkeypatch.setattr(layers, "on_kernels", lambda x_BTC: True)

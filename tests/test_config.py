@@ -70,7 +70,7 @@ BAD = {
     "eval=[nope]": ["eval=nope", "recall", "perplexity"],
     "eval.recall.preset=tiny": ["eval.recall", "perplexity"],
 }
-COMPARE, EVALUATE = "compare", "evaluate"
+COMPARE, DOCTOR, EVALUATE = "compare", "doctor", "evaluate"
 BAD_OF_OTHERS = {
     (COMPARE, "plan=nope"): ["plan=nope", "compare", "demo", "published"],
     (COMPARE, "plan.foo=1"): ["plan.foo=1", "unknown setting", "variants"],
@@ -97,6 +97,10 @@ BAD_OF_OTHERS = {
     (COMPARE, "report=maybe"): ["report=maybe", "true or false"],
     (COMPARE, "export=cells.jsonl"): ["export=cells.jsonl", "no complete results"],
     (COMPARE, "import=cells.jsonl"): ["cells.jsonl", "cannot be read"],
+    (DOCTOR, "mixers=[sofmax]"): ["attn=sofmax: unknown; there is flash"],
+    (DOCTOR, "mixers=softmax"): ["mixers=softmax: must be a list or null"],
+    (DOCTOR, "+mixer=softmax"): ["mixer=softmax: unknown setting; there is mixers"],
+    (DOCTOR, "lift_guards=true"): ["lift_guards=true: flash-linear-attention"],
     (EVALUATE, "eval=[nope]"): ["eval=nope", "recall"],
     (EVALUATE, "eval.recall.preset=tiny"): ["eval.recall", "perplexity"],
     (EVALUATE, "foo=1"): ["foo=1", "unknown setting", "rerun"],
@@ -125,7 +129,8 @@ def test_a_bad_override_is_one_line_that_names_it(override: str) -> None:
 def test_a_bad_override_of_another_script_is_one_line(
     script: str, override: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = {COMPARE: ["plan=demo", "device=cpu", f"outputs_dir={tmp_path}", "plan.dry_run=true"], EVALUATE: []}[script]
+    own = {COMPARE: ["plan=demo", "plan.dry_run=true"], DOCTOR: [], EVALUATE: []}[script]
+    given = own if script == EVALUATE else [*own, "device=cpu", f"outputs_dir={tmp_path}"]
     monkeypatch.setattr(sys, "argv", [f"{script}.py", *given, override])
     monkeypatch.chdir(tmp_path)
     # A script sets it for its own process; here it is taken back afterwards.

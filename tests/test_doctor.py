@@ -157,22 +157,6 @@ def test_the_command_s_exit_code_tells_of_a_user_s_broken_mixer(root, tmp_path):
     assert read_csv(tmp_path / "doctor" / "results.csv")
 
 
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("mixers=[sofmax]", "attn=sofmax: unknown; there is flash"),
-        ("mixers=softmax", "mixers=softmax: must be a list or null"),
-        ("+mixer=softmax", "mixer=softmax: unknown setting; there is mixers"),
-        ("lift_guards=true", "lift_guards=true: flash-linear-attention"),
-    ],
-)
-def test_a_bad_setting_is_one_line(root, tmp_path, word, said):
-    done = doctor(root, word, f"outputs_dir={tmp_path}")
-    assert done.returncode != 0
-    assert f"error: {said}" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
 def test_lifted_guards_are_both_guards_and_come_down_again(tmp_path, monkeypatch):
     package = tmp_path / "fla" / "ops" / "common"
     package.mkdir(parents=True)

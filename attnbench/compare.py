@@ -172,7 +172,7 @@ def _show(folder: Path, settings: ComparisonSettings, files: Sequence[Path], *, 
     plan, rows = settings.plan, [row for path in files for row in read_results(path)]
     print_comparison(rows, rank=plan.rank or list(plan.variants), reference=plan.reference)
     if settings.report:
-        from attnbench.report import write_report
+        from attnbench.report.page import write_report
 
         log.info(f"report: {write_report(folder)}")
     if mirrored:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -116,7 +116,9 @@ def stepper(
         captured: replay it as a CUDA graph. Small models otherwise wait for the host to launch their kernels. Changes
             the speed, not the result; for batches of one shape.
     """
-    nats = torch.compile(batch_nats, dynamic=False) if compiled else batch_nats
+    # Without padding: our operators want their inputs dense, and would have to copy what was padded.
+    options: dict[str, Any] = {"comprehensive_padding": False}
+    nats = torch.compile(batch_nats, dynamic=False, options=options) if compiled else batch_nats
 
     def step(batch: Batch, rate: Tensor) -> StepReport:
         return train_step(state, batch, rate, settings, precision, nats)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from attnbench.errors import UserError
-from attnbench.report import write_report
+from attnbench.report.page import write_report
 
 
 def main() -> None:

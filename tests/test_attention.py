@@ -233,7 +233,7 @@ def test_flash_attn_is_called_as_its_signature_asks(window: int | None) -> None:
     [
         ("cpu", "float32", None, "sdpa"),
         ("cpu", "bfloat16", None, "sdpa"),
-        ("cuda", "bfloat16", None, "sdpa"),
+        ("cuda", "bfloat16", None, "cudnn"),
         ("cuda", "float32", None, "triton"),
         ("cuda", "tf32", None, "triton"),
         ("cuda", "bfloat16", 4, "triton"),

@@ -179,6 +179,7 @@ def test_what_died_before_it_could_answer_is_a_row_too(tmp_path, overrides):
     assert (tmp_path / "little" / f"environment-{row.identity.environment}.json").exists()
 
 
+@pytest.mark.slow
 def test_a_peer_that_dies_has_failed_and_the_rest_goes_on(measure, tmp_path):
     path = tmp_path / "model.py"
     path.write_text(DYING)

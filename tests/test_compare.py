@@ -300,7 +300,11 @@ def test_where_nothing_can_be_composed_that_is_the_error(text, tmp_path, ran):
 
 @pytest.mark.parametrize(
     ("dies", "num_failures", "num_tried_again"),
-    [("copy softmax, lr 0.01, search", 2, 2), ("copy softmax, lr", 3, 3), ("training plain, lr 0.004, seed 1", 1, 1)],
+    [
+        ("copy softmax, lr 0.01, search", 2, 2),
+        pytest.param("copy softmax, lr", 3, 3, marks=pytest.mark.slow),
+        pytest.param("training plain, lr 0.004, seed 1", 1, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_a_cell_that_dies_is_recorded_and_tried_again_the_next_time(
     dies, num_failures, num_tried_again, text, tmp_path, ran, monkeypatch

@@ -7,7 +7,9 @@ from kernel_checks import DEVICE, assert_near, normal
 
 from attnbench.kernels import linear_cross_entropy as loss_kernel
 from attnbench.kernels.linear_cross_entropy import linear_cross_entropy
+from attnbench.kernels.rotary import split_rotated
 from attnbench.kernels.swiglu import swiglu
+from attnbench.layers import rotate, rotation
 from attnbench.loss import cross_entropy
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -97,3 +99,37 @@ def test_the_compiler_sees_through_the_operators(operator):
     expected = torch.autograd.grad(function(x), x)[0]
     compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
     assert_near(torch.autograd.grad(compiled(x), x)[0], expected, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize(("heads", "groups", "width"), [(2, 2, 16), (4, 2, 24)])
+def test_split_and_rotated_is_what_the_layers_make_of_the_projection(heads, groups, width, dtype):
+    packed = normal(2, 37, (heads + 2 * groups) * width, dtype=dtype).requires_grad_()
+    wide = packed.detach().double().requires_grad_()
+    angles = rotation(37, width, 0, 10000.0, packed.device)
+    actual = split_rotated(packed, angles, heads, groups)
+    parts = [
+        part.unflatten(-1, (-1, width)) for part in wide.split([heads * width, groups * width, groups * width], dim=-1)
+    ]
+    expected = rotate(parts[0], angles), rotate(parts[1], angles), parts[2]
+    gradients = [normal(*x.shape, dtype=dtype, seed=seed) for seed, x in enumerate(expected)]
+    # As views too, which is how attention hands them over.
+    views = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in gradients]
+    torch.autograd.backward(actual, views)
+    torch.autograd.backward(expected, [x.double() for x in gradients])
+    for own, other in zip((*actual, packed.grad), (*expected, wide.grad), strict=True):
+        assert_near(own, other, TOLERANCES[dtype])
+
+
+def test_stacked_models_are_split_and_rotated_as_each():
+    packed = normal(3, 2, 5, 48).requires_grad_()
+    angles = rotation(5, 16, 0, 10000.0, packed.device)
+
+    def function(packed_BTC):
+        query, key, value = split_rotated(packed_BTC, angles, 1, 1)
+        return (query * key * value).sum()
+
+    torch.vmap(function)(packed).sum().backward()
+    one = packed.detach()[1].clone().requires_grad_()
+    function(one).backward()
+    assert_near(packed.grad[1], one.grad, 1e-6)

@@ -15,10 +15,10 @@ from report_rows import CORPUS, HOSTILE, SKILL, write_experiment
 
 from attnbench.aggregate import families, figures, headline
 from attnbench.errors import UserError
-from attnbench.report import write_report
 from attnbench.report.charts import specification, to_svg
 from attnbench.report.inputs import about, read_inputs
 from attnbench.report.markup import element, embedded_json
+from attnbench.report.page import write_report
 from attnbench.report.plots import chance_text, describe, missing_text, plots_of
 from attnbench.report.words import metric_name, overall, plain_answer, ranked_answer, tally
 from attnbench.results import ALL_SEEDS, read_csv, write_csv

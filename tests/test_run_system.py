@@ -166,6 +166,7 @@ def test_a_failure_in_the_other_process_is_an_error_here(tmp_path):
         run.run(replace(own, evaluations=[odd]))
 
 
+@pytest.mark.slow
 def test_stopped_while_another_process_measures_neither_is_left(tmp_path):
     words = [*SMALL, "eval=[throughput]", f"outputs_dir={tmp_path}", *smoke_words("throughput")]
     # So many repeats that it would take minutes.

@@ -24,6 +24,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnbench.kernels.rotary import load_rows, padded_width, rotated, store_rows, turn
+
 MAX_WIDTH = 128
 """Channels a head. A width that is no power of two is computed as the next one, the rest masked."""
 
@@ -69,45 +71,6 @@ def tiles_for(kernel: str, dtype: torch.dtype, width: int, length: int) -> Tiles
     if kernel == "query_gradient":
         return Tiles(64, 64, 4, 2) if length > 512 else Tiles(64, 64, 4, 1)
     return Tiles(64, 64, 4, 3) if length > 1024 else Tiles(64, 64, 4, 1)
-
-
-@triton.jit
-def _load(
-    pointer, row_stride, position, num_positions, WIDTH: tl.constexpr, PADDED: tl.constexpr, RAGGED: tl.constexpr
-):
-    """Rows of WIDTH channels, padded with zeros to PADDED; RAGGED: positions from num_positions on are zeros too."""
-    channel = tl.arange(0, PADDED)[None, :]
-    pointer += position.to(tl.int64)[:, None] * row_stride + channel
-    if RAGGED:
-        inside = position[:, None] < num_positions
-        if WIDTH != PADDED:
-            inside &= channel < WIDTH
-        return tl.load(pointer, mask=inside, other=0.0)
-    if WIDTH != PADDED:
-        return tl.load(pointer, mask=(position[:, None] >= 0) & (channel < WIDTH), other=0.0)
-    return tl.load(pointer)
-
-
-@triton.jit
-def _store(pointer, row_stride, position, num_positions, x, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    channel = tl.arange(0, PADDED)[None, :]
-    pointer += position.to(tl.int64)[:, None] * row_stride + channel
-    inside = (position[:, None] < num_positions) & (channel < WIDTH)
-    tl.store(pointer, x.to(pointer.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _rotate(x, rotation, position, num_positions, WIDTH: tl.constexpr, PADDED: tl.constexpr, INVERSE: tl.constexpr):
-    """Turns channel pairs (2i, 2i + 1) by their angles, or back; float32. `rotation` is (2, positions, WIDTH / 2)."""
-    pair = tl.arange(0, PADDED // 2)[None, :]
-    inside = (position[:, None] < num_positions) & (pair < WIDTH // 2)
-    cos = tl.load(rotation + position[:, None] * (WIDTH // 2) + pair, mask=inside, other=0.0)
-    sin = tl.load(rotation + (num_positions + position)[:, None] * (WIDTH // 2) + pair, mask=inside, other=0.0)
-    if INVERSE:
-        sin = -sin
-    first, second = tl.split(tl.reshape(x.to(tl.float32), [x.shape[0], PADDED // 2, 2]))
-    turned = tl.join(first * cos - second * sin, second * cos + first * sin)
-    return tl.reshape(turned, [x.shape[0], PADDED])
 
 
 @triton.jit
@@ -157,9 +120,9 @@ def _forward_kernel(
     key += batch * key_strides[0] + head // SHARED_BY * key_strides[2]
     value += batch * value_strides[0] + head // SHARED_BY * value_strides[2]
     position = first_query + tl.arange(0, QUERIES)
-    query_tile = _load(query, query_strides[1], position, num_queries, WIDTH, PADDED, True)
+    query_tile = load_rows(query, query_strides[1], position, num_queries, WIDTH, PADDED, True)
     if ROTATE_QUERY:
-        query_tile = _rotate(query_tile, rotation, position, num_queries, WIDTH, PADDED, False).to(query_tile.dtype)
+        query_tile = turn(query_tile, rotation, position, num_queries, WIDTH, PADDED, False).to(query_tile.dtype)
     offset = num_keys - num_queries
     first, middle, stop = _keys_in_view(first_query, offset, num_keys, CAUSAL, WINDOW, QUERIES, KEYS)
     accumulated = tl.zeros([QUERIES, PADDED], tl.float32)
@@ -168,9 +131,9 @@ def _forward_kernel(
     for masked in tl.static_range(2):
         for first_key in range(middle if masked else first, stop if masked else middle, KEYS):
             key_position = first_key + tl.arange(0, KEYS)
-            key_tile = _load(key, key_strides[1], key_position, num_keys, WIDTH, PADDED, masked == 1)
+            key_tile = load_rows(key, key_strides[1], key_position, num_keys, WIDTH, PADDED, masked == 1)
             if ROTATE_KEY:
-                key_tile = _rotate(key_tile, rotation, key_position, num_keys, WIDTH, PADDED, False).to(key_tile.dtype)
+                key_tile = turn(key_tile, rotation, key_position, num_keys, WIDTH, PADDED, False).to(key_tile.dtype)
             score = tl.dot(query_tile, tl.trans(key_tile), input_precision=PRECISION)
             if masked:
                 seen = _visible(position[:, None] + offset, key_position[None, :], num_keys, CAUSAL, WINDOW)
@@ -179,13 +142,13 @@ def _forward_kernel(
             weight = tl.exp2(score * (scale * LOG2_E) - new_largest[:, None])
             correction = tl.exp2(largest - new_largest)
             total = total * correction + tl.sum(weight, 1)
-            value_tile = _load(value, value_strides[1], key_position, num_keys, WIDTH, PADDED, masked == 1)
+            value_tile = load_rows(value, value_strides[1], key_position, num_keys, WIDTH, PADDED, masked == 1)
             accumulated = tl.dot(
                 weight.to(value_tile.dtype), value_tile, accumulated * correction[:, None], input_precision=PRECISION
             )
             largest = new_largest
     mixed += (batch * num_queries * HEADS + head) * WIDTH
-    _store(mixed, HEADS * WIDTH, position, num_queries, accumulated / total[:, None], WIDTH, PADDED)
+    store_rows(mixed, HEADS * WIDTH, position, num_queries, accumulated / total[:, None], WIDTH, PADDED)
     logsumexp += sequence * num_queries + position
     tl.store(logsumexp, (largest + tl.log2(total)) / LOG2_E, mask=position < num_queries)
 
@@ -209,11 +172,11 @@ def _query_gradient_kernel(
     gradient += batch * gradient_strides[0] + head * gradient_strides[2]
     mixed += (batch * num_queries * HEADS + head) * WIDTH
     position = first_query + tl.arange(0, QUERIES)
-    query_tile = _load(query, query_strides[1], position, num_queries, WIDTH, PADDED, True)
+    query_tile = load_rows(query, query_strides[1], position, num_queries, WIDTH, PADDED, True)
     if ROTATE_QUERY:
-        query_tile = _rotate(query_tile, rotation, position, num_queries, WIDTH, PADDED, False).to(query_tile.dtype)
-    gradient_tile = _load(gradient, gradient_strides[1], position, num_queries, WIDTH, PADDED, True)
-    mixed_tile = _load(mixed, HEADS * WIDTH, position, num_queries, WIDTH, PADDED, True)
+        query_tile = turn(query_tile, rotation, position, num_queries, WIDTH, PADDED, False).to(query_tile.dtype)
+    gradient_tile = load_rows(gradient, gradient_strides[1], position, num_queries, WIDTH, PADDED, True)
+    mixed_tile = load_rows(mixed, HEADS * WIDTH, position, num_queries, WIDTH, PADDED, True)
     row, inside = sequence * num_queries + position, position < num_queries
     row_product = tl.sum(gradient_tile.to(tl.float32) * mixed_tile.to(tl.float32), 1)
     tl.store(own_product + row, row_product, mask=inside)
@@ -224,10 +187,10 @@ def _query_gradient_kernel(
     for masked in tl.static_range(2):
         for first_key in range(middle if masked else first, stop if masked else middle, KEYS):
             key_position = first_key + tl.arange(0, KEYS)
-            key_tile = _load(key, key_strides[1], key_position, num_keys, WIDTH, PADDED, masked == 1)
-            value_tile = _load(value, value_strides[1], key_position, num_keys, WIDTH, PADDED, masked == 1)
+            key_tile = load_rows(key, key_strides[1], key_position, num_keys, WIDTH, PADDED, masked == 1)
+            value_tile = load_rows(value, value_strides[1], key_position, num_keys, WIDTH, PADDED, masked == 1)
             if ROTATE_KEY:
-                key_tile = _rotate(key_tile, rotation, key_position, num_keys, WIDTH, PADDED, False).to(key_tile.dtype)
+                key_tile = turn(key_tile, rotation, key_position, num_keys, WIDTH, PADDED, False).to(key_tile.dtype)
             score = tl.dot(query_tile, tl.trans(key_tile), input_precision=PRECISION)
             weight = tl.exp2(score * (scale * LOG2_E) - logsumexp_log2[:, None])
             if masked:
@@ -238,9 +201,9 @@ def _query_gradient_kernel(
             accumulated = tl.dot(score_gradient, key_tile, accumulated, input_precision=PRECISION)
     accumulated *= scale
     if ROTATE_QUERY:
-        accumulated = _rotate(accumulated, rotation, position, num_queries, WIDTH, PADDED, True)
+        accumulated = turn(accumulated, rotation, position, num_queries, WIDTH, PADDED, True)
     query_gradient += batch * query_gradient_strides[0] + head * query_gradient_strides[2]
-    _store(query_gradient, query_gradient_strides[1], position, num_queries, accumulated, WIDTH, PADDED)
+    store_rows(query_gradient, query_gradient_strides[1], position, num_queries, accumulated, WIDTH, PADDED)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -264,10 +227,10 @@ def _key_value_gradient_kernel(
     key += batch * key_strides[0] + group * key_strides[2]
     value += batch * value_strides[0] + group * value_strides[2]
     key_position = first_key + tl.arange(0, KEYS)
-    key_tile = _load(key, key_strides[1], key_position, num_keys, WIDTH, PADDED, True)
-    value_tile = _load(value, value_strides[1], key_position, num_keys, WIDTH, PADDED, True)
+    key_tile = load_rows(key, key_strides[1], key_position, num_keys, WIDTH, PADDED, True)
+    value_tile = load_rows(value, value_strides[1], key_position, num_keys, WIDTH, PADDED, True)
     if ROTATE_KEY:
-        key_tile = _rotate(key_tile, rotation, key_position, num_keys, WIDTH, PADDED, False).to(key_tile.dtype)
+        key_tile = turn(key_tile, rotation, key_position, num_keys, WIDTH, PADDED, False).to(key_tile.dtype)
     offset = num_keys - num_queries
     # Queries from `first` on see some of these keys, from `middle` on all of them (with a window, none surely does).
     first, middle, stop = 0, 0, num_queries
@@ -289,13 +252,15 @@ def _key_value_gradient_kernel(
             for first_query in range(first if masked else middle, middle if masked else stop, QUERIES):
                 position = first_query + tl.arange(0, QUERIES)
                 row, inside = head_row + position, position < num_queries
-                query_tile = _load(head_query, query_strides[1], position, num_queries, WIDTH, PADDED, True)
-                gradient_tile = _load(head_gradient, gradient_strides[1], position, num_queries, WIDTH, PADDED, True)
+                query_tile = load_rows(head_query, query_strides[1], position, num_queries, WIDTH, PADDED, True)
+                gradient_tile = load_rows(
+                    head_gradient, gradient_strides[1], position, num_queries, WIDTH, PADDED, True
+                )
                 logsumexp_log2 = tl.load(logsumexp + row, mask=inside, other=0.0) * LOG2_E
                 row_product = tl.load(own_product + row, mask=inside, other=0.0)
                 if ROTATE_QUERY:
-                    rotated = _rotate(query_tile, rotation, position, num_queries, WIDTH, PADDED, False)
-                    query_tile = rotated.to(query_tile.dtype)
+                    turned = turn(query_tile, rotation, position, num_queries, WIDTH, PADDED, False)
+                    query_tile = turned.to(query_tile.dtype)
                 score = tl.dot(key_tile, tl.trans(query_tile), input_precision=PRECISION)
                 weight = tl.exp2(score * (scale * LOG2_E) - logsumexp_log2[None, :])
                 if masked:
@@ -309,29 +274,11 @@ def _key_value_gradient_kernel(
                 key_accumulated = tl.dot(score_gradient, query_tile, key_accumulated, input_precision=PRECISION)
     key_accumulated *= scale
     if ROTATE_KEY:
-        key_accumulated = _rotate(key_accumulated, rotation, key_position, num_keys, WIDTH, PADDED, True)
+        key_accumulated = turn(key_accumulated, rotation, key_position, num_keys, WIDTH, PADDED, True)
     key_gradient += batch * key_gradient_strides[0] + group * key_gradient_strides[2]
-    _store(key_gradient, key_gradient_strides[1], key_position, num_keys, key_accumulated, WIDTH, PADDED)
+    store_rows(key_gradient, key_gradient_strides[1], key_position, num_keys, key_accumulated, WIDTH, PADDED)
     value_gradient += batch * value_gradient_strides[0] + group * value_gradient_strides[2]
-    _store(value_gradient, value_gradient_strides[1], key_position, num_keys, value_accumulated, WIDTH, PADDED)
-
-
-@triton.jit(do_not_specialize=LENGTHS)
-def _rotate_kernel(
-    x, x_strides, rotation, rotated, length,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """A block of positions, all heads; `rotated` is contiguous."""
-    num_blocks = tl.cdiv(length, BLOCK)
-    position = tl.program_id(0) % num_blocks * BLOCK + tl.arange(0, BLOCK)
-    batch = (tl.program_id(0) // num_blocks).to(tl.int64)
-    for head in range(HEADS):
-        tile = _load(
-            x + batch * x_strides[0] + head * x_strides[2], x_strides[1], position, length, WIDTH, PADDED, True
-        )
-        tile = _rotate(tile, rotation, position, length, WIDTH, PADDED, False)
-        head_rotated = rotated + (batch * length * HEADS + head) * WIDTH
-        _store(head_rotated, HEADS * WIDTH, position, length, tile, WIDTH, PADDED)
+    store_rows(value_gradient, value_gradient_strides[1], key_position, num_keys, value_accumulated, WIDTH, PADDED)
 
 
 def _launch(kernel: Any, num_programs: int, query: Tensor, *arguments: Any, **constants: Any) -> None:
@@ -345,21 +292,8 @@ def _with_strides(*tensors: Tensor) -> list[Any]:
     return [part for x in tensors for part in (x, x.stride()[:3])]
 
 
-def _rotated(x_BTHK: Tensor, rotation_2TK: Tensor) -> Tensor:
-    """A rotated copy, contiguous."""
-    B, T, H, K = x_BTHK.shape
-    rotated_BTHK = x_BTHK.new_empty(x_BTHK.shape)
-    shape = {"HEADS": H, "WIDTH": K, "PADDED": _padded(K), "BLOCK": 32}
-    _launch(_rotate_kernel, B * _blocks(T, 32), *_with_strides(x_BTHK), rotation_2TK, rotated_BTHK, T, **shape)
-    return rotated_BTHK
-
-
 def _blocks(length: int, size: int) -> int:
     return -(-length // size)
-
-
-def _padded(width: int) -> int:
-    return max(16, 1 << (width - 1).bit_length())
 
 
 def _constants(kernel: str, query: Tensor, key: Tensor, causal: bool, window: int | None) -> dict[str, Any]:
@@ -371,7 +305,7 @@ def _constants(kernel: str, query: Tensor, key: Tensor, causal: bool, window: in
         "HEADS": query.shape[2],
         "SHARED_BY": query.shape[2] // key.shape[2],
         "WIDTH": query.shape[3],
-        "PADDED": _padded(query.shape[3]),
+        "PADDED": padded_width(query.shape[3]),
         "CAUSAL": causal,
         "WINDOW": window or 0,
         "QUERIES": tiles.queries,
@@ -393,7 +327,7 @@ def _forward(
     _launch(
         _forward_kernel,
         B * H * _blocks(T, constants["QUERIES"]),
-        *_with_strides(query, key if ahead is None else _rotated(key, ahead), value),
+        *_with_strides(query, key if ahead is None else rotated(key, ahead), value),
         *(rotation, mixed, logsumexp, T, S, K**-0.5),
         ROTATE_QUERY=rotation is not None,
         ROTATE_KEY=rotation is not None and ahead is None,
@@ -427,7 +361,7 @@ def _backward(
     _launch(
         _query_gradient_kernel,
         B * H * _blocks(T, constants["QUERIES"]),
-        *_with_strides(query, key if ahead is None else _rotated(key, ahead), value),
+        *_with_strides(query, key if ahead is None else rotated(key, ahead), value),
         *(rotation, mixed, logsumexp, *_with_strides(gradient), own_product, *_with_strides(query_gradient)),
         *(T, S, K**-0.5),
         ROTATE_QUERY=rotate,
@@ -438,7 +372,7 @@ def _backward(
     _launch(
         _key_value_gradient_kernel,
         B * G * _blocks(S, constants["KEYS"]),
-        *_with_strides(query if ahead is None else _rotated(query, ahead), key, value),
+        *_with_strides(query if ahead is None else rotated(query, ahead), key, value),
         *(rotation, logsumexp, *_with_strides(gradient), own_product, *_with_strides(*key_value_gradients)),
         *(T, S, K**-0.5),
         ROTATE_QUERY=rotate_repeated,

@@ -117,6 +117,8 @@ def _(
 def mix_backward(
     gradient_BTHV: Tensor,
     mixed_BTC: Tensor,
+    memory_BHKV: Tensor | None,
+    normaliser_BHK: Tensor | None,
     y_BTHV: Tensor,
     divisor_BHT: Tensor,
     memory_BHNKV: Tensor,
@@ -136,14 +138,18 @@ def mix_backward(
         of_memory, of_normaliser = torch.empty_like(memory_BHNKV), torch.empty_like(normaliser_BHNK)
         _sums_backward[grid](of_memory=of_memory, of_normaliser=of_normaliser, **arguments)
         of_memory, of_normaliser = (x.flip(2).cumsum(2).flip(2) for x in (of_memory, of_normaliser))
-    _backward[grid](
+    arguments |= {"of_mixed": of_mixed}
+    start = None if memory_BHKV is None or normaliser_BHK is None else (memory_BHKV, normaliser_BHK)
+    start_memory, start_normaliser = (memory_BHNKV, normaliser_BHNK) if start is None else start
+    _query_gradient[grid](
+        start_memory=start_memory.contiguous(),
+        start_normaliser=start_normaliser.contiguous(),
         memory=memory_BHNKV,
         normaliser=normaliser_BHNK,
-        of_memory=of_memory,
-        of_normaliser=of_normaliser,
-        of_mixed=of_mixed,
+        HAS_START=start is not None,
         **arguments,
     )
+    _key_value_gradient[grid](of_memory=of_memory, of_normaliser=of_normaliser, **arguments)
     return of_mixed
 
 
@@ -151,6 +157,8 @@ def mix_backward(
 def _(
     gradient_BTHV: Tensor,
     mixed_BTC: Tensor,
+    memory_BHKV: Tensor | None,
+    normaliser_BHK: Tensor | None,
     y_BTHV: Tensor,
     divisor_BHT: Tensor,
     memory_BHNKV: Tensor,
@@ -162,8 +170,8 @@ def _(
 
 
 def _save_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    mixed_BTC, _, _, ctx.num_heads, ctx.feature_map, _ = inputs
-    ctx.save_for_backward(mixed_BTC, *output)
+    *tensors, ctx.num_heads, ctx.feature_map, _ = inputs
+    ctx.save_for_backward(*tensors, *output)
     # What no gradient comes for stays None instead of zeros as large as the states.
     ctx.set_materialize_grads(False)
 
@@ -210,7 +218,7 @@ def forward_blocks(mixed_BTC: Tensor, num_heads: int) -> Blocks:
 
 
 def backward_blocks(mixed_BTC: Tensor, num_heads: int) -> Blocks:
-    """As `forward_blocks`, for two states at a time."""
+    """As `forward_blocks`, for each of the two gradient kernels."""
     width = mixed_BTC.shape[2] // (3 * num_heads)
     positions = 16 if mixed_BTC.shape[1] <= 16 else 64 if mixed_BTC.dtype == torch.bfloat16 else 32
     return Blocks(positions, num_warps=4 if width <= 64 else 8, num_stages=1)
@@ -389,6 +397,35 @@ def _sums(
     tl.store(normaliser_address, total, mask=exists)
 
 
+@triton.jit
+def _before(
+    start_memory,
+    start_normaliser,
+    memory,
+    normaliser,
+    sequence,
+    head,
+    start,
+    place,
+    HAS_START: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """S and z before a segment: what was given, or what the segment before is known to end with."""
+    state, total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    if HAS_START:
+        own = sequence * HEADS + head
+        memory_address, normaliser_address, inside, exists = _state(start_memory, start_normaliser, own, WIDTH, BLOCK)
+        state = tl.load(memory_address, mask=inside & (start == 0), other=0)
+        total = tl.load(normaliser_address, mask=exists & (start == 0), other=0)
+    if start > 0:
+        memory_address, normaliser_address, inside, exists = _state(memory, normaliser, place - 1, WIDTH, BLOCK)
+        state = tl.load(memory_address, mask=inside, other=0)
+        total = tl.load(normaliser_address, mask=exists, other=0)
+    return state, total
+
+
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _forward(
     mixed,
@@ -411,16 +448,10 @@ def _forward(
     """Within a chunk by masked products, from before it by S and z. A sequence of one segment stores its last state;
     of several, each starts with what the one before is known to end with."""
     sequence, head, start, stop, place = _place(length, segment, HEADS)
-    state, total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
-    if HAS_START:
-        own = sequence * HEADS + head
-        memory_address, normaliser_address, inside, exists = _state(start_memory, start_normaliser, own, WIDTH, BLOCK)
-        state = tl.load(memory_address, mask=inside & (start == 0), other=0)
-        total = tl.load(normaliser_address, mask=exists & (start == 0), other=0)
-    memory_address, normaliser_address, inside, exists = _state(memory, normaliser, place - 1, WIDTH, BLOCK)
-    if start > 0:
-        state = tl.load(memory_address, mask=inside, other=0)
-        total = tl.load(normaliser_address, mask=exists, other=0)
+    state, total = _before(
+        *(start_memory, start_normaliser, memory, normaliser, sequence, head, start, place),
+        *(HAS_START, HEADS, WIDTH, BLOCK),
+    )
     row = tl.arange(0, CHUNK)
     for first in range(start, stop, CHUNK):
         address, is_there = _tile(mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
@@ -437,8 +468,9 @@ def _forward(
         state = _dot(tl.trans(key), value, state)
         total += tl.sum(key.to(tl.float32), 0)
     if segment >= length:
-        tl.store(memory_address + WIDTH * WIDTH, state, mask=inside)
-        tl.store(normaliser_address + WIDTH, total, mask=exists)
+        memory_address, normaliser_address, inside, exists = _state(memory, normaliser, place, WIDTH, BLOCK)
+        tl.store(memory_address, state, mask=inside)
+        tl.store(normaliser_address, total, mask=exists)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -475,13 +507,61 @@ def _sums_backward(
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def _backward(
+def _query_gradient(
     mixed,
     of_y,
     y,
     divisor,
+    start_memory,
+    start_normaliser,
     memory,
     normaliser,
+    of_mixed,
+    length,
+    segment,
+    HAS_START: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FEATURE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """From the first chunk to the last, with G = dn and g = dd of `_through_quotient`, S and z before a chunk:
+
+        df(q)_t = S G_t + g_t z + sum_{s<=t} (G_t . v_s + g_t) f(k)_s
+
+    S is summed anew. Taking it backwards from its last value would save a walk, but features are exponentials: where
+    later ones are a million times larger, what is left after subtracting them has no digits.
+    """
+    sequence, head, start, stop, place = _place(length, segment, HEADS)
+    state, total = _before(
+        *(start_memory, start_normaliser, memory, normaliser, sequence, head, start, place),
+        *(HAS_START, HEADS, WIDTH, BLOCK),
+    )
+    row = tl.arange(0, CHUNK)
+    for first in range(start, stop, CHUNK):
+        address, is_there = _tile(mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
+        raw_query = tl.load(address, mask=is_there, other=0)
+        _, key, value = _key_value(mixed, sequence, length, first, head, HEADS, WIDTH, FEATURE, BLOCK, CHUNK)
+        of_read, of_divisor = _through_quotient(
+            of_y, y, divisor, sequence, length, first, head, HEADS, WIDTH, BLOCK, CHUNK
+        )
+        of_weight = _dot(of_read, tl.trans(value)) + of_divisor[:, None]
+        of_weight = tl.where(row[:, None] >= row[None, :], of_weight, 0).to(key.dtype)
+        of_query = _dot(of_read, tl.trans(state).to(key.dtype), of_divisor[:, None] * total[None, :])
+        of_query = _through_feature(_dot(of_weight, key, of_query), raw_query, FEATURE)
+        address, is_there = _tile(of_mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
+        tl.store(address, of_query.to(key.dtype), mask=is_there)
+        state = _dot(tl.trans(key), value, state)
+        total += tl.sum(key.to(tl.float32), 0)
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def _key_value_gradient(
+    mixed,
+    of_y,
+    y,
+    divisor,
     of_memory,
     of_normaliser,
     of_mixed,
@@ -493,20 +573,12 @@ def _backward(
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """From the last chunk to the first, with G = dn and g = dd of `_through_quotient`, S and z before a chunk, dS and
-    dz the sums of f(q) G^T and g f(q) after it:
+    """From the last chunk to the first, with G and g as above, dS and dz the sums of f(q) G^T and g f(q) after a chunk:
 
-        df(q)_t = S G_t + g_t z + sum_{s<=t} (G_t . v_s + g_t) f(k)_s
-        df(k)_s = dS v_s + dz   + sum_{t>=s} (G_t . v_s + g_t) f(q)_t
-        dv_s    = dS^T f(k)_s   + sum_{t>=s} (f(q)_t . f(k)_s) G_t
-
-    Nothing decays, so S before a chunk is S after it less what the chunk added: one walk yields all three, and reads
-    everything once. The products subtracted are those that were added, so only sums in float32 are rounded once more.
+    df(k)_s = dS v_s + dz   + sum_{t>=s} (G_t . v_s + g_t) f(q)_t
+    dv_s    = dS^T f(k)_s   + sum_{t>=s} (f(q)_t . f(k)_s) G_t
     """
     sequence, head, start, stop, place = _place(length, segment, HEADS)
-    memory_address, normaliser_address, inside, exists = _state(memory, normaliser, place, WIDTH, BLOCK)
-    state = tl.load(memory_address, mask=inside, other=0)
-    total = tl.load(normaliser_address, mask=exists, other=0)
     of_state, of_total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     if stop < length:
         memory_address, normaliser_address, inside, exists = _state(of_memory, of_normaliser, place + 1, WIDTH, BLOCK)
@@ -523,23 +595,14 @@ def _backward(
         of_read, of_divisor = _through_quotient(
             of_y, y, divisor, sequence, length, first, head, HEADS, WIDTH, BLOCK, CHUNK
         )
-        state -= _dot(tl.trans(key), value)
-        total -= tl.sum(key.to(tl.float32), 0)
-        causal = row[:, None] >= row[None, :]
-        of_weight = tl.where(causal, _dot(of_read, tl.trans(value)) + of_divisor[:, None], 0).to(query.dtype)
-        of_query = of_divisor[:, None] * total[None, :]
-        of_query = _dot(of_read, tl.trans(state).to(query.dtype), of_query)
-        of_query = _dot(of_weight, key, of_query)
+        # Both as (source, position), the transposes of those in the other kernels.
+        seen = row[:, None] <= row[None, :]
+        of_weight = tl.where(seen, _dot(value, tl.trans(of_read)) + of_divisor[None, :], 0).to(query.dtype)
         of_key = _dot(value, tl.trans(of_state).to(value.dtype)) + of_total[None, :]
-        of_key = _dot(tl.trans(of_weight), query, of_key)
-        of_value = _dot(key, of_state.to(key.dtype))
-        # Weights as (source, position), the transpose of those of the forward pass.
-        weight = tl.where(row[:, None] <= row[None, :], _dot(key, tl.trans(query)), 0)
-        of_value = _dot(weight.to(of_read.dtype), of_read, of_value)
+        of_key = _through_feature(_dot(of_weight, query, of_key), raw_key, FEATURE)
+        weight = tl.where(seen, _dot(key, tl.trans(query)), 0).to(of_read.dtype)
+        of_value = _dot(weight, of_read, _dot(key, of_state.to(key.dtype)))
         address, is_there = _tile(of_mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
-        of_query = _through_feature(of_query, raw_query, FEATURE)
-        of_key = _through_feature(of_key, raw_key, FEATURE)
-        tl.store(address, of_query.to(query.dtype), mask=is_there)
         tl.store(address + HEADS * WIDTH, of_key.to(query.dtype), mask=is_there)
         tl.store(address + 2 * HEADS * WIDTH, of_value.to(query.dtype), mask=is_there)
         of_state = _dot(tl.trans(query), of_read, of_state)

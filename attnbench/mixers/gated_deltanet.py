@@ -190,9 +190,11 @@ class GatedDeltaNet(Mixer):
     def _gates(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Log decay and beta of every position, in float32 at least."""
         dtype = torch.promote_types(x_BTD.dtype, torch.float32)
-        step_BTH = F.softplus(self.decay(x_BTD).to(dtype) + self.decay_bias)
-        log_decay_BTH = -self.log_decay_rate.to(dtype).exp() * step_BTH
-        return log_decay_BTH, self.max_beta * self.beta(x_BTD).to(dtype).sigmoid()
+        # One product: by themselves both are too narrow for a GPU's matrix units.
+        both_BTH = F.linear(x_BTD, torch.cat([self.decay.weight, self.beta.weight])).to(dtype)
+        decay_BTH, beta_BTH = both_BTH.chunk(2, dim=-1)
+        log_decay_BTH = -self.log_decay_rate.to(dtype).exp() * F.softplus(decay_BTH + self.decay_bias)
+        return log_decay_BTH, self.max_beta * beta_BTH.sigmoid()
 
     def _finish(self, mixed_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
         return self.output(self.norm(mixed_BTHV).flatten(2), x_BTD)

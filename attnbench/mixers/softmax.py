@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnbench.errors import UserError
+from attnbench.kernels.support import on_kernels
 from attnbench.layers import GatedOutput, QueryKeyValue, RMSNorm, at_least_float32, rotate, rotation
 from attnbench.mixers.base import Mixer, head_count
 
@@ -115,6 +116,12 @@ class Softmax(Mixer):
         self, x_BTD: Tensor, position: Tensor | int, history_BWC: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value by heads, normed and rotated, for T positions of which the first is `position`."""
+        if self.rotary_theta is not None and self.query_norm is None and on_kernels(x_BTD):
+            from attnbench.kernels.rotary import split_rotated
+
+            packed_BTC = self.query_key_value.packed(x_BTD, history_BWC)
+            angles = rotation(x_BTD.shape[1], self.head_width, position, self.rotary_theta, x_BTD.device)
+            return split_rotated(packed_BTC, angles, self.num_heads, self.num_key_value_heads)
         query, key, value = self.query_key_value(x_BTD, history_BWC)
         query_BTHK = query.unflatten(-1, (self.num_heads, self.head_width))
         key_BTHK = key.unflatten(-1, (self.num_key_value_heads, self.head_width))

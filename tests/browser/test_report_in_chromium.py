@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from report_rows import HOSTILE, write_experiment
 
-from attnbench.report import write_report
+from attnbench.report.page import write_report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SWITCHES = (

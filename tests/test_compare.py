@@ -214,7 +214,7 @@ def test_the_record_says_what_was_compared_and_how(whole):
 def test_the_report_is_written_of_the_record(whole, text, ran, monkeypatch):
     folder, _ = whole
     written = []
-    monkeypatch.setattr("attnbench.report.write_report", written.append)
+    monkeypatch.setattr("attnbench.report.page.write_report", written.append)
     compare.compare(settings(text, folder.parent, report=True), compose)
     assert written == [folder]
 

@@ -307,7 +307,8 @@ def test_a_compiled_step_trains_to_the_same_losses(name, monkeypatch):
     eager = losses_of_training(fresh_state(name), 3, batches=batches)
     graphs = []
 
-    def backend(graph, inputs):
+    def backend(graph, inputs, *, options):
+        # The options are inductor's own.
         graphs.append(graph)
         return aot_eager(graph, inputs)
 

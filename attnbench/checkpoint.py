@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded
 from attnbench.errors import UserError
 from attnbench.model import LanguageModel, build_meta
 from attnbench.registry import check_options
-from attnbench.settings import MixerSettings, ModelSettings, check
+from attnbench.settings import MixerSettings, ModelSettings, check, setting
 
 FORMAT = 1
 KEPT = 2
+MOST_HEADER_BYTES = 2**24
+"""Of a safetensors file; one of ours has a hundred a tensor."""
 NEEDED = ("config.json", "weights.safetensors")
 COUNTERS = ("step", "seconds", "warm_steps", "warm_seconds", "best_step", "best_nats")
 
@@ -43,9 +46,9 @@ class ModelRecord:
     model: ModelSettings
     """After matching."""
     vocabulary: list[str]
-    vocabulary_size: int
+    vocabulary_size: int = setting(minimum=1, maximum=2**24)
     corpus: str
-    seq_len: int
+    seq_len: int = setting(minimum=1)
     precision: str
     match: str = "none"
 
@@ -161,6 +164,8 @@ def load_model(
         model = build_meta(record.mixers, record.model, vocabulary_size=record.vocabulary_size, trusted=trusted)
     except UserError as error:
         raise UserError(f"{folder / 'config.json'}: {error}") from None
+    # Before memory is taken for what the record only claims.
+    _compare(dict(model.named_parameters()), weights, folder)
     model.to_empty(device=device)
     _fill(dict(model.named_parameters()), weights, folder)
     return model, record
@@ -215,8 +220,8 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Te
         for name, expected in checksums.items():
             if Path(name).name != name or _sha256(folder / name) != expected:
                 raise UserError(f"{folder / name}: altered or torn, its checksum does not match state.json")
-        weights = load_file(folder / "weights.safetensors")
-        optimizer = load_file(folder / "optimizer.safetensors") if "optimizer.safetensors" in checksums else {}
+        weights = _tensors(folder / "weights.safetensors")
+        optimizer = _tensors(folder / "optimizer.safetensors") if "optimizer.safetensors" in checksums else {}
     except FileNotFoundError as error:
         raise UserError(f"{error.filename}: missing, so {folder} is no complete checkpoint") from None
     except SafetensorError as error:
@@ -224,10 +229,19 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Te
     return {name: content[name] for name in COUNTERS if name in content}, weights, optimizer
 
 
+def _tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, whose header says how long it is before anything else."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    if length > MOST_HEADER_BYTES:
+        raise UserError(f"{path}: a header of {length} bytes, more than the {MOST_HEADER_BYTES} that one may have")
+    return load_file(path)
+
+
 def _read_state(path: Path) -> dict[str, Any]:
     """The content of state.json, its format and its own checksum as they should be."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(read_bounded(path, MOST_JSON_BYTES))
         version, checksums = content["format"], dict(content["sha256"])
     except FileNotFoundError:
         raise UserError(f"{path}: missing, so {path.parent} is no complete checkpoint") from None
@@ -239,6 +253,13 @@ def _read_state(path: Path) -> dict[str, Any]:
     own = content.pop("own_sha256", None)
     if own is not None and own != _own_sha256(content):
         raise UserError(f"{path}: altered or torn, its own checksum does not match")
+    counters = {name: content[name] for name in COUNTERS if name in content}
+    try:
+        check_options(TrainState, counters, given=[entry.name for entry in fields(TrainState)], group="")
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    if any(value is not None and value < 0 for value in counters.values()):
+        raise UserError(f"{path}: a counter is below 0")
     for name in NEEDED:
         if name not in checksums:
             raise UserError(f"{path.parent / name}: not in a complete checkpoint, {path.name} has no checksum of it")
@@ -252,7 +273,7 @@ def _own_sha256(content: dict[str, Any]) -> str:
 def _record(path: Path) -> ModelRecord:
     """The record in a checkpoint, its names, types and numbers checked like a configuration's."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(read_bounded(path, MOST_JSON_BYTES))
         mixers = content.pop("mixers")
         model = content.pop("model")
         for entry in mixers:
@@ -261,18 +282,24 @@ def _record(path: Path) -> ModelRecord:
         check_options(ModelRecord, content, given=("mixers", "model"), group="record")
         built = ModelSettings(**model)
         check(built, "model.")
-        return ModelRecord(mixers=[MixerSettings(**entry) for entry in mixers], model=built, **content)
+        record = ModelRecord(mixers=[MixerSettings(**entry) for entry in mixers], model=built, **content)
+        check(record)
+        return record
     except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not a record of a model ({error})") from None
 
 
 def _fill(own: dict[str, Tensor], stored: dict[str, Tensor], folder: Path) -> None:
     """Copies stored tensors into existing ones of the same names and shapes."""
-    if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in stored.items()}:
-        raise UserError(f"{folder}: its tensors are not those of the model that its record describes")
+    _compare(own, stored, folder)
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(stored[name])
+
+
+def _compare(own: dict[str, Tensor], stored: dict[str, Tensor], folder: Path) -> None:
+    if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in stored.items()}:
+        raise UserError(f"{folder}: its tensors are not those of the model that its record describes")
 
 
 def _sha256(path: Path) -> str:

@@ -20,11 +20,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from tqdm import tqdm
 
 from attnbench.errors import Interrupted, UserError
+from attnbench.escaping import OneLine, printable
 from attnbench.jsonlines import replace_file
 from attnbench.reading import read_mixer, read_settings
 from attnbench.settings import MixerSettings, RunSettings
@@ -60,6 +61,7 @@ def launch(
         read: makes of the composed configuration what `main` takes.
     """
     _show_log()
+    _keep_environment_out()
     own: list[Outcome] = []
     # Without this Hydra prints tracebacks, or eight lines, and ends the process itself.
     show_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
@@ -102,6 +104,7 @@ def launch(
 def _do_job(main: Callable[[Any], Path], read: Callable[..., Any], config: DictConfig, show_traceback: bool) -> Outcome:
     """Whatever ends it, a job says so at once and the sweep's other jobs still run."""
     _show_log()
+    _keep_environment_out()
     name = " ".join(HydraConfig.get().overrides.task) or "the run"
     try:
         return Outcome(job=name, folder=str(main(read(config, HydraConfig.get()))))
@@ -184,13 +187,22 @@ class _AboveTheBar(logging.Handler):
         tqdm.write(self.format(record), file=sys.stderr)
 
 
+def _keep_environment_out() -> None:
+    """A configuration is written into the run's folder and to wandb: keys in the environment must not get there."""
+
+    def refuse(*words: str) -> None:
+        raise UserError("a configuration may not read environment variables, which hold keys")
+
+    OmegaConf.register_new_resolver("oc.env", refuse, replace=True)
+
+
 def _show_log() -> None:
     """attnbench's own lines go to standard error, bare; standard output is for results."""
     logger = logging.getLogger("attnbench")
     if any(isinstance(handler, _AboveTheBar) for handler in logger.handlers):
         return
     handler = _AboveTheBar()
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(OneLine("%(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
 
@@ -203,12 +215,13 @@ def compose(overrides: Sequence[str] = (), config_name: str = "train") -> RunSet
     Raises:
         UserError: what the command line would have printed.
     """
+    _keep_environment_out()
     in_job = GlobalHydra.instance().is_initialized()
     with nullcontext() if in_job else hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         try:
             config = hydra.compose(config_name, list(overrides), return_hydra_config=True)
             return read_settings(config, config.hydra)
-        except (HydraException, OmegaConfBaseException, ValueError) as error:
+        except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
             raise UserError(explain(error, overrides)) from error
 
 
@@ -243,7 +256,9 @@ def _options(group: str, message: str) -> set[str]:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, UserError):
+        return str(error)
+    lines = [printable(line.strip()) for line in str(error).splitlines() if line.strip()]
     setting = getattr(error, "full_key", None)
     line = lines[0] if lines else type(error).__name__
     return f"{setting}: {line}" if setting and setting not in line else line

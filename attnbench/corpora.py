@@ -3,7 +3,7 @@
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,14 @@ import pyarrow.parquet as pq
 from attnbench.errors import UserError
 
 SPLITS = ("train", "validation", "test")
+MOST_TEXT_BYTES = 4 * 2**30
+"""Of one file, decompressed; a character-level model trains for weeks on that."""
+
+MOST_FOOTER_BYTES, MOST_FOOTER_ENTRIES = 2**22, 2**20
+"""Of one text and one list in a parquet file's metadata, refused before memory is taken for them."""
+
+ROWS_AT_A_TIME = 1024
+
 SPLIT_NAME = re.compile(r"(train|validation|test)(?:-(\d+)-of-(\d+))?")
 
 
@@ -70,24 +78,43 @@ def read_text(path: Path) -> str:
 
 
 def _rows(path: Path) -> list[str]:
-    if path.suffix == ".arrow":
-        table = pa.ipc.open_stream(path.read_bytes()).read_all()
-        # Its offsets are taken from the file as they stand: damaged ones would end the process.
-        table.validate(full=True)
-    else:
-        with path.open("rb") as stream:
-            parquet = pq.ParquetFile(stream)
-            columns = parquet.schema_arrow.names
-            table = parquet.read(columns=["text"]) if "text" in columns else parquet.schema_arrow.empty_table()
-    if table.column_names.count("text") != 1:
-        found = ", ".join(table.column_names) or "none at all"
+    with path.open("rb") as stream:
+        if path.suffix == ".arrow":
+            table = pa.ipc.open_stream(stream.read()).read_all()
+            # Its offsets are taken from the file as they stand: damaged ones would end the process.
+            table.validate(full=True)
+            _check_column(path, table.schema)
+            return _texts_of(path, table.to_batches())
+        parquet = pq.ParquetFile(
+            stream, thrift_string_size_limit=MOST_FOOTER_BYTES, thrift_container_size_limit=MOST_FOOTER_ENTRIES
+        )
+        _check_column(path, parquet.schema_arrow)
+        # In pieces: a file of a megabyte can stand for terabytes, whatever its footer says of their size.
+        return _texts_of(path, parquet.iter_batches(batch_size=ROWS_AT_A_TIME, columns=["text"]))
+
+
+def _check_column(path: Path, schema: pa.Schema) -> None:
+    if schema.names.count("text") != 1:
+        found = ", ".join(schema.names) or "none at all"
         raise UserError(f"{path}: has no column 'text' (its columns: {found}); rename the one that holds the text")
-    column = table.column("text")
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        raise UserError(f"{path}: column 'text' holds {column.type}, must hold strings; convert it")
-    if column.null_count:
-        raise UserError(f"{path}: column 'text' has {column.null_count} nulls; remove these rows or make them ''")
-    return [row for row in column.to_pylist() if row.strip()]
+    kind = schema.field("text").type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise UserError(f"{path}: column 'text' holds {kind}, must hold strings; convert it")
+
+
+def _texts_of(path: Path, batches: Iterable[pa.RecordBatch]) -> list[str]:
+    """The rows that are not blank, counted while they come."""
+    rows, num_bytes, num_nulls = [], 0, 0
+    for batch in batches:
+        column = batch.column("text")
+        num_bytes, num_nulls = num_bytes + column.nbytes, num_nulls + column.null_count
+        if num_bytes > MOST_TEXT_BYTES:
+            raise UserError(f"{path}: holds more than {MOST_TEXT_BYTES} bytes of text; give a part of it")
+        if not num_nulls:
+            rows += [row for row in column.to_pylist() if row.strip()]
+    if num_nulls:
+        raise UserError(f"{path}: column 'text' has {num_nulls} nulls; remove these rows or make them ''")
+    return rows
 
 
 def list_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:

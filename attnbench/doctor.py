@@ -12,6 +12,7 @@ from rich.console import Console
 
 from attnbench.correctness import LENGTHS, PART_FACTOR, TOLERANCES, Deviation, worst
 from attnbench.errors import UserError
+from attnbench.escaping import printable
 from attnbench.examination import (
     Choice,
     Finding,
@@ -29,7 +30,6 @@ from attnbench.prepare import measured_by
 from attnbench.results import Identity, Measurement, ResultRow, write_csv
 from attnbench.runtime import KERNEL_LIBRARIES, environment, resolve_device, resolve_precision
 from attnbench.settings import DoctorSettings, MixerSettings
-from attnbench.tables import printable
 
 WIDTH = 79
 STYLES = {"wrong": "bold red", "refused": "dim"}

@@ -1,8 +1,21 @@
 """The one exception that is shown to the user without a traceback."""
 
+from attnbench.escaping import printable
+
+MOST_CHARACTERS = 2000
+"""Of a message; a longer one has lost its middle, which is a value that somebody gave."""
+
 
 class UserError(Exception):
-    """What the user can mend: one line that names the thing, says what is wrong with it and what to do."""
+    """What the user can mend: one line that names the thing, says what is wrong with it and what to do.
+
+    Its text is printable whatever values it names: a terminal obeys nothing in it.
+    """
+
+    def __str__(self) -> str:
+        text = printable(super().__str__())
+        half = MOST_CHARACTERS // 2 - 2
+        return text if len(text) <= MOST_CHARACTERS else f"{text[:half]}...{text[-half:]}"
 
 
 class Interrupted(BaseException):

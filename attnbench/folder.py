@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from attnbench.errors import UserError
+from attnbench.escaping import OneLine
 from attnbench.runtime import environment, environment_id
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,7 +46,7 @@ def recording(folder: Path) -> Iterator[None]:
 
 def _keep_log(path: Path, stack: ExitStack) -> None:
     handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    handler.setFormatter(OneLine("%(asctime)s %(message)s"))
     logger = logging.getLogger("attnbench")
     stack.callback(logger.setLevel, logger.level)
     # Called from Python, where nobody has asked for these lines on the terminal, the file has them all the same.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attnbench.documents import parse_json
 from attnbench.errors import UserError
 
 
@@ -42,21 +43,22 @@ def read_json_lines(path: Path) -> JsonLines:
         lines.pop()
     objects = []
     for number, line in enumerate(lines, start=1):
-        content = _parse_object(line)
-        if content is not None:
-            objects.append(content)
-        elif number < len(lines):
-            raise UserError(f"{path}:{number}: not a JSON object; the file was altered after it was written")
+        try:
+            objects.append(_parse_object(line))
+        except ValueError as error:
+            if number < len(lines):
+                raise UserError(
+                    f"{path}:{number}: not a JSON object ({error}); the file was altered after it was written"
+                ) from None
     return JsonLines(path=path, objects=objects, torn=len(objects) < len(lines))
 
 
-def _parse_object(line: str) -> dict[str, Any] | None:
+def _parse_object(line: str) -> dict[str, Any]:
     # An object cut off anywhere lacks its closing brace, so whatever parses is whole.
-    try:
-        content = json.loads(line)
-    except ValueError:
-        return None
-    return content if isinstance(content, dict) else None
+    content = parse_json(line)
+    if not isinstance(content, dict):
+        raise ValueError(f"it is a {type(content).__name__}")
+    return content
 
 
 def to_line(content: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attnbench.errors import UserError
 from attnbench.kernels.support import on_kernels
 
 
@@ -109,6 +110,8 @@ class ShortConvolution(nn.Module):
     def __init__(self, channels: int, size: int) -> None:
         super().__init__()
         self.size = size
+        if size < 1:
+            raise UserError(f"attn.conv_size={size}: must be positive, or 0 for no convolution")
         self.weight = nn.Parameter(torch.empty(channels, size))
 
     def init_weights(self, generator: torch.Generator, num_layers: int) -> None:

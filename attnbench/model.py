@@ -156,23 +156,27 @@ def build_meta(
     """The model without memory behind it: enough to count and to refuse what does not fit together."""
     if len(mixers) != model.num_layers:
         raise UserError(f"model.num_layers={model.num_layers}: {len(mixers)} mixers were given, one a layer is needed")
-    with torch.device("meta"):
-        built = [
-            build(
-                settings.target,
-                settings.options,
-                Mixer,
-                trusted,
-                dim=model.dim,
-                head_width=model.head_width,
-                layer=layer,
-                num_layers=model.num_layers,
+    try:
+        with torch.device("meta"):
+            built = [
+                build(
+                    settings.target,
+                    settings.options,
+                    Mixer,
+                    trusted,
+                    dim=model.dim,
+                    head_width=model.head_width,
+                    layer=layer,
+                    num_layers=model.num_layers,
+                )
+                for layer, settings in enumerate(mixers)
+            ]
+            return LanguageModel(
+                built, vocabulary_size=vocabulary_size, dim=model.dim, feed_forward_width=model.feed_forward_width
             )
-            for layer, settings in enumerate(mixers)
-        ]
-        return LanguageModel(
-            built, vocabulary_size=vocabulary_size, dim=model.dim, feed_forward_width=model.feed_forward_width
-        )
+    except (RuntimeError, OverflowError) as error:
+        # Of a size below 0, or of more bytes than can be counted.
+        raise UserError(f"attn={mixers[0].name}: its settings make no tensor ({str(error).splitlines()[0]})") from error
 
 
 def build_model(

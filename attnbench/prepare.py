@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from attnbench.checkpoint import ModelRecord, best_folder, load_model
 from attnbench.data import Corpus, load_corpus
+from attnbench.documents import MOST_YAML_BYTES, parse_yaml, read_bounded
 from attnbench.errors import UserError
 from attnbench.folder import ROOT
 from attnbench.matching import Matched, match_model
@@ -144,9 +144,9 @@ def reopen(folder: Path, settings: RunSettings) -> Run:
     if not (folder / "checkpoint" / "final" / "state.json").exists():
         raise UserError(f"run={folder}: has no finished training; the train.py command that made it goes on with it")
     try:
-        resolved = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["resolved"]
+        resolved = parse_yaml(read_bounded(folder / "config.yaml", MOST_YAML_BYTES))["resolved"]
         hashed, corpus = resolved["config_hash"], resolved["corpus"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder / 'config.yaml'}: does not say what was trained ({error})") from None
     prepared = prepare(settings)
     if corpus_label(prepared.corpus) != corpus:

@@ -10,10 +10,11 @@ from typing import Any
 
 from attnbench.aggregate import Cell, Summary, families, figures, summary, to_rows
 from attnbench.errors import UserError
+from attnbench.escaping import printable
 from attnbench.jsonlines import replace_file
 from attnbench.report.inputs import Inputs, read_inputs
 from attnbench.results import write_csv
-from attnbench.tables import format_number, printable
+from attnbench.tables import format_number
 from attnbench.transfer import export_cells
 
 

@@ -5,9 +5,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from attnbench.documents import MOST_YAML_BYTES, parse_yaml, read_bounded
 from attnbench.errors import UserError
 from attnbench.registry import build, check_options, resolve
 from attnbench.settings import (
@@ -22,6 +22,7 @@ from attnbench.settings import (
     RunSettings,
     TrainSettings,
     check,
+    check_names,
     check_plan,
     check_run,
 )
@@ -132,7 +133,7 @@ def stored_settings(folder: Path) -> RunSettings:
     """
     path = folder / "config.yaml"
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = parse_yaml(read_bounded(path, MOST_YAML_BYTES))
         del content["resolved"], content["evaluations"]
         closed = {group: _closed(cls, group, content.pop(group)) for group, cls in CLOSED_GROUPS.items()}
         check_options(RunSettings, content, given=(*closed, "evaluations"), group="")
@@ -140,12 +141,13 @@ def stored_settings(folder: Path) -> RunSettings:
         content["mixer"] = MixerSettings(**content["mixer"])
         settings = RunSettings(**content, **closed, evaluations=[])
         check(settings)
+        check_names(settings)
         return settings
     except OSError as error:
         raise UserError(
             f"run={folder}: {path.name} cannot be read ({error.strerror}); give the folder of a run"
         ) from None
-    except (yaml.YAMLError, KeyError, TypeError, AttributeError, UserError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, UserError) as error:
         raise UserError(f"{path}: not the config of a run ({str(error).partition(chr(10))[0]})") from None
 
 

@@ -5,10 +5,11 @@ the local command line (`--config-dir`) or the Python caller gave: its name is t
 says of itself never extends that.
 """
 
+import functools
 import importlib
 import inspect
 import types
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from attnbench.errors import UserError
@@ -50,8 +51,7 @@ def build(
 
 def check_options(cls: type, options: dict[str, Any], *, given: Collection[str] = (), group: str = "attn") -> None:
     """Raises UserError for an option the constructor does not name, of a wrong type, or missing."""
-    parameters = inspect.signature(cls).parameters
-    types_of = get_type_hints(cls.__init__)
+    parameters, types_of = _signature(cls)
     settable = [name for name in parameters if name not in ("dim", "layer", "num_layers")]
     prefix = f"{group}." if group else ""
     for name, value in options.items():
@@ -66,6 +66,11 @@ def check_options(cls: type, options: dict[str, Any], *, given: Collection[str] 
             raise UserError(f"{prefix}{name} is missing: {cls.__name__} needs it")
 
 
+@functools.cache
+def _signature(cls: type) -> tuple[Mapping[str, inspect.Parameter], dict[str, Any]]:
+    return inspect.signature(cls).parameters, get_type_hints(cls.__init__)
+
+
 def _matches(value: Any, annotation: Any) -> bool:
     """Whether a plain yaml value fits a constructor's annotation; annotations beyond the plain ones are not judged."""
     if get_origin(annotation) in (Union, types.UnionType):
@@ -78,12 +83,21 @@ def _matches(value: Any, annotation: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
     if annotation in (bool, str, list, dict):
         return isinstance(value, annotation)
+    if get_origin(annotation) is list:
+        return isinstance(value, list) and all(_matches(entry, get_args(annotation)[0]) for entry in value)
+    if get_origin(annotation) is dict:
+        names, values = get_args(annotation)
+        return isinstance(value, dict) and all(_matches(k, names) and _matches(v, values) for k, v in value.items())
     return True
 
 
 def _described(annotation: Any) -> str:
     if get_origin(annotation) in (Union, types.UnionType):
         return " or ".join(_described(option) for option in get_args(annotation))
+    if get_origin(annotation) is list:
+        return f"a list, each entry {_described(get_args(annotation)[0])}"
+    if get_origin(annotation) is dict:
+        return "a mapping"
     names = {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
     names |= {list: "a list", dict: "a mapping"}
     return names.get(annotation, str(annotation))

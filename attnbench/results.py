@@ -14,8 +14,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded, whole_number
 from attnbench.errors import UserError
 from attnbench.jsonlines import JsonLines, read_json_lines, replace_file, to_line
+from attnbench.registry import check_options
 from attnbench.settings import SELECTION_SEED as SELECTION_SEED
 
 SCHEMA = 1
@@ -34,9 +36,11 @@ COLUMNS = (
 """The columns of every row and of results.csv, in order."""
 
 NUMBER_COLUMNS = {
-    **dict.fromkeys(("schema", "parameters", "seq_len", "num_samples", "num_devices"), int),
+    **dict.fromkeys(("schema", "parameters", "seq_len", "num_samples", "num_devices"), whole_number),
     # A whole number stays one, so that a file that is read and written again is the same.
-    **dict.fromkeys(("value", "low", "high"), lambda text: int(text) if text.lstrip("-").isdigit() else float(text)),
+    **dict.fromkeys(
+        ("value", "low", "high"), lambda text: whole_number(text) if text.lstrip("-").isdigit() else float(text)
+    ),
 }
 """Columns of numbers, and what reads them; empty where there is none."""
 
@@ -75,12 +79,19 @@ class Measurement:
                 raise ValueError(f"{self.metric}: {name}={number} beside status {self.status}, which has none")
             if isinstance(number, bool) or not isinstance(number, int | float):
                 raise ValueError(f"{self.metric}: {name} must be a number, not {type(number).__name__}")
-            if not math.isfinite(number):
+            if not _is_finite(number):
                 raise ValueError(f"{self.metric}: {name}={number}: what is not finite has a status, not a value")
         if self.status == "ok" and self.value is None:
             raise ValueError(f"{self.metric}: status ok needs a value")
         if self.status != "ok" and not self.reason:
             raise ValueError(f"{self.metric}: status {self.status} needs a reason")
+
+
+def _is_finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:
+        return False
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -140,12 +151,14 @@ class ResultRow:
             raise ValueError(
                 "columns " + ", ".join([f"-{n}" for n in sorted(missing)] + [f"+{n}" for n in sorted(unknown)])
             )
-        if not isinstance(content["settings"], dict):
-            raise ValueError("settings must be a JSON object")
-        return cls(
-            identity=Identity(**{entry.name: content[entry.name] for entry in fields(Identity)}),
-            measurement=Measurement(**{entry.name: content[entry.name] for entry in fields(Measurement)}),
-        )
+        identity = {entry.name: content[entry.name] for entry in fields(Identity)}
+        measurement = {entry.name: content[entry.name] for entry in fields(Measurement)}
+        try:
+            check_options(Identity, identity, group="")
+            check_options(Measurement, measurement, group="")
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        return cls(identity=Identity(**identity), measurement=Measurement(**measurement))
 
 
 class ResultsWriter:
@@ -258,12 +271,14 @@ def read_csv(path: Path) -> list[ResultRow]:
         UserError: the file cannot be read, or the line of what is no result row.
     """
     try:
-        lines = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline="")))
+        lines = list(csv.DictReader(io.StringIO(read_bounded(path, MOST_JSON_BYTES), newline="")))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: cannot be read as CSV ({error})") from error
     rows = []
     for number, line in enumerate(lines, start=2):
         try:
+            if None in line or None in line.values():
+                raise ValueError("not as many cells as there are columns")
             rows.append(ResultRow.from_dict({name: _from_cell(name, text) for name, text in line.items()}))
         except (ValueError, TypeError) as error:
             raise UserError(f"{path}: row {number}: {error}") from error
@@ -272,11 +287,11 @@ def read_csv(path: Path) -> list[ResultRow]:
 
 def _from_cell(column: str, text: str) -> Any:
     if column == "settings":
-        return json.loads(text)
+        return parse_json(text)
     if column in NUMBER_COLUMNS:
         return None if text == "" else NUMBER_COLUMNS[column](text)
     if column == "seed":
-        return text if text == ALL_SEEDS else int(text)
+        return text if text == ALL_SEEDS else whole_number(text)
     return None if column == "corpus" and text == "" else text
 
 

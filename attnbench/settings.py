@@ -15,6 +15,8 @@ from attnbench.errors import UserError
 SELECTION_SEED = 1_000_000
 """The seed that learning rates are chosen on. It is never scored, so rows of it stand in no table."""
 
+MOST_NAME_CHARACTERS = 80
+
 MOST_PAIRED = 6
 """Variants of which every pair is compared; with more, each is compared with a reference alone."""
 
@@ -38,10 +40,10 @@ class ModelSettings:
     """How big. `feed_forward_width` is softmax's; matching solves it for every other mixer."""
 
     name: str
-    dim: int = setting(minimum=1)
-    num_layers: int = setting(minimum=1)
-    head_width: int = setting(minimum=1)
-    feed_forward_width: int = setting(minimum=0)
+    dim: int = setting(minimum=1, maximum=2**16)
+    num_layers: int = setting(minimum=1, maximum=2**10)
+    head_width: int = setting(minimum=1, maximum=2**16)
+    feed_forward_width: int = setting(minimum=0, maximum=2**20)
     """Hidden channels of the SwiGLU feed-forward; 0 leaves the feed-forward out."""
     parameters: int | None = None
     """What softmax has at WikiText-2 v1's vocabulary of 284; a statement that a test recomputes, never an input."""
@@ -54,7 +56,7 @@ class DataSettings:
     name: str = setting(choices=("wikitext2", "embedded", "text"))
     path: str | None = None
     """A folder of parquet files or, for `text`, a file or folder of .txt or parquet; null: the usual places."""
-    vocabulary_size: int | None = setting(None, minimum=2)
+    vocabulary_size: int | None = setting(None, minimum=2, maximum=2**24)
     """Pads the embedding up to this number of symbols; null: the corpus's own vocabulary."""
     validation_fraction: float = setting(0.05, above=0, maximum=0.5)
     test_fraction: float = setting(0.05, above=0, maximum=0.5)
@@ -139,7 +141,7 @@ class RunSettings:
     evaluations: list[EvaluationSettings]
     trusted: frozenset[str] = frozenset()
     """Classes outside attnbench that the user's own --config-dir names; see registry.py."""
-    seq_len: int = setting(minimum=1)
+    seq_len: int = setting(minimum=1, maximum=2**31 - 1)
     seed: int = setting(minimum=0, maximum=2**31 - 1)
     device: str
     """auto (CUDA where there is one, otherwise the CPU), cpu, cuda, or cuda:N."""
@@ -219,8 +221,27 @@ def check(settings: Any, prefix: str = "") -> None:
             _check_value(name, value, dict(entry.metadata))
 
 
+def check_name(setting_name: str, name: str) -> None:
+    """Raises UserError for a name that cannot be part of a folder's: folders are called after what they hold."""
+    if not re.fullmatch(r"[\w.+-]*\w[\w.+-]*", name) or len(name) > MOST_NAME_CHARACTERS:
+        raise UserError(
+            f"{setting_name}={name}: must be letters, digits and _ . + -, at most {MOST_NAME_CHARACTERS}; folders are "
+            "called so"
+        )
+
+
+def check_names(settings: RunSettings) -> None:
+    """Raises UserError for names that would lead a run's files somewhere else."""
+    check_name("experiment", settings.experiment)
+    check_name("attn", settings.mixer.name)
+    check_name("model.name", settings.model.name)
+    for evaluation in settings.evaluations:
+        check_name("eval", evaluation.name)
+
+
 def check_run(settings: RunSettings) -> None:
     """Raises UserError for settings that are each allowed but impossible together."""
+    check_names(settings)
     train, data = settings.train, settings.data
     if (train.num_epochs is None) == (train.num_steps is None):
         raise UserError(
@@ -245,6 +266,7 @@ def check_run(settings: RunSettings) -> None:
 
 def check_plan(plan: PlanSettings) -> None:
     """Raises UserError for a plan that compares nothing, or names what it does not have."""
+    check_name("plan.name", plan.name)
     for name in ("variants", "evaluations", "seeds", "probe_seeds", "learning_rates"):
         values = getattr(plan, name)
         if not values:
@@ -261,8 +283,7 @@ def check_plan(plan: PlanSettings) -> None:
         if type(rate) not in (int, float) or not 0 < rate < math.inf:
             raise UserError(f"plan.learning_rates={plan.learning_rates}: must be positive numbers")
     for variant, words in plan.variants.items():
-        if not re.fullmatch(r"[\w.+-]*\w[\w.+-]*", str(variant)):
-            raise UserError(f"plan.variants.{variant}: a name is of letters, digits and _ . + -; folders are called so")
+        check_name("plan.variants", str(variant))
         if not isinstance(words, list) or not any(str(word).startswith("attn=") for word in words):
             raise UserError(f"plan.variants.{variant}={words}: must be a list of overrides with attn=NAME among them")
     for name, allowed, chosen in (

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attnbench.errors import UserError
+from attnbench.escaping import printable
 from attnbench.results import Identity, ResultRow, read_results, same_corpus
 
 LABELS = {"variant": "variant", "backend": "backend", "parameters": "params"}
@@ -120,11 +121,6 @@ def grid(rows: Iterable[ResultRow], columns: Sequence[MetricColumn]) -> Grid:
             for group in lines.values()
         ],
     )
-
-
-def printable(text: str) -> str:
-    """`text` with what a terminal would obey (escape sequences, line ends, direction marks) spelled out."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def format_number(value: float) -> str:

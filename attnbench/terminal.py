@@ -9,9 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from attnbench.aggregate import Summary, families, figures, summary
+from attnbench.escaping import printable
 from attnbench.results import ResultRow
 from attnbench.statistics import MIN_SEEDS
-from attnbench.tables import MetricColumn, comparison_tables, printable, read_folders
+from attnbench.tables import MetricColumn, comparison_tables, read_folders
 
 TRAINED = (
     MetricColumn(
@@ -42,7 +43,7 @@ def print_summary(folders: Sequence[Path]) -> None:
     for name, group in _by_evaluation(others).items():
         console.print(_table(name, group))
     for folder in folders:
-        console.print(f"  {folder}/", markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(f"  {folder}/"), markup=False, highlight=False, soft_wrap=True)
     console.print("Each holds config.yaml, metrics.jsonl, checkpoint/ and results/.")
 
 

@@ -1,13 +1,11 @@
 """Finished cells carried to another machine: rows, settings and environments in one file, no weights and no code."""
 
-import json
 import re
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from attnbench.documents import parse_json, parse_yaml
 from attnbench.errors import UserError
 from attnbench.jsonlines import read_json_lines, replace_file, to_line
 from attnbench.results import is_complete, read_results
@@ -61,7 +59,7 @@ def import_cells(source: Path, experiment: Path) -> int:
                 raise UserError(f"{lines.where(index)}: {link} is a symbolic link, over which nothing is written")
             try:
                 _check(Path(path), text, Path(staging))
-            except (UserError, ValueError, yaml.YAMLError) as error:
+            except (UserError, ValueError) as error:
                 raise UserError(f"{lines.where(index)}: {path} is not what its name says ({_brief(error)})") from None
             texts[path] = text
     new = {path: text for path, text in texts.items() if not _is_there(experiment / path)}
@@ -98,7 +96,7 @@ def _check(path: Path, text: str, staging: Path) -> None:
         if names != {path.stem}:
             raise ValueError(f"rows of {', '.join(sorted(names)) or 'nothing'}")
     else:
-        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        content = parse_json(text) if path.suffix == ".json" else parse_yaml(text)
         if not isinstance(content, dict):
             raise ValueError("no names and values")
 

@@ -10,10 +10,11 @@ from attnbench.bench.agreement import PATHS
 from attnbench.bench.cases import CASES
 from attnbench.bench.peer_rows import OURS
 from attnbench.errors import UserError
+from attnbench.escaping import printable
 from attnbench.jsonlines import replace_file
 from attnbench.report.plots import Plot, plots_of
 from attnbench.results import ResultRow, write_csv
-from attnbench.tables import format_number, printable, read_folders
+from attnbench.tables import format_number, read_folders
 
 PLOTS = (("train_loss", "step"), ("loss_difference", "step"))
 NOTES = (

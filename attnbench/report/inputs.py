@@ -1,6 +1,5 @@
 """What a report is made from: an experiment's rows, the record of its comparison, its environments, its plots."""
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -8,9 +7,10 @@ from typing import Any
 
 import yaml
 
+from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded
 from attnbench.errors import UserError
 from attnbench.evals.base import Evaluation
-from attnbench.registry import resolve
+from attnbench.registry import check_options, resolve
 from attnbench.results import ALL_SEEDS, ResultRow, is_complete, read_csv, read_results
 from attnbench.runtime import environment_id
 
@@ -145,21 +145,28 @@ def _protocol(record: dict[str, Any] | None, rows: Sequence[ResultRow], folder: 
     names = {entry.name for entry in fields(Protocol)}
     given = {name: value for name, value in (record or {}).items() if name in names}
     try:
+        for rate in given.get("rates", []):
+            check_options(Rate, rate, group="rates")
         given["rates"] = [Rate(**rate) for rate in given.get("rates", [])]
         given["evaluations"] = {name: _about(**entry) for name, entry in given.get("evaluations", {}).items()}
-    except TypeError as error:
-        raise UserError(f"{folder / 'comparison.json'}: rates or evaluations: {error}") from error
+        check_options(Protocol, given, given=defaults, group="")
+    except (TypeError, ValueError, AttributeError, UserError) as error:
+        raise UserError(
+            f"{folder / 'comparison.json'}: its rates, evaluations or other entries are not a comparison's ({error})"
+        ) from error
     protocol = Protocol(**{**defaults, **given})
     known = [*protocol.variants, *(name for name in variants if name not in protocol.variants)]
     return Protocol(**{**{name: getattr(protocol, name) for name in names}, "variants": known})
 
 
 def _about(*, purpose: str, plots: list[list[str]]) -> About:
+    if not isinstance(purpose, str) or not all(isinstance(word, str) for pair in plots for word in pair):
+        raise TypeError("purpose and plots must be text")
     return About(purpose=purpose, plots=[(metric, axis) for metric, axis in plots])
 
 
 def _environments(folders: Iterable[Path], rows: Sequence[ResultRow]) -> dict[str, dict[str, Any] | None]:
-    stamps = {}
+    stamps: dict[str, dict[str, Any]] = {}
     for path in (path for folder in folders for path in sorted(folder.glob("environment*.json"))):
         stamp = _read_json(path)
         if stamp is not None:
@@ -172,7 +179,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(read_bounded(path, MOST_JSON_BYTES))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(content, dict):

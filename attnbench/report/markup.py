@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench.tables import printable
+from attnbench.escaping import printable
 
 VOID = ("meta", "br")
 

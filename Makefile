@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CPU_TORCH := https://download.pytorch.org/whl/cpu/torch/
 
-.PHONY: help demo doctor test test-slow test-browser check clean
+.PHONY: help demo doctor test test-slow test-browser fuzz audit check clean
 .DEFAULT_GOAL := help
 
 help: ## list these targets
@@ -26,6 +26,12 @@ test-slow: $(STAMP) ## run the tests that take longest: runs stopped again and a
 
 test-browser: $(STAMP) ## look at the report in a headless Chromium, where there is one
 	$(BIN)/python -m pytest -q -rs tests/browser
+
+fuzz: $(STAMP) ## feed 5,000 broken inputs of each kind to what reads files and command lines (ten minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --inputs 5000
+
+audit: $(STAMP) ## ask pip-audit's database, over the network, for known holes in what is installed
+	$(PIP) pip-audit && $(BIN)/python -m pip_audit --skip-editable
 
 check: $(STAMP) ## lint, format and types
 	$(BIN)/ruff check .

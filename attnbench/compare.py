@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -195,8 +194,8 @@ def _record(comparison: Comparison, cells: Sequence[Cell]) -> None:
         "files": [str(path.relative_to(comparison.folder)) for path in _files(cells)],
         "rates": [asdict(choice) for choice in comparison.choices],
         "failures": [{"cell": cell, "reason": reason} for cell, reason in comparison.failures.items()],
-        "started": datetime.fromtimestamp(comparison.started, UTC).isoformat(timespec="seconds"),
-        "seconds": round(time.time() - comparison.started),
+        "started": comparison.started.isoformat(timespec="seconds"),
+        "seconds": round(time.monotonic() - comparison.mark),
     }
     comparison.folder.mkdir(parents=True, exist_ok=True)
     replace_file(comparison.folder / "comparison.json", json.dumps(content, indent=1) + "\n")

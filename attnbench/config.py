@@ -77,7 +77,7 @@ def launch(
     try:
         job()
     except Interrupted as interruption:
-        print(interruption, file=sys.stderr)
+        print(printable(str(interruption)), file=sys.stderr)
         exit_code = interruption.exit_code
     except KeyboardInterrupt:
         # Outside training, which handles it itself, there is nothing to save.
@@ -91,7 +91,7 @@ def launch(
         exit_code = 2
     elsewhere = SweepOutcomes.read()
     outcomes = own or elsewhere
-    failures = [f"  {outcome.job}: {outcome.error}" for outcome in outcomes if outcome.folder is None]
+    failures = [printable(f"  {outcome.job}: {outcome.error}") for outcome in outcomes if outcome.folder is None]
     if failures and (len(outcomes) > 1 or not own):
         print(f"{len(failures)} of {len(outcomes)} jobs failed:", *failures, sep="\n", file=sys.stderr)
     folders = [Path(outcome.folder) for outcome in outcomes if outcome.folder is not None]
@@ -215,6 +215,9 @@ def compose(overrides: Sequence[str] = (), config_name: str = "train") -> RunSet
     Raises:
         UserError: what the command line would have printed.
     """
+    for word in overrides:
+        if re.match(r"[+~]*(@[^=]*)?(=|$)", word):
+            raise UserError(f"{word}: names no setting; NAME=VALUE does")
     _keep_environment_out()
     in_job = GlobalHydra.instance().is_initialized()
     with nullcontext() if in_job else hydra.initialize_config_dir(str(CONF), version_base="1.3"):

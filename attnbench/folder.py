@@ -15,6 +15,7 @@ import yaml
 
 from attnbench.errors import UserError
 from attnbench.escaping import OneLine
+from attnbench.jsonlines import replace_file, unlinked
 from attnbench.runtime import environment, environment_id
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,13 +40,13 @@ def recording(folder: Path) -> Iterator[None]:
             yield
         except Exception as error:
             # The folder tells what became of the run, whoever looks at it later.
-            (folder / "failed.txt").write_text(f"{type(error).__name__}: {error}\n", "utf-8", "replace")
+            replace_file(folder / "failed.txt", f"{type(error).__name__}: {error}\n")
             raise
     (folder / "failed.txt").unlink(missing_ok=True)
 
 
 def _keep_log(path: Path, stack: ExitStack) -> None:
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = logging.FileHandler(unlinked(path), encoding="utf-8")
     handler.setFormatter(OneLine("%(asctime)s %(message)s"))
     logger = logging.getLogger("attnbench")
     stack.callback(logger.setLevel, logger.level)
@@ -59,7 +60,7 @@ def _keep_log(path: Path, stack: ExitStack) -> None:
 def write_config(folder: Path, content: dict[str, Any]) -> None:
     """config.yaml: the settings as given, and what they were resolved to."""
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-    (folder / "config.yaml").write_text(text, encoding="utf-8")
+    replace_file(folder / "config.yaml", text)
 
 
 def stamp_environment(folder: Path, device: torch.device) -> dict[str, Any]:
@@ -72,5 +73,5 @@ def stamp_environment(folder: Path, device: torch.device) -> dict[str, Any]:
     text, first = json.dumps(stamp, indent=2) + "\n", folder / "environment.json"
     is_first = not first.exists() or first.read_text(encoding="utf-8") == text
     path = first if is_first else folder / f"environment-{environment_id(stamp)}.json"
-    path.write_text(text, encoding="utf-8")
+    replace_file(path, text)
     return stamp

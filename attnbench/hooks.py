@@ -26,7 +26,15 @@ LONG_SECONDS = 30 * 60
 
 
 class DivergedError(UserError):
-    """The loss or its gradients were not finite."""
+    """The loss or its gradients were not finite.
+
+    Args:
+        steps: those, from 0, since the loss was last known to be finite.
+    """
+
+    def __init__(self, message: str, steps: range = range(0)) -> None:
+        super().__init__(message)
+        self.steps = steps
 
 
 class Stopwatch:
@@ -100,7 +108,8 @@ class Logging:
         if not (math.isfinite(loss) and math.isfinite(norm)) or left_out:
             raise DivergedError(
                 f"diverged by step {state.step}: loss {loss:.4g}, norm {norm:.4g}, {left_out} updates skipped "
-                f"for gradients that were not finite; a smaller train.learning_rate than {max(self.rates):g} may help"
+                f"for gradients that were not finite; a smaller train.learning_rate than {max(self.rates):g} may help",
+                range(max(0, state.step - self.interval), state.step),
             )
         self.write(
             state,

@@ -71,9 +71,16 @@ def to_line(content: dict[str, Any]) -> str:
     return json.dumps(content, allow_nan=False) + "\n"
 
 
+def unlinked(path: Path) -> Path:
+    """`path`, and no symbolic link there any more: what it led to is somebody else's and is not written to."""
+    if path.is_symlink():
+        path.unlink()
+    return path
+
+
 def replace_file(path: Path, text: str) -> None:
     """Puts `text` at `path`: written beside, synced, renamed, so that a reader sees the old file or the new one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    beside = unlinked(path.with_name(f".{path.name}.{os.getpid()}.new"))
     with open(beside, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         file.write(text)
         file.flush()

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -42,7 +43,8 @@ class Comparison:
     def __init__(self, settings: ComparisonSettings, compose: Compose) -> None:
         self.settings, self.plan = settings, settings.plan
         self.folder = Path(settings.outputs_dir) / self.plan.name
-        self.started = time.time()
+        # How long it took is never read off a clock that can be set.
+        self.started, self.mark = datetime.now(UTC), time.monotonic()
         self.failures: dict[str, str] = {}
         self.choices: list[Choice] = []
         self.variants: dict[str, tuple[Run, ByKind]] = {}

@@ -6,6 +6,8 @@ from collections import deque
 
 from tqdm import tqdm
 
+from attnbench.escaping import printable
+
 WINDOW_SECONDS = 10.0
 """Tokens per second and the time left are taken over the last steps within this time."""
 
@@ -27,7 +29,7 @@ class ProgressBar:
 
     def __init__(self, total_steps: int, tokens_per_step: int, start_step: int, description: str) -> None:
         self.total_steps, self.tokens_per_step, self.step = total_steps, tokens_per_step, start_step
-        self.description = description[:20]
+        self.description = printable(description)[:20]
         self._loss: float | None = None
         self._recent: deque[tuple[float, int]] = deque()
         self._line_step, self._line_time = start_step, time.perf_counter()

@@ -16,7 +16,7 @@ from typing import Any
 
 from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded, whole_number
 from attnbench.errors import UserError
-from attnbench.jsonlines import JsonLines, read_json_lines, replace_file, to_line
+from attnbench.jsonlines import JsonLines, read_json_lines, replace_file, to_line, unlinked
 from attnbench.registry import check_options
 from attnbench.settings import SELECTION_SEED as SELECTION_SEED
 
@@ -171,7 +171,7 @@ class ResultsWriter:
     def __init__(self, path: Path, identity: Identity) -> None:
         self.path, self.identity, self.num_rows = path, identity, 0
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "w", encoding="utf-8", newline="\n")  # noqa: SIM115
+        self._file = open(unlinked(path), "w", encoding="utf-8", newline="\n")  # noqa: SIM115
 
     def write(self, measurement: Measurement) -> ResultRow:
         """Writes one row; it is in the file when this returns.

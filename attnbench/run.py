@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from attnbench.cells import Cell, by_kind, execute, system_cell
+from attnbench.jsonlines import replace_file
 from attnbench.locks import device_lock
 from attnbench.prepare import Run, reopen
 from attnbench.prepare_probe import build_tasks
@@ -98,4 +99,4 @@ def remember_cells(folder: Path, cells: Sequence[Cell]) -> None:
     found = [cell.results[0].parents[1].relative_to(experiment).as_posix() for cell in cells]
     lines = [*(line for line in known if not line.startswith(made_now)), *found]
     if lines:
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        replace_file(path, "".join(f"{line}\n" for line in lines))

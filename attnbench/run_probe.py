@@ -11,6 +11,7 @@ import torch
 from attnbench import checkpoint
 from attnbench.checkpoint import TrainState
 from attnbench.data import block_order
+from attnbench.divergence import located
 from attnbench.evals.base import Task
 from attnbench.folder import ROOT, recording, stamp_environment, write_config
 from attnbench.hooks import Checkpoints, DivergedError, Logging, Plateau, Stopwatch
@@ -150,15 +151,19 @@ def _train(prepared: ProbeRun, stop: StopRequest) -> tuple[TrainState, dict[str,
         stack.enter_context(stop.listening())
         hooks = _hooks(prepared, state, stopwatch, stop, stack, tokens_per_step, is_resumed=resumed is not None)
         stopwatch.restart()
-        train(
-            state,
-            sequences.batch,
-            prepared.train,
-            precision=prepared.precision,
-            num_steps=task.num_steps,
-            hooks=hooks,
-            captured=device.type == "cuda",
-        )
+        try:
+            train(
+                state,
+                sequences.batch,
+                prepared.train,
+                precision=prepared.precision,
+                num_steps=task.num_steps,
+                hooks=hooks,
+                captured=device.type == "cuda",
+            )
+        except DivergedError as error:
+            kept = folder / "checkpoint"
+            raise located(error, state, sequences.batch, prepared.train, prepared.precision, kept) from None
     if state.warm_steps:
         speeds["tokens_per_second"] = state.warm_steps * tokens_per_step / state.warm_seconds
     return state, speeds

@@ -15,6 +15,7 @@ import torch
 from attnbench import checkpoint
 from attnbench.checkpoint import TrainState
 from attnbench.data import Batches, evaluation_batches
+from attnbench.divergence import located
 from attnbench.errors import UserError
 from attnbench.evals.base import CheckpointEvaluation
 from attnbench.folder import ROOT, recording, stamp_environment, write_config
@@ -95,6 +96,10 @@ def _train(prepared: Run, shares_device: bool) -> None:
     batches = Batches(
         prepared.corpus.tokens["train"], settings.seq_len, train_settings.batch_size, settings.seed, prepared.device
     )
+
+    def batch_of(step: int) -> Batch:
+        return Batch(*batches.train_batch(step))
+
     stopwatch, stop = Stopwatch(state, prepared.device), StopRequest()
     with ExitStack() as stack:
         stack.enter_context(stop.listening())
@@ -103,7 +108,7 @@ def _train(prepared: Run, shares_device: bool) -> None:
         try:
             train(
                 state,
-                lambda step: Batch(*batches.train_batch(step)),
+                batch_of,
                 train_settings,
                 precision=prepared.precision,
                 num_steps=prepared.num_steps,
@@ -112,8 +117,10 @@ def _train(prepared: Run, shares_device: bool) -> None:
                 captured=prepared.compile and prepared.device.type == "cuda",
             )
         except DivergedError as error:
+            place = prepared.checkpoints
+            error = located(error, state, batch_of, train_settings, prepared.precision, place)
             _write_failure(prepared, stamp, "diverged", str(error))
-            raise
+            raise error from None
         except torch.OutOfMemoryError as error:
             _write_failure(prepared, stamp, "out_of_memory", str(error).splitlines()[0])
             raise UserError(

@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from attnbench.documents import MOST_JSON_BYTES, read_bounded
 from attnbench.errors import UserError
 from attnbench.escaping import printable
 from attnbench.results import Identity, ResultRow, read_results, same_corpus
@@ -65,7 +66,16 @@ def read_folders(folders: Sequence[Path], *, last_only: bool = False) -> list[Re
 def _cells_of(folder: Path) -> list[Path]:
     """Where else a run has results: one folder a line of its cells.txt, from the experiment's folder."""
     path = folder / "cells.txt"
-    return [folder.parent / line for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    if not path.exists():
+        return []
+    try:
+        lines = [Path(line) for line in read_bounded(path, MOST_JSON_BYTES).splitlines()]
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+    for line in lines:
+        if line.is_absolute() or ".." in line.parts:
+            raise UserError(f"{path}: {line} lies outside of the experiment")
+    return [folder.parent / line for line in lines]
 
 
 def comparison_tables(rows: Iterable[ResultRow], columns: Sequence[MetricColumn]) -> list[Table]:

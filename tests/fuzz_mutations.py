@@ -39,7 +39,7 @@ def _insert(content: bytearray, words: Sequence[bytes], draw: random.Random) -> 
 
 def _replace(content: bytearray, words: Sequence[bytes], draw: random.Random) -> None:
     """Takes out one word where it stands and puts another there."""
-    there = [word for word in words if word in content]
+    there = [word for word in words if word and word in content]
     if there:
         word = draw.choice(there)
         start = content.find(word, draw.randrange(len(content)))

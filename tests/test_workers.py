@@ -55,7 +55,7 @@ def test_whatever_ends_an_item_is_its_outcome_and_the_others_run(tmp_path):
     ]
     found = {outcome.item[0]: outcome.error for outcome in outcomes(items, tmp_path, num_workers=2)}
     assert found == {
-        "refuse": "a setting: cannot be",
+        "refuse": "a setting: cannot be\\nand more",
         "kill": "its process was ended by SIGKILL, perhaps for want of memory",
         "raise": "ValueError: two",
         "leave": "its process ended with exit code 3",

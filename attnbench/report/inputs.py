@@ -151,9 +151,8 @@ def _protocol(record: dict[str, Any] | None, rows: Sequence[ResultRow], folder: 
         given["evaluations"] = {name: _about(**entry) for name, entry in given.get("evaluations", {}).items()}
         check_options(Protocol, given, given=defaults, group="")
     except (TypeError, ValueError, AttributeError, UserError) as error:
-        raise UserError(
-            f"{folder / 'comparison.json'}: its rates, evaluations or other entries are not a comparison's ({error})"
-        ) from error
+        path = folder / "comparison.json"
+        raise UserError(f"{path}: its rates, evaluations or other entries are no comparison's ({error})") from error
     protocol = Protocol(**{**defaults, **given})
     known = [*protocol.variants, *(name for name in variants if name not in protocol.variants)]
     return Protocol(**{**{name: getattr(protocol, name) for name in names}, "variants": known})

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.aggregate import Figure, families, figures, summary, to_rows
-from attnbench.jsonlines import replace_file
+from attnbench.jsonlines import replace_file, unlinked
 from attnbench.report import charts, words
 from attnbench.report.inputs import Inputs, read_inputs
 from attnbench.report.making import making_section, mixed_commits
@@ -46,7 +46,7 @@ def write_report(folder: Path, *, target: Path | None = None) -> Path:
     for name, spec in specs.items():
         svg = charts.to_svg(spec, plots[name])
         replace_file(target / "figures" / f"{name}.svg", svg)
-        (target / "figures" / f"{name}.png").write_bytes(charts.to_png(svg))
+        unlinked(target / "figures" / f"{name}.png").write_bytes(charts.to_png(svg))
     write_csv([*inputs.rows, *to_rows(summed)], target / "results.csv")
     places = {chapter.evaluation: anchor(index) for index, chapter in enumerate(written)}
     sections = [

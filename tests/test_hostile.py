@@ -1,0 +1,223 @@
+"""What a stranger may hand over, and what must not come of it; docs/reliability.md names these tests."""
+
+import ast
+import hashlib
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from report_rows import write_experiment
+from small import TINY_RUN, fresh_state, python_path, record
+from test_structure import imported, modules
+
+from attnbench import checkpoint, corpora
+from attnbench.config import compose
+from attnbench.corpora import read_text
+from attnbench.documents import MOST_YAML_BYTES, parse_json, parse_yaml
+from attnbench.errors import UserError
+from attnbench.escaping import OneLine
+from attnbench.folder import recording, write_config
+from attnbench.jsonlines import replace_file
+from attnbench.mixers.base import Mixer
+from attnbench.reading import stored_settings
+from attnbench.registry import resolve
+from attnbench.results import ResultsWriter, read_results
+from attnbench.tables import read_folders
+
+SENTINEL = "sentinel-0123456789abcdef0123456789abcdef"
+KEYS = ("WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "OPENAI_API_KEY")
+CLIMBING = ["..", "../x", "/tmp/x", "a/../../b", "x\x00", "n" * 300, ".", "a\nb", "\x1b[2J"]
+
+
+def test_nothing_unpickles(root):
+    """Our own processes talk through multiprocessing, whose pipes do; no file and no stranger reaches these."""
+    forbidden = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+    calls = {"load", "unsafe_load", "full_load", "load_all", "instantiate", "read_pickle", "eval", "exec"}
+    for path in [*modules(root).values(), *(root / "scripts").glob("*.py")]:
+        assert not forbidden & {name.partition(".")[0] for name in imported(path)}, path
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            assert not any(word.arg in ("allow_pickle", "weights_only") for word in node.keywords), path
+            called = ast.unparse(node.func)
+            is_known = called in ("OmegaConf.load", "tl.load") or called.endswith(".eval")
+            assert called.rpartition(".")[2] not in calls or is_known, f"{path}: {called}"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *(
+            "os.system",
+            "builtins.eval",
+            "subprocess.Popen",
+            "torch.nn.Linear",
+            "attnbench.workers.Outcome",
+            "attnbench.",
+        ),
+        *("attnbench..mixers", "attnbench.mixers.softmax.os", "attnbench.nowhere.X", "attnbench.\x00.x", "", "."),
+    ],
+)
+def test_a_target_outside_the_registry_is_refused_in_a_checkpoint_too(target, tmp_path):
+    with pytest.raises(UserError, match="_target_"):
+        resolve(target, Mixer)
+    stored = saved(tmp_path)
+    content = json.loads((stored / "config.json").read_text())
+    content["mixers"][0]["target"] = target
+    rewrite(stored, "config.json", json.dumps(content).encode())
+    with pytest.raises(UserError, match="_target_"):
+        checkpoint.load_model(stored)
+
+
+def saved(folder: Path) -> Path:
+    checkpoint.save_step(folder, fresh_state(), record())
+    return folder / "step-00000000"
+
+
+def rewrite(stored: Path, name: str, content: bytes) -> None:
+    """Alters a file and the checksums with it."""
+    (stored / name).write_bytes(content)
+    state = json.loads((stored / "state.json").read_text())
+    del state["own_sha256"]
+    state["sha256"][name] = hashlib.sha256(content).hexdigest()
+    (stored / "state.json").write_text(json.dumps(state))
+
+
+def test_a_header_that_claims_gigabytes_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    stored = saved(tmp_path)
+    rewrite(stored, "weights.safetensors", (2**40).to_bytes(8, "little") + b"{}")
+    monkeypatch.setattr(checkpoint, "load_file", lambda path: pytest.fail("opened"))
+    with pytest.raises(UserError, match=r"weights\.safetensors: a header of 1099511627776 bytes"):
+        checkpoint.load_model(stored)
+
+
+def test_a_record_of_a_larger_model_takes_no_memory(tmp_path, monkeypatch):
+    stored = saved(tmp_path)
+    content = json.loads((stored / "config.json").read_text())
+    content["vocabulary_size"] = 2**24
+    rewrite(stored, "config.json", json.dumps(content).encode())
+    monkeypatch.setattr(torch.nn.Module, "to_empty", lambda *_, **__: pytest.fail("allocated"))
+    with pytest.raises(UserError, match="its tensors are not those of the model"):
+        checkpoint.load_model(stored)
+
+
+@pytest.mark.parametrize(("name", "value"), [("step", "x"), ("step", -1), ("best_nats", [1]), ("seconds", None)])
+def test_counters_of_another_type_are_refused(name, value, tmp_path):
+    stored = saved(tmp_path)
+    state = json.loads((stored / "state.json").read_text())
+    del state["own_sha256"]
+    (stored / "state.json").write_text(json.dumps({**state, name: value}))
+    with pytest.raises(UserError, match=r"state\.json"):
+        checkpoint.load_last(tmp_path, fresh_state().model)
+
+
+def test_a_small_file_that_stands_for_much_text_is_counted_while_it_is_read(tmp_path, monkeypatch):
+    value = "x" * 100_000
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int32()), pa.array([value]))
+    pq.write_table(pa.table({"text": column}), tmp_path / "bomb.parquet", store_schema=False)
+    assert (tmp_path / "bomb.parquet").stat().st_size < 1_000_000
+    monkeypatch.setattr(corpora, "MOST_TEXT_BYTES", 2 * 10**8)
+    with pytest.raises(UserError, match=r"bomb\.parquet: holds more than 200000000 bytes"):
+        read_text(tmp_path / "bomb.parquet")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "NaN", "[1e999]", "9" * 400, "-Infinity"])
+def test_json_is_bounded(text):
+    with pytest.raises(ValueError, match=r"deep|finite|digits"):
+        parse_json(text)
+
+
+@pytest.mark.parametrize("text", ["!!python/object/apply:os.system [id]", "[" * 5000, "a: 2001-99-99", "? {[]: 1}"])
+def test_yaml_is_data(text):
+    with pytest.raises(ValueError, match="."):
+        parse_yaml(text)
+
+
+def test_a_long_config_is_refused_before_it_is_parsed(tmp_path):
+    (tmp_path / "config.yaml").write_text("a: 1\n" * MOST_YAML_BYTES)
+    with pytest.raises(UserError, match="longer than"):
+        stored_settings(tmp_path)
+
+
+@pytest.mark.parametrize("name", CLIMBING)
+def test_a_name_that_climbs_out_is_refused(name, tmp_path):
+    with pytest.raises(UserError) as caught:
+        compose([f"model.name={json.dumps(name)}", "data=embedded"])
+    assert str(caught.value).isprintable()
+    settings = compose(["data=embedded"])
+    from dataclasses import asdict
+
+    content = {**asdict(settings), "resolved": {}}
+    del content["trusted"], content["rerun"]
+    content["mixer"]["name"] = name
+    write_config(tmp_path, content)
+    with pytest.raises(UserError, match="attn="):
+        stored_settings(tmp_path)
+
+
+@pytest.mark.parametrize("line", ["../elsewhere", "/etc", "cells/../../x"])
+def test_cells_outside_of_the_experiment_are_refused(line, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "cells.txt").write_text(f"{line}\n")
+    with pytest.raises(UserError, match="outside"):
+        read_folders([tmp_path / "run"])
+
+
+def test_a_symbolic_link_is_replaced_and_not_written_through(tmp_path):
+    other, run = tmp_path / "other", tmp_path / "run"
+    other.write_text("mine")
+    run.mkdir()
+    names = ["config.yaml", "train.log", "failed.txt", "rows.jsonl", "table.csv", f".table.csv.{os.getpid()}.new"]
+    for name in names:
+        (run / name).symlink_to(other)
+    identity = next(row.identity for row in read_results(next(write_experiment(tmp_path / "e").rglob("rows.jsonl"))))
+    write_config(run, {"a": 1})
+    ResultsWriter(run / "rows.jsonl", identity).complete()
+    replace_file(run / "table.csv", "x")
+    with pytest.raises(UserError), recording(run):
+        raise UserError("no")
+    assert other.read_text() == "mine"
+    assert not any((run / name).is_symlink() for name in names)
+
+
+def test_errors_and_log_lines_are_one_printable_line():
+    hostile = "\x1b]0;title\x07 a\nb \u202e \x9b2J " + "x" * 5000
+    assert str(UserError(hostile)).isprintable()
+    assert len(str(UserError(hostile))) <= 2000
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(OneLine("%(message)s"))
+    handler.emit(logging.LogRecord("attnbench", logging.INFO, "", 0, "evaluating %s", (hostile,), None))
+    assert stream.getvalue().removesuffix("\n").isprintable()
+
+
+def test_a_configuration_reads_no_environment_variable(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", SENTINEL)
+    with pytest.raises(UserError, match="environment") as caught:
+        compose(["logger.project=${oc.env:HF_TOKEN}", "data=embedded"])
+    assert SENTINEL not in str(caught.value)
+
+
+def test_keys_of_the_environment_are_in_nothing_that_a_run_leaves(root, tmp_path):
+    (tmp_path / "text.txt").write_text("a line of a text\n" * 200)
+    words = [*TINY_RUN, f"data.path={tmp_path / 'text.txt'}", f"outputs_dir={tmp_path / 'outputs'}", "device=cpu"]
+    environment = {**python_path(root), **dict.fromkeys(KEYS, SENTINEL), "WANDB_DIR": str(tmp_path)}
+    environment |= {"WANDB_DATA_DIR": str(tmp_path / "data"), "WANDB_MODE": "offline"}
+    for command in (
+        [root / "scripts" / "train.py", *words, "logger=none"],
+        [root / "scripts" / "report.py", tmp_path / "outputs" / "default"],
+    ):
+        done = subprocess.run([sys.executable, *command], env=environment, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert SENTINEL not in done.stdout + done.stderr
+    left = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"config.yaml", "environment.json", "train.log", "index.html"} <= {path.name for path in left}
+    assert not [path for path in left if SENTINEL.encode() in path.read_bytes()]

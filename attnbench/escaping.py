@@ -10,6 +10,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+def markdown_text(text: str) -> str:
+    """`text` for a cell of a Markdown table: neither HTML nor a link, and it stays in its cell."""
+    return printable(text).replace("<", "&lt;").replace("](", "]\\(").replace("|", "\\|")
+
+
 class OneLine(logging.Formatter):
     """A formatter whose message is one printable line, whatever names and reasons stand in it."""
 

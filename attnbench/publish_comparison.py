@@ -10,7 +10,7 @@ from typing import Any
 
 from attnbench.aggregate import Cell, Summary, families, figures, summary, to_rows
 from attnbench.errors import UserError
-from attnbench.escaping import printable
+from attnbench.escaping import markdown_text, printable
 from attnbench.jsonlines import replace_file
 from attnbench.report.inputs import Inputs, read_inputs
 from attnbench.results import write_csv
@@ -50,7 +50,11 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
 def _page(title: str, note: str, inputs: Inputs, content: Summary) -> str:
     protocol, identities = inputs.protocol, [row.identity for row in inputs.rows]
     devices, commits, corpora = (
-        ", ".join(dict.fromkeys(f"{getattr(identity, name)}" for identity in identities if getattr(identity, name)))
+        ", ".join(
+            dict.fromkeys(
+                markdown_text(f"{getattr(identity, name)}") for identity in identities if getattr(identity, name)
+            )
+        )
         for name in ("device", "commit", "corpus")
     )
     parts = [
@@ -59,7 +63,7 @@ def _page(title: str, note: str, inputs: Inputs, content: Summary) -> str:
         "Brackets are 95 % Student intervals over seeds, for timings the 20th and 80th percentile, unadjusted. Bold is "
         "best where it is separated from every other variant: two-sided paired t-test, Holm-adjusted p < 0.05, and at "
         "least the smallest difference that matters (0.01 in accuracy, 1 % in perplexity).",
-        f"Made by\n\n    {protocol.command}\n\non {devices}, corpus `{corpora}`, at commit {commits}. results.csv has "
+        f"Made by\n\n    {printable(protocol.command)}\n\non {devices}, corpus `{corpora}`, at commit {commits}. results.csv has "
         "every row and every figure over seeds, comparison.json the learning rates and how they were chosen, "
         "environment-*.json the machines. `python scripts/report.py` on this folder makes the page with all plots, and "
         "`compare.py ... import=cells.jsonl` goes on from these cells.",
@@ -78,9 +82,7 @@ def summary_table(content: Summary) -> str:
     ]
     marks = ["---", *("--:" for _ in variants)]
     lines = [["", *variants], marks, *rows]
-    return "\n".join(
-        f"| {' | '.join(printable(cell).replace('|', chr(92) + '|') for cell in line)} |" for line in lines
-    )
+    return "\n".join(f"| {' | '.join(markdown_text(cell) for cell in line)} |" for line in lines)
 
 
 def _shown(cell: Cell) -> str:
@@ -93,4 +95,7 @@ def _shown(cell: Cell) -> str:
 def _missing(labels: Sequence[Any]) -> list[str]:
     if not labels:
         return []
-    return [f"Not run yet, {len(labels)} cells of the plan:", "\n".join(f"- {label}" for label in labels)]
+    return [
+        f"Not run yet, {len(labels)} cells of the plan:",
+        "\n".join(f"- {markdown_text(str(label))}" for label in labels),
+    ]

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from attnbench.documents import MOST_JSON_BYTES, read_bounded
 from attnbench.errors import UserError
-from attnbench.escaping import printable
+from attnbench.escaping import markdown_text, printable
 from attnbench.results import Identity, ResultRow, read_results, same_corpus
 
 LABELS = {"variant": "variant", "backend": "backend", "parameters": "params"}
@@ -102,7 +102,7 @@ def markdown_table(rows: Iterable[ResultRow], columns: Sequence[MetricColumn]) -
     """A grid as Markdown; see `grid`."""
     drawn = grid(rows, columns)
     marks = ["---" if index < drawn.num_labels else "--:" for index in range(len(drawn.headers))]
-    lines = [[cell.replace("|", "\\|") for cell in line] for line in (drawn.headers, marks, *drawn.lines)]
+    lines = [[markdown_text(cell) for cell in line] for line in (drawn.headers, marks, *drawn.lines)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 

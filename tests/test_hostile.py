@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from attnbench.config import compose
 from attnbench.corpora import read_text
 from attnbench.documents import MOST_YAML_BYTES, parse_json, parse_yaml
 from attnbench.errors import UserError
-from attnbench.escaping import OneLine
+from attnbench.escaping import OneLine, markdown_text
 from attnbench.folder import recording, write_config
 from attnbench.jsonlines import replace_file
 from attnbench.mixers.base import Mixer
@@ -137,7 +138,7 @@ def test_json_is_bounded(text):
 
 @pytest.mark.parametrize("text", ["!!python/object/apply:os.system [id]", "[" * 5000, "a: 2001-99-99", "? {[]: 1}"])
 def test_yaml_is_data(text):
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"constructor|deep|month|hash|parsing|expected"):
         parse_yaml(text)
 
 
@@ -153,8 +154,6 @@ def test_a_name_that_climbs_out_is_refused(name, tmp_path):
         compose([f"model.name={json.dumps(name)}", "data=embedded"])
     assert str(caught.value).isprintable()
     settings = compose(["data=embedded"])
-    from dataclasses import asdict
-
     content = {**asdict(settings), "resolved": {}}
     del content["trusted"], content["rerun"]
     content["mixer"]["name"] = name
@@ -197,6 +196,15 @@ def test_errors_and_log_lines_are_one_printable_line():
     handler.setFormatter(OneLine("%(message)s"))
     handler.emit(logging.LogRecord("attnbench", logging.INFO, "", 0, "evaluating %s", (hostile,), None))
     assert stream.getvalue().removesuffix("\n").isprintable()
+
+
+def test_a_cell_of_a_page_holds_no_html_and_no_link():
+    hostile = "<script>x</script> [a](javascript:x) | \x1b[2J\n# heading"
+    shown = markdown_text(hostile)
+    assert "<" not in shown
+    assert "](" not in shown
+    assert shown.isprintable()
+    assert shown.count("|") == shown.count("\\|")
 
 
 def test_a_configuration_reads_no_environment_variable(monkeypatch):

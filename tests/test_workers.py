@@ -92,7 +92,7 @@ def test_what_workers_print_is_in_the_log_and_not_on_the_terminal(tmp_path, capf
 
 
 def test_alone_a_failure_is_an_error(tmp_path):
-    with pytest.raises(UserError, match=r"^no: cannot be$"):
+    with pytest.raises(UserError, match=r"^no: cannot be\\nand more$"):
         run_alone(act, ("refuse", "no"), log=tmp_path / "output.log", num_threads=1)
 
 

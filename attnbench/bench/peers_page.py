@@ -10,7 +10,7 @@ from attnbench.bench.agreement import PATHS
 from attnbench.bench.cases import CASES
 from attnbench.bench.peer_rows import OURS
 from attnbench.errors import UserError
-from attnbench.escaping import printable
+from attnbench.escaping import markdown_text, printable
 from attnbench.jsonlines import replace_file
 from attnbench.report.plots import Plot, plots_of
 from attnbench.results import ResultRow, write_csv
@@ -178,5 +178,5 @@ def _shown(rows: Sequence[ResultRow], metric: str) -> str:
 
 def _markdown(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     marks = ["---", *("--:" for _ in headers[1:])]
-    cells = [[printable(cell).replace("|", "\\|") for cell in line] for line in (headers, marks, *lines)]
+    cells = [[markdown_text(cell) for cell in line] for line in (headers, marks, *lines)]
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)

@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CPU_TORCH := https://download.pytorch.org/whl/cpu/torch/
 
-.PHONY: help demo doctor test test-slow test-browser fuzz audit check clean
+.PHONY: help demo doctor test test-kernels test-slow test-browser fuzz audit check clean
 .DEFAULT_GOAL := help
 
 help: ## list these targets
@@ -19,7 +19,10 @@ doctor: $(STAMP) ## what this machine can run, and whether each kernel runs it r
 	$(BIN)/python scripts/doctor.py
 
 test: $(STAMP) ## run the tests (CPU, no network)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not slow'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not slow' --ignore-glob='*test_kernels*'
+
+test-kernels: $(STAMP) ## run the tests of our Triton kernels: on the GPU or, without one, in Triton's interpreter
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not slow' tests/test_kernels_*.py
 
 test-slow: $(STAMP) ## run the tests that take longest: runs stopped again and again, sweeps in processes of their own
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m slow

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from attnbench.errors import UserError
 from attnbench.kernels.support import on_kernels
 
+INITIAL_DEVIATION = 0.02
+"""Of a projection's weights (GPT-2), unless the model's settings name another."""
+
 
 class Projection(nn.Linear):
     """A linear map without bias.
@@ -25,8 +28,8 @@ class Projection(nn.Linear):
         self.residual = residual
 
     def init_weights(self, generator: torch.Generator, num_layers: int) -> None:
-        """Normal with deviation 0.02, over sqrt(2 × depth) where it writes to the residual stream (GPT-2)."""
-        deviation = 0.02 / (2 * num_layers) ** 0.5 if self.residual else 0.02
+        """Normal with INITIAL_DEVIATION, over sqrt(2 × depth) where it writes to the residual stream (GPT-2)."""
+        deviation = INITIAL_DEVIATION / (2 * num_layers) ** 0.5 if self.residual else INITIAL_DEVIATION
         nn.init.normal_(self.weight, std=deviation, generator=generator)
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnbench.errors import UserError
-from attnbench.layers import FeedForward, RMSNorm
+from attnbench.layers import INITIAL_DEVIATION, FeedForward, Projection, RMSNorm
 from attnbench.mixers.base import Mixer, State
 from attnbench.registry import build, resolve
 from attnbench.settings import MixerSettings, ModelSettings
@@ -198,6 +198,11 @@ def build_model(
     # Weights are drawn on the CPU and then moved: generators of two devices give different numbers.
     built.to_empty(device="cpu")
     init_weights(built, seed, model.num_layers)
+    if model.initial_deviation is not None:
+        with torch.no_grad():
+            for module in built.modules():
+                if isinstance(module, Projection):
+                    module.weight.mul_(model.initial_deviation / INITIAL_DEVIATION)
     return built.to(device)
 
 

@@ -66,7 +66,8 @@ def _page(title: str, corpus: str | None, table: str, command: str, stamp: dict[
     machine = ", ".join(f"{name} {stamp[name]}" for name in ("torch", "triton", "python") if stamp.get(name))
     return (
         f"# {title}\n\n{table}\n"
-        f"Corpus `{markdown_text(str(corpus))}`. PPL is that of the checkpoint with the lowest validation loss. Seconds and token/s are of "
+        f"Corpus `{markdown_text(str(corpus))}`. "
+        "PPL is that of the checkpoint with the lowest validation loss. Seconds and token/s are of "
         "training steps, token/s without the first step, which compiles; peak MiB is all memory reserved on the device."
         f"\n\nMade by\n\n    {command}\n\n"
         f"at commit `{stamp['commit']}` on {stamp['device']} ({machine}). results.csv has all rows, among them other "

@@ -47,6 +47,8 @@ class ModelSettings:
     """Hidden channels of the SwiGLU feed-forward; 0 leaves the feed-forward out."""
     parameters: int | None = None
     """What softmax has at WikiText-2 v1's vocabulary of 284; a statement that a test recomputes, never an input."""
+    initial_deviation: float | None = setting(None, above=0)
+    """Of the projections' weights; null: 0.02, GPT-2's."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -258,3 +258,21 @@ def test_forward_flops_are_those_that_torch_counts():
     square = 2 * heads * 4 * 16 * length**2
     half = 2 * heads * 4 * 16 * length * (length + 1) // 2
     assert counter.get_total_flops() - square == model.forward_flops(length) - half
+
+
+def test_another_initial_deviation_scales_the_projections_and_nothing_else():
+    names = {"name": "small", "dim": 32, "num_layers": 2, "head_width": 16, "feed_forward_width": 24}
+    usual, wide = (
+        build_model(
+            [mixer_settings("gated_deltanet")] * 2,
+            ModelSettings(**names, initial_deviation=deviation),
+            vocabulary_size=10,
+            seed=0,
+        ).state_dict()
+        for deviation in (None, 0.06)
+    )
+    projections = [name for name in usual if name.endswith(("projection.weight", "gate.weight", "up.weight"))]
+    assert projections
+    for name, weight in usual.items():
+        factor = 3 if name in projections or name.endswith(("down.weight", "decay.weight", "beta.weight")) else 1
+        torch.testing.assert_close(wide[name], factor * weight, msg=name)

@@ -42,7 +42,10 @@ def commands(script: str = "") -> list[str]:
 
 
 def of_script(script: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("command", [line for line in commands(script) if line not in ELSEWHERE])
+    """Its lines; a sweep starts a process of its own for what takes a line beside it a second."""
+    lines = [line for line in commands(script) if line not in ELSEWHERE]
+    slow = [pytest.param(line, marks=pytest.mark.slow) if " -m " in line else line for line in lines]
+    return pytest.mark.parametrize("command", slow)
 
 
 @pytest.fixture(scope="module")

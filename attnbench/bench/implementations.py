@@ -14,7 +14,7 @@ from attnbench.checkpoint import TrainState
 from attnbench.data import Batches, Corpus, load_corpus
 from attnbench.folder import ROOT
 from attnbench.kernels import support
-from attnbench.matching import match_model, solve_width
+from attnbench.matching import TOLERANCE, match_model, solve_width
 from attnbench.model import build_meta, build_model, resolve_mixer
 from attnbench.runtime import keep_freed_memory, resolve_device, resolve_precision
 from attnbench.settings import DataSettings, MixerSettings, ModelSettings, RunSettings, TrainSettings
@@ -156,6 +156,10 @@ def _sized(job: Job, mixers: list[MixerSettings], vocabulary_size: int) -> Model
         return build_meta(mixers, sized, vocabulary_size=vocabulary_size).num_parameters()
 
     width = solve_width(parameters, job.parameters, "params", reference="the peer")
+    # As people choose widths, in the steps of a GPU's matrix products, where that is as near as matching asks.
+    even = round(width / 64) * 64
+    if even and abs(parameters(even) / job.parameters - 1) <= TOLERANCE:
+        width = even
     return replace(job.model, feed_forward_width=width)
 
 

@@ -139,8 +139,8 @@ def _draw(rows: Sequence[ResultRow], target: Path) -> list[Plot]:
 
     agreement = [row for row in rows if row.identity.evaluation == "agreement" and "step" in row.measurement.settings]
     drawn = plots_of(figures(agreement), PLOTS) if agreement else []
-    (target / "figures").mkdir(exist_ok=True)
     for plot in drawn:
+        (target / "figures").mkdir(exist_ok=True)
         svg = charts.to_svg(charts.specification(plot, list(PATHS)), plot)
         replace_file(target / "figures" / f"{plot.name}.svg", svg)
     return drawn

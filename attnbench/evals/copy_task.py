@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnbench.errors import UserError
 from attnbench.evals.base import NUM_SELECTION, Probe, Task
-from attnbench.evals.options import check_counts, check_different_counts, check_training
+from attnbench.evals.options import check_counts, check_different_counts, check_training, probe_deviation
 from attnbench.evals.scoring import accuracy, correct_labels, mean_accuracy
 from attnbench.evals.task_data import ABSENT, SPLITS, hashed, hashes_in_split, in_pieces, integers_below, shuffled
 from attnbench.model import LanguageModel
@@ -158,6 +158,7 @@ class Copy(Probe):
         test_lengths: symbols of the test strings; each length has a batch and rows of its own.
         num_test: test strings of each length.
         selective: see CopyTask.
+        initial_deviation: of the projections; null: see options.probe_deviation.
 
     Raises:
         UserError: a value out of its range.
@@ -183,6 +184,7 @@ class Copy(Probe):
         test_lengths: list,
         num_test: int,
         selective: bool,
+        initial_deviation: float | None,
         learning_rates: list,
         precision: str,
     ) -> None:
@@ -197,7 +199,12 @@ class Copy(Probe):
         shape = {"dim": width, "num_layers": num_layers, "head_width": head_width}
         self._task = CopyTask(
             settings={"selective": True} if selective else {},
-            model=ModelSettings(name="copy", **shape, feed_forward_width=feed_forward_width),
+            model=ModelSettings(
+                name="copy",
+                **shape,
+                feed_forward_width=feed_forward_width,
+                initial_deviation=probe_deviation("eval.copy.", initial_deviation, width),
+            ),
             vocabulary_size=BLANK + 1 if selective else BLANK,
             num_steps=num_steps,
             batch_size=batch_size,

@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from attnbench.errors import UserError
+from attnbench.layers import INITIAL_DEVIATION
 from attnbench.settings import PRECISIONS
 
 
@@ -27,6 +28,17 @@ def check_different_counts(name: str, values: Any) -> None:
 def is_count(value: Any) -> bool:
     """Whether it is a positive whole number."""
     return type(value) is int and value > 0
+
+
+def probe_deviation(prefix: str, given: float | None, width: int) -> float:
+    """Of a probe's projections: what is given, or 0.02 × sqrt(768 / width).
+
+    GPT-2's 0.02 is that of a model 768 wide. At the width of a probe, scores would start so near to 0 that some seeds
+    spend hundreds of steps there, and more than a thousand on long sequences.
+    """
+    if given is not None and not 0 < given < math.inf:
+        raise UserError(f"{prefix}initial_deviation={given}: must be a positive number, or null")
+    return INITIAL_DEVIATION * (768 / width) ** 0.5 if given is None else given
 
 
 def check_training(prefix: str, learning_rates: Any, precision: str) -> None:

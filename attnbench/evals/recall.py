@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnbench.evals.base import NUM_SELECTION, Probe, Task
-from attnbench.evals.options import check_choice, check_counts, check_training
+from attnbench.evals.options import check_choice, check_counts, check_training, probe_deviation
 from attnbench.evals.recall_sizes import PRESETS, Sizes, check_sizes
 from attnbench.evals.scoring import accuracy, correct_labels, mean_accuracy
 from attnbench.evals.task_data import (
@@ -171,6 +171,7 @@ class Recall(Probe):
         filler: between the queries: blank or random.
         reuse_rate: the cell (512,64) takes over the rate found at (256,16) where that is run at the same width.
         conv_size: taps of the short convolution; null leaves the mixer's own.
+        initial_deviation: of the projections; null: see options.probe_deviation.
 
     Raises:
         UserError: a value out of its range, or a cell that does not fit its length or the vocabulary.
@@ -197,6 +198,7 @@ class Recall(Probe):
         reuse_rate: bool,
         num_layers: int,
         conv_size: int | None,
+        initial_deviation: float | None,
         learning_rates: list,
         precision: str,
     ) -> None:
@@ -212,7 +214,9 @@ class Recall(Probe):
         self.learning_rates, self.precision = [float(rate) for rate in learning_rates], precision
         self.reuse_rate = reuse_rate
         self._tasks = [
-            _task(sizes, cell, width, num_layers, conv_size) for width in sizes.widths for cell in sizes.cells
+            _task(sizes, cell, width, num_layers, conv_size, initial_deviation)
+            for width in sizes.widths
+            for cell in sizes.cells
         ]
 
     def tasks(self) -> list[Task]:
@@ -233,14 +237,21 @@ def _place(settings: dict[str, Any]) -> tuple[int, int | None]:
     return settings["sequence_length"], settings.get("num_pairs")
 
 
-def _task(sizes: Sizes, cell: list[Any], width: int, num_layers: int, conv_size: int | None) -> RecallTask:
+def _task(
+    sizes: Sizes, cell: list[Any], width: int, num_layers: int, conv_size: int | None, deviation: float | None
+) -> RecallTask:
     length, pairs = cell
     settings = {"sequence_length": length, "width": width}
     return RecallTask(
         # A model of several numbers of pairs names each in the rows of its scores alone.
         settings=settings if isinstance(pairs, list) else {**settings, "num_pairs": pairs},
         model=ModelSettings(
-            name=f"recall-{width}", dim=width, num_layers=num_layers, head_width=width, feed_forward_width=0
+            name=f"recall-{width}",
+            dim=width,
+            num_layers=num_layers,
+            head_width=width,
+            feed_forward_width=0,
+            initial_deviation=probe_deviation("eval.recall.", deviation, width),
         ),
         vocabulary_size=sizes.vocabulary_size,
         num_steps=sizes.num_steps,

@@ -33,6 +33,9 @@ from attnbench.settings import MixerSettings, RunSettings
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
 SUBMITIT = ("submitit_local", "submitit_slurm")
+MOST_WORD_CHARACTERS = 2**14
+"""Hydra's parser takes a second for each hundred thousand."""
+
 EXPECTED = (UserError, HydraException, OmegaConfBaseException)
 
 
@@ -218,6 +221,8 @@ def compose(overrides: Sequence[str] = (), config_name: str = "train") -> RunSet
     for word in overrides:
         if re.match(r"[+~]*(@[^=]*)?(=|$)", word):
             raise UserError(f"{word}: names no setting; NAME=VALUE does")
+        if len(word) > MOST_WORD_CHARACTERS:
+            raise UserError(f"{word}: longer than the {MOST_WORD_CHARACTERS} characters of a word; put it into a yaml")
     _keep_environment_out()
     in_job = GlobalHydra.instance().is_initialized()
     with nullcontext() if in_job else hydra.initialize_config_dir(str(CONF), version_base="1.3"):

@@ -166,7 +166,13 @@ def _closed(cls: type, group: str, values: dict[str, Any]) -> Any:
     """A dataclass of settings from a yaml of a closed group."""
     check_options(cls, values, group=group)
     # A whole number is a fine float; a file that says 2 and one that says 2.0 are one configuration.
-    numbers = {entry.name: float(values[entry.name]) for entry in fields(cls) if _is_float(entry, values)}
+    numbers = {}
+    for entry in fields(cls):
+        if _is_float(entry, values):
+            try:
+                numbers[entry.name] = float(values[entry.name])
+            except OverflowError:
+                raise UserError(f"{group}.{entry.name}={values[entry.name]}: must be finite") from None
     settings = cls(**{**values, **numbers})
     check(settings, f"{group}.")
     return settings

@@ -229,3 +229,9 @@ def test_keys_of_the_environment_are_in_nothing_that_a_run_leaves(root, tmp_path
     left = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"config.yaml", "environment.json", "train.log", "index.html"} <= {path.name for path in left}
     assert not [path for path in left if SENTINEL.encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize("word", ["+=", "=1", "++train.learning_rate=" + "9" * 400, "x" * 100_000])
+def test_a_word_that_is_no_setting_is_refused_at_once(word):
+    with pytest.raises(UserError, match=r"names no setting|must be finite|longer than"):
+        compose(["data=embedded", word])

@@ -65,7 +65,8 @@ def _page(title: str, note: str, inputs: Inputs, content: Summary) -> str:
         "least the smallest difference that matters (0.01 in accuracy, 1 % in perplexity).",
         f"Made by\n\n    {printable(protocol.command)}\n\non {devices}, corpus `{corpora}`, at commit {commits}. "
         "results.csv has every row and every figure over seeds, comparison.json the learning rates and how they were "
-        "chosen, environment-*.json the machines. `python scripts/report.py` on this folder makes the page with all plots, and "
+        "chosen, environment-*.json the machines. `python scripts/report.py` on this folder makes the page "
+        "with all plots, and "
         "`compare.py ... import=cells.jsonl` goes on from these cells.",
         note,
         *_missing(protocol.missing),

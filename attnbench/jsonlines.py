@@ -72,8 +72,13 @@ def to_line(content: dict[str, Any]) -> str:
 def replace_file(path: Path, text: str) -> None:
     """Puts `text` at `path`: written beside, synced, renamed, so that a reader sees the old file or the new one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.new")
-    with open(beside, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    try:
+        with open(beside, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError:
+        # On a full disk what was written so far is in the way.
+        beside.unlink(missing_ok=True)
+        raise

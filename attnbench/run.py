@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 
 from attnbench.cells import Cell, by_kind, execute, system_cell
+from attnbench.folder import holding
+from attnbench.jsonlines import replace_file
 from attnbench.locks import device_lock
 from attnbench.prepare import Run, reopen
 from attnbench.prepare_probe import build_tasks
@@ -46,7 +48,7 @@ def evaluate_again(folder: Path, settings: RunSettings) -> Path:
     """
     prepared = reopen(folder, settings)
     of_checkpoints, probes, system = by_kind(settings)
-    with device_lock(prepared.device, shared=True):
+    with holding(folder, waits=True), device_lock(prepared.device, shared=True):
         for evaluation in of_checkpoints:
             evaluate(prepared, evaluation)
     _run_cells(prepared, settings, probes, system)
@@ -78,7 +80,8 @@ def _run_cells(
                 output = cell.results[0].parents[1] / "output.log"
                 run_alone(execute, cell, log=output, num_threads=torch.get_num_threads())
             cells.append(cell)
-    remember_cells(prepared.folder, cells)
+    with holding(prepared.folder, waits=True):
+        remember_cells(prepared.folder, cells)
 
 
 def _run_cell(cell: Cell) -> None:
@@ -98,4 +101,4 @@ def remember_cells(folder: Path, cells: Sequence[Cell]) -> None:
     found = [cell.results[0].parents[1].relative_to(experiment).as_posix() for cell in cells]
     lines = [*(line for line in known if not line.startswith(made_now)), *found]
     if lines:
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        replace_file(path, "".join(f"{line}\n" for line in lines))

@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CPU_TORCH := https://download.pytorch.org/whl/cpu/torch/
 
-.PHONY: help demo doctor test test-kernels test-slow test-browser check clean
+.PHONY: help demo doctor soak test test-kernels test-slow test-browser check clean
 .DEFAULT_GOAL := help
 
 help: ## list these targets
@@ -29,6 +29,9 @@ test-slow: $(STAMP) ## run the tests that take longest: runs stopped again and a
 
 test-browser: $(STAMP) ## look at the report in a headless Chromium, where there is one
 	$(BIN)/python -m pytest -q -rs tests/browser
+
+soak: $(STAMP) ## kill runs 200 times, at random moments and inside writes, and compare what is left (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py
 
 check: $(STAMP) ## lint, format and types
 	$(BIN)/ruff check .

@@ -43,8 +43,8 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
         compose: from the words of a train.py command line to its settings.
 
     Raises:
-        UserError: another process is at this plan, nothing could be run, cells failed (after the others were run and the report was written), or wandb
-            is to be online and cannot be.
+        UserError: another process is at this plan, nothing could be run, cells failed (after the others were run and
+            the report was written), or wandb is to be online and cannot be.
     """
     folder = Path(settings.outputs_dir) / settings.plan.name
     is_only_read = settings.imported is None and (settings.exported is not None or settings.plan.dry_run)

@@ -44,7 +44,9 @@ def holding(folder: Path, *, waits: bool) -> Iterator[None]:
     except OSError as error:
         where = error.filename if error.filename is not None else folder
         what = error.strerror or error
-        raise UserError(f"{where}: {what}; what was kept before stands, and the same command goes on from it") from error
+        raise UserError(
+            f"{where}: {what}; what was kept before stands, and the same command goes on from it"
+        ) from error
 
 
 @contextmanager
@@ -70,7 +72,7 @@ def recording(folder: Path, *, waits: bool) -> Iterator[None]:
 class _LogFile(logging.FileHandler):
     """A log that a full disk cuts short, without a traceback on the terminal for every line of it."""
 
-    def handleError(self, record: logging.LogRecord) -> None:
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         pass
 
     def close(self) -> None:

@@ -208,7 +208,7 @@ def sitting(start: Start, outputs: Path, log: Path, chance: random.Random | None
     if chance is not None:
         number = chance.choice(SIGNALS)
         if chance.random() < 0.5:
-            delay = chance.uniform(0, seconds)
+            delay = chance.uniform(0.005, seconds)
         else:
             place = chance.choice([*PLACES])
             fault = (place, chance.randint(1, PLACES[place]), number)

@@ -32,8 +32,7 @@ with folder_lock(Path(sys.argv[1]), waits=False):
 def holder(root, tmp_path):
     """A process that holds the folder until it is ended."""
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    process = subprocess.Popen(command, env=python_path(root), text=True, **pipes)
+    process = subprocess.Popen(command, env=python_path(root), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == "has it\n"
     yield process

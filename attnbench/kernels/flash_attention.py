@@ -24,7 +24,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.kernels.rotary import load_rows, padded_width, rotated, store_rows, turn
+from attnbench.kernels.batching import join_the_batch
+from attnbench.kernels.rotary import by_heads, load_rows, padded_width, rotated, store_rows, turn
 
 MAX_WIDTH = 128
 """Channels a head. A width that is no power of two is computed as the next one, the rest masked."""
@@ -463,18 +464,7 @@ def _gradient(ctx: Any, gradient: Tensor | None, _: None) -> tuple[Tensor | None
 _flash_attention.register_autograd(_gradient, setup_context=_save)
 
 
-def _fold(x: Tensor, mapped: int | None, size: int) -> Tensor:
-    """The mapped axis joins the batch: (X, B, ...) to (X B, ...); what is not mapped is repeated."""
-    x = x.unsqueeze(0).expand(size, *x.shape) if mapped is None else x.movedim(mapped, 0)
-    return x.flatten(0, 1)
-
-
-@_flash_attention.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    tensors = [_fold(x, mapped, info.batch_size) for x, mapped in zip(inputs[:3], in_dims, strict=False)]
-    mixed, logsumexp = _flash_attention(*tensors, *inputs[3:])
-    unfolded = (info.batch_size, -1)
-    return (mixed.unflatten(0, unfolded), logsumexp.unflatten(0, unfolded)), (0, 0)
+join_the_batch(_flash_attention)
 
 
 def flash_attention(
@@ -489,13 +479,6 @@ def flash_attention(
     return _flash_attention(query_BTHK, key_BSGK, value_BSGK, causal, window)[0]
 
 
-def _split(packed_BTC: Tensor, num_heads: int, num_key_value_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Views of query, key and value, or of their gradients, by heads."""
-    heads = [num_heads, num_key_value_heads, num_key_value_heads]
-    query, key, value = packed_BTC.unflatten(-1, (sum(heads), -1)).split(heads, dim=2)
-    return query, key, value
-
-
 @torch.library.custom_op("attnbench::packed_flash_attention", mutates_args=())
 def _packed_flash_attention(
     packed_BTC: Tensor,
@@ -506,7 +489,7 @@ def _packed_flash_attention(
     window: int | None,
 ) -> tuple[Tensor, Tensor]:
     """`packed_flash_attention`, and z as (B, H, T)."""
-    query, key, value = _split(_channels_side_by_side(packed_BTC), num_heads, num_key_value_heads)
+    query, key, value = by_heads(_channels_side_by_side(packed_BTC), num_heads, num_key_value_heads)
     _check(query, key, value, causal, window)
     if rotation_2TK is not None:
         _check_rotation(query, rotation_2TK)
@@ -551,9 +534,9 @@ def _packed_flash_attention_backward(
     """The gradient of packed_BTC, contiguous."""
     packed_gradient = packed_BTC.new_empty(packed_BTC.shape)
     _backward(
-        _split(packed_gradient, num_heads, num_key_value_heads),
+        by_heads(packed_gradient, num_heads, num_key_value_heads),
         gradient_BTC.unflatten(-1, (num_heads, -1)),
-        _split(_channels_side_by_side(packed_BTC), num_heads, num_key_value_heads),
+        by_heads(_channels_side_by_side(packed_BTC), num_heads, num_key_value_heads),
         rotation_2TK,
         mixed_BTC,
         logsumexp_BHT,
@@ -584,14 +567,7 @@ def _packed_gradient(ctx: Any, gradient: Tensor | None, _: None) -> tuple[Tensor
 _packed_flash_attention.register_autograd(_packed_gradient, setup_context=_save_packed)
 
 
-@_packed_flash_attention.register_vmap
-def _(
-    info: Any, in_dims: tuple[int | None, ...], packed: Tensor, rotation: Tensor | None, *settings: Any
-) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    assert in_dims[1] is None, "the angles are one for all"
-    mixed, logsumexp = _packed_flash_attention(_fold(packed, in_dims[0], info.batch_size), rotation, *settings)
-    unfolded = (info.batch_size, -1)
-    return (mixed.unflatten(0, unfolded), logsumexp.unflatten(0, unfolded)), (0, 0)
+join_the_batch(_packed_flash_attention, shared={1})
 
 
 def packed_flash_attention(

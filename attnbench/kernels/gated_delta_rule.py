@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from attnbench.errors import UserError
+from attnbench.kernels.batching import join_the_batch
 from attnbench.kernels.delta_rule_launch import CHUNK, DeltaRule, backward, forward
 
 DTYPES = (torch.bfloat16, torch.float32)
@@ -172,30 +173,8 @@ def _gradient(ctx: Any, gradient: Tensor | None, last_gradient: Tensor | None, *
 gated_delta_rule_forward.register_autograd(_gradient, setup_context=_save_for_gradient)
 
 
-def _fold(info: Any, tensors: tuple[Any, ...], in_dims: tuple[int | None, ...]) -> list[Any]:
-    """The mapped axis joins the first one, the batch: its sequences are as independent. What is no tensor stays."""
-    folded = []
-    for x, mapped in zip(tensors, in_dims, strict=True):
-        if isinstance(x, Tensor):
-            x = x.expand(info.batch_size, *x.shape) if mapped is None else x.movedim(mapped, 0)
-            x = x.flatten(0, 1)
-        folded.append(x)
-    return folded
-
-
-def _unfold(info: Any, outputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """What was not kept stays empty."""
-    return tuple(x.unflatten(0, (info.batch_size, x.shape[0] // info.batch_size)) for x in outputs), (0,) * len(outputs)
-
-
-@gated_delta_rule_forward.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    return _unfold(info, gated_delta_rule_forward(*_fold(info, inputs, in_dims)))
-
-
-@gated_delta_rule_backward.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    return _unfold(info, gated_delta_rule_backward(*_fold(info, inputs, in_dims)))
+join_the_batch(gated_delta_rule_forward)
+join_the_batch(gated_delta_rule_backward)
 
 
 @register_flop_formula(torch.ops.attnbench.gated_delta_rule_forward)

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnbench.kernels.batching import join_the_batch
 from attnbench.kernels.support import interpreted
 
 WIDTHS = range(16, 129)
@@ -186,28 +187,8 @@ def _gradient(ctx: Any, of_y: Tensor | None, *of_states: Tensor | None) -> tuple
 mix.register_autograd(_gradient, setup_context=_save_for_gradient)
 
 
-@mix.register_vmap
-def _(
-    info: Any,
-    in_dims: tuple[int | None, ...],
-    mixed_BTC: Tensor,
-    memory_BHKV: Tensor | None,
-    normaliser_BHK: Tensor | None,
-    num_heads: int,
-    feature_map: str,
-    eps: float,
-) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """The mapped axis joins the batch."""
-
-    def fold(tensor: Tensor | None, mapped: int | None) -> Tensor | None:
-        if tensor is None:
-            return None
-        tensor = tensor.expand(info.batch_size, *tensor.shape) if mapped is None else tensor.movedim(mapped, 0)
-        return tensor.flatten(0, 1)
-
-    folded = (fold(x, axis) for x, axis in zip((mixed_BTC, memory_BHKV, normaliser_BHK), in_dims, strict=False))
-    outputs = mix(*folded, num_heads, feature_map, eps)
-    return tuple(x.unflatten(0, (info.batch_size, -1)) for x in outputs), (0, 0, 0, 0)
+join_the_batch(mix)
+join_the_batch(mix_backward)
 
 
 def forward_blocks(mixed_BTC: Tensor, num_heads: int) -> Blocks:

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnbench.kernels.batching import join_the_batch
+
 BLOCK = 32
 """Positions of a program."""
 
@@ -102,8 +104,8 @@ def _copy_kernel(
     store_rows(own, target_strides[1], position, length, tile, WIDTH, PADDED)
 
 
-def _heads(packed_BTC: Tensor, num_heads: int, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Views of query, key and value by heads."""
+def by_heads(packed_BTC: Tensor, num_heads: int, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Views of query, key and value, or of their gradients, by heads."""
     by_head = packed_BTC.unflatten(2, (num_heads + 2 * num_groups, -1))
     query, key, value = by_head.split([num_heads, num_groups, num_groups], dim=2)
     return query, key, value
@@ -119,7 +121,7 @@ def split_rotated(
         packed_BTC: C = (H + 2 G) K.
         rotation_2TK: cosines and sines, float32, as layers.rotation gives them.
     """
-    query, key, value = _heads(packed_BTC.contiguous(), num_heads, num_groups)
+    query, key, value = by_heads(packed_BTC.contiguous(), num_heads, num_groups)
     value_copy = value.new_empty(value.shape)
     _copy(value, value_copy, None)
     return rotated(query, rotation_2TK), rotated(key, rotation_2TK), value_copy
@@ -127,7 +129,7 @@ def split_rotated(
 
 @split_rotated.register_fake
 def _(packed_BTC: Tensor, rotation_2TK: Tensor, num_heads: int, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    query, key, value = _heads(packed_BTC, num_heads, num_groups)
+    query, key, value = by_heads(packed_BTC, num_heads, num_groups)
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
@@ -137,7 +139,7 @@ def join_turned_back(query_BTHK: Tensor, key_BTGK: Tensor, value_BTGK: Tensor, r
     given = [x if x.stride(-1) == 1 else x.contiguous() for x in (query_BTHK, key_BTGK, value_BTGK)]
     (B, T, H, K), G = query_BTHK.shape, key_BTGK.shape[2]
     packed_BTC = query_BTHK.new_empty(B, T, (H + 2 * G) * K)
-    for x, part, rotation in zip(given, _heads(packed_BTC, H, G), (rotation_2TK, rotation_2TK, None), strict=True):
+    for x, part, rotation in zip(given, by_heads(packed_BTC, H, G), (rotation_2TK, rotation_2TK, None), strict=True):
         _copy(x, part, rotation, inverse=True)
     return packed_BTC
 
@@ -160,22 +162,5 @@ def _gradient(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
 split_rotated.register_autograd(_gradient, setup_context=_save)
 
 
-@split_rotated.register_vmap
-def _(
-    info: Any, in_dims: tuple[int | None, ...], packed: Tensor, rotation: Tensor, num_heads: int, num_groups: int
-) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """The mapped axis joins the batch."""
-    assert in_dims[0] is not None
-    folded = packed.movedim(in_dims[0], 0).flatten(0, 1)
-    results = split_rotated(folded, rotation, num_heads, num_groups)
-    return tuple(x.unflatten(0, (info.batch_size, -1)) for x in results), (0, 0, 0)
-
-
-@join_turned_back.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> tuple[Tensor, int]:
-    *gradients, rotation = tensors
-    folded = [
-        (x.expand(info.batch_size, *x.shape) if axis is None else x.movedim(axis, 0)).flatten(0, 1)
-        for x, axis in zip(gradients, in_dims[:3], strict=True)
-    ]
-    return join_turned_back(*folded, rotation).unflatten(0, (info.batch_size, -1)), 0
+join_the_batch(split_rotated, shared={1})
+join_the_batch(join_turned_back, shared={3})

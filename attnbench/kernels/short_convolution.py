@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnbench.kernels.batching import join_the_batch
+
 SIZES = range(2, 9)
 """Taps of the convolutions that there are kernels for."""
 
@@ -103,24 +105,8 @@ def _gradient(ctx: Any, gradient_BTC: Tensor) -> tuple[Tensor | None, ...]:
 convolve.register_autograd(_gradient, setup_context=_save_for_gradient)
 
 
-@convolve.register_vmap
-def _(
-    info: Any,
-    in_dims: tuple[int | None, ...],
-    x_BTC: Tensor,
-    weight_GCW: Tensor,
-    history_BWC: Tensor | None,
-    silu: bool,
-) -> tuple[Tensor, int]:
-    """The mapped axis joins the batch, and the weights' groups with it."""
-
-    def fold(tensor: Tensor, mapped: int | None) -> Tensor:
-        tensor = tensor.expand(info.batch_size, *tensor.shape) if mapped is None else tensor.movedim(mapped, 0)
-        return tensor.flatten(0, 1)
-
-    history = None if history_BWC is None else fold(history_BWC, in_dims[2])
-    y = convolve(fold(x_BTC, in_dims[0]), fold(weight_GCW, in_dims[1]), history, silu)
-    return y.unflatten(0, (info.batch_size, -1)), 0
+# The weights' groups are its first axis, which so grows with the batch.
+join_the_batch(convolve)
 
 
 def launch_forward(x_BTC: Tensor, weight_GCW: Tensor, history_BWC: Tensor | None, silu: bool, blocks: Blocks) -> Tensor:

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnbench.kernels.batching import join_the_batch
+
 BLOCK_ROWS, BLOCK_CHANNELS = 2, 1024
 """Long rows: on an H200 within 8 % of the memory's speed, where blocks of 16 × 128 stay 30 % below it."""
 
@@ -71,22 +73,8 @@ def _gradient(ctx: Any, gradient_NF: Tensor) -> Tensor:
 swiglu.register_autograd(_gradient, setup_context=_save_for_gradient)
 
 
-@swiglu.register_vmap
-def _(info: Any, in_dims: tuple[int | None], packed: Tensor) -> tuple[Tensor, int]:
-    """The mapped axis joins the rows."""
-    (axis,) = in_dims
-    assert axis is not None
-    packed = packed.movedim(axis, 0)
-    return swiglu(packed.flatten(0, 1)).unflatten(0, packed.shape[:2]), 0
-
-
-@swiglu_backward.register_vmap
-def _(info: Any, in_dims: tuple[int | None, int | None], gradient: Tensor, packed: Tensor) -> tuple[Tensor, int]:
-    gradient, packed = (
-        tensor.expand(info.batch_size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
-        for tensor, axis in zip((gradient, packed), in_dims, strict=True)
-    )
-    return swiglu_backward(gradient.flatten(0, 1), packed.flatten(0, 1)).unflatten(0, packed.shape[:2]), 0
+join_the_batch(swiglu)
+join_the_batch(swiglu_backward)
 
 
 @triton.jit

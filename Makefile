@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CPU_TORCH := https://download.pytorch.org/whl/cpu/torch/
 
-.PHONY: help demo doctor test test-kernels test-slow test-browser fuzz audit check clean
+.PHONY: help demo doctor soak test test-kernels test-slow test-browser fuzz audit check clean
 .DEFAULT_GOAL := help
 
 help: ## list these targets
@@ -35,6 +35,9 @@ fuzz: $(STAMP) ## feed 5,000 broken inputs of each kind to what reads files and 
 
 audit: $(STAMP) ## ask pip-audit's database, over the network, for known holes in what is installed
 	$(PIP) pip-audit && $(BIN)/python -m pip_audit --skip-editable
+
+soak: $(STAMP) ## kill runs 200 times, at random moments and inside writes, and compare what is left (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py
 
 check: $(STAMP) ## lint, format and types
 	$(BIN)/ruff check .

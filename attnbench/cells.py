@@ -57,7 +57,7 @@ def execute(cell: Cell) -> None:
         UserError, Interrupted: as run_training, run_probe and run_system.
     """
     if cell.evaluation is None:
-        run_training(cell.settings, shares_device=cell.shares_device)
+        run_training(cell.settings, shares_device=cell.shares_device, waits=True)
     elif cell.task is None:
         run_system(cell.settings, cell.evaluation)
     else:

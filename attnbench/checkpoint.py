@@ -12,6 +12,7 @@ an error that says which, and the checkpoint before it still loads. The folder i
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
@@ -97,7 +98,7 @@ def save_step(folder: Path, state: TrainState, record: ModelRecord) -> None:
     _write(folder / f"step-{state.step:08d}", state, record, optimizer)
     for kind in ("step-*", "best-*"):
         for old in sorted(folder.glob(kind))[:-KEPT]:
-            shutil.rmtree(old)
+            _remove(old)
 
 
 def save_best(folder: Path, state: TrainState, record: ModelRecord) -> None:
@@ -110,7 +111,7 @@ def save_final(folder: Path, state: TrainState, record: ModelRecord) -> None:
     _write(folder / "final", state, record)
     for old in [*folder.glob("step-*"), *folder.glob("best-*")]:
         if old.name != f"best-{state.best_step:08d}":
-            shutil.rmtree(old)
+            _remove(old)
 
 
 def is_final(folder: Path) -> bool:
@@ -185,16 +186,33 @@ def best_folder(folder: Path) -> Path:
 
 def _write(target: Path, state: TrainState, record: ModelRecord, optimizer: dict[str, Tensor] | None = None) -> None:
     """Writes a checkpoint folder beside its place, syncs it, and renames it into place."""
-    # What a run that was killed left half written: it may never come to the same step again.
-    for stale in target.parent.glob(".*.partial"):
+    # Without parents: a run whose folder is gone must not leave a checkpoint alone in a new one.
+    target.parent.mkdir(exist_ok=True)
+    # What a run that was killed left half written or half removed: it may never come to the same step again.
+    for stale in [*target.parent.glob(".*.partial"), *target.parent.glob(".*.removed")]:
         shutil.rmtree(stale)
     beside = target.with_name(f".{target.name}.partial")
-    beside.mkdir(parents=True)
-    save_file(
-        {name: tensor.detach().contiguous() for name, tensor in _weights(state.model)}, beside / "weights.safetensors"
-    )
+    beside.mkdir()
+    try:
+        _fill_folder(beside, state, record, optimizer)
+    except OSError:
+        # On a full disk what was written so far is in the way.
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    if target.exists():
+        _remove(target)
+    beside.rename(target)
+    _sync(target.parent)
+
+
+def _fill_folder(
+    beside: Path, state: TrainState, record: ModelRecord, optimizer: dict[str, Tensor] | None = None
+) -> None:
+    """Writes a checkpoint's files, state.json last, and syncs them."""
+    weights = {name: tensor.detach().contiguous() for name, tensor in _weights(state.model)}
+    _save_tensors(weights, beside / "weights.safetensors")
     if optimizer is not None:
-        save_file(optimizer, beside / "optimizer.safetensors")
+        _save_tensors(optimizer, beside / "optimizer.safetensors")
     (beside / "config.json").write_text(json.dumps(asdict(record), ensure_ascii=False), encoding="utf-8")
     checksums = {path.name: _sha256(path) for path in sorted(beside.iterdir())}
     content = {"format": FORMAT, **state.counters(), "sha256": checksums}
@@ -202,10 +220,29 @@ def _write(target: Path, state: TrainState, record: ModelRecord, optimizer: dict
     (beside / "state.json").write_text(json.dumps(content), encoding="utf-8")
     for path in [*beside.iterdir(), beside]:
         _sync(path)
-    if target.exists():
-        shutil.rmtree(target)
-    beside.rename(target)
-    _sync(target.parent)
+
+
+def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Writes a safetensors file.
+
+    Raises:
+        OSError: it cannot be written; the library's own error has no number and no name.
+    """
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        code = int(number[1])
+        raise OSError(code, os.strerror(code), str(path)) from None
+
+
+def _remove(folder: Path) -> None:
+    """Removes a checkpoint; one that has its name is whole, also where the removal is cut off."""
+    hidden = folder.with_name(f".{folder.name}.removed")
+    folder.rename(hidden)
+    shutil.rmtree(hidden)
 
 
 def _weights(model: LanguageModel) -> list[tuple[str, Tensor]]:

@@ -9,7 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from attnbench.cells import Cell, execute
 from attnbench.errors import UserError
 from attnbench.evals.base import Evaluation
+from attnbench.folder import holding
 from attnbench.hooks import duration
 from attnbench.jsonlines import replace_file
 from attnbench.mirror import choose_mode
@@ -41,15 +42,22 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
         compose: from the words of a train.py command line to its settings.
 
     Raises:
-        UserError: nothing could be run, cells failed (after the others were run and the report was written), or wandb
-            is to be online and cannot be.
+        UserError: another process is at this plan, nothing could be run, cells failed (after the others were run and
+            the report was written), or wandb is to be online and cannot be.
     """
     folder = Path(settings.outputs_dir) / settings.plan.name
-    if settings.imported is not None:
-        log.info(f"{import_cells(Path(settings.imported), folder)} cells taken over from {settings.imported}")
-    if settings.exported is not None:
-        log.info(f"{export_cells(folder, Path(settings.exported))} cells written to {settings.exported}")
-        return folder
+    is_only_read = settings.imported is None and (settings.exported is not None or settings.plan.dry_run)
+    with nullcontext() if is_only_read else holding(folder, waits=False):
+        if settings.imported is not None:
+            log.info(f"{import_cells(Path(settings.imported), folder)} cells taken over from {settings.imported}")
+        if settings.exported is not None:
+            log.info(f"{export_cells(folder, Path(settings.exported))} cells written to {settings.exported}")
+            return folder
+        return _carry_out(settings, compose, folder)
+
+
+def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> Path:
+    """Runs the cells that are not done, and shows what all of them came to."""
     comparison = Comparison(settings, compose)
     searches, timed = comparison.searches(), comparison.timed()
     progress = Progress(

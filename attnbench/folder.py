@@ -6,7 +6,7 @@ config.yaml environment.json train.log metrics.jsonl checkpoint/ results/<evalua
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,19 @@ import yaml
 from attnbench.errors import UserError
 from attnbench.escaping import OneLine
 from attnbench.jsonlines import replace_file, unlinked
+from attnbench.locks import folder_lock
 from attnbench.runtime import environment, environment_id
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @contextmanager
-def recording(folder: Path) -> Iterator[None]:
-    """What is said inside also goes to the folder's train.log; what fails inside is written to failed.txt.
+def holding(folder: Path, *, waits: bool) -> Iterator[None]:
+    """Makes the folder and keeps other processes of attnbench out of it; see `locks.folder_lock`.
 
     Raises:
-        UserError: the folder cannot be made.
+        UserError: the folder cannot be made, another process holds it, or what is inside could not read or write: a
+            full disk, a folder that may not be written or is gone.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -34,19 +36,53 @@ def recording(folder: Path) -> Iterator[None]:
         raise UserError(
             f"outputs_dir={folder.parent.parent}: cannot hold {error.filename} ({error.strerror})"
         ) from error
-    with ExitStack() as stack:
-        _keep_log(folder / "train.log", stack)
-        try:
+    try:
+        with folder_lock(folder, waits=waits):
+            # What a process that was killed was about to rename: nobody else can be writing it now.
+            for stale in folder.glob(".*.new"):
+                stale.unlink()
             yield
-        except Exception as error:
-            # The folder tells what became of the run, whoever looks at it later.
-            replace_file(folder / "failed.txt", f"{type(error).__name__}: {error}\n")
-            raise
-    (folder / "failed.txt").unlink(missing_ok=True)
+    except OSError as error:
+        where = error.filename if error.filename is not None else folder
+        what = error.strerror or error
+        raise UserError(
+            f"{where}: {what}; what was kept before stands, and the same command goes on from it"
+        ) from error
+
+
+@contextmanager
+def recording(folder: Path, *, waits: bool) -> Iterator[None]:
+    """Holds the folder; what is said inside also goes to its train.log, what fails inside to its failed.txt.
+
+    Raises:
+        UserError: as `holding`.
+    """
+    with holding(folder, waits=waits):
+        with ExitStack() as stack:
+            _keep_log(folder / "train.log", stack)
+            try:
+                yield
+            except Exception as error:
+                # The folder tells what became of the run, whoever looks at it later; unless it is what failed.
+                with suppress(OSError):
+                    replace_file(folder / "failed.txt", f"{type(error).__name__}: {error}\n")
+                raise
+        (folder / "failed.txt").unlink(missing_ok=True)
+
+
+class _LogFile(logging.FileHandler):
+    """A log that a full disk cuts short, without a traceback on the terminal for every line of it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        pass
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
 
 
 def _keep_log(path: Path, stack: ExitStack) -> None:
-    handler = logging.FileHandler(unlinked(path), encoding="utf-8")
+    handler = _LogFile(unlinked(path), encoding="utf-8")
     handler.setFormatter(OneLine("%(asctime)s %(message)s"))
     logger = logging.getLogger("attnbench")
     stack.callback(logger.setLevel, logger.level)

@@ -1,5 +1,6 @@
 """Files of one JSON object a line: read with errors that name file and line, replaced as a whole or not at all."""
 
+import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ class JsonLines:
     """One a line, in order; object i stands on line i + 1."""
     torn: bool
     """The last line was cut off in the middle of writing and is left out of `objects`."""
+    sha256: str
+    """Of all lines before the last."""
 
     def where(self, index: int) -> str:
         """File and line of object `index`, as error messages name them."""
@@ -35,10 +38,10 @@ def read_json_lines(path: Path) -> JsonLines:
     """
     try:
         # Bytes that are no UTF-8 make a line unreadable, not the whole file.
-        text = path.read_bytes().decode("utf-8", errors="replace")
+        content = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
-    lines = text.split("\n")
+    lines = content.decode("utf-8", errors="replace").split("\n")
     if lines[-1] == "":
         lines.pop()
     objects = []
@@ -50,7 +53,9 @@ def read_json_lines(path: Path) -> JsonLines:
                 raise UserError(
                     f"{path}:{number}: not a JSON object ({error}); the file was altered after it was written"
                 ) from None
-    return JsonLines(path=path, objects=objects, torn=len(objects) < len(lines))
+    before_last = content[: content.rstrip(b"\n").rfind(b"\n") + 1]
+    sha256 = hashlib.sha256(before_last).hexdigest()
+    return JsonLines(path=path, objects=objects, torn=len(objects) < len(lines), sha256=sha256)
 
 
 def _parse_object(line: str) -> dict[str, Any]:
@@ -81,8 +86,13 @@ def unlinked(path: Path) -> Path:
 def replace_file(path: Path, text: str) -> None:
     """Puts `text` at `path`: written beside, synced, renamed, so that a reader sees the old file or the new one."""
     beside = unlinked(path.with_name(f".{path.name}.{os.getpid()}.new"))
-    with open(beside, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    try:
+        with open(beside, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError:
+        # On a full disk what was written so far is in the way.
+        beside.unlink(missing_ok=True)
+        raise

@@ -1,11 +1,12 @@
 """Result rows: what was measured, whose it is, and the files that keep it.
 
 A results file has one JSON object a line, written as soon as the number is known, and ends with a record that says it
-is complete and how many rows it has: `{"schema": 1, "complete": true, "num_rows": 12}`. Text is stored as it was
-given; who prints it to a terminal escapes it.
+is complete, how many rows it has and what they hash to: `{"schema": 1, "complete": true, "num_rows": 12, "sha256":
+"..."}`. Text is stored as it was given; who prints it to a terminal escapes it.
 """
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -170,7 +171,9 @@ class ResultsWriter:
 
     def __init__(self, path: Path, identity: Identity) -> None:
         self.path, self.identity, self.num_rows = path, identity, 0
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._digest = hashlib.sha256()
+        # Without parents: a run whose folder is gone must not leave results alone in a new one.
+        path.parent.mkdir(exist_ok=True)
         self._file = open(unlinked(path), "w", encoding="utf-8", newline="\n")  # noqa: SIM115
 
     def write(self, measurement: Measurement) -> ResultRow:
@@ -180,14 +183,17 @@ class ResultsWriter:
             ValueError, TypeError: the settings hold what JSON cannot say.
         """
         row = ResultRow(identity=self.identity, measurement=measurement)
-        self._file.write(to_line(row.to_dict()))
+        line = to_line(row.to_dict())
+        self._file.write(line)
         self._file.flush()
+        self._digest.update(line.encode())
         self.num_rows += 1
         return row
 
     def complete(self) -> None:
         """Writes the record that says the file is complete, and closes it."""
-        self._file.write(to_line({"schema": SCHEMA, "complete": True, "num_rows": self.num_rows}))
+        ending = {"schema": SCHEMA, "complete": True, "num_rows": self.num_rows, "sha256": self._digest.hexdigest()}
+        self._file.write(to_line(ending))
         self.close()
 
     def close(self) -> None:
@@ -227,6 +233,9 @@ def read_results(path: Path, *, allow_incomplete: bool = False) -> list[ResultRo
             rows.append(ResultRow.from_dict(content))
         except ValueError as error:
             raise UserError(f"{lines.where(index)}: {error}") from error
+    if complete:
+        # Last: what is wrong with a line says more.
+        _check_sum(lines)
     return rows
 
 
@@ -236,7 +245,13 @@ def is_complete(path: Path) -> bool:
     Raises:
         UserError: as read_results, for a file that was altered.
     """
-    return path.exists() and _completeness(read_json_lines(path))
+    if not path.exists():
+        return False
+    lines = read_json_lines(path)
+    if not _completeness(lines):
+        return False
+    _check_sum(lines)
+    return True
 
 
 def _completeness(lines: JsonLines) -> bool:
@@ -244,12 +259,22 @@ def _completeness(lines: JsonLines) -> bool:
     if not endings:
         return False
     index = endings[0]
-    num_rows = lines.objects[index].get("num_rows")
+    ending = lines.objects[index]
+    num_rows = ending.get("num_rows")
     if index != len(lines.objects) - 1 or lines.torn:
         raise UserError(f"{lines.where(index + 1)}: something follows the record that the file is complete")
     if num_rows != index:
         raise UserError(f"{lines.where(index)}: the file has {index} rows, and its last record counts {num_rows}")
+    # The first files of this schema came without a checksum.
+    if set(ending) - {"sha256"} != {"schema", "complete", "num_rows"} or ending["complete"] is not True:
+        raise UserError(f"{lines.where(index)}: not the record that a file is complete")
     return True
+
+
+def _check_sum(lines: JsonLines) -> None:
+    """The rows of a complete file are those that were written."""
+    if lines.objects[-1].get("sha256", lines.sha256) != lines.sha256:
+        raise UserError(f"{lines.path}: altered after it was written, its rows do not match the checksum at its end")
 
 
 def write_csv(rows: Iterable[ResultRow], path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from attnbench.cells import Cell, by_kind, execute, system_cell
+from attnbench.folder import holding
 from attnbench.jsonlines import replace_file
 from attnbench.locks import device_lock
 from attnbench.prepare import Run, reopen
@@ -47,7 +48,7 @@ def evaluate_again(folder: Path, settings: RunSettings) -> Path:
     """
     prepared = reopen(folder, settings)
     of_checkpoints, probes, system = by_kind(settings)
-    with device_lock(prepared.device, shared=True):
+    with holding(folder, waits=True), device_lock(prepared.device, shared=True):
         for evaluation in of_checkpoints:
             evaluate(prepared, evaluation)
     _run_cells(prepared, settings, probes, system)
@@ -79,7 +80,8 @@ def _run_cells(
                 output = cell.results[0].parents[1] / "output.log"
                 run_alone(execute, cell, log=output, num_threads=torch.get_num_threads())
             cells.append(cell)
-    remember_cells(prepared.folder, cells)
+    with holding(prepared.folder, waits=True):
+        remember_cells(prepared.folder, cells)
 
 
 def _run_cell(cell: Cell) -> None:

@@ -74,10 +74,11 @@ def run_probe(prepared: ProbeRun, *, shares_device: bool = False) -> Path:
     Raises:
         Interrupted: a signal asked to stop, and the state is kept.
     """
-    if is_complete(prepared.results) and not prepared.settings.rerun:
-        return prepared.results
     stop = StopRequest()
-    with recording(prepared.folder), device_lock(prepared.device, shared=shares_device):
+    with recording(prepared.folder, waits=True), device_lock(prepared.device, shared=shares_device):
+        # Asked inside: another process may have finished it while this one waited.
+        if is_complete(prepared.results) and not prepared.settings.rerun:
+            return prepared.results
         write_config(prepared.folder, probe_config(prepared))
         stamp = stamp_environment(prepared.folder, prepared.device)
         with ResultsWriter(prepared.results, probe_identity(prepared, stamp)) as writer:

@@ -38,10 +38,11 @@ def prepare_system(prepared: Run, evaluation: EvaluationSettings) -> tuple[Run, 
 def run_system(settings: RunSettings, evaluation: EvaluationSettings) -> Path:
     """Measures, unless complete results are there; returns their file. For a process that has done nothing else."""
     prepared, path = prepare_system(prepare(settings), evaluation)
-    if is_complete(path) and not settings.rerun:
-        return path
     built = build(evaluation.target, evaluation.options, SystemEvaluation, settings.trusted)
-    with recording(prepared.folder), device_lock(prepared.device, shared=False):
+    with recording(prepared.folder, waits=True), device_lock(prepared.device, shared=False):
+        # Asked inside: another process may have finished it while this one waited.
+        if is_complete(path) and not settings.rerun:
+            return path
         write_config(prepared.folder, resolved_config(prepared))
         stamp = stamp_environment(prepared.folder, prepared.device)
         with ResultsWriter(path, identity(prepared, stamp, path)) as writer:

@@ -34,19 +34,22 @@ from attnbench.train import Batch, learning_rates, train
 log = logging.getLogger(__name__)
 
 
-def run_training(settings: RunSettings, *, shares_device: bool = False) -> Run:
+def run_training(settings: RunSettings, *, shares_device: bool = False, waits: bool = False) -> Run:
     """Trains, unless a finished run of the same settings is there, and evaluates the checkpoints.
 
     Args:
         settings: their evaluations are CheckpointEvaluations.
         shares_device: others run on the device at the same time; then no speed is reported.
+        waits: where another process trains this very run, for its end; otherwise that is an error. One that is only
+            evaluated is waited for in any case.
 
     Raises:
         UserError: a corpus that cannot be read, a training that diverged, a damaged checkpoint.
         Interrupted: a signal asked to stop, and the state is kept.
     """
     prepared = prepare(settings)
-    with recording(prepared.folder), device_lock(prepared.device, shared=shares_device):
+    waits = waits or checkpoint.is_final(prepared.checkpoints)
+    with recording(prepared.folder, waits=waits), device_lock(prepared.device, shared=shares_device):
         log.info(prepared.matched.statement(settings.mixer.name))
         if settings.rerun and checkpoint.is_final(prepared.checkpoints):
             _clear(prepared)

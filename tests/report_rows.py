@@ -46,6 +46,7 @@ def write_experiment(
                 path = folder / ("cells" if evaluation != "perplexity" else "") / name / "results" / "rows.jsonl"
                 stamp = OTHER_STAMP if variant == "linear" and evaluation == "perplexity" else STAMP
                 identity = _identity(folder.name, name, variant, evaluation, seed, stamp)
+                path.parents[1].mkdir(parents=True, exist_ok=True)
                 with ResultsWriter(path, identity) as writer:
                     for measurement in measure(variant, SKILL[variant], random.Random(f"{variant}{evaluation}{seed}")):
                         writer.write(measurement)

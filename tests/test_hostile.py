@@ -181,7 +181,7 @@ def test_a_symbolic_link_is_replaced_and_not_written_through(tmp_path):
     write_config(run, {"a": 1})
     ResultsWriter(run / "rows.jsonl", identity).complete()
     replace_file(run / "table.csv", "x")
-    with pytest.raises(UserError), recording(run):
+    with pytest.raises(UserError), recording(run, waits=False):
         raise UserError("no")
     assert other.read_text() == "mine"
     assert not any((run / name).is_symlink() for name in names)

@@ -39,6 +39,7 @@ def write(cell: Cell, metric: str, value: float | None) -> None:
     own = Measurement(
         metric=metric, value=value, unit="", settings={"split": "validation"}, status=status, reason=reason
     )
+    cell.results[0].parents[1].mkdir(parents=True, exist_ok=True)
     with ResultsWriter(cell.results[0], identity(cell)) as writer:
         writer.write(Measurement(metric="parameters", value=1000, unit=""))
         writer.write(own)

@@ -1,5 +1,6 @@
 import csv
 import dataclasses
+import hashlib
 import json
 import math
 
@@ -84,7 +85,8 @@ def test_measurement_refuses_contradictions(changes, message):
 def test_rows_come_back_as_written(results):
     path, lines = results
     assert is_complete(path)
-    assert json.loads(lines[-1]) == {"schema": 1, "complete": True, "num_rows": 3}
+    digest = hashlib.sha256("".join(f"{line}\n" for line in lines[:-1]).encode()).hexdigest()
+    assert json.loads(lines[-1]) == {"schema": 1, "complete": True, "num_rows": 3, "sha256": digest}
     rows = read_results(path)
     assert [r.measurement.value for r in rows] == [3.5, 1, None]
     assert rows[2].measurement.reason == "\x1b[2J × 1500"

@@ -1,0 +1,331 @@
+"""Runs killed again and again, and what is left held against one that was never stopped: `make soak`.
+
+Each sitting is a fork of this process, so that nothing is imported anew. It gets SIGKILL, SIGTERM or SIGINT either at
+a random moment or, by a fault put into its own copy of the code, in the middle of writing, renaming or removing a
+file. After each, every checkpoint that has its name must read; at the end, weights, optimizer, metrics and results
+must be to the bit those of a run that was never stopped.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from probe_settings import smoke_words
+
+from attnbench import checkpoint, compare, config, metrics, run_probe
+from attnbench.checkpoint import TrainState
+from attnbench.errors import Interrupted
+from attnbench.metrics import read_metrics
+from attnbench.plan import Comparison
+from attnbench.prepare_probe import prepare_probe
+from attnbench.results import read_results
+from attnbench.run import run
+from attnbench.settings import ComparisonSettings, LoggerSettings, PlanSettings
+from attnbench.workers import Outcome
+
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+CLOCKS = ("tokens_per_second", "generator_tokens_per_second", "train_seconds", "first_step_seconds", "peak_memory_mib")
+OPTIMIZER = "optimizer.sha256"
+"""A file beside a run's own, written by these forks alone: the final checkpoint has no optimizer."""
+TINY = [
+    *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=16"),
+    *("train.num_epochs=null", "train.num_steps=24", "train.batch_size=4", "train.warmup_steps=2", "data=text"),
+    *("train.log_interval_steps=1", "train.validation_interval_steps=6", "train.checkpoint_interval_seconds=0.02"),
+]
+
+Start = Callable[[Path], object]
+"""What one command does, with its outputs in a folder."""
+
+
+@dataclass(slots=True)
+class Figures:
+    """What one kind of command went through."""
+
+    num_runs: int = 0
+    sittings: int = 0
+    stops: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+
+def training(text: Path) -> Start:
+    words = [*TINY, f"data.path={text}", "eval=perplexity", "eval.perplexity.extrapolation=[2]"]
+    own = config.compose([*words, "logger=none", "device=cpu"])
+
+    def start(outputs: Path) -> None:
+        own.outputs_dir = str(outputs)
+        run(own)
+
+    return start
+
+
+def probe(text: Path) -> Start:
+    own = config.compose(["experiment=demo", "logger=none", "device=cpu", "eval=copy", *smoke_words("copy")])
+
+    def start(outputs: Path) -> None:
+        own.outputs_dir = str(outputs)
+        run_probe.CHECK_STEPS = 3
+        prepared = prepare_probe(own, own.evaluations[0], 0, 1e-2)
+        prepared.train.checkpoint_interval_seconds = 0.0
+        run_probe.run_probe(prepared)
+
+    return start
+
+
+def comparison(text: Path) -> Start:
+    known = {}
+
+    def compose(words):
+        if tuple(words) not in known:
+            known[tuple(words)] = config.compose(words)
+        return known[tuple(words)]
+
+    def settings(outputs: Path) -> ComparisonSettings:
+        probes = smoke_words("copy", "perplexity", copy_learning_rates=[1e-2, 3e-2])
+        plan = PlanSettings(
+            name="little",
+            overrides=[*TINY, f"data.path={text}", *probes],
+            variants={"softmax": ["attn=softmax"], "plain": ["attn=linear"]},
+            evaluations=["copy", "perplexity"],
+            seeds=[0],
+            probe_seeds=[0],
+            learning_rates=[4e-3],
+            num_workers=1,
+        )
+        return ComparisonSettings(
+            plan=plan,
+            logger=LoggerSettings(mode="none"),
+            outputs_dir=str(outputs),
+            device="cpu",
+            rerun=False,
+            report=False,
+            exported=None,
+            imported=None,
+            command="soak",
+        )
+
+    Comparison(settings(text.parent / "composed"), compose).searches()
+
+    def start(outputs: Path) -> None:
+        compare.run_in_processes = in_this_process
+        compare.compare(settings(outputs), compose)
+
+    return start
+
+
+def in_this_process(function, items, **_):
+    """In place of workers, which would each import everything; what stops them has tests of its own."""
+    for item in items:
+        function(item)
+        yield Outcome(item=item, seconds=1.0, error=None)
+
+
+KINDS: dict[str, Callable[[Path], Start]] = {"training": training, "probe": probe, "compare": comparison}
+
+
+def keep_optimizer_hash() -> None:
+    """In a fork: the optimizer's bits at the end of every training, in a file beside its checkpoint."""
+
+    def save_final(folder: Path, state: TrainState, record, save=checkpoint.save_final) -> None:
+        digest = hashlib.sha256()
+        for tensors in (state.first_moment, state.second_moment, state.update_count):
+            for name, tensor in sorted(tensors.items()):
+                digest.update(name.encode() + tensor.numpy().tobytes())
+        (folder.parent / OPTIMIZER).write_text(digest.hexdigest())
+        save(folder, state, record)
+
+    checkpoint.save_final = save_final
+
+
+def put_fault(place: str, call: int, number: signal.Signals) -> None:
+    """In a fork: at the `call`th time that it comes to `place`, half of what it does there happens, then a signal."""
+    left = [call]
+
+    def is_now() -> bool:
+        left[0] -= 1
+        return left[0] == 0
+
+    def half_saved(tensors, path, save=checkpoint.save_file):
+        save(tensors, path)
+        if is_now():
+            os.truncate(path, path.stat().st_size // 2)
+            os.kill(os.getpid(), number)
+            save(tensors, path)
+
+    def half_removed(folder, *rest, remove=shutil.rmtree, **named):
+        files = [path for path in Path(folder).glob("*") if path.is_file()]
+        if files and is_now():
+            files[0].unlink()
+            os.kill(os.getpid(), number)
+        remove(folder, *rest, **named)
+
+    def half_written(self, row):
+        line = metrics._metrics_line(row)
+        half = len(line) // 2 if is_now() else 0
+        self._file.write(line[:half])
+        if half:
+            self._file.flush()
+            os.kill(os.getpid(), number)
+        self._file.write(line[half:])
+
+    def before(act):
+        def acting(*given, **named):
+            if is_now():
+                os.kill(os.getpid(), number)
+            return act(*given, **named)
+
+        return acting
+
+    if place == "tensors":
+        checkpoint.save_file = half_saved
+    elif place == "removal":
+        checkpoint.shutil.rmtree = half_removed
+    elif place == "metrics row":
+        metrics.MetricsLog.write = half_written
+    else:
+        setattr(os, place, before(getattr(os, place)))
+
+
+PLACES = {"tensors": 12, "removal": 8, "metrics row": 24, "fsync": 40, "rename": 10, "replace": 5}
+"""Where a fault can be, and up to the how manyth call of a sitting."""
+
+
+def sitting(start: Start, outputs: Path, log: Path, chance: random.Random | None, seconds: float) -> tuple[int, str]:
+    """One process of the command: its exit code as subprocess has it, and how it was to be stopped."""
+    number, delay, fault = signal.SIGKILL, None, None
+    if chance is not None:
+        number = chance.choice(SIGNALS)
+        if chance.random() < 0.5:
+            delay = chance.uniform(0.005, seconds)
+        else:
+            place = chance.choice([*PLACES])
+            fault = (place, chance.randint(1, PLACES[place]), number)
+    child = os.fork()
+    if child == 0:
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os._exit(life(start, outputs, fault))
+    if delay is not None:
+        time.sleep(delay)
+        os.kill(child, number)
+    _, status = os.waitpid(child, 0)
+    how = f"{number.name} " + ("at a moment" if delay is not None else f"in {fault[0]}" if fault else "never")
+    return os.waitstatus_to_exitcode(status), how
+
+
+def life(start: Start, outputs: Path, fault: tuple | None) -> int:
+    """What a fork does, and its exit code as a script would have it."""
+    try:
+        keep_optimizer_hash()
+        if fault is not None:
+            put_fault(*fault)
+        start(outputs)
+    except Interrupted as interruption:
+        return interruption.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BaseException:
+        traceback.print_exc()
+        return 2
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def check_left(outputs: Path) -> None:
+    """After a stop: every checkpoint that has its name reads, and so does every log but for a torn last line."""
+    for state in outputs.rglob("checkpoint/[!.]*"):
+        checkpoint._read(state)
+    for path in outputs.rglob("metrics.jsonl"):
+        read_metrics(path)
+
+
+def left_behind(outputs: Path) -> dict[str, object]:
+    """All that two equal runs agree in, by file."""
+    found: dict[str, object] = {}
+    for path in sorted(outputs.rglob("*")):
+        name = path.relative_to(outputs).as_posix()
+        if path.name == "metrics.jsonl":
+            clocks = ("seconds", "tokens_per_second")
+            found[name] = [{key: row[key] for key in row if key not in clocks} for row in read_metrics(path)]
+        elif path.suffix == ".jsonl":
+            rows = [row.measurement for row in read_results(path) if row.measurement.metric not in CLOCKS]
+            found[name] = [(own.metric, own.value, json.dumps(own.settings)) for own in rows]
+        elif path.name == OPTIMIZER or path.match("checkpoint/final/weights.safetensors"):
+            found[name] = path.read_bytes()
+    return found
+
+
+def soak(kind: str, num_stops: int, seed: int, folder: Path) -> Figures:
+    """Stops commands of a kind `num_stops` times, and lets each come to its end.
+
+    Raises:
+        AssertionError: something is not as if nothing had happened; `folder` has what is left and the log.
+    """
+    folder.mkdir(parents=True)
+    text, log, chance = folder / "small.txt", folder / "log.txt", random.Random(seed)
+    text.write_text(" ".join(random.Random(0).choices(["the", "cat", "sees", "a", "green", "tree"], k=800)))
+    start, figures, begun = KINDS[kind](text), Figures(), time.perf_counter()
+    code, _ = sitting(start, folder / "never", log, None, 0)
+    assert code == 0, log.read_text()
+    seconds, expected = time.perf_counter() - begun, left_behind(folder / "never")
+    assert any(name.endswith(OPTIMIZER) for name in expected)
+    while figures.stops.total() < num_stops:
+        outputs = folder / f"run{figures.num_runs}"
+        while True:
+            # A run is stopped a few times and then left alone, for a sitting may be too short to save anything.
+            is_left_alone = figures.stops.total() >= num_stops or chance.random() < 0.1
+            code, how = sitting(start, outputs, log, None if is_left_alone else chance, seconds)
+            figures.sittings += 1
+            # Compiled code that is loading tensors makes an error of its own of Ctrl-C's exception.
+            expected_codes = (0, 130, 143, -signal.SIGKILL, -signal.SIGTERM, *([2] if "SIGINT at" in how else []))
+            assert code in expected_codes, f"{how}: {code}\n{log.read_text()[-3000:]}"
+            check_left(outputs)
+            if code == 0:
+                break
+            figures.stops[how] += 1
+        found = left_behind(outputs)
+        assert found.keys() == expected.keys(), (outputs, found.keys() ^ expected.keys())
+        assert not [name for name in expected if found[name] != expected[name]], outputs
+        shutil.rmtree(outputs)
+        figures.num_runs += 1
+    figures.seconds = time.perf_counter() - begun
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--stops", default="training=140,probe=40,compare=20", help="how many of which command")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    # Sums of another order have other last digits; and only a process of one thread may fork.
+    torch.set_num_threads(1)
+    for entry in given.stops.split(","):
+        kind, _, number = entry.partition("=")
+        with tempfile.TemporaryDirectory() as folder:
+            figures = soak(kind, int(number), given.seed, Path(folder) / kind)
+        print(
+            f"{kind}: {figures.stops.total()} stops, {figures.sittings} sittings, {figures.num_runs} runs to the end, "
+            f"all to the bit as never stopped; {figures.seconds:.0f} s",
+            flush=True,
+        )
+        for how, count in sorted(figures.stops.items()):
+            print(f"  {count:4}  {how}")
+
+
+if __name__ == "__main__":
+    main()

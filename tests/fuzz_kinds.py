@@ -202,6 +202,7 @@ class Results(Kind):
         first = next(write_experiment(self.folder / "made", seeds=1, evaluations=["copy"]).glob("cells/*/results/*"))
         rows = read_results(first)[:6]
         path = experiment / "one" / "results" / f"copy-{rows[0].identity.config_hash}.jsonl"
+        path.parent.parent.mkdir(parents=True)
         with ResultsWriter(path, rows[0].identity) as writer:
             for row in rows:
                 writer.write(row.measurement)

@@ -66,7 +66,7 @@ BAD = {
     "logger.mode=loud": ["logger.mode=loud", "offline"],
     "seq_len=[1,2]": ["seq_len", "an integer"],
     "seq_len=": ["seq_len"],
-    "=3": ["group"],
+    "=3": ["=3", "names no setting"],
     "eval=[nope]": ["eval=nope", "recall", "perplexity"],
     "eval.recall.preset=tiny": ["eval.recall", "perplexity"],
 }

@@ -12,10 +12,10 @@ import shlex
 import sys
 from pathlib import Path
 
-from attnbench.bench.benchmark import Request, benchmark
-from attnbench.bench.peers import Places
 from attnbench.config import compose
 from attnbench.errors import UserError
+from attnbench.peers.benchmark import Request, benchmark
+from attnbench.peers.turns import Places
 
 
 def main() -> None:

@@ -4,8 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from attnbench.bench.peers_page import write_page
 from attnbench.errors import UserError
+from attnbench.peers.page import write_page
 from attnbench.publish import publish
 from attnbench.publish_comparison import publish_comparison
 

@@ -19,9 +19,9 @@ ORDER = [
     "cells", "rates", "run", "plan", "transfer",
     "report.inputs", "report.words", "report.plots", "report.charts", "report.markup", "report.sections",
     "report.making", "report.page", "report",
-    "bench.modules", "bench.cases", "bench.delta_rule", "bench.peer_models", "bench.implementations", "bench.worker",
-    "bench.peer_rows", "bench.peers", "bench.first_step", "bench.agreement", "bench.peers_page", "bench.benchmark",
-    "bench",
+    "peers.modules", "peers.cases", "peers.delta_rule", "peers.models", "peers.implementations", "peers.worker",
+    "peers.rows", "peers.turns", "peers.first_step", "peers.agreement", "peers.page", "peers.benchmark",
+    "peers",
     "publish_comparison", "comparison_mirror",
     "examination", "doctor", "dashboard", "compare", "reading", "config",
 ]  # fmt: skip

@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attnbench.bench.modules import AbsentPeerError
 from attnbench.errors import UserError
 from attnbench.folder import ROOT
+from attnbench.peers.modules import AbsentPeerError
 from attnbench.workers import cause_of_death
 
 ABSENT = "absent"
@@ -68,7 +68,7 @@ class Worker:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "attnbench.bench.worker"],
+                [sys.executable, "-m", "attnbench.peers.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -131,7 +131,7 @@ class _Session:
         Everything that training imports is imported when the clock starts; `start_seconds` then counts the corpus, the
         model and the step, `first_step_seconds` the step alone.
         """
-        from attnbench.bench import implementations
+        from attnbench.peers import implementations
         from attnbench.prepare import corpus_label
         from attnbench.runtime import environment, resolve_device, synchronize
 

@@ -5,9 +5,9 @@ import importlib.util
 import pytest
 import torch
 
-from attnbench.bench.modules import AbsentPeerError
-from attnbench.bench.peer_models import FlaModel, NanoGPT, PlainGPT
 from attnbench.errors import UserError
+from attnbench.peers.models import FlaModel, NanoGPT, PlainGPT
+from attnbench.peers.modules import AbsentPeerError
 from attnbench.settings import ModelSettings
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from attnbench.bench.modules import AbsentPeerError, load_module
 from attnbench.mixers.gated_deltanet import chunk_size, chunked_gated_delta_rule
+from attnbench.peers.modules import AbsentPeerError, load_module
 
 Operator = Callable[..., Tensor]
 """(query, key, value, log_decay, beta) -> what was read, (B, T, H, V); the query not yet scaled."""

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attnbench.bench.delta_rule import chunked_delta_rule, forward_and_backward, naive_delta_rule
-from attnbench.bench.peer_models import FlaModel, NanoGPT, PlainGPT
 from attnbench.checkpoint import TrainState
 from attnbench.data import Batches, Corpus, load_corpus
 from attnbench.folder import ROOT
 from attnbench.kernels import support
 from attnbench.matching import TOLERANCE, match_model, solve_width
 from attnbench.model import build_meta, build_model, resolve_mixer
+from attnbench.peers.delta_rule import chunked_delta_rule, forward_and_backward, naive_delta_rule
+from attnbench.peers.models import FlaModel, NanoGPT, PlainGPT
 from attnbench.runtime import keep_freed_memory, resolve_device, resolve_precision
 from attnbench.settings import DataSettings, MixerSettings, ModelSettings, RunSettings, TrainSettings
 from attnbench.train import Batch, Step, learning_rates, stepper

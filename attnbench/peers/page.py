@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.aggregate import figures
-from attnbench.bench.agreement import PATHS
-from attnbench.bench.cases import CASES
-from attnbench.bench.peer_rows import OURS
 from attnbench.errors import UserError
 from attnbench.escaping import markdown_text, printable
 from attnbench.jsonlines import replace_file
+from attnbench.peers.agreement import PATHS
+from attnbench.peers.cases import CASES
+from attnbench.peers.rows import OURS
 from attnbench.report.plots import Plot, plots_of
 from attnbench.results import ResultRow, write_csv
 from attnbench.tables import format_number, read_folders

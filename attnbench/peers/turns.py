@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attnbench.bench.cases import Case, Peer
-from attnbench.bench.implementations import Job
-from attnbench.bench.peer_rows import OURS, Contestant, measurements_of, write_rows
-from attnbench.bench.worker import ABSENT, Worker
 from attnbench.jsonlines import replace_file
+from attnbench.peers.cases import Case, Peer
+from attnbench.peers.implementations import Job
+from attnbench.peers.rows import OURS, Contestant, measurements_of, write_rows
+from attnbench.peers.worker import ABSENT, Worker
 from attnbench.settings import RunSettings
 
 NUM_WARMUP = 6

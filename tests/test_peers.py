@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from attnbench import layers, loss
-from attnbench.bench.agreement import PATHS, largest_difference
-from attnbench.bench.benchmark import Request, benchmark
-from attnbench.bench.cases import CASES, Case, Peer
-from attnbench.bench.implementations import Job, build, use_plain_layers
-from attnbench.bench.peer_rows import NO_DEVICE_MEMORY, Contestant, Spread, speed_ratio, write_rows
-from attnbench.bench.peers import Places, Repetition, run_case
-from attnbench.bench.peers_page import write_page
-from attnbench.bench.worker import Worker, WorkerError
 from attnbench.config import compose
 from attnbench.errors import UserError
 from attnbench.kernels import support
+from attnbench.peers.agreement import PATHS, largest_difference
+from attnbench.peers.benchmark import Request, benchmark
+from attnbench.peers.cases import CASES, Case, Peer
+from attnbench.peers.implementations import Job, build, use_plain_layers
+from attnbench.peers.page import write_page
+from attnbench.peers.rows import NO_DEVICE_MEMORY, Contestant, Spread, speed_ratio, write_rows
+from attnbench.peers.turns import Places, Repetition, run_case
+from attnbench.peers.worker import Worker, WorkerError
 from attnbench.results import Measurement, read_csv
 from attnbench.runtime import device_name
 from attnbench.tables import read_folders

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnbench.bench.modules import AbsentPeerError, load_module
 from attnbench.errors import UserError
+from attnbench.peers.modules import AbsentPeerError, load_module
 from attnbench.settings import ModelSettings
 
 

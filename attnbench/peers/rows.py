@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnbench.bench.cases import Case
-from attnbench.bench.implementations import Job
-from attnbench.bench.worker import Worker, WorkerError
 from attnbench.folder import ROOT
 from attnbench.jsonlines import replace_file
+from attnbench.peers.cases import Case
+from attnbench.peers.implementations import Job
+from attnbench.peers.worker import Worker, WorkerError
 from attnbench.prepare import config_hash, measured_by
 from attnbench.results import Identity, Measurement, ResultsWriter
 from attnbench.runtime import environment, environment_id, resolve_device

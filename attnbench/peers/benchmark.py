@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnbench.bench.agreement import run_agreement
-from attnbench.bench.cases import CASES
-from attnbench.bench.first_step import run_first_steps
-from attnbench.bench.peers import Compose, Places, Repetition, run_case
-from attnbench.bench.peers_page import write_page
 from attnbench.errors import UserError
 from attnbench.locks import device_lock
+from attnbench.peers.agreement import run_agreement
+from attnbench.peers.cases import CASES
+from attnbench.peers.first_step import run_first_steps
+from attnbench.peers.page import write_page
+from attnbench.peers.turns import Compose, Places, Repetition, run_case
 from attnbench.runtime import resolve_device
 
 TITLE = "Training steps beside peers"

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attnbench.bench.implementations import Job
-from attnbench.bench.peer_rows import write_rows
-from attnbench.bench.peers import Compose, Say
-from attnbench.bench.worker import Worker, WorkerError
 from attnbench.jsonlines import replace_file
+from attnbench.peers.implementations import Job
+from attnbench.peers.rows import write_rows
+from attnbench.peers.turns import Compose, Say
+from attnbench.peers.worker import Worker, WorkerError
 from attnbench.results import Measurement
 
 PATHS: dict[str, tuple[str, ...]] = {

@@ -38,8 +38,8 @@ LAUNCH: dict[str, dict[str, int]] = {
 
 NARROW, NARROW_WARPS = 64, 2
 """Below so many key or value channels a program has so many warps. Four would multiply by Hopper's instructions for a
-group of four warps, which Triton 3.6 compiles wrongly for narrow tiles: rows from 16 on of W come out wrong at 16 and 32
-key channels, and gradients at 16 and 32 value channels are read from beyond the shared memory."""
+group of four warps, which Triton 3.6 compiles wrongly for narrow tiles: at 16 and 32 key channels rows of W from 16 on
+come out wrong, and at 16 and 32 value channels gradients are read from beyond the shared memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,9 +99,10 @@ def test_a_wrong_gradient_of_decay_or_beta_is_found(part, monkeypatch):
 
 def test_a_kernel_that_is_wrong_in_narrow_heads_alone_is_found_and_named(tmp_path, capsys, monkeypatch):
     right = gated_deltanet.chunked_gated_delta_rule
-    in_narrow = lambda query, *rest: right(query * (1 if query.shape[-1] > 16 else 1.2), *rest)  # noqa: E731
+    in_narrow = lambda query, *rest: right(query if query.shape[-1] > 16 else query.flip(-1), *rest)  # noqa: E731
     monkeypatch.setattr(gated_deltanet, "chunked_gated_delta_rule", in_narrow)
-    with pytest.raises(UserError, match=r"float32 at heads of 16 channels: wrong; .*in bfloat16 at heads of 16 channels: wrong$"):
+    named = "attn=gated_deltanet backend=torch in {} at heads of 16 channels: wrong"
+    with pytest.raises(UserError, match=f"^{named.format('float32')}; {named.format('bfloat16')}$"):
         diagnose(DoctorSettings(**SETTINGS, outputs_dir=str(tmp_path)), [from_yaml("gated_deltanet")])
     assert "What auto chooses is right" not in capsys.readouterr().out
 

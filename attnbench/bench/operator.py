@@ -1,6 +1,6 @@
 """One cell of attention: every implementation held against float64, and then its passes timed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from attnbench.results import Measurement
 from attnbench.runtime import multiplying
 from attnbench.timing import ColdCaches, OutOfMemory, attempt, time_repeats
 
+SPEEDUP = "speedup"
 HELD = "held_before_backward_mib"
 NO_DEVICE_MEMORY = "memory held is counted on CUDA devices alone"
 NUM_VALUES = 3
@@ -83,6 +84,21 @@ def measure_attention(
             yield from _measure_one(problem, IMPLEMENTATIONS[name], example, settings, subject)
 
 
+def with_speedups(measurements: Iterable[Measurement], over: str) -> Iterator[Measurement]:
+    """The rows of a cell, and then how many times as fast as `over` each other implementation is, pass by pass."""
+    measured: list[Measurement] = []
+    for measurement in measurements:
+        if measurement.metric == "milliseconds" and measurement.value is not None:
+            measured.append(measurement)
+        yield measurement
+    base = {own.settings["pass"]: own.value for own in measured if own.settings["implementation"] == over}
+    for own in measured:
+        value = base.get(own.settings["pass"])
+        if value is not None and own.settings["implementation"] != over:
+            settings = own.settings | {"over": over}
+            yield Measurement(metric=SPEEDUP, value=value / (own.value or 1.0), unit="", settings=settings)
+
+
 def _example(problem: Problem, subject: Subject) -> Example:
     generator = torch.Generator(subject.device).manual_seed(problem.length * problem.head_width)
     inputs = [
@@ -103,6 +119,8 @@ def _measure_one(
     problem: Problem, implementation: Implementation, example: Example, settings: dict[str, Any], subject: Subject
 ) -> Iterator[Measurement]:
     refusal = implementation.refuse(subject.device.type, subject.precision, problem.head_width)
+    if implementation.is_plain and (problem.with_gradients or problem.causal):
+        refusal = "has a forward pass alone, in which every position sees all"
     try:
         function = implementation.load() if refusal is None else None
     except UserError as error:

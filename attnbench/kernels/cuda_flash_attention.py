@@ -55,9 +55,7 @@ def _library() -> Any:
 
     home = cpp_extension.CUDA_HOME
     if home is None or not (Path(home) / "bin" / "nvcc").exists():
-        raise UserError(
-            "it is built by nvcc, which is not here; install CUDA and set CUDA_HOME to its folder"
-        )
+        raise UserError("it is built by nvcc, which is not here; install CUDA and set CUDA_HOME to its folder")
     if not cpp_extension.is_ninja_available():
         raise UserError("it is built by ninja, which is not here; run: pip install ninja")
     capability = "{}{}".format(*torch.cuda.get_device_capability())

@@ -17,8 +17,9 @@ from attnbench.bench.base import Layout, Subject, Values
 from attnbench.bench.flash_vs_textbook import FlashVsTextbook
 from attnbench.bench.gate import PARTS, compared_heads, objection, reference
 from attnbench.bench.implementations import IMPLEMENTATIONS, textbook
-from attnbench.bench.operator import HELD, Problem, Repetition, measure_attention
+from attnbench.bench.operator import HELD, measure_attention
 from attnbench.bench.page import is_bench, write_page
+from attnbench.bench.passes import Problem, Repetition
 from attnbench.bench.roofline import Ceilings, Work, attention_work
 from attnbench.bench.tables import grids, narrowed, reasons
 from attnbench.config import CONF, ROOT

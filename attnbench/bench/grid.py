@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 from attnbench.bench.base import Bench, Layout, Subject, Values
 from attnbench.bench.implementations import OURS, check_implementations
-from attnbench.bench.operator import SPEEDUP, Problem, Repetition, measure_attention, with_speedups
+from attnbench.bench.operator import SPEEDUP, measure_attention, with_speedups
+from attnbench.bench.passes import Problem, Repetition
 from attnbench.evals.rows import check_counts
 from attnbench.results import Measurement
 

@@ -106,7 +106,7 @@ def read_inputs(folder: Path) -> Inputs:
 
 
 def about(evaluation: str, protocol: Protocol) -> About:
-    """As the comparison's record has it, which knows evaluations of elsewhere too, or as its class in conf/eval or bench."""
+    """As the comparison's record has it, which knows evaluations of elsewhere too, or as its class here."""
     if evaluation in protocol.evaluations:
         return protocol.evaluations[evaluation]
     found = _evaluation_class(evaluation)

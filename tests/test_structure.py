@@ -17,12 +17,16 @@ ORDER = [
     "evals.capped_child", "evals.step_cost", "evals",
     "prepare", "prepare_probe", "run_training", "run_probe", "run_system",
     "cells", "rates", "run", "plan", "transfer",
+    "bench.roofline", "bench.base",
     "report.inputs", "report.words", "report.plots", "report.charts", "report.markup", "report.sections",
     "report.making", "report.page", "report",
     "peers.modules", "peers.cases", "peers.delta_rule", "peers.models", "peers.implementations", "peers.worker",
     "peers.rows", "peers.turns", "peers.first_step", "peers.agreement", "peers.page", "peers.benchmark",
     "peers",
     "publish_comparison", "comparison_mirror",
+    "bench.gate", "bench.implementations", "bench.passes", "bench.operator",
+    "bench.tables",
+    "bench", "bench.running", "bench.page",
     "examination", "doctor", "dashboard", "compare", "reading", "config",
 ]  # fmt: skip
 DOORS = {

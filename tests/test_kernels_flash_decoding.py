@@ -173,7 +173,8 @@ def test_the_operator_keeps_torchs_rules(groups):
 @pytest.mark.parametrize("heads_and_groups", [(32, 32), (32, 8), (32, 1)])
 @pytest.mark.parametrize("width", [16, 32, 64, 80, 96, 128, 192])
 def test_long_caches_of_every_width(width, heads_and_groups, dtype):
-    query, key, value = cache(2050, *heads_and_groups, width, dtype, batch=1)
+    heads, groups = heads_and_groups
+    query, key, value = cache(2050, heads, groups, width, dtype, batch=1)
     for position in (2049, 1000, 63):
         check(query, key, value, position)
         check(query, key, value, position, splits=1)

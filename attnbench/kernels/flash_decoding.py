@@ -13,7 +13,7 @@ are filled than there are splits, some are empty and weigh nothing.
 """
 
 # Launching a kernel gives plain numbers for its constexpr arguments.
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 from functools import cache
 from typing import Any, NamedTuple
@@ -104,7 +104,7 @@ def _single_kernel(
     accumulated = tl.zeros([KEYS, PADDED], tl.float32)
     row_total = tl.zeros([KEYS], tl.float32)
     row_largest = tl.full([KEYS], MASKED_SCORE, tl.float32)
-    for first_key in tl.range(start, stop, KEYS, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
+    for first_key in tl.range(start, stop, KEYS, num_stages=STAGES):
         key_position = first_key + tl.arange(0, KEYS)
         key_tile = load_rows(key, key_strides[1], key_position, stop, WIDTH, PADDED, True)
         value_tile = load_rows(value, value_strides[1], key_position, stop, WIDTH, PADDED, True)
@@ -147,7 +147,7 @@ def _grouped_kernel(
     accumulated = tl.zeros([MEMBERS, PADDED], tl.float32)
     own_total = tl.zeros([MEMBERS], tl.float32)
     own_largest = tl.full([MEMBERS], MASKED_SCORE, tl.float32)
-    for first_key in tl.range(start, stop, KEYS, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
+    for first_key in tl.range(start, stop, KEYS, num_stages=STAGES):
         key_position = first_key + tl.arange(0, KEYS)
         key_tile = load_rows(key, key_strides[1], key_position, stop, WIDTH, PADDED, True)
         value_tile = load_rows(value, value_strides[1], key_position, stop, WIDTH, PADDED, True)

@@ -12,7 +12,7 @@ ORDER = [
     "kernels.support", "kernels",
     "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "correctness", "matching",
     "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "mirror", "train", "hooks",
-    "divergence",
+    "divergence", "generate", "writing",
     "evals.base", "evals.options", "evals.task_data", "evals.scoring", "evals.recall_sizes", "evals.rows",
     "evals.capped_child", "evals.step_cost", "evals",
     "prepare", "prepare_probe", "run_training", "run_probe", "run_system",

@@ -58,6 +58,10 @@ class Layout:
     values: tuple[Values, ...]
     columns: str = "implementation"
     """The setting that tells the columns of the same values apart."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """What stands above `lines` where it is not the setting's name."""
+    on_page_alone: bool = False
+    """Left out on a terminal, for its length."""
 
 
 class Bench(ABC):

@@ -43,7 +43,8 @@ def print_tables(folders: Sequence[Path]) -> None:
     """Prints the tables of each bench among the runs; writes a results.csv into each folder, and says where it is."""
     console = Console(width=WIDTH + 1)
     for measured in _measured(folders):
-        for drawn in grids(measured.rows, measured.bench.layouts):
+        layouts = [layout for layout in measured.bench.layouts if not layout.on_page_alone]
+        for drawn in grids(measured.rows, layouts):
             for part in narrowed(drawn):
                 console.print(terminal_table(part))
         for line in (*reasons(measured.rows), _ceilings_text(measured.rows)):

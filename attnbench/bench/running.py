@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 EXPERIMENT = "benchmark"
 CEILINGS = ("matrix_product_tflops", "copy_gigabytes_per_second")
-UNSAID = ("roofline_share",)
+UNSAID = ("roofline_share", "speedup")
 """Metrics that stand in the tables alone."""
 
 ComposeMixers = Callable[[Sequence[str] | None], tuple[list[MixerSettings], frozenset[str]]]
@@ -105,7 +105,8 @@ def _say(cell: dict[str, Any], rows: Iterable[ResultRow]) -> None:
     for name, group in groupby(rows, key=lambda row: row.identity.variant):
         measured = [row.measurement for row in group if row.measurement.metric not in UNSAID]
         parts = dict.fromkeys(map(_told, measured))
-        log.info(printable(f"  {name:14} {', '.join(parts)}"))
+        if parts:
+            log.info(printable(f"  {name:14} {', '.join(parts)}"))
 
 
 def _told(measurement: Measurement) -> str:

@@ -5,6 +5,11 @@ import torch
 from kernel_checks import DEVICE, assert_near, normal
 from torch import Tensor
 
+from attnbench.bench.base import Subject
+from attnbench.bench.decoding import measure_steps
+from attnbench.bench.operator import Repetition
+from attnbench.bench.roofline import Ceilings
+from attnbench.bench.steps import Shape
 from attnbench.kernels import flash_decoding as kernels
 from attnbench.kernels.flash_decoding import flash_decoding, splits_for
 from attnbench.mixers.flash import Flash
@@ -134,6 +139,17 @@ def test_the_mixer_decodes_with_it(window, key_value_heads, monkeypatch):
         assert_near(torch.cat(pieces, dim=1), mixer(x_BTD)[0], 1e-4)
     assert len(calls) == 10
     assert all(options == {"window": window} for options in calls)
+
+
+@pytest.mark.parametrize("name", ["triton_whole", "triton_split"])
+def test_the_bench_holds_it_against_float64_and_times_it(name):
+    shape = Shape(head_width=16, cache_length=90, batch_size=1, num_heads=4, num_key_value_heads=2)
+    subject = Subject(
+        device=torch.device(DEVICE), precision="float32", ceilings=Ceilings(1.0, 10.0), mixers=lambda names: []
+    )
+    once = Repetition(warmup=1, repeats=3, max_seconds=0.1)
+    rows = list(measure_steps(shape, [name], once, {}, subject))
+    assert [(row.metric, row.status) for row in rows] == [("milliseconds", "ok"), ("roofline_share", "ok")]
 
 
 @pytest.mark.parametrize(

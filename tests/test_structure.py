@@ -24,6 +24,7 @@ ORDER = [
     "peers",
     "publish_comparison", "comparison_mirror",
     "bench.roofline", "bench.base", "bench.gate", "bench.implementations", "bench.operator", "bench.tables",
+    "bench.steps", "bench.decoding", "bench.generation",
     "bench", "bench.running", "bench.page",
     "examination", "doctor", "dashboard", "compare", "reading", "config",
 ]  # fmt: skip

@@ -110,20 +110,24 @@ def _measure_one(
     if function is None:
         yield from _without(problem, settings, "unsupported", str(refusal))
         return
-    # A kernel that raises is told, and the others still have their turn.
-    try:
-        found = attempt(lambda: _passes(problem, implementation, function, example, settings, subject))
-    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-        if "CUDA error" in str(error):
-            # The device takes no more work from this process.
-            raise
-        found = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    found = tried(lambda: _passes(problem, implementation, function, example, settings, subject))
     if isinstance(found, OutOfMemory):
         yield from _without(problem, settings, "out_of_memory", found.reason)
     elif isinstance(found, str):
         yield from _without(problem, settings, "failed", found)
     else:
         yield from found
+
+
+def tried(measure: Callable[[], list[Measurement] | str]) -> list[Measurement] | OutOfMemory | str:
+    """What it gives; of a kernel that raises the error in a line, and the others still have their turn."""
+    try:
+        return attempt(measure)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        if "CUDA error" in str(error):
+            # The device takes no more work from this process.
+            raise
+        return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 def _passes(

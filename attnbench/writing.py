@@ -1,6 +1,7 @@
 """What generate.py does: a run's model opened for this device, a prompt read, and text written as it comes."""
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -113,9 +114,12 @@ def read_prompt(settings: GenerationSettings) -> str:
         if sys.stdin.isatty():
             log.info("prompt= and prompt_file= are null: type the prompt, then Ctrl-D")
         try:
-            text = sys.stdin.buffer.read(MOST_PROMPT_BYTES).decode().removesuffix("\n")
+            content = sys.stdin.buffer.read(MOST_PROMPT_BYTES + 1)
+            text = content.decode().removesuffix("\n")
         except UnicodeDecodeError as error:
             raise UserError(f"{name}: cannot be read ({error})") from None
+        if len(content) > MOST_PROMPT_BYTES:
+            raise UserError(f"{name}: longer than the {MOST_PROMPT_BYTES} bytes that a prompt may have")
     if not text:
         raise UserError(f"{name}: is empty, and the model continues at least one character")
     return text
@@ -171,7 +175,14 @@ def _tokens(
 
 def _show(prompt: str, tokens: Iterator[Tensor], vocabulary: Sequence[str], num_samples: int) -> None:
     """One text as it is written, several one after another when all are; nothing that a terminal obeys."""
-    names = tuple(vocabulary)
+    try:
+        _print(prompt, tokens, tuple(vocabulary), num_samples)
+    except BrokenPipeError:
+        # Who reads has seen enough. What is left in the buffer must not raise once more when the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print(prompt: str, tokens: Iterator[Tensor], names: tuple[str, ...], num_samples: int) -> None:
     if num_samples == 1:
         print(printable_text(prompt), end="", flush=True)
         for token_B in tokens:

@@ -2,6 +2,7 @@
 
 import io
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -159,6 +160,14 @@ def test_nothing_is_written_that_a_terminal_obeys(folder, monkeypatch, capsys):
     assert "\x1b" not in said.out + said.err
     assert said.out.count("\\x1b") > 1
     assert printable_text("a\tb\nc\r\x1b\u202e") == "a\tb\nc\\r\\x1b\\u202e"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(folder, root):
+    command = f"{sys.executable} scripts/generate.py run={folder} device=cpu num_tokens=3000 prompt=the | head -c 9"
+    done = subprocess.run(["bash", "-c", command], cwd=root, capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("the")
+    assert len(done.stdout) == 9
+    assert [line for line in done.stderr.splitlines() if "characters in" not in line] == []
 
 
 @pytest.mark.parametrize(

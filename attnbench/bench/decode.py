@@ -17,7 +17,6 @@ from attnbench.bench.generation import (
 from attnbench.bench.operator import Repetition
 from attnbench.bench.steps import SPLIT, WHOLE, Shape, check_steps
 from attnbench.errors import UserError
-from attnbench.evals import step_cost
 from attnbench.evals.rows import check_counts, without_numbers
 from attnbench.results import Measurement
 from attnbench.settings import ModelSettings, check
@@ -166,16 +165,11 @@ class DecodeBench(Bench):
                 lambda one: measure_text(one, cell["tokens"], cell["batch_size"], self.text_repeats, cell),
             )
         else:
-            repetition = step_cost.Repetition(
-                warmup=self.repetition.warmup,
-                repeats=self.repetition.repeats,
-                max_seconds=self.repetition.max_seconds,
-            )
             yield from self._of_mixers(
                 {PER_TOKEN: "ms"},
                 cell,
                 subject,
-                lambda one: measure_context(one, cell["context"], cell["batch_size"], repetition, cell),
+                lambda one: measure_context(one, cell["context"], cell["batch_size"], self.repetition, cell),
             )
 
     def _of_mixers(

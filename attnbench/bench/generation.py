@@ -4,7 +4,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from attnbench.bench.base import Subject
 from attnbench.bench.gate import TOLERANCES
-from attnbench.bench.operator import tried
+from attnbench.bench.operator import Repetition, tried
 from attnbench.correctness import relative_error
 from attnbench.errors import UserError
+from attnbench.evals import step_cost
 from attnbench.evals.inference import time_decoding
 from attnbench.evals.rows import without_numbers
-from attnbench.evals.step_cost import Repetition
 from attnbench.generate import Sampling, Writer, decoder, read
 from attnbench.graphs import CapturedCall
 from attnbench.matching import match_model
@@ -188,7 +188,8 @@ def _step(
         reason = _objection(candidate, model, subject.device.type == "cuda")
         if reason is not None:
             return reason
-        times = time_decoding(model, candidate.tokens(batch_size, context), subject.dtype, repetition)
+        repeated = step_cost.Repetition(**asdict(repetition))
+        times = time_decoding(model, candidate.tokens(batch_size, context), subject.dtype, repeated)
     return [
         Measurement(
             metric=PER_TOKEN,

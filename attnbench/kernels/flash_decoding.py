@@ -30,8 +30,8 @@ MAX_WIDTH = 256
 
 MAX_SPLITS = 128
 PROGRAMS = 4
-"""Programs a multiprocessor that the number of splits aims at: with fewer too little is asked of the memory at a time,
-with more the second kernel has more to add up."""
+"""Programs a multiprocessor that the number of splits aims at, and that fit there at once: with fewer too little is
+asked of the memory at a time, with more some wait for others to end."""
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # A masked score. Finite, because the difference of two infinities is no number; beside any other score it weighs 0.
@@ -46,23 +46,22 @@ class Tiles(NamedTuple):
     num_stages: int
 
 
-def tiles_for(dtype: torch.dtype, width: int, *, grouped: bool) -> Tiles:
-    """Blocks of keys that keep 8 to 32 KiB on their way a stage, and sums that stay in registers."""
-    padded, size = padded_width(width), dtype.itemsize
-    if grouped:
-        return Tiles(64 if padded * size <= 256 else 32, 4, 3)
-    return Tiles(min(128, max(16, 8192 // (padded * size))), 4, 4)
+def tiles_for(dtype: torch.dtype, width: int) -> Tiles:
+    """Blocks of up to 8 KiB of keys and as much of values, three of each on their way at a time: PROGRAMS programs then
+    fit a multiprocessor's shared memory, and their sums its registers."""
+    row_bytes = padded_width(width) * dtype.itemsize
+    return Tiles(min(64, max(16, 8192 // row_bytes)), 4, 4)
 
 
 def splits_for(num_keys: int, num_sequences: int, num_multiprocessors: int, keys: int = 64) -> int:
-    """As many as make PROGRAMS programs a multiprocessor, while each has a block of keys; 1: the cache is read whole.
+    """As many as make no more than PROGRAMS programs a multiprocessor and leave each a block of keys; 1: whole.
 
     Args:
         num_keys: that the cache has room for, or that a window shows.
         num_sequences: batch × key/value heads: the programs that there are without splitting.
         keys: of a block.
     """
-    wanted = -(-PROGRAMS * num_multiprocessors // num_sequences)
+    wanted = PROGRAMS * num_multiprocessors // num_sequences
     return max(1, min(wanted, -(-num_keys // keys), MAX_SPLITS))
 
 
@@ -248,7 +247,7 @@ def _flash_decoding(
 ) -> Tensor:
     _check(query_BHK, key_BSGK, value_BSGK, position)
     (_, H, K), G = query_BHK.shape, key_BSGK.shape[2]
-    tiles = tiles_for(query_BHK.dtype, K, grouped=H > G)
+    tiles = tiles_for(query_BHK.dtype, K)
     return _decode(query_BHK, key_BSGK, value_BSGK, position, window, splits, tiles, H > G)
 
 
@@ -280,13 +279,13 @@ def flash_decoding(
     Raises:
         ValueError: shapes that do not fit, a window or a number of splits below 1.
     """
-    (B, H, K), (S, G) = query_BHK.shape, key_BSGK.shape[1:3]
+    B, S, G, K = key_BSGK.shape
     if window is not None and window < 1:
         raise ValueError(f"a window of {window}: must be at least 1")
     if splits is not None and not 1 <= splits <= MAX_SPLITS:
         raise ValueError(f"{splits} splits: must be 1 to {MAX_SPLITS}")
     if splits is None:
-        keys = tiles_for(query_BHK.dtype, K, grouped=H > G).keys
+        keys = tiles_for(query_BHK.dtype, K).keys
         splits = splits_for(min(S, window or S), B * G, _num_multiprocessors(query_BHK.device), keys)
     return _flash_decoding(query_BHK, key_BSGK, value_BSGK, position, window or 0, splits)
 

@@ -1,19 +1,22 @@
 """bench=decode: what is wrong is failed and not timed, what is split is held against whole, eager against captured."""
 
+import logging
+import runpy
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from small import mixer_settings
-from test_bench import run_script
 
 from attnbench.bench import decoding, generation
 from attnbench.bench.base import Subject
 from attnbench.bench.decode import DecodeBench
-from attnbench.bench.operator import Repetition
+from attnbench.bench.passes import Repetition
 from attnbench.bench.roofline import Ceilings, Work
 from attnbench.bench.steps import STEPS, Shape
+from attnbench.config import ROOT
 from attnbench.mixers.flash import Flash
 from attnbench.results import Measurement
 from attnbench.settings import ModelSettings
@@ -21,6 +24,11 @@ from attnbench.settings import ModelSettings
 SHAPE = Shape(head_width=16, cache_length=65, batch_size=2, num_heads=4, num_key_value_heads=2)
 ONCE = Repetition(warmup=1, repeats=3, max_seconds=1.0)
 SIZE = ModelSettings(name="bench", dim=32, num_layers=2, head_width=16, feed_forward_width=64)
+SOME_OF_EACH = [
+    *("bench=decode", "bench.head_widths=[64,80]", "bench.cache_lengths=[2050]", "bench.batch_sizes=[2]"),
+    *("bench.texts=[[40,2]]", "bench.text_repeats=2", "bench.contexts=[300]"),
+]
+"""On a GPU: some of each table."""
 ON_A_CPU = ("textbook", "sdpa_flash", "linear", "gated_deltanet")
 
 
@@ -161,10 +169,19 @@ BAD = {
 }
 
 
+def benchmark(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    """What `python scripts/benchmark.py` does with these words, in this process."""
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", *words])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    logger = logging.getLogger("attnbench")
+    monkeypatch.setattr(logger, "handlers", list(logger.handlers))
+    runpy.run_path(str(ROOT / "scripts" / "benchmark.py"), run_name="__main__")
+
+
 @pytest.mark.parametrize("override", BAD)
 def test_a_bad_setting_is_one_line(override, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
-        run_script(monkeypatch, "bench=decode", "device=cpu", f"outputs_dir={tmp_path}", override)
+        benchmark(monkeypatch, "bench=decode", "device=cpu", f"outputs_dir={tmp_path}", override)
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert said.count("\n") == 1, said
@@ -175,9 +192,7 @@ def test_a_bad_setting_is_one_line(override, tmp_path, monkeypatch, capsys):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_on_a_gpu_nothing_fails(precision, monkeypatch, tmp_path, capsys):
-    words = [f"bench.{name}={value}" for name, value in (("head_widths", "[64,80]"), ("cache_lengths", "[2050]"))]
-    words += ["bench.batch_sizes=[2]", "bench.texts=[[40,2]]", "bench.text_repeats=2", "bench.contexts=[300]"]
-    run_script(monkeypatch, "bench=decode", f"precision={precision}", f"outputs_dir={tmp_path}", *words)
+    benchmark(monkeypatch, *SOME_OF_EACH, f"precision={precision}", f"outputs_dir={tmp_path}")
     said = capsys.readouterr()
     assert "failed" not in said.out
     assert "triton_split" in said.out

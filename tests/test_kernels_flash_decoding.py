@@ -7,7 +7,7 @@ from torch import Tensor
 
 from attnbench.bench.base import Subject
 from attnbench.bench.decoding import measure_steps
-from attnbench.bench.operator import Repetition
+from attnbench.bench.passes import Repetition
 from attnbench.bench.roofline import Ceilings
 from attnbench.bench.steps import Shape
 from attnbench.kernels import flash_decoding as kernels

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from attnbench.bench.base import Bench, Layout, Subject, Values
-from attnbench.bench.decoding import MILLISECONDS, SPEEDUP, measure_steps
+from attnbench.bench.decoding import MILLISECONDS, measure_steps
 from attnbench.bench.generation import (
     CAPTURED,
     EAGER,
@@ -14,7 +14,8 @@ from attnbench.bench.generation import (
     measure_context,
     measure_text,
 )
-from attnbench.bench.operator import Repetition
+from attnbench.bench.operator import SPEEDUP
+from attnbench.bench.passes import Repetition
 from attnbench.bench.steps import SPLIT, WHOLE, Shape, check_steps
 from attnbench.errors import UserError
 from attnbench.evals.rows import check_counts, without_numbers

@@ -8,15 +8,15 @@ from torch import Tensor
 
 from attnbench.bench.base import Subject, timed
 from attnbench.bench.gate import objection
-from attnbench.bench.operator import Repetition, tried
+from attnbench.bench.operator import SPEEDUP, Missing, tried
+from attnbench.bench.passes import Repetition
 from attnbench.bench.steps import SPLIT, STEPS, WHOLE, Example, Shape, Step, compared_heads
-from attnbench.errors import UserError
 from attnbench.evals.rows import without_numbers
 from attnbench.results import Measurement
 from attnbench.runtime import multiplying
 from attnbench.timing import ColdCaches, OutOfMemory, attempt, time_repeats
 
-MILLISECONDS, SPEEDUP = "milliseconds", "speedup"
+MILLISECONDS = "milliseconds"
 
 
 def measure_steps(
@@ -48,17 +48,8 @@ def _measure_one(
     if refusal is not None:
         yield from _without(settings, "unsupported", refusal)
         return
-    try:
-        found = tried(lambda: _timed(step, example, repetition, settings, subject))
-    except UserError as error:
-        yield from _without(settings, "unsupported", str(error))
-        return
-    if isinstance(found, OutOfMemory):
-        yield from _without(settings, "out_of_memory", found.reason)
-    elif isinstance(found, str):
-        yield from _without(settings, "failed", found)
-    else:
-        yield from found
+    found = tried(lambda: _timed(step, example, repetition, settings, subject))
+    yield from _without(settings, *found) if isinstance(found, Missing) else found
 
 
 def _timed(

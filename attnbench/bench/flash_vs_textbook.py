@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 from attnbench.bench.attention import LINES, AttentionBench, times_of
 from attnbench.bench.base import Layout, Subject, Values
 from attnbench.bench.implementations import OURS
+from attnbench.bench.operator import SPEEDUP, with_speedups
 from attnbench.errors import UserError
 from attnbench.results import Measurement
 
 TEXTBOOK = "textbook"
-SPEEDUP = "speedup"
 
 
 def _layout(name: str) -> Layout:
@@ -57,13 +57,4 @@ class FlashVsTextbook(AttentionBench):
             raise UserError(f"bench.implementations={implementations}: must have {TEXTBOOK}, that all are held against")
 
     def measure(self, cell: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
-        measured = []
-        for measurement in super().measure(cell, subject):
-            if measurement.metric == "milliseconds" and measurement.value is not None:
-                measured.append(measurement)
-            yield measurement
-        of_textbook = {own.settings["pass"]: own for own in measured if own.settings["implementation"] == TEXTBOOK}
-        for own in measured:
-            other = of_textbook.get(own.settings["pass"])
-            if other is not None and other is not own:
-                yield Measurement(metric=SPEEDUP, value=other.value / own.value, unit="", settings=own.settings)
+        yield from with_speedups(super().measure(cell, subject), TEXTBOOK)

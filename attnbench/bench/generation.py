@@ -13,7 +13,8 @@ from torch import Tensor
 
 from attnbench.bench.base import Subject
 from attnbench.bench.gate import TOLERANCES
-from attnbench.bench.operator import Repetition, tried
+from attnbench.bench.operator import Missing, tried
+from attnbench.bench.passes import Repetition
 from attnbench.correctness import relative_error
 from attnbench.errors import UserError
 from attnbench.evals import step_cost
@@ -26,7 +27,6 @@ from attnbench.model import LanguageModel, build_model, resolve_mixer
 from attnbench.results import Measurement
 from attnbench.runtime import computing, synchronize
 from attnbench.settings import MixerSettings, ModelSettings
-from attnbench.timing import OutOfMemory
 
 EAGER, CAPTURED, FASTER = "eager_seconds", "captured_seconds", "captured_faster_percent"
 PER_TOKEN = "milliseconds_per_token"
@@ -121,17 +121,8 @@ def measure_context(
 def _attempted(
     units: dict[str, str], settings: dict[str, Any], measure: Callable[[], list[Measurement] | str]
 ) -> Iterator[Measurement]:
-    try:
-        found = tried(measure)
-    except UserError as refusal:
-        yield from without_numbers(units, settings, "unsupported", str(refusal))
-        return
-    if isinstance(found, OutOfMemory):
-        yield from without_numbers(units, settings, "out_of_memory", found.reason)
-    elif isinstance(found, str):
-        yield from without_numbers(units, settings, "failed", found)
-    else:
-        yield from found
+    found = tried(measure)
+    yield from without_numbers(units, settings, *found) if isinstance(found, Missing) else found
 
 
 @contextmanager

@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 from attnbench.bench.base import Bench, Layout, Subject, Values
 from attnbench.bench.implementations import OURS, check_implementations
-from attnbench.bench.operator import Problem, Repetition, measure_attention
+from attnbench.bench.operator import SPEEDUP, measure_attention, with_speedups
+from attnbench.bench.passes import Problem, Repetition
 from attnbench.evals.rows import check_counts
 from attnbench.results import Measurement
 
@@ -35,6 +36,7 @@ class GridBench(Bench):
             headers=AXES,
             values=(
                 Values(metric="milliseconds"),
+                Values(metric=SPEEDUP, header="textbook / {}", only=OURS),
                 Values(metric="roofline_share", header="{}: of roofline", only=OURS, is_share=True),
             ),
         ),
@@ -82,4 +84,4 @@ class GridBench(Bench):
 
     def measure(self, cell: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
         problem = Problem(**cell, causal=False, with_gradients=False, with_values=True, repetition=self.repetition)
-        yield from measure_attention(problem, self.implementations, cell, subject)
+        yield from with_speedups(measure_attention(problem, self.implementations, cell, subject), "textbook")

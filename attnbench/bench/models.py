@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 
 from attnbench.bench.base import Bench, Layout, Subject, Values
-from attnbench.bench.operator import Repetition
+from attnbench.bench.passes import Repetition
 from attnbench.bench.roofline import Work
 from attnbench.correctness import TOLERANCES, build_mixer, by_backend, by_definition, compare
 from attnbench.errors import UserError

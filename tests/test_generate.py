@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import MIXERS, TINY_RUN
-from test_inference import VOCABULARY, prompt, small_model
+from small import MIXERS, TINY_RUN, mixer_settings
+from test_inference import MODEL, VOCABULARY, prompt, small_model
 from torch import Tensor
 
 from attnbench.config import compose, launch
 from attnbench.errors import UserError
 from attnbench.escaping import printable_text
 from attnbench.generate import Sampling, Writer, write_by_recomputation
+from attnbench.model import build_model, resolve_mixer
 from attnbench.reading import read_generation
 from attnbench.run import run
 from attnbench.runtime import computing
@@ -215,8 +216,12 @@ def test_a_character_that_a_prompt_has_is_a_token():
 @pytest.mark.parametrize("how", [{}, {"temperature": 0.8, "top_k": 5}])
 @pytest.mark.parametrize("name", MIXERS)
 def test_a_captured_step_writes_the_same(name, how):
-    model, prompt_BT, device = small_model(name, "cuda"), prompt(70, "cuda"), torch.device("cuda", 0)
-    texts = []
+    settings = mixer_settings(name)
+    settings.options["backend"] = "auto"
+    mixer = resolve_mixer(settings, MODEL, device_type="cuda", precision="float32")
+    model = build_model([mixer] * 2, MODEL, vocabulary_size=len(VOCABULARY), seed=0, device="cuda")
+    model.load_state_dict(small_model(name).state_dict())
+    prompt_BT, device, texts = prompt(70, "cuda"), torch.device("cuda", 0), []
     with computing("float32", device):
         for captured in (False, True, True):
             one = Writer(

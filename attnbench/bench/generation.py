@@ -26,7 +26,7 @@ from attnbench.matching import match_model
 from attnbench.model import LanguageModel, build_model, resolve_mixer
 from attnbench.results import Measurement
 from attnbench.runtime import computing, synchronize
-from attnbench.settings import MixerSettings, ModelSettings
+from attnbench.settings import PRECISIONS, MixerSettings, ModelSettings
 
 EAGER, CAPTURED, FASTER = "eager_seconds", "captured_seconds", "captured_faster_percent"
 PER_TOKEN = "milliseconds_per_token"
@@ -46,10 +46,12 @@ class Candidate:
         backend: as attn.backend; `auto` is resolved for the device.
 
     Raises:
-        UserError: the backend cannot run here, or only trains.
+        UserError: the backend cannot run here, or the precision is for operators alone.
     """
 
     def __init__(self, name: str, backend: str, size: ModelSettings, vocabulary_size: int, subject: Subject) -> None:
+        if subject.precision not in PRECISIONS:
+            raise UserError(f"precision={subject.precision}: models compute in {', '.join(PRECISIONS)}")
         (given,) = subject.mixers([name])
         given = replace(given, options={**given.options, "backend": backend})
         device_type, precision, trusted = subject.device.type, subject.precision, subject.trusted
@@ -68,7 +70,11 @@ class Candidate:
         self.label = f"{name} ({mixer.options['backend']})"
 
     def model(self) -> LanguageModel:
-        """With initial weights, on the device: what it writes is no text, and takes as long as one."""
+        """With initial weights, on the device: what it writes is no text, and takes as long as one.
+
+        Raises:
+            UserError: the backend only trains.
+        """
         model = build_model(
             self.mixers,
             self.size,

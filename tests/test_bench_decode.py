@@ -1,8 +1,5 @@
 """bench=decode: what is wrong is failed and not timed, what is split is held against whole, eager against captured."""
 
-import logging
-import runpy
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -16,7 +13,6 @@ from attnbench.bench.decode import DecodeBench
 from attnbench.bench.passes import Repetition
 from attnbench.bench.roofline import Ceilings, Work
 from attnbench.bench.steps import STEPS, Shape
-from attnbench.config import ROOT
 from attnbench.mixers.flash import Flash
 from attnbench.results import Measurement, read_csv
 from attnbench.settings import ModelSettings
@@ -177,19 +173,10 @@ BAD = {
 }
 
 
-def benchmark(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
-    """What `python scripts/benchmark.py` does with these words, in this process."""
-    monkeypatch.setattr(sys, "argv", ["benchmark.py", *words])
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    logger = logging.getLogger("attnbench")
-    monkeypatch.setattr(logger, "handlers", list(logger.handlers))
-    runpy.run_path(str(ROOT / "scripts" / "benchmark.py"), run_name="__main__")
-
-
 @pytest.mark.parametrize("override", BAD)
-def test_a_bad_setting_is_one_line(override, tmp_path, monkeypatch, capsys):
+def test_a_bad_setting_is_one_line(override, tmp_path, run_benchmark, capsys):
     with pytest.raises(SystemExit):
-        benchmark(monkeypatch, "bench=decode", "device=cpu", f"outputs_dir={tmp_path}", override)
+        run_benchmark("bench=decode", "device=cpu", f"outputs_dir={tmp_path}", override)
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert said.count("\n") == 1, said
@@ -199,8 +186,8 @@ def test_a_bad_setting_is_one_line(override, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
-def test_on_a_gpu_nothing_of_ours_fails(precision, monkeypatch, tmp_path):
-    benchmark(monkeypatch, *SOME_OF_EACH, f"precision={precision}", f"outputs_dir={tmp_path}")
+def test_on_a_gpu_nothing_of_ours_fails(precision, run_benchmark, tmp_path):
+    run_benchmark(*SOME_OF_EACH, f"precision={precision}", f"outputs_dir={tmp_path}")
     (folder,) = (tmp_path / "benchmark" / "decode").iterdir()
     rows = read_csv(folder / "results.csv")
     of_others = {"sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "flash_attn_whole", "flash_attn_split"}

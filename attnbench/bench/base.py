@@ -75,6 +75,9 @@ class Bench(ABC):
     notes: ClassVar[tuple[str, ...]] = ()
     """What a reader of the tables must know; a paragraph each."""
 
+    plots: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """(metric, axis in settings) pairs that a report draws."""
+
     smoke: ClassVar[dict[str, Any]] = {}
     """Settings that finish on a CPU in a second."""
 

@@ -85,6 +85,7 @@ class DecodeBench(Bench):
         "A text is written by a whole model with initial weights, greedily: eager runs each step as torch does, "
         "captured replays it as a CUDA graph, recorded before. Where the percentage is below 0 it is slower.",
     )
+    plots: ClassVar[tuple[tuple[str, str], ...]] = ((MILLISECONDS, "cache_length"), (PER_TOKEN, "context"))
     smoke: ClassVar[dict[str, Any]] = {
         "head_widths": [16],
         "cache_lengths": [33],

@@ -5,7 +5,7 @@ outputs/benchmark/<bench>/<precision>-<hash>/ config.yaml environment.json train
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 
 from attnbench.bench.base import Bench, Subject
 from attnbench.bench.roofline import Ceilings, measure_ceilings
+from attnbench.bench.tables import DEVICE
 from attnbench.escaping import printable
 from attnbench.folder import ROOT, recording, stamp_environment, write_config
 from attnbench.locks import device_lock
@@ -83,7 +84,9 @@ class Results:
             return
         with ResultsWriter(path, self.identity) as writer:
             for measurement in measure():
-                yield writer.write(measurement, measurement.settings.get("implementation"))
+                # Whose it is stands in the row's own columns, as in every other row.
+                settings = dict(measurement.settings)
+                yield writer.write(replace(measurement, settings=settings), settings.pop("implementation", None))
 
 
 def _ceilings(results: Results, device: torch.device, precision: str) -> Ceilings:
@@ -128,7 +131,7 @@ def _identity(settings: BenchSettings, precision: str, hashed: str, stamp: dict[
         experiment=EXPERIMENT,
         run=f"{settings.name}/{folder.name}",
         mixer="",
-        variant="device",
+        variant=DEVICE,
         backend="",
         model="",
         parameters=None,

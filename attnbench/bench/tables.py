@@ -13,6 +13,9 @@ WIDTH = 79
 GAP = 3
 """Columns of a terminal between two of a table."""
 
+DEVICE = "device"
+"""The variant of rows that are of nobody's."""
+
 STATUSES = {"out_of_memory": "no memory", "unsupported": "–"}
 """As a cell shows them; the reasons stand below the table."""
 
@@ -32,9 +35,9 @@ def _grid(rows: Sequence[ResultRow], layout: Layout, with_precision: bool) -> Gr
     supported = set()
     for index, values in enumerate(layout.values):
         for row in rows:
-            settings = row.measurement.settings
+            settings = {**row.measurement.settings, "implementation": row.identity.variant}
             name = settings.get(layout.columns)
-            if row.identity.variant == "device" or not _takes(values, row.measurement, name):
+            if row.identity.variant == DEVICE or not _takes(values, row.measurement, name):
                 continue
             precision = (row.identity.precision,) if with_precision else ()
             line = (*precision, *(settings.get(axis) for axis in layout.lines))
@@ -102,12 +105,13 @@ def _columns(drawn: Grid, chosen: Sequence[int]) -> Grid:
     )
 
 
-def reasons(rows: Sequence[ResultRow]) -> list[str]:
-    """Why numbers are missing, a line for each reason, with whose they are and of how many cells."""
+def reasons(rows: Sequence[ResultRow], layouts: Sequence[Layout]) -> list[str]:
+    """Why numbers are missing in the tables, a line for each reason, with whose they are and of how many cells."""
+    shown = {values.metric for layout in layouts for values in layout.values}
     cells: dict[tuple[str, str, str], set[str]] = {}
     for row in rows:
         measurement = row.measurement
-        if measurement.status != "ok":
+        if measurement.status != "ok" and measurement.metric in shown:
             key = (measurement.status.replace("_", " "), measurement.reason, row.identity.variant)
             cell = {axis: value for axis, value in measurement.settings.items() if axis != "pass"}
             cells.setdefault(key, set()).add(str((row.identity.precision, cell)))

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from attnbench.bench.base import Bench
 from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded
 from attnbench.errors import UserError
 from attnbench.evals.base import Evaluation
@@ -15,6 +16,7 @@ from attnbench.results import ALL_SEEDS, ResultRow, is_complete, read_csv, read_
 from attnbench.runtime import environment_id
 
 EVALUATION_YAMLS = Path(__file__).resolve().parents[2] / "conf" / "eval"
+BENCH_YAMLS = EVALUATION_YAMLS.parent / "bench"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,7 @@ def read_inputs(folder: Path) -> Inputs:
 
 
 def about(evaluation: str, protocol: Protocol) -> About:
-    """As the comparison's record has it, which knows evaluations of elsewhere too, or as its class in conf/eval."""
+    """As the comparison's record has it, which knows evaluations of elsewhere too, or as its class here."""
     if evaluation in protocol.evaluations:
         return protocol.evaluations[evaluation]
     found = _evaluation_class(evaluation)
@@ -113,13 +115,14 @@ def about(evaluation: str, protocol: Protocol) -> About:
     return About(purpose=(found.__doc__ or "").strip().partition("\n")[0], plots=list(found.plots))
 
 
-def _evaluation_class(evaluation: str) -> type[Evaluation] | None:
+def _evaluation_class(evaluation: str) -> type[Evaluation] | type[Bench] | None:
     # Looked up among the files that are there, because the name comes from the rows.
-    path = {path.stem: path for path in EVALUATION_YAMLS.glob("*.yaml")}.get(evaluation)
-    if path is None:
-        return None
-    target = yaml.safe_load(path.read_text(encoding="utf-8")).get("_target_")
-    return resolve(target, Evaluation, trusted={target}) if target is not None else None
+    for folder, base in ((EVALUATION_YAMLS, Evaluation), (BENCH_YAMLS, Bench)):
+        path = {path.stem: path for path in folder.glob("*.yaml")}.get(evaluation)
+        target = yaml.safe_load(path.read_text(encoding="utf-8")).get("_target_") if path is not None else None
+        if target is not None:
+            return resolve(target, base, trusted={target})
+    return None
 
 
 def _results_files(folder: Path, record: dict[str, Any] | None) -> list[Path]:

@@ -60,8 +60,8 @@ class DecodeBench(Bench):
             lines=("head_width", "cache_length", "batch_size"),
             values=(
                 Values(metric=MILLISECONDS),
-                Values(metric="roofline_share", header="{}: of roofline", only=OURS, is_share=True),
-                Values(metric=SPEEDUP, header="{}: whole / split"),
+                Values(metric="roofline_share", header="{}, roof", only=OURS, is_share=True),
+                Values(metric=SPEEDUP, header="whole / {}"),
             ),
             headers={"head_width": "width", "cache_length": "cache", "batch_size": "batch"},
         ),

@@ -17,6 +17,7 @@ from attnbench.settings import (
     DataSettings,
     DoctorSettings,
     EvaluationSettings,
+    GenerationSettings,
     LoggerSettings,
     MixerSettings,
     ModelSettings,
@@ -160,6 +161,31 @@ def read_evaluation(config: DictConfig, hydra_config: Any) -> tuple[Path, RunSet
     settings = replace(stored, **now, **place, evaluations=evaluations, trusted=_trusted(hydra_config))
     _check_machine(settings)
     return folder, settings
+
+
+def read_generation(config: DictConfig, hydra_config: Any) -> tuple[GenerationSettings, RunSettings]:
+    """Checks the configuration of generate.py: its own settings, and those of the run, on the device wanted now.
+
+    Raises:
+        UserError: as read_settings; two prompts, or the folder holds no run.
+    """
+    values = _plain(config, hydra_config)
+    known = [entry.name for entry in fields(GenerationSettings)]
+    for name, value in values.items():
+        if name not in known:
+            raise UserError(f"{name}={value}: unknown setting; there is {', '.join(known)}")
+    check_options(GenerationSettings, values, group="")
+    settings = GenerationSettings(**values)
+    check(settings)
+    if settings.prompt is not None and settings.prompt_file is not None:
+        raise UserError(f"prompt={settings.prompt} and prompt_file={settings.prompt_file}: give one of them")
+    stored = stored_settings(Path(settings.run).absolute())
+    mixer = stored.mixer
+    if settings.backend is not None:
+        mixer = replace(mixer, options={**mixer.options, "backend": settings.backend})
+    trained = replace(stored, device=settings.device, mixer=mixer, trusted=_trusted(hydra_config))
+    _check_machine(trained)
+    return settings, trained
 
 
 def stored_settings(folder: Path) -> RunSettings:

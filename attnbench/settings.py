@@ -232,6 +232,27 @@ class BenchSettings:
     """As typed."""
 
 
+@dataclass(slots=True, kw_only=True)
+class GenerationSettings:
+    """What generate.py writes, with which model, after which prompt."""
+
+    run: str
+    checkpoint: str = setting(choices=("final", "best"))
+    prompt: str | None
+    prompt_file: str | None
+    """Both null: standard input."""
+    num_tokens: int = setting(minimum=1, maximum=2**24)
+    num_samples: int = setting(minimum=1, maximum=2**16)
+    temperature: float = setting(minimum=0)
+    top_k: int | None = setting(None, minimum=1)
+    seed: int = setting(minimum=0, maximum=2**31 - 1)
+    recompute: bool
+    """Without states: all text is read again for every character."""
+    backend: str | None
+    """null: what the run was given."""
+    device: str
+
+
 def check(settings: Any, prefix: str = "") -> None:
     """Raises UserError for the first value outside what its field allows, naming setting, value and what is allowed."""
     for entry in fields(settings):

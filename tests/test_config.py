@@ -70,7 +70,8 @@ BAD = {
     "eval=[nope]": ["eval=nope", "recall", "perplexity"],
     "eval.recall.preset=tiny": ["eval.recall", "perplexity"],
 }
-BENCHMARK, COMPARE, DOCTOR, EVALUATE = "benchmark", "compare", "doctor", "evaluate"
+BENCHMARK, COMPARE, DOCTOR = "benchmark", "compare", "doctor"
+EVALUATE, GENERATE = "evaluate", "generate"
 BAD_OF_OTHERS = {
     (BENCHMARK, "bench=nope"): ["bench=nope", "attention", "grid"],
     (BENCHMARK, "precision=fp8"): ["precision=fp8", "float16", "tf32"],
@@ -120,6 +121,19 @@ BAD_OF_OTHERS = {
     (EVALUATE, "foo=1"): ["foo=1", "unknown setting", "rerun"],
     (EVALUATE, "run=nowhere"): ["nowhere: ", "config.yaml", "folder of a run"],
     (EVALUATE, "device=cpu"): ["run", "must be given"],
+    (GENERATE, "+foo=1"): ["foo=1", "unknown setting", "num_tokens"],
+    (GENERATE, "run=nowhere"): ["nowhere: ", "config.yaml", "folder of a run"],
+    (GENERATE, "run=???"): ["run", "must be given"],
+    (GENERATE, "checkpoint=last"): ["checkpoint=last", "final, best"],
+    (GENERATE, "num_tokens=0"): ["num_tokens=0", "at least 1"],
+    (GENERATE, "num_samples=many"): ["num_samples=many", "an integer"],
+    (GENERATE, "temperature=-1"): ["temperature=-1", "at least 0"],
+    (GENERATE, "temperature=inf"): ["temperature=inf", "finite"],
+    (GENERATE, "top_k=0"): ["top_k=0", "at least 1"],
+    (GENERATE, "seed=-1"): ["seed=-1", "at least 0"],
+    (GENERATE, "recompute=maybe"): ["recompute=maybe", "true or false"],
+    (GENERATE, "prompt=1984"): ["prompt=1984", "a text"],
+    (GENERATE, "~seed"): ["~seed", "cannot be deleted"],
 }
 """By script: what is wrong with one of its overrides, and what the line has to say."""
 
@@ -143,8 +157,8 @@ def test_a_bad_override_is_one_line_that_names_it(override: str) -> None:
 def test_a_bad_override_of_another_script_is_one_line(
     script: str, override: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = {COMPARE: ["plan=demo", "plan.dry_run=true"], DOCTOR: [], EVALUATE: [], BENCHMARK: []}[script]
-    given = own if script == EVALUATE else [*own, "device=cpu", f"outputs_dir={tmp_path}"]
+    own = {COMPARE: ["plan=demo", "plan.dry_run=true"], GENERATE: ["run=x"]}.get(script, [])
+    given = own if script in (EVALUATE, GENERATE) else [*own, "device=cpu", f"outputs_dir={tmp_path}"]
     monkeypatch.setattr(sys, "argv", [f"{script}.py", *given, override])
     monkeypatch.chdir(tmp_path)
     # A script sets it for its own process; here it is taken back afterwards.

@@ -69,9 +69,10 @@ def compare_small(folder: Path) -> list[str]:
     return [*words, f"outputs_dir={folder}", "logger=none", "device=cpu"]
 
 
-def call(root: Path, *words: str) -> str:
-    """What a command printed that went well."""
-    done = subprocess.run([sys.executable, *words], cwd=root, capture_output=True, text=True, timeout=120)
+def call(root: Path, *words: str, given: str = "") -> str:
+    """What a command printed that went well, with something on its standard input."""
+    command = [sys.executable, *words]
+    done = subprocess.run(command, cwd=root, input=given, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout + done.stderr
@@ -125,6 +126,14 @@ def test_an_evaluation_of_what_was_trained_runs(root, trained, command):
     assert list(trained.glob("results/perplexity-*.jsonl"))
 
 
+@of_script("generate.py")
+def test_a_prompt_is_continued(root, trained, command):
+    before, _, own = command.rpartition("|")
+    words = [f"run={trained}" if word.startswith("run=") else word for word in shlex.split(own)[1:]]
+    said = call(root, *words, "num_tokens=20", "device=cpu", given=" ".join(shlex.split(before)[1:]))
+    assert said.count("the history of") == (4 if "num_samples=4" in words else 1)
+
+
 @of_script("compare.py")
 def test_a_comparison_is_what_its_line_says(folder, compared, caplog, command):
     words = [word.replace("cells.jsonl", str(folder / "cells.jsonl")) for word in shlex.split(command)[2:]]
@@ -176,7 +185,10 @@ def test_a_table_of_operators_is_made(folder, run_benchmark, command, capsys):
 
 
 def test_every_command_is_run_by_somebody():
-    run_here = ("train.py", "evaluate.py", "compare.py", "report.py", "prepare_data.py", "doctor.py", "benchmark.py")
+    run_here = (
+        *("train.py", "evaluate.py", "generate.py", "compare.py", "report.py", "prepare_data.py", "doctor.py"),
+        "benchmark.py",
+    )
     run_here = {line for script in run_here for line in commands(f"python scripts/{script}")}
     assert set(commands()) == run_here | set(ELSEWHERE)
 

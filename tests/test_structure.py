@@ -12,7 +12,7 @@ ORDER = [
     "kernels.support", "kernels",
     "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "correctness", "matching",
     "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "mirror", "train", "hooks",
-    "divergence",
+    "divergence", "generate", "writing",
     "evals.base", "evals.options", "evals.task_data", "evals.scoring", "evals.recall_sizes", "evals.rows",
     "evals.capped_child", "evals.step_cost", "evals",
     "prepare", "prepare_probe", "run_training", "run_probe", "run_system",
@@ -25,7 +25,7 @@ ORDER = [
     "peers",
     "publish_comparison", "comparison_mirror",
     "bench.gate", "bench.implementations", "bench.passes", "bench.operator",
-    "bench.tables",
+    "bench.tables", "bench.steps", "bench.decoding", "bench.generation",
     "bench", "bench.running", "bench.page",
     "examination", "doctor", "dashboard", "compare", "reading", "config",
 ]  # fmt: skip

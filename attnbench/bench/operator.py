@@ -1,7 +1,7 @@
 """One cell of attention: every implementation held against float64, and then its passes timed."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from attnbench.bench.base import Subject, timed
 from attnbench.bench.gate import objection
@@ -70,23 +70,35 @@ def _measure_one(
         passes = Passes(function, example, problem, implementation.heads_first)
         return _rows(problem, passes, example, settings, subject)
 
-    # As in an examination: whatever a kernel or its compiler raises is told, and the others still have their turn.
+    found = tried(rows)
+    yield from _without(problem, settings, *found) if isinstance(found, Missing) else found
+
+
+class Missing(NamedTuple):
+    """Why there is no number."""
+
+    status: str
+    reason: str
+
+
+def tried(measure: Callable[[], list[Measurement] | str]) -> list[Measurement] | Missing:
+    """The rows that it gives; or why there are none: what the gate said, did not fit, was refused or raised.
+
+    As in an examination: whatever a kernel or its compiler raises is told, and the others still have their turn.
+    """
     try:
-        found = attempt(rows)
+        found = attempt(measure)
+    except UserError as refusal:
+        return Missing("unsupported", str(refusal))
     except Exception as error:
         if "CUDA error" in str(error):
             # The device takes no more work from this process.
             raise
         line = (str(error).strip().splitlines() or [""])[0]
-        status = "unsupported" if NO_KERNEL in line else "failed"
-        yield from _without(problem, settings, status, f"{type(error).__name__}: {line}")
-        return
+        return Missing("unsupported" if NO_KERNEL in line else "failed", f"{type(error).__name__}: {line}")
     if isinstance(found, OutOfMemory):
-        yield from _without(problem, settings, "out_of_memory", found.reason)
-    elif isinstance(found, str):
-        yield from _without(problem, settings, "failed", found)
-    else:
-        yield from found
+        return Missing("out_of_memory", found.reason)
+    return Missing("failed", found) if isinstance(found, str) else found
 
 
 def _rows(

@@ -17,7 +17,8 @@ from attnbench.loss import perplexity, split_nats
 from attnbench.metrics import MetricsLog
 from attnbench.mirror import WandbMirror
 from attnbench.progress import ProgressBar
-from attnbench.runtime import StopRequest, computing, synchronize
+from attnbench.runtime import computing, synchronize
+from attnbench.stopping import StopRequest
 from attnbench.train import StepReport
 
 log = logging.getLogger(__name__)

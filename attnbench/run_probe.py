@@ -23,8 +23,9 @@ from attnbench.model import build_model
 from attnbench.prepare_probe import CHECK_STEPS, ProbeRun, probe_config, probe_identity, probe_record
 from attnbench.progress import ProgressBar
 from attnbench.results import Measurement, ResultsWriter, is_complete
-from attnbench.runtime import StopRequest, computing, keep_freed_memory, start_afresh, synchronize
+from attnbench.runtime import computing, keep_freed_memory, start_afresh, synchronize
 from attnbench.settings import LoggerSettings
+from attnbench.stopping import StopRequest
 from attnbench.timing import OutOfMemory, attempt
 from attnbench.train import Batch, learning_rates, train
 

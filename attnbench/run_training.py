@@ -27,8 +27,9 @@ from attnbench.prepare import Run, config_hash, identity, prepare, resolved_conf
 from attnbench.progress import ProgressBar
 from attnbench.registry import build
 from attnbench.results import Measurement, ResultsWriter, is_complete
-from attnbench.runtime import StopRequest, keep_freed_memory, peak_memory_mib, start_afresh
+from attnbench.runtime import keep_freed_memory, peak_memory_mib, start_afresh
 from attnbench.settings import EvaluationSettings, RunSettings
+from attnbench.stopping import StopRequest
 from attnbench.train import Batch, learning_rates, train
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from attnbench.checkpoint import (
 )
 from attnbench.errors import Interrupted, UserError
 from attnbench.hooks import Checkpoints, Stopwatch
-from attnbench.runtime import StopRequest
+from attnbench.stopping import StopRequest
 from attnbench.train import train
 
 NUM_STEPS = 12

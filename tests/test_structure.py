@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 ORDER = [
-    "escaping", "errors", "documents", "settings", "registry", "jsonlines", "network", "results", "statistics",
-    "figures", "tables", "families", "aggregate", "terminal", "publish", "runtime", "locks", "process_memory",
+    "escaping", "errors", "stopping", "documents", "settings", "registry", "jsonlines", "network", "results",
+    "statistics", "figures", "tables", "families", "aggregate", "terminal", "publish", "runtime", "locks", "process_memory",
     "timing", "graphs", "workers", "folder",
     "kernels.support", "kernels",
     "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "correctness", "matching",

@@ -183,7 +183,9 @@ def _hooks(
 ) -> list[Any]:
     """As a language model's: log first, the checkpoint last, so that it holds what the others wrote."""
     task, seed, device = prepared.task, prepared.settings.seed, prepared.device
-    metrics_log = MetricsLog(prepared.folder / "metrics.jsonl", resume_step=state.step if is_resumed else None)
+    metrics_log = MetricsLog(
+        prepared.folder / "metrics.jsonl", state.step if is_resumed else None, state.num_metrics_rows
+    )
     stack.callback(metrics_log.close)
     bar = ProgressBar(task.num_steps, tokens_per_step, state.step, prepared.settings.mixer.name)
     stack.callback(bar.close)
@@ -207,6 +209,7 @@ def _hooks(
     checkpoints = Checkpoints(
         folder=prepared.folder / "checkpoint",
         record=probe_record(prepared),
+        log=metrics_log,
         stopwatch=stopwatch,
         stop=stop,
         interval_seconds=prepared.train.checkpoint_interval_seconds,

@@ -144,7 +144,9 @@ def _hooks(
 ) -> list[Any]:
     """Log first, so that a validation's line follows its step's; the checkpoint last, so that it holds both."""
     settings, train_settings = prepared.settings, prepared.settings.train
-    metrics_log = MetricsLog(prepared.folder / "metrics.jsonl", resume_step=state.step if is_resumed else None)
+    metrics_log = MetricsLog(
+        prepared.folder / "metrics.jsonl", state.step if is_resumed else None, state.num_metrics_rows
+    )
     stack.callback(metrics_log.close)
     mirror = _mirror(prepared, is_resumed)
     # What an exception ends has failed, in wandb too.
@@ -180,6 +182,7 @@ def _hooks(
     checkpoints = Checkpoints(
         folder=prepared.checkpoints,
         record=record,
+        log=metrics_log,
         stopwatch=stopwatch,
         stop=stop,
         interval_seconds=train_settings.checkpoint_interval_seconds,

@@ -22,16 +22,18 @@ from test_structure import imported, modules
 from attnbench import checkpoint, corpora
 from attnbench.config import compose
 from attnbench.corpora import read_text
-from attnbench.documents import MOST_YAML_BYTES, parse_json, parse_yaml
+from attnbench.documents import MOST_JSON_BYTES, MOST_YAML_BYTES, parse_json, parse_yaml
 from attnbench.errors import UserError
 from attnbench.escaping import OneLine, markdown_text
 from attnbench.folder import recording, write_config
-from attnbench.jsonlines import replace_file
+from attnbench.jsonlines import MOST_LINES, replace_file
+from attnbench.metrics import read_metrics
 from attnbench.mixers.base import Mixer
 from attnbench.reading import stored_settings
 from attnbench.registry import resolve
 from attnbench.results import ResultsWriter, read_results
 from attnbench.tables import read_folders
+from attnbench.transfer import import_cells
 
 SENTINEL = "sentinel-0123456789abcdef0123456789abcdef"
 KEYS = ("WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "OPENAI_API_KEY")
@@ -134,6 +136,14 @@ def test_a_small_file_that_stands_for_much_text_is_counted_while_it_is_read(tmp_
 def test_json_is_bounded(text):
     with pytest.raises(ValueError, match=r"deep|finite|digits"):
         parse_json(text)
+
+
+@pytest.mark.parametrize("content", [b" " * (MOST_JSON_BYTES + 1), b"{}\n" * (MOST_LINES + 1)])
+def test_a_file_of_json_lines_is_bounded_before_it_is_parsed(content, tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(content)
+    for read in (read_results, read_metrics, lambda path: import_cells(path, tmp_path / "outputs")):
+        with pytest.raises(UserError, match=r"rows\.jsonl: (longer|more) than"):
+            read(tmp_path / "rows.jsonl")
 
 
 @pytest.mark.parametrize("text", ["!!python/object/apply:os.system [id]", "[" * 5000, "a: 2001-99-99", "? {[]: 1}"])

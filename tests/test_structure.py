@@ -7,8 +7,8 @@ import pytest
 
 ORDER = [
     "escaping", "errors", "stopping", "documents", "settings", "registry", "jsonlines", "network", "results",
-    "statistics", "figures", "tables", "families", "aggregate", "terminal", "publish", "runtime", "locks", "process_memory",
-    "timing", "graphs", "workers", "folder",
+    "statistics", "figures", "tables", "families", "aggregate", "terminal", "publish", "runtime", "locks",
+    "process_memory", "timing", "graphs", "workers", "folder",
     "kernels.support", "kernels",
     "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "correctness", "matching",
     "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "mirror", "train", "hooks",

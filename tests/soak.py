@@ -180,6 +180,7 @@ def put_fault(place: str, call: int, number: signal.Signals) -> None:
             self._file.flush()
             os.kill(os.getpid(), number)
         self._file.write(line[half:])
+        self.num_rows += 1
 
     def before(act):
         def acting(*given, **named):

@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CPU_TORCH := https://download.pytorch.org/whl/cpu/torch/
 
-.PHONY: help demo doctor soak test test-kernels test-slow test-browser fuzz audit check clean
+.PHONY: help demo doctor soak memory test test-kernels test-slow test-browser fuzz audit check clean
 .DEFAULT_GOAL := help
 
 help: ## list these targets
@@ -38,6 +38,9 @@ audit: $(STAMP) ## ask pip-audit's database, over the network, for known holes i
 
 soak: $(STAMP) ## kill runs 200 times, at random moments and inside writes, and compare what is left (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py
+
+memory: $(STAMP) ## what a large corpus takes of the host's memory, and what a hundred cells leave (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/host_memory.py
 
 check: $(STAMP) ## lint, format and types
 	$(BIN)/ruff check .

@@ -11,7 +11,7 @@ ORDER = [
     "process_memory", "timing", "graphs", "workers", "folder",
     "kernels.support", "kernels",
     "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "correctness", "matching",
-    "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "mirror", "train", "hooks",
+    "pieces", "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "mirror", "train", "hooks",
     "divergence",
     "evals.base", "evals.options", "evals.task_data", "evals.scoring", "evals.recall_sizes", "evals.rows",
     "evals.capped_child", "evals.step_cost", "evals",

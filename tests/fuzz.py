@@ -22,6 +22,8 @@ from attnbench.evals.capped_child import CappedChild
 from attnbench.timing import OutOfMemory
 
 LIMIT_SECONDS = 10
+MOST_DEATHS = 20
+"""Of the reader, one after the other: then it is not the inputs, or they need not be counted any more."""
 CAP_MIB = 2048
 CLEAN, REFUSED = "clean", "refused"
 
@@ -73,15 +75,21 @@ def fuzz(name: str, num_inputs: int, start: int = 0) -> tuple[Counter[str], list
     counts: Counter[str] = Counter()
     failures: dict[str, str] = {}
     kind = KINDS[name]
+    deaths = 0
 
     with CappedChild(Ask(name), CAP_MIB) as child:
 
         def one(number: int, drawn: Any) -> None:
+            nonlocal deaths
             try:
                 ended = child.ask(number, drawn)
+                deaths = 0
             except RuntimeError as error:
                 child.close()
                 ended = f"hung or died: {error}"
+                deaths += 1
+                if deaths == MOST_DEATHS:
+                    raise RuntimeError(f"{name}: the reader died {deaths} times in a row, {error}") from None
             ended = f"memory or crash: {ended.reason}" if isinstance(ended, OutOfMemory) else ended
             counts[ended if ended in (CLEAN, REFUSED) else "failed"] += 1
             if ended not in (CLEAN, REFUSED):

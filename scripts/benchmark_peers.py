@@ -23,9 +23,7 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", help="of train.py, GROUP.SETTING=VALUE")
     parser.add_argument("--cases", nargs="+", metavar="NAME", help="default: all that are meant for the device")
     parser.add_argument("--nanogpt", metavar="PATH", help="nanoGPT's model.py; without it nanoGPT is skipped")
-    parser.add_argument(
-        "--fla-path", metavar="DIR", dest="fla", action="append", default=[], help="of fla's PYTHONPATH"
-    )
+    parser.add_argument("--fla-path", dest="fla", metavar="DIR", action="append", default=[], help="PYTHONPATH of fla")
     parser.add_argument("--peer-env", metavar="KEY=VALUE", action="append", default=[], help="of peers' environment")
     parser.add_argument("--repeats", type=int, default=5, help="turns of each implementation")
     parser.add_argument("--seconds", type=float, default=1.0, help="of one turn, about")

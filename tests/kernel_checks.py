@@ -1,10 +1,13 @@
 """What the tests of kernels share: the device they run on, their inputs, and when a result is near enough."""
 
+import pytest
 import torch
 from torch import Tensor
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 """On a CPU kernels are interpreted."""
+
+interpreted = pytest.mark.skipif(DEVICE == "cuda", reason="of mixers on the CPU, through Triton's interpreter")
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -159,7 +159,7 @@ def test_a_captured_step_decodes_as_the_others_do(name, precision):
 
     with torch.no_grad(), computing(precision, device):
         eager, captured = decoded(False), decoded(True)
-    assert len(eager.argmax(-1).unique()) > 1
+    assert not torch.equal(eager[0], eager[-1])
     assert torch.equal(captured.argmax(-1), eager.argmax(-1))
     torch.testing.assert_close(captured, eager)
 

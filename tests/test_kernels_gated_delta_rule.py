@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from kernel_checks import assert_near
+from kernel_checks import DEVICE, assert_near, interpreted
 from mixer_building import build, example_input
 from test_mixers import check_against_definition, in_pieces
 from torch import Tensor
@@ -30,7 +30,7 @@ def rule_inputs(
     num_heads: int = 2,
     batch: int = 1,
     dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
+    device: str = DEVICE,
     alike: float = 0.0,
 ) -> list[Tensor]:
     """Packed query, key and value, log decay, beta and a memory. `alike` is what all keys have in common."""
@@ -92,7 +92,7 @@ def check(inputs: list[Tensor], *, unit: bool, parallel: bool, given: bool) -> N
         assert own.grad is not None, name
         assert own.grad.dtype == own.dtype, name
         # A single position has no decay to learn: its gradient is rounding.
-        assert_near(own.grad, other.grad, tolerance, f"gradient of {name}", smallest=1e-3)
+        assert_near(own.grad, other.grad, tolerance, f"gradient of {name}", smallest=0.1)
 
 
 @both_forms
@@ -201,10 +201,11 @@ def test_float64_is_refused():
 
 
 def test_few_walks_go_parallel_only_on_a_gpu():
-    mixed, log_decay, beta, _ = rule_inputs(64 * 9, 16, 16)
+    mixed, log_decay, beta, _ = rule_inputs(64 * 9, 16, 16, device="cpu")
     assert not DeltaRule(mixed, log_decay, beta, 2, 16, True).goes_parallel()
 
 
+@interpreted
 @pytest.mark.parametrize("change", [{}, {"qk_norm": False}, {"value_expansion": 2, "negative_eigenvalues": True}])
 def test_the_mixer_on_kernels_is_its_definition(change):
     mixer = build("gated_deltanet", backend="triton", **change)
@@ -214,6 +215,7 @@ def test_the_mixer_on_kernels_is_its_definition(change):
         torch.testing.assert_close(in_pieces(mixer, x, (64, 1, 5)), mixer(x)[0], atol=1e-5, rtol=1e-4)
 
 
+@interpreted
 def test_the_mixer_on_kernels_compiles_and_stacks():
     mixer, x = build("gated_deltanet", backend="triton"), example_input(2, 20)
     assert isinstance(mixer, GatedDeltaNet)
@@ -238,10 +240,12 @@ def test_the_mixer_on_kernels_compiles_and_stacks():
 
 @pytest.mark.gpu
 @both_forms
-@pytest.mark.parametrize("length", [*LENGTHS, 64, 300])
+@pytest.mark.parametrize("length", [1, 64, 65, 300])
 @pytest.mark.parametrize(
     ("key_width", "value_width", "dtype"),
     [
+        (32, 32, torch.bfloat16),
+        (64, 16, torch.bfloat16),
         (64, 64, torch.bfloat16),
         (64, 64, torch.float32),
         (64, 128, torch.bfloat16),
@@ -252,7 +256,7 @@ def test_the_mixer_on_kernels_compiles_and_stacks():
 )
 def test_compiled_kernels_are_the_definition(key_width, value_width, dtype, length, parallel):
     for given, unit in ((False, True), (True, True)):
-        inputs = rule_inputs(length, key_width, value_width, num_heads=3, batch=2, dtype=dtype, device="cuda")
+        inputs = rule_inputs(length, key_width, value_width, num_heads=3, batch=2, dtype=dtype)
         check(inputs, unit=unit, parallel=parallel, given=given)
 
 
@@ -260,14 +264,14 @@ def test_compiled_kernels_are_the_definition(key_width, value_width, dtype, leng
 @both_forms
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_compiled_kernels_keep_their_digits_where_all_keys_are_alike(dtype, parallel):
-    inputs = rule_inputs(300, 64, 64, dtype=dtype, device="cuda", alike=8.0)
+    inputs = rule_inputs(300, 64, 64, dtype=dtype, alike=8.0)
     check(inputs, unit=True, parallel=parallel, given=True)
 
 
 @pytest.mark.gpu
 @both_forms
 def test_compiled_kernels_give_the_same_bits_again_and_write_everything(parallel):
-    inputs = rule_inputs(1000, 64, 64, num_heads=4, batch=8, dtype=torch.bfloat16, device="cuda")
+    inputs = rule_inputs(1000, 64, 64, num_heads=4, batch=8, dtype=torch.bfloat16)
     results = []
     for _ in range(3):
         # What a kernel leaves unwritten is then not what the run before left there.

@@ -24,6 +24,10 @@ from attnbench.kernels.support import interpreted
 # Triton's interpreter multiplies the bits of bfloat16 as integers.
 WIDEN = tl.constexpr(interpreted())
 
+LENGTHS = ("length", "num_rows")
+"""Arguments on whose value no kernel is compiled anew. A length of 1 would become a constant, and without its loop a
+product of two warpgroup tiles reads, compiled by Triton 3.6 for Hopper, from beyond its shared memory."""
+
 
 @triton.jit
 def product(left, right, PRECISION: tl.constexpr):

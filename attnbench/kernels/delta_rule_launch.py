@@ -36,6 +36,11 @@ LAUNCH: dict[str, dict[str, int]] = {
 }
 """By kernel: warps of a program, stages of the loads in its loop and, for a scan, its block of value channels."""
 
+NARROW, NARROW_WARPS = 64, 2
+"""Below so many key or value channels a program has so many warps. Four would multiply by Hopper's instructions for a
+group of four warps, which Triton 3.6 compiles wrongly for narrow tiles: at 16 and 32 key channels rows of W from 16 on
+come out wrong, and at 16 and 32 value channels gradients are read from beyond the shared memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeltaRule:
@@ -89,7 +94,8 @@ class DeltaRule:
         """A kernel's constants; float32 is multiplied to its own digits, or to TF32's where the inputs have fewer."""
         precision = "tf32x3" if self.mixed.dtype == torch.float32 else "tf32"
         options = {"C": CHUNK, "K": self.key_width, "V": self.value_width, "PRECISION": precision}
-        return options | more | LAUNCH[kernel]
+        is_narrow = min(self.key_width, self.values) < NARROW
+        return options | more | LAUNCH[kernel] | ({"num_warps": NARROW_WARPS} if is_narrow else {})
 
     def goes_parallel(self) -> bool:
         return choose_parallel(self) if self.parallel is None else self.parallel

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from attnbench.kernels.delta_rule_chunk import (
+    LENGTHS,
     chunk_read,
     chunk_resolvent,
     load_rows,
@@ -39,7 +40,7 @@ def store_key_parts(key, cumulative, total, beta, between, readers, writers, tot
     tl.store(totals + index, total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def prepare_forward_kernel(mixed, log_decay, beta, resolvents, readers, writers, corrections, totals,
                            length, num_heads,
                            C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
@@ -61,7 +62,7 @@ def prepare_forward_kernel(mixed, log_decay, beta, resolvents, readers, writers,
         tl.store(matrix(corrections + index * C * V, V, first, C, VALUES), value.to(key.dtype))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def scan_forward_kernel(beta, readers, writers, totals, initial, last, states, corrections, length, num_heads,
                         C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
                         PRECISION: tl.constexpr):  # fmt: skip
@@ -92,7 +93,7 @@ def scan_forward_kernel(beta, readers, writers, totals, initial, last, states, c
         tl.store(matrix(last + whole, V, first, K, VALUES), state)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def read_kernel(mixed, log_decay, beta, states, corrections, output, length, num_heads, scale,
                 C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
                 UNIT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
@@ -111,7 +112,7 @@ def read_kernel(mixed, log_decay, beta, states, corrections, output, length, num
     store_rows(output, rows, valid, num_heads * V, head * V + first, read, VALUES)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def key_parts_kernel(mixed, log_decay, beta, resolvents, readers, writers, totals, length, num_heads,
                      C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, UNIT: tl.constexpr,
                      PRECISION: tl.constexpr):  # fmt: skip
@@ -127,7 +128,7 @@ def key_parts_kernel(mixed, log_decay, beta, resolvents, readers, writers, total
     store_key_parts(key, cumulative, total, betas, between, readers, writers, totals, index, C, K, PRECISION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def prepare_backward_kernel(mixed, log_decay, beta, gradient, change_gradients, additions, length, num_heads, scale,
                             C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
                             UNIT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
@@ -151,7 +152,7 @@ def prepare_backward_kernel(mixed, log_decay, beta, gradient, change_gradients, 
     tl.store(matrix(additions + index * K * V, V, first, K, VALUES), addition.to(key.dtype))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def scan_backward_kernel(beta, readers, writers, totals, last_gradient, initial_gradient, state_gradients,
                          change_gradients, length, num_heads,
                          C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from attnbench.kernels.delta_rule_chunk import (
+    LENGTHS,
     below_diagonal,
     chunk_resolvent,
     correction_gradient,
@@ -62,7 +63,7 @@ def load_value(mixed, rows, valid, head, num_heads, first,
     return load_rows(mixed, rows, valid, num_heads * (2 * K + V), column, VALUES)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def resolvent_kernel(mixed, log_decay, beta, resolvents, length, num_heads,
                      C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, UNIT: tl.constexpr,
                      PRECISION: tl.constexpr):  # fmt: skip
@@ -77,7 +78,7 @@ def resolvent_kernel(mixed, log_decay, beta, resolvents, length, num_heads,
     tl.store(matrix(resolvents + index * C * C, C, 0, C, C), result.to(key.dtype))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def gradient_kernel(mixed, log_decay, beta, states, corrections, gradient, state_gradients, correction_gradients,
                     resolvents, mixed_gradient, shared_gradient, log_decay_gradients, beta_gradients,
                     length, num_rows, num_heads, shared_stride, scale,

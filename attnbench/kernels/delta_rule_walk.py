@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from attnbench.kernels.delta_rule_chunk import (
+    LENGTHS,
     chunk_correction,
     chunk_read,
     correction_gradient,
@@ -19,7 +20,7 @@ from attnbench.kernels.delta_rule_chunk import (
 from attnbench.kernels.delta_rule_tiles import load_key, load_query, load_value
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def walk_forward_kernel(mixed, log_decay, beta, resolvents, initial, output, last, states, corrections,
                         length, num_heads, scale,
                         C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
@@ -57,7 +58,7 @@ def walk_forward_kernel(mixed, log_decay, beta, resolvents, initial, output, las
         tl.store(matrix(last + whole, V, first, K, VALUES), state)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def walk_backward_kernel(mixed, log_decay, beta, resolvents, gradient, last_gradient, initial_gradient, state_gradients,
                          correction_gradients, length, num_heads, scale,
                          C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,

@@ -35,8 +35,8 @@ ROTATED_INSIDE_UP_TO = 512
 over the memory that rotates them all."""
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-# A masked score. Finite, because the difference of two infinities is no number: a row may meet a block of which it sees
-# nothing, and what it adds then is multiplied by 0 as soon as the row meets a score of its own.
+# A masked score, scaled. Finite, because the difference of two infinities is no number: a row may meet a block of which
+# it sees nothing, and what it adds then is multiplied by 0 as soon as the row meets a score of its own.
 MASKED_SCORE = tl.constexpr(-1e30)
 
 
@@ -137,10 +137,15 @@ def _forward_kernel(
                 key_tile = turn(key_tile, rotation, key_position, num_keys, WIDTH, PADDED, False).to(key_tile.dtype)
             score = tl.dot(query_tile, tl.trans(key_tile), input_precision=PRECISION)
             if masked:
+                # Scaled before it is masked: a GPU multiplies and subtracts with one rounding, and what is left of
+                # 1e30 minus the same rounded once more is no small number.
                 seen = _visible(position[:, None] + offset, key_position[None, :], num_keys, CAUSAL, WINDOW)
-                score = tl.where(seen, score, MASKED_SCORE)
-            new_largest = tl.maximum(largest, tl.max(score, 1) * (scale * LOG2_E))
-            weight = tl.exp2(score * (scale * LOG2_E) - new_largest[:, None])
+                score = tl.where(seen, score * (scale * LOG2_E), MASKED_SCORE)
+                new_largest = tl.maximum(largest, tl.max(score, 1))
+                weight = tl.exp2(score - new_largest[:, None])
+            else:
+                new_largest = tl.maximum(largest, tl.max(score, 1) * (scale * LOG2_E))
+                weight = tl.exp2(score * (scale * LOG2_E) - new_largest[:, None])
             correction = tl.exp2(largest - new_largest)
             total = total * correction + tl.sum(weight, 1)
             value_tile = load_rows(value, value_strides[1], key_position, num_keys, WIDTH, PADDED, masked == 1)

@@ -69,39 +69,59 @@ def padded_width(width: int) -> int:
 def rotated(x_BTHK: Tensor, rotation_2TK: Tensor) -> Tensor:
     """A rotated copy, contiguous."""
     copy_BTHK = x_BTHK.new_empty(x_BTHK.shape)
-    _copy(x_BTHK, copy_BTHK, rotation_2TK)
+    _copy(x_BTHK, (copy_BTHK, copy_BTHK[:, :, :0], copy_BTHK[:, :, :0]), rotation_2TK)
     return copy_BTHK
 
 
-def _copy(source_BTHK: Tensor, target_BTHK: Tensor, rotation_2TK: Tensor | None, *, inverse: bool = False) -> None:
-    """Fills the target, rotated or turned back, or as it is where there is no rotation; any strides but the last."""
-    B, T, H, K = source_BTHK.shape
-    with torch.cuda.device_of(source_BTHK):
-        _copy_kernel[(B * -(-T // BLOCK), H)](
-            *(source_BTHK, source_BTHK.stride()[:3], target_BTHK, target_BTHK.stride()[:3], rotation_2TK, T),
+def _copy(
+    whole_BTHK: Tensor, parts: tuple[Tensor, Tensor, Tensor], rotation_2TK: Tensor, *, joins: bool = False
+) -> None:
+    """Fills the parts with the heads of the whole, all but the last part rotated; or, if it joins, the whole with the
+    heads of the parts, turned back. Any strides but the last."""
+    B, T, num_heads, K = whole_BTHK.shape
+    with torch.cuda.device_of(whole_BTHK):
+        _copy_kernel[(B * -(-T // BLOCK) * num_heads,)](
+            *(argument for x in (whole_BTHK, *parts) for argument in (x, x.stride()[:3])),
+            *(rotation_2TK, T),
+            QUERIES=parts[0].shape[2],
+            KEYS=parts[1].shape[2],
+            HEADS=num_heads,
             WIDTH=K,
             PADDED=padded_width(K),
-            ROTATES=rotation_2TK is not None,
-            INVERSE=inverse,
+            JOINS=joins,
             BLOCK=BLOCK,
         )
 
 
 @triton.jit(do_not_specialize=["length"])
 def _copy_kernel(
-    source, source_strides, target, target_strides, rotation, length,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, ROTATES: tl.constexpr, INVERSE: tl.constexpr, BLOCK: tl.constexpr,
+    whole, whole_strides, query, query_strides, key, key_strides, value, value_strides, rotation, length,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    JOINS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A block of positions of one head."""
+    head, block = tl.program_id(0) % HEADS, tl.program_id(0) // HEADS
     num_blocks = tl.cdiv(length, BLOCK)
-    position = tl.program_id(0) % num_blocks * BLOCK + tl.arange(0, BLOCK)
-    batch, head = (tl.program_id(0) // num_blocks).to(tl.int64), tl.program_id(1)
-    own = source + batch * source_strides[0] + head * source_strides[2]
-    tile = load_rows(own, source_strides[1], position, length, WIDTH, PADDED, True)
-    if ROTATES:
-        tile = turn(tile, rotation, position, length, WIDTH, PADDED, INVERSE)
-    own = target + batch * target_strides[0] + head * target_strides[2]
-    store_rows(own, target_strides[1], position, length, tile, WIDTH, PADDED)
+    position = block % num_blocks * BLOCK + tl.arange(0, BLOCK)
+    batch = (block // num_blocks).to(tl.int64)
+    whole += batch * whole_strides[0] + head * whole_strides[2]
+    if head < QUERIES:
+        part, row_stride = query + batch * query_strides[0] + head * query_strides[2], query_strides[1]
+    elif head < QUERIES + KEYS:
+        part, row_stride = key + batch * key_strides[0] + (head - QUERIES) * key_strides[2], key_strides[1]
+    else:
+        part = value + batch * value_strides[0] + (head - QUERIES - KEYS) * value_strides[2]
+        row_stride = value_strides[1]
+    if JOINS:
+        tile = load_rows(part, row_stride, position, length, WIDTH, PADDED, True)
+    else:
+        tile = load_rows(whole, whole_strides[1], position, length, WIDTH, PADDED, True)
+    if head < QUERIES + KEYS:
+        tile = turn(tile, rotation, position, length, WIDTH, PADDED, JOINS).to(tile.dtype)
+    if JOINS:
+        store_rows(whole, whole_strides[1], position, length, tile, WIDTH, PADDED)
+    else:
+        store_rows(part, row_stride, position, length, tile, WIDTH, PADDED)
 
 
 def by_heads(packed_BTC: Tensor, num_heads: int, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,10 +141,10 @@ def split_rotated(
         packed_BTC: C = (H + 2 G) K.
         rotation_2TK: cosines and sines, float32, as layers.rotation gives them.
     """
-    query, key, value = by_heads(packed_BTC.contiguous(), num_heads, num_groups)
-    value_copy = value.new_empty(value.shape)
-    _copy(value, value_copy, None)
-    return rotated(query, rotation_2TK), rotated(key, rotation_2TK), value_copy
+    whole_BTHK = packed_BTC.contiguous().unflatten(2, (num_heads + 2 * num_groups, -1))
+    query, key, value = (x.new_empty(x.shape) for x in by_heads(packed_BTC, num_heads, num_groups))
+    _copy(whole_BTHK, (query, key, value), rotation_2TK)
+    return query, key, value
 
 
 @split_rotated.register_fake
@@ -136,12 +156,11 @@ def _(packed_BTC: Tensor, rotation_2TK: Tensor, num_heads: int, num_groups: int)
 @torch.library.custom_op("attnbench::join_turned_back", mutates_args=())
 def join_turned_back(query_BTHK: Tensor, key_BTGK: Tensor, value_BTGK: Tensor, rotation_2TK: Tensor) -> Tensor:
     """The gradient of `split_rotated`'s packed tensor, given those of its results, which may be views."""
-    given = [x if x.stride(-1) == 1 else x.contiguous() for x in (query_BTHK, key_BTGK, value_BTGK)]
+    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query_BTHK, key_BTGK, value_BTGK))
     (B, T, H, K), G = query_BTHK.shape, key_BTGK.shape[2]
-    packed_BTC = query_BTHK.new_empty(B, T, (H + 2 * G) * K)
-    for x, part, rotation in zip(given, by_heads(packed_BTC, H, G), (rotation_2TK, rotation_2TK, None), strict=True):
-        _copy(x, part, rotation, inverse=True)
-    return packed_BTC
+    whole_BTHK = query_BTHK.new_empty(B, T, H + 2 * G, K)
+    _copy(whole_BTHK, (query, key, value), rotation_2TK, joins=True)
+    return whole_BTHK.flatten(2)
 
 
 @join_turned_back.register_fake

@@ -88,7 +88,8 @@ def _characters(path: Path, stream: BinaryIO) -> Text:
 
 def _rows(path: Path, stream: BinaryIO) -> Text:
     if path.suffix == ".arrow":
-        batches = pa.ipc.open_stream(stream)
+        # As a whole: from a file, memory is taken for whatever length a message claims.
+        batches = pa.ipc.open_stream(stream.read())
         _check_column(path, batches.schema)
         return _text_of(path, map(_validated, batches))
     parquet = pq.ParquetFile(

@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CPU_TORCH := https://download.pytorch.org/whl/cpu/torch/
 
-.PHONY: help demo doctor soak test test-kernels test-slow test-browser fuzz audit check clean
+.PHONY: help demo doctor soak memory test test-kernels test-slow test-browser fuzz audit check clean
 .DEFAULT_GOAL := help
 
 help: ## list these targets
@@ -33,11 +33,17 @@ test-browser: $(STAMP) ## look at the report in a headless Chromium, where there
 fuzz: $(STAMP) ## feed 5,000 broken inputs of each kind to what reads files and command lines (ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --inputs 5000
 
+# PyPI does not know the local part of a version (2.13.0+cpu). Strict: what could not be asked about is a failure.
 audit: $(STAMP) ## ask pip-audit's database, over the network, for known holes in what is installed
-	$(PIP) pip-audit && $(BIN)/python -m pip_audit --skip-editable
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+.*//' > $(VENV)/installed.txt
+	$(PIP) pip-audit
+	$(BIN)/python -m pip_audit --strict --disable-pip --no-deps --requirement $(VENV)/installed.txt
 
 soak: $(STAMP) ## kill runs 200 times, at random moments and inside writes, and compare what is left (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py
+
+memory: $(STAMP) ## what a large corpus takes of the host's memory, and what a hundred cells leave (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/host_memory.py
 
 check: $(STAMP) ## lint, format and types
 	$(BIN)/ruff check .

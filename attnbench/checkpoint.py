@@ -35,7 +35,7 @@ KEPT = 2
 MOST_HEADER_BYTES = 2**24
 """Of a safetensors file; one of ours has a hundred a tensor."""
 NEEDED = ("config.json", "weights.safetensors")
-COUNTERS = ("step", "seconds", "warm_steps", "warm_seconds", "best_step", "best_nats")
+COUNTERS = ("step", "seconds", "warm_steps", "warm_seconds", "best_step", "best_nats", "num_metrics_rows")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,6 +72,8 @@ class TrainState:
     best_step: int = 0
     best_nats: float | None = None
     """Validation nats a character at `best_step`."""
+    num_metrics_rows: int | None = None
+    """Of metrics.jsonl, when this was last kept; None where a former version kept it."""
 
     @classmethod
     def fresh(cls, model: LanguageModel) -> "TrainState":

@@ -26,8 +26,9 @@ from attnbench.mirror import choose_mode
 from attnbench.plan import Comparison, Compose
 from attnbench.registry import resolve
 from attnbench.results import is_complete, read_results
-from attnbench.runtime import interruptible, resolve_device
+from attnbench.runtime import resolve_device
 from attnbench.settings import ComparisonSettings
+from attnbench.stopping import interruptible
 from attnbench.terminal import print_comparison
 from attnbench.transfer import export_cells, import_cells
 from attnbench.workers import Outcome, run_in_processes

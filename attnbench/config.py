@@ -29,12 +29,16 @@ from attnbench.escaping import OneLine, printable
 from attnbench.jsonlines import replace_file
 from attnbench.reading import read_mixer, read_settings
 from attnbench.settings import MixerSettings, RunSettings
+from attnbench.stopping import interruptible
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
 SUBMITIT = ("submitit_local", "submitit_slurm")
 MOST_WORD_CHARACTERS = 2**14
 """Hydra's parser takes a second for each hundred thousand."""
+
+INTERRUPTED = "interrupted; the same command goes on from what is finished"
+"""Outside training, which handles signals itself, there is nothing to save."""
 
 EXPECTED = (UserError, HydraException, OmegaConfBaseException)
 
@@ -78,14 +82,11 @@ def launch(
 
     exit_code = 0
     try:
-        job()
+        with interruptible(INTERRUPTED):
+            job()
     except Interrupted as interruption:
         print(printable(str(interruption)), file=sys.stderr)
         exit_code = interruption.exit_code
-    except KeyboardInterrupt:
-        # Outside training, which handles it itself, there is nothing to save.
-        print("interrupted; the same command goes on from what is finished", file=sys.stderr)
-        exit_code = 130
     except Exception as error:
         # Jobs raise nothing: this is about the command line, or about a job whose process died.
         if show_traceback:
@@ -110,7 +111,8 @@ def _do_job(main: Callable[[Any], Path], read: Callable[..., Any], config: DictC
     _keep_environment_out()
     name = " ".join(HydraConfig.get().overrides.task) or "the run"
     try:
-        return Outcome(job=name, folder=str(main(read(config, HydraConfig.get()))))
+        with interruptible(INTERRUPTED):
+            return Outcome(job=name, folder=str(main(read(config, HydraConfig.get()))))
     except Exception as error:
         print(f"error: {explain(error)}", file=sys.stderr, flush=True)
         if show_traceback or not isinstance(error, EXPECTED):

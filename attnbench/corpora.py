@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from platform import python_version
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from attnbench.errors import UserError
+from attnbench.pieces import PIECE_BYTES, Text, joined
 
 SPLITS = ("train", "validation", "test")
 MOST_TEXT_BYTES = 4 * 2**30
@@ -34,8 +36,8 @@ class Texts:
     """What rows and tables call it."""
     origin: str
     """What error messages call it: the file or folder it was read from."""
-    splits: dict[str, str]
-    """Text by split, in the order of SPLITS."""
+    splits: dict[str, Text]
+    """By split, in the order of SPLITS."""
 
 
 @contextmanager
@@ -60,7 +62,7 @@ def naming(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: cannot be read, cut off or not {path.suffix}: {reason}; get it again") from None
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path) -> Text:
     """The text of one file, by its suffix.
 
     A .txt file is its characters as they stand. A .parquet file has a string column `text`, as has a .arrow file of
@@ -70,27 +72,43 @@ def read_text(path: Path) -> str:
     Raises:
         UserError: the file cannot be read, is not what its suffix says, holds no text, or its column is not as above.
     """
-    with naming(path):
-        text = path.read_bytes().decode("utf-8") if path.suffix == ".txt" else "\n".join(_rows(path))
-    if not text or text.isspace():
+    with naming(path), path.open("rb") as stream:
+        text = _characters(path, stream) if path.suffix == ".txt" else _rows(path, stream)
+    if text.is_blank():
         raise UserError(f"{path}: holds no text; remove it or give another file")
     return text
 
 
-def _rows(path: Path) -> list[str]:
-    with path.open("rb") as stream:
-        if path.suffix == ".arrow":
-            table = pa.ipc.open_stream(stream.read()).read_all()
-            # Its offsets are taken from the file as they stand: damaged ones would end the process.
-            table.validate(full=True)
-            _check_column(path, table.schema)
-            return _texts_of(path, table.to_batches())
-        parquet = pq.ParquetFile(
-            stream, thrift_string_size_limit=MOST_FOOTER_BYTES, thrift_container_size_limit=MOST_FOOTER_ENTRIES
-        )
-        _check_column(path, parquet.schema_arrow)
-        # In pieces: a file of a megabyte can stand for terabytes, whatever its footer says of their size.
-        return _texts_of(path, parquet.iter_batches(batch_size=ROWS_AT_A_TIME, columns=["text"]))
+def _characters(path: Path, stream: BinaryIO) -> Text:
+    num_bytes = os.fstat(stream.fileno()).st_size
+    if num_bytes > MOST_TEXT_BYTES:
+        raise UserError(f"{path}: holds more than {MOST_TEXT_BYTES} bytes of text; give a part of it")
+    return Text.read(stream)
+
+
+def _rows(path: Path, stream: BinaryIO) -> Text:
+    if path.suffix == ".arrow":
+        # As a whole: from a file, memory is taken for whatever length a message claims.
+        batches = pa.ipc.open_stream(stream.read())
+        _check_column(path, batches.schema)
+        return _text_of(path, map(_validated, batches))
+    parquet = pq.ParquetFile(
+        stream,
+        # By default a row group is read as a whole, and is often the whole file.
+        pre_buffer=False,
+        buffer_size=PIECE_BYTES,
+        thrift_string_size_limit=MOST_FOOTER_BYTES,
+        thrift_container_size_limit=MOST_FOOTER_ENTRIES,
+    )
+    _check_column(path, parquet.schema_arrow)
+    # In pieces: a file of a megabyte can stand for terabytes, whatever its footer says of their size.
+    return _text_of(path, parquet.iter_batches(batch_size=ROWS_AT_A_TIME, columns=["text"]))
+
+
+def _validated(batch: pa.RecordBatch) -> pa.RecordBatch:
+    # Its offsets are taken from the file as they stand: damaged ones would end the process.
+    batch.validate(full=True)
+    return batch
 
 
 def _check_column(path: Path, schema: pa.Schema) -> None:
@@ -102,19 +120,20 @@ def _check_column(path: Path, schema: pa.Schema) -> None:
         raise UserError(f"{path}: column 'text' holds {kind}, must hold strings; convert it")
 
 
-def _texts_of(path: Path, batches: Iterable[pa.RecordBatch]) -> list[str]:
-    """The rows that are not blank, counted while they come."""
-    rows, num_bytes, num_nulls = [], 0, 0
+def _text_of(path: Path, batches: Iterable[pa.RecordBatch]) -> Text:
+    """The rows that are not blank, a line end between two, counted while they come."""
+    text, num_bytes, num_nulls = Text(), 0, 0
     for batch in batches:
         column = batch.column("text")
         num_bytes, num_nulls = num_bytes + column.nbytes, num_nulls + column.null_count
         if num_bytes > MOST_TEXT_BYTES:
             raise UserError(f"{path}: holds more than {MOST_TEXT_BYTES} bytes of text; give a part of it")
-        if not num_nulls:
-            rows += [row for row in column.to_pylist() if row.strip()]
+        rows = [row for row in column.to_pylist() if row.strip()] if not num_nulls else []
+        if rows:
+            text.append("\n" * bool(text.pieces) + "\n".join(rows))
     if num_nulls:
         raise UserError(f"{path}: column 'text' has {num_nulls} nulls; remove these rows or make them ''")
-    return rows
+    return text
 
 
 def list_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
@@ -146,16 +165,16 @@ def split_files(folder: Path, suffix: str = ".parquet", prefix: str = "") -> dic
     return {split: list(parts[split].values()) for split in SPLITS if split in parts}
 
 
-def read_splits(folder: Path, files: dict[str, list[Path]]) -> dict[str, str]:
+def read_splits(folder: Path, files: dict[str, list[Path]]) -> dict[str, Text]:
     """The text of every split of `files`, parts joined in order; a UserError names a split that is missing."""
     missing = [split for split in SPLITS if split not in files]
     if missing:
         has = next((f" beside {paths[0].name}" for paths in files.values()), "")
         raise UserError(f"{folder}: has no {' and no '.join(missing)} split{has}; add it, or give a file as data=text")
-    return {split: "\n".join(map(read_text, files[split])) for split in SPLITS}
+    return {split: joined(map(read_text, files[split])) for split in SPLITS}
 
 
-def cut(text: str, validation_fraction: float, test_fraction: float) -> dict[str, str]:
+def cut(text: Text, validation_fraction: float, test_fraction: float) -> dict[str, Text]:
     """Splits `text` from its end into shares of its characters, each cut moved back to the start of its line.
 
     A line longer than its split (some corpora are one single line) is cut inside.
@@ -165,17 +184,14 @@ def cut(text: str, validation_fraction: float, test_fraction: float) -> dict[str
             f"data.validation_fraction={validation_fraction} and data.test_fraction={test_fraction} leave nothing"
             " to train on; their sum must be below 1"
         )
-    validation_start = _line_start(text, 0, round(len(text) * (1 - validation_fraction - test_fraction)))
-    test_start = _line_start(text, validation_start, round(len(text) * (1 - test_fraction)))
+    num_characters = len(text)
+    validation_start = text.line_start(0, round(num_characters * (1 - validation_fraction - test_fraction)))
+    test_start = text.line_start(validation_start, round(num_characters * (1 - test_fraction)))
     return {
-        "train": text[:validation_start],
-        "validation": text[validation_start:test_start],
-        "test": text[test_start:],
+        "train": text.between(0, validation_start),
+        "validation": text.between(validation_start, test_start),
+        "test": text.between(test_start, num_characters),
     }
-
-
-def _line_start(text: str, lowest: int, wanted: int) -> int:
-    return text.rfind("\n", lowest, wanted) + 1 or wanted
 
 
 def read_user_texts(path: Path, validation_fraction: float, test_fraction: float) -> Texts:
@@ -201,7 +217,7 @@ def read_user_texts(path: Path, validation_fraction: float, test_fraction: float
     if named:
         splits = read_splits(path, named)
     else:
-        splits = cut("\n".join(map(read_text, files)), validation_fraction, test_fraction)
+        splits = cut(joined(map(read_text, files)), validation_fraction, test_fraction)
     return Texts(name=f"text:{path.resolve().stem}", origin=str(path), splits=splits)
 
 

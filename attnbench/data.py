@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attnbench.corpora import SPLITS, Texts, embedded_texts, read_user_texts
 from attnbench.errors import UserError
+from attnbench.pieces import Text
 from attnbench.settings import DataSettings
 from attnbench.wikitext import read_wikitext2
 
@@ -33,7 +34,7 @@ class Corpus:
     vocabulary_size: int
     """Symbols that the embedding must have: those of `vocabulary`, or more where the settings pad it."""
     tokens: dict[str, Tensor]
-    """Of each split, on the CPU: (number of characters,), int16, or int32 for a vocabulary that does not fit."""
+    """Of each split, on the CPU: (number of characters,), of the smallest of uint8, int16 and int32 that fits."""
     num_unknown: dict[str, int]
     """How often UNKNOWN stands in each split."""
 
@@ -63,21 +64,22 @@ def load_corpus(settings: DataSettings, seq_len: int, root: Path) -> Corpus:
                 f"{texts.origin}: its {split} split has {len(texts.splits[split])} characters and seq_len={seq_len}"
                 f" needs {seq_len + 1}; give a longer text or a smaller seq_len"
             )
-    vocabulary = build_vocabulary(texts.splits["train"])
+    vocabulary, fingerprint = build_vocabulary(texts.splits["train"]), fingerprint_of(texts)
     vocabulary_size = settings.vocabulary_size or len(vocabulary)
     if vocabulary_size < len(vocabulary):
         raise UserError(
             f"data.vocabulary_size={vocabulary_size}: {texts.name} has {len(vocabulary)} symbols, the unknown one"
             " included; give at least as many, or null"
         )
-    tokens = {split: torch.from_numpy(encode(texts.splits[split], vocabulary)) for split in SPLITS}
+    # Takes the text away while it goes, so that there is never all of both.
+    encoded = {split: encode_pieces(texts.splits[split], vocabulary) for split in SPLITS}
     return Corpus(
         name=texts.name,
-        fingerprint=fingerprint(texts),
+        fingerprint=fingerprint,
         vocabulary=vocabulary,
         vocabulary_size=vocabulary_size,
-        tokens=tokens,
-        num_unknown={split: int((tokens[split] == len(vocabulary) - 1).sum()) for split in SPLITS},
+        tokens={split: torch.from_numpy(tokens) for split, (tokens, _) in encoded.items()},
+        num_unknown={split: num_unknown for split, (_, num_unknown) in encoded.items()},
     )
 
 
@@ -95,14 +97,15 @@ def _read_texts(settings: DataSettings, root: Path) -> Texts:
     return read_user_texts(path, *fractions)
 
 
-def fingerprint(texts: Texts) -> str:
+def fingerprint_of(texts: Texts) -> str:
     """12 hex digits of a hash over the names and texts of the splits."""
     digest = hashlib.sha256()
     for split in SPLITS:
-        encoded = texts.splits[split].encode()
+        text = texts.splits[split]
         # The length keeps a text from running into the next split's name.
-        digest.update(f"{split} {len(encoded)}\n".encode())
-        digest.update(encoded)
+        digest.update(f"{split} {text.num_bytes}\n".encode())
+        for piece in text.pieces:
+            digest.update(piece)
     return digest.hexdigest()[:12]
 
 
@@ -111,20 +114,37 @@ def _code_points(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
 
 
-def build_vocabulary(text: str) -> tuple[str, ...]:
+def build_vocabulary(text: Text) -> tuple[str, ...]:
     """Every character of `text` in the order of code points, then UNKNOWN."""
     seen = np.zeros(NUM_CODE_POINTS, dtype=bool)
-    seen[_code_points(text)] = True
+    for piece in text:
+        seen[_code_points(piece)] = True
     return (*map(chr, np.flatnonzero(seen)), UNKNOWN)
 
 
 def encode(text: str, vocabulary: tuple[str, ...]) -> np.ndarray:
-    """The index of every character in `vocabulary`, the last index where it has none; int16, or int32 if need be."""
-    small = len(vocabulary) - 1 <= np.iinfo(np.int16).max
-    token_of = np.full(NUM_CODE_POINTS, len(vocabulary) - 1, dtype=np.int16 if small else np.int32)
+    """The index of every character in `vocabulary`, the last index where it has none, as `Corpus.tokens` has them."""
+    return _token_of(vocabulary)[_code_points(text)]
+
+
+def encode_pieces(text: Text, vocabulary: tuple[str, ...]) -> tuple[np.ndarray, int]:
+    """The same of a text that is gone afterwards; and how often the last index stands."""
+    token_of, num_unknown, start = _token_of(vocabulary), 0, 0
+    tokens_N = np.empty(len(text), dtype=token_of.dtype)
+    for piece in text.given_up():
+        own = token_of[_code_points(piece)]
+        tokens_N[start : start + len(own)] = own
+        start, num_unknown = start + len(own), num_unknown + int((own == len(vocabulary) - 1).sum())
+    return tokens_N, num_unknown
+
+
+def _token_of(vocabulary: tuple[str, ...]) -> np.ndarray:
+    """The token of every code point."""
+    kind = next(kind for kind in (np.uint8, np.int16, np.int32) if len(vocabulary) - 1 <= np.iinfo(kind).max)
+    token_of = np.full(NUM_CODE_POINTS, len(vocabulary) - 1, dtype=kind)
     characters = vocabulary[:-1]
     token_of[[ord(character) for character in characters]] = np.arange(len(characters))
-    return token_of[_code_points(text)]
+    return token_of
 
 
 def decode(tokens_T: Tensor, vocabulary: tuple[str, ...]) -> str:

@@ -24,11 +24,16 @@ def read_bounded(path: Path, most_bytes: int) -> str:
         UserError: it is.
         OSError, UnicodeDecodeError: it cannot be read.
     """
+    return read_bounded_bytes(path, most_bytes).decode("utf-8")
+
+
+def read_bounded_bytes(path: Path, most_bytes: int) -> bytes:
+    """What a file holds; raises as `read_bounded`."""
     with path.open("rb") as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise UserError(f"{path}: longer than the {most_bytes} bytes that such a file may have")
-    return content.decode("utf-8")
+    return content
 
 
 def parse_json(text: str) -> Any:

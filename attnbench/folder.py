@@ -18,6 +18,7 @@ from attnbench.escaping import OneLine
 from attnbench.jsonlines import replace_file, unlinked
 from attnbench.locks import folder_lock
 from attnbench.runtime import environment, environment_id
+from attnbench.stopping import interruptible
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -56,12 +57,14 @@ def recording(folder: Path, *, waits: bool) -> Iterator[None]:
 
     Raises:
         UserError: as `holding`.
+        Interrupted: a signal came, and nothing inside has handled it.
     """
     with holding(folder, waits=waits):
         with ExitStack() as stack:
             _keep_log(folder / "train.log", stack)
             try:
-                yield
+                with interruptible("interrupted; the same command goes on from what was kept"):
+                    yield
             except Exception as error:
                 # The folder tells what became of the run, whoever looks at it later; unless it is what failed.
                 with suppress(OSError):

@@ -17,7 +17,8 @@ from attnbench.loss import perplexity, split_nats
 from attnbench.metrics import MetricsLog
 from attnbench.mirror import WandbMirror
 from attnbench.progress import ProgressBar
-from attnbench.runtime import StopRequest, computing, synchronize
+from attnbench.runtime import computing, synchronize
+from attnbench.stopping import StopRequest
 from attnbench.train import StepReport
 
 log = logging.getLogger(__name__)
@@ -201,13 +202,14 @@ class Checkpoints:
         *,
         folder: Path,
         record: ModelRecord,
+        log: MetricsLog,
         stopwatch: Stopwatch,
         stop: StopRequest,
         interval_seconds: float,
         validation_interval: int,
         num_steps: int,
     ) -> None:
-        self.folder, self.record, self.stopwatch, self.stop = folder, record, stopwatch, stop
+        self.folder, self.record, self.log, self.stopwatch, self.stop = folder, record, log, stopwatch, stop
         self.interval_seconds, self.validation_interval = interval_seconds, validation_interval
         self.num_steps, self.last = num_steps, time.monotonic()
 
@@ -218,6 +220,8 @@ class Checkpoints:
         if not is_due and self.stop.signal is None:
             return
         with self.stopwatch.paused():
+            self.log.sync()
+            state.num_metrics_rows = self.log.num_rows
             save_step(self.folder, state, self.record)
         self.last = time.monotonic()
         if self.stop.signal is not None:

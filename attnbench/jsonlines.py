@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnbench.documents import parse_json
+from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded_bytes
 from attnbench.errors import UserError
+
+MOST_LINES = 2**20
+"""Of a file; an object that says nothing takes thirty times its bytes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,6 +21,8 @@ class JsonLines:
     path: Path
     objects: list[dict[str, Any]]
     """One a line, in order; object i stands on line i + 1."""
+    texts: list[str]
+    """The lines that they were read from, without their ends."""
     torn: bool
     """The last line was cut off in the middle of writing and is left out of `objects`."""
     sha256: str
@@ -31,16 +36,19 @@ class JsonLines:
 def read_json_lines(path: Path) -> JsonLines:
     """Every line of `path`.
 
-    Only the last line can be torn by a process that died: one before it that is no JSON object was altered.
+    Only the last line can be torn by a process that died, and then lacks its end: any other that is no JSON object
+    was altered.
 
     Raises:
-        UserError: the file cannot be read, or a line before the last is no JSON object.
+        UserError: the file cannot be read, is longer than any of ours, or a line that is not torn is no JSON object.
     """
     try:
-        # Bytes that are no UTF-8 make a line unreadable, not the whole file.
-        content = path.read_bytes()
+        content = read_bounded_bytes(path, MOST_JSON_BYTES)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    if content.count(b"\n") > MOST_LINES:
+        raise UserError(f"{path}: more than the {MOST_LINES} lines that such a file may have")
+    # Bytes that are no UTF-8 make a line unreadable, not the whole file.
     lines = content.decode("utf-8", errors="replace").split("\n")
     if lines[-1] == "":
         lines.pop()
@@ -49,13 +57,14 @@ def read_json_lines(path: Path) -> JsonLines:
         try:
             objects.append(_parse_object(line))
         except ValueError as error:
-            if number < len(lines):
+            if number < len(lines) or content.endswith(b"\n"):
                 raise UserError(
                     f"{path}:{number}: not a JSON object ({error}); the file was altered after it was written"
                 ) from None
     before_last = content[: content.rstrip(b"\n").rfind(b"\n") + 1]
     sha256 = hashlib.sha256(before_last).hexdigest()
-    return JsonLines(path=path, objects=objects, torn=len(objects) < len(lines), sha256=sha256)
+    torn = len(objects) < len(lines)
+    return JsonLines(path=path, objects=objects, texts=lines[: len(objects)], torn=torn, sha256=sha256)
 
 
 def _parse_object(line: str) -> dict[str, Any]:

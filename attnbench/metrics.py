@@ -1,14 +1,25 @@
-"""metrics.jsonl: what a training logs, in the run's folder."""
+"""metrics.jsonl: what a training logs, in the run's folder, each line with a checksum of its own.
 
+{"step": 20, "tokens": 5120, "loss": 2.31, "seconds": 1.4, "crc32": "8f1e22a0"}
+"""
+
+import logging
 import math
+import os
+import zlib
 from pathlib import Path
 from typing import Any
 
 from attnbench.errors import UserError
-from attnbench.jsonlines import read_json_lines, replace_file, to_line
+from attnbench.jsonlines import JsonLines, read_json_lines, replace_file, to_line
+
+log = logging.getLogger(__name__)
 
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """How metrics.jsonl writes what JSON has no number for; no other text of a row may be one of these."""
+
+CHECKSUM = "crc32"
+"""Last entry of every line: eight hex digits, of the text of the line without it."""
 
 
 class MetricsLog:
@@ -19,17 +30,17 @@ class MetricsLog:
         resume_step: the step of the checkpoint that the run goes on from; rows of later steps, which the run will
             write again, and a last line torn by the interruption are cut off. None starts afresh and replaces a file
             that is there.
+        num_rows: how many rows the checkpoint counts; None where it does not know.
 
     Raises:
-        UserError: file and line of what is unreadable in the file to go on with.
+        UserError: file and line of what is unreadable or altered in the file to go on with, or that rows are missing.
     """
 
-    def __init__(self, path: Path, resume_step: int | None) -> None:
+    def __init__(self, path: Path, resume_step: int | None, num_rows: int | None = None) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = []
-        if resume_step is not None and path.exists():
-            kept = [row for row in read_metrics(path) if row["step"] <= resume_step]
+        kept = [] if resume_step is None else _kept(path, resume_step, num_rows)
+        self.num_rows = len(kept)
         replace_file(path, "".join(map(_metrics_line, kept)))
         # Line-buffered: a row is with the operating system as soon as it is written, whatever becomes of the process.
         self._file = open(path, "a", encoding="utf-8", buffering=1, newline="\n")  # noqa: SIM115
@@ -42,23 +53,66 @@ class MetricsLog:
             TypeError: a value is neither number, text, truth value nor None.
         """
         self._file.write(_metrics_line(row))
+        self.num_rows += 1
+
+    def sync(self) -> None:
+        """What was written outlives the machine too: asked for before a checkpoint that counts on it."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
 
 
+def _kept(path: Path, resume_step: int, num_rows: int | None) -> list[dict[str, Any]]:
+    """The rows up to the checkpoint's step, all that it counts."""
+    if not path.exists():
+        if num_rows:
+            log.warning(f"{path}: is gone, and with it the {num_rows} rows up to step {resume_step}")
+        return []
+    way_out = "rename it to go on with a new one"
+    try:
+        rows = read_metrics(path)
+    except UserError as error:
+        raise UserError(f"{error}; {way_out}") from None
+    kept = [row for row in rows if row["step"] <= resume_step]
+    if num_rows is not None and len(kept) != num_rows:
+        raise UserError(
+            f"{path}: has {len(kept)} rows up to step {resume_step}, and the checkpoint of that step counts {num_rows};"
+            f" {way_out}"
+        )
+    return kept
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows of a metrics.jsonl, also of a run that is still writing it; a torn last line is left out.
 
     Raises:
-        UserError: the file cannot be read, or a line of it is no row.
+        UserError: the file cannot be read, or a line of it is no row or was altered.
     """
     lines = read_json_lines(path)
+    # The first versions wrote none: either every line has one, or none.
+    is_checked = any(CHECKSUM in row for row in lines.objects)
     for index, row in enumerate(lines.objects):
         if not isinstance(row.get("step"), int):
             raise UserError(f"{lines.where(index)}: a row of metrics needs a whole number as its step")
-    return [{name: _number_of_text(value) for name, value in row.items()} for row in lines.objects]
+        if is_checked:
+            _check(lines, index)
+    return [{name: _number_of_text(value) for name, value in row.items() if name != CHECKSUM} for row in lines.objects]
+
+
+def _check(lines: JsonLines, index: int) -> None:
+    """Line `index` is as it was written."""
+    text = lines.texts[index]
+    # By its text, as equal numbers can be written in several ways.
+    start = text.rfind(f', "{CHECKSUM}"')
+    if start < 0 or text[start:] != _ending(text[:start]):
+        raise UserError(f"{lines.where(index)}: altered after it was written, it does not match its checksum")
+
+
+def _ending(text: str) -> str:
+    """What follows the text of a row, and closes it."""
+    return f', "{CHECKSUM}": "{zlib.crc32(text.encode()):08x}"}}'
 
 
 def _number_of_text(value: Any) -> Any:
@@ -71,7 +125,8 @@ def _metrics_line(row: dict[str, Any]) -> str:
     for name, value in row.items():
         if value is not None and not isinstance(value, str | int | float):
             raise TypeError(f"{name}: a metric is a number or text, not {type(value).__name__}")
-    return to_line({name: _text_if_not_finite(value) for name, value in row.items()})
+    text = to_line({name: _text_if_not_finite(value) for name, value in row.items()}).rstrip()[:-1]
+    return text + _ending(text) + "\n"
 
 
 def _text_if_not_finite(value: Any) -> Any:

@@ -15,8 +15,9 @@ from attnbench.prepare import Run, reopen
 from attnbench.prepare_probe import build_tasks
 from attnbench.rates import probe_cells, probe_choice, probe_searches
 from attnbench.run_training import evaluate, run_training
-from attnbench.runtime import interruptible, resolve_device, start_afresh
+from attnbench.runtime import resolve_device, start_afresh
 from attnbench.settings import EvaluationSettings, RunSettings
+from attnbench.stopping import interruptible
 from attnbench.workers import run_alone
 
 log = logging.getLogger(__name__)

@@ -23,8 +23,9 @@ from attnbench.model import build_model
 from attnbench.prepare_probe import CHECK_STEPS, ProbeRun, probe_config, probe_identity, probe_record
 from attnbench.progress import ProgressBar
 from attnbench.results import Measurement, ResultsWriter, is_complete
-from attnbench.runtime import StopRequest, computing, keep_freed_memory, start_afresh, synchronize
+from attnbench.runtime import computing, keep_freed_memory, start_afresh, synchronize
 from attnbench.settings import LoggerSettings
+from attnbench.stopping import StopRequest
 from attnbench.timing import OutOfMemory, attempt
 from attnbench.train import Batch, learning_rates, train
 
@@ -182,7 +183,9 @@ def _hooks(
 ) -> list[Any]:
     """As a language model's: log first, the checkpoint last, so that it holds what the others wrote."""
     task, seed, device = prepared.task, prepared.settings.seed, prepared.device
-    metrics_log = MetricsLog(prepared.folder / "metrics.jsonl", resume_step=state.step if is_resumed else None)
+    metrics_log = MetricsLog(
+        prepared.folder / "metrics.jsonl", state.step if is_resumed else None, state.num_metrics_rows
+    )
     stack.callback(metrics_log.close)
     bar = ProgressBar(task.num_steps, tokens_per_step, state.step, prepared.settings.mixer.name)
     stack.callback(bar.close)
@@ -206,6 +209,7 @@ def _hooks(
     checkpoints = Checkpoints(
         folder=prepared.folder / "checkpoint",
         record=probe_record(prepared),
+        log=metrics_log,
         stopwatch=stopwatch,
         stop=stop,
         interval_seconds=prepared.train.checkpoint_interval_seconds,

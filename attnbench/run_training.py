@@ -27,8 +27,9 @@ from attnbench.prepare import Run, config_hash, identity, prepare, resolved_conf
 from attnbench.progress import ProgressBar
 from attnbench.registry import build
 from attnbench.results import Measurement, ResultsWriter, is_complete
-from attnbench.runtime import StopRequest, keep_freed_memory, peak_memory_mib, start_afresh
+from attnbench.runtime import keep_freed_memory, peak_memory_mib, start_afresh
 from attnbench.settings import EvaluationSettings, RunSettings
+from attnbench.stopping import StopRequest
 from attnbench.train import Batch, learning_rates, train
 
 log = logging.getLogger(__name__)
@@ -143,7 +144,9 @@ def _hooks(
 ) -> list[Any]:
     """Log first, so that a validation's line follows its step's; the checkpoint last, so that it holds both."""
     settings, train_settings = prepared.settings, prepared.settings.train
-    metrics_log = MetricsLog(prepared.folder / "metrics.jsonl", resume_step=state.step if is_resumed else None)
+    metrics_log = MetricsLog(
+        prepared.folder / "metrics.jsonl", state.step if is_resumed else None, state.num_metrics_rows
+    )
     stack.callback(metrics_log.close)
     mirror = _mirror(prepared, is_resumed)
     # What an exception ends has failed, in wandb too.
@@ -179,6 +182,7 @@ def _hooks(
     checkpoints = Checkpoints(
         folder=prepared.checkpoints,
         record=record,
+        log=metrics_log,
         stopwatch=stopwatch,
         stop=stop,
         interval_seconds=train_settings.checkpoint_interval_seconds,

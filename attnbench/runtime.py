@@ -1,15 +1,12 @@
-"""The machine a run is on: device, precision, what is installed, and being asked to stop."""
+"""The machine a run is on: device, precision, and what is installed."""
 
 import ctypes
 import gc
 import hashlib
 import importlib.metadata
 import json
-import os
 import platform
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +14,7 @@ from typing import Any
 
 import torch
 
-from attnbench.errors import Interrupted, UserError
+from attnbench.errors import UserError
 
 KERNEL_LIBRARIES = ("triton", "flash-linear-attention", "flash-attn")
 
@@ -192,49 +189,3 @@ def _git(root: Path, *words: str) -> str:
         raise FileNotFoundError(root / ".git")
     command = ["git", "-C", str(root), *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-
-
-@contextmanager
-def interruptible(message: str) -> Iterator[None]:
-    """Inside, SIGTERM raises Interrupted with this message, as Ctrl-C raises KeyboardInterrupt."""
-
-    def stop(number: int, frame: Any) -> None:
-        raise Interrupted(message, 128 + number)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-class StopRequest:
-    """Set by Ctrl-C or SIGTERM; training looks at it between two steps, saves and stops.
-
-    A second Ctrl-C ends the process at once.
-    """
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-
-    @contextmanager
-    def listening(self) -> Iterator["StopRequest"]:
-        """Handles both signals inside the block, and gives them back after it."""
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        for number in before:
-            signal.signal(number, self._request)
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _request(self, number: int, frame: Any) -> None:
-        if self.signal is not None:
-            os._exit(128 + number)
-        self.signal = number
-        print(f"\n{signal.Signals(number).name}: saving, then stopping", file=sys.stderr, flush=True)
-
-    def interruption(self, message: str) -> Interrupted:
-        """The exception to raise once everything is saved."""
-        return Interrupted(message, 128 + (self.signal or signal.SIGINT))

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from attnbench.corpora import SPLITS, Texts, naming, read_splits, split_files
 from attnbench.errors import UserError
 from attnbench.network import answers
+from attnbench.pieces import Text
 
 REPOSITORY = "Salesforce/wikitext"
 FOLDERS = {"raw": "wikitext-2-raw-v1", "v1": "wikitext-2-v1"}
@@ -44,7 +45,7 @@ def read_wikitext2(path: Path | None, root: Path) -> Texts:
     return Texts(name=name, origin=str(folder), splits=splits)
 
 
-def version_of(splits: dict[str, str]) -> str | None:
+def version_of(splits: dict[str, Text]) -> str | None:
     """ "raw" or "v1" if the splits have the known numbers of characters, otherwise None."""
     found = tuple(len(splits[split]) for split in SPLITS)
     return next((version for version, characters in CHARACTERS.items() if characters == found), None)

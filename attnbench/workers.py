@@ -17,14 +17,12 @@ from typing import Any, Generic, TypeVar
 
 from attnbench.errors import Interrupted, UserError
 from attnbench.jsonlines import unlinked
+from attnbench.stopping import SIGNALS
 
 Item = TypeVar("Item")
 
 STOP_SECONDS = 60.0
 """Longest wait for workers to save what they are at when the whole is interrupted."""
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""What interrupts the whole."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)

@@ -22,6 +22,8 @@ from attnbench.evals.capped_child import CappedChild
 from attnbench.timing import OutOfMemory
 
 LIMIT_SECONDS = 10
+MOST_DEATHS = 20
+"""Of the reader, one after the other: then it is not the inputs, or they need not be counted any more."""
 CAP_MIB = 2048
 CLEAN, REFUSED = "clean", "refused"
 
@@ -29,17 +31,19 @@ CLEAN, REFUSED = "clean", "refused"
 class Reader:
     """Lives in the child: reads one input and says how it ended."""
 
-    def __init__(self, name: str) -> None:
-        self.kind = KINDS[name]()
-        for index, (content, _) in enumerate(self.kind.kept):
-            # A kind whose valid files are refused would find nothing.
-            self.kind.read(content, index)
+    def __init__(self) -> None:
+        self.kinds: dict[str, Kind] = {}
 
-    def __call__(self, number: int, drawn: Any) -> str:
+    def __call__(self, name: str, number: int, drawn: Any) -> str:
+        if name not in self.kinds:
+            self.kinds[name] = KINDS[name]()
+            for index, (content, _) in enumerate(self.kinds[name].kept):
+                # A kind whose valid files are refused would find nothing.
+                self.kinds[name].read(content, index)
         # Its default action ends the process, whatever library is holding it.
         signal.alarm(LIMIT_SECONDS)
         try:
-            return outcome(self.kind, number, drawn)
+            return outcome(self.kinds[name], number, drawn)
         finally:
             signal.alarm(0)
 
@@ -64,48 +68,43 @@ def outcome(kind: Kind, number: int, drawn: Any) -> str:
     return f"changed {changed}" if changed else ended
 
 
-def fuzz(name: str, num_inputs: int, start: int = 0) -> tuple[Counter[str], list[str]]:
+def fuzz(child: CappedChild, name: str, num_inputs: int, start: int = 0) -> tuple[Counter[str], list[str]]:
     """Counts of outcomes, and a text for each failure: the first of each sort.
 
     Args:
+        child: has a Reader.
         start: number of the first input; the same number is the same input.
     """
     counts: Counter[str] = Counter()
     failures: dict[str, str] = {}
     kind = KINDS[name]
+    deaths = 0
 
-    with CappedChild(Ask(name), CAP_MIB) as child:
+    def one(number: int, drawn: Any) -> None:
+        nonlocal deaths
+        try:
+            ended = child.ask(name, number, drawn)
+            deaths = 0
+        except RuntimeError as error:
+            child.close()
+            ended = f"hung or died: {error}"
+            deaths += 1
+            if deaths == MOST_DEATHS:
+                raise RuntimeError(f"{name}: the reader died {deaths} times in a row, {error}") from None
+        ended = f"memory or crash: {ended.reason}" if isinstance(ended, OutOfMemory) else ended
+        counts[ended if ended in (CLEAN, REFUSED) else "failed"] += 1
+        if ended not in (CLEAN, REFUSED):
+            where = ended.strip().splitlines()
+            failures.setdefault(
+                "".join(where[-3:-1])[:200] or where[-1][:20], f"{name} {number} {drawn!r}"[:600] + "\n" + ended
+            )
 
-        def one(number: int, drawn: Any) -> None:
-            try:
-                ended = child.ask(number, drawn)
-            except RuntimeError as error:
-                child.close()
-                ended = f"hung or died: {error}"
-            ended = f"memory or crash: {ended.reason}" if isinstance(ended, OutOfMemory) else ended
-            counts[ended if ended in (CLEAN, REFUSED) else "failed"] += 1
-            if ended not in (CLEAN, REFUSED):
-                where = ended.strip().splitlines()
-                failures.setdefault(
-                    "".join(where[-3:-1])[:200] or where[-1][:20], f"{name} {number} {drawn!r}"[:600] + "\n" + ended
-                )
-
-        num_drawn = num_inputs // 2 if kind.structured is not None else 0
-        for number in range(start, start + num_inputs - num_drawn):
-            one(number, None)
-        if kind.structured is not None:
-            drawn_inputs(kind.structured, num_drawn, start, lambda drawn: one(-1, drawn))
+    num_drawn = num_inputs // 2 if kind.structured is not None else 0
+    for number in range(start, start + num_inputs - num_drawn):
+        one(number, None)
+    if kind.structured is not None:
+        drawn_inputs(kind.structured, num_drawn, start, lambda drawn: one(-1, drawn))
     return counts, list(failures.values())
-
-
-class Ask:
-    """Makes the reader in the child; sent there."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self) -> Reader:
-        return Reader(self.name)
 
 
 def drawn_inputs(strategy: Any, number: int, start: int, use: Callable[[Any], None]) -> None:
@@ -135,7 +134,8 @@ def main() -> None:
     is_clean = True
     for name in given_words.kinds:
         started = time.perf_counter()
-        counts, failures = fuzz(name, given_words.inputs, given_words.start)
+        with CappedChild(Reader, CAP_MIB) as child:
+            counts, failures = fuzz(child, name, given_words.inputs, given_words.start)
         seconds = time.perf_counter() - started
         shown = ", ".join(f"{count} {ended}" for ended, count in sorted(counts.items()))
         print(f"{name}: {counts.total()} inputs in {seconds:.0f} s: {shown}", flush=True)

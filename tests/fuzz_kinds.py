@@ -26,6 +26,7 @@ from attnbench import checkpoint
 from attnbench.aggregate import families, figures, summary
 from attnbench.config import compose
 from attnbench.corpora import read_text, read_user_texts
+from attnbench.metrics import MetricsLog, read_metrics
 from attnbench.reading import stored_settings
 from attnbench.report.inputs import read_inputs
 from attnbench.results import ResultsWriter, read_csv, read_results, write_csv
@@ -193,7 +194,7 @@ class Checkpoints(Kind):
 
 
 class Results(Kind):
-    """Results files, results.csv, comparison.json, exported cells, and a run's config.yaml."""
+    """Results files, results.csv, comparison.json, exported cells, a run's config.yaml and metrics.jsonl."""
 
     structured = st.tuples(st.integers(0, 3), st.integers(0, 40), ANY_JSON)
 
@@ -219,10 +220,21 @@ class Results(Kind):
             (json.dumps(COMPARISON).encode(), JSON_WORDS),
             (cells, [*YAML_WORDS, b"one/results", b"../", b"/", b"cells/", b"\\n", b"comparison.json", b"%2e"]),
             (config.encode(), YAML_WORDS),
+            (self._metrics(), [*JSON_WORDS, b"crc32", b"step"]),
         ]
 
+    def _metrics(self) -> bytes:
+        path = self.folder / "original.jsonl"
+        log = MetricsLog(path, None)
+        for step in (10, 20, 30):
+            log.write({"step": step, "tokens": step * 256, "loss": 1 / step, "split": "train"})
+        log.close()
+        return path.read_bytes()
+
     def read(self, content: bytes, original: int) -> None:
-        if original == 3:
+        if original == 5:
+            read_metrics(self.put("metrics.jsonl", content))
+        elif original == 3:
             import_cells(self.put("cells.jsonl", content), Path(mkdtemp(dir=self.folder)) / "experiment")
         elif original == 4:
             stored_settings(self.put("run/config.yaml", content).parent)

@@ -208,7 +208,7 @@ def test_our_cuda_kernel_says_what_it_does_not_do():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there may be a compiler for it")
 def test_without_a_compiler_the_cuda_kernel_names_what_is_missing():
     with pytest.raises(UserError, match="nvcc"):
-        IMPLEMENTATIONS["cuda_stages"].load()
+        IMPLEMENTATIONS["cuda_stages"].make()
 
 
 def test_work_is_counted_by_hand():

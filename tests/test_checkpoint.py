@@ -26,7 +26,8 @@ from attnbench.checkpoint import (
 )
 from attnbench.errors import Interrupted, UserError
 from attnbench.hooks import Checkpoints, Stopwatch
-from attnbench.runtime import StopRequest
+from attnbench.metrics import MetricsLog
+from attnbench.stopping import StopRequest
 from attnbench.train import train
 
 NUM_STEPS = 12
@@ -142,6 +143,7 @@ def checkpoints_hook(folder: Path, state: TrainState, stop: StopRequest, name: s
     return Checkpoints(
         folder=folder,
         record=record(name),
+        log=MetricsLog(folder.with_name(f"{folder.name}.jsonl"), None),
         stopwatch=Stopwatch(state, torch.device("cpu")),
         stop=stop,
         interval_seconds=3600,

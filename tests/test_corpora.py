@@ -1,5 +1,6 @@
 """Files of text: what is read from them, and every kind of bad input with its message."""
 
+import io
 import sys
 from pathlib import Path
 
@@ -9,17 +10,19 @@ import pyarrow.parquet as pq
 import pytest
 from corpora_on_disk import LINES, ROOT, from_path, write_parquet, write_splits
 
+from attnbench import pieces
 from attnbench.corpora import cut, embedded_texts, read_text
 from attnbench.data import load_corpus
 from attnbench.errors import UserError
+from attnbench.pieces import Text
 from attnbench.settings import DataSettings
 
 
 def test_blank_rows_go_and_the_others_are_joined_by_a_line_end(tmp_path):
     rows = ["", " = Title = \n", "", " A sentence . \n", "  \n"]
-    assert read_text(write_parquet(tmp_path / "a.parquet", rows)) == " = Title = \n\n A sentence . \n"
+    assert str(read_text(write_parquet(tmp_path / "a.parquet", rows))) == " = Title = \n\n A sentence . \n"
     large = pa.array(rows, pa.large_string())
-    assert read_text(write_parquet(tmp_path / "b.parquet", large)) == " = Title = \n\n A sentence . \n"
+    assert str(read_text(write_parquet(tmp_path / "b.parquet", large))) == " = Title = \n\n A sentence . \n"
 
 
 def test_an_interpreter_without_its_topics_is_named(monkeypatch, tmp_path):
@@ -33,7 +36,7 @@ def test_embedded_prose_is_written_once_as_parquet_and_read_from_there(tmp_path)
     (path,) = (tmp_path / "data" / "embedded").iterdir()
     assert pq.read_schema(path).names == ["text"]
     write_parquet(path, ["another line\n"] * 50)
-    assert embedded_texts(tmp_path, 0.05, 0.05).splits["train"].startswith("another line")
+    assert embedded_texts(tmp_path, 0.05, 0.05).splits["train"].pieces[0].startswith(b"another line")
     path.unlink()
     assert embedded_texts(tmp_path, 0.05, 0.05) == first
 
@@ -45,14 +48,30 @@ def test_a_data_folder_that_cannot_be_written_is_named(tmp_path):
 
 
 def test_a_cut_moves_to_the_start_of_its_line_and_inside_a_line_without_end():
-    assert cut("aaaa\nbbbb\ncccc\ndddd\n", 0.25, 0.3) == {
-        "train": "aaaa\n",
-        "validation": "bbbb\n",
-        "test": "cccc\ndddd\n",
-    }
-    assert [len(text) for text in cut("x" * 100, 0.1, 0.2).values()] == [70, 10, 20]
+    splits = cut(Text.of("aaaa\nbbbb\ncccc\ndddd\n"), 0.25, 0.3)
+    assert [*map(str, splits.values())] == ["aaaa\n", "bbbb\n", "cccc\ndddd\n"]
+    assert [*splits] == ["train", "validation", "test"]
+    assert [len(text) for text in cut(Text.of("x" * 100), 0.1, 0.2).values()] == [70, 10, 20]
     with pytest.raises(UserError, match="leave nothing to train on"):
-        cut("x" * 100, 0.5, 0.5)
+        cut(Text.of("x" * 100), 0.5, 0.5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+def test_a_text_in_pieces_is_the_text(size, monkeypatch):
+    monkeypatch.setattr(pieces, "PIECE_BYTES", size)
+    whole = "aé\n\u4e2d\U0001f600b\n\ncc\udfff".replace("\udfff", "\n")
+    for text in (Text.of(whole), Text.read(io.BytesIO(whole.encode()))):
+        assert (str(text), len(text), text.num_bytes) == (whole, len(whole), len(whole.encode()))
+        for first in range(len(whole) + 1):
+            for last in range(first, len(whole) + 1):
+                assert str(text.between(first, last)) == whole[first:last]
+                assert text.line_start(first, last) == (whole.rfind("\n", first, last) + 1 or last)
+        assert "".join(text.given_up()) == whole
+        assert len(text) == 0
+    for broken, start in ((b"ab\xe4\xb8c", 2), (b"abc\xe4\xb8", 3), (b"\x80", 0), (b"a\xf0\x9f\x98\x80\xff", 5)):
+        with pytest.raises(UnicodeDecodeError) as caught:
+            Text.read(io.BytesIO(broken))
+        assert caught.value.start == start
 
 
 def test_shards_are_joined_in_order(tmp_path):

@@ -75,7 +75,7 @@ def test_files_named_for_splits_keep_them_and_others_are_joined(tmp_path):
     for name in ("train", "validation", "test"):
         (tmp_path / f"{name}.txt").rename(tmp_path / f"chapter-{name}.txt")
     joined = read_user_texts(tmp_path, 0.1, 0.1)
-    assert "".join(joined.splits.values()) == "\n".join(["yyyy" * 9, "abcd" * 9, "abxd" * 9])
+    assert "".join(map(str, joined.splits.values())) == "\n".join(["yyyy" * 9, "abcd" * 9, "abxd" * 9])
 
 
 def test_the_fingerprint_follows_the_texts_and_their_splits(tmp_path):
@@ -98,6 +98,9 @@ def test_a_large_vocabulary_gets_wider_tokens():
     assert encode(characters[-1] + "a", (*characters, UNKNOWN)).tolist() == [32766, 32767]
     assert encode("a", (*characters, UNKNOWN)).dtype == "int16"
     assert encode("a", (*characters, "b", UNKNOWN)).tolist() == [32768]
+    assert encode("\u4e02" + "a", (*characters[:255], UNKNOWN)).tolist() == [2, 255]
+    assert encode("a", (*characters[:255], UNKNOWN)).dtype == "uint8"
+    assert encode("a", (*characters[:256], UNKNOWN)).tolist() == [256]
 
 
 def test_the_vocabulary_is_padded_and_never_cut(tmp_path):

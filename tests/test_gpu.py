@@ -1,10 +1,16 @@
 """What only a GPU can tell: every backend against the definition in float64, compiled against not compiled."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 import torch
 from kernel_checks import assert_near
 from mixer_building import mixer_names, read
-from small import TRAIN, VOCABULARY, batch_of, mixer_settings
+from safetensors.torch import load_file
+from small import TRAIN, VOCABULARY, batch_of, mixer_settings, python_path
+from train_twice import WAYS
 
 from attnbench.bench.base import Subject
 from attnbench.bench.gate import objection
@@ -129,7 +135,7 @@ def test_an_implementation_of_operator_tables_passes_the_gate(name, head_width, 
     if refusal is not None:
         pytest.skip(refusal)
     try:
-        function = implementation.load()
+        function = implementation.make()
     except UserError as missing:
         pytest.skip(str(missing))
     subject = Subject(device=DEVICE, precision=precision, ceilings=Ceilings(1, 1), mixers=lambda names: [])
@@ -150,3 +156,35 @@ def test_an_implementation_of_operator_tables_passes_the_gate(name, head_width, 
                 passes = Passes(function, example, problem, implementation.heads_first)
                 found = objection(passes.results(example.heads), example.expected, precision)
             assert found is None, (length, causal, found)
+
+
+MOST_NATS, MOST_OF_LARGEST = 0.01, 0.02
+"""How far two trainings of thirty steps may be apart: in any step's loss, and in a weight, as a share of the largest of
+its tensor. docs/reliability.md states them."""
+
+
+@pytest.fixture(scope="module")
+def twice(root, tmp_path_factory):
+    """Two folders, filled by two processes that train the same models."""
+    folders = [tmp_path_factory.mktemp(name) for name in ("one", "two")]
+    for folder in folders:
+        command = [sys.executable, root / "tests" / "train_twice.py", "cuda", folder]
+        done = subprocess.run(command, env=python_path(root), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    return folders
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", mixer_names())
+def test_two_processes_train_the_same_model_within_bounds(name, way, twice):
+    """What adds in an order of its own, by atomics, differs in its last digits; the rest is equal to the bit."""
+    one, two = (load_file(folder / f"{name}-{way}.safetensors") for folder in twice)
+    losses = [json.loads((folder / f"{name}-{way}.json").read_text()) for folder in twice]
+    assert one.keys() == two.keys()
+    apart = {key: float((one[key] - two[key]).abs().max() / one[key].abs().max()) for key in one}
+    differing = [key for key, value in apart.items() if value]
+    nats = max(abs(first - second) for first, second in zip(*losses, strict=True))
+    most = max(apart.values())
+    print(f"{name}, {way}: {len(differing)} of {len(one)} tensors differ, by {most:.1e} at most; {nats:.1e} nats")
+    assert most <= MOST_OF_LARGEST
+    assert nats <= MOST_NATS

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -22,16 +23,18 @@ from test_structure import imported, modules
 from attnbench import checkpoint, corpora
 from attnbench.config import compose
 from attnbench.corpora import read_text
-from attnbench.documents import MOST_YAML_BYTES, parse_json, parse_yaml
+from attnbench.documents import MOST_JSON_BYTES, MOST_YAML_BYTES, parse_json, parse_yaml
 from attnbench.errors import UserError
 from attnbench.escaping import OneLine, markdown_text
 from attnbench.folder import recording, write_config
-from attnbench.jsonlines import replace_file
+from attnbench.jsonlines import MOST_LINES, replace_file
+from attnbench.metrics import read_metrics
 from attnbench.mixers.base import Mixer
 from attnbench.reading import stored_settings
 from attnbench.registry import resolve
 from attnbench.results import ResultsWriter, read_results
 from attnbench.tables import read_folders
+from attnbench.transfer import import_cells
 
 SENTINEL = "sentinel-0123456789abcdef0123456789abcdef"
 KEYS = ("WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "OPENAI_API_KEY")
@@ -136,6 +139,14 @@ def test_json_is_bounded(text):
         parse_json(text)
 
 
+@pytest.mark.parametrize("content", [b" " * (MOST_JSON_BYTES + 1), b"{}\n" * (MOST_LINES + 1)])
+def test_a_file_of_json_lines_is_bounded_before_it_is_parsed(content, tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(content)
+    for read in (read_results, read_metrics, lambda path: import_cells(path, tmp_path / "outputs")):
+        with pytest.raises(UserError, match=r"rows\.jsonl: (longer|more) than"):
+            read(tmp_path / "rows.jsonl")
+
+
 @pytest.mark.parametrize("text", ["!!python/object/apply:os.system [id]", "[" * 5000, "a: 2001-99-99", "? {[]: 1}"])
 def test_yaml_is_data(text):
     with pytest.raises(ValueError, match=r"constructor|deep|month|hash|parsing|expected"):
@@ -215,20 +226,25 @@ def test_a_configuration_reads_no_environment_variable(monkeypatch):
 
 
 def test_keys_of_the_environment_are_in_nothing_that_a_run_leaves(root, tmp_path):
+    # wandb's folder lies in the project's own.
+    for name in ("attnbench", "conf", "scripts"):
+        shutil.copytree(root / name, tmp_path / name)
     (tmp_path / "text.txt").write_text("a line of a text\n" * 200)
     words = [*TINY_RUN, f"data.path={tmp_path / 'text.txt'}", f"outputs_dir={tmp_path / 'outputs'}", "device=cpu"]
-    environment = {**python_path(root), **dict.fromkeys(KEYS, SENTINEL), "WANDB_DIR": str(tmp_path)}
-    environment |= {"WANDB_DATA_DIR": str(tmp_path / "data"), "WANDB_MODE": "offline"}
+    environment = {**python_path(tmp_path), **dict.fromkeys(KEYS, SENTINEL), "HOME": str(tmp_path)}
     for command in (
-        [root / "scripts" / "train.py", *words, "logger=none"],
-        [root / "scripts" / "report.py", tmp_path / "outputs" / "default"],
+        [tmp_path / "scripts" / "train.py", *words, "logger=offline"],
+        [tmp_path / "scripts" / "report.py", tmp_path / "outputs" / "default"],
     ):
         done = subprocess.run([sys.executable, *command], env=environment, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert SENTINEL not in done.stdout + done.stderr
-    left = [path for path in tmp_path.rglob("*") if path.is_file()]
+    left = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert {"config.yaml", "environment.json", "train.log", "index.html"} <= {path.name for path in left}
-    assert not [path for path in left if SENTINEL.encode() in path.read_bytes()]
+    [mirrored] = [content for path, content in left.items() if path.suffix == ".wandb"]
+    # Its records are not packed: what it was given can be read there.
+    assert b"learning_rate" in mirrored
+    assert not [path for path, content in left.items() if SENTINEL.encode() in content]
 
 
 @pytest.mark.parametrize("word", ["+=", "=1", "++train.learning_rate=" + "9" * 400, "x" * 100_000])

@@ -3,11 +3,9 @@
 import ast
 import subprocess
 import sys
-from pathlib import Path
 
-import pytest
 import torch
-from small import TINY_RUN, TRAIN, batch_of, fresh_state, python_path, record
+from small import MIXERS, TRAIN, batch_of, fresh_state, python_path, record
 from test_structure import modules
 
 from attnbench import checkpoint
@@ -73,18 +71,13 @@ def test_no_wall_clock_is_in_a_duration(root):
     assert found == STAMPS
 
 
-def trained(root: Path, folder: Path, attn: str) -> dict[str, bytes]:
-    """The weights of one training in a process of its own."""
-    (folder / "text.txt").parent.mkdir(parents=True)
-    (folder / "text.txt").write_text("".join(f"line {number} of a text\n" for number in range(200)))
-    words = [*TINY_RUN, f"attn={attn}", f"data.path={folder / 'text.txt'}", f"outputs_dir={folder}", "device=cpu"]
-    command = [sys.executable, root / "scripts" / "train.py", *words, "logger=none"]
-    done = subprocess.run(command, env=python_path(root), cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    weights = next(folder.rglob("final/weights.safetensors"))
-    return {path.name: path.read_bytes() for path in weights.parent.glob("*.safetensors")}
-
-
-@pytest.mark.parametrize("attn", ["softmax", "gated_deltanet"])
-def test_two_processes_train_the_same_model_to_the_bit(root, tmp_path, attn):
-    assert trained(root, tmp_path / "one", attn) == trained(root, tmp_path / "two", attn)
+def test_two_processes_train_the_same_models_to_the_bit(root, tmp_path):
+    found = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        command = [sys.executable, root / "tests" / "train_twice.py", "cpu", tmp_path / name]
+        done = subprocess.run(command, env=python_path(root), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        found.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
+    assert {name.partition("-")[0] for name in found[0]} == set(MIXERS)
+    assert found[0] == found[1]

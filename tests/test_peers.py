@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -193,6 +194,21 @@ def test_a_peer_that_dies_has_failed_and_the_rest_goes_on(measure, tmp_path):
     assert "nanoGPT: failed, its process ended with exit code 7." in (tmp_path / "page" / "README.md").read_text()
 
 
+def test_a_peer_that_does_not_answer_in_time_has_failed_and_is_gone(tmp_path, overrides):
+    # It is still importing torch then; what it hangs at makes no difference.
+    with Worker(tmp_path / "log", limit_seconds=0.2) as worker:
+        with pytest.raises(WorkerError, match=r"no answer to build within 0\.2 s; --limit") as caught:
+            worker.ask("build", job=Job.of(compose(overrides), "ours", {}).to_dict())
+        assert caught.value.status == "failed"
+        assert worker._process.wait(timeout=10) == -signal.SIGKILL
+
+
+def test_a_failure_here_waits_for_no_peer(tmp_path):
+    with pytest.raises(KeyboardInterrupt), Worker(tmp_path / "log") as worker:
+        raise KeyboardInterrupt
+    assert worker._process.returncode == -signal.SIGKILL
+
+
 def test_a_peer_finds_its_own_packages_and_variables_first(tmp_path, overrides):
     models = tmp_path / "own" / "fla" / "models"
     models.mkdir(parents=True)
@@ -271,6 +287,7 @@ def test_the_first_step_is_cold_and_then_warm(tmp_path, overrides):
         ({"cases": ["flush-256"]}, "--cases flush-256: unknown; there is flash-256,"),
         ({"repeats": 0}, "--repeats 0: must be at least 1"),
         ({"seconds": 0.0}, "--seconds 0.0: must be above 0"),
+        ({"places": Places(limit_seconds=0)}, "--limit 0: must be above 0"),
         ({"agreement_steps": 1}, "--agreement 1: must be at least 2"),
     ],
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import hydra
 import pytest
+from scripts_here import run_here
 from small import TINY_RUN, bench_words, smoke_overrides
 
 from attnbench.compare import compare
@@ -69,8 +70,16 @@ def compare_small(folder: Path) -> list[str]:
     return [*words, f"outputs_dir={folder}", "logger=none", "device=cpu"]
 
 
-def call(root: Path, *words: str, given: str = "") -> str:
-    """What a command printed that went well, with something on its standard input."""
+def call(script: str, *words: str) -> str:
+    """What a command printed that went well."""
+    code, output, errors = run_here(Path(script).name, *words)
+    assert code == 0, errors
+    assert "Traceback" not in errors
+    return output + errors
+
+
+def call_process(root: Path, *words: str, given: str = "") -> str:
+    """The same in a process of its own, with something on its standard input."""
     command = [sys.executable, *words]
     done = subprocess.run(command, cwd=root, input=given, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -79,17 +88,17 @@ def call(root: Path, *words: str, given: str = "") -> str:
 
 
 @pytest.fixture(scope="module")
-def trained(root, folder) -> Path:
+def trained(folder) -> Path:
     """A run for evaluate.py."""
-    call(root, "scripts/train.py", "attn=softmax", "eval=[]", *run_small(folder))
+    call("scripts/train.py", "attn=softmax", "eval=[]", *run_small(folder))
     (path,) = (folder / "default").glob("softmax-*")
     return path
 
 
 @pytest.fixture(scope="module")
-def compared(root, folder) -> Path:
+def compared(folder) -> Path:
     """A comparison for report.py and export=: the demo, small."""
-    said = call(root, "scripts/compare.py", "plan=demo", *compare_small(folder))
+    said = call("scripts/compare.py", "plan=demo", *compare_small(folder))
     header = next(line.split() for line in said.splitlines() if line.lstrip().startswith("softmax"))
     assert header == ["softmax", "flash", "linear", "gated_deltanet"]
     assert re.search(r"recall at 16, 2(\s+[01]\.?\d*){4}\s*\n", said), said
@@ -102,7 +111,7 @@ def compared(root, folder) -> Path:
 def test_a_training_runs(root, folder, command):
     _, script, *words = shlex.split(command)
     if "--help" in words:
-        assert "batch_size: 128" in call(root, script, *words)
+        assert "batch_size: 128" in call_process(root, script, *words)
         return
     words = [word for word in words if not word.startswith("seq_len=")]
     evaluations = ("recall", "copy") if any("recall" in word for word in words) else ("perplexity",)
@@ -110,7 +119,7 @@ def test_a_training_runs(root, folder, command):
     if any("submitit" in word for word in words):
         pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     if "-m" in words:
-        said = call(root, script, *words)
+        said = call_process(root, script, *words)
         assert all(f"{mixer}-" in said for mixer in ("softmax", "flash", "linear", "gated_deltanet"))
     else:
         # In this process, which has loaded torch already.
@@ -118,10 +127,10 @@ def test_a_training_runs(root, folder, command):
 
 
 @of_script("evaluate.py")
-def test_an_evaluation_of_what_was_trained_runs(root, trained, command):
+def test_an_evaluation_of_what_was_trained_runs(trained, command):
     _, script, *words = shlex.split(command)
     words = [f"run={trained}" if word.startswith("run=") else word for word in words]
-    said = call(root, script, *words, *smoke_overrides("perplexity", "recall"), "device=cpu")
+    said = call(script, *words, *smoke_overrides("perplexity", "recall"), "device=cpu")
     assert "recall" in said
     assert list(trained.glob("results/perplexity-*.jsonl"))
 
@@ -130,7 +139,7 @@ def test_an_evaluation_of_what_was_trained_runs(root, trained, command):
 def test_a_prompt_is_continued(root, trained, command):
     before, _, own = command.rpartition("|")
     words = [f"run={trained}" if word.startswith("run=") else word for word in shlex.split(own)[1:]]
-    said = call(root, *words, "num_tokens=20", "device=cpu", given=" ".join(shlex.split(before)[1:]))
+    said = call_process(root, *words, "num_tokens=20", "device=cpu", given=" ".join(shlex.split(before)[1:]))
     assert said.count("the history of") == (4 if "num_samples=4" in words else 1)
 
 
@@ -154,9 +163,9 @@ def test_a_comparison_is_what_its_line_says(folder, compared, caplog, command):
 
 
 @of_script("report.py")
-def test_a_report_is_made(root, folder, compared, command):
+def test_a_report_is_made(folder, compared, command):
     _, script, *words = shlex.split(command)
-    assert "index.html" in call(root, script, *(word.replace("outputs", str(folder)) for word in words))
+    assert "index.html" in call(script, *(word.replace("outputs", str(folder)) for word in words))
 
 
 @of_script("prepare_data.py")
@@ -169,8 +178,8 @@ def test_the_data_come_or_a_line_says_why_not(root, tmp_path, command):
 
 
 @of_script("doctor.py")
-def test_the_doctor_finds_what_runs_here_right(root, folder, command):
-    said = call(root, *shlex.split(command)[1:], "mixers=[softmax]", "device=cpu", f"outputs_dir={folder}")
+def test_the_doctor_finds_what_runs_here_right(folder, command):
+    said = call(*shlex.split(command)[1:], "mixers=[softmax]", "device=cpu", f"outputs_dir={folder}")
     assert re.search(r"softmax +torch\* +bfloat16 +right( +\d\.\de-\d\d){4}\n", said), said
 
 
@@ -185,12 +194,12 @@ def test_a_table_of_operators_is_made(folder, run_benchmark, command, capsys):
 
 
 def test_every_command_is_run_by_somebody():
-    run_here = (
+    those = (
         *("train.py", "evaluate.py", "generate.py", "compare.py", "report.py", "prepare_data.py", "doctor.py"),
         "benchmark.py",
     )
-    run_here = {line for script in run_here for line in commands(f"python scripts/{script}")}
-    assert set(commands()) == run_here | set(ELSEWHERE)
+    lines = {line for script in those for line in commands(f"python scripts/{script}")}
+    assert set(commands()) == lines | set(ELSEWHERE)
 
 
 def test_the_battery_is_the_six_of_the_table(root):
@@ -203,7 +212,7 @@ def test_the_python_runs(root, folder):
     (code,) = blocks(root, "python")
     overrides = ", ".join(repr(word) for word in [*run_small(folder), *smoke_overrides("perplexity")])
     code = code.replace('"experiment=demo"', f'"experiment=demo", {overrides}')
-    assert "bits_per_character" in call(root, "-c", code)
+    assert "bits_per_character" in call_process(root, "-c", code)
 
 
 @pytest.mark.parametrize("published", ["language_model-h200", "battery-h200"])

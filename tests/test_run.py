@@ -501,21 +501,6 @@ def test_a_diverged_run_ends_the_command_with_one_line(folder, monkeypatch, caps
     assert errors[0].startswith("error: diverged by step")
 
 
-@pytest.mark.parametrize("mode", [[], ["-m"]])
-def test_ctrl_c_outside_training_ends_the_command_without_a_traceback(mode, folder, monkeypatch, capsys):
-    started = []
-
-    def main(settings) -> Path:
-        started.append(settings.seed)
-        raise KeyboardInterrupt
-
-    assert launched(monkeypatch, main, [*mode, *words(folder, "seed=1,2" if mode else "seed=1")]) == 130
-    assert started == [1]
-    stderr = capsys.readouterr().err
-    assert stderr.count("\n") == 1
-    assert "the same command" in stderr
-
-
 def test_a_sweep_goes_on_past_a_job_that_fails_and_lists_it(folder, tmp_path):
     # The two jobs at 100000 fail: the text is shorter than that.
     done = call(

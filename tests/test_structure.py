@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 ORDER = [
-    "escaping", "errors", "documents", "settings", "registry", "jsonlines", "network", "results", "statistics",
-    "figures", "tables", "families", "aggregate", "terminal", "publish", "runtime", "locks", "process_memory",
-    "timing", "graphs", "workers", "folder",
+    "escaping", "errors", "stopping", "documents", "settings", "registry", "jsonlines", "network", "results",
+    "statistics", "figures", "tables", "families", "aggregate", "terminal", "publish", "runtime", "locks",
+    "process_memory", "timing", "graphs", "workers", "folder",
     "kernels.support", "kernels",
     "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "correctness", "matching",
-    "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "mirror", "train", "hooks",
+    "pieces", "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "mirror", "train", "hooks",
     "divergence", "generate", "writing",
     "evals.base", "evals.options", "evals.task_data", "evals.scoring", "evals.recall_sizes", "evals.rows",
     "evals.capped_child", "evals.step_cost", "evals",

@@ -104,7 +104,7 @@ def test_a_path_that_is_no_cell_s_is_refused_and_nothing_written(path, exported,
 
 def refused(lines: list[str], tmp_path: Path, message: str, experiment: str = "outputs/other") -> None:
     source = tmp_path / "rows.jsonl"
-    source.write_text("".join(f"{line}\n" for line in lines))
+    source.write_text("\n".join(lines))
     before = {path.relative_to(tmp_path) for path in tmp_path.rglob("*")}
     with pytest.raises(UserError, match=message):
         import_cells(source, tmp_path / experiment)

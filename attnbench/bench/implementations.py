@@ -29,7 +29,7 @@ class Implementation:
     """Attention as a function of query, key, value and whether it is causal."""
 
     name: str
-    load: Callable[[], Attention]
+    make: Callable[[], Attention]
     """Imports what it needs, or raises a UserError that says what is missing."""
     heads_first: bool
     """Whether its tensors are (B, H, T, K) in memory or (B, T, H, K): each gets what it is made for."""
@@ -129,36 +129,36 @@ _EFFICIENT = ("float32", *HALVES)
 IMPLEMENTATIONS = {
     one.name: one
     for one in (
-        Implementation(name="textbook", load=lambda: textbook, heads_first=True, refuse=_anywhere),
-        Implementation(name="compiled", load=_compiled, heads_first=True, refuse=_anywhere),
+        Implementation(name="textbook", make=lambda: textbook, heads_first=True, refuse=_anywhere),
+        Implementation(name="compiled", make=_compiled, heads_first=True, refuse=_anywhere),
         Implementation(
-            name="sdpa_math", load=functools.partial(_sdpa, SDPBackend.MATH), heads_first=True, refuse=_anywhere
+            name="sdpa_math", make=functools.partial(_sdpa, SDPBackend.MATH), heads_first=True, refuse=_anywhere
         ),
         Implementation(
             name="sdpa_flash",
-            load=functools.partial(_sdpa, SDPBackend.FLASH_ATTENTION),
+            make=functools.partial(_sdpa, SDPBackend.FLASH_ATTENTION),
             heads_first=True,
             refuse=_refuse_sdpa_flash,
         ),
         Implementation(
             name="sdpa_efficient",
-            load=functools.partial(_sdpa, SDPBackend.EFFICIENT_ATTENTION),
+            make=functools.partial(_sdpa, SDPBackend.EFFICIENT_ATTENTION),
             heads_first=True,
             refuse=_with_cuda("SDPA's memory-efficient kernel", _EFFICIENT, 256),
         ),
         Implementation(
             name="sdpa_cudnn",
-            load=functools.partial(_sdpa, SDPBackend.CUDNN_ATTENTION),
+            make=functools.partial(_sdpa, SDPBackend.CUDNN_ATTENTION),
             heads_first=True,
             refuse=_with_cuda("cuDNN's kernel", HALVES, 128),
         ),
         Implementation(
-            name="flash_attn", load=_flash_attn, heads_first=False, refuse=_with_cuda("flash_attn", HALVES, 256)
+            name="flash_attn", make=_flash_attn, heads_first=False, refuse=_with_cuda("flash_attn", HALVES, 256)
         ),
-        Implementation(name="triton", load=_triton, heads_first=False, refuse=_refuse_triton),
+        Implementation(name="triton", make=_triton, heads_first=False, refuse=_refuse_triton),
         *(
             Implementation(
-                name=name, load=functools.partial(_cuda, name), heads_first=True, refuse=_refuse_cuda, is_plain=True
+                name=name, make=functools.partial(_cuda, name), heads_first=True, refuse=_refuse_cuda, is_plain=True
             )
             for name in STEPS
         ),

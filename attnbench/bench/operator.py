@@ -59,7 +59,7 @@ def _measure_one(
     if implementation.is_plain and (problem.with_gradients or problem.causal):
         refusal = "has a forward pass alone, in which every position sees all"
     try:
-        function = implementation.load() if refusal is None else None
+        function = implementation.make() if refusal is None else None
     except UserError as error:
         function, refusal = None, str(error)
     if function is None:

@@ -38,6 +38,7 @@ def run_agreement(
     folder: Path,
     *,
     num_steps: int,
+    limit_seconds: float,
     command: str,
     say: Say,
 ) -> None:
@@ -51,7 +52,7 @@ def run_agreement(
             job = Job.of(compose([f"attn={attn}", "data.vocabulary_size=1015", *overrides, *more]), "ours", options)
             settings = {"attn": mixer, "num_steps": num_steps}
             try:
-                built, losses = _train(job, num_steps, folder / "output.log")
+                built, losses = _train(job, num_steps, folder / "output.log", limit_seconds)
             except WorkerError as error:
                 say(f"{mixer}, {path}: {error.status}: {error.reason}")
                 lost = _measurement("train_loss", None, settings, error)
@@ -70,8 +71,8 @@ def largest_difference(losses: Sequence[float], reference: Sequence[float]) -> f
     return max(abs(one - other) for one, other in zip(losses, reference, strict=True))
 
 
-def _train(job: Job, num_steps: int, log: Path) -> tuple[dict[str, Any], list[float]]:
-    with Worker(log) as worker:
+def _train(job: Job, num_steps: int, log: Path, limit_seconds: float) -> tuple[dict[str, Any], list[float]]:
+    with Worker(log, limit_seconds=limit_seconds) as worker:
         built = worker.ask("build", job=job.to_dict())
         return built, [built["loss"], *worker.ask("losses", num_steps=num_steps - 1)["losses"]]
 

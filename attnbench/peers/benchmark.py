@@ -46,7 +46,15 @@ def benchmark(request: Request, compose: Compose) -> None:
     with device_lock(device, shared=False):
         if request.first_step:
             folder = request.outputs / "first-step"
-            run_first_steps(request.mixers, compose, request.overrides, folder, command=request.command, say=_say)
+            run_first_steps(
+                request.mixers,
+                compose,
+                request.overrides,
+                folder,
+                limit_seconds=request.places.limit_seconds,
+                command=request.command,
+                say=_say,
+            )
         elif request.agreement_steps is not None:
             run_agreement(
                 request.mixers,
@@ -54,6 +62,7 @@ def benchmark(request: Request, compose: Compose) -> None:
                 request.overrides,
                 request.outputs / "agreement",
                 num_steps=request.agreement_steps,
+                limit_seconds=request.places.limit_seconds,
                 command=request.command,
                 say=_say,
             )
@@ -87,6 +96,8 @@ def check(request: Request) -> None:
         raise UserError(f"--repeats {request.repeats}: must be at least 1")
     if not request.seconds > 0:
         raise UserError(f"--seconds {request.seconds}: must be above 0")
+    if not request.places.limit_seconds > 0:
+        raise UserError(f"--limit {request.places.limit_seconds:g}: must be above 0")
     if request.agreement_steps is not None and request.agreement_steps < 2:
         raise UserError(f"--agreement {request.agreement_steps}: must be at least 2")
 

@@ -21,7 +21,14 @@ METRICS = ("start_seconds", "first_step_seconds")
 
 
 def run_first_steps(
-    mixers: Sequence[str], compose: Compose, overrides: Sequence[str], folder: Path, *, command: str, say: Say
+    mixers: Sequence[str],
+    compose: Compose,
+    overrides: Sequence[str],
+    folder: Path,
+    *,
+    limit_seconds: float,
+    command: str,
+    say: Say,
 ) -> None:
     """Each mixer in a new process with caches that are empty, then in another with those that the first has left."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -32,7 +39,8 @@ def run_first_steps(
             for cache in ("cold", "warm"):
                 settings = {"cache": cache, "attn": mixer, "batch_size": job.train.batch_size}
                 try:
-                    with Worker(folder / "output.log", caches=Path(caches)) as worker:
+                    log = folder / "output.log"
+                    with Worker(log, caches=Path(caches), limit_seconds=limit_seconds) as worker:
                         built = worker.ask("build", job=job.to_dict())
                 except WorkerError as error:
                     say(f"{mixer}, {cache}: {error.status}: {error.reason}")

@@ -16,7 +16,7 @@ from attnbench.jsonlines import replace_file
 from attnbench.peers.cases import Case, Peer
 from attnbench.peers.implementations import Job
 from attnbench.peers.rows import OURS, Contestant, measurements_of, write_rows
-from attnbench.peers.worker import ABSENT, Worker
+from attnbench.peers.worker import ABSENT, LIMIT_SECONDS, Worker
 from attnbench.settings import RunSettings
 
 NUM_WARMUP = 6
@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Places:
-    """Where peers are found."""
+    """Where peers are found, and how long one may take."""
 
     nanogpt: str | None = None
     """Its model.py."""
@@ -36,6 +36,8 @@ class Places:
     """Folders that come first on the PYTHONPATH of flash-linear-attention's processes."""
     variables: dict[str, str] = field(default_factory=dict)
     """Of the environment of all peers, not of ours."""
+    limit_seconds: float = LIMIT_SECONDS
+    """Longest wait for an answer of one."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -145,7 +147,8 @@ def _started(
     options = {**peer.options, "path": places.nanogpt} if peer.kind == "nanogpt" else peer.options
     job = Job.of(settings, peer.kind, options, parameters if peer.kind == "ours" else None)
     paths = places.fla if peer.kind in ("fla", "naive_delta_rule") else ()
-    worker = stack.enter_context(Worker(log, paths=paths, variables={} if is_ours else places.variables))
+    variables = {} if is_ours else places.variables
+    worker = stack.enter_context(Worker(log, paths=paths, variables=variables, limit_seconds=places.limit_seconds))
     contestant = Contestant(name=peer.name, job=job, worker=worker)
     contestant.built = contestant.ask("build", job=job.to_dict())
     return contestant

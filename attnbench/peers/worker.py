@@ -6,6 +6,7 @@ goes wrong is an answer too: {"status": ..., "reason": ...}. The end of its inpu
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,12 +15,16 @@ import traceback
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from attnbench.errors import UserError
 from attnbench.folder import ROOT
 from attnbench.peers.modules import AbsentPeerError
 from attnbench.workers import cause_of_death
+
+LIMIT_SECONDS = 1800.0
+"""Longest wait for an answer: compilers of some peers take minutes."""
 
 ABSENT = "absent"
 """Status of a peer that is not on this machine; every other is one of a result row."""
@@ -41,6 +46,7 @@ class Worker:
         paths: put first on its PYTHONPATH.
         variables: of its environment.
         caches: where compilers keep what they made; None: an empty folder of its own, so that it starts cold.
+        limit_seconds: longest wait for an answer; then the process and all that it has started are ended.
     """
 
     def __init__(
@@ -50,7 +56,9 @@ class Worker:
         paths: tuple[str, ...] = (),
         variables: dict[str, str] | None = None,
         caches: Path | None = None,
+        limit_seconds: float = LIMIT_SECONDS,
     ) -> None:
+        self.limit_seconds = limit_seconds
         self._own_caches = (
             tempfile.TemporaryDirectory(prefix="attnbench-caches-", ignore_cleanup_errors=True)
             if caches is None
@@ -74,22 +82,31 @@ class Worker:
                 stderr=errors,
                 text=True,
                 env=environment,
+                # It leads a group, so that what it starts ends with it.
+                process_group=0,
             )
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
         """The answer.
 
         Raises:
-            WorkerError: it could not be done, or the process died.
+            WorkerError: it could not be done, it took too long, or the process died.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        limit = Timer(self.limit_seconds, self._kill)
+        limit.start()
         try:
             self._process.stdin.write(json.dumps({"ask": what, **arguments}) + "\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""
+        finally:
+            is_late = not limit.is_alive()
+            limit.cancel()
+        if is_late:
+            raise WorkerError("failed", f"no answer to {what} within {self.limit_seconds:g} s; --limit waits longer")
         if not line.endswith("\n"):
             raise WorkerError("failed", cause_of_death(self._process.wait()))
         answer = json.loads(line)
@@ -107,15 +124,22 @@ class Worker:
         try:
             self._process.wait(timeout=30)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._kill()
             self._process.wait()
         if self._own_caches is not None:
             self._own_caches.cleanup()
 
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
     def __enter__(self) -> "Worker":
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None:
+            # It may be at a step that takes minutes, and Ctrl-C on the terminal does not reach it.
+            self._kill()
         self.close()
 
 

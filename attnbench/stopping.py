@@ -1,0 +1,88 @@
+"""Being asked to stop, by Ctrl-C or SIGTERM: at once, or after a save where something would be lost."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from attnbench.errors import Interrupted, UserError
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def interruptible(message: str) -> Iterator[None]:
+    """Inside, both signals raise `Interrupted` with this message, whatever becomes of it on its way out.
+
+    A library that was in the middle of something, loading tensors or itself, may turn any exception into an error of
+    its own, or lose it; what it was about to do is not to be trusted then. In a thread other than the main one, which
+    gets no signals, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+
+    def stop(number: int, frame: Any) -> None:
+        came.append(number)
+        raise Interrupted(message, 128 + number)
+
+    before = {number: signal.signal(number, stop) for number in SIGNALS}
+    try:
+        yield
+    except Exception as error:
+        if came:
+            raise Interrupted(message, 128 + came[0]) from error
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        raise Interrupted(message, 128 + came[0])
+
+
+class StopRequest:
+    """Set by either signal; training looks at it between two steps, saves and stops.
+
+    A second signal ends the process at once.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator["StopRequest"]:
+        """Handles both signals inside the block, and gives them back after it.
+
+        Raises:
+            Interrupted: something failed after a signal. Ctrl-C reaches every process of the terminal, and a compiler
+                that it ends is no error of the run.
+        """
+        before = {number: signal.getsignal(number) for number in SIGNALS}
+        for number in before:
+            signal.signal(number, self._request)
+        try:
+            yield self
+        except (UserError, OSError):
+            # A save that failed is what the user must know of.
+            raise
+        except Exception as error:
+            if self.signal is None:
+                raise
+            raise self.interruption("stopped before a step was done; the same command goes on") from error
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _request(self, number: int, frame: Any) -> None:
+        if self.signal is not None:
+            os._exit(128 + number)
+        self.signal = number
+        print(f"\n{signal.Signals(number).name}: saving, then stopping", file=sys.stderr, flush=True)
+
+    def interruption(self, message: str) -> Interrupted:
+        """The exception to raise once everything is saved."""
+        return Interrupted(message, 128 + (self.signal or signal.SIGINT))

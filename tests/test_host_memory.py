@@ -1,0 +1,19 @@
+"""The short form of `make memory`."""
+
+import pytest
+from host_memory import MOST_GROWTH_MIB, SETTLED, measured, training_figures
+
+
+@pytest.mark.parametrize(
+    ("alphabet", "suffix", "num_mebibytes"),
+    [("wide", ".txt", 64), pytest.param("ascii", ".parquet", 160, marks=pytest.mark.slow)],
+)
+def test_a_training_takes_less_than_twice_its_corpus(alphabet, suffix, num_mebibytes):
+    corpus, peak = training_figures(alphabet, suffix, num_mebibytes)
+    assert peak < 2 * corpus
+
+
+@pytest.mark.slow
+def test_cells_in_one_process_leave_nothing():
+    resident = measured("cells", SETTLED + 20)
+    assert resident[-1] < resident[SETTLED - 1] + MOST_GROWTH_MIB

@@ -1,0 +1,123 @@
+"""Signals outside the steps of a training: while torch or tensors are loaded, whatever a library makes of them."""
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from test_run import ROOT, command, environment, launched, words, write_text
+
+from attnbench import checkpoint
+from attnbench.config import compose
+from attnbench.errors import Interrupted
+from attnbench.hooks import Checkpoints
+from attnbench.metrics import read_metrics
+from attnbench.prepare import prepare
+from attnbench.run import run
+from attnbench.stopping import StopRequest
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Holds a text, small.txt."""
+    folder = tmp_path_factory.mktemp("stopped")
+    write_text(folder / "small.txt", seed=0)
+    return folder
+
+
+def lost(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+def swallowed(number: signal.Signals) -> None:
+    with suppress(BaseException):
+        os.kill(os.getpid(), number)
+
+
+def turned_into_another_error(number: signal.Signals) -> None:
+    try:
+        os.kill(os.getpid(), number)
+    except BaseException as error:
+        raise ValueError("could not determine the shape of object type") from error
+
+
+@pytest.mark.parametrize("mode", [[], ["-m"]])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("library", [lost, swallowed, turned_into_another_error])
+def test_a_signal_outside_training_ends_the_command_without_a_traceback(
+    library, number, mode, folder, monkeypatch, capsys
+):
+    started = []
+
+    def main(settings) -> Path:
+        started.append(settings.seed)
+        library(number)
+        return folder
+
+    code = launched(monkeypatch, main, [*mode, *words(folder, "seed=1,2" if mode else "seed=1")])
+    assert code == 128 + number
+    assert started == [1]
+    stderr = capsys.readouterr().err
+    assert stderr.count("\n") == 1
+    assert "the same command" in stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_tensors_are_loaded_loses_nothing(number, folder, monkeypatch):
+    settings = compose(words(folder, outputs=f"loading{number}"))
+
+    def stop(self, state, report, save=Checkpoints.__call__):
+        self.stop.signal = number if state.step == 4 else None
+        save(self, state, report)
+
+    def load(path):
+        # So does safetensors: what Python raises while it makes a tensor becomes an error of its own.
+        turned_into_another_error(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "__call__", stop)
+        with pytest.raises(Interrupted, match="stopped at step 4"):
+            run(settings)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "load_file", load)
+        with pytest.raises(Interrupted, match="the same command") as caught:
+            run(settings)
+    assert caught.value.exit_code == 128 + number
+    run_folder = prepare(settings).folder
+    assert not (run_folder / "failed.txt").exists()
+    assert run(settings) == run_folder
+    assert [row["step"] for row in read_metrics(run_folder / "metrics.jsonl") if "loss" in row] == [2, 4, 6, 8, 10, 12]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_torch_loads_ends_the_command(number, folder):
+    process = subprocess.Popen(
+        command(*words(folder, outputs="never")), cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True
+    )
+    mapped, deadline = Path(f"/proc/{process.pid}/maps"), time.monotonic() + 60
+    while time.monotonic() < deadline and "libtorch_cpu" not in mapped.read_text():
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, stderr
+    assert stderr == "interrupted; the same command goes on from what is finished\n"
+    assert not (folder / "never").exists()
+
+
+def test_what_fails_after_a_signal_is_no_failure_unless_it_is_the_save():
+    # Ctrl-C ends the compiler too, which is a process of the same terminal.
+    def fail(error, number=None):
+        with StopRequest().listening():
+            if number is not None:
+                os.kill(os.getpid(), number)
+            raise error
+
+    with pytest.raises(Interrupted):
+        fail(RuntimeError("g++ ended"), signal.SIGINT)
+    with pytest.raises(OSError, match="disk full"):
+        fail(OSError("disk full"), signal.SIGINT)
+    with pytest.raises(RuntimeError):
+        fail(RuntimeError("of another cause"))

@@ -1,0 +1,1 @@
+"""Operators measured alone: one table each."""

@@ -1,0 +1,118 @@
+"""A function run under torch's profiler: its trace, and its operators as a table."""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
+from torch.profiler import ProfilerActivity, profile
+
+from attnbench.runtime import synchronize
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Line:
+    """One operator or kernel of a table, over all calls that were recorded."""
+
+    name: str
+    calls: int
+    milliseconds: float
+    """On the device, or of the host where that is the device: its own, without what it calls."""
+    memory_mib: float | None = None
+    """What it allocates less what it frees; None where that was not recorded."""
+    mflops: float | None = None
+    """The profiler's own count, which knows products, sums and convolutions; None for an operator that it has none of
+    and nobody else counted."""
+    counted_here: bool = False
+    """`mflops` is our own count."""
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Recording:
+    """What the profiler saw of some calls."""
+
+    trace: dict[str, Any]
+    lines: list[Line]
+    """Every operator, the longest first."""
+    num_calls: int
+
+    @property
+    def milliseconds(self) -> float:
+        """All operators of all calls together."""
+        return sum(line.milliseconds for line in self.lines)
+
+
+def record(
+    function: Callable[[], object],
+    device: torch.device,
+    *,
+    num_calls: int,
+    detailed: bool,
+    flops: Mapping[str, float] | None = None,
+) -> Recording:
+    """Calls it so many times under the profiler. Warm it up before.
+
+    Args:
+        detailed: also shapes, memory and FLOPs, which cost the host time at every operator.
+        flops: of one call of an operator that the profiler counts none of, by its name.
+    """
+    # Above all its levels: it would write of its own starts and stops to standard error. Read when it first starts.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    synchronize(device)
+    with profile(
+        activities=activities, record_shapes=detailed, profile_memory=detailed, with_flops=detailed
+    ) as profiler:
+        for _ in range(num_calls):
+            function()
+        synchronize(device)
+    lines = [_line(event, device, detailed, flops or {}) for event in profiler.key_averages() if _is_operator(event)]
+    return Recording(
+        trace=_trace_of(profiler),
+        lines=sorted((line for line in lines if line.milliseconds > 0), key=lambda line: -line.milliseconds),
+        num_calls=num_calls,
+    )
+
+
+def top(lines: Sequence[Line], number: int) -> tuple[list[Line], Line | None]:
+    """The first of them, and all others as one; None where there are no others."""
+    rest = lines[number:]
+    if not rest:
+        return list(lines), None
+    name = f"{len(rest)} others"
+    return list(lines[:number]), Line(
+        name=name, calls=sum(line.calls for line in rest), milliseconds=sum(line.milliseconds for line in rest)
+    )
+
+
+def _is_operator(event: Any) -> bool:
+    # Labels, and the kernels that the profiler lists beside their operators, would count the same time twice.
+    return event.device_type == DeviceType.CPU and not event.is_user_annotation
+
+
+def _line(event: Any, device: torch.device, detailed: bool, flops: Mapping[str, float]) -> Line:
+    on_cpu = device.type == "cpu"
+    memory = event.self_cpu_memory_usage if on_cpu else event.self_device_memory_usage
+    own = flops.get(event.key)
+    counted = own * event.count if own is not None else event.flops
+    return Line(
+        name=event.key,
+        calls=event.count,
+        milliseconds=(event.self_cpu_time_total if on_cpu else event.self_device_time_total) / 1e3,
+        memory_mib=memory / 2**20 if detailed else None,
+        mflops=counted / 1e6 if counted else None,
+        counted_here=own is not None,
+    )
+
+
+def _trace_of(profiler: profile) -> dict[str, Any]:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        # As torch writes it: names of kernels may hold what is no UTF-8.
+        return json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False)

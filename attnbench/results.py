@@ -11,7 +11,7 @@ import io
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -176,13 +176,17 @@ class ResultsWriter:
         path.parent.mkdir(exist_ok=True)
         self._file = open(unlinked(path), "w", encoding="utf-8", newline="\n")  # noqa: SIM115
 
-    def write(self, measurement: Measurement) -> ResultRow:
+    def write(self, measurement: Measurement, variant: str | None = None) -> ResultRow:
         """Writes one row; it is in the file when this returns.
+
+        Args:
+            variant: whose row it is, and its backend, where one file holds those of several.
 
         Raises:
             ValueError, TypeError: the settings hold what JSON cannot say.
         """
-        row = ResultRow(identity=self.identity, measurement=measurement)
+        identity = self.identity if variant is None else replace(self.identity, variant=variant, backend=variant)
+        row = ResultRow(identity=identity, measurement=measurement)
         line = to_line(row.to_dict())
         self._file.write(line)
         self._file.flush()

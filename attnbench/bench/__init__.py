@@ -1,1 +1,1 @@
-"""Operators measured alone: one table each."""
+"""Operator tables: one file each."""

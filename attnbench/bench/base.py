@@ -3,12 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
 from attnbench.bench.roofline import Ceilings
-from attnbench.results import Measurement
+from attnbench.evals.base import Evaluation
+from attnbench.results import Measurement, ResultRow
 from attnbench.runtime import dtype_of
 from attnbench.settings import MixerSettings
 from attnbench.timing import Times
@@ -24,6 +26,8 @@ class Subject:
     """Of this device in this precision, measured in the same run."""
     mixers: Callable[[Sequence[str]], list[MixerSettings]]
     """Mixers by the names of their yamls of conf/attn, whether or not they can run here."""
+    folder: Path
+    """Of the run, for what is no row."""
     trusted: Collection[str] = ()
     """Classes outside attnbench that may be built, see registry.py."""
 
@@ -58,10 +62,14 @@ class Layout:
     values: tuple[Values, ...]
     columns: str = "implementation"
     """The setting that tells the columns of the same values apart."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """What stands above `lines` where it is not the setting's name."""
+    on_page_alone: bool = False
+    """Left out on a terminal, for its length."""
 
 
-class Bench(ABC):
-    """The constructor's signature is the schema of the yaml: keyword-only, typed, no **kwargs."""
+class Bench(Evaluation, ABC):
+    """Settings, `plots` and `smoke` as an Evaluation's; its rows are those of operators, not of a mixer's model."""
 
     title: ClassVar[str]
     """Of the page that is published."""
@@ -71,8 +79,18 @@ class Bench(ABC):
     notes: ClassVar[tuple[str, ...]] = ()
     """What a reader of the tables must know; a paragraph each."""
 
-    smoke: ClassVar[dict[str, Any]] = {}
-    """Settings that finish on a CPU in a second."""
+    unsaid: ClassVar[tuple[str, ...]] = ("roofline_share",)
+    """Metrics that stand in the tables alone and are not told while it measures."""
+
+    @classmethod
+    def layouts_of(cls, rows: Sequence[ResultRow]) -> Sequence[Layout]:
+        """The tables of these rows, where what they are depends on the rows."""
+        return cls.layouts
+
+    @classmethod
+    def files(cls, rows: Sequence[ResultRow]) -> dict[str, str]:
+        """What else is written beside results.csv, by file name."""
+        return {}
 
     @abstractmethod
     def cells(self) -> Iterator[dict[str, Any]]:

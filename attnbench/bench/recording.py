@@ -30,6 +30,8 @@ class Line:
     and nobody else counted."""
     counted_here: bool = False
     """`mflops` is our own count."""
+    part: str = ""
+    """Of the step, where that is known."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)

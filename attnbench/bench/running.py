@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 
 EXPERIMENT = "benchmark"
 CEILINGS = ("matrix_product_tflops", "copy_gigabytes_per_second")
-UNSAID = ("roofline_share",)
-"""Metrics that stand in the tables alone."""
 
 ComposeMixers = Callable[[Sequence[str] | None], tuple[list[MixerSettings], frozenset[str]]]
 
@@ -61,11 +59,12 @@ def run_bench(settings: BenchSettings, compose_mixers: ComposeMixers) -> Path:
             precision=precision,
             ceilings=ceilings,
             mixers=lambda names: compose_mixers(names)[0],
+            folder=folder,
             trusted=settings.trusted,
         )
         for index, cell in enumerate(bench.cells()):
             rows = results.cell(f"{index:04}", lambda cell=cell: bench.measure(cell, subject))
-            _say(cell, rows)
+            _say(cell, rows, bench.unsaid)
     return folder
 
 
@@ -98,20 +97,22 @@ def _ceilings(results: Results, device: torch.device, precision: str) -> Ceiling
     return ceilings
 
 
-def _say(cell: dict[str, Any], rows: Iterable[ResultRow]) -> None:
+def _say(cell: dict[str, Any], rows: Iterable[ResultRow], unsaid: Sequence[str]) -> None:
     """A line an implementation, as soon as it has all its rows."""
     place = " ".join(f"{axis}={value}" for axis, value in cell.items())
     log.info(place)
     for name, group in groupby(rows, key=lambda row: row.identity.variant):
-        measured = [row.measurement for row in group if row.measurement.metric not in UNSAID]
+        measured = [row.measurement for row in group if row.measurement.metric not in unsaid]
         parts = dict.fromkeys(map(_told, measured))
-        log.info(printable(f"  {name:14} {', '.join(parts)}"))
+        if parts:
+            log.info(printable(f"  {name:14} {', '.join(parts)}"))
 
 
 def _told(measurement: Measurement) -> str:
     if measurement.value is None:
         return f"{measurement.status.replace('_', ' ')}: {measurement.reason}"
-    what = measurement.settings.get("pass") or measurement.metric.replace("_", " ")
+    settings, name = measurement.settings, measurement.metric.replace("_", " ")
+    what = " ".join(filter(None, [settings.get("form"), settings.get("pass") or name]))
     return f"{what} {format_number(measurement.value)} {measurement.unit}".rstrip()
 
 

@@ -34,7 +34,7 @@ def _grid(rows: Sequence[ResultRow], layout: Layout, with_precision: bool) -> Gr
         for row in rows:
             settings = row.measurement.settings
             name = settings.get(layout.columns)
-            if not _takes(values, row.measurement, name):
+            if row.identity.variant == "device" or not _takes(values, row.measurement, name):
                 continue
             precision = (row.identity.precision,) if with_precision else ()
             line = (*precision, *(settings.get(axis) for axis in layout.lines))
@@ -46,7 +46,9 @@ def _grid(rows: Sequence[ResultRow], layout: Layout, with_precision: bool) -> Gr
     shown = {key: header for key, header in columns.items() if key in supported}
     return Grid(
         title=layout.title,
-        headers=["precision"] * with_precision + [axis.replace("_", " ") for axis in layout.lines] + [*shown.values()],
+        headers=["precision"] * with_precision
+        + [layout.headers.get(axis, axis.replace("_", " ")) for axis in layout.lines]
+        + [*shown.values()],
         num_labels=with_precision + len(layout.lines),
         lines=[
             [*(printable(_label(value)) for value in line), *(own.get(key, "–") for key in shown)]
@@ -60,7 +62,6 @@ def _takes(values: Values, measurement: Measurement, name: Any) -> bool:
     return (
         measurement.metric == values.metric
         and values.where.items() <= measurement.settings.items()
-        and name is not None
         and (values.only is None or name in values.only)
     )
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from attnbench.bench.base import Bench, Layout, Subject, Values
 from attnbench.bench.operator import Repetition
-from attnbench.bench.profile_attention import Shape, check_attentions, profile_attention
+from attnbench.bench.profile_attention import PEAK, Shape, check_attentions, profile_attention
 from attnbench.bench.profile_step import CAPTURED, EAGER, StepCase, profile_step
 from attnbench.errors import UserError
 from attnbench.evals.rows import check_counts
@@ -32,6 +32,7 @@ OPERATORS = (
 SUMMED = {
     "milliseconds": "milliseconds",
     "profiled_milliseconds": "profiled_milliseconds",
+    "ratio": "times_faster",
     "part_milliseconds": "profiled_milliseconds",
     "pass_milliseconds": "profiled_milliseconds",
     "operator_milliseconds": "profiled_milliseconds",
@@ -39,6 +40,7 @@ SUMMED = {
     "operator_share": "share",
     "operator_calls": "calls",
     "operator_mib": "mib",
+    PEAK: "mib",
     "peak_memory_mib": "mib",
     "operator_mflops": "mflops",
 }
@@ -84,9 +86,10 @@ class ProfileBench(Bench):
         *(values.metric for values in OPERATORS),
     )
     notes: ClassVar[tuple[str, ...]] = (
-        "Attention: repeated keys and values, two matrix products, a division and a softmax against one kernel, rotary "
-        "positions included on both sides, forward alone. The profiler counts no operations of the fused kernels: "
-        "theirs are our count, two products over all pairs of positions that see each other.",
+        "Attention, textbook: repeated keys and values, two matrix products, a division and a softmax, against fused "
+        "kernels; rotary positions on both sides, forward alone. All calls together are the device's time under the "
+        "profiler, which the ratio is of; one call is timed without it, caches cold. The profiler counts no operations "
+        "of the fused kernels: theirs are our count, two products over all pairs of positions that see each other.",
         "Training steps, on random characters: a step's time and idle share are those without the profiler, a part's "
         "time that of its kernels under it. Mixing is all that a mixer does besides its projections and norms; other "
         "is embedding, residual additions, copies, and what the compiler fused of none of the parts alone.",
@@ -194,7 +197,7 @@ class ProfileBench(Bench):
     def layouts_of(cls, rows: Sequence[ResultRow]) -> list[Layout]:
         """Attention's tables, those of steps, and, for a page alone, a table of operators for each step."""
         places = dict.fromkeys(_place(row) for row in rows if "operator" in row.measurement.settings)
-        return [*_attention_layouts(), *_step_layouts(), *map(_operator_layout, places)]
+        return [_attention_layout(), *_step_layouts(), *map(_operator_layout, places)]
 
     @classmethod
     def files(cls, rows: Sequence[ResultRow]) -> dict[str, str]:
@@ -222,16 +225,20 @@ def _place(row: ResultRow) -> tuple[str, str, Any, str | None]:
     return settings["subject"], row.identity.variant, settings["length"], settings.get("form")
 
 
-def _attention_layouts() -> Iterator[Layout]:
-    for title, metric, is_share in (
-        ("Attention: all calls under the profiler, ms", "profiled_milliseconds", False),
-        ("Attention: one call without the profiler, ms", "milliseconds", False),
-        ("Attention: share of the roofline", "roofline_share", True),
-        ("Attention: peak above the inputs, MiB", "peak_memory_mib", False),
-        ("Attention: how many times faster than the first", "ratio", False),
-    ):
-        values = Values(metric=metric, where=ATTENTION, is_share=is_share)
-        yield Layout(title=title, lines=("num_calls", "length"), values=(values,))
+def _attention_layout() -> Layout:
+    return Layout(
+        title="Attention with shared key/value heads and rotary positions",
+        lines=("implementation", "length", "num_calls"),
+        headers={"num_calls": "calls"},
+        columns="subject",
+        values=(
+            Values(metric="profiled_milliseconds", header="all calls, ms", where=ATTENTION),
+            Values(metric="ratio", header="times faster", where=ATTENTION),
+            Values(metric="milliseconds", header="one call, ms", where=ATTENTION),
+            Values(metric="roofline_share", header="of roofline", where=ATTENTION, is_share=True),
+            Values(metric=PEAK, header="peak MiB", where=ATTENTION),
+        ),
+    )
 
 
 def _step_layouts() -> Iterator[Layout]:

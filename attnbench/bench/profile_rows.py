@@ -57,11 +57,11 @@ def breakdown_rows(found: Breakdown, settings: dict[str, Any]) -> Iterator[Measu
     yield Measurement(metric="unplaced_share", value=found.unplaced / whole, unit="1", settings=settings)
 
 
-def peak_row(peak_mib: float | None, settings: dict[str, Any]) -> Measurement:
-    """The row `peak_memory_mib`; without a number where the system does not tell."""
+def peak_row(metric: str, peak_mib: float | None, settings: dict[str, Any]) -> Measurement:
+    """A peak of memory; without a number where the system does not tell."""
     unknown = peak_mib is None
     return Measurement(
-        metric="peak_memory_mib",
+        metric=metric,
         value=peak_mib,
         unit="MiB",
         settings=settings,

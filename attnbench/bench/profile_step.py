@@ -28,7 +28,8 @@ from attnbench.timing import OutOfMemory, PeakMemory, Times, attempt, time_repea
 from attnbench.train import Batch, StepReport, stepper, train_step
 
 CAPTURED, EAGER = "captured", "eager"
-UNITS = {"milliseconds": "ms", "peak_memory_mib": "MiB", "part_share": "1"}
+PEAK = "peak_memory_mib"
+UNITS = {"milliseconds": "ms", PEAK: "MiB", "part_share": "1"}
 RATE = 1e-4
 NUM_BATCHES = 4
 """Of random characters, which steps take in turn."""
@@ -89,7 +90,7 @@ def profile_step(case: StepCase, cell: dict[str, Any], subject: Subject) -> Iter
             continue
         # The bytes of a step are not counted: at these sizes it is its operations that take the time.
         yield from timed(found.times, settings, Cost(flops, 0).floor_ms(subject.ceilings))
-        yield peak_row(found.peak_mib, settings)
+        yield peak_row(PEAK, found.peak_mib, settings)
         yield from breakdown_rows(break_down(found.placed, case.num_steps, found.times.median_ms), settings)
         yield from operator_rows(found.lines, settings, case.num_lines)
 

@@ -19,7 +19,7 @@ from attnbench.folder import ROOT, recording, stamp_environment, write_config
 from attnbench.locks import device_lock
 from attnbench.prepare import config_hash, measured_by
 from attnbench.registry import build
-from attnbench.results import Identity, Measurement, ResultRow, ResultsWriter, is_complete, read_results
+from attnbench.results import DEVICE, Identity, Measurement, ResultRow, ResultsWriter, is_complete, read_results
 from attnbench.run_system import UNHASHED
 from attnbench.runtime import environment, resolve_device, resolve_precision
 from attnbench.settings import BenchSettings, MixerSettings
@@ -128,7 +128,7 @@ def _identity(settings: BenchSettings, precision: str, hashed: str, stamp: dict[
         experiment=EXPERIMENT,
         run=f"{settings.name}/{folder.name}",
         mixer="",
-        variant="device",
+        variant=DEVICE,
         backend="",
         model="",
         parameters=None,

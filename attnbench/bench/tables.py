@@ -6,7 +6,7 @@ from typing import Any
 
 from attnbench.bench.base import Layout, Values
 from attnbench.escaping import printable
-from attnbench.results import Measurement, ResultRow
+from attnbench.results import DEVICE, Measurement, ResultRow
 from attnbench.tables import Grid, format_number
 
 WIDTH = 79
@@ -34,7 +34,7 @@ def _grid(rows: Sequence[ResultRow], layout: Layout, with_precision: bool) -> Gr
         for row in rows:
             settings = row.measurement.settings
             name = settings.get(layout.columns)
-            if row.identity.variant == "device" or not _takes(values, row.measurement, name):
+            if row.identity.variant == DEVICE or not _takes(values, row.measurement, name):
                 continue
             precision = (row.identity.precision,) if with_precision else ()
             line = (*precision, *(settings.get(axis) for axis in layout.lines))

@@ -2,10 +2,13 @@
 
 import gzip
 import json
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import pytest
 import torch
 from small import MIXERS, TRAIN, VOCABULARY, batch_of, fresh_state
+from torch.profiler import profile
 
 from attnbench.bench.parts import (
     IDLE,
@@ -20,9 +23,10 @@ from attnbench.bench.parts import (
     placed_by_region,
     replayed,
 )
-from attnbench.bench.recording import Line, Recording, record, top
+from attnbench.bench.recording import Line, record, top
 from attnbench.bench.regions import labelled, labelled_nats, weight_parts
 from attnbench.bench.traces import Work, read_trace, write_trace
+from attnbench.errors import UserError
 from attnbench.train import train_step
 
 CPU = torch.device("cpu")
@@ -42,17 +46,18 @@ def profiled(request):
         return state, batch, record(step, CPU, num_calls=NUM_STEPS, detailed=True)
 
 
-def test_the_pieces_of_a_step_are_all_that_the_profiler_counted(profiled):
+def test_the_operators_of_a_step_have_all_its_work(profiled):
     _, _, recording = profiled
-    pieces = sum(work.microseconds for work in read_trace(recording.trace, "cpu").work)
-    assert pieces / 1e3 == pytest.approx(recording.milliseconds, rel=1e-3)
+    assert sum(line.milliseconds for line in recording.lines) == pytest.approx(recording.milliseconds)
+    assert recording.lines == sorted(recording.lines, key=lambda line: -line.milliseconds)
+    assert len({line.name for line in recording.lines}) == len(recording.lines)
 
 
 def test_labels_and_shapes_agree_on_every_product_with_a_weight(profiled):
     state, batch, recording = profiled
     weights, num_tokens = weight_parts(state.model), batch.tokens_BT.numel()
     seen = {}
-    for work, place in placed_by_region(read_trace(recording.trace, "cpu")):
+    for work, place in placed_by_region(recording.reading):
         if work.name != "aten::mm":
             continue
         by_shape = by_operator(work, weights, num_tokens)
@@ -68,7 +73,7 @@ def test_labels_and_shapes_agree_on_every_product_with_a_weight(profiled):
 
 def test_every_part_and_pass_has_its_share(profiled):
     _, _, recording = profiled
-    placed = placed_by_region(read_trace(recording.trace, "cpu"))
+    placed = placed_by_region(recording.reading)
     found = break_down(placed, NUM_STEPS, step_milliseconds=1e6)
     assert all(found.parts[part] > 0 for part in PARTS)
     assert all(found.passes[name] > 0 for name in PASSES)
@@ -88,6 +93,22 @@ def test_labels_change_nothing_and_go(name):
     for own, other in zip(watched.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(own, other)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in watched.model.modules())
+
+
+def test_an_operators_own_time_is_the_profilers():
+    left, right = torch.randn(200, 200), torch.randn(200, 200)
+    with profile() as profiler:
+        for _ in range(3):
+            (left @ right).softmax(-1).sum()
+    with NamedTemporaryFile(suffix=".json") as file:
+        profiler.export_chrome_trace(file.name)
+        reading = read_trace(json.loads(Path(file.name).read_text()), "cpu")
+    found = {}
+    for work in reading.work:
+        found[work.name] = found.get(work.name, 0.0) + work.microseconds
+    for name in ("aten::mm", "aten::_softmax", "aten::sum", "aten::matmul"):
+        (expected,) = [e.self_cpu_time_total for e in profiler.key_averages() if e.key == name]
+        assert found[name] == pytest.approx(expected, rel=0.01, abs=0.1)
 
 
 def event(category, name, start, duration, thread=1, **arguments):
@@ -169,6 +190,7 @@ def test_without_labels_names_and_shapes_place_them():
     ("name", "operator", "part"),
     [
         ("triton_red_fused__fused_rms_norm_add_3", "triton_red_fused__fused_rms_norm_add_3", "norm"),
+        ("triton_red_fused__to_copy_add_mul_pow_sum_4", "triton_red_fused__to_copy_add_mul_pow_sum_4", "norm"),
         ("triton_poi_fused__to_copy_2", "triton_poi_fused__to_copy_2", "other"),
         ("_gate_kernel", "attnbench::swiglu", "feed-forward"),
         ("_loss_kernel", "attnbench::linear_cross_entropy_backward", "loss"),
@@ -181,6 +203,26 @@ def test_kernels_of_a_compiled_step_are_known_by_name(name, operator, part):
               kernel(name, 20, 5, 1)]  # fmt: skip
     (work,) = read_trace({"traceEvents": events}, "cuda").work
     assert by_operator(work, {}, 64).part == part
+
+
+@pytest.mark.parametrize(
+    ("name", "dims"),
+    [
+        ("aten::mm", [[64, 8], [8, 24]]),
+        ("aten::mm", [[64, 24], [24, 8], [64, 8]]),
+        ("aten::addmm", [[24], [64, 8], [8, 24], [], []]),
+        ("aten::addmm", [[8, 24], [8, 64], [64, 24], [], [], [8, 24]]),
+    ],
+)
+def test_a_product_is_known_by_its_weight_with_and_without_a_result_given(name, dims):
+    events = [event("cpu_op", name, 0, 10, **{"Input Dims": dims}), launch("l", 2, 1), kernel("gemm", 20, 5, 1)]
+    (work,) = read_trace({"traceEvents": events}, "cuda").work
+    assert by_operator(work, {(8, 24): "projections"}, 64).part == "projections"
+
+
+def test_a_profiler_that_sees_nothing_is_an_error():
+    with pytest.raises(UserError, match="saw no kernel"):
+        record(lambda: None, CPU, num_calls=1, detailed=False)
 
 
 def pieces(*names):
@@ -251,4 +293,3 @@ def test_what_is_not_in_the_table_is_added_up():
     assert rest is not None
     assert (rest.calls, rest.milliseconds, rest.name) == (4, 4.0, "2 others")
     assert top(lines, 3) == (lines, None)
-    assert Recording(trace={}, lines=lines, num_calls=2).milliseconds == 9.0

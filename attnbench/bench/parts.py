@@ -27,9 +27,9 @@ OWN_OPERATORS = "attnbench::"
 PART_OF_WORDS = (("cross_entropy", "loss"), ("swiglu", "feed-forward"), ("norm", "norm"))
 """In the name of an operator of ours, the first that is found; any other operator of ours mixes."""
 
-PART_OF_FUSED = (("norm", "norm"), ("rsqrt", "norm"), ("softmax", "mixing"))
-"""The same of a kernel that the compiler made. What is fused with a norm, as the residual addition before it, counts
-as norm."""
+PART_OF_FUSED = (("norm", "norm"), ("rsqrt", "norm"), ("_pow", "norm"), ("softmax", "mixing"))
+"""The same of a kernel that the compiler made, which lists the operators that it is of; a norm may be taken apart into
+powers and roots. What is fused with a norm, as the residual addition before it, counts as norm."""
 
 COMPILED_KERNELS = ("triton_", "cpp_fused")
 
@@ -94,7 +94,7 @@ def _part_of_operators(work: Work, weights: Mapping[tuple[int, ...], str], num_t
             return next((part for word, part in PART_OF_WORDS if word in span.name), "mixing")
         if span.name.startswith(MIXING_OPERATORS):
             return "mixing"
-        if span.name in ("aten::mm", "aten::addmm"):
+        if span.name in ("aten::mm", "aten::addmm") and "Input Dims" in span.arguments:
             # The model's own matrices are all known: what is left are products that a mixer writes out.
             return weights.get(_weight_of(span, num_tokens), "mixing")
     return "other"
@@ -102,9 +102,9 @@ def _part_of_operators(work: Work, weights: Mapping[tuple[int, ...], str], num_t
 
 def _weight_of(product: Span, num_tokens: int) -> tuple[int, ...]:
     """The sizes of the weight in a product of matrices: of x W, of dy W^T and of x^T dy alike."""
-    shapes = [shape for shape in product.arguments.get("Input Dims", []) if len(shape) == 2]
     # addmm's first is what is added; with `out=` the result stands last.
-    left, right = shapes[-2:] if product.name == "aten::addmm" and len(shapes) < 4 else shapes[:2]
+    first = 1 if product.name == "aten::addmm" else 0
+    left, right = product.arguments["Input Dims"][first : first + 2]
     sizes = [left[0], left[1], right[1]]
     if num_tokens in sizes:
         sizes.remove(num_tokens)

@@ -97,6 +97,8 @@ class ProfileBench(Bench):
         "the sequence number of its forward operator. In the captured step kernels are told apart by what launched "
         "them before the graph was recorded: our operators by name, matrix products by the shape of their weight, the "
         "compiler's kernels by the operators in their names; a residual addition fused with a norm counts as norm.",
+        "Once used, the profiler's library stays attached to the process and costs every launch some host time: the "
+        "idle share of the step that is not captured is rather too large.",
     )
     smoke: ClassVar[dict[str, Any]] = {
         "implementations": ["textbook", "sdpa_flash", "triton"],

@@ -15,7 +15,7 @@ from attnbench.bench.profile_rows import breakdown_rows, operator_rows, peak_row
 from attnbench.bench.recording import Line, Recording, record
 from attnbench.bench.regions import labelled, labelled_nats, weight_parts
 from attnbench.bench.roofline import Work as Cost
-from attnbench.bench.traces import Work, read_trace, write_trace
+from attnbench.bench.traces import Work, write_trace
 from attnbench.checkpoint import TrainState
 from attnbench.errors import UserError
 from attnbench.evals.rows import without_numbers
@@ -147,8 +147,8 @@ def _captured(case: StepCase, build: Callable[[], LanguageModel], subject: Subje
     peak_mib = memory.mib()
     replays = record(step, subject.device, num_calls=case.num_steps, detailed=False)
     weights, num_tokens = weight_parts(state.model), case.batch_size * case.length
-    recorded = [(work, by_operator(work, weights, num_tokens)) for work in _work(before, subject)]
-    placed = replayed(recorded, num_before, _work(replays, subject), case.num_steps)
+    recorded = [(work, by_operator(work, weights, num_tokens)) for work in before.reading.work]
+    placed = replayed(recorded, num_before, replays.reading.work, case.num_steps)
     _keep(case, subject, "compiled", before)
     _keep(case, subject, CAPTURED, replays)
     return Profiled(times=times, peak_mib=peak_mib, placed=placed, lines=kernel_lines(placed, case.num_steps))
@@ -170,7 +170,7 @@ def _eager(case: StepCase, build: Callable[[], LanguageModel], subject: Subject)
         plain = record(step, subject.device, num_calls=case.num_steps, detailed=False)
         detailed = record(step, subject.device, num_calls=1, detailed=True)
     _keep(case, subject, EAGER, plain)
-    placed = placed_by_region(read_trace(plain.trace, subject.device.type))
+    placed = placed_by_region(plain.reading)
     return Profiled(times=times, peak_mib=peak_mib, placed=placed, lines=detailed.lines)
 
 
@@ -210,20 +210,6 @@ def _timed(case: StepCase, subject: Subject, step: Callable[[], StepReport]) -> 
         repeats=case.repetition.repeats,
         max_seconds=case.repetition.max_seconds,
     )
-
-
-def _work(recording: Recording, subject: Subject) -> list[Work]:
-    """The pieces that the profiler saw.
-
-    Raises:
-        UserError: it saw none on the device.
-    """
-    found = read_trace(recording.trace, subject.device.type).work
-    if not found:
-        raise UserError(
-            f"device={subject.device}: the profiler saw no kernel; it needs CUPTI, and another profiler may hold it"
-        )
-    return found
 
 
 def _keep(case: StepCase, subject: Subject, form: str, recording: Recording) -> None:

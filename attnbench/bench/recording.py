@@ -12,6 +12,8 @@ import torch
 from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
 from torch.profiler import ProfilerActivity, profile
 
+from attnbench.bench.traces import Reading, Work, read_trace
+from attnbench.errors import UserError
 from attnbench.runtime import synchronize
 
 
@@ -39,14 +41,16 @@ class Recording:
     """What the profiler saw of some calls."""
 
     trace: dict[str, Any]
+    reading: Reading
+    """Of the trace: the device's work."""
     lines: list[Line]
-    """Every operator, the longest first."""
+    """Every operator with work of its own, the longest first; their times add up to those of all work."""
     num_calls: int
 
     @property
     def milliseconds(self) -> float:
-        """All operators of all calls together."""
-        return sum(line.milliseconds for line in self.lines)
+        """All work of all calls together."""
+        return sum(work.microseconds for work in self.reading.work) / 1e3
 
 
 def record(
@@ -62,6 +66,9 @@ def record(
     Args:
         detailed: also shapes, memory and FLOPs, which cost the host time at every operator.
         flops: of one call of an operator that the profiler counts none of, by its name.
+
+    Raises:
+        UserError: the profiler saw no work on the device.
     """
     # Above all its levels: it would write of its own starts and stops to standard error. Read when it first starts.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
@@ -73,12 +80,15 @@ def record(
         for _ in range(num_calls):
             function()
         synchronize(device)
-    lines = [_line(event, device, detailed, flops or {}) for event in profiler.key_averages() if _is_operator(event)]
-    return Recording(
-        trace=_trace_of(profiler),
-        lines=sorted((line for line in lines if line.milliseconds > 0), key=lambda line: -line.milliseconds),
-        num_calls=num_calls,
-    )
+    trace = _trace_of(profiler)
+    reading = read_trace(trace, device.type)
+    if not reading.work:
+        raise UserError(
+            f"device={device}: the profiler saw no kernel; it needs CUPTI, which another profiler may hold, and the "
+            "right to use it (NVIDIA's ERR_NVGPUCTRPERM tells how)"
+        )
+    lines = _lines(reading.work, profiler, device, detailed, flops or {})
+    return Recording(trace=trace, reading=reading, lines=lines, num_calls=num_calls)
 
 
 def top(lines: Sequence[Line], number: int) -> tuple[list[Line], Line | None]:
@@ -92,24 +102,34 @@ def top(lines: Sequence[Line], number: int) -> tuple[list[Line], Line | None]:
     )
 
 
-def _is_operator(event: Any) -> bool:
-    # Labels, and the kernels that the profiler lists beside their operators, would count the same time twice.
-    return event.device_type == DeviceType.CPU and not event.is_user_annotation
-
-
-def _line(event: Any, device: torch.device, detailed: bool, flops: Mapping[str, float]) -> Line:
-    on_cpu = device.type == "cpu"
-    memory = event.self_cpu_memory_usage if on_cpu else event.self_device_memory_usage
-    own = flops.get(event.key)
-    counted = own * event.count if own is not None else event.flops
-    return Line(
-        name=event.key,
-        calls=event.count,
-        milliseconds=(event.self_cpu_time_total if on_cpu else event.self_device_time_total) / 1e3,
-        memory_mib=memory / 2**20 if detailed else None,
-        mflops=counted / 1e6 if counted else None,
-        counted_here=own is not None,
-    )
+def _lines(
+    work: Sequence[Work], profiler: profile, device: torch.device, detailed: bool, flops: Mapping[str, float]
+) -> list[Line]:
+    """An operator's time is that of the work which it started itself; what no operator started has its own name."""
+    groups: dict[str, list[Work]] = {}
+    for piece in work:
+        groups.setdefault(piece.operator or piece.name, []).append(piece)
+    # Kernels stand in that table too, under their own names.
+    known = {event.key: event for event in profiler.key_averages() if event.device_type == DeviceType.CPU}
+    lines = []
+    for name, pieces in groups.items():
+        event, own = known.get(name), flops.get(name)
+        calls = event.count if event is not None else len(pieces)
+        memory, counted = None, own * calls if own is not None else None
+        if detailed and event is not None:
+            memory = (event.self_cpu_memory_usage if device.type == "cpu" else event.self_device_memory_usage) / 2**20
+            counted = counted or event.flops
+        lines.append(
+            Line(
+                name=name,
+                calls=calls,
+                milliseconds=sum(piece.microseconds for piece in pieces) / 1e3,
+                memory_mib=memory,
+                mflops=counted / 1e6 if counted else None,
+                counted_here=own is not None,
+            )
+        )
+    return sorted((line for line in lines if line.milliseconds > 0), key=lambda line: -line.milliseconds)
 
 
 def _trace_of(profiler: profile) -> dict[str, Any]:

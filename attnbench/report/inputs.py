@@ -119,7 +119,9 @@ def about(evaluation: str, protocol: Protocol) -> About:
 
 def _evaluation_class(evaluation: str) -> type[Evaluation] | None:
     # Looked up among the files that are there, because the name comes from the rows.
-    path = {path.stem: path for folder in (BENCH_YAMLS, EVALUATION_YAMLS) for path in folder.glob("*.yaml")}.get(evaluation)
+    path = {path.stem: path for folder in (BENCH_YAMLS, EVALUATION_YAMLS) for path in folder.glob("*.yaml")}.get(
+        evaluation
+    )
     if path is None:
         return None
     target = yaml.safe_load(path.read_text(encoding="utf-8")).get("_target_")

@@ -92,7 +92,7 @@ def read_inputs(folder: Path) -> Inputs:
         files = _results_files(folder, record)
         rows = [row for path in files for row in read_results(path, allow_incomplete=True)]
     # What a bench's device can do at most is nobody's score.
-    rows = [row for row in rows if row.identity.variant != DEVICE]
+    rows = [row for row in rows if row.identity.mixer or row.identity.variant != DEVICE]
     if not rows:
         raise UserError(f"{folder}: no results; an experiment's folder has runs with results/*.jsonl, or results.csv")
     protocol = _protocol(record, rows, folder)
@@ -114,7 +114,7 @@ def about(evaluation: str, protocol: Protocol) -> About:
     found = _evaluation_class(evaluation)
     if found is None:
         return About(purpose="", plots=None)
-    return About(purpose=(found.__doc__ or "").strip().partition("\n")[0], plots=list(found.plots))
+    return About(purpose=(found.__doc__ or "").strip().partition("\n")[0], plots=list(found.plots) or None)
 
 
 def _evaluation_class(evaluation: str) -> type[Evaluation] | None:

@@ -70,8 +70,22 @@ BAD = {
     "eval=[nope]": ["eval=nope", "recall", "perplexity"],
     "eval.recall.preset=tiny": ["eval.recall", "perplexity"],
 }
-COMPARE, DOCTOR, EVALUATE = "compare", "doctor", "evaluate"
+BENCHMARK, COMPARE, DOCTOR, EVALUATE = "benchmark", "compare", "doctor", "evaluate"
 BAD_OF_OTHERS = {
+    (BENCHMARK, "bench=nope"): ["bench=nope", "attention", "grid"],
+    (BENCHMARK, "precision=fp8"): ["precision=fp8", "float16", "tf32"],
+    (BENCHMARK, "precision=tf32"): ["precision=tf32", "CUDA"],
+    (BENCHMARK, "foo=1"): ["foo=1", "unknown setting", "precision"],
+    (BENCHMARK, "bench.foo=1"): ["bench.foo=1", "unknown setting", "head_widths"],
+    (BENCHMARK, "bench.lengths=[0]"): ["bench.lengths=[0]", "positive whole numbers"],
+    (BENCHMARK, "bench.lengths=64"): ["bench.lengths=64", "a list"],
+    (BENCHMARK, "bench.causal=maybe"): ["bench.causal=maybe", "true or false"],
+    (BENCHMARK, "bench.implementations=[magic]"): ["bench.implementations", "magic", "textbook", "triton"],
+    (BENCHMARK, "bench.implementations=[triton,triton]"): ["bench.implementations", "twice"],
+    (BENCHMARK, "bench._target_=os.system"): ["os.system", "attnbench"],
+    (BENCHMARK, "bench._target_=attnbench.model.Block"): ["attnbench.model.Block", "Bench"],
+    (BENCHMARK, "device=tpu"): ["device=tpu", "cpu"],
+    (BENCHMARK, "outputs_dir="): ["outputs_dir", "folder"],
     (COMPARE, "plan=nope"): ["plan=nope", "compare", "demo", "published"],
     (COMPARE, "plan.foo=1"): ["plan.foo=1", "unknown setting", "variants"],
     (COMPARE, "foo=1"): ["foo=1", "unknown setting", "outputs_dir"],
@@ -129,7 +143,7 @@ def test_a_bad_override_is_one_line_that_names_it(override: str) -> None:
 def test_a_bad_override_of_another_script_is_one_line(
     script: str, override: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = {COMPARE: ["plan=demo", "plan.dry_run=true"], DOCTOR: [], EVALUATE: []}[script]
+    own = {COMPARE: ["plan=demo", "plan.dry_run=true"], DOCTOR: [], EVALUATE: [], BENCHMARK: []}[script]
     given = own if script == EVALUATE else [*own, "device=cpu", f"outputs_dir={tmp_path}"]
     monkeypatch.setattr(sys, "argv", [f"{script}.py", *given, override])
     monkeypatch.chdir(tmp_path)

@@ -8,8 +8,8 @@ from mixer_building import mixer_names
 from small import mixer_settings
 
 from attnbench.bench.base import Subject
-from attnbench.bench.operator import Repetition
 from attnbench.bench.parts import IDLE, PARTS
+from attnbench.bench.passes import Repetition
 from attnbench.bench.profile_attention import Shape, profile_attention
 from attnbench.bench.profile_step import CAPTURED, EAGER, StepCase, profile_step
 from attnbench.bench.roofline import Ceilings

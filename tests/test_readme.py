@@ -9,7 +9,7 @@ from pathlib import Path
 
 import hydra
 import pytest
-from small import TINY_RUN, smoke_overrides
+from small import TINY_RUN, bench_words, smoke_overrides
 
 from attnbench.compare import compare
 from attnbench.config import CONF, compose
@@ -165,8 +165,17 @@ def test_the_doctor_finds_what_runs_here_right(root, folder, command):
     assert re.search(r"softmax +torch\* +bfloat16 +right( +\d\.\de-\d\d){4}\n", said), said
 
 
+@of_script("benchmark.py")
+def test_a_table_of_operators_is_made(root, folder, command):
+    _, script, *words = shlex.split(command)
+    name = words[0].removeprefix("bench=")
+    said = call(root, script, *words, *bench_words(name), "device=cpu", f"outputs_dir={folder}")
+    assert f"{folder}/benchmark/{name}/float32-" in said
+    assert "Roofline" in said
+
+
 def test_every_command_is_run_by_somebody():
-    run_here = ("train.py", "evaluate.py", "compare.py", "report.py", "prepare_data.py", "doctor.py")
+    run_here = ("train.py", "evaluate.py", "compare.py", "report.py", "prepare_data.py", "doctor.py", "benchmark.py")
     run_here = {line for script in run_here for line in commands(f"python scripts/{script}")}
     assert set(commands()) == run_here | set(ELSEWHERE)
 

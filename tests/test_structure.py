@@ -23,7 +23,8 @@ ORDER = [
     "peers.rows", "peers.turns", "peers.first_step", "peers.agreement", "peers.page", "peers.benchmark",
     "peers",
     "publish_comparison", "comparison_mirror",
-    "bench.roofline", "bench.base", "bench.gate", "bench.implementations", "bench.operator", "bench.tables",
+    "bench.roofline", "bench.base", "bench.gate", "bench.implementations", "bench.passes", "bench.operator",
+    "bench.tables",
     "bench", "bench.running", "bench.page",
     "examination", "doctor", "dashboard", "compare", "reading", "config",
 ]  # fmt: skip

@@ -5,7 +5,8 @@ from typing import Any, ClassVar
 
 from attnbench.bench.base import Bench, Layout, Subject, Values
 from attnbench.bench.implementations import OURS, check_implementations
-from attnbench.bench.operator import HELD, Problem, Repetition, measure_attention
+from attnbench.bench.operator import HELD, measure_attention
+from attnbench.bench.passes import Problem, Repetition
 from attnbench.evals.rows import check_counts
 from attnbench.results import Measurement
 

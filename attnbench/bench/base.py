@@ -26,8 +26,8 @@ class Subject:
     """Of this device in this precision, measured in the same run."""
     mixers: Callable[[Sequence[str]], list[MixerSettings]]
     """Mixers by the names of their yamls of conf/attn, whether or not they can run here."""
-    folder: Path
-    """Of the run, for what is no row."""
+    folder: Path | None = None
+    """Of the run, for what is no row; None: that is not kept."""
     trusted: Collection[str] = ()
     """Classes outside attnbench that may be built, see registry.py."""
 
@@ -79,7 +79,7 @@ class Bench(Evaluation, ABC):
     notes: ClassVar[tuple[str, ...]] = ()
     """What a reader of the tables must know; a paragraph each."""
 
-    unsaid: ClassVar[tuple[str, ...]] = ("roofline_share",)
+    unsaid: ClassVar[tuple[str, ...]] = ("roofline_share", "speedup")
     """Metrics that stand in the tables alone and are not told while it measures."""
 
     @classmethod

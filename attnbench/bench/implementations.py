@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnbench.errors import UserError
+from attnbench.kernels.cuda_flash_attention import STEPS, WIDTHS, load_cuda_attention
 from attnbench.kernels.support import require_triton
 from attnbench.mixers.flash import load_flash_attn
 
 HALVES = ("bfloat16", "float16")
-OURS = ("triton",)
+OURS = ("triton", *STEPS)
 """Whose share of the roofline stands in the tables."""
 
 Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
@@ -34,6 +35,8 @@ class Implementation:
     """Whether its tensors are (B, H, T, K) in memory or (B, T, H, K): each gets what it is made for."""
     refuse: Callable[[str, str, int], str | None]
     """Why it cannot run on a device type, in a precision, at a head width; None where it can."""
+    is_plain: bool = False
+    """It has a forward pass alone, in which every position sees all."""
 
 
 def textbook(query_BHTK: Tensor, key_BHTK: Tensor, value_BHTK: Tensor, causal: bool) -> Tensor:
@@ -74,6 +77,17 @@ def _triton() -> Attention:
     return lambda query, key, value, causal: flash_attention(query, key, value, causal=causal)
 
 
+def _cuda(name: str) -> Attention:
+    function = load_cuda_attention(name)
+    return lambda query, key, value, causal: function(query, key, value)
+
+
+def _refuse_cuda(device_type: str, precision: str, width: int) -> str | None:
+    if width not in WIDTHS:
+        return f"our CUDA kernels: {' or '.join(map(str, WIDTHS))} channels a head alone, and here are {width}"
+    return _with_cuda("our CUDA kernels", HALVES, max(WIDTHS))(device_type, precision, width)
+
+
 def _anywhere(device_type: str, precision: str, width: int) -> str | None:
     return None
 
@@ -81,11 +95,11 @@ def _anywhere(device_type: str, precision: str, width: int) -> str | None:
 def _with_cuda(name: str, precisions: Sequence[str], widest: int) -> Callable[[str, str, int], str | None]:
     def refuse(device_type: str, precision: str, width: int) -> str | None:
         if device_type != "cuda":
-            return f"{name} needs CUDA, and device={device_type}"
+            return f"{name}: CUDA alone, and device={device_type}"
         if precision not in precisions:
-            return f"{name} computes in {' and '.join(precisions)}, and precision={precision}"
+            return f"{name}: {' and '.join(precisions)} alone, and precision={precision}"
         if width > widest or width % 8:
-            return f"{name} takes multiples of 8 channels a head up to {widest}, and here are {width}"
+            return f"{name}: multiples of 8 channels a head up to {widest} alone, and here are {width}"
         return None
 
     return refuse
@@ -142,6 +156,12 @@ IMPLEMENTATIONS = {
             name="flash_attn", load=_flash_attn, heads_first=False, refuse=_with_cuda("flash_attn", HALVES, 256)
         ),
         Implementation(name="triton", load=_triton, heads_first=False, refuse=_refuse_triton),
+        *(
+            Implementation(
+                name=name, load=functools.partial(_cuda, name), heads_first=True, refuse=_refuse_cuda, is_plain=True
+            )
+            for name in STEPS
+        ),
     )
 }
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from attnbench.bench.base import Bench, Layout, Subject, Values
-from attnbench.bench.operator import Repetition
+from attnbench.bench.passes import Repetition
 from attnbench.bench.profile_attention import PEAK, Shape, check_attentions, profile_attention
 from attnbench.bench.profile_step import CAPTURED, EAGER, StepCase, profile_step
 from attnbench.errors import UserError

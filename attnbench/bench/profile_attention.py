@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attnbench.bench.base import Subject, timed
 from attnbench.bench.gate import compared_heads, objection, reference
 from attnbench.bench.implementations import IMPLEMENTATIONS
-from attnbench.bench.operator import Repetition
+from attnbench.bench.passes import Repetition
 from attnbench.bench.profile_rows import operator_rows, peak_row
 from attnbench.bench.recording import Recording, record
 from attnbench.bench.roofline import Work, attention_work
@@ -249,7 +248,8 @@ def _measured(
     )
     flops = {name: shape.work(1).flops for name in FUSED_OPERATORS}
     recording = record(call, subject.device, num_calls=num_calls, detailed=True, flops=flops)
-    write_trace(recording.trace, Path(subject.folder) / "traces" / f"attention-{name}.json.gz")
+    if subject.folder is not None:
+        write_trace(recording.trace, subject.folder / "traces" / f"attention-{name}.json.gz")
     return Profiled(times=times, peak_mib=peak_mib, recording=recording)
 
 

@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from attnbench.bench.base import Subject, timed
 from attnbench.bench.gate import mixer_objection
-from attnbench.bench.operator import Repetition
 from attnbench.bench.parts import Place, break_down, by_operator, placed_by_region, replayed
+from attnbench.bench.passes import Repetition
 from attnbench.bench.profile_rows import breakdown_rows, operator_rows, peak_row
 from attnbench.bench.recording import Line, Recording, record
 from attnbench.bench.regions import labelled, labelled_nats, weight_parts
@@ -213,8 +212,8 @@ def _timed(case: StepCase, subject: Subject, step: Callable[[], StepReport]) -> 
 
 
 def _keep(case: StepCase, subject: Subject, form: str, recording: Recording) -> None:
-    name = f"{case.mixer}-T{case.length}-{form}.json.gz"
-    write_trace(recording.trace, Path(subject.folder) / "traces" / name)
+    if subject.folder is not None:
+        write_trace(recording.trace, subject.folder / "traces" / f"{case.mixer}-T{case.length}-{form}.json.gz")
 
 
 def kernel_lines(placed: Sequence[tuple[Work, Place]], num_steps: int) -> list[Line]:

@@ -191,6 +191,7 @@ def test_without_labels_names_and_shapes_place_them():
     [
         ("triton_red_fused__fused_rms_norm_add_3", "triton_red_fused__fused_rms_norm_add_3", "norm"),
         ("triton_red_fused__to_copy_add_mul_pow_sum_4", "triton_red_fused__to_copy_add_mul_pow_sum_4", "norm"),
+        ("triton_poi_fused_neg_softplus_1", "triton_poi_fused_neg_softplus_1", "mixing"),
         ("triton_poi_fused__to_copy_2", "triton_poi_fused__to_copy_2", "other"),
         ("_gate_kernel", "attnbench::swiglu", "feed-forward"),
         ("_loss_kernel", "attnbench::linear_cross_entropy_backward", "loss"),

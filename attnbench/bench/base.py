@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import torch
 
 from attnbench.bench.roofline import Ceilings
-from attnbench.evals.base import Evaluation
 from attnbench.results import Measurement, ResultRow
 from attnbench.runtime import dtype_of
 from attnbench.settings import MixerSettings
@@ -68,8 +67,8 @@ class Layout:
     """Left out on a terminal, for its length."""
 
 
-class Bench(Evaluation, ABC):
-    """Settings, `plots` and `smoke` as an Evaluation's; its rows are those of operators, not of a mixer's model."""
+class Bench(ABC):
+    """The constructor's signature is the schema of the yaml: keyword-only, typed, no **kwargs."""
 
     title: ClassVar[str]
     """Of the page that is published."""
@@ -78,6 +77,12 @@ class Bench(Evaluation, ABC):
 
     notes: ClassVar[tuple[str, ...]] = ()
     """What a reader of the tables must know; a paragraph each."""
+
+    plots: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """(metric, axis in settings) pairs that a report draws; none: every metric along its axis of most numbers."""
+
+    smoke: ClassVar[dict[str, Any]] = {}
+    """Settings that finish on a CPU in a second."""
 
     unsaid: ClassVar[tuple[str, ...]] = ("roofline_share", "speedup")
     """Metrics that stand in the tables alone and are not told while it measures."""

@@ -27,9 +27,13 @@ OWN_OPERATORS = "attnbench::"
 PART_OF_WORDS = (("cross_entropy", "loss"), ("swiglu", "feed-forward"), ("norm", "norm"))
 """In the name of an operator of ours, the first that is found; any other operator of ours mixes."""
 
-PART_OF_FUSED = (("norm", "norm"), ("rsqrt", "norm"), ("_pow", "norm"), ("softmax", "mixing"))
+PART_OF_FUSED = (
+    *((word, "norm") for word in ("norm", "rsqrt", "_pow")),
+    *((word, "mixing") for word in ("softmax", "softplus", "sigmoid", "silu")),
+)
 """The same of a kernel that the compiler made, which lists the operators that it is of; a norm may be taken apart into
-powers and roots. What is fused with a norm, as the residual addition before it, counts as norm."""
+powers and roots. What is fused with a norm, as the residual addition before it, counts as norm. Gates are a mixer's:
+on a GPU, where alone steps are compiled, the feed-forward's is an operator of ours."""
 
 COMPILED_KERNELS = ("triton_", "cpp_fused")
 

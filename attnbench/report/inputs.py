@@ -9,7 +9,6 @@ import yaml
 
 from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded
 from attnbench.errors import UserError
-from attnbench.evals.base import Evaluation
 from attnbench.registry import check_options, resolve
 from attnbench.results import ALL_SEEDS, DEVICE, ResultRow, is_complete, read_csv, read_results
 from attnbench.runtime import environment_id
@@ -111,21 +110,22 @@ def about(evaluation: str, protocol: Protocol) -> About:
     conf/bench."""
     if evaluation in protocol.evaluations:
         return protocol.evaluations[evaluation]
-    found = _evaluation_class(evaluation)
+    found = _class_of(evaluation)
     if found is None:
         return About(purpose="", plots=None)
     return About(purpose=(found.__doc__ or "").strip().partition("\n")[0], plots=list(found.plots) or None)
 
 
-def _evaluation_class(evaluation: str) -> type[Evaluation] | None:
+def _class_of(evaluation: str) -> Any:
+    """The class that a yaml of this name stands for; None where there is no such yaml."""
     # Looked up among the files that are there, because the name comes from the rows.
-    path = {path.stem: path for folder in (BENCH_YAMLS, EVALUATION_YAMLS) for path in folder.glob("*.yaml")}.get(
-        evaluation
-    )
+    paths = (path for folder in (BENCH_YAMLS, EVALUATION_YAMLS) for path in folder.glob("*.yaml"))
+    path = {path.stem: path for path in paths}.get(evaluation)
     if path is None:
         return None
     target = yaml.safe_load(path.read_text(encoding="utf-8")).get("_target_")
-    return resolve(target, Evaluation, trusted={target}) if target is not None else None
+    # An Evaluation or a Bench.
+    return resolve(target, object, trusted={target}) if target is not None else None
 
 
 def _results_files(folder: Path, record: dict[str, Any] | None) -> list[Path]:

@@ -269,7 +269,14 @@ def _operator_layout(place: tuple[str, str, Any, str | None]) -> Layout:
     values = [Values(metric=own.metric, header=own.header, where=where, is_share=own.is_share) for own in OPERATORS]
     ours = Values(metric="operator_mflops", header="MFLOPs (our count)", where=where | {"counted_by": "attnbench"})
     values[-1] = Values(metric="operator_mflops", header="MFLOPs", where=where | {"counted_by": "profiler"})
-    return Layout(title=told, lines=labels, values=(*values, ours), columns="subject", on_page_alone=form is not None)
+    return Layout(
+        title=told,
+        lines=labels,
+        headers={"operator_part": "part"},
+        values=(*values, ours),
+        columns="subject",
+        on_page_alone=form is not None,
+    )
 
 
 def summary_csv(rows: Sequence[ResultRow]) -> str:

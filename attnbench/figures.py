@@ -10,9 +10,8 @@ from attnbench.errors import UserError
 from attnbench.results import ALL_SEEDS, SELECTION_SEED, Identity, Measurement, ResultRow, same_corpus
 from attnbench.statistics import mean_interval, proportion_interval
 
-PER_RUN = ("learning_rate", "not_applicable", "rate_at_edge", "rate_from", "implementation", "backend")
-"""Settings that say how a run came about; they are no axis, and may differ between the seeds of one figure. A bench's
-`implementation` is its rows' variant."""
+PER_RUN = ("learning_rate", "not_applicable", "rate_at_edge", "rate_from", "backend")
+"""Settings that say how a run came about; they are no axis, and may differ between the seeds of one figure."""
 
 ALIKE = ("mixer", "backend", "model", "parameters", "seq_len", "precision", "num_devices")
 """Columns in which the seeds of one figure may not differ: they would be figures of different things."""

@@ -24,6 +24,7 @@ from attnbench.bench.roofline import Ceilings, Work, attention_work
 from attnbench.bench.tables import grids, narrowed, reasons
 from attnbench.config import CONF, ROOT
 from attnbench.errors import UserError
+from attnbench.report.page import write_report
 from attnbench.results import Identity, Measurement, ResultRow, read_csv
 from attnbench.tables import Grid
 
@@ -67,6 +68,14 @@ def test_a_bench_measures_prints_and_publishes(name, tmp_path, run_script, capsy
     assert page.startswith("# A title\n")
     assert f"bench={name}" in page
     assert read_csv(tmp_path / "page" / "results.csv") == rows
+
+
+def test_a_report_draws_a_bench_by_length(tmp_path, run_script):
+    run_script("bench=attention", "device=cpu", f"outputs_dir={tmp_path}", *bench_words("attention"))
+    (folder,) = (tmp_path / "benchmark" / "attention").iterdir()
+    page = write_report(folder).read_text()
+    assert "Times each implementation at every head width and length" in page
+    assert len(list((folder / "report" / "figures").glob("*.svg"))) == 3
 
 
 def test_what_is_complete_is_not_measured_again_and_what_was_cut_off_is(tmp_path, run_script):
@@ -236,7 +245,7 @@ def _row(implementation: str, length: int, value: float | None, **changes) -> Re
         num_devices=1, environment="", commit="c", corpus=None, config_hash="",
     )  # fmt: skip
     status = {} if value is not None else {"status": "out_of_memory", "reason": "no room"}
-    settings = {"implementation": implementation, "length": length, **changes}
+    settings = {"length": length, **changes}
     return ResultRow(
         identity=identity,
         measurement=Measurement(metric="milliseconds", value=value, unit="ms", settings=settings, **status),
@@ -245,10 +254,11 @@ def _row(implementation: str, length: int, value: float | None, **changes) -> Re
 
 def test_a_table_shows_what_is_missing_and_says_why():
     rows = [_row("textbook", 1024, 2.0), _row("triton", 1024, 1.0), _row("textbook", 2048, None)]
-    (drawn,) = grids(rows, [Layout(title="t", lines=("length",), values=(Values(metric="milliseconds"),))])
+    layouts = [Layout(title="t", lines=("length",), values=(Values(metric="milliseconds"),))]
+    (drawn,) = grids(rows, layouts)
     assert drawn.headers == ["length", "textbook", "triton"]
     assert drawn.lines == [["1,024", "2", "1"], ["2,048", "no memory", "–"]]
-    assert reasons(rows) == ["textbook in 1 cell: out of memory, no room"]
+    assert reasons(rows, layouts) == ["textbook in 1 cell: out of memory, no room"]
 
 
 def test_a_wide_table_is_cut_into_some_that_fit_with_the_labels_on_each():

@@ -17,7 +17,7 @@ def times_of(name: str) -> tuple[Values, ...]:
     """Columns of one pass: everybody's milliseconds, and our share of the roofline."""
     return (
         Values(metric="milliseconds", where={"pass": name}),
-        Values(metric="roofline_share", header="{}: of roofline", where={"pass": name}, only=OURS, is_share=True),
+        Values(metric="roofline_share", header="{}, roof", where={"pass": name}, only=OURS, is_share=True),
     )
 
 
@@ -43,6 +43,7 @@ class AttentionBench(Bench):
         Layout(title="backward, ms", lines=LINES, values=times_of("backward")),
         Layout(title="held before backward, MiB", lines=LINES, values=(Values(metric=HELD),)),
     )
+    plots: ClassVar[tuple[tuple[str, str], ...]] = (("milliseconds", "length"),)
     smoke: ClassVar[dict[str, Any]] = {
         "head_widths": [16],
         "lengths": [32, 33],

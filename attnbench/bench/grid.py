@@ -37,7 +37,7 @@ class GridBench(Bench):
             values=(
                 Values(metric="milliseconds"),
                 Values(metric=SPEEDUP, header="textbook / {}", only=OURS),
-                Values(metric="roofline_share", header="{}: of roofline", only=OURS, is_share=True),
+                Values(metric="roofline_share", header="{}, roof", only=OURS, is_share=True),
             ),
         ),
         Layout(
@@ -49,6 +49,7 @@ class GridBench(Bench):
             on_page_alone=True,
         ),
     )
+    plots: ClassVar[tuple[tuple[str, str], ...]] = (("milliseconds", "length"),)
     smoke: ClassVar[dict[str, Any]] = {
         "batch_sizes": [1],
         "num_heads": [1, 2],

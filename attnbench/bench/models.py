@@ -54,7 +54,7 @@ class ModelsBench(Bench):
             values=(
                 Values(metric=PARAMETERS, header="parameters"),
                 Values(metric=SECONDS),
-                Values(metric=SHARE, header="both: of roofline", only=("both",), is_share=True),
+                Values(metric=SHARE, header="both, roof", only=("both",), is_share=True),
             ),
         ),
     )

@@ -47,7 +47,7 @@ def print_tables(folders: Sequence[Path]) -> None:
         for drawn in grids(measured.rows, layouts):
             for part in narrowed(drawn):
                 console.print(terminal_table(part))
-        for line in (*reasons(measured.rows), _ceilings_text(measured.rows)):
+        for line in (*reasons(measured.rows, layouts), _ceilings_text(measured.rows)):
             console.print(textwrap.fill(line, WIDTH, subsequent_indent="  "), markup=False, highlight=False)
     for folder in folders:
         for measured in _measured([folder]):
@@ -85,7 +85,7 @@ def _page(title: str, note: str, measured: Measured) -> str:
     parts = [f"# {title}"]
     for drawn in grids(measured.rows, measured.bench.layouts_of(measured.rows)):
         parts += [f"## {drawn.title}", markdown_grid(drawn).rstrip()]
-    missing = reasons(measured.rows)
+    missing = reasons(measured.rows, measured.bench.layouts_of(measured.rows))
     if missing:
         parts += ["Without a number:", "\n".join(f"- {markdown_text(line)}" for line in missing)]
     commands = "\n".join(f"    {printable(line)}" for line in measured.commands)
@@ -110,8 +110,8 @@ def _ceilings_text(rows: Sequence[ResultRow]) -> str:
         for precision in dict.fromkeys(precision for precision, metric in found if metric == CEILINGS[0])
     ]
     return (
-        "Roofline: operations and bytes that the function cannot do without, at what a large matrix product and a "
-        f"large copy reached in the same run: {'; '.join(parts)}."
+        "roof, the share of the roofline: operations and bytes that the function cannot do without, at what a large "
+        f"matrix product and a large copy reached in the same run: {'; '.join(parts)}."
     )
 
 

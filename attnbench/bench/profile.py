@@ -237,7 +237,7 @@ def _attention_layout() -> Layout:
             Values(metric="profiled_milliseconds", header="all calls, ms", where=ATTENTION),
             Values(metric="ratio", header="times faster", where=ATTENTION),
             Values(metric="milliseconds", header="one call, ms", where=ATTENTION),
-            Values(metric="roofline_share", header="of roofline", where=ATTENTION, is_share=True),
+            Values(metric="roofline_share", header="roof", where=ATTENTION, is_share=True),
             Values(metric=PEAK, header="peak MiB", where=ATTENTION),
         ),
     )
@@ -249,7 +249,7 @@ def _step_layouts() -> Iterator[Layout]:
         where = STEP | {"form": form}
         costs = (
             Values(metric="milliseconds", header="ms", where=where),
-            Values(metric="roofline_share", header="of roofline", where=where, is_share=True),
+            Values(metric="roofline_share", header="roof", where=where, is_share=True),
             Values(metric="peak_memory_mib", header="peak MiB", where=where),
         )
         yield Layout(title=f"A training step {words}", lines=lines, values=costs, columns="form")

@@ -5,7 +5,7 @@ outputs/benchmark/<bench>/<precision>-<hash>/ config.yaml environment.json train
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,9 @@ class Results:
             return
         with ResultsWriter(path, self.identity) as writer:
             for measurement in measure():
-                yield writer.write(measurement, measurement.settings.get("implementation"))
+                # Whose it is stands in the row's own columns, as in every other row.
+                settings = dict(measurement.settings)
+                yield writer.write(replace(measurement, settings=settings), settings.pop("implementation", None))
 
 
 def _ceilings(results: Results, device: torch.device, precision: str) -> Ceilings:

@@ -32,9 +32,9 @@ def _grid(rows: Sequence[ResultRow], layout: Layout, with_precision: bool) -> Gr
     supported = set()
     for index, values in enumerate(layout.values):
         for row in rows:
-            settings = row.measurement.settings
+            settings = {**row.measurement.settings, "implementation": row.identity.variant}
             name = settings.get(layout.columns)
-            if row.identity.variant == DEVICE or not _takes(values, row.measurement, name):
+            if row.identity.variant == DEVICE or not _takes(values, row.measurement.metric, settings, name):
                 continue
             precision = (row.identity.precision,) if with_precision else ()
             line = (*precision, *(settings.get(axis) for axis in layout.lines))
@@ -58,10 +58,10 @@ def _grid(rows: Sequence[ResultRow], layout: Layout, with_precision: bool) -> Gr
     )
 
 
-def _takes(values: Values, measurement: Measurement, name: Any) -> bool:
+def _takes(values: Values, metric: str, settings: dict[str, Any], name: Any) -> bool:
     return (
-        measurement.metric == values.metric
-        and values.where.items() <= measurement.settings.items()
+        metric == values.metric
+        and values.where.items() <= settings.items()
         and (values.only is None or name in values.only)
     )
 
@@ -102,12 +102,13 @@ def _columns(drawn: Grid, chosen: Sequence[int]) -> Grid:
     )
 
 
-def reasons(rows: Sequence[ResultRow]) -> list[str]:
-    """Why numbers are missing, a line for each reason, with whose they are and of how many cells."""
+def reasons(rows: Sequence[ResultRow], layouts: Sequence[Layout]) -> list[str]:
+    """Why numbers are missing in the tables, a line for each reason, with whose they are and of how many cells."""
+    shown = {values.metric for layout in layouts for values in layout.values}
     cells: dict[tuple[str, str, str], set[str]] = {}
     for row in rows:
         measurement = row.measurement
-        if measurement.status != "ok":
+        if measurement.status != "ok" and measurement.metric in shown:
             key = (measurement.status.replace("_", " "), measurement.reason, row.identity.variant)
             cell = {axis: value for axis, value in measurement.settings.items() if axis != "pass"}
             cells.setdefault(key, set()).add(str((row.identity.precision, cell)))

@@ -7,14 +7,16 @@ from typing import Any
 
 import yaml
 
+from attnbench.bench.base import Bench
 from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded
 from attnbench.errors import UserError
+from attnbench.evals.base import Evaluation
 from attnbench.registry import check_options, resolve
 from attnbench.results import ALL_SEEDS, DEVICE, ResultRow, is_complete, read_csv, read_results
 from attnbench.runtime import environment_id
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
-EVALUATION_YAMLS, BENCH_YAMLS = CONF / "eval", CONF / "bench"
+EVALUATION_YAMLS = Path(__file__).resolve().parents[2] / "conf" / "eval"
+BENCH_YAMLS = EVALUATION_YAMLS.parent / "bench"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,26 +108,23 @@ def read_inputs(folder: Path) -> Inputs:
 
 
 def about(evaluation: str, protocol: Protocol) -> About:
-    """As the comparison's record has it, which knows evaluations of elsewhere too, or as its class in conf/eval or
-    conf/bench."""
+    """As the comparison's record has it, which knows evaluations of elsewhere too, or as its class here."""
     if evaluation in protocol.evaluations:
         return protocol.evaluations[evaluation]
-    found = _class_of(evaluation)
+    found = _evaluation_class(evaluation)
     if found is None:
         return About(purpose="", plots=None)
     return About(purpose=(found.__doc__ or "").strip().partition("\n")[0], plots=list(found.plots) or None)
 
 
-def _class_of(evaluation: str) -> Any:
-    """The class that a yaml of this name stands for; None where there is no such yaml."""
+def _evaluation_class(evaluation: str) -> type[Evaluation] | type[Bench] | None:
     # Looked up among the files that are there, because the name comes from the rows.
-    paths = (path for folder in (BENCH_YAMLS, EVALUATION_YAMLS) for path in folder.glob("*.yaml"))
-    path = {path.stem: path for path in paths}.get(evaluation)
-    if path is None:
-        return None
-    target = yaml.safe_load(path.read_text(encoding="utf-8")).get("_target_")
-    # An Evaluation or a Bench.
-    return resolve(target, object, trusted={target}) if target is not None else None
+    for folder, base in ((EVALUATION_YAMLS, Evaluation), (BENCH_YAMLS, Bench)):
+        path = {path.stem: path for path in folder.glob("*.yaml")}.get(evaluation)
+        target = yaml.safe_load(path.read_text(encoding="utf-8")).get("_target_") if path is not None else None
+        if target is not None:
+            return resolve(target, base, trusted={target})
+    return None
 
 
 def _results_files(folder: Path, record: dict[str, Any] | None) -> list[Path]:

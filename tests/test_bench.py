@@ -1,8 +1,5 @@
 """Every bench of conf/bench at its smoke settings, and the gate, the rows and the tables that they share."""
 
-import logging
-import runpy
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,24 +34,10 @@ ONCE = Repetition(warmup=1, repeats=3, max_seconds=1.0)
 PROBLEM = Problem(**CELL, with_gradients=True, repetition=ONCE)
 
 
-@pytest.fixture
-def run_script(monkeypatch):
-    """What `python scripts/benchmark.py` does with some words, in this process: loading torch anew takes seconds."""
-
-    def run(*words: str) -> None:
-        monkeypatch.setattr(sys, "argv", ["benchmark.py", *words])
-        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-        runpy.run_path(str(ROOT / "scripts" / "benchmark.py"), run_name="__main__")
-
-    handlers = list(logging.getLogger("attnbench").handlers)
-    yield run
-    logging.getLogger("attnbench").handlers[:] = handlers
-
-
 @pytest.mark.parametrize("name", BENCHES)
-def test_a_bench_measures_prints_and_publishes(name, tmp_path, run_script, capsys):
+def test_a_bench_measures_prints_and_publishes(name, tmp_path, run_benchmark, capsys):
     words = [f"bench={name}", "device=cpu", f"outputs_dir={tmp_path}", *bench_words(name)]
-    run_script(*words)
+    run_benchmark(*words)
     said = capsys.readouterr()
     assert all(len(line) <= 80 for line in said.out.splitlines() if str(tmp_path) not in line)
     (folder,) = (tmp_path / "benchmark" / name).iterdir()
@@ -70,31 +53,31 @@ def test_a_bench_measures_prints_and_publishes(name, tmp_path, run_script, capsy
     assert read_csv(tmp_path / "page" / "results.csv") == rows
 
 
-def test_a_report_draws_a_bench_by_length(tmp_path, run_script):
-    run_script("bench=attention", "device=cpu", f"outputs_dir={tmp_path}", *bench_words("attention"))
+def test_a_report_draws_a_bench_by_length(tmp_path, run_benchmark):
+    run_benchmark("bench=attention", "device=cpu", f"outputs_dir={tmp_path}", *bench_words("attention"))
     (folder,) = (tmp_path / "benchmark" / "attention").iterdir()
     page = write_report(folder).read_text()
     assert "Times each implementation at every head width and length" in page
     assert len(list((folder / "report" / "figures").glob("*.svg"))) == 3
 
 
-def test_what_is_complete_is_not_measured_again_and_what_was_cut_off_is(tmp_path, run_script):
+def test_what_is_complete_is_not_measured_again_and_what_was_cut_off_is(tmp_path, run_benchmark):
     words = ["bench=attention", "device=cpu", f"outputs_dir={tmp_path}", *bench_words("attention")]
-    run_script(*words)
+    run_benchmark(*words)
     (folder,) = (tmp_path / "benchmark" / "attention").iterdir()
     first, *others = paths = sorted(folder.glob("results/*.jsonl"))
     lines = first.read_text().splitlines(keepends=True)
     first.write_text("".join(lines[:-1]))
     before = {path: path.stat().st_mtime_ns for path in paths}
-    run_script(*words)
+    run_benchmark(*words)
     assert [path.stat().st_mtime_ns for path in others] == [before[path] for path in others]
     assert first.stat().st_mtime_ns != before[first]
-    run_script(*words, "rerun=true")
+    run_benchmark(*words, "rerun=true")
     assert all(path.stat().st_mtime_ns != before[path] for path in paths)
 
 
-def test_precisions_are_jobs_of_a_sweep_and_share_a_table(tmp_path, run_script, capsys):
-    run_script(
+def test_precisions_are_jobs_of_a_sweep_and_share_a_table(tmp_path, run_benchmark, capsys):
+    run_benchmark(
         *("-m", "bench=attention", "precision=float32,bfloat16", "device=cpu", f"outputs_dir={tmp_path}"),
         *bench_words("attention"),
     )
@@ -270,9 +253,9 @@ def test_a_wide_table_is_cut_into_some_that_fit_with_the_labels_on_each():
     assert [header for part in parts for header in part.headers[1:]] == headers[1:]
 
 
-def test_a_page_is_of_one_bench(tmp_path, run_script):
+def test_a_page_is_of_one_bench(tmp_path, run_benchmark):
     for name in ("attention", "grid"):
-        run_script(f"bench={name}", "device=cpu", f"outputs_dir={tmp_path}", *bench_words(name))
+        run_benchmark(f"bench={name}", "device=cpu", f"outputs_dir={tmp_path}", *bench_words(name))
     folders = [path for name in ("attention", "grid") for path in (tmp_path / "benchmark" / name).iterdir()]
     with pytest.raises(UserError, match="one bench"):
         write_page(folders, tmp_path / "page", title="t")

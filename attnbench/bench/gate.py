@@ -20,11 +20,8 @@ TOLERANCES = {"float32": 1e-4, "tf32": 0.01, "bfloat16": 0.03, "float16": 0.01}
 """Of the relative errors |a - b| / |b| of the output and of each gradient."""
 
 ROW_FACTOR = 2.5
-"""How much more a single position may be off: errors do not average out in it."""
-
-SMALLEST_ROW = 0.1
-"""Of a typical row: one that is smaller, as a query's gradient is that sees one key alone, is held against this share
-of it."""
+"""How much more a single position may be off: errors do not average out in it. One that is smaller than a typical one,
+as a query's gradient is where one key has nearly all the weight, is held against that."""
 
 MOST_WEIGHTS = 2**30
 """Of the heads that are compared, together; a head or two, if they have more."""
@@ -93,7 +90,7 @@ def _row_error(actual_BTK: Tensor, expected_BTK: Tensor) -> float:
     size_BT = expected_BTK.double().norm(dim=-1)
     typical = size_BT.square().mean().sqrt()
     difference_BT = (actual_BTK.double() - expected_BTK.double()).norm(dim=-1)
-    error_BT = difference_BT / size_BT.clamp_min(SMALLEST_ROW * typical)
+    error_BT = difference_BT / size_BT.clamp_min(typical)
     return worst([float(error_BT.max())])
 
 

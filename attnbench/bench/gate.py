@@ -10,9 +10,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from attnbench.correctness import (
-    TOLERANCES as LAYER_TOLERANCES,
-)
+from attnbench.correctness import TOLERANCES as LAYER_TOLERANCES
 from attnbench.correctness import build_mixer, by_backend, by_definition, compare, relative_error, worst
 from attnbench.settings import MixerSettings
 

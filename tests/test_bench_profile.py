@@ -10,13 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from small import MIXERS, mixer_settings
+from small import MIXERS, MODEL, VOCABULARY, mixer_settings, small_model
 
 from attnbench.bench import profile_attention, profile_step, running
+from attnbench.bench.base import Subject
 from attnbench.bench.page import print_tables
-from attnbench.bench.parts import IDLE, PARTS
+from attnbench.bench.parts import IDLE, PARTS, by_operator
+from attnbench.bench.passes import Repetition
 from attnbench.bench.profile import ProfileBench
 from attnbench.bench.profile_rows import shortened
+from attnbench.bench.recording import record
+from attnbench.bench.regions import weight_parts
 from attnbench.bench.roofline import Ceilings
 from attnbench.bench.tables import grids
 from attnbench.config import CONF
@@ -24,7 +28,9 @@ from attnbench.errors import UserError
 from attnbench.report.page import write_report
 from attnbench.results import read_csv
 from attnbench.settings import BenchSettings
+from attnbench.train import train_step
 
+CPU = torch.device("cpu")
 OPTIONS = yaml.safe_load((CONF / "bench" / "profile.yaml").read_text()) | ProfileBench.smoke
 TARGET = OPTIONS.pop("_target_")
 
@@ -178,6 +184,39 @@ def test_a_step_that_does_not_fit_is_a_row_and_the_next_one_runs(tmp_path, monke
     _, rows = measure(tmp_path, mixers=["softmax", "linear"], implementations=[])
     assert {row.measurement.status for row in rows if row.identity.variant == "softmax"} == {"out_of_memory"}
     assert {row.measurement.status for row in rows if row.identity.variant == "linear"} == {"ok"}
+
+
+def test_places_found_by_order_are_those_found_by_launch(monkeypatch):
+    """What happens on a GPU with a step that is not captured in the captured one's place: there the replays, too, tell
+    what launched their work."""
+
+    def uncaptured(state, settings, precision, *, compiled, captured):
+        assert compiled
+        assert captured
+        return lambda batch, rate: train_step(state, batch, rate, settings, precision)
+
+    def with_shapes(function, device, *, num_calls, detailed):
+        return record(function, device, num_calls=num_calls, detailed=True)
+
+    monkeypatch.setattr(profile_step, "stepper", uncaptured)
+    monkeypatch.setattr(profile_step, "record", with_shapes)
+    subject = Subject(device=CPU, precision="float32", ceilings=Ceilings(1.0, 1.0), mixers=lambda names: [])
+    case = profile_step.StepCase(
+        mixer="softmax", length=16, batch_size=2, model=MODEL, vocabulary_size=len(VOCABULARY), num_steps=3,
+        num_lines=15, repetition=Repetition(warmup=1, repeats=3, max_seconds=0.1),
+    )  # fmt: skip
+    found = profile_step._captured(case, lambda: small_model(), subject)
+    weights = weight_parts(small_model())
+    # The first batches are made before the first step that is profiled, the later ones between steps.
+    told = [(work, place) for work, place in found.placed if place.step_pass]
+    assert len(told) > 0.95 * len(found.placed)
+    assert {place.part for _, place in told} >= {"mixing", "projections", "feed-forward", "loss", "optimizer"}
+    assert [place for _, place in told] == [by_operator(work, weights, 32) for work, _ in told]
+    assert sum(line.milliseconds for line in found.lines) == pytest.approx(
+        sum(work.microseconds for work, _ in found.placed) / 3e3
+    )
+    products = [line for line in found.lines if line.name == "aten::mm"]
+    assert {line.part for line in products} >= {"projections", "feed-forward", "loss"}
 
 
 def test_models_do_not_train_in_float16(tmp_path, monkeypatch):

@@ -29,6 +29,9 @@ STATUSES = ("ok", "out_of_memory", "unsupported", "not_reached", "diverged", "fa
 ALL_SEEDS = "all"
 """The `seed` of a figure over seeds, whose num_samples counts them."""
 
+DEVICE = "device"
+"""The `variant` of what is measured of the device itself."""
+
 COLUMNS = (
     *("schema", "experiment", "run", "mixer", "variant", "backend", "model", "parameters", "seq_len", "evaluation"),
     *("metric", "value", "unit", "low", "high", "num_samples", "status", "reason"),

@@ -90,7 +90,7 @@ def test_precisions_are_jobs_of_a_sweep_and_share_a_table(tmp_path, run_benchmar
 
 
 def _measured(function, monkeypatch, subject=SUBJECT, problem=PROBLEM) -> list[Measurement]:
-    own = replace(IMPLEMENTATIONS["textbook"], name="own", load=lambda: function)
+    own = replace(IMPLEMENTATIONS["textbook"], name="own", make=lambda: function)
     monkeypatch.setitem(implementations.IMPLEMENTATIONS, "own", own)
     return list(measure_attention(problem, ["own", "textbook"], CELL, subject))
 

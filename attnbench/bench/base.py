@@ -3,12 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
 from attnbench.bench.roofline import Ceilings
-from attnbench.results import Measurement
+from attnbench.results import Measurement, ResultRow
 from attnbench.runtime import dtype_of
 from attnbench.settings import MixerSettings
 from attnbench.timing import Times
@@ -24,6 +25,8 @@ class Subject:
     """Of this device in this precision, measured in the same run."""
     mixers: Callable[[Sequence[str]], list[MixerSettings]]
     """Mixers by the names of their yamls of conf/attn, whether or not they can run here."""
+    folder: Path | None = None
+    """Of the run, for what is no row; None: that is not kept."""
     trusted: Collection[str] = ()
     """Classes outside attnbench that may be built, see registry.py."""
 
@@ -76,10 +79,23 @@ class Bench(ABC):
     """What a reader of the tables must know; a paragraph each."""
 
     plots: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """(metric, axis in settings) pairs that a report draws."""
+    """(metric, axis in settings) pairs that a report draws; none: every metric along its axis of most numbers."""
 
     smoke: ClassVar[dict[str, Any]] = {}
     """Settings that finish on a CPU in a second."""
+
+    unsaid: ClassVar[tuple[str, ...]] = ("roofline_share", "speedup")
+    """Metrics that stand in the tables alone and are not told while it measures."""
+
+    @classmethod
+    def layouts_of(cls, rows: Sequence[ResultRow]) -> Sequence[Layout]:
+        """The tables of these rows, where what they are depends on the rows."""
+        return cls.layouts
+
+    @classmethod
+    def files(cls, rows: Sequence[ResultRow]) -> dict[str, str]:
+        """What else is written beside results.csv, by file name."""
+        return {}
 
     @abstractmethod
     def cells(self) -> Iterator[dict[str, Any]]:

@@ -5,12 +5,14 @@ however fast.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
-from attnbench.correctness import relative_error, worst
+from attnbench.correctness import TOLERANCES as LAYER_TOLERANCES
+from attnbench.correctness import build_mixer, by_backend, by_definition, compare, relative_error, worst
+from attnbench.settings import MixerSettings
 
 TOLERANCES = {"float32": 1e-4, "tf32": 0.01, "bfloat16": 0.03, "float16": 0.01}
 """Of the relative errors |a - b| / |b| of the output and of each gradient."""
@@ -88,3 +90,18 @@ def _row_error(actual_BTK: Tensor, expected_BTK: Tensor) -> float:
     difference_BT = (actual_BTK.double() - expected_BTK.double()).norm(dim=-1)
     error_BT = difference_BT / size_BT.clamp_min(typical)
     return worst([float(error_BT.max())])
+
+
+MIXER_LENGTH = 133
+"""Of the layer that is held against its definition: past two chunks, with a ragged end."""
+
+
+def mixer_objection(
+    mixer: MixerSettings, device: torch.device, precision: str, trusted: Collection[str] = ()
+) -> str | None:
+    """What is wrong with a mixer's backend in a small layer, or None."""
+    own = build_mixer(mixer, device, trusted)
+    deviation = compare(by_backend(own, MIXER_LENGTH, precision), by_definition(own, MIXER_LENGTH))
+    # TF32 and float16 have more digits than bfloat16, and no tolerance of their own.
+    known = precision if precision in LAYER_TOLERANCES else "bfloat16"
+    return None if deviation.is_within(known) else f"its layer is not its definition: {deviation}"

@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 import torch
 
 from attnbench.bench.base import Bench, Layout, Subject, Values
+from attnbench.bench.gate import mixer_objection
 from attnbench.bench.passes import Repetition
 from attnbench.bench.roofline import Work
-from attnbench.correctness import TOLERANCES, build_mixer, by_backend, by_definition, compare
 from attnbench.errors import UserError
 from attnbench.evals.rows import check_counts, without_numbers
 from attnbench.matching import match_model
@@ -22,9 +22,6 @@ from attnbench.train import Batch, batch_nats, loss_and_gradients
 SECONDS, SHARE, PARAMETERS = "seconds", "roofline_share", "parameters"
 PASSES = {"forward": 1, "both": 3}
 """Forward, forward with backward, and how many forward passes' operations each has."""
-
-GATE_LENGTH = 133
-"""Of the mixer that is held against its definition: past two chunks, with a ragged end."""
 
 
 class ModelsBench(Bench):
@@ -107,7 +104,7 @@ class ModelsBench(Bench):
         device, precision = subject.device, subject.precision
         mixer = resolve_mixer(mixer, size, device_type=device.type, precision=precision, trusted=subject.trusted)
         settings = settings | {"backend": mixer.options["backend"]}
-        objection = _objection(mixer, subject)
+        objection = mixer_objection(mixer, device, precision, subject.trusted)
         if objection is not None:
             yield from _without(settings, "failed", objection)
             return
@@ -190,15 +187,6 @@ def _model(size: Any) -> ModelSettings:
     )
     check(model, f"bench.sizes: {name}, ")
     return model
-
-
-def _objection(mixer: MixerSettings, subject: Subject) -> str | None:
-    """What is wrong with a mixer's backend in a small layer, or None."""
-    own = build_mixer(mixer, subject.device, subject.trusted)
-    deviation = compare(by_backend(own, GATE_LENGTH, subject.precision), by_definition(own, GATE_LENGTH))
-    # TF32 and float16 have more digits than bfloat16, and no tolerance of their own.
-    precision = subject.precision if subject.precision in TOLERANCES else "bfloat16"
-    return None if deviation.is_within(precision) else f"its layer is not its definition: {deviation}"
 
 
 def _without(settings: dict[str, Any], status: str, reason: str) -> Iterator[Measurement]:

@@ -43,14 +43,15 @@ def print_tables(folders: Sequence[Path]) -> None:
     """Prints the tables of each bench among the runs; writes a results.csv into each folder, and says where it is."""
     console = Console(width=WIDTH + 1)
     for measured in _measured(folders):
-        layouts = [layout for layout in measured.bench.layouts if not layout.on_page_alone]
+        layouts = [layout for layout in measured.bench.layouts_of(measured.rows) if not layout.on_page_alone]
         for drawn in grids(measured.rows, layouts):
             for part in narrowed(drawn):
                 console.print(terminal_table(part))
         for line in (*reasons(measured.rows, layouts), _ceilings_text(measured.rows)):
             console.print(textwrap.fill(line, WIDTH, subsequent_indent="  "), markup=False, highlight=False)
     for folder in folders:
-        write_csv(read_folders([folder]), folder / "results.csv")
+        for measured in _measured([folder]):
+            _write_rows(measured, folder)
         console.print(printable(f"  {folder}/"), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -66,7 +67,7 @@ def write_page(folders: Sequence[Path], target: Path, *, title: str, note: str =
         raise UserError(f"{', '.join(map(str, folders))}: must be runs of one bench that measured something ({names})")
     (measured,) = found
     target.mkdir(parents=True, exist_ok=True)
-    write_csv(measured.rows, target / "results.csv")
+    _write_rows(measured, target)
     for folder in folders:
         for path in folder.glob("environment*.json"):
             stamp = json.loads(path.read_text(encoding="utf-8"))
@@ -74,11 +75,17 @@ def write_page(folders: Sequence[Path], target: Path, *, title: str, note: str =
     replace_file(target / "README.md", _page(title, note, measured))
 
 
+def _write_rows(measured: Measured, target: Path) -> None:
+    write_csv(measured.rows, target / "results.csv")
+    for name, text in measured.bench.files(measured.rows).items():
+        replace_file(target / name, text)
+
+
 def _page(title: str, note: str, measured: Measured) -> str:
     parts = [f"# {title}"]
-    for drawn in grids(measured.rows, measured.bench.layouts):
+    for drawn in grids(measured.rows, measured.bench.layouts_of(measured.rows)):
         parts += [f"## {drawn.title}", markdown_grid(drawn).rstrip()]
-    missing = reasons(measured.rows, measured.bench.layouts)
+    missing = reasons(measured.rows, measured.bench.layouts_of(measured.rows))
     if missing:
         parts += ["Without a number:", "\n".join(f"- {markdown_text(line)}" for line in missing)]
     commands = "\n".join(f"    {printable(line)}" for line in measured.commands)

@@ -14,13 +14,12 @@ import torch
 
 from attnbench.bench.base import Bench, Subject
 from attnbench.bench.roofline import Ceilings, measure_ceilings
-from attnbench.bench.tables import DEVICE
 from attnbench.escaping import printable
 from attnbench.folder import ROOT, recording, stamp_environment, write_config
 from attnbench.locks import device_lock
 from attnbench.prepare import config_hash, measured_by
 from attnbench.registry import build
-from attnbench.results import Identity, Measurement, ResultRow, ResultsWriter, is_complete, read_results
+from attnbench.results import DEVICE, Identity, Measurement, ResultRow, ResultsWriter, is_complete, read_results
 from attnbench.run_system import UNHASHED
 from attnbench.runtime import environment, resolve_device, resolve_precision
 from attnbench.settings import BenchSettings, MixerSettings
@@ -30,8 +29,6 @@ log = logging.getLogger(__name__)
 
 EXPERIMENT = "benchmark"
 CEILINGS = ("matrix_product_tflops", "copy_gigabytes_per_second")
-UNSAID = ("roofline_share", "speedup")
-"""Metrics that stand in the tables alone."""
 
 ComposeMixers = Callable[[Sequence[str] | None], tuple[list[MixerSettings], frozenset[str]]]
 
@@ -62,11 +59,12 @@ def run_bench(settings: BenchSettings, compose_mixers: ComposeMixers) -> Path:
             precision=precision,
             ceilings=ceilings,
             mixers=lambda names: compose_mixers(names)[0],
+            folder=folder,
             trusted=settings.trusted,
         )
         for index, cell in enumerate(bench.cells()):
             rows = results.cell(f"{index:04}", lambda cell=cell: bench.measure(cell, subject))
-            _say(cell, rows)
+            _say(cell, rows, bench.unsaid)
     return folder
 
 
@@ -101,12 +99,12 @@ def _ceilings(results: Results, device: torch.device, precision: str) -> Ceiling
     return ceilings
 
 
-def _say(cell: dict[str, Any], rows: Iterable[ResultRow]) -> None:
+def _say(cell: dict[str, Any], rows: Iterable[ResultRow], unsaid: Sequence[str]) -> None:
     """A line an implementation, as soon as it has all its rows."""
     place = " ".join(f"{axis}={value}" for axis, value in cell.items())
     log.info(place)
     for name, group in groupby(rows, key=lambda row: row.identity.variant):
-        measured = [row.measurement for row in group if row.measurement.metric not in UNSAID]
+        measured = [row.measurement for row in group if row.measurement.metric not in unsaid]
         parts = dict.fromkeys(map(_told, measured))
         if parts:
             log.info(printable(f"  {name:14} {', '.join(parts)}"))
@@ -115,7 +113,8 @@ def _say(cell: dict[str, Any], rows: Iterable[ResultRow]) -> None:
 def _told(measurement: Measurement) -> str:
     if measurement.value is None:
         return f"{measurement.status.replace('_', ' ')}: {measurement.reason}"
-    what = measurement.settings.get("pass") or measurement.metric.replace("_", " ")
+    settings, name = measurement.settings, measurement.metric.replace("_", " ")
+    what = " ".join(filter(None, [settings.get("form"), settings.get("pass") or name]))
     return f"{what} {format_number(measurement.value)} {measurement.unit}".rstrip()
 
 

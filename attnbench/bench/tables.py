@@ -6,15 +6,12 @@ from typing import Any
 
 from attnbench.bench.base import Layout, Values
 from attnbench.escaping import printable
-from attnbench.results import Measurement, ResultRow
+from attnbench.results import DEVICE, Measurement, ResultRow
 from attnbench.tables import Grid, format_number
 
 WIDTH = 79
 GAP = 3
 """Columns of a terminal between two of a table."""
-
-DEVICE = "device"
-"""The variant of rows that are of nobody's."""
 
 STATUSES = {"out_of_memory": "no memory", "unsupported": "–"}
 """As a cell shows them; the reasons stand below the table."""
@@ -37,7 +34,7 @@ def _grid(rows: Sequence[ResultRow], layout: Layout, with_precision: bool) -> Gr
         for row in rows:
             settings = {**row.measurement.settings, "implementation": row.identity.variant}
             name = settings.get(layout.columns)
-            if row.identity.variant == DEVICE or not _takes(values, row.measurement, name):
+            if row.identity.variant == DEVICE or not _takes(values, row.measurement.metric, settings, name):
                 continue
             precision = (row.identity.precision,) if with_precision else ()
             line = (*precision, *(settings.get(axis) for axis in layout.lines))
@@ -61,10 +58,10 @@ def _grid(rows: Sequence[ResultRow], layout: Layout, with_precision: bool) -> Gr
     )
 
 
-def _takes(values: Values, measurement: Measurement, name: Any) -> bool:
+def _takes(values: Values, metric: str, settings: dict[str, Any], name: Any) -> bool:
     return (
-        measurement.metric == values.metric
-        and values.where.items() <= measurement.settings.items()
+        metric == values.metric
+        and values.where.items() <= settings.items()
         and (values.only is None or name in values.only)
     )
 

@@ -12,7 +12,7 @@ from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded
 from attnbench.errors import UserError
 from attnbench.evals.base import Evaluation
 from attnbench.registry import check_options, resolve
-from attnbench.results import ALL_SEEDS, ResultRow, is_complete, read_csv, read_results
+from attnbench.results import ALL_SEEDS, DEVICE, ResultRow, is_complete, read_csv, read_results
 from attnbench.runtime import environment_id
 
 EVALUATION_YAMLS = Path(__file__).resolve().parents[2] / "conf" / "eval"
@@ -92,6 +92,8 @@ def read_inputs(folder: Path) -> Inputs:
     else:
         files = _results_files(folder, record)
         rows = [row for path in files for row in read_results(path, allow_incomplete=True)]
+    # What a bench's device can do at most is nobody's score.
+    rows = [row for row in rows if row.identity.mixer or row.identity.variant != DEVICE]
     if not rows:
         raise UserError(f"{folder}: no results; an experiment's folder has runs with results/*.jsonl, or results.csv")
     protocol = _protocol(record, rows, folder)
@@ -112,7 +114,7 @@ def about(evaluation: str, protocol: Protocol) -> About:
     found = _evaluation_class(evaluation)
     if found is None:
         return About(purpose="", plots=None)
-    return About(purpose=(found.__doc__ or "").strip().partition("\n")[0], plots=list(found.plots))
+    return About(purpose=(found.__doc__ or "").strip().partition("\n")[0], plots=list(found.plots) or None)
 
 
 def _evaluation_class(evaluation: str) -> type[Evaluation] | type[Bench] | None:
@@ -141,7 +143,8 @@ def _protocol(record: dict[str, Any] | None, rows: Sequence[ResultRow], folder: 
         "plan": folder.name,
         "command": "",
         "variants": variants,
-        "rank": variants,
+        # What is no mixer's, as an operator's implementation is, is shown.
+        "rank": list(dict.fromkeys(row.identity.variant for row in rows if row.identity.mixer)),
         "reference": None,
         "files": None,
     }

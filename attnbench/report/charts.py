@@ -35,8 +35,8 @@ PARTS_ON_DARK = (*PARTS[:-1], "#80838A")
 
 BAR_TOOLTIP = {"variant": "variant", "x": "part", "share": "share"}
 
-SMALLEST_NAMED_SHARE = 0.06
-"""Of a bar: a narrower part has no room for its number."""
+NUMBER_WIDTH = 34
+"""Pixels: a part of a bar that is narrower has no room for its number."""
 
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right", "triangle-left")
 DASHES = ([1, 0], [6, 3], [2, 2], [9, 3, 2, 3], [4, 1], [12, 4], [1, 3])
@@ -257,7 +257,7 @@ def _bars(plot: Plot, look: Look) -> list[alt.Chart]:
         tooltip=[alt.Tooltip(f"{field}:N", title=title) for field, title in BAR_TOOLTIP.items()],
     )
     middle = alt.X("value:Q", stack="zero", bandPosition=0.5)
-    named = alt.condition(f"datum.value >= {SMALLEST_NAMED_SHARE}", "share:N", alt.value(""))
+    named = alt.condition(f"datum.value * width >= {NUMBER_WIDTH}", "share:N", alt.value(""))
     return [bars, base.mark_text(style="part-label").encode(x=middle, text=named, detail="x:N")]
 
 

@@ -94,8 +94,13 @@ class DeltaRule:
         """A kernel's constants; float32 is multiplied to its own digits, or to TF32's where the inputs have fewer."""
         precision = "tf32x3" if self.mixed.dtype == torch.float32 else "tf32"
         options = {"C": CHUNK, "K": self.key_width, "V": self.value_width, "PRECISION": precision}
-        is_narrow = min(self.key_width, self.values) < NARROW
-        return options | more | LAUNCH[kernel] | ({"num_warps": NARROW_WARPS} if is_narrow else {})
+        launch = options | more | LAUNCH[kernel]
+        if min(self.key_width, self.values) < NARROW:
+            return launch | {"num_warps": NARROW_WARPS}
+        if kernel == "gradient" and self.mixed.dtype == torch.float32 and self.key_width > 64:
+            # Four run out of registers, over which the assembler takes half a minute and more.
+            return launch | {"num_warps": 8}
+        return launch
 
     def goes_parallel(self) -> bool:
         return choose_parallel(self) if self.parallel is None else self.parallel

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from scripts_here import run_here
 from small import python_path
 
 from attnbench import checkpoint
@@ -260,20 +261,20 @@ def test_the_buckets_of_positions_add_up_to_the_split(folder, finished):
 
 def test_the_same_command_does_not_train_again_and_prints_the_table(folder, finished):
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in finished.rglob("*") if path.is_file()}
-    done = call(*words(folder))
-    assert done.returncode == 0, done.stderr
-    assert f"finished before, not trained again (rerun=true does): {finished}" in done.stderr
-    assert "Traceback" not in done.stderr
+    code, output, errors = run_here("train.py", *words(folder))
+    assert code == 0, errors
+    assert f"finished before, not trained again (rerun=true does): {finished}" in errors
+    assert "Traceback" not in errors
     for path, (written, content) in before.items():
         if path.name != "train.log":
             assert (path.stat().st_mtime_ns, path.read_bytes()) == (written, content), path
-    assert "text:small@" in done.stdout
-    assert "softmax" in done.stdout
+    assert "text:small@" in output
+    assert "softmax" in output
     perplexity, _ = value(
         rows_of(finished, "perplexity"), "perplexity", split="test", checkpoint="best", sequence_length=32
     )
-    assert f"{perplexity:.4g}" in done.stdout
-    assert str(finished) in done.stdout
+    assert f"{perplexity:.4g}" in output
+    assert str(finished) in output
 
 
 def test_a_rerun_trains_again_to_the_same_numbers(folder, tmp_path):
@@ -503,22 +504,20 @@ def test_a_diverged_run_ends_the_command_with_one_line(folder, monkeypatch, caps
 
 def test_a_sweep_goes_on_past_a_job_that_fails_and_lists_it(folder, tmp_path):
     # The two jobs at 100000 fail: the text is shorter than that.
-    done = call(
-        "-m", *words(folder, "attn=softmax,flash", "seq_len=16,100000", "train.num_steps=4", outputs="sweep")
-    )  # fmt: skip
-    assert done.returncode == 1, done.stderr
-    assert "Traceback" not in done.stderr
+    given = words(folder, "attn=softmax,flash", "seq_len=16,100000", "train.num_steps=4", outputs="sweep")
+    code, table, errors = run_here("train.py", "-m", *given)
+    assert code == 1, errors
+    assert "Traceback" not in errors
     runs = sorted(path.name.rpartition("-")[0] for path in (folder / "sweep" / "demo").iterdir())
     assert runs == ["flash-tiny-T16-seed0", "softmax-tiny-T16-seed0"]
-    assert done.stderr.count("error: ") == 2
-    _, _, listed = done.stderr.partition("2 of 4 jobs failed:\n")
+    assert errors.count("error: ") == 2
+    _, _, listed = errors.partition("2 of 4 jobs failed:\n")
     lines = [line for line in listed.splitlines() if line.startswith("  ")]
     assert len(lines) == 2
     for line, attn in zip(lines, ["softmax", "flash"], strict=True):
         assert f"attn={attn}" in line
         assert "seq_len=100000" in line
         assert "small.txt" in line
-    table = done.stdout
     assert table.count("text:small@") == 1
     assert all(sum(name in line for line in table.splitlines()) >= 2 for name in ("softmax", "flash"))
 
@@ -526,12 +525,12 @@ def test_a_sweep_goes_on_past_a_job_that_fails_and_lists_it(folder, tmp_path):
 def test_a_bad_file_is_one_line_and_no_folder(folder, tmp_path):
     bad = tmp_path / "bad.txt"
     bad.write_bytes(b"caf\xe9 " * 200)
-    done = call(*words(tmp_path, f"data.path={bad}"))
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert done.stderr.startswith("error: ")
-    assert str(bad) in done.stderr
-    assert done.stdout == ""
+    code, output, errors = run_here("train.py", *words(tmp_path, f"data.path={bad}"))
+    assert code == 1
+    assert errors.count("\n") == 1, errors
+    assert errors.startswith("error: ")
+    assert str(bad) in errors
+    assert output == ""
     assert list(tmp_path.iterdir()) == [bad]
 
 

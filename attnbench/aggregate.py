@@ -69,6 +69,25 @@ SUMMARY: dict[str, tuple[Headline, ...]] = {
             label=("cache_length", "batch_size"),
         ),
     ),
+    "profile": (
+        Headline(
+            metric="milliseconds",
+            header="ms a step",
+            higher_is_better=False,
+            settings={"subject": "training step"},
+            axes=("length",),
+            pick="largest",
+            label=("length", "form"),
+        ),
+        Headline(
+            metric="milliseconds",
+            header="ms of attention",
+            higher_is_better=False,
+            settings={"subject": "attention"},
+            axes=("length",),
+            label=("length",),
+        ),
+    ),
     "copy": tuple(
         Headline(
             metric="symbol_accuracy", header="copy", higher_is_better=True, axes=("length",), label=("length",), **how

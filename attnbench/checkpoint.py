@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -149,14 +149,28 @@ def load_last(folder: Path, model: LanguageModel) -> TrainState | None:
     return state
 
 
+def load_record(folder: Path) -> ModelRecord:
+    """What a checkpoint says of its model; `load_model` tells whether it was altered.
+
+    Raises:
+        UserError: it cannot be read, or is no record.
+    """
+    return _record(folder / "config.json")
+
+
 def load_model(
-    folder: Path, *, device: torch.device | str = "cpu", trusted: Collection[str] = ()
+    folder: Path,
+    *,
+    device: torch.device | str = "cpu",
+    trusted: Collection[str] = (),
+    mixers: Sequence[MixerSettings] | None = None,
 ) -> tuple[LanguageModel, ModelRecord]:
     """A trained model, built again from the checkpoint's own record.
 
     Args:
         folder: one of a run's checkpoint/final, checkpoint/best-* or checkpoint/step-*.
         trusted: classes outside attnbench that may be built; the checkpoint cannot add to them.
+        mixers: in place of the record's, with other kernels say; the weights must fit.
 
     Raises:
         UserError: a missing, torn, altered or foreign file, or a class that may not be built.
@@ -164,7 +178,12 @@ def load_model(
     _, weights, _ = _read(folder)
     record = _record(folder / "config.json")
     try:
-        model = build_meta(record.mixers, record.model, vocabulary_size=record.vocabulary_size, trusted=trusted)
+        model = build_meta(
+            record.mixers if mixers is None else mixers,
+            record.model,
+            vocabulary_size=record.vocabulary_size,
+            trusted=trusted,
+        )
     except UserError as error:
         raise UserError(f"{folder / 'config.json'}: {error}") from None
     # Before memory is taken for what the record only claims.
@@ -324,6 +343,8 @@ def _record(path: Path) -> ModelRecord:
         record = ModelRecord(mixers=[MixerSettings(**entry) for entry in mixers], model=built, **content)
         check(record)
         return record
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing, so {path.parent} is no complete checkpoint") from None
     except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not a record of a model ({error})") from None
 

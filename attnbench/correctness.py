@@ -2,9 +2,9 @@
 
 import copy
 import math
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,44 @@ MODEL = ModelSettings(name="one layer", dim=128, num_layers=1, head_width=64, fe
 """Whose mixer is compared: two heads of the width that models here have."""
 
 BATCH_SIZE = 2
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Shape:
+    """A mixer and the lengths at which it is compared."""
+
+    name: str
+    """What stands above its lines; empty for the shape that every backend is compared at."""
+    head_width: int = MODEL.head_width
+    lengths: Sequence[int] = LENGTHS
+    options: dict[str, Any] = field(default_factory=dict)
+    """In place of the yaml's; a mixer without such a setting is not compared at this shape."""
+
+    @property
+    def slack(self) -> float:
+        """How much more than usual may be off: in a narrow head there are fewer channels to average errors over."""
+        return max(1.0, (MODEL.head_width / self.head_width) ** 0.5)
+
+    def of(self, settings: MixerSettings) -> MixerSettings:
+        """The mixer with the options of this shape."""
+        return replace(settings, options={**settings.options, **self.options})
+
+    @property
+    def model(self) -> ModelSettings:
+        """Two heads."""
+        return replace(MODEL, dim=2 * self.head_width, head_width=self.head_width)
+
+
+USUAL = Shape(name="")
+
+OTHER_SHAPES = (
+    Shape(name="heads of 16 channels", head_width=16, lengths=(65, 133)),
+    Shape(name="heads of 32 channels", head_width=32, lengths=(65, 133)),
+    Shape(name="heads of 128 channels", head_width=128, lengths=(65, 133)),
+    Shape(name="so long that few heads go over their chunks side by side", lengths=(577,)),
+    Shape(name="a window of 50 positions", lengths=(65, 133), options={"window": 50}),
+)
+"""Where other kernels run, or the same compiled otherwise: one that is right at the usual shape may be wrong here."""
 
 INPUT_SCALE = 5.0
 """Wide enough that initial weights, which are small, leave the linear range of gates and scores. Near it the gradients
@@ -61,9 +99,9 @@ class Deviation:
     parameter: str
     """Its name."""
 
-    def is_within(self, precision: str) -> bool:
+    def is_within(self, precision: str, slack: float = 1.0) -> bool:
         """Whether every error is within the tolerance of this precision; what is not finite never is."""
-        tolerance = TOLERANCES[precision]
+        tolerance = TOLERANCES[precision] * slack
         # Written so that a NaN, which compares false with everything, fails.
         return (
             self.output <= tolerance
@@ -73,33 +111,36 @@ class Deviation:
         )
 
 
-def build_mixer(settings: MixerSettings, device: torch.device, trusted: Collection[str] = ()) -> Mixer:
+def build_mixer(
+    settings: MixerSettings, device: torch.device, trusted: Collection[str] = (), shape: Shape = USUAL
+) -> Mixer:
     """A mixer with the initial weights of a model's first layer, float32.
 
     Args:
         settings: with the backend that shall run.
         trusted: classes outside attnbench that may be built, see registry.py.
+        shape: its options in place of the settings' own.
     """
-    model = build_model([settings], MODEL, vocabulary_size=1, seed=0, device=device, trusted=trusted)
-    mixer = model.layers[0].mixer
+    built = build_model([shape.of(settings)], shape.model, vocabulary_size=1, seed=0, device=device, trusted=trusted)
+    mixer = built.layers[0].mixer
     with torch.no_grad():
         for parameter in mixer.parameters():
             parameter.copy_(exact(parameter))
     return mixer
 
 
-def by_definition(mixer: Mixer, length: int) -> Outcome:
+def by_definition(mixer: Mixer, length: int, shape: Shape = USUAL) -> Outcome:
     """The mixer's own `reference`, in float64."""
     wide = copy.deepcopy(mixer).double()
-    x_BTD, weight_BTD = (x.double() for x in example(length, next(wide.parameters()).device))
+    x_BTD, weight_BTD = (x.double() for x in example(length, shape.model.dim, next(wide.parameters()).device))
     x_BTD.requires_grad_()
     return _outcome(wide, x_BTD, wide.reference(x_BTD), weight_BTD)
 
 
-def by_backend(mixer: Mixer, length: int, precision: str) -> Outcome:
+def by_backend(mixer: Mixer, length: int, precision: str, shape: Shape = USUAL) -> Outcome:
     """The mixer's training forward as a model runs it: weights in float32, computing in `precision`, its input too."""
     device = next(mixer.parameters()).device
-    x_BTD, weight_BTD = example(length, device)
+    x_BTD, weight_BTD = example(length, shape.model.dim, device)
     x_BTD.requires_grad_()
     with computing(precision, device):
         output_BTD, _ = mixer(x_BTD.to(torch.bfloat16 if precision == "bfloat16" else torch.float32))
@@ -107,11 +148,11 @@ def by_backend(mixer: Mixer, length: int, precision: str) -> Outcome:
         return _outcome(mixer, x_BTD, output_BTD, weight_BTD.to(output_BTD.dtype))
 
 
-def example(length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def example(length: int, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """An input and the weights of the sum of outputs that gradients are taken of, (B, T, D) float32 each."""
     # On the CPU: generators of two devices give different numbers.
     generator = torch.Generator().manual_seed(length)
-    shape = (2, BATCH_SIZE, length, MODEL.dim)
+    shape = (2, BATCH_SIZE, length, dim)
     x_BTD, weight_BTD = exact(torch.randn(shape, generator=generator)).to(device).unbind()
     return INPUT_SCALE * x_BTD, weight_BTD
 
@@ -127,11 +168,11 @@ def _outcome(mixer: Mixer, x_BTD: Tensor, output_BTD: Tensor, weight_BTD: Tensor
     return Outcome(output_BTD.detach(), of_input, dict(zip(names, of_parameters, strict=True)))
 
 
-def compare(actual: Outcome, expected: Outcome) -> Deviation:
+def compare(actual: Outcome, expected: Outcome, shape: Shape = USUAL) -> Deviation:
     """The relative errors of what a backend computed."""
     widest = max(float(gradient.double().norm()) for gradient in expected.parameter_gradients.values())
     by_name = {
-        name: parameter_error(gradient, expected.parameter_gradients[name], widest)
+        name: parameter_error(gradient, expected.parameter_gradients[name], widest, shape.head_width)
         for name, gradient in actual.parameter_gradients.items()
     }
     largest = worst(by_name.values())
@@ -154,7 +195,7 @@ def position_error(actual_BTD: Tensor, expected_BTD: Tensor) -> float:
     return float(error_BT.where(difference_BT != 0, 0.0).max())
 
 
-def parameter_error(actual: Tensor, expected: Tensor, widest: float) -> float:
+def parameter_error(actual: Tensor, expected: Tensor, widest: float, head_width: int) -> float:
     """The worst relative error of a gradient, a matrix taken apart into the rows of each head.
 
     Query, key and value often share one matrix, and what is wrong in a small part of it would not show in the whole.
@@ -168,7 +209,7 @@ def parameter_error(actual: Tensor, expected: Tensor, widest: float) -> float:
     if expected.dim() < 2:
         return relative_error(actual, expected)
     smallest = SMALLEST_PART * float(expected.double().norm())
-    parts = zip(actual.split(MODEL.head_width), expected.split(MODEL.head_width), strict=True)
+    parts = zip(actual.split(head_width), expected.split(head_width), strict=True)
     return worst([relative_error(part, other, smallest) for part, other in parts])
 
 

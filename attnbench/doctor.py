@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from attnbench.correctness import LENGTHS, PART_FACTOR, TOLERANCES, Deviation, worst
+from attnbench.correctness import LENGTHS, OTHER_SHAPES, PART_FACTOR, TOLERANCES, Deviation, worst
 from attnbench.errors import UserError
 from attnbench.escaping import printable
 from attnbench.examination import (
@@ -18,6 +18,7 @@ from attnbench.examination import (
     Finding,
     choice,
     examine,
+    examine_shapes,
     first_step_seconds,
     guards_lifted,
     one_line,
@@ -76,6 +77,7 @@ def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings], trusted:
             for finding in (finding for mixer in mixers for finding in examine(mixer, device, trusted)):
                 _say_finding(say, finding)
                 findings.append(finding)
+        findings += _other_shapes(say, mixers, device, trusted)
         resolved = [with_backend(mixer, name) for mixer in mixers if (name := choices[mixer.name].backend)]
         steps = _first_steps(say, resolved, device, trusted)
     wrong = [finding for finding in findings if finding.verdict == "wrong"]
@@ -143,6 +145,25 @@ def _say_finding(say: Spoken, finding: Finding) -> None:
         say(f"at length {length}: {errors} of {own.parameter}", indent=6, style=STYLES["wrong"])
 
 
+def _other_shapes(
+    say: Spoken, mixers: Sequence[MixerSettings], device: torch.device, trusted: Collection[str]
+) -> list[Finding]:
+    say()
+    say("What auto chooses, at other shapes", style="bold")
+    findings = []
+    for shape in OTHER_SHAPES:
+        title = f"{shape.name}; lengths {', '.join(map(str, shape.lengths))}"
+        if shape.slack > 1:
+            title += f"; {shape.slack:.2g} times as much allowed"
+        for finding in (own for mixer in mixers for own in examine_shapes(mixer, device, trusted, [shape])):
+            if title:
+                say(title, indent=2)
+            title = ""
+            _say_finding(say, finding)
+            findings.append(finding)
+    return findings
+
+
 def _first_steps(
     say: Spoken, mixers: Sequence[MixerSettings], device: torch.device, trusted: Collection[str]
 ) -> list[Measurement]:
@@ -169,7 +190,8 @@ def _say_end(say: Spoken, wrong: Sequence[Finding]) -> None:
     for finding in wrong:
         chosen = "auto chooses it" if finding.is_chosen else "auto does not choose it"
         words = (
-            f"warning: {finding.mixer.name} is wrong with backend={finding.backend} in {finding.precision}; {chosen}."
+            f"warning: {finding.mixer.name} is wrong with backend={finding.backend} in {finding.precision}"
+            f"{_at(finding)}; {chosen}."
         )
         say(words, style=STYLES["wrong"])
     if not any(finding.is_chosen for finding in wrong):
@@ -185,16 +207,22 @@ def _advice(wrong: Sequence[Finding], findings: Sequence[Finding]) -> str:
             for other in findings
             if other.mixer.name == finding.mixer.name
             and other.precision == finding.precision
+            and other.shape == finding.shape
             and other.verdict == "right"
         ]
         way_out = f"{' or '.join(rest)} is right" if rest else "no other backend of it is right here"
-        parts.append(f"attn={finding.mixer.name} backend={finding.backend} in {finding.precision}: wrong; {way_out}")
+        wrong_one = f"attn={finding.mixer.name} backend={finding.backend} in {finding.precision}{_at(finding)}: wrong"
+        parts.append(wrong_one if finding.shape.name else f"{wrong_one}; {way_out}")
     return "; ".join(parts)
+
+
+def _at(finding: Finding) -> str:
+    return f" at {finding.shape.name}" if finding.shape.name else ""
 
 
 def _errors(finding: Finding) -> Iterator[Measurement]:
     """A row an error and length; where nothing ran, a row an error that says why."""
-    chosen = {"is_chosen": finding.is_chosen}
+    chosen = {"is_chosen": finding.is_chosen} | ({"shape": finding.shape.name} if finding.shape.name else {})
     status = "unsupported" if finding.refusal else "failed"
     if finding.refusal or finding.failure:
         for error in ERRORS:

@@ -10,6 +10,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+def printable_text(text: str) -> str:
+    """The same of a text of several lines: line feeds and tabs stay as they are."""
+    return "".join(c if c in "\n\t" else printable(c) for c in text)
+
+
 def markdown_text(text: str) -> str:
     """`text` for a cell of a Markdown table: neither HTML nor a link, and it stays in its cell."""
     return printable(text).replace("<", "&lt;").replace("](", "]\\(").replace("|", "\\|")

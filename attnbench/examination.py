@@ -13,9 +13,12 @@ from attnbench.checkpoint import TrainState
 from attnbench.correctness import (
     LENGTHS,
     MODEL,
+    OTHER_SHAPES,
     TOLERANCES,
+    USUAL,
     Deviation,
     Outcome,
+    Shape,
     build_mixer,
     by_backend,
     by_definition,
@@ -52,6 +55,7 @@ class Finding:
     precision: str
     is_chosen: bool
     """Whether `auto` is this backend, in this precision."""
+    shape: Shape = USUAL
     refusal: str = ""
     """Why it cannot run here, as who names it is told; empty if it can."""
     failure: str = ""
@@ -66,7 +70,8 @@ class Finding:
     @property
     def wrong_lengths(self) -> list[int]:
         """Where it is further from the definition than its precision allows."""
-        return [length for length, deviation in self.deviations.items() if not deviation.is_within(self.precision)]
+        slack = self.shape.slack
+        return [length for length, own in self.deviations.items() if not own.is_within(self.precision, slack)]
 
     @property
     def verdict(self) -> str:
@@ -90,17 +95,37 @@ def examine(
 ) -> Iterator[Finding]:
     """Every backend of a mixer in every precision, each as soon as it is known."""
     expected: dict[int, Outcome] = {}
+    shape = replace(USUAL, lengths=lengths)
     for backend in resolve(settings.target, Mixer, trusted).backends:
         for precision in TOLERANCES:
             chosen = choice(settings, precision, device, trusted).backend
             own = with_backend(settings, backend)
-            finding = Finding(mixer=own, precision=precision, is_chosen=backend == chosen)
+            finding = Finding(mixer=own, precision=precision, is_chosen=backend == chosen, shape=shape)
             try:
-                _resolved(settings, backend, precision, device, trusted)
+                _resolved(settings, backend, precision, device, trusted, shape)
             except UserError as refusal:
                 finding.refusal = str(refusal)
             else:
-                _hold_against_definition(finding, expected, device, trusted, lengths)
+                _hold_against_definition(finding, expected, device, trusted)
+            yield finding
+
+
+def examine_shapes(
+    settings: MixerSettings, device: torch.device, trusted: Collection[str] = (), shapes: Sequence[Shape] = OTHER_SHAPES
+) -> Iterator[Finding]:
+    """What `auto` chooses at other shapes, in every precision; where it chooses nothing there is no finding."""
+    for shape in shapes:
+        if not shape.options.keys() <= settings.options.keys():
+            continue
+        expected: dict[int, Outcome] = {}
+        for precision in TOLERANCES:
+            try:
+                resolved = _resolved(settings, "auto", precision, device, trusted, shape)
+            except UserError:
+                continue
+            own = with_backend(settings, resolved.options["backend"])
+            finding = Finding(mixer=own, precision=precision, is_chosen=True, shape=shape)
+            _hold_against_definition(finding, expected, device, trusted)
             yield finding
 
 
@@ -109,7 +134,6 @@ def _hold_against_definition(
     expected: dict[int, Outcome],
     device: torch.device,
     trusted: Collection[str],
-    lengths: Sequence[int],
 ) -> None:
     """Fills in the deviations, or the failure that ended it.
 
@@ -118,12 +142,12 @@ def _hold_against_definition(
     """
     # Whatever a kernel or its compiler raises is what is looked for here: it is told, and the others still run.
     try:
-        mixer = build_mixer(finding.mixer, device, trusted)
-        for length in lengths:
+        mixer = build_mixer(finding.mixer, device, trusted, finding.shape)
+        for length in finding.shape.lengths:
             if length not in expected:
-                expected[length] = by_definition(mixer, length)
-            actual = by_backend(mixer, length, finding.precision)
-            finding.deviations[length] = compare(actual, expected[length])
+                expected[length] = by_definition(mixer, length, finding.shape)
+            actual = by_backend(mixer, length, finding.precision, finding.shape)
+            finding.deviations[length] = compare(actual, expected[length], finding.shape)
     except Exception as error:
         finding.failure = one_line(error)
 
@@ -199,7 +223,12 @@ def with_backend(settings: MixerSettings, backend: str) -> MixerSettings:
 
 
 def _resolved(
-    settings: MixerSettings, backend: str, precision: str, device: torch.device, trusted: Collection[str]
+    settings: MixerSettings,
+    backend: str,
+    precision: str,
+    device: torch.device,
+    trusted: Collection[str],
+    shape: Shape = USUAL,
 ) -> MixerSettings:
-    own = with_backend(settings, backend)
-    return resolve_mixer(own, MODEL, device_type=device.type, precision=precision, trusted=trusted)
+    own = shape.of(with_backend(settings, backend))
+    return resolve_mixer(own, shape.model, device_type=device.type, precision=precision, trusted=trusted)

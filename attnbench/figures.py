@@ -10,7 +10,7 @@ from attnbench.errors import UserError
 from attnbench.results import ALL_SEEDS, SELECTION_SEED, Identity, Measurement, ResultRow, same_corpus
 from attnbench.statistics import mean_interval, proportion_interval
 
-PER_RUN = ("learning_rate", "not_applicable", "rate_at_edge", "rate_from")
+PER_RUN = ("learning_rate", "not_applicable", "rate_at_edge", "rate_from", "backend")
 """Settings that say how a run came about; they are no axis, and may differ between the seeds of one figure."""
 
 ALIKE = ("mixer", "backend", "model", "parameters", "seq_len", "precision", "num_devices")

@@ -1,6 +1,7 @@
 """From a composed configuration to plain settings: every name, type and value checked before torch is loaded."""
 
 import os
+import shlex
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from attnbench.documents import MOST_YAML_BYTES, parse_yaml, read_bounded
 from attnbench.errors import UserError
 from attnbench.registry import build, check_options, resolve
 from attnbench.settings import (
+    BenchSettings,
     ComparisonSettings,
     DataSettings,
     DoctorSettings,
     EvaluationSettings,
+    GenerationSettings,
     LoggerSettings,
     MixerSettings,
     ModelSettings,
@@ -22,6 +25,7 @@ from attnbench.settings import (
     RunSettings,
     TrainSettings,
     check,
+    check_name,
     check_names,
     check_plan,
     check_run,
@@ -65,8 +69,7 @@ def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings
         "logger": _closed(LoggerSettings, "logger", values["logger"]),
     }
     values |= {"exported": values.pop("export", None), "imported": values.pop("import", None)}
-    folders = [f"--config-dir {os.path.relpath(folder)}" for folder in _own_folders(hydra_config)]
-    values["command"] = " ".join(["python scripts/compare.py", *folders, *hydra_config.overrides.task])
+    values["command"] = _typed("compare", hydra_config)
     own = ("outputs_dir", "device", "rerun", "report", "exported", "imported")
     for name, value in values.items():
         if name not in ("plan", "logger", "command", *own):
@@ -96,6 +99,41 @@ def read_doctor(config: DictConfig, hydra_config: Any) -> DoctorSettings:
     return DoctorSettings(**values)
 
 
+def read_bench(config: DictConfig, hydra_config: Any) -> BenchSettings:
+    """Checks the configuration of benchmark.py, the bench's own constructor included.
+
+    Raises:
+        UserError: as read_settings.
+    """
+    values = _plain(config, hydra_config)
+    if not isinstance(values.get("bench"), dict):
+        raise UserError(f"bench={values.get('bench')}: must name a yaml of bench/")
+    own = ("precision", "device", "outputs_dir", "rerun")
+    for name, value in values.items():
+        if name not in ("bench", *own):
+            raise UserError(f"{name}={value}: unknown setting; at the top level there is {', '.join(own)}")
+    given = {name: values[name] for name in own}
+    check_options(BenchSettings, given, given=("name", "target", "options", "command"), group="")
+    settings = BenchSettings(
+        name=Path(hydra_config.runtime.choices["bench"]).name,
+        **_open("bench", values["bench"]),
+        **given,
+        trusted=_trusted(hydra_config),
+        command=_typed("benchmark", hydra_config),
+    )
+    check(settings)
+    check_name("bench", settings.name)
+    if not settings.outputs_dir:
+        raise UserError("outputs_dir=: must name a folder; outputs is the usual one")
+    # Imported here: torch takes longer to load than all the checks before this one.
+    from attnbench.bench.base import Bench
+
+    cls = resolve(settings.target, Bench, settings.trusted)
+    check_options(cls, settings.options, group="bench")
+    build(settings.target, settings.options, Bench, settings.trusted)
+    return settings
+
+
 def read_mixer(config: DictConfig, hydra_config: Any) -> tuple[MixerSettings, frozenset[str]]:
     """The mixer of a training's configuration, whether or not it can run here, and the classes to trust."""
     options = _open("attn", _plain(config, hydra_config)["attn"])
@@ -123,6 +161,31 @@ def read_evaluation(config: DictConfig, hydra_config: Any) -> tuple[Path, RunSet
     settings = replace(stored, **now, **place, evaluations=evaluations, trusted=_trusted(hydra_config))
     _check_machine(settings)
     return folder, settings
+
+
+def read_generation(config: DictConfig, hydra_config: Any) -> tuple[GenerationSettings, RunSettings]:
+    """Checks the configuration of generate.py: its own settings, and those of the run, on the device wanted now.
+
+    Raises:
+        UserError: as read_settings; two prompts, or the folder holds no run.
+    """
+    values = _plain(config, hydra_config)
+    known = [entry.name for entry in fields(GenerationSettings)]
+    for name, value in values.items():
+        if name not in known:
+            raise UserError(f"{name}={value}: unknown setting; there is {', '.join(known)}")
+    check_options(GenerationSettings, values, group="")
+    settings = GenerationSettings(**values)
+    check(settings)
+    if settings.prompt is not None and settings.prompt_file is not None:
+        raise UserError(f"prompt={settings.prompt} and prompt_file={settings.prompt_file}: give one of them")
+    stored = stored_settings(Path(settings.run).absolute())
+    mixer = stored.mixer
+    if settings.backend is not None:
+        mixer = replace(mixer, options={**mixer.options, "backend": settings.backend})
+    trained = replace(stored, device=settings.device, mixer=mixer, trusted=_trusted(hydra_config))
+    _check_machine(trained)
+    return settings, trained
 
 
 def stored_settings(folder: Path) -> RunSettings:
@@ -231,6 +294,12 @@ def _check_machine(settings: RunSettings) -> None:
         build(evaluation.target, evaluation.options, Evaluation, settings.trusted)
 
 
+def _typed(script: str, hydra_config: Any) -> str:
+    """The command line, as a reader would type it again."""
+    folders = [f"--config-dir {os.path.relpath(folder)}" for folder in _own_folders(hydra_config)]
+    return " ".join([f"python scripts/{script}.py", *folders, *map(shlex.quote, hydra_config.overrides.task)])
+
+
 def _own_folders(hydra_config: Any) -> list[Path]:
     """The command line's --config-dir, if it has one."""
     sources = hydra_config.runtime.config_sources
@@ -241,7 +310,7 @@ def _trusted(hydra_config: Any) -> frozenset[str]:
     """The classes that yamls under the command line's --config-dir name."""
     found = set()
     for folder in _own_folders(hydra_config):
-        for group in ("attn", "eval"):
+        for group in ("attn", "eval", "bench"):
             for path in folder.glob(f"{group}/*.yaml"):
                 target = OmegaConf.select(OmegaConf.load(path), "_target_")
                 found |= {target} if isinstance(target, str) else set()

@@ -1,8 +1,8 @@
 """Which classes a configuration or a checkpoint may construct, and the check of their settings.
 
-A class under `attnbench.` may be named by anyone. A class elsewhere only by a yaml in an attn/ or eval/ folder that
-the local command line (`--config-dir`) or the Python caller gave: its name is then in `trusted`. What a checkpoint
-says of itself never extends that.
+A class under `attnbench.` may be named by anyone. A class elsewhere only by a yaml in an attn/, eval/ or bench/
+folder that the local command line (`--config-dir`) or the Python caller gave: its name is then in `trusted`. What a
+checkpoint says of itself never extends that.
 """
 
 import functools

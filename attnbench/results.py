@@ -11,7 +11,7 @@ import io
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,9 @@ STATUSES = ("ok", "out_of_memory", "unsupported", "not_reached", "diverged", "fa
 
 ALL_SEEDS = "all"
 """The `seed` of a figure over seeds, whose num_samples counts them."""
+
+DEVICE = "device"
+"""The `variant` of what is measured of the device itself."""
 
 COLUMNS = (
     *("schema", "experiment", "run", "mixer", "variant", "backend", "model", "parameters", "seq_len", "evaluation"),
@@ -176,13 +179,17 @@ class ResultsWriter:
         path.parent.mkdir(exist_ok=True)
         self._file = open(unlinked(path), "w", encoding="utf-8", newline="\n")  # noqa: SIM115
 
-    def write(self, measurement: Measurement) -> ResultRow:
+    def write(self, measurement: Measurement, variant: str | None = None) -> ResultRow:
         """Writes one row; it is in the file when this returns.
+
+        Args:
+            variant: whose row it is, and its backend, where one file holds those of several.
 
         Raises:
             ValueError, TypeError: the settings hold what JSON cannot say.
         """
-        row = ResultRow(identity=self.identity, measurement=measurement)
+        identity = self.identity if variant is None else replace(self.identity, variant=variant, backend=variant)
+        row = ResultRow(identity=identity, measurement=measurement)
         line = to_line(row.to_dict())
         self._file.write(line)
         self._file.flush()

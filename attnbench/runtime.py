@@ -43,23 +43,40 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def resolve_precision(name: str, device_type: str) -> str:
-    """`auto` is bfloat16 on CUDA and float32 on a CPU; TF32 exists on CUDA alone."""
+def resolve_precision(name: str, device_type: str, setting: str = "train.precision") -> str:
+    """`auto` is bfloat16 on CUDA and float32 on a CPU; TF32 exists on CUDA alone.
+
+    Args:
+        setting: as the user knows it, for the message.
+    """
     if name == "tf32" and device_type != "cuda":
-        raise UserError("train.precision=tf32: only CUDA devices have it; float32 and bfloat16 work on a CPU")
+        raise UserError(f"{setting}=tf32: only CUDA devices have it; float32 and bfloat16 work on a CPU")
     return name if name != "auto" else ("bfloat16" if device_type == "cuda" else "float32")
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """Of tensors in this precision: TF32 is how float32 is multiplied."""
+    return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision, torch.float32)
+
+
+@contextmanager
+def multiplying(precision: str) -> Iterator[None]:
+    """Products of float32 inside are TF32's where the precision is tf32, otherwise float32's own."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @contextmanager
 def computing(precision: str, device: torch.device) -> Iterator[None]:
-    """Forward passes inside run in this precision: autocast for bfloat16, TF32 products only where they are named."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    try:
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    """Forward passes inside run in this precision: autocast for halves, TF32 products only where they are named."""
+    dtype = dtype_of(precision)
+    is_half = dtype != torch.float32
+    with multiplying(precision), torch.autocast(device.type, torch.bfloat16 if not is_half else dtype, enabled=is_half):
+        yield
 
 
 def keep_freed_memory() -> None:

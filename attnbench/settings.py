@@ -66,6 +66,8 @@ class DataSettings:
 
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
+BENCH_PRECISIONS = ("auto", *PRECISIONS, "float16")
+"""Of operator tables; auto as in `TrainSettings.precision`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -211,6 +213,44 @@ class DoctorSettings:
     """Run kernels of flash-linear-attention that are refused here because the compiler gets them wrong."""
     device: str
     outputs_dir: str
+
+
+@dataclass(slots=True, kw_only=True)
+class BenchSettings:
+    """A yaml of conf/bench, an operator table: its class and its options; and where and in what it is measured."""
+
+    name: str
+    target: str
+    options: dict[str, Any]
+    trusted: frozenset[str] = frozenset()
+    precision: str = setting(choices=BENCH_PRECISIONS)
+    device: str
+    outputs_dir: str
+    rerun: bool
+    """Measure again although complete cells are there."""
+    command: str
+    """As typed."""
+
+
+@dataclass(slots=True, kw_only=True)
+class GenerationSettings:
+    """What generate.py writes, with which model, after which prompt."""
+
+    run: str
+    checkpoint: str = setting(choices=("final", "best"))
+    prompt: str | None
+    prompt_file: str | None
+    """Both null: standard input."""
+    num_tokens: int = setting(minimum=1, maximum=2**24)
+    num_samples: int = setting(minimum=1, maximum=2**16)
+    temperature: float = setting(minimum=0)
+    top_k: int | None = setting(None, minimum=1)
+    seed: int = setting(minimum=0, maximum=2**31 - 1)
+    recompute: bool
+    """Without states: all text is read again for every character."""
+    backend: str | None
+    """null: what the run was given."""
+    device: str
 
 
 def check(settings: Any, prefix: str = "") -> None:

@@ -88,7 +88,11 @@ def comparison_tables(rows: Iterable[ResultRow], columns: Sequence[MetricColumn]
 
 def comparison_table(rows: Iterable[ResultRow], columns: Sequence[MetricColumn]) -> Table:
     """A grid drawn for a terminal; see `grid`."""
-    drawn = grid(rows, columns)
+    return terminal_table(grid(rows, columns))
+
+
+def terminal_table(drawn: Grid) -> Table:
+    """A grid for a terminal."""
     table = Table(title=Text(drawn.title), box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for index, header in enumerate(drawn.headers):
         left = index < drawn.num_labels and header != LABELS["parameters"]
@@ -100,7 +104,11 @@ def comparison_table(rows: Iterable[ResultRow], columns: Sequence[MetricColumn])
 
 def markdown_table(rows: Iterable[ResultRow], columns: Sequence[MetricColumn]) -> str:
     """A grid as Markdown; see `grid`."""
-    drawn = grid(rows, columns)
+    return markdown_grid(grid(rows, columns))
+
+
+def markdown_grid(drawn: Grid) -> str:
+    """A grid as Markdown."""
     marks = ["---" if index < drawn.num_labels else "--:" for index in range(len(drawn.headers))]
     lines = [[markdown_text(cell) for cell in line] for line in (drawn.headers, marks, *drawn.lines)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from attnbench.process_memory import reset_resident_peak, resident_peak_mib, trim
-from attnbench.runtime import computing, forget_compiled, peak_memory_mib, start_afresh, synchronize
+from attnbench.runtime import dtype_of, forget_compiled, multiplying, peak_memory_mib, start_afresh, synchronize
 
 MINIMUM_REPEATS = 3
 """However long one takes: below this there is no median to speak of."""
@@ -26,6 +26,12 @@ OUT_OF_MEMORY = (
 )
 """What a RuntimeError says where memory ran out: torch's allocator on a CPU, C++, and, past torch's allocator on CUDA,
 the driver, cuBLAS and Triton."""
+
+BUFFER_BYTES = 2**28
+"""Several times the last-level cache of any GPU there is."""
+
+MOST_HOST_MS = 3.0
+"""A host that is busy longer with one call is not waited for."""
 
 UNKNOWN_PEAK = "this system does not say how much memory a process held at most"
 """The reason of a row where `PeakMemory` has no number."""
@@ -51,6 +57,7 @@ def time_repeats(
     warmup: int,
     repeats: int,
     max_seconds: float | None = None,
+    before: Callable[[], object] | None = None,
 ) -> Times:
     """Times single calls: between two events on a CUDA device, by the host's clock on a CPU.
 
@@ -61,6 +68,7 @@ def time_repeats(
         warmup: calls before the first that counts, at least 1: the last of them says how long a call takes.
         repeats: calls that count, at most.
         max_seconds: where those would take longer there are fewer, though never fewer than MINIMUM_REPEATS.
+        before: called before each of them, and not timed, though it counts among those seconds.
     """
     if warmup < 1:
         raise ValueError(f"warmup={warmup}: at least 1")
@@ -68,20 +76,26 @@ def time_repeats(
     for _ in range(warmup):
         synchronize(device)
         started = time.perf_counter()
+        if before is not None:
+            before()
         function()
         synchronize(device)
         seconds = time.perf_counter() - started
     if max_seconds is not None and repeats * seconds > max_seconds:
         repeats = min(repeats, max(MINIMUM_REPEATS, int(max_seconds / seconds)))
-    durations = (_by_events if device.type == "cuda" else _by_clock)(function, device, repeats)
+    durations = (_by_events if device.type == "cuda" else _by_clock)(function, device, repeats, before)
     low, median, high = np.percentile(durations, [20, 50, 80]).tolist()
     return Times(median, low, high, repeats)
 
 
-def _by_events(function: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
+def _by_events(
+    function: Callable[[], object], device: torch.device, repeats: int, before: Callable[[], object] | None
+) -> list[float]:
     with torch.cuda.device(device):
         pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
         for start, end in pairs:
+            if before is not None:
+                before()
             start.record()
             function()
             end.record()
@@ -89,9 +103,13 @@ def _by_events(function: Callable[[], object], device: torch.device, repeats: in
     return [start.elapsed_time(end) for start, end in pairs]
 
 
-def _by_clock(function: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
+def _by_clock(
+    function: Callable[[], object], device: torch.device, repeats: int, before: Callable[[], object] | None
+) -> list[float]:
     durations = []
     for _ in range(repeats):
+        if before is not None:
+            before()
         started = time.perf_counter()
         function()
         durations.append((time.perf_counter() - started) * 1e3)
@@ -102,16 +120,56 @@ def matrix_product_ceiling(device: torch.device, precision: str) -> float:
     """TFLOP/s of one large square matrix product on this device, in this precision: what a step is held against.
 
     Args:
-        precision: "float32", "tf32" or "bfloat16".
+        precision: "float32", "tf32", "bfloat16" or "float16".
     """
-    size = 8192 if device.type == "cuda" else 1024
-    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    size, dtype = 8192 if device.type == "cuda" else 1024, dtype_of(precision)
     # Random entries: a GPU multiplying zeros draws less power and clocks higher than it ever does in training.
     generator = torch.Generator(device).manual_seed(0)
     left, right = (torch.randn(size, size, dtype=dtype, device=device, generator=generator) for _ in range(2))
-    with computing(precision, device):
+    with multiplying(precision):
         times = time_repeats(lambda: left @ right, device, warmup=3, repeats=20, max_seconds=2)
     return 2 * size**3 / times.median_ms / 1e9
+
+
+def copy_ceiling(device: torch.device) -> float:
+    """GB/s read and written together by one large copy on this device: what moves memory is held against it."""
+    num_bytes = 2**30 if device.type == "cuda" else 2**26
+    source = torch.randint(256, (num_bytes,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    times = time_repeats(lambda: target.copy_(source), device, warmup=3, repeats=20, max_seconds=2)
+    return 2 * num_bytes / times.median_ms / 1e6
+
+
+class ColdCaches:
+    """Called before a call that is timed: what the call reads is then in no cache of a CUDA device.
+
+    It writes over a buffer larger than the last-level cache, and does so for at least as long as the host takes to put
+    the timed call into the device's queue: the device then goes through its kernels without waiting for the host, and
+    what is timed is their work alone. On a CPU it does nothing.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.num_passes = device, 1
+        self._buffer = torch.empty(BUFFER_BYTES if device.type == "cuda" else 0, dtype=torch.uint8, device=device)
+
+    def fit(self, function: Callable[[], object]) -> None:
+        """Finds out how long the host takes for a call that has been made before; makes it three times."""
+        if self.device.type != "cuda":
+            return
+        host_ms = 0.0
+        for _ in range(3):
+            synchronize(self.device)
+            started = time.perf_counter()
+            function()
+            host_ms = (time.perf_counter() - started) * 1e3
+        pass_ms = time_repeats(self._buffer.zero_, self.device, warmup=2, repeats=5).median_ms
+        # Half as much again: the host is not always equally quick.
+        self.num_passes = 1 + int(min(1.5 * host_ms, MOST_HOST_MS) / pass_ms)
+
+    def __call__(self) -> None:
+        if self.device.type == "cuda":
+            for _ in range(self.num_passes):
+                self._buffer.zero_()
 
 
 class PeakMemory:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
+from torch.profiler import record_function
 
 from attnbench.checkpoint import TrainState
 from attnbench.graphs import CapturedCall
@@ -96,13 +97,16 @@ def train_step(
 ) -> StepReport:
     """Forward, backward, clip, update. Nothing here waits for the device.
 
+    A profiler shows all that the step does under one of three labels: forward, backward, optimizer.
+
     Args:
         rate: a scalar on the device, so that a captured step can be given another.
         nats: `batch_nats`, or the same compiled.
     """
     loss, gradients = loss_and_gradients(state.model, batch, settings.micro_batch_size, precision, nats)
-    norm = clip(gradients, settings.clip_norm)
-    update(state, gradients, norm, rate, settings)
+    with record_function("optimizer"):
+        norm = clip(gradients, settings.clip_norm)
+        update(state, gradients, norm, rate, settings)
     return StepReport(loss, norm)
 
 
@@ -156,9 +160,10 @@ def loss_and_gradients(
     losses = []
     for start in range(0, size, micro_batch_size or size):
         part = batch.rows(slice(start, start + (micro_batch_size or size)))
-        with computing(precision, batch.tokens_BT.device):
+        with record_function("forward"), computing(precision, batch.tokens_BT.device):
             loss = nats(model, part) / count
-        loss.backward()
+        with record_function("backward"):
+            loss.backward()
         losses.append(loss.detach())
     gradients = {name: tensor.grad for name, tensor in parameters.items() if tensor.grad is not None}
     for tensor in parameters.values():

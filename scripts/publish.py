@@ -4,6 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from attnbench.bench.page import is_bench
+from attnbench.bench.page import write_page as write_bench_page
 from attnbench.errors import UserError
 from attnbench.peers.page import write_page
 from attnbench.publish import publish
@@ -13,13 +15,17 @@ from attnbench.publish_comparison import publish_comparison
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", type=Path, help="folder to write, docs/results/<table>-<machine>")
-    parser.add_argument("runs", type=Path, nargs="+", help="the folder of a comparison or of peers, or runs in order")
+    parser.add_argument(
+        "runs", type=Path, nargs="+", help="the folder of a comparison, of peers, runs of one bench, or runs"
+    )
     parser.add_argument("--title", required=True)
     parser.add_argument("--command", help="what made the runs; the others know it")
-    parser.add_argument("--note", default="", help="of a comparison: what a reader must know besides")
+    parser.add_argument("--note", default="", help="of a comparison or a bench: what a reader must know besides")
     given = parser.parse_args()
     try:
-        if given.command is None and any(given.runs[0].glob("*/case.json")):
+        if is_bench(given.runs[0]):
+            write_bench_page(given.runs, given.target, title=given.title, note=given.note)
+        elif given.command is None and any(given.runs[0].glob("*/case.json")):
             write_page(given.runs[0], given.target, title=given.title, with_figures=True)
         elif given.command is None:
             publish_comparison(given.runs[0], given.target, title=given.title, note=given.note)

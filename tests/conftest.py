@@ -1,6 +1,9 @@
 """Paths that several tests need."""
 
+import logging
 import os
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,3 +39,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture
+def run_benchmark(root, monkeypatch):
+    """What `python scripts/benchmark.py` does with some words, in this process: loading torch anew takes seconds."""
+
+    def run(*words: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["benchmark.py", *words])
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+        runpy.run_path(str(root / "scripts" / "benchmark.py"), run_name="__main__")
+
+    handlers = list(logging.getLogger("attnbench").handlers)
+    yield run
+    logging.getLogger("attnbench").handlers[:] = handlers

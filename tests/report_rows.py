@@ -204,6 +204,19 @@ def _memory(variant: str, skill: float, draw: random.Random) -> Iterator[Measure
     yield Measurement(metric="growth_exponent", value=float(power), unit="1", settings={"batch_size": 8})
 
 
+PARTS = ("mixing", "projections", "feed-forward", "norm", "loss", "optimizer", "other", "idle")
+
+
+def _profile(variant: str, skill: float, draw: random.Random) -> Iterator[Measurement]:
+    for length in (256, 1024):
+        settings = {"subject": "training step", "length": length, "form": "captured"}
+        yield Measurement(metric="milliseconds", value=length / 64 / skill, unit="ms", settings=settings)
+        weights = [draw.uniform(0.01, 3.0 if part in ("mixing", "feed-forward") else 0.6) for part in PARTS]
+        for part, weight in zip(PARTS, weights, strict=True):
+            own = settings | {"part": part}
+            yield Measurement(metric="part_share", value=weight / sum(weights), unit="1", settings=own)
+
+
 EVALUATIONS = {
     "copy": _copy,
     "recall": _recall,
@@ -211,6 +224,7 @@ EVALUATIONS = {
     "throughput": _throughput,
     "memory": _memory,
     "training": _training,
+    "profile": _profile,
 }
 
 

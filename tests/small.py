@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import yaml
 
+from attnbench.bench.base import Bench
 from attnbench.checkpoint import ModelRecord, TrainState
 from attnbench.config import CONF, compose
 from attnbench.data import Batches
@@ -64,6 +65,12 @@ def smoke_overrides(*names: str) -> list[str]:
         smoke = resolve(target, Evaluation).smoke
         found += [f"eval.{name}.{option}={json.dumps(value)}" for option, value in smoke.items()]
     return found
+
+
+def bench_words(name: str) -> list[str]:
+    """The smoke settings of a yaml of conf/bench, as a command line has them."""
+    target = yaml.safe_load((CONF / "bench" / f"{name}.yaml").read_text())["_target_"]
+    return [f"bench.{option}={json.dumps(value)}" for option, value in resolve(target, Bench).smoke.items()]
 
 
 def mixer_settings(name: str, **options: object) -> MixerSettings:

@@ -68,8 +68,23 @@ BAD = {
     "eval=[nope]": ["eval=nope", "recall", "perplexity"],
     "eval.recall.preset=tiny": ["eval.recall", "perplexity"],
 }
-COMPARE, DOCTOR, EVALUATE = "compare", "doctor", "evaluate"
+BENCHMARK, COMPARE, DOCTOR = "benchmark", "compare", "doctor"
+EVALUATE, GENERATE = "evaluate", "generate"
 BAD_OF_OTHERS = {
+    (BENCHMARK, "bench=nope"): ["bench=nope", "attention", "grid"],
+    (BENCHMARK, "precision=fp8"): ["precision=fp8", "float16", "tf32"],
+    (BENCHMARK, "precision=tf32"): ["precision=tf32", "CUDA"],
+    (BENCHMARK, "foo=1"): ["foo=1", "unknown setting", "precision"],
+    (BENCHMARK, "bench.foo=1"): ["bench.foo=1", "unknown setting", "head_widths"],
+    (BENCHMARK, "bench.lengths=[0]"): ["bench.lengths=[0]", "positive whole numbers"],
+    (BENCHMARK, "bench.lengths=64"): ["bench.lengths=64", "a list"],
+    (BENCHMARK, "bench.causal=maybe"): ["bench.causal=maybe", "true or false"],
+    (BENCHMARK, "bench.implementations=[magic]"): ["bench.implementations", "magic", "textbook", "triton"],
+    (BENCHMARK, "bench.implementations=[triton,triton]"): ["bench.implementations", "twice"],
+    (BENCHMARK, "bench._target_=os.system"): ["os.system", "attnbench"],
+    (BENCHMARK, "bench._target_=attnbench.model.Block"): ["attnbench.model.Block", "Bench"],
+    (BENCHMARK, "device=tpu"): ["device=tpu", "cpu"],
+    (BENCHMARK, "outputs_dir="): ["outputs_dir", "folder"],
     (COMPARE, "plan=nope"): ["plan=nope", "compare", "demo", "published"],
     (COMPARE, "plan.foo=1"): ["plan.foo=1", "unknown setting", "variants"],
     (COMPARE, "foo=1"): ["foo=1", "unknown setting", "outputs_dir"],
@@ -104,6 +119,19 @@ BAD_OF_OTHERS = {
     (EVALUATE, "foo=1"): ["foo=1", "unknown setting", "rerun"],
     (EVALUATE, "run=nowhere"): ["nowhere: ", "config.yaml", "folder of a run"],
     (EVALUATE, "device=cpu"): ["run", "must be given"],
+    (GENERATE, "+foo=1"): ["foo=1", "unknown setting", "num_tokens"],
+    (GENERATE, "run=nowhere"): ["nowhere: ", "config.yaml", "folder of a run"],
+    (GENERATE, "run=???"): ["run", "must be given"],
+    (GENERATE, "checkpoint=last"): ["checkpoint=last", "final, best"],
+    (GENERATE, "num_tokens=0"): ["num_tokens=0", "at least 1"],
+    (GENERATE, "num_samples=many"): ["num_samples=many", "an integer"],
+    (GENERATE, "temperature=-1"): ["temperature=-1", "at least 0"],
+    (GENERATE, "temperature=inf"): ["temperature=inf", "finite"],
+    (GENERATE, "top_k=0"): ["top_k=0", "at least 1"],
+    (GENERATE, "seed=-1"): ["seed=-1", "at least 0"],
+    (GENERATE, "recompute=maybe"): ["recompute=maybe", "true or false"],
+    (GENERATE, "prompt=1984"): ["prompt=1984", "a text"],
+    (GENERATE, "~seed"): ["~seed", "cannot be deleted"],
 }
 """By script: what is wrong with one of its overrides, and what the line has to say."""
 
@@ -125,8 +153,8 @@ def test_a_bad_override_is_one_line_that_names_it(override: str) -> None:
 
 @pytest.mark.parametrize(("script", "override"), BAD_OF_OTHERS)
 def test_a_bad_override_of_another_script_is_one_line(script: str, override: str, tmp_path: Path) -> None:
-    own = {COMPARE: ["plan=demo", "plan.dry_run=true"], DOCTOR: [], EVALUATE: []}[script]
-    given = own if script == EVALUATE else [*own, "device=cpu", f"outputs_dir={tmp_path}"]
+    own = {COMPARE: ["plan=demo", "plan.dry_run=true"], GENERATE: ["run=x"]}.get(script, [])
+    given = own if script in (EVALUATE, GENERATE) else [*own, "device=cpu", f"outputs_dir={tmp_path}"]
     code, _, said = run_here(f"{script}.py", *given, override, cwd=tmp_path)
     assert code != 0
     assert said.startswith("error: ")

@@ -12,7 +12,16 @@ from mixer_building import mixer_names
 from scripts_here import run_here
 
 from attnbench.config import CONF
-from attnbench.correctness import LENGTHS, Deviation, build_mixer, by_definition, compare, relative_error, worst
+from attnbench.correctness import (
+    LENGTHS,
+    OTHER_SHAPES,
+    Deviation,
+    build_mixer,
+    by_definition,
+    compare,
+    relative_error,
+    worst,
+)
 from attnbench.doctor import diagnose
 from attnbench.errors import UserError
 from attnbench.examination import choice, examine, guards_lifted
@@ -45,8 +54,10 @@ def test_what_auto_chooses_is_right_here_and_the_page_says_so(tmp_path, capsys):
     assert torch.__version__ in kept
     rows = read_csv(folder / "results.csv")
     own = [row for row in rows if row.identity.variant == "gated_deltanet" and row.identity.backend == "torch"]
-    of_output = [row for row in own if row.measurement.metric == "output_error"]
-    assert [row.measurement.settings["sequence_length"] for row in of_output] == [*LENGTHS] * 2
+    of_output = [row.measurement.settings for row in own if row.measurement.metric == "output_error"]
+    assert [settings["sequence_length"] for settings in of_output if "shape" not in settings] == [*LENGTHS] * 2
+    # A window is for a GPU.
+    assert {settings.get("shape") for settings in of_output} == {None, *(shape.name for shape in OTHER_SHAPES[:-1])}
     assert sum(row.measurement.metric == "first_step_seconds" for row in rows) == len(mixer_names())
     refused = [row for row in rows if row.identity.backend == "fla"]
     assert refused
@@ -83,6 +94,16 @@ def test_a_wrong_gradient_of_decay_or_beta_is_found(part, monkeypatch):
     for finding in examine(from_yaml("gated_deltanet"), CPU, lengths=(63, 133)):
         if finding.backend == "torch":
             assert finding.wrong_lengths == [63, 133], finding.deviations
+
+
+def test_a_kernel_that_is_wrong_in_narrow_heads_alone_is_found_and_named(tmp_path, capsys, monkeypatch):
+    right = gated_deltanet.chunked_gated_delta_rule
+    in_narrow = lambda query, *rest: right(query if query.shape[-1] > 16 else query.flip(-1), *rest)  # noqa: E731
+    monkeypatch.setattr(gated_deltanet, "chunked_gated_delta_rule", in_narrow)
+    named = "attn=gated_deltanet backend=torch in {} at heads of 16 channels: wrong"
+    with pytest.raises(UserError, match=f"^{named.format('float32')}; {named.format('bfloat16')}$"):
+        diagnose(DoctorSettings(**SETTINGS, outputs_dir=str(tmp_path)), [from_yaml("gated_deltanet")])
+    assert "What auto chooses is right" not in capsys.readouterr().out
 
 
 def test_what_raises_or_is_no_number_is_wrong_and_the_others_are_still_looked_at():

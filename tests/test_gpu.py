@@ -12,10 +12,16 @@ from safetensors.torch import load_file
 from small import TRAIN, VOCABULARY, batch_of, mixer_settings, python_path
 from train_twice import WAYS
 
+from attnbench.bench.base import Subject
+from attnbench.bench.gate import objection
+from attnbench.bench.implementations import IMPLEMENTATIONS
+from attnbench.bench.passes import Passes, Problem, Repetition, example_of
+from attnbench.bench.roofline import Ceilings
 from attnbench.checkpoint import TrainState
 from attnbench.correctness import LENGTHS, MODEL, TOLERANCES, build_mixer, by_backend, by_definition, compare
 from attnbench.errors import UserError
 from attnbench.model import build_model, resolve_mixer
+from attnbench.runtime import multiplying
 from attnbench.settings import ModelSettings
 from attnbench.train import train
 
@@ -118,6 +124,38 @@ def test_a_captured_step_trains_like_the_others(name):
     assert len(set(losses)) == len(losses)
     for label, parameter in parameters.items():
         assert_near(parameter, expected[label], 1e-3)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16", "float16"])
+@pytest.mark.parametrize("head_width", [16, 64, 128])
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_an_implementation_of_operator_tables_passes_the_gate(name, head_width, precision):
+    implementation = IMPLEMENTATIONS[name]
+    refusal = implementation.refuse("cuda", precision, head_width)
+    if refusal is not None:
+        pytest.skip(refusal)
+    try:
+        function = implementation.make()
+    except UserError as missing:
+        pytest.skip(str(missing))
+    subject = Subject(device=DEVICE, precision=precision, ceilings=Ceilings(1, 1), mixers=lambda names: [])
+    for causal in (False, True)[: 1 if implementation.is_plain else 2]:
+        # 8 and not 1: for a single key cuDNN has no kernel.
+        for length in (8, 63, 64, 65, 130, 257, 1024):
+            problem = Problem(
+                batch_size=2,
+                num_heads=3,
+                length=length,
+                head_width=head_width,
+                causal=causal,
+                with_gradients=not implementation.is_plain,
+                repetition=Repetition(warmup=1, repeats=1, max_seconds=1.0),
+            )
+            with multiplying(precision):
+                example = example_of(problem, subject)
+                passes = Passes(function, example, problem, implementation.heads_first)
+                found = objection(passes.results(example.heads), example.expected, precision)
+            assert found is None, (length, causal, found)
 
 
 MOST_NATS, MOST_OF_LARGEST = 0.01, 0.02

@@ -11,8 +11,9 @@ from test_run import SETTINGS
 from attnbench.config import compose
 from attnbench.errors import UserError
 from attnbench.evals import inference
-from attnbench.evals.inference import DECODE, PREFILL, STATE, Inference, decoder, time_decoding
+from attnbench.evals.inference import DECODE, PREFILL, STATE, Inference, time_decoding
 from attnbench.evals.step_cost import Repetition
+from attnbench.generate import decoder
 from attnbench.graphs import CapturedCall
 from attnbench.mixers.linear import LinearAttention
 from attnbench.model import LanguageModel, build_model

@@ -204,7 +204,7 @@ for _ in range(2):
     assert json.loads(data[0][place["settings"]]) == rows[0].measurement.settings
     found = {
         chart_key(evaluation, metric, axis)
-        for evaluation in ("copy", "recall", "perplexity", "throughput", "memory")
+        for evaluation in ("copy", "recall", "perplexity", "throughput", "memory", "profile")
         for metric, axis in about(evaluation, inputs.protocol).plots
         for row in rows
         if row.identity.evaluation == evaluation

@@ -10,7 +10,7 @@ from pathlib import Path
 import hydra
 import pytest
 from scripts_here import run_here
-from small import TINY_RUN, smoke_overrides
+from small import TINY_RUN, bench_words, smoke_overrides
 
 from attnbench.compare import compare
 from attnbench.config import CONF, compose
@@ -78,9 +78,10 @@ def call(script: str, *words: str) -> str:
     return output + errors
 
 
-def call_process(root: Path, *words: str) -> str:
-    """The same in a process of its own."""
-    done = subprocess.run([sys.executable, *words], cwd=root, capture_output=True, text=True, timeout=120)
+def call_process(root: Path, *words: str, given: str = "") -> str:
+    """The same in a process of its own, with something on its standard input."""
+    command = [sys.executable, *words]
+    done = subprocess.run(command, cwd=root, input=given, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout + done.stderr
@@ -134,6 +135,14 @@ def test_an_evaluation_of_what_was_trained_runs(trained, command):
     assert list(trained.glob("results/perplexity-*.jsonl"))
 
 
+@of_script("generate.py")
+def test_a_prompt_is_continued(root, trained, command):
+    before, _, own = command.rpartition("|")
+    words = [f"run={trained}" if word.startswith("run=") else word for word in shlex.split(own)[1:]]
+    said = call_process(root, *words, "num_tokens=20", "device=cpu", given=" ".join(shlex.split(before)[1:]))
+    assert said.count("the history of") == (4 if "num_samples=4" in words else 1)
+
+
 @of_script("compare.py")
 def test_a_comparison_is_what_its_line_says(folder, compared, caplog, command):
     words = [word.replace("cells.jsonl", str(folder / "cells.jsonl")) for word in shlex.split(command)[2:]]
@@ -174,8 +183,21 @@ def test_the_doctor_finds_what_runs_here_right(folder, command):
     assert re.search(r"softmax +torch\* +bfloat16 +right( +\d\.\de-\d\d){4}\n", said), said
 
 
+@of_script("benchmark.py")
+def test_a_table_of_operators_is_made(folder, run_benchmark, command, capsys):
+    _, _, *words = shlex.split(command)
+    name = words[0].removeprefix("bench=")
+    run_benchmark(*words, *bench_words(name), "device=cpu", f"outputs_dir={folder}")
+    said = capsys.readouterr().out
+    assert f"{folder}/benchmark/{name}/float32-" in said
+    assert "roofline" in said
+
+
 def test_every_command_is_run_by_somebody():
-    those = ("train.py", "evaluate.py", "compare.py", "report.py", "prepare_data.py", "doctor.py")
+    those = (
+        *("train.py", "evaluate.py", "generate.py", "compare.py", "report.py", "prepare_data.py", "doctor.py"),
+        "benchmark.py",
+    )
     lines = {line for script in those for line in commands(f"python scripts/{script}")}
     assert set(commands()) == lines | set(ELSEWHERE)
 

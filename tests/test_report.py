@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_rows import CORPUS, HOSTILE, SKILL, write_experiment
+from report_rows import CORPUS, HOSTILE, PARTS, SKILL, write_experiment
 
 from attnbench.aggregate import families, figures, headline
 from attnbench.errors import UserError
@@ -21,7 +21,7 @@ from attnbench.report.markup import element, embedded_json
 from attnbench.report.page import write_report
 from attnbench.report.plots import chance_text, describe, missing_text, plots_of
 from attnbench.report.words import metric_name, overall, plain_answer, ranked_answer, tally
-from attnbench.results import ALL_SEEDS, read_csv, write_csv
+from attnbench.results import ALL_SEEDS, DEVICE, read_csv, write_csv
 
 ADDRESS = re.compile(r"\b(?:https?|wss?)://(?!www\.w3\.org/)[^\s\"'`<>]*")
 
@@ -197,7 +197,7 @@ def test_only_the_files_of_the_record_are_used(experiment, tmp_path):
     assert {(r.identity.variant, r.identity.evaluation) for r in read_inputs(folder).rows} == {("softmax", "copy")}
     (folder / "comparison.json").unlink()
     found = {row.identity.evaluation for row in read_inputs(folder).rows}
-    assert found == {"copy", "recall", "perplexity", "throughput", "memory", "training"}
+    assert found == {"copy", "recall", "perplexity", "throughput", "memory", "training", "profile"}
 
 
 def test_a_file_that_was_cut_off_is_used_and_named(experiment, tmp_path):
@@ -324,6 +324,50 @@ def test_a_chart_shows_crosses_above_and_the_chance_level(summed):
     values = [value["value"] for layer in spec["layer"] for value in layer["data"]["values"] if "value" in value]
     assert values
     assert any(abs(value - 1 / 26) < 1e-9 for value in values)
+
+
+def test_parts_of_a_whole_are_one_bar_a_variant(summed):
+    short, long = plots_of(of(summed, "profile"), [("part_share", "part")])
+    assert short.is_whole
+    assert short.title == "Share of a step's time by part, length 256"
+    assert long.fixed == {"length": 1024}
+    # All of them, where a plot along an axis tells its ends.
+    shares = [f for f in short.figures if f.variant == "softmax"]
+    assert f"softmax mixing {100 * shares[0].mean:.0f} %, projections" in describe(short)
+    spec = specification(short, list(SKILL))
+    bars, labels = spec["layer"]
+    assert bars["mark"]["type"] == "bar"
+    assert bars["encoding"]["color"]["scale"]["domain"] == list(PARTS)
+    assert bars["encoding"]["x"]["stack"] == labels["encoding"]["x"]["stack"] == "zero"
+    values = spec["data"]["values"]
+    assert {value["variant"] for value in values} == set(SKILL)
+    # Stacked and coloured in one order.
+    assert [value["order"] for value in values if value["variant"] == "softmax"] == list(range(len(PARTS)))
+    assert "mixing" in to_svg(spec, short)
+
+
+def test_a_bench_says_what_it_is_for_and_what_is_drawn(inputs):
+    found = about("profile", inputs.protocol)
+    assert found.plots == [("part_share", "part"), ("peak_memory_mib", "length")]
+    assert found.purpose.startswith("Attention textbook and fused")
+
+
+def test_what_a_device_can_do_is_no_variant(tmp_path):
+    folder = write_experiment(tmp_path / "demo", evaluations=["profile"], record=False)
+    first, *others = read_inputs(folder).rows
+    ceiling = dataclasses.replace(first, identity=dataclasses.replace(first.identity, variant=DEVICE, mixer=""))
+    operator = dataclasses.replace(others[0], identity=dataclasses.replace(others[0].identity, mixer=""))
+    write_csv([ceiling, operator, *others[1:]], tmp_path / "flat" / "results.csv")
+    found = read_inputs(tmp_path / "flat")
+    assert DEVICE not in found.protocol.variants
+    assert {row.identity.variant for row in found.rows} == set(SKILL)
+
+
+def test_implementations_of_an_operator_are_not_ranked(tmp_path):
+    rows = read_inputs(write_experiment(tmp_path / "demo", evaluations=["profile"], record=False)).rows
+    flat = [dataclasses.replace(row, identity=dataclasses.replace(row.identity, mixer="")) for row in rows]
+    write_csv(flat, tmp_path / "flat" / "results.csv")
+    assert read_inputs(tmp_path / "flat").protocol.rank == []
 
 
 def test_a_chance_next_to_nothing_is_no_long_number(summed):

@@ -12,8 +12,9 @@ from attnbench.data import Batches
 from attnbench.evals.base import Subject, SystemEvaluation
 from attnbench.evals.rows import check_counts, without_numbers
 from attnbench.evals.step_cost import Repetition, lacks_text, settle
+from attnbench.generate import decoder, read
 from attnbench.graphs import CapturedCall
-from attnbench.mixers.base import State, state_bytes
+from attnbench.mixers.base import state_bytes
 from attnbench.model import LanguageModel
 from attnbench.process_memory import available_mib, memory_capped
 from attnbench.results import Measurement
@@ -21,10 +22,6 @@ from attnbench.runtime import computing
 from attnbench.timing import OutOfMemory, Times, attempt, time_repeats
 
 PREFILL, DECODE, STATE = "prefill_tokens_per_second", "decode_tokens_per_second", "state_bytes"
-
-FILL_LENGTH = 256
-"""Positions at a time while a cache is filled that is decoded from: a mixer whose prefill of all of them at once does
-not fit decodes all the same."""
 
 
 class Inference(SystemEvaluation):
@@ -169,33 +166,13 @@ def time_decoding(model: LanguageModel, tokens_BT: Tensor, dtype: torch.dtype, r
     num_untimed = CapturedCall.NUM_WARMUP + 1
     num_steps = num_untimed + repetition.warmup + repetition.repeats
     state = model.init_state(batch_size, length + num_steps, dtype)
-    for piece_BT in tokens_BT.split(FILL_LENGTH, dim=1):
-        _, filled = model(piece_BT, state, piece_BT.new_zeros(batch_size, 1))
-        assert filled is not None
-        state = filled
+    read(model, tokens_BT, state)
     captured = tokens_BT.device.type == "cuda"
     decode = decoder(model, tokens_BT[:, -1].clone(), state, captured=captured)
     for _ in range(num_untimed):
         # The last of them is recorded.
         decode()
     return _times(decode, tokens_BT.device, repetition)
-
-
-def decoder(model: LanguageModel, token_B: Tensor, state: list[State], *, captured: bool) -> Callable[[], Tensor]:
-    """Each call takes one token a sequence, updates the state in place and returns the logits of the next token, of
-    which the largest is the token that the next call takes.
-
-    Args:
-        token_B: the first; overwritten by each next one.
-        captured: replay the step as a CUDA graph. Changes the speed, not the result.
-    """
-
-    def step() -> Tensor:
-        logits_BC, _ = model.step(token_B, state)
-        token_B.copy_(logits_BC.argmax(-1))
-        return logits_BC
-
-    return CapturedCall(step) if captured else step
 
 
 def _times(function: Callable[[], object], device: torch.device, repetition: Repetition) -> Times:

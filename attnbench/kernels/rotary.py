@@ -7,7 +7,7 @@ compiler, left to itself, does at a quarter of the memory's speed.
 """
 
 # Launching a kernel gives plain numbers for its constexpr arguments.
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportCallIssue=false
 
 from typing import Any
 
@@ -79,10 +79,12 @@ def _copy(
     """Fills the parts with the heads of the whole, all but the last part rotated; or, if it joins, the whole with the
     heads of the parts, turned back. Any strides but the last."""
     B, T, num_heads, K = whole_BTHK.shape
+    tensors: list[Any] = [argument for x in (whole_BTHK, *parts) for argument in (x, x.stride()[:3])]
     with torch.cuda.device_of(whole_BTHK):
         _copy_kernel[(B * -(-T // BLOCK) * num_heads,)](
-            *(argument for x in (whole_BTHK, *parts) for argument in (x, x.stride()[:3])),
-            *(rotation_2TK, T),
+            *tensors,
+            rotation_2TK,
+            T,
             QUERIES=parts[0].shape[2],
             KEYS=parts[1].shape[2],
             HEADS=num_heads,

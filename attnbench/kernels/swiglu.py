@@ -4,8 +4,8 @@ With both in one tensor their projections are one matrix product, forward and ba
 itself, then spends a pass over the memory on putting the two gradients side by side.
 """
 
-# Launching a kernel gives plain numbers for its constexpr arguments.
-# pyright: reportArgumentType=false
+# Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 from typing import Any
 

@@ -30,7 +30,8 @@ class Flash(Softmax):
             - `cudnn`: NVIDIA's kernel behind the same function; widths up to 128.
             - `flash_attn`: the package of that name; widths up to 256.
             - `triton`: our own, for float32 too; any width up to 128. Without qk_norm it trains on what the projection
-              made as it is: it rotates and splits query, key and value itself.
+              made as it is: it rotates and splits query, key and value itself. It alone decodes with a kernel, that of
+              flash_decoding.py; the others decode by Softmax's product over the whole cache.
             - `auto`: triton with a window. Without: on a CPU sdpa; on CUDA triton in float32 and tf32, and in bfloat16
               cudnn, the fastest from 1,024 positions on (at 256 triton is, by 4 %), or sdpa for heads wider than 128.
         window: a position sees itself and the window - 1 before it; null for all before it. triton and flash_attn alone
@@ -125,6 +126,15 @@ class Flash(Softmax):
         from attnbench.kernels.flash_attention import flash_attention
 
         return flash_attention(query_BTHK, key_BSHK, value_BSHK, causal=True, window=self.window)
+
+    def mix_newest(self, query_BTHK: Tensor, state: AttentionState) -> Tensor:
+        """triton by a kernel that reads what is filled of the cache, in parts side by side; the others as Softmax."""
+        if self.backend != "triton":
+            return super().mix_newest(query_BTHK, state)
+        from attnbench.kernels.flash_decoding import flash_decoding
+
+        key_BSHK, value_BSHK, position, _ = state
+        return flash_decoding(query_BTHK[:, 0], key_BSHK, value_BSHK, position, window=self.window)[:, None]
 
     def mixing_flops(self, length: int) -> int:
         """2 K for the score and 2 V for the weighted sum, for each head and each pair of positions that see each

@@ -97,20 +97,23 @@ class Softmax(Mixer):
         return self.output(mixed_BTHK.flatten(2).to(x_BTD.dtype), x_BTD), state
 
     def step(self, x_BD: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
-        """One position: its query against the whole cache, what lies ahead masked.
-
-        A single query has no T × T weights to avoid, so every attention here decodes by this product; its shapes do
-        not depend on the position, which a captured CUDA graph needs. Nothing checks that max_length is kept to.
-        """
+        """One position. Nothing checks that max_length is kept to."""
         query_BTHK, key_BTHK, value_BTHK = self.project(x_BD[:, None], state.position, state.history_BWC)
         index = state.position[None]
         state.key_BSHK.index_copy_(1, index, key_BTHK.to(state.key_BSHK.dtype))
         state.value_BSHK.index_copy_(1, index, value_BTHK.to(state.value_BSHK.dtype))
-        past_S = state.position - torch.arange(state.key_BSHK.shape[1], device=x_BD.device)
-        visible_TS = visible(past_S, self.window)[None]
-        mixed_BTHK = attend(query_BTHK.to(state.key_BSHK.dtype), state.key_BSHK, state.value_BSHK, visible_TS)
+        mixed_BTHK = self.mix_newest(query_BTHK.to(state.key_BSHK.dtype), state)
         state.position.add_(1)
         return self.output(mixed_BTHK.flatten(2).to(x_BD.dtype), x_BD[:, None])[:, 0], state
+
+    def mix_newest(self, query_BTHK: Tensor, state: AttentionState) -> Tensor:
+        """The query at `state.position`, T = 1, over the whole cache, what lies ahead masked; (B, 1, H, K).
+
+        A single query has no T × T weights to avoid. The product's shapes do not depend on the position, which a
+        captured CUDA graph needs.
+        """
+        past_S = state.position - torch.arange(state.key_BSHK.shape[1], device=query_BTHK.device)
+        return attend(query_BTHK, state.key_BSHK, state.value_BSHK, visible(past_S, self.window)[None])
 
     def project(
         self, x_BTD: Tensor, position: Tensor | int, history_BWC: Tensor | None

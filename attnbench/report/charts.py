@@ -15,7 +15,7 @@ import vl_convert
 
 from attnbench.aggregate import Figure
 from attnbench.report import words
-from attnbench.report.plots import Plot, chance_text, describe, missing_text
+from attnbench.report.plots import Plot, chance_text, describe, missing_text, share
 
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
@@ -26,6 +26,17 @@ OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 OKABE_ITO_ON_DARK = ("#4DA6DB", "#EE7A33", "#1BBF92", "#DB93BA", "#E69F00", "#8CCBF2")
 """The same hues, lighter."""
+
+PARTS = ("#56B4E9", "#E69F00", "#1BBF92", "#DB93BA", "#F0E442", "#EE7A33", "#B8B6AE", "#E3E1DA")
+"""Of the parts of a whole, in their order: light enough for dark words on them, on a light and on a dark page."""
+
+PARTS_ON_DARK = (*PARTS[:-1], "#80838A")
+"""The last, which is what nothing fills, a little nearer to the page."""
+
+BAR_TOOLTIP = {"variant": "variant", "x": "part", "share": "share"}
+
+NUMBER_WIDTH = 34
+"""Pixels: a part of a bar that is narrower has no room for its number."""
 
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right", "triangle-left")
 DASHES = ([1, 0], [6, 3], [2, 2], [9, 3, 2, 3], [4, 1], [12, 4], [1, 3])
@@ -41,16 +52,18 @@ WIDE_AXIS = 8
 
 
 def specification(plot: Plot, variants: Sequence[str]) -> dict[str, Any]:
-    """The plot as Vega-Lite: lines along the axis, or points beside each other where it has a single value.
+    """The plot as Vega-Lite: lines along the axis, or points beside each other where it has a single value; bars of
+    parts where these are shares of a whole.
 
     Args:
         variants: of the whole report, so that each looks alike in all its plots.
     """
     look = _look(plot, variants)
-    layers = _lines(plot, look) if len(plot.positions) > 1 else _points(plot, look)
+    drawn_as_lines = len(plot.positions) > 1 and not plot.is_whole
+    layers = _bars(plot, look) if plot.is_whole else _lines(plot, look) if drawn_as_lines else _points(plot, look)
     chart = alt.layer(*layers).properties(
         width="container",
-        height=264 if len(plot.positions) > 1 else 44 * len(look.shown) + 16,
+        height=264 if drawn_as_lines else 44 * len(look.shown) + 16,
         description=describe(plot),
     )
     spec = chart.to_dict()
@@ -77,7 +90,10 @@ def config(*, dark: bool) -> dict[str, Any]:
         "mark": {"color": muted},
         "rule": {"color": muted},
         "text": {"color": ink},
-        "range": {"category": list(OKABE_ITO_ON_DARK if dark else OKABE_ITO)},
+        "range": {
+            "category": list(OKABE_ITO_ON_DARK if dark else OKABE_ITO),
+            "ordinal": list(PARTS_ON_DARK if dark else PARTS),
+        },
         "axis": {
             **text,
             "gridColor": grid,
@@ -100,6 +116,7 @@ def config(*, dark: bool) -> dict[str, Any]:
         "style": {
             "chance": {"strokeDash": [3, 3], "strokeWidth": 1.2},
             "value-label": {"fontSize": 12, "baseline": "bottom", "dy": -9},
+            "part-label": {"fontSize": 12, "color": "#16181b"},
         },
     }
 
@@ -217,6 +234,31 @@ def _points(plot: Plot, look: Look) -> list[alt.Chart]:
         labels,
         crosses.encode(y=y, x=alt.value(8), color=look.color, tooltip=_tooltip(plot)),
     ]
+
+
+def _bars(plot: Plot, look: Look) -> list[alt.Chart]:
+    """A bar a variant, its parts one after the other, with their shares where there is room."""
+    figures = [figure for figure in plot.figures if figure.mean is not None]
+    values = [
+        _datum(plot, figure) | {"order": plot.positions.index(figure.settings[plot.axis]), "share": share(figure)}
+        for figure in figures
+    ]
+    names = alt.Axis(title=None, labelFontSize=13, labelLimit=180, domain=False, ticks=False)
+    percent = alt.Axis(title=None, format="%", tickCount=5)
+    legend = alt.Legend(title=None, orient="top", symbolType="square", offset=10)
+    parts = alt.Scale(domain=[str(position) for position in plot.positions], range="ordinal")
+    base = alt.Chart(alt.Data(values=values)).encode(
+        y=alt.Y("variant:N", scale=alt.Scale(domain=look.shown), axis=names),
+        x=alt.X("value:Q", stack="zero", scale=alt.Scale(domain=[0, 1]), axis=percent),
+        order=alt.Order("order:O"),
+    )
+    bars = base.mark_bar(height=24).encode(
+        color=alt.Color("x:N", scale=parts, legend=legend),
+        tooltip=[alt.Tooltip(f"{field}:N", title=title) for field, title in BAR_TOOLTIP.items()],
+    )
+    middle = alt.X("value:Q", stack="zero", bandPosition=0.5)
+    named = alt.condition(f"datum.value * width >= {NUMBER_WIDTH}", "share:N", alt.value(""))
+    return [bars, base.mark_text(style="part-label").encode(x=middle, text=named, detail="x:N")]
 
 
 def _chance_line(plot: Plot, x: alt.X, y: alt.Y) -> list[alt.Chart]:

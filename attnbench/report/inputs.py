@@ -7,14 +7,16 @@ from typing import Any
 
 import yaml
 
+from attnbench.bench.base import Bench
 from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded
 from attnbench.errors import UserError
 from attnbench.evals.base import Evaluation
 from attnbench.registry import check_options, resolve
-from attnbench.results import ALL_SEEDS, ResultRow, is_complete, read_csv, read_results
+from attnbench.results import ALL_SEEDS, DEVICE, ResultRow, is_complete, read_csv, read_results
 from attnbench.runtime import environment_id
 
 EVALUATION_YAMLS = Path(__file__).resolve().parents[2] / "conf" / "eval"
+BENCH_YAMLS = EVALUATION_YAMLS.parent / "bench"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +92,8 @@ def read_inputs(folder: Path) -> Inputs:
     else:
         files = _results_files(folder, record)
         rows = [row for path in files for row in read_results(path, allow_incomplete=True)]
+    # What a bench's device can do at most is nobody's score.
+    rows = [row for row in rows if row.identity.mixer or row.identity.variant != DEVICE]
     if not rows:
         raise UserError(f"{folder}: no results; an experiment's folder has runs with results/*.jsonl, or results.csv")
     protocol = _protocol(record, rows, folder)
@@ -104,22 +108,23 @@ def read_inputs(folder: Path) -> Inputs:
 
 
 def about(evaluation: str, protocol: Protocol) -> About:
-    """As the comparison's record has it, which knows evaluations of elsewhere too, or as its class in conf/eval."""
+    """As the comparison's record has it, which knows evaluations of elsewhere too, or as its class here."""
     if evaluation in protocol.evaluations:
         return protocol.evaluations[evaluation]
     found = _evaluation_class(evaluation)
     if found is None:
         return About(purpose="", plots=None)
-    return About(purpose=(found.__doc__ or "").strip().partition("\n")[0], plots=list(found.plots))
+    return About(purpose=(found.__doc__ or "").strip().partition("\n")[0], plots=list(found.plots) or None)
 
 
-def _evaluation_class(evaluation: str) -> type[Evaluation] | None:
+def _evaluation_class(evaluation: str) -> type[Evaluation] | type[Bench] | None:
     # Looked up among the files that are there, because the name comes from the rows.
-    path = {path.stem: path for path in EVALUATION_YAMLS.glob("*.yaml")}.get(evaluation)
-    if path is None:
-        return None
-    target = yaml.safe_load(path.read_text(encoding="utf-8")).get("_target_")
-    return resolve(target, Evaluation, trusted={target}) if target is not None else None
+    for folder, base in ((EVALUATION_YAMLS, Evaluation), (BENCH_YAMLS, Bench)):
+        path = {path.stem: path for path in folder.glob("*.yaml")}.get(evaluation)
+        target = yaml.safe_load(path.read_text(encoding="utf-8")).get("_target_") if path is not None else None
+        if target is not None:
+            return resolve(target, base, trusted={target})
+    return None
 
 
 def _results_files(folder: Path, record: dict[str, Any] | None) -> list[Path]:
@@ -138,7 +143,8 @@ def _protocol(record: dict[str, Any] | None, rows: Sequence[ResultRow], folder: 
         "plan": folder.name,
         "command": "",
         "variants": variants,
-        "rank": variants,
+        # What is no mixer's, as an operator's implementation is, is shown.
+        "rank": list(dict.fromkeys(row.identity.variant for row in rows if row.identity.mixer)),
         "reference": None,
         "files": None,
     }

@@ -13,6 +13,10 @@ TOKENS = "tokens_per_step"
 """A fixed product of sequence length and batch size: along such a series both settings vary."""
 
 
+WHOLES = {"part_share": "part"}
+"""Metrics whose values along an axis are the shares of a whole."""
+
+
 BUDGETS = ("parameters", "forward_flops_per_token")
 """What a model was given, not what it did; stands in a table of its own."""
 
@@ -40,6 +44,11 @@ class Plot:
     def is_numeric(self) -> bool:
         """Whether the axis is one of numbers."""
         return all(map(_is_number, self.positions))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a variant's values add up to 1: one bar of parts each."""
+        return WHOLES.get(self.metric) == self.axis
 
     @property
     def title(self) -> str:
@@ -83,6 +92,9 @@ def describe(plot: Plot) -> str:
         by_variant.setdefault(figure.variant, []).append(figure)
     parts = []
     for variant, own in by_variant.items():
+        if plot.is_whole:
+            parts.append(f"{variant} {words.listed(f'{figure.settings[plot.axis]} {share(figure)}' for figure in own)}")
+            continue
         first, last = own[0], own[-1]
         text = f"{variant} {words.outcome(first)}"
         if first is not last:
@@ -91,6 +103,11 @@ def describe(plot: Plot) -> str:
         parts.append(text)
     missing = f" Without a number: {missing_text(plot)}." if plot.missing else ""
     return f"{plot.title}: {'; '.join(parts)}.{missing}"
+
+
+def share(figure: Figure) -> str:
+    """ "34 %"."""
+    return f"{100 * (figure.mean or 0):.0f} %"
 
 
 def missing_text(plot: Plot) -> str:

@@ -10,6 +10,7 @@ NAMES = {
     "steps_to_95": "steps to 95 %",
     "forward_flops_per_token": "forward FLOPs per token",
     "achieved_tflops": "achieved TFLOP/s",
+    "part_share": "share of a step's time",
 }
 UNITS_IN_NAMES = {"_mib": " (MiB)", "_milliseconds": " time (ms)", "_seconds": " time (s)", "_bytes": " (bytes)"}
 

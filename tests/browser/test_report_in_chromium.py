@@ -76,7 +76,7 @@ def wait_until_drawn(browser, scheme: str) -> None:
 def test_every_chart_is_drawn_and_nothing_complains(view, report):
     marks = view.execute_script(
         "return [...document.querySelectorAll('[data-chart]')].map(node => "
-        "[node.dataset.chart, node.querySelectorAll('svg .mark-symbol.role-mark path').length])"
+        "[node.dataset.chart, node.querySelectorAll('svg .role-mark:is(.mark-symbol, .mark-rect) path').length])"
     )
     assert len(marks) == len([*report.parent.glob("figures/*.svg")]) > 5
     assert not [name for name, number in marks if number < 4]
@@ -144,6 +144,30 @@ def test_charts_follow_the_colours_of_the_reader(browser, report):
     wait_until_drawn(browser, "dark")
     after = browser.execute_script("return document.querySelector('.role-axis-label text').getAttribute('fill')")
     assert before != after
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_numbers_in_bars_stand_out_from_their_part(browser, report, scheme):
+    show(browser, report, 1440, scheme)
+    pairs = browser.execute_script(
+        "const chart = document.querySelector('[data-chart*=part_share] svg');"
+        "const texts = [...chart.querySelectorAll('.role-mark.mark-text text')].filter(node => node.textContent);"
+        "const bars = [...chart.querySelectorAll('.role-mark.mark-rect path')];"
+        "const within = (bar, text) => { const a = bar.getBoundingClientRect(), b = text.getBoundingClientRect();"
+        "  const x = (b.left + b.right) / 2, y = (b.top + b.bottom) / 2;"
+        "  return a.left <= x && x <= a.right && a.top <= y && y <= a.bottom };"
+        "return texts.map(text => [text.getAttribute('fill'),"
+        "  bars.find(bar => within(bar, text)).getAttribute('fill')])"
+    )
+    assert len(pairs) > 8
+    assert {
+        pair: contrast(*map(channels, pair)) for pair in map(tuple, pairs) if contrast(*map(channels, pair)) < 4.5
+    } == {}
+
+
+def channels(colour: str) -> str:
+    """#rrggbb as `rgb(...)`."""
+    return f"rgb({', '.join(str(int(colour[index : index + 2], 16)) for index in (1, 3, 5))})"
 
 
 def test_a_point_tells_its_numbers_and_a_hostile_name_stays_text(browser, report):

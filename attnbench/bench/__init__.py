@@ -1,0 +1,1 @@
+"""Operator tables: one file each."""

@@ -1,0 +1,90 @@
+"""Attention alone over head width and length: forward, backward, both, and what is held between the two."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from attnbench.bench.base import Bench, Layout, Subject, Values
+from attnbench.bench.implementations import OURS, check_implementations
+from attnbench.bench.operator import HELD, measure_attention
+from attnbench.bench.passes import Problem, Repetition
+from attnbench.evals.rows import check_counts
+from attnbench.results import Measurement
+
+LINES = ("head_width", "length")
+
+
+def times_of(name: str) -> tuple[Values, ...]:
+    """Columns of one pass: everybody's milliseconds, and our share of the roofline."""
+    return (
+        Values(metric="milliseconds", where={"pass": name}),
+        Values(metric="roofline_share", header="{}, roof", where={"pass": name}, only=OURS, is_share=True),
+    )
+
+
+class AttentionBench(Bench):
+    """Times each implementation at every head width and length.
+
+    Args:
+        head_widths: channels a head.
+        lengths: positions.
+        batch_size, num_heads: of every cell.
+        causal: whether a position sees only those up to its own.
+        implementations: names, see bench/implementations.py.
+        warmup, repeats: calls of a pass before those that count, and those that count, at most.
+        max_seconds: for the repeats of one pass: fewer where they would take longer, at least three.
+
+    Raises:
+        UserError: a count that is none, or an implementation that there is not.
+    """
+
+    title: ClassVar[str] = "Attention alone"
+    layouts: ClassVar[tuple[Layout, ...]] = (
+        Layout(title="forward, ms", lines=LINES, values=times_of("forward")),
+        Layout(title="backward, ms", lines=LINES, values=times_of("backward")),
+        Layout(title="held before backward, MiB", lines=LINES, values=(Values(metric=HELD),)),
+    )
+    plots: ClassVar[tuple[tuple[str, str], ...]] = (("milliseconds", "length"),)
+    smoke: ClassVar[dict[str, Any]] = {
+        "head_widths": [16],
+        "lengths": [32, 33],
+        "batch_size": 1,
+        "implementations": ["textbook", "sdpa_flash", "flash_attn"],
+        "warmup": 1,
+        "repeats": 3,
+    }
+
+    def __init__(
+        self,
+        *,
+        head_widths: list,
+        lengths: list,
+        batch_size: int,
+        num_heads: int,
+        causal: bool,
+        implementations: list,
+        warmup: int,
+        repeats: int,
+        max_seconds: float,
+    ) -> None:
+        check_counts("bench", head_widths=head_widths, lengths=lengths, batch_size=batch_size, num_heads=num_heads)
+        check_counts("bench", warmup=warmup, repeats=repeats)
+        check_implementations(implementations)
+        self.head_widths, self.lengths = list(dict.fromkeys(head_widths)), list(dict.fromkeys(lengths))
+        self.batch_size, self.num_heads, self.causal = batch_size, num_heads, causal
+        self.implementations = implementations
+        self.repetition = Repetition(warmup=warmup, repeats=repeats, max_seconds=max_seconds)
+
+    def cells(self) -> Iterator[dict[str, Any]]:
+        for width in self.head_widths:
+            for length in self.lengths:
+                yield {
+                    "head_width": width,
+                    "length": length,
+                    "batch_size": self.batch_size,
+                    "num_heads": self.num_heads,
+                    "causal": self.causal,
+                }
+
+    def measure(self, cell: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
+        problem = Problem(**cell, with_gradients=True, repetition=self.repetition)
+        yield from measure_attention(problem, self.implementations, cell, subject)

@@ -1,0 +1,207 @@
+"""Decoding: one new position by everybody, texts by a plain loop and a captured step, a token behind more and more."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+from attnbench.bench.base import Bench, Layout, Subject, Values
+from attnbench.bench.decoding import MILLISECONDS, measure_steps
+from attnbench.bench.generation import (
+    CAPTURED,
+    EAGER,
+    FASTER,
+    PER_TOKEN,
+    Candidate,
+    measure_context,
+    measure_text,
+)
+from attnbench.bench.operator import SPEEDUP
+from attnbench.bench.passes import Repetition
+from attnbench.bench.steps import SPLIT, WHOLE, Shape, check_steps
+from attnbench.errors import UserError
+from attnbench.evals.rows import check_counts, without_numbers
+from attnbench.results import Measurement
+from attnbench.settings import ModelSettings, check
+
+POSITION, TEXT, CONTEXT = "position", "text", "context"
+"""Tables; a cell belongs to one."""
+
+OURS = tuple(f"triton{how}" for how in (WHOLE, SPLIT))
+
+
+class DecodeBench(Bench):
+    """Times what writing a text consists of. An empty list leaves its table out.
+
+    Args:
+        head_widths: channels a head.
+        cache_lengths: positions in the cache, all filled.
+        batch_sizes: sequences.
+        num_heads: query heads.
+        num_key_value_heads: each is shared by num_heads / num_key_value_heads query heads; null for num_heads.
+        implementations: names, see bench/steps.py.
+        warmup, repeats: calls before those that count, and those that count, at most.
+        max_seconds: for the repeats of one call: fewer where they would take longer, at least three.
+        mixers: [name of a yaml of attn/, backend] each.
+        model: [width, feed-forward width, layers, heads] of the model that writes; the feed-forward width is softmax's,
+            and the mixers get those that meet its parameters.
+        vocabulary_size: symbols.
+        texts: [tokens, sequences] each.
+        text_repeats: texts that count; before them a short one is written.
+        contexts: tokens behind which one more is written.
+        context_batch_size: sequences.
+
+    Raises:
+        UserError: a count that is none, an implementation that there is not, or heads that do not fit together.
+    """
+
+    title: ClassVar[str] = "Decoding"
+    layouts: ClassVar[tuple[Layout, ...]] = (
+        Layout(
+            title="one new position, ms",
+            lines=("head_width", "cache_length", "batch_size"),
+            values=(
+                Values(metric=MILLISECONDS),
+                Values(metric="roofline_share", header="{}, roof", only=OURS, is_share=True),
+                Values(metric=SPEEDUP, header="whole / {}"),
+            ),
+            headers={"head_width": "width", "cache_length": "cache", "batch_size": "batch"},
+        ),
+        Layout(
+            title="a text, s",
+            lines=("implementation", "tokens", "batch_size"),
+            columns="pass",
+            values=(
+                Values(metric=EAGER, header="eager"),
+                Values(metric=CAPTURED, header="captured"),
+                Values(metric=FASTER, header="captured is faster by, %"),
+            ),
+            headers={"implementation": "mixer", "batch_size": "batch"},
+        ),
+        Layout(title="one token behind so many, ms", lines=("context",), values=(Values(metric=PER_TOKEN),)),
+    )
+    notes: ClassVar[tuple[str, ...]] = (
+        "One new position is the mixing alone: attention of one query a head over a full cache, or, whatever the "
+        "length, the step of a recurrent state. None of it is in the device's own caches before. The roofline's bytes "
+        "are those of keys and values read once. Whole is one split, split as many as the implementation chooses.",
+        "A text is written by a whole model with initial weights, greedily: eager runs each step as torch does, "
+        "captured replays it as a CUDA graph, recorded before. Where the percentage is below 0 it is slower.",
+    )
+    plots: ClassVar[tuple[tuple[str, str], ...]] = ((MILLISECONDS, "cache_length"), (PER_TOKEN, "context"))
+    smoke: ClassVar[dict[str, Any]] = {
+        "head_widths": [16],
+        "cache_lengths": [33],
+        "batch_sizes": [2],
+        "num_heads": 4,
+        "num_key_value_heads": 2,
+        "warmup": 1,
+        "repeats": 3,
+        "mixers": [["flash", "auto"], ["gated_deltanet", "auto"]],
+        "model": [32, 64, 2, 2],
+        "vocabulary_size": 32,
+        "texts": [[12, 2]],
+        "text_repeats": 1,
+        "contexts": [8, 16],
+    }
+
+    def __init__(
+        self,
+        *,
+        head_widths: list,
+        cache_lengths: list,
+        batch_sizes: list,
+        num_heads: int,
+        num_key_value_heads: int | None,
+        implementations: list,
+        warmup: int,
+        repeats: int,
+        max_seconds: float,
+        mixers: list,
+        model: list,
+        vocabulary_size: int,
+        texts: list,
+        text_repeats: int,
+        contexts: list,
+        context_batch_size: int,
+    ) -> None:
+        check_counts("bench", head_widths=head_widths, cache_lengths=cache_lengths, batch_sizes=batch_sizes)
+        check_counts("bench", num_heads=num_heads, warmup=warmup, repeats=repeats, vocabulary_size=vocabulary_size)
+        check_counts("bench", text_repeats=text_repeats, contexts=contexts, context_batch_size=context_batch_size)
+        for name, pairs, kind in (("texts", texts, int), ("mixers", mixers, str)):
+            if not all(isinstance(pair, list) and len(pair) == 2 and set(map(type, pair)) == {kind} for pair in pairs):
+                what = "[tokens, sequences]" if kind is int else "[name of a yaml of attn/, backend]"
+                raise UserError(f"bench.{name}={pairs}: must be a list of {what}")
+        for pair in texts:
+            check_counts("bench", texts=pair)
+        check_steps(implementations)
+        self.num_heads = num_heads
+        self.num_key_value_heads = num_heads if num_key_value_heads is None else num_key_value_heads
+        if self.num_key_value_heads < 1 or num_heads % self.num_key_value_heads:
+            raise UserError(f"bench.num_key_value_heads={num_key_value_heads}: must divide bench.num_heads={num_heads}")
+        self.head_widths, self.cache_lengths, self.batch_sizes = head_widths, cache_lengths, batch_sizes
+        self.implementations = implementations
+        self.repetition = Repetition(warmup=warmup, repeats=repeats, max_seconds=max_seconds)
+        self.model = _model(model)
+        self.mixers, self.vocabulary_size = mixers, vocabulary_size
+        self.texts, self.text_repeats = texts, text_repeats
+        self.contexts, self.context_batch_size = contexts, context_batch_size
+
+    def cells(self) -> Iterator[dict[str, Any]]:
+        for width in self.head_widths if self.implementations else []:
+            for length in self.cache_lengths:
+                for batch_size in self.batch_sizes:
+                    yield {"table": POSITION, "head_width": width, "cache_length": length, "batch_size": batch_size}
+        for tokens, batch_size in self.texts if self.mixers else []:
+            yield {"table": TEXT, "tokens": tokens, "batch_size": batch_size}
+        for context in self.contexts if self.mixers else []:
+            yield {"table": CONTEXT, "context": context, "batch_size": self.context_batch_size}
+
+    def measure(self, cell: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
+        if cell["table"] == POSITION:
+            settings = cell | {"num_heads": self.num_heads, "num_key_value_heads": self.num_key_value_heads}
+            shape = Shape(**{name: value for name, value in settings.items() if name != "table"})
+            yield from measure_steps(shape, self.implementations, self.repetition, settings, subject)
+        elif cell["table"] == TEXT:
+            yield from self._of_mixers(
+                {EAGER: "s", CAPTURED: "s"},
+                cell,
+                subject,
+                lambda one: measure_text(one, cell["tokens"], cell["batch_size"], self.text_repeats, cell),
+            )
+        else:
+            yield from self._of_mixers(
+                {PER_TOKEN: "ms"},
+                cell,
+                subject,
+                lambda one: measure_context(one, cell["context"], cell["batch_size"], self.repetition, cell),
+            )
+
+    def _of_mixers(
+        self,
+        units: dict[str, str],
+        cell: dict[str, Any],
+        subject: Subject,
+        measure: Callable[[Candidate], Iterator[Measurement]],
+    ) -> Iterator[Measurement]:
+        for name, backend in self.mixers:
+            try:
+                candidate = Candidate(name, backend, self.model, self.vocabulary_size, subject)
+            except UserError as refusal:
+                settings = cell | {"implementation": f"{name} ({backend})"}
+                yield from without_numbers(units, settings, "unsupported", str(refusal))
+                continue
+            yield from measure(candidate)
+
+
+def _model(size: list) -> ModelSettings:
+    check_counts("bench", model=size)
+    if len(size) != 4 or size[0] % size[-1]:
+        raise UserError(f"bench.model={size}: must be [width, feed-forward width, layers, heads that divide the width]")
+    dim, feed_forward_width, num_layers, num_heads = size
+    model = ModelSettings(
+        name="bench",
+        dim=dim,
+        num_layers=num_layers,
+        head_width=dim // num_heads,
+        feed_forward_width=feed_forward_width,
+    )
+    check(model, "bench.model.")
+    return model

@@ -1,0 +1,107 @@
+"""The gate before every timing: attention and its gradients against float64.
+
+The formulas stand in kernels/flash_attention.py. What is off by more than its precision explains is a failed cell,
+however fast.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from attnbench.correctness import TOLERANCES as LAYER_TOLERANCES
+from attnbench.correctness import build_mixer, by_backend, by_definition, compare, relative_error, worst
+from attnbench.settings import MixerSettings
+
+TOLERANCES = {"float32": 1e-4, "tf32": 0.01, "bfloat16": 0.03, "float16": 0.01}
+"""Of the relative errors |a - b| / |b| of the output and of each gradient."""
+
+ROW_FACTOR = 2.5
+"""How much more a single position may be off: errors do not average out in it. One that is smaller than a typical one,
+as a query's gradient is where one key has nearly all the weight, is held against that."""
+
+MOST_WEIGHTS = 2**30
+"""Of the heads that are compared, together; a head or two, if they have more."""
+
+WEIGHTS_AT_A_TIME = 2**25
+
+PARTS = ("output", "query's gradient", "key's gradient", "value's gradient")
+
+
+def compared_heads(num_heads: int, length: int) -> list[int]:
+    """Which of the heads of all sequences are compared: all if that is cheap, the first and the last at least."""
+    count = min(num_heads, max(2, MOST_WEIGHTS // length**2))
+    return sorted({round(index * (num_heads - 1) / max(1, count - 1)) for index in range(count)})
+
+
+def reference(
+    query_BTK: Tensor, key_BTK: Tensor, value_BTK: Tensor, gradient_BTK: Tensor | None, causal: bool
+) -> list[Tensor]:
+    """Output and gradients of query, key and value in float64, B counting heads; the output alone without a gradient.
+
+    A few queries at a time, so that long sequences fit.
+    """
+    query_BTK, key_BTK, value_BTK = (x.double() for x in (query_BTK, key_BTK, value_BTK))
+    B, T, K = query_BTK.shape
+    output_BTK, query_gradient_BTK = torch.empty_like(query_BTK), torch.empty_like(query_BTK)
+    key_gradient_BTK, value_gradient_BTK = torch.zeros_like(key_BTK), torch.zeros_like(value_BTK)
+    step = max(1, WEIGHTS_AT_A_TIME // (B * T))
+    for first in range(0, T, step):
+        rows = slice(first, min(T, first + step))
+        score_BTS = query_BTK[:, rows] @ key_BTK.mT * K**-0.5
+        if causal:
+            position_T = torch.arange(rows.start, rows.stop, device=query_BTK.device)
+            unseen_TS = torch.arange(T, device=query_BTK.device) > position_T[:, None]
+            score_BTS.masked_fill_(unseen_TS, -math.inf)
+        weight_BTS = score_BTS.softmax(-1)
+        output_BTK[:, rows] = weight_BTS @ value_BTK
+        if gradient_BTK is not None:
+            own_BTK = gradient_BTK[:, rows].double()
+            value_gradient_BTK += weight_BTS.mT @ own_BTK
+            own_product_BT = (own_BTK * output_BTK[:, rows]).sum(-1, keepdim=True)
+            weight_BTS *= (own_BTK @ value_BTK.mT - own_product_BT) * K**-0.5
+            query_gradient_BTK[:, rows] = weight_BTS @ key_BTK
+            key_gradient_BTK += weight_BTS.mT @ query_BTK[:, rows]
+    if gradient_BTK is None:
+        return [output_BTK]
+    return [output_BTK, query_gradient_BTK, key_gradient_BTK, value_gradient_BTK]
+
+
+def objection(actual: Sequence[Tensor], expected: Sequence[Tensor], precision: str) -> str | None:
+    """What is wrong with an output and its gradients, each (B, T, K), or None."""
+    tolerance = TOLERANCES[precision]
+    for part, own, other in zip(PARTS, actual, expected, strict=False):
+        whole, row = relative_error(own, other), _row_error(own, other)
+        # Written so that a NaN, which compares false with everything, is an objection.
+        if not whole <= tolerance:
+            return f"{part} is off by {whole:.2g}, and {precision} explains {tolerance:g}"
+        if not row <= ROW_FACTOR * tolerance:
+            return f"{part} is off by {row:.2g} at one position, and {precision} explains {ROW_FACTOR * tolerance:g}"
+    return None
+
+
+def _row_error(actual_BTK: Tensor, expected_BTK: Tensor) -> float:
+    """The worst relative error of a single position of a head."""
+    if not expected_BTK.any():
+        return relative_error(actual_BTK, expected_BTK)
+    size_BT = expected_BTK.double().norm(dim=-1)
+    typical = size_BT.square().mean().sqrt()
+    difference_BT = (actual_BTK.double() - expected_BTK.double()).norm(dim=-1)
+    error_BT = difference_BT / size_BT.clamp_min(typical)
+    return worst([float(error_BT.max())])
+
+
+MIXER_LENGTH = 133
+"""Of the layer that is held against its definition: past two chunks, with a ragged end."""
+
+
+def mixer_objection(
+    mixer: MixerSettings, device: torch.device, precision: str, trusted: Collection[str] = ()
+) -> str | None:
+    """What is wrong with a mixer's backend in a small layer, or None."""
+    own = build_mixer(mixer, device, trusted)
+    deviation = compare(by_backend(own, MIXER_LENGTH, precision), by_definition(own, MIXER_LENGTH))
+    # TF32 and float16 have more digits than bfloat16, and no tolerance of their own.
+    known = precision if precision in LAYER_TOLERANCES else "bfloat16"
+    return None if deviation.is_within(known) else f"its layer is not its definition: {deviation}"

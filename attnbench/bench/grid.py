@@ -1,0 +1,88 @@
+"""The forward pass over batch, heads, length and head width, with its first output values beside each other."""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any, ClassVar
+
+from attnbench.bench.base import Bench, Layout, Subject, Values
+from attnbench.bench.implementations import OURS, check_implementations
+from attnbench.bench.operator import SPEEDUP, measure_attention, with_speedups
+from attnbench.bench.passes import Problem, Repetition
+from attnbench.evals.rows import check_counts
+from attnbench.results import Measurement
+
+AXES = {"batch_size": "B", "num_heads": "H", "length": "N", "head_width": "D"}
+"""And what stands above them."""
+
+
+class GridBench(Bench):
+    """Times the forward pass of each implementation, every position seeing all, nothing recorded for a backward pass.
+
+    Args:
+        batch_sizes, num_heads, lengths, head_widths: the axes; every combination is a cell.
+        implementations: names, see bench/implementations.py.
+        warmup, repeats: calls before those that count, and those that count, at most.
+        max_seconds: for the repeats: fewer where they would take longer, at least three.
+
+    Raises:
+        UserError: a count that is none, or an implementation that there is not.
+    """
+
+    title: ClassVar[str] = "Attention over batch, heads, length and head width"
+    layouts: ClassVar[tuple[Layout, ...]] = (
+        Layout(
+            title="forward, ms",
+            lines=tuple(AXES),
+            headers=AXES,
+            values=(
+                Values(metric="milliseconds"),
+                Values(metric=SPEEDUP, header="textbook / {}", only=OURS),
+                Values(metric="roofline_share", header="{}, roof", only=OURS, is_share=True),
+            ),
+        ),
+        Layout(
+            title="the first values of the output",
+            lines=(*AXES, "implementation"),
+            headers=AXES,
+            values=(Values(metric="output_value", header="value {}"),),
+            columns="index",
+            on_page_alone=True,
+        ),
+    )
+    plots: ClassVar[tuple[tuple[str, str], ...]] = (("milliseconds", "length"),)
+    smoke: ClassVar[dict[str, Any]] = {
+        "batch_sizes": [1],
+        "num_heads": [1, 2],
+        "lengths": [33],
+        "head_widths": [16],
+        "implementations": ["textbook", "sdpa_flash", "flash_attn"],
+        "warmup": 1,
+        "repeats": 3,
+    }
+
+    def __init__(
+        self,
+        *,
+        batch_sizes: list,
+        num_heads: list,
+        lengths: list,
+        head_widths: list,
+        implementations: list,
+        warmup: int,
+        repeats: int,
+        max_seconds: float,
+    ) -> None:
+        axes = {"batch_sizes": batch_sizes, "num_heads": num_heads, "lengths": lengths, "head_widths": head_widths}
+        check_counts("bench", **axes, warmup=warmup, repeats=repeats)
+        check_implementations(implementations)
+        self.axes = [list(dict.fromkeys(values)) for values in axes.values()]
+        self.implementations = implementations
+        self.repetition = Repetition(warmup=warmup, repeats=repeats, max_seconds=max_seconds)
+
+    def cells(self) -> Iterator[dict[str, Any]]:
+        for values in product(*self.axes):
+            yield dict(zip(AXES, values, strict=True))
+
+    def measure(self, cell: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
+        problem = Problem(**cell, causal=False, with_gradients=False, with_values=True, repetition=self.repetition)
+        yield from with_speedups(measure_attention(problem, self.implementations, cell, subject), "textbook")

@@ -1,0 +1,194 @@
+"""Whole language models of published sizes: seconds of a forward pass, and of a forward with a backward pass."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import torch
+
+from attnbench.bench.base import Bench, Layout, Subject, Values
+from attnbench.bench.gate import mixer_objection
+from attnbench.bench.passes import Repetition
+from attnbench.bench.roofline import Work
+from attnbench.errors import UserError
+from attnbench.evals.rows import check_counts, without_numbers
+from attnbench.matching import match_model
+from attnbench.model import LanguageModel, build_model, resolve_mixer
+from attnbench.results import Measurement
+from attnbench.runtime import computing
+from attnbench.settings import MixerSettings, ModelSettings, check
+from attnbench.timing import OutOfMemory, attempt, time_repeats
+from attnbench.train import Batch, batch_nats, loss_and_gradients
+
+SECONDS, SHARE, PARAMETERS = "seconds", "roofline_share", "parameters"
+PASSES = {"forward": 1, "both": 3}
+"""Forward, forward with backward, and how many forward passes' operations each has."""
+
+
+class ModelsBench(Bench):
+    """Times models with initial weights on random tokens, not compiled, each call as the host issues it.
+
+    The forward pass goes up to the loss and records nothing for a backward pass. Each mixer's model has the
+    feed-forward width that meets softmax's parameters at that size.
+
+    Args:
+        sizes: [name, width, feed-forward width, layers, heads] each.
+        mixers: names of yamls of attn/.
+        vocabulary_size: symbols.
+        batch_size, length: of the tokens.
+        warmup, repeats: calls before those that count, and those that count, at most.
+        max_seconds: for the repeats of one pass: fewer where they would take longer, at least three.
+
+    Raises:
+        UserError: a count that is none, a size that is no name and four of them, or no mixer.
+    """
+
+    title: ClassVar[str] = "Models of published sizes"
+    layouts: ClassVar[tuple[Layout, ...]] = (
+        Layout(
+            title="seconds, forward alone and with backward",
+            lines=("size", "implementation"),
+            columns="pass",
+            values=(
+                Values(metric=PARAMETERS, header="parameters"),
+                Values(metric=SECONDS),
+                Values(metric=SHARE, header="both, roof", only=("both",), is_share=True),
+            ),
+        ),
+    )
+    smoke: ClassVar[dict[str, Any]] = {
+        "sizes": [["smoke", 32, 24, 2, 2]],
+        "mixers": ["softmax", "linear"],
+        "vocabulary_size": 32,
+        "batch_size": 1,
+        "length": 16,
+        "warmup": 1,
+        "repeats": 3,
+    }
+
+    def __init__(
+        self,
+        *,
+        sizes: list,
+        mixers: list,
+        vocabulary_size: int,
+        batch_size: int,
+        length: int,
+        warmup: int,
+        repeats: int,
+        max_seconds: float,
+    ) -> None:
+        check_counts("bench", vocabulary_size=vocabulary_size, batch_size=batch_size, length=length)
+        check_counts("bench", warmup=warmup, repeats=repeats)
+        self.sizes = {model.name: model for model in map(_model, sizes)}
+        for name, given, different in (("sizes", sizes, self.sizes), ("mixers", mixers, set(map(str, mixers)))):
+            if not given or len(different) < len(given):
+                raise UserError(f"bench.{name}={given}: must name at least one, and none twice")
+        self.mixers, self.vocabulary_size, self.batch_size, self.length = mixers, vocabulary_size, batch_size, length
+        self.repetition = Repetition(warmup=warmup, repeats=repeats, max_seconds=max_seconds)
+
+    def cells(self) -> Iterator[dict[str, Any]]:
+        for name in self.sizes:
+            yield {"size": name, "batch_size": self.batch_size, "length": self.length}
+
+    def measure(self, cell: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
+        for mixer in subject.mixers(self.mixers):
+            settings = cell | {"implementation": mixer.name}
+            try:
+                yield from self._measure_one(mixer, self.sizes[cell["size"]], settings, subject)
+            except UserError as refusal:
+                yield from _without(settings, "unsupported", str(refusal))
+
+    def _measure_one(
+        self, mixer: MixerSettings, size: ModelSettings, settings: dict[str, Any], subject: Subject
+    ) -> Iterator[Measurement]:
+        device, precision = subject.device, subject.precision
+        mixer = resolve_mixer(mixer, size, device_type=device.type, precision=precision, trusted=subject.trusted)
+        settings = settings | {"backend": mixer.options["backend"]}
+        objection = mixer_objection(mixer, device, precision, subject.trusted)
+        if objection is not None:
+            yield from _without(settings, "failed", objection)
+            return
+        matched = match_model(
+            [mixer] * size.num_layers,
+            size,
+            match="params",
+            seq_len=self.length,
+            vocabulary_size=self.vocabulary_size,
+            precision=precision,
+            trusted=subject.trusted,
+        )
+
+        def measured() -> list[Measurement]:
+            model = build_model(
+                matched.mixers,
+                matched.model,
+                vocabulary_size=self.vocabulary_size,
+                seed=0,
+                device=device,
+                trusted=subject.trusted,
+            )
+            return list(self._times(model, settings, subject))
+
+        found = attempt(measured)
+        if isinstance(found, OutOfMemory):
+            yield from _without(settings, "out_of_memory", found.reason)
+        else:
+            yield from found
+
+    def _times(self, model: LanguageModel, settings: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
+        device, precision = subject.device, subject.precision
+        generator = torch.Generator(device).manual_seed(0)
+        shape = (2, self.batch_size, self.length)
+        tokens, targets = torch.randint(self.vocabulary_size, shape, generator=generator, device=device)
+        batch = Batch(tokens, targets, None, None)
+
+        def forward() -> None:
+            with torch.no_grad(), computing(precision, device):
+                batch_nats(model, batch)
+
+        calls: dict[str, Callable[[], object]] = {
+            "forward": forward,
+            "both": lambda: loss_and_gradients(model, batch, None, precision),
+        }
+        parameters = model.num_parameters()
+        flops = model.forward_flops(self.length) * self.batch_size
+        yield Measurement(metric=PARAMETERS, value=parameters, unit="", settings=settings)
+        for name, call in calls.items():
+            times = time_repeats(
+                call,
+                device,
+                warmup=self.repetition.warmup,
+                repeats=self.repetition.repeats,
+                max_seconds=self.repetition.max_seconds,
+            )
+            own, count = settings | {"pass": name}, times.num_repeats
+            median, low, high = times.median_ms / 1e3, times.low_ms / 1e3, times.high_ms / 1e3
+            yield Measurement(
+                metric=SECONDS, value=median, unit="s", settings=own, low=low, high=high, num_samples=count
+            )
+            # Weights are float32 and are read once a pass, their gradients written once.
+            work = Work(PASSES[name] * flops, 4 * parameters * (1 if name == "forward" else 3))
+            share = work.floor_ms(subject.ceilings) / times.median_ms
+            yield Measurement(metric=SHARE, value=share, unit="", settings=own, num_samples=count)
+
+
+def _model(size: Any) -> ModelSettings:
+    if not (isinstance(size, list) and len(size) == 5 and all(type(part) is int and part > 0 for part in size[1:])):
+        raise UserError(f"bench.sizes: {size} must be [name, width, feed-forward width, layers, heads]")
+    name, dim, feed_forward_width, num_layers, num_heads = size
+    if dim % num_heads:
+        raise UserError(f"bench.sizes: {size}, its {num_heads} heads must divide its width")
+    model = ModelSettings(
+        name=str(name),
+        dim=dim,
+        num_layers=num_layers,
+        head_width=dim // num_heads,
+        feed_forward_width=feed_forward_width,
+    )
+    check(model, f"bench.sizes: {name}, ")
+    return model
+
+
+def _without(settings: dict[str, Any], status: str, reason: str) -> Iterator[Measurement]:
+    for name in PASSES:
+        yield from without_numbers({SECONDS: "s"}, settings | {"pass": name}, status, reason)

@@ -1,0 +1,138 @@
+"""What a bench found: its tables on the terminal, and as a page of docs/results with its rows and environments."""
+
+import json
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from attnbench.bench.base import Bench
+from attnbench.bench.running import CEILINGS
+from attnbench.bench.tables import WIDTH, grids, narrowed, reasons
+from attnbench.documents import MOST_YAML_BYTES, parse_yaml, read_bounded
+from attnbench.errors import UserError
+from attnbench.escaping import markdown_text, printable
+from attnbench.jsonlines import replace_file
+from attnbench.registry import resolve
+from attnbench.results import ResultRow, write_csv
+from attnbench.runtime import environment_id
+from attnbench.tables import format_number, markdown_grid, read_folders, terminal_table
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Measured:
+    """The runs of one bench."""
+
+    bench: type[Bench]
+    name: str
+    commands: list[str]
+    rows: list[ResultRow]
+
+
+def is_bench(folder: Path) -> bool:
+    """Whether it is the folder of a run of benchmark.py."""
+    path = folder / "config.yaml"
+    return path.exists() and "bench" in _config(path)
+
+
+def print_tables(folders: Sequence[Path]) -> None:
+    """Prints the tables of each bench among the runs; writes a results.csv into each folder, and says where it is."""
+    console = Console(width=WIDTH + 1)
+    for measured in _measured(folders):
+        layouts = [layout for layout in measured.bench.layouts_of(measured.rows) if not layout.on_page_alone]
+        for drawn in grids(measured.rows, layouts):
+            for part in narrowed(drawn):
+                console.print(terminal_table(part))
+        for line in (*reasons(measured.rows, layouts), _ceilings_text(measured.rows)):
+            console.print(textwrap.fill(line, WIDTH, subsequent_indent="  "), markup=False, highlight=False)
+    for folder in folders:
+        for measured in _measured([folder]):
+            _write_rows(measured, folder)
+        console.print(printable(f"  {folder}/"), markup=False, highlight=False, soft_wrap=True)
+
+
+def write_page(folders: Sequence[Path], target: Path, *, title: str, note: str = "") -> None:
+    """Writes README.md, results.csv and environments of runs of one bench.
+
+    Raises:
+        UserError: nothing was measured, or the runs are of several benches.
+    """
+    found = list(_measured(folders))
+    if len(found) != 1 or not found[0].rows:
+        names = ", ".join(measured.name for measured in found)
+        raise UserError(f"{', '.join(map(str, folders))}: must be runs of one bench that measured something ({names})")
+    (measured,) = found
+    target.mkdir(parents=True, exist_ok=True)
+    _write_rows(measured, target)
+    for folder in folders:
+        for path in folder.glob("environment*.json"):
+            stamp = json.loads(path.read_text(encoding="utf-8"))
+            replace_file(target / f"environment-{environment_id(stamp)}.json", json.dumps(stamp, indent=2) + "\n")
+    replace_file(target / "README.md", _page(title, note, measured))
+
+
+def _write_rows(measured: Measured, target: Path) -> None:
+    write_csv(measured.rows, target / "results.csv")
+    for name, text in measured.bench.files(measured.rows).items():
+        replace_file(target / name, text)
+
+
+def _page(title: str, note: str, measured: Measured) -> str:
+    parts = [f"# {title}"]
+    for drawn in grids(measured.rows, measured.bench.layouts_of(measured.rows)):
+        parts += [f"## {drawn.title}", markdown_grid(drawn).rstrip()]
+    missing = reasons(measured.rows, measured.bench.layouts_of(measured.rows))
+    if missing:
+        parts += ["Without a number:", "\n".join(f"- {markdown_text(line)}" for line in missing)]
+    commands = "\n".join(f"    {printable(line)}" for line in measured.commands)
+    commits, devices = (
+        ", ".join(dict.fromkeys(markdown_text(str(getattr(row.identity, name))) for row in measured.rows))
+        for name in ("commit", "device")
+    )
+    parts += [*measured.bench.notes, _ceilings_text(measured.rows), note]
+    parts += [
+        f"Made by\n\n{commands}\n\nat commit {commits} on {devices}. results.csv has all rows, with percentiles and "
+        "numbers of repeats; environment-*.json the machine and its libraries."
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _ceilings_text(rows: Sequence[ResultRow]) -> str:
+    """What shares of the roofline are shares of."""
+    found = {(row.identity.precision, row.measurement.metric): row.measurement.value for row in rows}
+    parts = [
+        f"{format_number(found[precision, CEILINGS[0]] or 0)} TFLOP/s ({precision}) and "
+        f"{format_number(found[precision, CEILINGS[1]] or 0)} GB/s"
+        for precision in dict.fromkeys(precision for precision, metric in found if metric == CEILINGS[0])
+    ]
+    return (
+        "roof, the share of the roofline: operations and bytes that the function cannot do without, at what a large "
+        f"matrix product and a large copy reached in the same run: {'; '.join(parts)}."
+    )
+
+
+def _measured(folders: Sequence[Path]) -> Iterator[Measured]:
+    """The runs by bench, in the order in which the folders name them."""
+    configs = {folder: _config(folder / "config.yaml")["bench"] for folder in folders}
+    for name in dict.fromkeys(config["name"] for config in configs.values()):
+        own = {folder: config for folder, config in configs.items() if config["name"] == name}
+        first = next(iter(own.values()))
+        # A class outside attnbench is trusted where this process's own command line has had it loaded.
+        trusted = {first["target"]} if first["target"].rpartition(".")[0] in sys.modules else set()
+        yield Measured(
+            bench=resolve(first["target"], Bench, trusted),
+            name=name,
+            commands=list(dict.fromkeys(config["command"] for config in own.values())),
+            rows=read_folders(list(own)),
+        )
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        return parse_yaml(read_bounded(path, MOST_YAML_BYTES))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None

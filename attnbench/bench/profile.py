@@ -1,0 +1,299 @@
+"""Where the time goes: attention under the profiler, textbook beside fused, and the training step of each mixer."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from attnbench.bench.base import Bench, Layout, Subject, Values
+from attnbench.bench.passes import Repetition
+from attnbench.bench.profile_attention import PEAK, Shape, check_attentions, profile_attention
+from attnbench.bench.profile_step import CAPTURED, EAGER, StepCase, profile_step
+from attnbench.errors import UserError
+from attnbench.evals.rows import check_counts
+from attnbench.results import Measurement, ResultRow
+from attnbench.settings import ModelSettings, check
+
+ATTENTION, STEP = {"subject": "attention"}, {"subject": "training step"}
+
+FORMS = {
+    CAPTURED: "as it trains: compiled, replayed as a CUDA graph",
+    EAGER: "neither compiled nor captured, modules labelled",
+}
+
+OPERATORS = (
+    Values(metric="operator_calls", header="calls"),
+    Values(metric="operator_milliseconds", header="ms"),
+    Values(metric="operator_share", header="share", is_share=True),
+    Values(metric="operator_mib", header="MiB"),
+    Values(metric="operator_mflops", header="MFLOPs"),
+)
+
+SUMMED = {
+    "milliseconds": "milliseconds",
+    "profiled_milliseconds": "profiled_milliseconds",
+    "ratio": "times_faster",
+    "part_milliseconds": "profiled_milliseconds",
+    "pass_milliseconds": "profiled_milliseconds",
+    "operator_milliseconds": "profiled_milliseconds",
+    "part_share": "share",
+    "operator_share": "share",
+    "operator_calls": "calls",
+    "operator_mib": "mib",
+    PEAK: "mib",
+    "peak_memory_mib": "mib",
+    "operator_mflops": "mflops",
+}
+"""What of the rows stands in summary.csv, and in which column."""
+
+SUMMARY = (
+    *("precision", "subject", "implementation", "length", "form", "kind", "name"),
+    *dict.fromkeys(SUMMED.values()),
+    *("operator_part", "counted_by"),
+)
+"""Columns of summary.csv."""
+
+
+class ProfileBench(Bench):
+    """Attention textbook and fused, and a training step's parts, under torch's profiler.
+
+    Every training step leaves a trace for Perfetto in traces/, and summary.csv has all tables in one.
+
+    Args:
+        implementations: of attention with shared key/value heads and rotary positions: textbook, sdpa_flash,
+            sdpa_cudnn, triton; the ratios are to the first. Empty for none.
+        batch_size, length, num_heads, num_key_value_heads, head_width, causal: of that attention.
+        num_calls: of it under the profiler.
+        mixers: yamls of conf/attn whose training steps are profiled; empty for none.
+        step_lengths: positions of those steps.
+        step_batch_size: sequences of a step.
+        model: [width, feed-forward width, layers, heads]; every mixer's parameters are matched to softmax's.
+        vocabulary_size: of random characters.
+        num_steps: under the profiler.
+        num_operators, num_step_operators: lines of the tables of operators, attention's and a step's.
+        warmup, repeats: calls and steps that are timed without the profiler, before those that count and at most.
+        max_seconds: for the repeats: fewer where they would take longer, at least three.
+
+    Raises:
+        UserError: a count that is none, nothing to profile, heads that cannot be shared, a model that is none.
+    """
+
+    title: ClassVar[str] = "Where the time goes"
+    layouts: ClassVar[tuple[Layout, ...]] = ()
+    plots: ClassVar[tuple[tuple[str, str], ...]] = (("part_share", "part"), ("peak_memory_mib", "length"))
+    unsaid: ClassVar[tuple[str, ...]] = (
+        *("roofline_share", "part_share", "part_milliseconds", "unplaced_share"),
+        *(values.metric for values in OPERATORS),
+    )
+    notes: ClassVar[tuple[str, ...]] = (
+        "Attention, textbook: repeated keys and values, two matrix products, a division and a softmax, against fused "
+        "kernels; rotary positions on both sides, forward alone. All calls together are the device's time under the "
+        "profiler, which the ratio is of; one call is timed without it, caches cold. The profiler counts no operations "
+        "of the fused kernels: theirs are our count, two products over all pairs of positions that see each other.",
+        "Training steps, on random characters: a step's time and idle share are those without the profiler, a part's "
+        "time that of its kernels under it. Mixing is all that a mixer does besides its projections and norms; other "
+        "is embedding, residual additions, copies, and what the compiler fused of none of the parts alone.",
+        "In the step that is neither compiled nor captured every module is labelled, and a backward kernel is found by "
+        "the sequence number of its forward operator. In the captured step kernels are told apart by what launched "
+        "them before the graph was recorded: our operators by name, matrix products by the shape of their weight, the "
+        "compiler's kernels by the operators in their names; a residual addition fused with a norm counts as norm.",
+        "Once used, the profiler's library stays attached to the process and costs every launch some host time: the "
+        "idle share of the step that is not captured is rather too large.",
+    )
+    smoke: ClassVar[dict[str, Any]] = {
+        "implementations": ["textbook", "sdpa_flash", "triton"],
+        "length": 32,
+        "num_calls": 2,
+        "step_lengths": [16],
+        "step_batch_size": 2,
+        "model": [32, 96, 1, 2],
+        "vocabulary_size": 20,
+        "num_steps": 1,
+        "warmup": 1,
+        "repeats": 3,
+    }
+
+    def __init__(
+        self,
+        *,
+        implementations: list,
+        batch_size: int,
+        length: int,
+        num_heads: int,
+        num_key_value_heads: int,
+        head_width: int,
+        causal: bool,
+        num_calls: int,
+        mixers: list,
+        step_lengths: list,
+        step_batch_size: int,
+        model: list,
+        vocabulary_size: int,
+        num_steps: int,
+        num_operators: int,
+        num_step_operators: int,
+        warmup: int,
+        repeats: int,
+        max_seconds: float,
+    ) -> None:
+        check_counts("bench", batch_size=batch_size, length=length, num_heads=num_heads, head_width=head_width)
+        check_counts("bench", num_key_value_heads=num_key_value_heads, num_calls=num_calls, num_steps=num_steps)
+        check_counts("bench", step_lengths=step_lengths, step_batch_size=step_batch_size, warmup=warmup)
+        check_counts("bench", num_operators=num_operators, num_step_operators=num_step_operators, repeats=repeats)
+        check_attentions(implementations)
+        if num_heads % num_key_value_heads or head_width % 2:
+            raise UserError(
+                f"bench.num_key_value_heads={num_key_value_heads}, bench.head_width={head_width}: must divide "
+                f"bench.num_heads={num_heads}, and be even"
+            )
+        if not implementations and not mixers:
+            raise UserError("bench.implementations=[] and bench.mixers=[]: one of them must name something to profile")
+        self.shape = Shape(
+            batch_size=batch_size,
+            length=length,
+            num_heads=num_heads,
+            num_key_value_heads=num_key_value_heads,
+            head_width=head_width,
+            causal=causal,
+        )
+        self.implementations, self.mixers = implementations, list(dict.fromkeys(mixers))
+        self.step_lengths, self.step_batch_size = list(dict.fromkeys(step_lengths)), step_batch_size
+        self.model, self.vocabulary_size = _model(model), vocabulary_size
+        self.num_calls, self.num_steps = num_calls, num_steps
+        self.num_operators, self.num_step_operators = num_operators, num_step_operators
+        self.repetition = Repetition(warmup=warmup, repeats=repeats, max_seconds=max_seconds)
+
+    def cells(self) -> Iterator[dict[str, Any]]:
+        if self.implementations:
+            shape = {name: getattr(self.shape, name) for name in self.shape.__slots__}
+            yield ATTENTION | shape | {"num_calls": self.num_calls}
+        for mixer in self.mixers:
+            for length in self.step_lengths:
+                yield STEP | {"implementation": mixer, "length": length, "batch_size": self.step_batch_size}
+
+    def measure(self, cell: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
+        if cell["subject"] == ATTENTION["subject"]:
+            yield from profile_attention(
+                self.shape,
+                self.implementations,
+                cell,
+                subject,
+                num_calls=self.num_calls,
+                num_lines=self.num_operators,
+                repetition=self.repetition,
+            )
+            return
+        case = StepCase(
+            mixer=cell["implementation"],
+            length=cell["length"],
+            batch_size=self.step_batch_size,
+            model=self.model,
+            vocabulary_size=self.vocabulary_size,
+            num_steps=self.num_steps,
+            num_lines=self.num_step_operators,
+            repetition=self.repetition,
+        )
+        yield from profile_step(case, cell, subject)
+
+    @classmethod
+    def layouts_of(cls, rows: Sequence[ResultRow]) -> list[Layout]:
+        """Attention's tables, those of steps, and, for a page alone, a table of operators for each step."""
+        places = dict.fromkeys(_place(row) for row in rows if "operator" in row.measurement.settings)
+        return [_attention_layout(), *_step_layouts(), *map(_operator_layout, places)]
+
+    @classmethod
+    def files(cls, rows: Sequence[ResultRow]) -> dict[str, str]:
+        """All tables in one."""
+        return {"summary.csv": summary_csv(rows)}
+
+
+def _model(size: list) -> ModelSettings:
+    if len(size) != 4 or not all(type(part) is int and part > 0 for part in size) or size[0] % size[3]:
+        raise UserError(f"bench.model={size}: must be [width, feed-forward width, layers, heads], heads dividing width")
+    dim, feed_forward_width, num_layers, num_heads = size
+    model = ModelSettings(
+        name="profiled",
+        dim=dim,
+        num_layers=num_layers,
+        head_width=dim // num_heads,
+        feed_forward_width=feed_forward_width,
+    )
+    check(model, "bench.model: ")
+    return model
+
+
+def _place(row: ResultRow) -> tuple[str, str, Any, str | None]:
+    settings = row.measurement.settings
+    return settings["subject"], row.identity.variant, settings["length"], settings.get("form")
+
+
+def _attention_layout() -> Layout:
+    return Layout(
+        title="Attention with shared key/value heads and rotary positions",
+        lines=("implementation", "length", "num_calls"),
+        headers={"num_calls": "calls"},
+        columns="subject",
+        values=(
+            Values(metric="profiled_milliseconds", header="all calls, ms", where=ATTENTION),
+            Values(metric="ratio", header="times faster", where=ATTENTION),
+            Values(metric="milliseconds", header="one call, ms", where=ATTENTION),
+            Values(metric="roofline_share", header="roof", where=ATTENTION, is_share=True),
+            Values(metric=PEAK, header="peak MiB", where=ATTENTION),
+        ),
+    )
+
+
+def _step_layouts() -> Iterator[Layout]:
+    lines = ("implementation", "length")
+    for form, words in FORMS.items():
+        where = STEP | {"form": form}
+        costs = (
+            Values(metric="milliseconds", header="ms", where=where),
+            Values(metric="roofline_share", header="roof", where=where, is_share=True),
+            Values(metric="peak_memory_mib", header="peak MiB", where=where),
+        )
+        yield Layout(title=f"A training step {words}", lines=lines, values=costs, columns="form")
+        share = Values(metric="part_share", where=where, is_share=True)
+        yield Layout(title=f"Its parts ({form})", lines=lines, values=(share,), columns="part")
+        passes = Values(metric="pass_milliseconds", where=where)
+        yield Layout(title=f"Its passes, ms ({form})", lines=lines, values=(passes,), columns="pass")
+
+
+def _operator_layout(place: tuple[str, str, Any, str | None]) -> Layout:
+    subject, implementation, length, form = place
+    where: dict[str, Any] = {"subject": subject, "implementation": implementation, "length": length}
+    where |= {"form": form} if form is not None else {}
+    what = "Operators of attention" if form is None else "Operators" if form == EAGER else "Kernels"
+    told = f"{what}: {implementation}, {length:,} positions" + (f", a step ({form})" if form is not None else "")
+    labels = ("operator", "operator_part") if form == CAPTURED else ("operator",)
+    values = [Values(metric=own.metric, header=own.header, where=where, is_share=own.is_share) for own in OPERATORS]
+    ours = Values(metric="operator_mflops", header="MFLOPs (our count)", where=where | {"counted_by": "attnbench"})
+    values[-1] = Values(metric="operator_mflops", header="MFLOPs", where=where | {"counted_by": "profiler"})
+    return Layout(
+        title=told,
+        lines=labels,
+        headers={"operator_part": "part"},
+        values=(*values, ours),
+        columns="subject",
+        on_page_alone=form is not None,
+    )
+
+
+def summary_csv(rows: Sequence[ResultRow]) -> str:
+    """A line for each attention, step, pass, part and operator, with what is known of it."""
+    lines: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        own, settings = row.measurement, row.measurement.settings
+        if own.metric not in SUMMED or own.value is None:
+            continue
+        subject, implementation, length, form = _place(row)
+        kind = next((name for name in ("operator", "part", "pass") if name in settings), "whole")
+        key = (row.identity.precision, subject, implementation, length, form, kind, settings.get(kind, ""))
+        line = lines.setdefault((*key, settings.get("rank")), dict(zip(SUMMARY, key, strict=False)))
+        line[SUMMED[own.metric]] = own.value
+        line |= {name: settings[name] for name in ("operator_part", "counted_by") if name in settings}
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=SUMMARY, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines.values())
+    return text.getvalue()

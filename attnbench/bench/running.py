@@ -1,0 +1,144 @@
+"""What benchmark.py does: a bench's cells, one after another, each in a results file of its own.
+
+outputs/benchmark/<bench>/<precision>-<hash>/ config.yaml environment.json train.log results/
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnbench.bench.base import Bench, Subject
+from attnbench.bench.roofline import Ceilings, measure_ceilings
+from attnbench.escaping import printable
+from attnbench.folder import ROOT, recording, stamp_environment, write_config
+from attnbench.locks import device_lock
+from attnbench.prepare import config_hash, measured_by
+from attnbench.registry import build
+from attnbench.results import DEVICE, Identity, Measurement, ResultRow, ResultsWriter, is_complete, read_results
+from attnbench.run_system import UNHASHED
+from attnbench.runtime import environment, resolve_device, resolve_precision
+from attnbench.settings import BenchSettings, MixerSettings
+from attnbench.tables import format_number
+
+log = logging.getLogger(__name__)
+
+EXPERIMENT = "benchmark"
+CEILINGS = ("matrix_product_tflops", "copy_gigabytes_per_second")
+
+ComposeMixers = Callable[[Sequence[str] | None], tuple[list[MixerSettings], frozenset[str]]]
+
+
+def run_bench(settings: BenchSettings, compose_mixers: ComposeMixers) -> Path:
+    """Measures what is not there yet, saying each line as it comes; returns the folder.
+
+    Args:
+        compose_mixers: see `config.compose_mixers`.
+
+    Raises:
+        UserError: the device is not there, or has no such precision.
+    """
+    device = resolve_device(settings.device)
+    precision = resolve_precision(settings.precision, device.type, setting="precision")
+    bench = build(settings.target, settings.options, Bench, settings.trusted)
+    stamp = environment(device, ROOT)
+    machine = {name: value for name, value in stamp.items() if name not in UNHASHED}
+    hashed = config_hash([settings.name, settings.target, settings.options, precision, machine])
+    folder = Path(settings.outputs_dir) / EXPERIMENT / settings.name / f"{precision}-{hashed}"
+    with recording(folder, waits=True), device_lock(device, shared=False):
+        write_config(folder, _config(settings, precision, device))
+        identity = _identity(settings, precision, hashed, stamp_environment(folder, device), folder)
+        results = Results(folder / "results", identity, settings.rerun)
+        ceilings = _ceilings(results, device, precision)
+        subject = Subject(
+            device=device,
+            precision=precision,
+            ceilings=ceilings,
+            mixers=lambda names: compose_mixers(names)[0],
+            folder=folder,
+            trusted=settings.trusted,
+        )
+        for index, cell in enumerate(bench.cells()):
+            rows = results.cell(f"{index:04}", lambda cell=cell: bench.measure(cell, subject))
+            _say(cell, rows, bench.unsaid)
+    return folder
+
+
+class Results:
+    """The files of a run: what is complete is read, the rest is measured."""
+
+    def __init__(self, folder: Path, identity: Identity, rerun: bool) -> None:
+        self.folder, self.identity, self.rerun = folder, identity, rerun
+
+    def cell(self, name: str, measure: Callable[[], Iterable[Measurement]]) -> Iterator[ResultRow]:
+        """The rows of a cell as they come; those of a cell that was cut off are measured again."""
+        path = self.folder / f"{self.identity.evaluation}-{name}.jsonl"
+        if is_complete(path) and not self.rerun:
+            yield from read_results(path)
+            return
+        with ResultsWriter(path, self.identity) as writer:
+            for measurement in measure():
+                # Whose it is stands in the row's own columns, as in every other row.
+                settings = dict(measurement.settings)
+                yield writer.write(replace(measurement, settings=settings), settings.pop("implementation", None))
+
+
+def _ceilings(results: Results, device: torch.device, precision: str) -> Ceilings:
+    def measure() -> Iterator[Measurement]:
+        units = ("TFLOP/s", "GB/s")
+        for metric, unit, value in zip(CEILINGS, units, measure_ceilings(device, precision), strict=True):
+            yield Measurement(metric=metric, value=value, unit=unit)
+
+    rows = {row.measurement.metric: row.measurement.value for row in results.cell("ceilings", measure)}
+    ceilings = Ceilings(*(rows[metric] or 0.0 for metric in CEILINGS))
+    log.info(f"{precision}: at most {ceilings.tflops:.4g} TFLOP/s and {ceilings.gigabytes_per_second:.4g} GB/s here")
+    return ceilings
+
+
+def _say(cell: dict[str, Any], rows: Iterable[ResultRow], unsaid: Sequence[str]) -> None:
+    """A line an implementation, as soon as it has all its rows."""
+    place = " ".join(f"{axis}={value}" for axis, value in cell.items())
+    log.info(place)
+    for name, group in groupby(rows, key=lambda row: row.identity.variant):
+        measured = [row.measurement for row in group if row.measurement.metric not in unsaid]
+        parts = dict.fromkeys(map(_told, measured))
+        if parts:
+            log.info(printable(f"  {name:14} {', '.join(parts)}"))
+
+
+def _told(measurement: Measurement) -> str:
+    if measurement.value is None:
+        return f"{measurement.status.replace('_', ' ')}: {measurement.reason}"
+    settings, name = measurement.settings, measurement.metric.replace("_", " ")
+    what = " ".join(filter(None, [settings.get("form"), settings.get("pass") or name]))
+    return f"{what} {format_number(measurement.value)} {measurement.unit}".rstrip()
+
+
+def _config(settings: BenchSettings, precision: str, device: torch.device) -> dict[str, Any]:
+    given = asdict(settings)
+    del given["trusted"], given["rerun"]
+    return {"bench": given, "resolved": {"precision": precision, "device": str(device)}}
+
+
+def _identity(settings: BenchSettings, precision: str, hashed: str, stamp: dict[str, Any], folder: Path) -> Identity:
+    """Of rows that belong to the device; those of an implementation bear its name."""
+    return Identity(
+        experiment=EXPERIMENT,
+        run=f"{settings.name}/{folder.name}",
+        mixer="",
+        variant=DEVICE,
+        backend="",
+        model="",
+        parameters=None,
+        seq_len=None,
+        evaluation=settings.name,
+        seed=0,
+        precision=precision,
+        corpus=None,
+        config_hash=hashed,
+        **measured_by(stamp),
+    )

@@ -1,0 +1,275 @@
+"""One new position by everybody who computes it: attention over a cache, read whole or split along the keys,
+and the steps of what has a state in place of a cache. Each is called by its own name, and by no other."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attnbench.bench.implementations import IMPLEMENTATIONS
+from attnbench.bench.roofline import Work
+from attnbench.errors import UserError
+from attnbench.kernels.support import require_triton
+from attnbench.mixers.flash import load_flash_attn
+from attnbench.mixers.gated_deltanet import recurrent_gated_delta_rule
+from attnbench.mixers.linear import LinearAttention, chunked_linear_attention, feature
+from attnbench.mixers.softmax import attend
+
+MOST_COMPARED = 8
+"""Heads of all sequences that are held against float64, the first and the last among them."""
+
+WIDEST_KERNEL = 256
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Shape:
+    """Of a cache and of the queries that read it."""
+
+    head_width: int
+    cache_length: int
+    batch_size: int
+    num_heads: int
+    num_key_value_heads: int
+
+    @property
+    def cache(self) -> tuple[int, int, int, int]:
+        """(B, S, G, K)."""
+        return self.batch_size, self.cache_length, self.num_key_value_heads, self.head_width
+
+
+@dataclass(slots=True, kw_only=True)
+class Example:
+    """Random inputs, never zeros. The cache's last key and value are the new ones of what has a state."""
+
+    shape: Shape
+    query_BHK: Tensor
+    key_BSGK: Tensor
+    value_BSGK: Tensor
+    memory_BHKV: Tensor
+    """Float32, as all states are."""
+    normaliser_BHK: Tensor
+    log_decay_B1H: Tensor
+    beta_B1H: Tensor
+
+    def newest(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value of one position, (B, 1, H, K)."""
+        shared_by = self.shape.num_heads // self.shape.num_key_value_heads
+        key, value = (x[:, -1:].repeat_interleave(shared_by, dim=2) for x in (self.key_BSGK, self.value_BSGK))
+        return self.query_BHK[:, None], key, value
+
+
+Call = Callable[[], Tensor]
+"""What is timed; gives y as any view of (B, H, K)."""
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Step:
+    """One new position by one implementation."""
+
+    name: str
+    prepare: Callable[[Example], Call]
+    """Lays the inputs out as this implementation wants them; raises a UserError where something is not installed."""
+    refuse: Callable[[str, str, int], str | None]
+    """Why it cannot run on a device type, in a precision, at a head width; None where it can."""
+    expected: Callable[[Example], Tensor]
+    """y in float64, (heads compared, 1, K)."""
+    work: Callable[[Shape, int], Work]
+    """At so many bytes a number."""
+
+
+def compared_heads(shape: Shape) -> list[int]:
+    """Some of batch × heads."""
+    count = shape.batch_size * shape.num_heads
+    return sorted({round(index * (count - 1) / (MOST_COMPARED - 1)) for index in range(MOST_COMPARED)})
+
+
+def _attention_expected(example: Example) -> Tensor:
+    shape, found = example.shape, []
+    for index in compared_heads(shape):
+        batch, head = divmod(index, shape.num_heads)
+        group = head * shape.num_key_value_heads // shape.num_heads
+        key_SK, value_SK = (x[batch, :, group].double() for x in (example.key_BSGK, example.value_BSGK))
+        score_S = key_SK @ example.query_BHK[batch, head].double() * shape.head_width**-0.5
+        found.append(score_S.softmax(-1) @ value_SK)
+    return torch.stack(found)[:, None]
+
+
+def _attention_work(shape: Shape, itemsize: int) -> Work:
+    """Keys and values read once; a product with each."""
+    B, S, G, K = shape.cache
+    return Work(4 * B * S * shape.num_heads * K, 2 * B * S * G * K * itemsize)
+
+
+def _textbook(example: Example) -> Call:
+    """The product that all backends of softmax and flash but triton decode with."""
+    visible_TS = torch.ones(1, example.shape.cache_length, dtype=torch.bool, device=example.query_BHK.device)
+    return lambda: attend(example.query_BHK[:, None], example.key_BSGK, example.value_BSGK, visible_TS)
+
+
+def _sdpa(kernel: SDPBackend) -> Callable[[Example], Call]:
+    def prepare(example: Example) -> Call:
+        key_BGSK, value_BGSK = (x.transpose(1, 2).contiguous() for x in (example.key_BSGK, example.value_BSGK))
+        grouped = example.shape.num_key_value_heads < example.shape.num_heads
+
+        def call() -> Tensor:
+            with sdpa_kernel(kernel):
+                return F.scaled_dot_product_attention(
+                    example.query_BHK[:, :, None], key_BGSK, value_BGSK, enable_gqa=grouped
+                )
+
+        return call
+
+    return prepare
+
+
+def _flash_attn(example: Example, num_splits: int) -> Call:
+    load_flash_attn()
+    from flash_attn import flash_attn_with_kvcache  # pyright: ignore[reportMissingImports]
+
+    query_B1HK = example.query_BHK[:, None]
+    return lambda: flash_attn_with_kvcache(query_B1HK, example.key_BSGK, example.value_BSGK, num_splits=num_splits)
+
+
+def _triton(example: Example, splits: int | None) -> Call:
+    from attnbench.kernels.flash_decoding import flash_decoding
+
+    position = torch.tensor(example.shape.cache_length - 1, device=example.query_BHK.device)
+    return lambda: flash_decoding(example.query_BHK, example.key_BSGK, example.value_BSGK, position, splits=splits)
+
+
+def _refuse_triton(device_type: str, precision: str, width: int) -> str | None:
+    try:
+        require_triton("implementation triton", device_type)
+    except UserError as refusal:
+        return str(refusal)
+    return None if width <= WIDEST_KERNEL else f"our kernel takes up to {WIDEST_KERNEL} channels a head, not {width}"
+
+
+def _state_work(shape: Shape, flops: int) -> Work:
+    """The state read and written once, and so many operations for each of its numbers."""
+    numbers = shape.batch_size * shape.num_heads * shape.head_width**2
+    return Work(flops * numbers, 8 * numbers)
+
+
+def _linear_expected(example: Example) -> Tensor:
+    query, key, value = (x[:, 0].double() for x in example.newest())
+    query, key = feature(query, "elu"), feature(key, "elu")
+    memory_BHKV = example.memory_BHKV.double() + key[..., None] * value[..., None, :]
+    total_BH1 = (query * (example.normaliser_BHK.double() + key)).sum(-1, keepdim=True)
+    mixed_BHV = (query[..., None, :] @ memory_BHKV)[..., 0, :] / (total_BH1 + LinearAttention.eps)
+    return mixed_BHV.flatten(0, 1)[compared_heads(example.shape), None]
+
+
+def _linear(example: Example) -> Call:
+    """As the mixer's step has it, between its projections."""
+    newest, memory, normaliser = example.newest(), example.memory_BHKV, example.normaliser_BHK
+    options = {"head_width": example.shape.head_width}
+    device_type = example.query_BHK.device.type
+    if LinearAttention.choose_backend(options, device_type=device_type, precision="") == "triton":
+        from attnbench.kernels.linear_attention import linear_attention
+
+        mixed_B1C, num_heads = torch.cat([x.flatten(2) for x in newest], dim=-1), example.shape.num_heads
+        return lambda: linear_attention(mixed_B1C, memory, normaliser, num_heads, "elu", LinearAttention.eps)[0]
+
+    def call() -> Tensor:
+        query, key = feature(newest[0], "elu"), feature(newest[1], "elu")
+        mixed_B1HV, _ = chunked_linear_attention(query, key, newest[2], memory, 1)
+        total_B1H = (query * (normaliser[:, None] + key)).sum(-1)
+        return mixed_B1HV / (total_B1H[..., None] + LinearAttention.eps)
+
+    return call
+
+
+def _refuse_linear(device_type: str, precision: str, width: int) -> str | None:
+    refused = device_type == "cuda" and precision == "float16"
+    return "linear attention's kernel takes float32 and bfloat16" if refused else None
+
+
+def _gated_deltanet(example: Example) -> Call:
+    """As the mixer's step has it, between its projections: the recurrence, by torch."""
+    query, key, value = example.newest()
+    # Of length 1, as the mixer makes them: a longer key would have the state grow.
+    key = F.normalize(key.float(), dim=-1).to(key.dtype)
+    return lambda: recurrent_gated_delta_rule(
+        query, key, value, example.log_decay_B1H, example.beta_B1H, example.memory_BHKV
+    )[0]
+
+
+def _gated_deltanet_expected(example: Example) -> Tensor:
+    query, key, value = example.newest()
+    key = F.normalize(key.float(), dim=-1).to(key.dtype)
+    wide = (x.double() for x in (query, key, value, example.log_decay_B1H, example.beta_B1H, example.memory_BHKV))
+    return recurrent_gated_delta_rule(*wide)[0].flatten(0, 2)[compared_heads(example.shape), None]
+
+
+def _anywhere(device_type: str, precision: str, width: int) -> str | None:
+    return None
+
+
+def _attention(
+    name: str, prepare: Callable[[Example], Call], refuse: Callable[[str, str, int], str | None] | None = None
+) -> Step:
+    return Step(
+        name=name,
+        prepare=prepare,
+        refuse=refuse or IMPLEMENTATIONS[name].refuse,
+        expected=_attention_expected,
+        work=_attention_work,
+    )
+
+
+_SDPA = {
+    "sdpa_flash": SDPBackend.FLASH_ATTENTION,
+    "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+WHOLE, SPLIT = "_whole", "_split"
+STEPS = {
+    step.name: step
+    for step in (
+        _attention("textbook", _textbook),
+        *(_attention(name, _sdpa(kernel)) for name, kernel in _SDPA.items()),
+        *(
+            _attention(
+                f"flash_attn{how}",
+                functools.partial(_flash_attn, num_splits=num_splits),
+                IMPLEMENTATIONS["flash_attn"].refuse,
+            )
+            # 0 leaves the number of splits to the library.
+            for how, num_splits in ((WHOLE, 1), (SPLIT, 0))
+        ),
+        *(
+            _attention(f"triton{how}", functools.partial(_triton, splits=splits), _refuse_triton)
+            for how, splits in ((WHOLE, 1), (SPLIT, None))
+        ),
+        Step(
+            name="linear",
+            prepare=_linear,
+            refuse=_refuse_linear,
+            expected=_linear_expected,
+            work=lambda shape, _: _state_work(shape, 4),
+        ),
+        Step(
+            name="gated_deltanet",
+            prepare=_gated_deltanet,
+            refuse=_anywhere,
+            expected=_gated_deltanet_expected,
+            work=lambda shape, _: _state_work(shape, 6),
+        ),
+    )
+}
+
+
+def check_steps(names: object) -> None:
+    """Raises UserError for a list that names one twice, or one that there is not."""
+    if not isinstance(names, list):
+        raise UserError(f"bench.implementations={names}: must be a list of {', '.join(STEPS)}")
+    for name in names:
+        if name not in STEPS:
+            raise UserError(f"bench.implementations: {name} is none of {', '.join(STEPS)}")
+    if len(set(names)) < len(names):
+        raise UserError(f"bench.implementations={names}: names one of them twice")

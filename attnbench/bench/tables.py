@@ -1,0 +1,121 @@
+"""A bench's rows as tables: lines by shape, columns by implementation, for a terminal and for a page."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from attnbench.bench.base import Layout, Values
+from attnbench.escaping import printable
+from attnbench.results import DEVICE, Measurement, ResultRow
+from attnbench.tables import Grid, format_number
+
+WIDTH = 79
+GAP = 3
+"""Columns of a terminal between two of a table."""
+
+STATUSES = {"out_of_memory": "no memory", "unsupported": "–"}
+"""As a cell shows them; the reasons stand below the table."""
+
+
+def grids(rows: Sequence[ResultRow], layouts: Sequence[Layout]) -> Iterator[Grid]:
+    """A grid for each layout that has rows; rows of several precisions get a column that says which."""
+    with_precision = len({row.identity.precision for row in rows}) > 1
+    for layout in layouts:
+        drawn = _grid(rows, layout, with_precision)
+        if drawn.lines:
+            yield drawn
+
+
+def _grid(rows: Sequence[ResultRow], layout: Layout, with_precision: bool) -> Grid:
+    cells: dict[tuple[Any, ...], dict[tuple[int, Any], str]] = {}
+    columns: dict[tuple[int, Any], str] = {}
+    supported = set()
+    for index, values in enumerate(layout.values):
+        for row in rows:
+            settings = {**row.measurement.settings, "implementation": row.identity.variant}
+            name = settings.get(layout.columns)
+            if row.identity.variant == DEVICE or not _takes(values, row.measurement.metric, settings, name):
+                continue
+            precision = (row.identity.precision,) if with_precision else ()
+            line = (*precision, *(settings.get(axis) for axis in layout.lines))
+            columns.setdefault((index, name), values.header.format(name))
+            cells.setdefault(line, {})[index, name] = _shown(row.measurement, values)
+            if row.measurement.status != "unsupported":
+                supported.add((index, name))
+    # What runs nowhere here is a reason below the table, no column.
+    shown = {key: header for key, header in columns.items() if key in supported}
+    return Grid(
+        title=layout.title,
+        headers=["precision"] * with_precision
+        + [layout.headers.get(axis, axis.replace("_", " ")) for axis in layout.lines]
+        + [*shown.values()],
+        num_labels=with_precision + len(layout.lines),
+        lines=[
+            [*(printable(_label(value)) for value in line), *(own.get(key, "–") for key in shown)]
+            for line, own in cells.items()
+            if shown
+        ],
+    )
+
+
+def _takes(values: Values, metric: str, settings: dict[str, Any], name: Any) -> bool:
+    return (
+        metric == values.metric
+        and values.where.items() <= settings.items()
+        and (values.only is None or name in values.only)
+    )
+
+
+def _shown(measurement: Measurement, values: Values) -> str:
+    if measurement.value is None:
+        return STATUSES.get(measurement.status, measurement.status)
+    return f"{measurement.value:.0%}" if values.is_share else format_number(measurement.value)
+
+
+def _label(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def narrowed(drawn: Grid, width: int = WIDTH) -> Iterator[Grid]:
+    """The same grid as several side by side, each with the labels, where one would be wider than a terminal."""
+    widths = [
+        max(len(header), *(len(line[index]) for line in drawn.lines)) + GAP
+        for index, header in enumerate(drawn.headers)
+    ]
+    labels = list(range(drawn.num_labels))
+    taken: list[int] = []
+    for index in range(drawn.num_labels, len(drawn.headers)):
+        if taken and sum(widths[column] for column in (*labels, *taken, index)) > width:
+            yield _columns(drawn, [*labels, *taken])
+            taken = []
+        taken.append(index)
+    yield _columns(drawn, [*labels, *taken])
+
+
+def _columns(drawn: Grid, chosen: Sequence[int]) -> Grid:
+    return replace(
+        drawn,
+        headers=[drawn.headers[index] for index in chosen],
+        lines=[[line[index] for index in chosen] for line in drawn.lines],
+    )
+
+
+def reasons(rows: Sequence[ResultRow], layouts: Sequence[Layout]) -> list[str]:
+    """Why numbers are missing in the tables, a line for each reason, with whose they are and of how many cells."""
+    shown = {values.metric for layout in layouts for values in layout.values}
+    cells: dict[tuple[str, str, str], set[str]] = {}
+    for row in rows:
+        measurement = row.measurement
+        if measurement.status != "ok" and measurement.metric in shown:
+            key = (measurement.status.replace("_", " "), measurement.reason, row.identity.variant)
+            cell = {axis: value for axis, value in measurement.settings.items() if axis != "pass"}
+            cells.setdefault(key, set()).add(str((row.identity.precision, cell)))
+    names: dict[tuple[str, str, int], list[str]] = {}
+    for (status, reason, name), own in cells.items():
+        names.setdefault((status, reason, len(own)), []).append(name)
+    return [
+        printable(f"{', '.join(own)} in {count} {'cells' if count > 1 else 'cell'}: {status}, {reason}")
+        for (status, reason, count), own in names.items()
+    ]

@@ -1,0 +1,195 @@
+"""What generate.py does: a run's model opened for this device, a prompt read, and text written as it comes."""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from attnbench.checkpoint import ModelRecord, best_folder, load_model, load_record
+from attnbench.data import decode, encode
+from attnbench.documents import read_bounded
+from attnbench.errors import UserError
+from attnbench.escaping import printable, printable_text
+from attnbench.generate import Sampling, Writer, write_by_recomputation
+from attnbench.locks import device_lock
+from attnbench.model import LanguageModel, resolve_mixer
+from attnbench.runtime import computing, device_name, dtype_of, resolve_device, resolve_precision
+from attnbench.settings import GenerationSettings, RunSettings
+
+log = logging.getLogger(__name__)
+
+MOST_PROMPT_BYTES = 2**24
+MOST_NAMED = 10
+"""Characters of a prompt that a message names."""
+
+
+def write_text(settings: GenerationSettings, trained: RunSettings) -> Path:
+    """Writes to standard output what the model of a run makes of a prompt; returns the run's folder.
+
+    Args:
+        trained: what the run's config.yaml says, with the device to use.
+
+    Raises:
+        UserError: no finished training is there, a prompt that cannot be read or has characters that the model does not
+            know, or a backend that only trains.
+    """
+    folder = Path(settings.run).absolute()
+    device = resolve_device(trained.device)
+    precision = resolve_precision(trained.train.precision, device.type)
+    model, record = open_model(folder, settings.checkpoint, trained, device, precision)
+    if not settings.recompute:
+        _check_states(model)
+    prompt = read_prompt(settings)
+    tokens_T = encode_prompt(prompt, record.vocabulary).to(device)
+    started = time.perf_counter()
+    with ExitStack() as stack:
+        stack.enter_context(device_lock(device, shared=True))
+        if device.type == "cuda":
+            stack.enter_context(torch.cuda.device(device))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(computing(precision, device))
+        tokens = _tokens(settings, model, record, tokens_T, precision)
+        _show(prompt, tokens, record.vocabulary, settings.num_samples)
+    log.info(
+        f"{trained.mixer.name} ({record.mixers[0].options['backend']}), {precision}, {device_name(device)}: "
+        f"{settings.num_samples} × {settings.num_tokens} characters in {time.perf_counter() - started:.2f} s"
+    )
+    return folder
+
+
+def open_model(
+    folder: Path, which: str, trained: RunSettings, device: torch.device, precision: str
+) -> tuple[LanguageModel, ModelRecord]:
+    """A run's model with the kernels that its settings choose on this device, and its record, which then names them.
+
+    Raises:
+        UserError: there is no such checkpoint, or it was altered.
+    """
+    checkpoints = folder / "checkpoint"
+    if not (checkpoints / "final" / "state.json").exists():
+        raise UserError(f"run={folder}: has no finished training; the train.py command that made it goes on with it")
+    checkpoint = best_folder(checkpoints) if which == "best" else checkpoints / "final"
+    record = load_record(checkpoint)
+    record.mixers = [
+        resolve_mixer(
+            replace(own, options={**own.options, "backend": trained.mixer.options.get("backend", "auto")}),
+            record.model,
+            device_type=device.type,
+            precision=precision,
+            trusted=trained.trusted,
+        )
+        for own in record.mixers
+    ]
+    model, _ = load_model(checkpoint, device=device, trusted=trained.trusted, mixers=record.mixers)
+    return model.eval(), record
+
+
+def read_prompt(settings: GenerationSettings) -> str:
+    """The words of `prompt`, or the content of `prompt_file` or of standard input, less one line end at its end, which
+    editors and echo add.
+
+    Raises:
+        UserError: it is empty, is no UTF-8, or cannot be read.
+    """
+    if settings.prompt is not None:
+        name, text = "prompt", settings.prompt
+    elif settings.prompt_file is not None:
+        name = f"prompt_file={settings.prompt_file}"
+        try:
+            text = read_bounded(Path(settings.prompt_file).expanduser(), MOST_PROMPT_BYTES)
+        except OSError as error:
+            raise UserError(f"{name}: cannot be read ({error.strerror})") from None
+        except ValueError as error:
+            raise UserError(f"{name}: cannot be read ({error})") from None
+        text = text.removesuffix("\n")
+    else:
+        name = "standard input"
+        if sys.stdin.isatty():
+            log.info("prompt= and prompt_file= are null: type the prompt, then Ctrl-D")
+        try:
+            content = sys.stdin.buffer.read(MOST_PROMPT_BYTES + 1)
+            text = content.decode().removesuffix("\n")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{name}: cannot be read ({error})") from None
+        if len(content) > MOST_PROMPT_BYTES:
+            raise UserError(f"{name}: longer than the {MOST_PROMPT_BYTES} bytes that a prompt may have")
+    if not text:
+        raise UserError(f"{name}: is empty, and the model continues at least one character")
+    return text
+
+
+def encode_prompt(text: str, vocabulary: Sequence[str]) -> Tensor:
+    """Tokens (T,), int64 on the CPU.
+
+    Raises:
+        UserError: characters that are not in the vocabulary, by name.
+    """
+    known = set(vocabulary[:-1])
+    strange = list(dict.fromkeys(character for character in text if character not in known))
+    if strange:
+        names = [f"{printable(c)} (U+{ord(c):04X})" for c in strange[:MOST_NAMED]]
+        names += [f"{len(strange) - MOST_NAMED} more"] if len(strange) > MOST_NAMED else []
+        raise UserError(f"the prompt has {', '.join(names)}: not among the {len(known)} characters of the run's corpus")
+    return torch.from_numpy(encode(text, tuple(vocabulary))).long()
+
+
+def _check_states(model: LanguageModel) -> None:
+    for block in model.layers:
+        backend = getattr(block.mixer, "backend", "")
+        if backend in block.mixer.trains_only:
+            raise UserError(f"backend={backend}: only trains, it takes no state; choose another, or recompute=true")
+
+
+def _tokens(
+    settings: GenerationSettings, model: LanguageModel, record: ModelRecord, tokens_T: Tensor, precision: str
+) -> Iterator[Tensor]:
+    prompt_BT, device = tokens_T.expand(settings.num_samples, -1), tokens_T.device
+    sampling = Sampling(
+        batch_size=settings.num_samples,
+        # What is unknown, and what pads the embedding, is no character.
+        num_characters=len(record.vocabulary) - 1,
+        temperature=settings.temperature,
+        top_k=settings.top_k,
+        seed=settings.seed,
+        device=device,
+    )
+    if settings.recompute:
+        return write_by_recomputation(model, prompt_BT, settings.num_tokens, sampling)
+    writer = Writer(
+        model,
+        sampling,
+        batch_size=settings.num_samples,
+        max_length=len(tokens_T) + settings.num_tokens,
+        dtype=dtype_of(precision),
+        captured=device.type == "cuda",
+    )
+    return writer.write(prompt_BT, settings.num_tokens)
+
+
+def _show(prompt: str, tokens: Iterator[Tensor], vocabulary: Sequence[str], num_samples: int) -> None:
+    """One text as it is written, several one after another when all are; nothing that a terminal obeys."""
+    try:
+        _print(prompt, tokens, tuple(vocabulary), num_samples)
+    except BrokenPipeError:
+        # Who reads has seen enough. What is left in the buffer must not raise once more when the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print(prompt: str, tokens: Iterator[Tensor], names: tuple[str, ...], num_samples: int) -> None:
+    if num_samples == 1:
+        print(printable_text(prompt), end="", flush=True)
+        for token_B in tokens:
+            print(printable_text(decode(token_B, names)), end="", flush=True)
+        print()
+        return
+    written_BT = torch.stack(list(tokens), dim=1)
+    for index, token_T in enumerate(written_BT, start=1):
+        print(f"--- {index} of {num_samples}")
+        print(printable_text(prompt + decode(token_T, names)))

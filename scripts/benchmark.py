@@ -1,0 +1,26 @@
+"""Measures operators and prints their table: `python scripts/benchmark.py bench=attention`; see --help."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from attnbench.config import compose_mixers, launch
+from attnbench.reading import read_bench
+from attnbench.settings import BenchSettings
+
+
+def main(settings: BenchSettings) -> Path:
+    """Imports the benches only once the configuration stands: torch takes longer to load than its checks."""
+    from attnbench.bench.running import run_bench
+
+    return run_bench(settings, compose_mixers)
+
+
+def summarise(folders: Sequence[Path]) -> None:
+    """One set of tables for all jobs of a bench."""
+    from attnbench.bench.page import print_tables
+
+    print_tables(folders)
+
+
+if __name__ == "__main__":
+    launch(main, "benchmark", summarise, read_bench)

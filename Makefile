@@ -30,7 +30,7 @@ test-slow: $(STAMP) ## run the tests that take longest: runs stopped again and a
 test-browser: $(STAMP) ## look at the report in a headless Chromium, where there is one
 	$(BIN)/python -m pytest -q -rs tests/browser
 
-fuzz: $(STAMP) ## feed 5,000 broken inputs of each kind to what reads files and command lines (ten minutes)
+fuzz: $(STAMP) ## feed 5,000 broken inputs of each kind to what reads files and command lines (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --inputs 5000
 
 # PyPI does not know the local part of a version (2.13.0+cpu). Strict: what could not be asked about is a failure.

@@ -17,7 +17,7 @@ from attnbench.loss import perplexity, split_nats
 from attnbench.metrics import MetricsLog
 from attnbench.mirror import WandbMirror
 from attnbench.progress import ProgressBar
-from attnbench.runtime import computing, synchronize
+from attnbench.runtime import computing, synchronize, uncompiled
 from attnbench.stopping import StopRequest
 from attnbench.train import StepReport
 
@@ -152,7 +152,7 @@ class Validation:
             return
         with self.stopwatch.paused():
             # Not compiled: a second graph for one pass in a thousand steps takes longer than it saves.
-            with torch.compiler.set_stance("force_eager"):
+            with uncompiled():
                 nats_T, count_T = split_nats(state.model, self.batches(), self.record.precision)
             nats = float(nats_T.sum() / count_T.sum())
             if state.best_nats is None or nats < state.best_nats:

@@ -216,15 +216,19 @@ def rotation(length: int, width: int, position: Tensor | int, theta: float, devi
         position: that of the first of the T positions; a tensor stays on the device.
     """
     # In float32: in bfloat16 neighbouring positions would fall together.
-    return _rotation((torch.arange(length, device=device) + position).float(), width, theta)
+    position_T = (torch.arange(length, device=device) + position).float()
+    # Uncompiled without the operator, whose first call loads the compiler, which takes more than a second.
+    return (_rotation if torch.compiler.is_compiling() else _angles)(position_T, width, theta)
 
 
-@torch.library.custom_op("attnbench::rotation", mutates_args=())
-def _rotation(position_T: Tensor, width: int, theta: float) -> Tensor:
-    """An operator, because the compiler would otherwise take cosines anew for every head and sequence it rotates."""
+def _angles(position_T: Tensor, width: int, theta: float) -> Tensor:
     exponent = torch.arange(0, width, 2, device=position_T.device, dtype=torch.float32) / width
     angle_TK = position_T[:, None] * theta**-exponent
     return torch.stack([angle_TK.cos(), angle_TK.sin()])
+
+
+_rotation = torch.library.custom_op("attnbench::rotation", _angles, mutates_args=())
+"""An operator, because the compiler would otherwise take cosines anew for every head and sequence it rotates."""
 
 
 @_rotation.register_fake

@@ -44,6 +44,9 @@ class Block(nn.Module):
 class Embedding(nn.Embedding):
     """Symbols to vectors, and, used the other way round, vectors to logits."""
 
+    def reset_parameters(self) -> None:
+        """Nothing: `init_weights` draws the weights, and to draw them on the meta device torch loads its compiler."""
+
     def init_weights(self, generator: torch.Generator, num_layers: int) -> None:
         nn.init.normal_(self.weight, std=0.02, generator=generator)
 

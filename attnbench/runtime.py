@@ -7,14 +7,18 @@ import importlib.metadata
 import json
 import platform
 import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from attnbench.errors import UserError
+
+COMPILER = "torch._dynamo"
+"""Loaded by the first torch.compile of a process."""
 
 KERNEL_LIBRARIES = ("triton", "flash-linear-attention", "flash-attn")
 
@@ -100,11 +104,25 @@ def start_afresh(device: torch.device) -> None:
     The compiler gives up on a function after a handful of versions and then runs it uncompiled; and what an earlier
     run had reserved would count into this one's peak.
     """
-    torch.compiler.reset()
+    forget_compiled()
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
+
+
+def forget_compiled() -> None:
+    """Drops what torch.compile has made in this process.
+
+    A process that compiles nothing has not loaded the compiler, which takes more than a second.
+    """
+    if COMPILER in sys.modules:
+        torch.compiler.reset()
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Inside, what is compiled runs as it was written."""
+    return torch.compiler.set_stance("force_eager") if COMPILER in sys.modules else nullcontext()
 
 
 def peak_memory_mib(device: torch.device) -> float | None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from attnbench.process_memory import reset_resident_peak, resident_peak_mib, trim
-from attnbench.runtime import dtype_of, multiplying, peak_memory_mib, start_afresh, synchronize
+from attnbench.runtime import dtype_of, forget_compiled, multiplying, peak_memory_mib, start_afresh, synchronize
 
 MINIMUM_REPEATS = 3
 """However long one takes: below this there is no median to speak of."""
@@ -218,7 +218,7 @@ def attempt(function: Callable[[], Value]) -> Value | OutOfMemory:
             raise
         _clear_frames(error)
     # Outside of the except block, where the interpreter itself still holds the exception.
-    torch.compiler.reset()
+    forget_compiled()
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from small import compose_once
 
-from attnbench.config import CONF, compose
+from attnbench.config import CONF
 from attnbench.evals.base import Evaluation
 from attnbench.registry import resolve
 from attnbench.settings import RunSettings
@@ -33,7 +34,7 @@ def smoke_words(*names: str, **changed: Any) -> list[str]:
 
 def probe_settings(outputs: Path, *overrides: str, attn: str = "softmax", name: str = "copy", **changed) -> RunSettings:
     """A run with one probe at its smoke settings, on a CPU."""
-    return compose([*probe_words(outputs, [name], **changed), f"attn={attn}", *overrides])
+    return compose_once([*probe_words(outputs, [name], **changed), f"attn={attn}", *overrides])
 
 
 def probe_words(outputs: Path, names: Sequence[str], **changed: Any) -> list[str]:

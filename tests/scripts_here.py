@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run_here(script: str, *words: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of `python scripts/<script> words` in the project's folder."""
+def run_here(script: str, *words: str, cwd: Path = ROOT) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of `python scripts/<script> words` in the folder `cwd`."""
     logger = logging.getLogger("attnbench")
     handlers, level, code = list(logger.handlers), logger.level, 0
     output, errors = io.StringIO(), io.StringIO()
@@ -21,7 +21,7 @@ def run_here(script: str, *words: str) -> tuple[int, str, str]:
         pytest.MonkeyPatch.context() as patch,
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(errors),
-        contextlib.chdir(ROOT),
+        contextlib.chdir(cwd),
     ):
         patch.setattr(sys, "argv", [f"scripts/{script}", *words])
         # A script sets it for its own process; here it is taken back afterwards.

@@ -2,6 +2,9 @@
 
 import json
 import os
+from collections.abc import Sequence
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -9,12 +12,12 @@ import yaml
 
 from attnbench.bench.base import Bench
 from attnbench.checkpoint import ModelRecord, TrainState
-from attnbench.config import CONF
+from attnbench.config import CONF, compose
 from attnbench.data import Batches
 from attnbench.evals.base import Evaluation
 from attnbench.model import LanguageModel, build_model, resolve_mixer
 from attnbench.registry import resolve
-from attnbench.settings import MixerSettings, ModelSettings, TrainSettings
+from attnbench.settings import MixerSettings, ModelSettings, RunSettings, TrainSettings
 from attnbench.train import Batch
 
 MIXERS = sorted(path.stem for path in (CONF / "attn").glob("*.yaml"))
@@ -25,6 +28,7 @@ TINY_RUN = [
     *("train.num_epochs=null", "train.num_steps=2", "train.batch_size=2", "train.warmup_steps=1", "seq_len=16"),
 ]
 """A language model in a second, of a text that data.path names."""
+PLACES = ("outputs_dir=", "data.path=")
 VOCABULARY = [*"abcdefgh\n", "\N{REPLACEMENT CHARACTER}"]
 SEQ_LEN = 16
 
@@ -33,6 +37,24 @@ def python_path(*folders: Path) -> dict[str, str]:
     """The environment of a child process that finds these folders first, and whatever this one finds."""
     inherited = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, folders), *([inherited] if inherited else [])])}
+
+
+def compose_once(words: Sequence[str]) -> RunSettings:
+    """`compose`, but Hydra reads each command line once: it takes as long for one as a small model for its training.
+
+    Where outputs and text lie makes no difference to Hydra, and is put in afterwards.
+    """
+    places = {word.partition("=")[0]: word.partition("=")[2] for word in words if word.startswith(PLACES)}
+    named = [f"{name}=somewhere" for name in places]
+    found = deepcopy(_composed((*named, *(word for word in words if not word.startswith(PLACES)))))
+    found.outputs_dir = places.get("outputs_dir", found.outputs_dir)
+    found.data.path = places.get("data.path", found.data.path)
+    return found
+
+
+@cache
+def _composed(words: tuple[str, ...]) -> RunSettings:
+    return compose(words)
 
 
 def smoke_overrides(*names: str) -> list[str]:

@@ -1,16 +1,14 @@
 """Every mistake on a command line is one line that names the setting, the value and what is allowed."""
 
-import logging
-import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from small import python_path
+from scripts_here import run_here
 
-from attnbench.config import CONF, ROOT, compose
+from attnbench.config import CONF, compose
 from attnbench.errors import UserError
 from attnbench.matching import REFERENCE
 from attnbench.model import build_meta
@@ -154,22 +152,11 @@ def test_a_bad_override_is_one_line_that_names_it(override: str) -> None:
 
 
 @pytest.mark.parametrize(("script", "override"), BAD_OF_OTHERS)
-def test_a_bad_override_of_another_script_is_one_line(
-    script: str, override: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_override_of_another_script_is_one_line(script: str, override: str, tmp_path: Path) -> None:
     own = {COMPARE: ["plan=demo", "plan.dry_run=true"], GENERATE: ["run=x"]}.get(script, [])
     given = own if script in (EVALUATE, GENERATE) else [*own, "device=cpu", f"outputs_dir={tmp_path}"]
-    monkeypatch.setattr(sys, "argv", [f"{script}.py", *given, override])
-    monkeypatch.chdir(tmp_path)
-    # A script sets it for its own process; here it is taken back afterwards.
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    handlers = list(logging.getLogger("attnbench").handlers)
-    # In this process: loading torch for each of them would take minutes.
-    with pytest.raises(SystemExit) as caught:
-        runpy.run_path(str(ROOT / "scripts" / f"{script}.py"), run_name="__main__")
-    logging.getLogger("attnbench").handlers[:] = handlers
-    assert caught.value.code not in (0, None)
-    said = capsys.readouterr().err
+    code, _, said = run_here(f"{script}.py", *given, override, cwd=tmp_path)
+    assert code != 0
     assert said.startswith("error: ")
     assert said.count("\n") == 1, said
     for part in BAD_OF_OTHERS[script, override]:
@@ -192,7 +179,7 @@ def test_the_command_answers_at_once_without_a_traceback(root: Path, override: s
     # No assertion on the speed itself, which depends on the machine: what makes it slow must not have been imported.
     names = {line.rpartition("|")[2].strip() for line in imported}
     assert ("torch" in names) == loads_torch
-    assert not {"scipy.stats", "statsmodels", "altair", "wandb"} & names
+    assert not {"torch._dynamo", "scipy.stats", "statsmodels", "altair", "wandb"} & names
 
 
 @pytest.mark.parametrize("model", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
@@ -217,20 +204,21 @@ def test_every_recipe_composes_under_its_name(experiment: str) -> None:
     assert compose([f"experiment={experiment}", "device=cpu"]).experiment == experiment
 
 
-def test_a_mixer_of_ones_own_comes_from_the_config_dir_and_only_from_there(root: Path, tmp_path: Path) -> None:
+def test_a_mixer_of_ones_own_comes_from_the_config_dir_and_only_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "attn").mkdir()
     (tmp_path / "attn" / "mine.yaml").write_text("_target_: my_mixers.Mine\nbackend: auto\n")
     (tmp_path / "my_mixers.py").write_text(
         "from attnbench.mixers.softmax import Softmax\n\n\nclass Mine(Softmax):\n    pass\n"
     )
 
+    monkeypatch.syspath_prepend(tmp_path)
+
     def train(*words: str) -> str:
-        command = [sys.executable, "scripts/train.py", *words, *DEMO, "attn=mine"]
-        done = subprocess.run(
-            command, cwd=root, env=python_path(tmp_path, root), capture_output=True, text=True, timeout=60
-        )
-        assert done.returncode != 0
-        return done.stderr
+        code, _, errors = run_here("train.py", *words, *DEMO, "attn=mine")
+        assert code != 0
+        return errors
 
     assert "attn.nope=1: unknown setting of Mine" in train("--config-dir", str(tmp_path), "+attn.nope=1")
     assert "attn=mine: unknown" in train()

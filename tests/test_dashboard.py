@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from scripts_here import run_here
 from small import python_path
 from test_mirror import KEY, Server
 
@@ -52,10 +53,19 @@ def dashboard(
     )  # fmt: skip
 
 
+BEFORE = """
+sys.argv = ["scripts/dashboard.py"]
+runpy.run_path("{script}", run_name="__main__")
+"""
+
+
 def test_without_a_login_it_is_a_file_that_names_every_evaluation_and_plot(root, tmp_path):
-    done = dashboard(root, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "dashboard: outputs/dashboard.json, not published: not logged in\n"
+    # The same process is then asked for what cannot be.
+    first = BEFORE.format(script=root / "scripts" / "dashboard.py")
+    done = dashboard(root, tmp_path, "--mode", "online", more=first)
+    assert done.stdout == "dashboard: outputs/dashboard.json, not published: not logged in\n", done.stderr
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("error: logger.mode=online: not logged in; `wandb login` logs in")
     content = json.loads((tmp_path / "outputs" / "dashboard.json").read_text())
     sections = {part["name"]: part["panels"] for part in content["section"]["panelBankConfig"]["sections"]}
     evaluations = {path.stem: yaml.safe_load(path.read_text()) for path in EVALUATION_YAMLS.glob("*.yaml")}
@@ -74,12 +84,11 @@ def test_without_a_login_it_is_a_file_that_names_every_evaluation_and_plot(root,
     assert ["loss"] in [curve["metrics"] for curve in curves]
 
 
-def test_what_cannot_be_is_one_line(root, tmp_path):
-    done = dashboard(root, tmp_path, "--mode", "online")
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert done.stderr.startswith("error: logger.mode=online: not logged in; `wandb login` logs in")
-    done = dashboard(root, tmp_path, more="sys.modules['wandb_workspaces'] = None")
-    assert done.stderr == "error: the dashboard needs wandb-workspaces: pip install 'wandb-workspaces>=0.4,<0.5'\n"
+def test_without_its_library_it_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
+    code, _, errors = run_here("dashboard.py", cwd=tmp_path)
+    assert code == 1
+    assert errors == "error: the dashboard needs wandb-workspaces: pip install 'wandb-workspaces>=0.4,<0.5'\n"
     assert not (tmp_path / "outputs").exists()
 
 

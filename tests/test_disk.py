@@ -9,11 +9,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from small import TINY_RUN, fresh_state, record, small_model
+from small import TINY_RUN, compose_once, fresh_state, record, small_model
 
 from attnbench import checkpoint
 from attnbench.checkpoint import load_last, save_step
-from attnbench.config import compose
 from attnbench.errors import UserError
 from attnbench.folder import recording
 from attnbench.hooks import Checkpoints
@@ -27,7 +26,7 @@ def settings(folder: Path, *words: str):
     text = folder / "small.txt"
     text.write_text(" ".join(random.Random(0).choices(["the", "cat", "sees", "a", "tree"], k=1000)))
     own = ["train.num_steps=8", "train.validation_interval_steps=2", "device=cpu", "logger=none"]
-    return compose([*TINY_RUN, *own, f"data.path={text}", f"outputs_dir={folder / 'outputs'}", *words])
+    return compose_once([*TINY_RUN, *own, f"data.path={text}", f"outputs_dir={folder / 'outputs'}", *words])
 
 
 def forked(act) -> int:

@@ -1,7 +1,6 @@
 """What the doctor finds: right kernels right, each broken one wrong, and an exit code for what auto chooses."""
 
 import math
-import subprocess
 import sys
 from importlib import metadata
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 import yaml
 from mixer_building import mixer_names
-from small import python_path
+from scripts_here import run_here
 
 from attnbench.config import CONF
 from attnbench.correctness import (
@@ -159,21 +158,16 @@ def test_errors_are_relative_and_nothing_from_nothing_is_none():
     assert found.parameter_gradient > 2 * relative_error(altered, gradient)
 
 
-def doctor(root, *words: str, paths=()) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(root / "scripts" / "doctor.py"), *words, "device=cpu"]
-    return subprocess.run(command, capture_output=True, text=True, env=python_path(*paths), timeout=120, check=False)
-
-
-def test_the_command_s_exit_code_tells_of_a_user_s_broken_mixer(root, tmp_path):
+def test_the_command_s_exit_code_tells_of_a_user_s_broken_mixer(tmp_path):
     (tmp_path / "attn").mkdir()
     (tmp_path / "attn" / "mine.yaml").write_text("_target_: broken_mixers.BrokenLinear\nbackend: auto\n")
     words = ("--config-dir", str(tmp_path), f"outputs_dir={tmp_path}")
-    done = doctor(root, *words, "mixers=[mine,softmax]", paths=[root / "tests"])
-    assert done.returncode == 1, done.stderr
-    assert "error: attn=mine backend=torch in float32: wrong; no other backend of it is right here" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "at length 133" in done.stdout
-    assert "attn=softmax" not in done.stderr
+    code, output, errors = run_here("doctor.py", *words, "mixers=[mine,softmax]", "device=cpu")
+    assert code == 1, errors
+    assert "error: attn=mine backend=torch in float32: wrong; no other backend of it is right here" in errors
+    assert "Traceback" not in errors
+    assert "at length 133" in output
+    assert "attn=softmax" not in errors
     # What was found is kept.
     assert read_csv(tmp_path / "doctor" / "results.csv")
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from probe_settings import EVALUATIONS, smoke, smoke_words
+from small import compose_once
 
 from attnbench import cells
 from attnbench.cells import Cell, by_kind, execute, system_cell, training_cell
-from attnbench.config import compose
 from attnbench.evals.base import Evaluation
 from attnbench.figures import figures
 from attnbench.prepare import prepare
@@ -47,7 +47,7 @@ def text(tmp_path_factory) -> Path:
 
 def settings(name: str, text: Path, outputs: Path, *overrides: str, **changed: Any) -> RunSettings:
     own = [f"eval=[{name}]", f"data.path={text}", f"outputs_dir={outputs}", *smoke_words(name, **changed)]
-    return compose([*SMALL, *own, *overrides])
+    return compose_once([*SMALL, *own, *overrides])
 
 
 def cells_of(own: RunSettings) -> list[Cell]:
@@ -114,5 +114,5 @@ def test_smoke_settings_are_the_evaluation_s_own(name, text, tmp_path):
 
 
 def test_every_evaluation_but_inference_is_in_the_battery(text, tmp_path):
-    own = compose([*SMALL, "eval=battery", f"data.path={text}", f"outputs_dir={tmp_path}"])
+    own = compose_once([*SMALL, "eval=battery", f"data.path={text}", f"outputs_dir={tmp_path}"])
     assert {*EVALUATIONS} - {evaluation.name for evaluation in own.evaluations} == {"inference"}

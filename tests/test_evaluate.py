@@ -44,8 +44,8 @@ def folder(trained, tmp_path) -> Path:
 def evaluate(monkeypatch, folder: Path, *overrides: str, names: tuple[str, ...] = ("perplexity",)) -> object:
     """The exit code of `scripts/evaluate.py run=...`, None for 0."""
     words = [f"run={folder}", f"eval=[{','.join(names)}]", *smoke_words(*names), "device=cpu", *overrides]
-    # Set by the launch before, for Hydra.
-    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    # The launch sets it, for Hydra; taken back afterwards.
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setattr("sys.argv", ["scripts/evaluate.py", *words])
     code = None
     try:

@@ -2,9 +2,13 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import torch
 from small import python_path
+
+from attnbench import locks
 
 HOLD = """
 import logging, sys
@@ -49,12 +53,22 @@ def test_two_trainings_take_turns_and_what_waits_says_so(root, tmp_path):
     second.go()
 
 
-def test_those_that_share_run_side_by_side_and_keep_others_out(root, tmp_path):
-    sharing = [Holder(root, tmp_path, "shared") for _ in range(2)]
-    assert [holder.says() for holder in sharing] == ["has it", "has it"]
-    alone = Holder(root, tmp_path, "alone")
-    assert alone.says().startswith("waiting for cuda:0")
-    for holder in sharing:
-        holder.go()
-    assert alone.says() == "has it"
-    alone.go()
+def test_those_that_share_run_side_by_side_and_keep_others_out(tmp_path, monkeypatch, caplog):
+    # Every descriptor holds for itself: threads keep each other out as processes do.
+    monkeypatch.setattr(locks, "lock_path", lambda device: tmp_path / "gpu.lock")
+    caplog.set_level("INFO", "attnbench")
+    device, has_it = torch.device("cuda", 0), threading.Event()
+
+    def alone():
+        with locks.device_lock(device, shared=False):
+            has_it.set()
+
+    waiting = threading.Thread(target=alone)
+    with locks.device_lock(device, shared=True):
+        with locks.device_lock(device, shared=True):
+            waiting.start()
+            assert not has_it.wait(0.2)
+        assert not has_it.wait(0.2)
+        assert "waiting for cuda:0" in caplog.text
+    assert has_it.wait(60)
+    waiting.join(60)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from probe_settings import probe_settings
+from small import compose_once
 
 from attnbench.cells import Cell
-from attnbench.config import compose
 from attnbench.errors import UserError
 from attnbench.evals.recall import Recall
 from attnbench.prepare import Run, prepare
@@ -150,7 +150,7 @@ def test_every_task_has_a_label_of_its_own(tmp_path):
 @pytest.fixture(scope="module")
 def language_model(tmp_path_factory) -> Run:
     words = ["experiment=demo", "device=cpu", "logger=none", "eval=[perplexity]", "seq_len=32"]
-    return prepare(compose([*words, f"outputs_dir={tmp_path_factory.mktemp('outputs')}"]))
+    return prepare(compose_once([*words, f"outputs_dir={tmp_path_factory.mktemp('outputs')}"]))
 
 
 def test_language_models_take_the_rate_of_the_lowest_validation_loss(language_model, tmp_path):

@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from small import python_path
+from scripts_here import run_here
+from small import compose_once, python_path
 
 from attnbench import checkpoint
 from attnbench.checkpoint import load_model
-from attnbench.config import compose, launch
+from attnbench.config import launch
 from attnbench.errors import Interrupted, UserError
 from attnbench.hooks import DivergedError, Validation
 from attnbench.metrics import read_metrics
@@ -53,7 +54,7 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def finished(folder) -> Path:
     """A finished run; tests only read it."""
-    return run(compose(words(folder)))
+    return run(compose_once(words(folder)))
 
 
 def write_text(path: Path, seed: int) -> None:
@@ -165,7 +166,7 @@ def test_every_logged_step_and_validation_is_a_line(finished):
 
 
 def test_rows_say_whose_they_are(folder, finished):
-    prepared = prepare(compose(words(folder)))
+    prepared = prepare(compose_once(words(folder)))
     training, perplexity = rows_of(finished, "training"), rows_of(finished, "perplexity")
     for row in [*training, *perplexity]:
         own = row.identity
@@ -198,7 +199,7 @@ def nats_by_hand(model: torch.nn.Module, tokens_N: torch.Tensor, seq_len: int) -
 
 @torch.no_grad()
 def test_perplexity_is_exp_of_the_mean_loss_over_the_split(folder, finished):
-    corpus, rows = prepare(compose(words(folder))).corpus, rows_of(finished, "perplexity")
+    corpus, rows = prepare(compose_once(words(folder))).corpus, rows_of(finished, "perplexity")
     best = checkpoint.best_folder(finished / "checkpoint")
     for which, place in (("best", best), ("final", finished / "checkpoint" / "final")):
         model, _ = load_model(place)
@@ -227,7 +228,7 @@ def test_the_best_weights_are_evaluated_as_the_best(folder, finished):
     state = checkpoint.TrainState.fresh(model)
     state.step = int(best.name.rpartition("-")[2])
     checkpoint.save_best(copy / "checkpoint", state, kept)
-    assert run(compose(words(folder, outputs="other_best"))) == copy
+    assert run(compose_once(words(folder, outputs="other_best"))) == copy
     axes = {"split": "test", "sequence_length": 32}
     of_best, _ = value(rows_of(copy, "perplexity"), "perplexity", **axes, checkpoint="best")
     of_final, _ = value(rows_of(copy, "perplexity"), "perplexity", **axes, checkpoint="final")
@@ -254,35 +255,35 @@ def test_the_buckets_of_positions_add_up_to_the_split(folder, finished):
     assert sum(samples for _, samples in found) == count
     assert sum(nats * samples for nats, samples in found) / count == pytest.approx(whole, rel=1e-6)
     model, _ = load_model(finished / "checkpoint" / "final")
-    nats = nats_by_hand(model, prepare(compose(words(folder))).corpus.tokens["test"], 32)
+    nats = nats_by_hand(model, prepare(compose_once(words(folder))).corpus.tokens["test"], 32)
     assert found[0][0] == pytest.approx(float(nats[::32].mean()), rel=1e-4)
 
 
 def test_the_same_command_does_not_train_again_and_prints_the_table(folder, finished):
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in finished.rglob("*") if path.is_file()}
-    done = call(*words(folder))
-    assert done.returncode == 0, done.stderr
-    assert f"finished before, not trained again (rerun=true does): {finished}" in done.stderr
-    assert "Traceback" not in done.stderr
+    code, output, errors = run_here("train.py", *words(folder))
+    assert code == 0, errors
+    assert f"finished before, not trained again (rerun=true does): {finished}" in errors
+    assert "Traceback" not in errors
     for path, (written, content) in before.items():
         if path.name != "train.log":
             assert (path.stat().st_mtime_ns, path.read_bytes()) == (written, content), path
-    assert "text:small@" in done.stdout
-    assert "softmax" in done.stdout
+    assert "text:small@" in output
+    assert "softmax" in output
     perplexity, _ = value(
         rows_of(finished, "perplexity"), "perplexity", split="test", checkpoint="best", sequence_length=32
     )
-    assert f"{perplexity:.4g}" in done.stdout
-    assert str(finished) in done.stdout
+    assert f"{perplexity:.4g}" in output
+    assert str(finished) in output
 
 
 def test_a_rerun_trains_again_to_the_same_numbers(folder, tmp_path):
     write_text(tmp_path / "small.txt", seed=0)
-    first = run(compose(words(tmp_path)))
+    first = run(compose_once(words(tmp_path)))
     metrics, weights = without_clocks(first), final_bytes(first)
     (first / "results" / "of-an-older-run.jsonl").write_text("")
     written = (first / "checkpoint" / "final" / "state.json").stat().st_mtime_ns
-    second = run(compose(words(tmp_path, "rerun=true")))
+    second = run(compose_once(words(tmp_path, "rerun=true")))
     assert second == first
     assert (first / "checkpoint" / "final" / "state.json").stat().st_mtime_ns > written
     assert without_clocks(first) == metrics
@@ -296,10 +297,10 @@ def test_an_evaluation_that_is_new_or_cut_off_runs_without_a_training(folder, fi
     whole = path.read_bytes()
     try:
         path.write_bytes(whole[: len(whole) // 2])
-        assert run(compose(words(folder, "eval.perplexity.extrapolation=[]"))) == finished
+        assert run(compose_once(words(folder, "eval.perplexity.extrapolation=[]"))) == finished
         assert len(list((finished / "results").glob("perplexity-*.jsonl"))) == 2
         assert path.read_bytes() == whole[: len(whole) // 2]
-        run(compose(words(folder)))
+        run(compose_once(words(folder)))
         assert path.read_bytes() == whole
     finally:
         for other in (finished / "results").glob("perplexity-*.jsonl"):
@@ -324,25 +325,25 @@ OTHER = [
 def test_what_changes_no_number_changes_no_folder(override, folder):
     if override == "device=auto" and torch.cuda.is_available():
         pytest.skip("auto is the CUDA device here")
-    assert prepare(compose(words(folder, override))).folder == prepare(compose(words(folder))).folder
+    assert prepare(compose_once(words(folder, override))).folder == prepare(compose_once(words(folder))).folder
 
 
 def test_the_place_of_the_outputs_and_of_the_text_change_no_name(folder, tmp_path):
     write_text(tmp_path / "small.txt", seed=0)
-    assert prepare(compose(words(tmp_path))).folder.name == prepare(compose(words(folder))).folder.name
+    assert prepare(compose_once(words(tmp_path))).folder.name == prepare(compose_once(words(folder))).folder.name
     write_text(tmp_path / "small.txt", seed=1)
-    assert prepare(compose(words(tmp_path))).folder.name != prepare(compose(words(folder))).folder.name
+    assert prepare(compose_once(words(tmp_path))).folder.name != prepare(compose_once(words(folder))).folder.name
 
 
 def test_what_changes_numbers_changes_the_folder(folder):
-    names = [prepare(compose(words(folder, *override.split()))).folder.name for override in ["", *OTHER]]
+    names = [prepare(compose_once(words(folder, *override.split()))).folder.name for override in ["", *OTHER]]
     hashes = [name.rpartition("-")[2] for name in names]
     assert len(set(hashes)) == len(names)
 
 
 def test_epochs_and_steps_of_equal_length_are_one_training(folder):
-    epochs = prepare(compose(words(folder, "train.num_epochs=1", "train.num_steps=null")))
-    steps = prepare(compose(words(folder, f"train.num_steps={epochs.num_steps}")))
+    epochs = prepare(compose_once(words(folder, "train.num_epochs=1", "train.num_steps=null")))
+    steps = prepare(compose_once(words(folder, f"train.num_steps={epochs.num_steps}")))
     assert epochs.num_steps == (len(epochs.corpus.tokens["train"]) - 1) // 32 // 4
     assert epochs.folder == steps.folder
 
@@ -356,7 +357,7 @@ def test_an_option_at_its_neutral_value_changes_no_hash():
 
 def test_on_a_cpu_the_run_says_how_long_it_will_take(folder, caplog):
     caplog.set_level(logging.INFO, logger="attnbench")
-    run(compose(words(folder, "train.num_steps=6", outputs="estimate")))
+    run(compose_once(words(folder, "train.num_steps=6", outputs="estimate")))
     lines = [record.getMessage() for record in caplog.records]
     assert [line for line in lines if line.startswith("about 0:0") and line.endswith("of training to go on this CPU")]
     assert not any("experiment=demo" in line for line in lines)
@@ -388,7 +389,7 @@ def stop_after(step: int, number: signal.Signals, overrides: Sequence[str], run_
 @pytest.mark.slow
 def test_a_run_stopped_again_and_again_ends_with_the_bits_of_one_never_stopped(folder):
     overrides = slow_words(folder)
-    run_folder = prepare(compose(overrides)).folder
+    run_folder = prepare(compose_once(overrides)).folder
 
     code, stderr = stop_after(10, signal.SIGTERM, overrides, run_folder)
     assert code == 143, stderr
@@ -436,7 +437,7 @@ def test_a_signal_during_the_last_step_ends_the_command_too(folder, monkeypatch)
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Validation, "__call__", validate_and_stop)
-    settings = compose(words(folder, outputs="last_step"))
+    settings = compose_once(words(folder, outputs="last_step"))
     with pytest.raises(Interrupted, match="the same command") as caught:
         run(settings)
     assert caught.value.exit_code == 143
@@ -448,7 +449,7 @@ def test_a_signal_during_the_last_step_ends_the_command_too(folder, monkeypatch)
 
 @pytest.mark.parametrize("attn", ["softmax", "gated_deltanet"])
 def test_a_diverged_run_is_a_row_and_a_failure(attn, folder, capsys):
-    settings = compose(words(folder, f"attn={attn}", "train.learning_rate=1e5", outputs="diverged"))
+    settings = compose_once(words(folder, f"attn={attn}", "train.learning_rate=1e5", outputs="diverged"))
     with pytest.raises(UserError, match=r"diverged by step \d+: .*a smaller train\.learning_rate"):
         run(settings)
     place = prepare(settings).folder
@@ -464,7 +465,7 @@ def test_a_diverged_run_is_a_row_and_a_failure(attn, folder, capsys):
 
 @pytest.mark.parametrize("rate", [3, 30, 300, 3000])
 def test_a_rate_far_too_high_is_never_a_crash(rate, folder):
-    settings = compose(words(folder, f"train.learning_rate={rate}", "train.log_interval_steps=5", outputs="high"))
+    settings = compose_once(words(folder, f"train.learning_rate={rate}", "train.log_interval_steps=5", outputs="high"))
     try:
         run(settings)
     except DivergedError:
@@ -503,22 +504,20 @@ def test_a_diverged_run_ends_the_command_with_one_line(folder, monkeypatch, caps
 
 def test_a_sweep_goes_on_past_a_job_that_fails_and_lists_it(folder, tmp_path):
     # The two jobs at 100000 fail: the text is shorter than that.
-    done = call(
-        "-m", *words(folder, "attn=softmax,flash", "seq_len=16,100000", "train.num_steps=4", outputs="sweep")
-    )  # fmt: skip
-    assert done.returncode == 1, done.stderr
-    assert "Traceback" not in done.stderr
+    given = words(folder, "attn=softmax,flash", "seq_len=16,100000", "train.num_steps=4", outputs="sweep")
+    code, table, errors = run_here("train.py", "-m", *given)
+    assert code == 1, errors
+    assert "Traceback" not in errors
     runs = sorted(path.name.rpartition("-")[0] for path in (folder / "sweep" / "demo").iterdir())
     assert runs == ["flash-tiny-T16-seed0", "softmax-tiny-T16-seed0"]
-    assert done.stderr.count("error: ") == 2
-    _, _, listed = done.stderr.partition("2 of 4 jobs failed:\n")
+    assert errors.count("error: ") == 2
+    _, _, listed = errors.partition("2 of 4 jobs failed:\n")
     lines = [line for line in listed.splitlines() if line.startswith("  ")]
     assert len(lines) == 2
     for line, attn in zip(lines, ["softmax", "flash"], strict=True):
         assert f"attn={attn}" in line
         assert "seq_len=100000" in line
         assert "small.txt" in line
-    table = done.stdout
     assert table.count("text:small@") == 1
     assert all(sum(name in line for line in table.splitlines()) >= 2 for name in ("softmax", "flash"))
 
@@ -526,32 +525,32 @@ def test_a_sweep_goes_on_past_a_job_that_fails_and_lists_it(folder, tmp_path):
 def test_a_bad_file_is_one_line_and_no_folder(folder, tmp_path):
     bad = tmp_path / "bad.txt"
     bad.write_bytes(b"caf\xe9 " * 200)
-    done = call(*words(tmp_path, f"data.path={bad}"))
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert done.stderr.startswith("error: ")
-    assert str(bad) in done.stderr
-    assert done.stdout == ""
+    code, output, errors = run_here("train.py", *words(tmp_path, f"data.path={bad}"))
+    assert code == 1
+    assert errors.count("\n") == 1, errors
+    assert errors.startswith("error: ")
+    assert str(bad) in errors
+    assert output == ""
     assert list(tmp_path.iterdir()) == [bad]
 
 
 def test_outputs_that_cannot_be_written_are_named(folder, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"outputs_dir=.*file"):
-        run(compose(words(folder, f"outputs_dir={tmp_path / 'file'}")))
+        run(compose_once(words(folder, f"outputs_dir={tmp_path / 'file'}")))
 
 
 @pytest.mark.parametrize("given", ["[0]", "[-1]", "[a]", "[1.5]", "[true]", "[[2]]"])
 def test_an_impossible_evaluation_is_refused_before_the_training(given, folder):
     with pytest.raises(UserError, match=r"eval\.perplexity\.extrapolation=.* whole numbers") as caught:
-        compose(words(folder, f"eval.perplexity.extrapolation={given}"))
+        compose_once(words(folder, f"eval.perplexity.extrapolation={given}"))
     assert "\n" not in str(caught.value)
 
 
 def test_the_table_has_every_variant_and_never_two_corpora(folder, finished, tmp_path, capsys):
     write_text(tmp_path / "small.txt", seed=1)
-    flash = run(compose(words(folder, "attn=flash")))
-    elsewhere = run(compose(words(tmp_path)))
+    flash = run(compose_once(words(folder, "attn=flash")))
+    elsewhere = run(compose_once(words(tmp_path)))
     capsys.readouterr()
     print_summary([finished, flash, elsewhere])
     printed = capsys.readouterr().out
@@ -569,10 +568,10 @@ def test_the_table_has_every_variant_and_never_two_corpora(folder, finished, tmp
 
 def test_an_evaluation_made_later_has_the_environment_that_made_it(tmp_path, monkeypatch):
     write_text(tmp_path / "small.txt", seed=0)
-    first = run(replace(compose(words(tmp_path)), evaluations=[]))
+    first = run(replace(compose_once(words(tmp_path)), evaluations=[]))
     trained = json.loads((first / "environment.json").read_text())
     monkeypatch.setattr("attnbench.runtime.source_commit", lambda root: ("another-one", False))
-    assert run(compose(words(tmp_path))) == first
+    assert run(compose_once(words(tmp_path))) == first
     [path] = (first / "results").glob("perplexity-*.jsonl")
     identity = read_results(path)[0].identity
     assert identity.commit == "another-one"
@@ -587,7 +586,7 @@ def test_a_run_that_failed_has_failed_in_wandb_too(tmp_path, monkeypatch):
     write_text(tmp_path / "small.txt", seed=0)
     codes = []
     monkeypatch.setattr("attnbench.run_training.WandbMirror.close", lambda self, exit_code=0: codes.append(exit_code))
-    run(replace(compose(words(tmp_path)), evaluations=[]))
+    run(replace(compose_once(words(tmp_path)), evaluations=[]))
     with pytest.raises(UserError, match="diverged"):
-        run(compose(words(tmp_path, "train.learning_rate=1e30")))
+        run(compose_once(words(tmp_path, "train.learning_rate=1e30")))
     assert codes == [0, 1]

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 from probe_settings import BATTERY, smoke_words
-from small import python_path
+from small import compose_once, python_path
 
 from attnbench import run, run_system, train
 from attnbench.cells import execute
-from attnbench.config import ROOT, compose
+from attnbench.config import ROOT
 from attnbench.errors import UserError
 from attnbench.evals.throughput import Throughput
 from attnbench.prepare import Run, prepare
@@ -34,14 +34,14 @@ SMALL = [
 
 def settings(outputs: Path, *overrides: str, names: tuple[str, ...] = ("throughput",)) -> RunSettings:
     own = [f"eval=[{','.join(names)}]", f"outputs_dir={outputs}"]
-    return compose([*SMALL, *own, *smoke_words(*names), *overrides])
+    return compose_once([*SMALL, *own, *smoke_words(*names), *overrides])
 
 
 @pytest.fixture(scope="module")
 def battery(tmp_path_factory) -> Path:
     """A run with all six evaluations, as `train.py eval=battery` makes it."""
     words = [*SMALL, "eval=battery", f"outputs_dir={tmp_path_factory.mktemp('outputs')}", *smoke_words(*BATTERY)]
-    return run.run(compose(words))
+    return run.run(compose_once(words))
 
 
 def test_the_battery_is_all_evaluations(battery):
@@ -82,7 +82,7 @@ def test_the_same_command_measures_nothing_again(battery, monkeypatch):
     monkeypatch.setattr(run, "execute", None)
     monkeypatch.setattr(run, "run_alone", None)
     words = [*SMALL, "eval=battery", f"outputs_dir={battery.parent.parent}", *smoke_words(*BATTERY)]
-    assert run.run(compose(words)) == battery
+    assert run.run(compose_once(words)) == battery
     assert {path: path.stat().st_mtime_ns for path in battery.parent.rglob("results/*.jsonl")} == before
 
 

@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from small import compose_once
 from test_run import ROOT, command, environment, launched, words, write_text
 
 from attnbench import checkpoint
-from attnbench.config import compose
 from attnbench.errors import Interrupted
 from attnbench.hooks import Checkpoints
 from attnbench.metrics import read_metrics
@@ -67,7 +67,7 @@ def test_a_signal_outside_training_ends_the_command_without_a_traceback(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_tensors_are_loaded_loses_nothing(number, folder, monkeypatch):
-    settings = compose(words(folder, outputs=f"loading{number}"))
+    settings = compose_once(words(folder, outputs=f"loading{number}"))
 
     def stop(self, state, report, save=Checkpoints.__call__):
         self.stop.signal = number if state.step == 4 else None

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 
 from attnbench.errors import UserError
 from attnbench.kernels.support import require_triton
@@ -155,6 +154,9 @@ def sdpa(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, kernel: SDPBa
         # align its causal one to the last position; that for CPUs and cuDNN's are the other way round. A single query
         # sees everything.
         if query_BHTK.device.type == "cuda" and kernel == SDPBackend.FLASH_ATTENTION:
+            # Imported here: it loads torch's compiler, which takes more than a second.
+            from torch.nn.attention.bias import causal_lower_right
+
             mask = causal_lower_right(length, source)
         else:
             position_S = torch.arange(source, device=query_BHTK.device)

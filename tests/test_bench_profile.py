@@ -71,7 +71,7 @@ def test_the_parts_of_a_step_are_its_whole(ran, mixer):
     parts, passes = (values(rows, mixer, f"{name}_milliseconds") for name in ("part", "pass"))
     # What has no pass has no part either.
     assert sum(passes.values()) <= sum(parts.values()) * 1.0001
-    assert sum(passes.values()) > 0.9 * sum(parts.values())
+    assert sum(passes.values()) >= (sum(parts.values()) - parts["other"]) * 0.9999
     assert passes["optimizer"] == pytest.approx(parts["optimizer"])
 
 

@@ -22,6 +22,8 @@ NOTES = (
     "clipping, AdamW. They take turns, ours first; token/s is the median of the turns with the slowest and the fastest "
     "in brackets, and the ratio that of each turn's neighbours. Ours is the step that trains, captured as a CUDA graph "
     "on a GPU, at the feed-forward width that meets the peer's parameters within 1 %.",
+    "A step that is not captured is launched kernel by kernel: where kernels are small it waits for the host, and its "
+    "speed is the host's.",
     "Peak memory is everything that the process ever reserved on the device, CUDA-graph pools and what compiling and "
     "warming up took included: it is never reset. The first step starts with empty compiler caches and all imports "
     "done.",

@@ -51,7 +51,8 @@ def test_a_step_is_told_apart_captured_and_labelled_alike(name, tmp_path):
         assert own["unplaced_share", ""] < 0.05, own
         assert own["pass_milliseconds", "backward"] > own["pass_milliseconds", "forward"] > 0
     # The same matrix products, told apart by their weights' shapes in one form and by labels in the other.
-    for part in ("projections", "feed-forward", "loss"):
+    # Not the loss's, which has as many casts beside its products where nothing fuses them.
+    for part in ("projections", "feed-forward"):
         ratio = found[CAPTURED]["part_milliseconds", part] / found[EAGER]["part_milliseconds", part]
         assert 0.5 < ratio < 1.5, (part, found)
     assert found[CAPTURED]["milliseconds", ""] < found[EAGER]["milliseconds", ""]

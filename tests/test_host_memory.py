@@ -4,9 +4,10 @@ import pytest
 from host_memory import MOST_GROWTH_MIB, SETTLED, measured, training_figures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("alphabet", "suffix", "num_mebibytes"),
-    [("wide", ".txt", 64), pytest.param("ascii", ".parquet", 160, marks=pytest.mark.slow)],
+    [("wide", ".txt", 64), ("ascii", ".parquet", 160)],
 )
 def test_a_training_takes_less_than_twice_its_corpus(alphabet, suffix, num_mebibytes):
     corpus, peak = training_figures(alphabet, suffix, num_mebibytes)

@@ -71,6 +71,7 @@ def test_no_wall_clock_is_in_a_duration(root):
     assert found == STAMPS
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_same_models_to_the_bit(root, tmp_path):
     found = []
     for name in ("one", "two"):

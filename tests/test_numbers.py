@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 
+import pytest
 import torch
 from small import MIXERS, TRAIN, batch_of, fresh_state, python_path, record
 from test_structure import modules

@@ -18,7 +18,12 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
@@ -251,12 +256,31 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
     if type(error).__module__.startswith("submitit."):
         # Its second line says what is the matter; jobs that it had not come to yet know nothing of it.
         return f"{' '.join(str(error).splitlines()[:2])}; its log lies there, and jobs that still run go on"
+    unread = _unread(error, overrides)
+    if unread is not None:
+        return unread
     cause = error.__cause__
     if isinstance(error, ConfigCompositionException) and isinstance(cause, OmegaConfBaseException):
         known = ", ".join(key for key in map(str, cause.parent_node or ()) if key not in ("_target_", "hydra"))
         given = next((word for word in overrides if word.split("=")[0] == cause.full_key), cause.full_key)
         return f"{given}: unknown setting; there is {known}" if known else _first_line(cause)
     return _first_line(error)
+
+
+def _unread(error: BaseException, overrides: Sequence[str]) -> str | None:
+    """One line for a word that Hydra's grammar has no value for, or of which it would make a sweep."""
+    line = _first_line(error)
+    if isinstance(error, OverrideParseException):
+        word, reason = error.override, "Hydra's grammar has no such value"
+    elif line.startswith("Ambiguous value for argument"):
+        word, reason = next((word for word in overrides if word in line), line), "commas make several values of it"
+    else:
+        return None
+    if word.startswith("prompt="):
+        way_out = "such a prompt goes to standard input, or into a file that prompt_file= names"
+    else:
+        way_out = "quotes inside of quotes keep a value whole, -m makes a sweep of several"
+    return f"{printable(word)}: {reason}; {way_out}"
 
 
 def _options(group: str, message: str) -> set[str]:

@@ -13,6 +13,7 @@ from attnbench import layers, loss
 from attnbench.config import compose
 from attnbench.errors import UserError
 from attnbench.kernels import support
+from attnbench.peers import turns
 from attnbench.peers.agreement import PATHS, largest_difference
 from attnbench.peers.benchmark import Request, benchmark
 from attnbench.peers.cases import CASES, Case, Peer
@@ -130,6 +131,21 @@ def test_both_train_on_the_same_batches_at_equal_parameters(overrides):
         for number in range(1, 40):
             last = float(one.step(number))
         assert last < 0.8 * first
+
+
+def test_what_was_measured_before_it_was_cut_off_is_kept(measure, tmp_path, monkeypatch):
+    turns_of = turns._turns
+
+    def cut(*given):
+        yield next(turns_of(*given))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(turns, "_turns", cut)
+    with pytest.raises(KeyboardInterrupt):
+        measure(Peer(name="plain GPT", kind="plain_gpt"))
+    rows = read_folders([tmp_path / "peers" / "little"])
+    speeds = [row.measurement for row in rows if row.measurement.metric == "tokens_per_second"]
+    assert [(speed.status, speed.num_samples) for speed in speeds] == [("ok", 1)] * 2
 
 
 def test_ours_and_a_peer_take_turns_and_end_as_rows_and_a_page(measure, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ outputs/peers/<case>/
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,15 +77,15 @@ def run_case(
         if not contestants:
             say(f"{case.name}: skipped, no peer is here")
             return False
-        _take_turns(contestants, repetition)
-        for contestant in contestants:
-            contestant.peak_mib = contestant.ask("memory").get("peak_mib")
-    shutil.rmtree(folder / "results", ignore_errors=True)
-    for contestant in contestants:
-        measurements = list(measurements_of(case, contestant, contestants))
-        write_rows(folder, "peers", contestant.name, contestant.job, contestant.built, measurements)
-    record = {"name": case.name, "title": _title(case, contestants[0].job), "command": command}
-    replace_file(folder / "case.json", json.dumps(record, indent=1) + "\n")
+        shutil.rmtree(folder / "results", ignore_errors=True)
+        record = {"name": case.name, "title": _title(case, contestants[0].job), "command": command}
+        replace_file(folder / "case.json", json.dumps(record, indent=1) + "\n")
+        for _ in _turns(contestants, repetition):
+            # After each: what takes minutes to start should not be lost with the turns that are missing.
+            for contestant in contestants:
+                contestant.peak_mib = contestant.ask("memory").get("peak_mib")
+                measurements = list(measurements_of(case, contestant, contestants))
+                write_rows(folder, "peers", contestant.name, contestant.job, contestant.built, measurements)
     return True
 
 
@@ -160,8 +160,8 @@ def _described(built: dict[str, Any]) -> str:
     return f"{built['parameters']:,} parameters{sized}, first step {built['first_step_seconds']:.1f} s"
 
 
-def _take_turns(contestants: Sequence[Contestant], repetition: Repetition) -> None:
-    """Ours, a peer, ours, a peer: whatever else the machine does hits all of them."""
+def _turns(contestants: Sequence[Contestant], repetition: Repetition) -> Iterator[None]:
+    """Ours, a peer, ours, a peer: whatever else the machine does hits all of them. Yields when each had its turn."""
     num_steps = {}
     for contestant in contestants:
         contestant.ask("time", num_steps=NUM_WARMUP)
@@ -171,3 +171,4 @@ def _take_turns(contestants: Sequence[Contestant], repetition: Repetition) -> No
         for contestant in contestants:
             answer = contestant.ask("time", num_steps=num_steps[contestant.name])
             contestant.milliseconds += answer.values()
+        yield

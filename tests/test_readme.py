@@ -97,8 +97,9 @@ def trained(folder) -> Path:
 
 @pytest.fixture(scope="module")
 def compared(folder) -> Path:
-    """A comparison for report.py and export=: the demo, small."""
+    """A comparison for report.py, export= and import=: the demo, small, and its cells in a file."""
     said = call("scripts/compare.py", "plan=demo", *compare_small(folder))
+    call("scripts/compare.py", "plan=demo", f"export={folder / 'cells.jsonl'}", *compare_small(folder))
     header = next(line.split() for line in said.splitlines() if line.lstrip().startswith("softmax"))
     assert header == ["softmax", "flash", "linear", "gated_deltanet"]
     assert re.search(r"recall at 16, 2(\s+[01]\.?\d*){4}\s*\n", said), said

@@ -226,6 +226,7 @@ def test_a_configuration_reads_no_environment_variable(monkeypatch):
     assert SENTINEL not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_keys_of_the_environment_are_in_nothing_that_a_run_leaves(root, tmp_path, monkeypatch):
     # wandb's folder lies in the project's own.
     for name in ("attnbench", "conf", "scripts"):

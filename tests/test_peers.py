@@ -225,6 +225,7 @@ def test_a_failure_here_waits_for_no_peer(tmp_path):
     assert worker._process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_peer_finds_its_own_packages_and_variables_first(tmp_path, overrides):
     models = tmp_path / "own" / "fla" / "models"
     models.mkdir(parents=True)

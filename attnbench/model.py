@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnbench.errors import UserError
+from attnbench.kernels.support import on_kernels
 from attnbench.layers import INITIAL_DEVIATION, FeedForward, Projection, RMSNorm
 from attnbench.mixers.base import Mixer, State
 from attnbench.registry import build, resolve
@@ -107,8 +108,13 @@ class LanguageModel(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         """What the residual stream starts with. Under autocast it has the compute dtype: in float32 a step would spend
         a tenth of its time on moving digits that every layer rounds off again before it reads them."""
-        x, device = self.embedding(tokens), tokens.device.type
-        return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+        weight, device = self.embedding.weight, tokens.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        if not (on_kernels(weight) and torch.is_grad_enabled()):
+            return self.embedding(tokens).to(dtype)
+        from attnbench.kernels.embedding import embed
+
+        return embed(tokens.flatten(), weight, dtype).unflatten(0, tokens.shape)
 
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> list[State]:
         """One empty state a layer."""

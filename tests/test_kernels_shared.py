@@ -5,7 +5,9 @@ import torch
 import torch.nn.functional as F
 from kernel_checks import DEVICE, assert_near, normal
 
+from attnbench.kernels import embedding as embedding_kernel
 from attnbench.kernels import linear_cross_entropy as loss_kernel
+from attnbench.kernels.embedding import embed
 from attnbench.kernels.linear_cross_entropy import linear_cross_entropy
 from attnbench.kernels.rotary import split_rotated
 from attnbench.kernels.swiglu import swiglu
@@ -87,13 +89,15 @@ def test_the_loss_of_stacked_models_is_that_of_each():
     assert_near(weight.grad[1], own.grad, 1e-6)
 
 
-@pytest.mark.parametrize("operator", ["swiglu", "linear_cross_entropy"])
+@pytest.mark.parametrize("operator", ["swiglu", "linear_cross_entropy", "embed"])
 def test_the_compiler_sees_through_the_operators(operator):
     x = normal(8, 16).requires_grad_()
 
     def function(x):
         if operator == "swiglu":
             return swiglu(x).sum()
+        if operator == "embed":
+            return embed(torch.arange(8, device=DEVICE) // 3, x, torch.bfloat16).float().square().sum()
         return linear_cross_entropy(x, x, torch.arange(8, device=DEVICE), None, True)[0]
 
     expected = torch.autograd.grad(function(x), x)[0]
@@ -133,3 +137,37 @@ def test_stacked_models_are_split_and_rotated_as_each():
     one = packed.detach()[1].clone().requires_grad_()
     function(one).backward()
     assert_near(packed.grad[1], one.grad, 1e-6)
+
+
+def tokens_of(num_rows, num_symbols, seed=0):
+    """Some symbols more often than others, and some not at all."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.rand(num_rows, generator=generator).square() * num_symbols * 0.9).long().to(DEVICE)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("most", [2048, 1], ids=["products", "sorted"])
+@pytest.mark.parametrize(("rows", "num_symbols", "width"), [(1, 10, 8), (700, 130, 72), (1100, 129, 16)])
+def test_an_embeddings_rows_and_their_gradient(rows, num_symbols, width, most, dtype, monkeypatch):
+    monkeypatch.setattr(embedding_kernel, "MAX_SYMBOLS", most)
+    tokens, weight = tokens_of(rows, num_symbols), normal(num_symbols, width).requires_grad_()
+    gradient = normal(rows, width, dtype=dtype, seed=1)
+    actual = embed(tokens, weight, dtype)
+    actual.backward(gradient)
+    assert torch.equal(actual, weight.detach()[tokens].to(dtype))
+    expected = torch.zeros(num_symbols, width, dtype=torch.float64, device=DEVICE)
+    expected.index_add_(0, tokens, gradient.double())
+    assert_near(weight.grad, expected, 1e-5)
+
+
+def test_rows_of_stacked_models_are_those_of_each():
+    tokens, weight = tokens_of(3 * 9, 12).view(3, 9), normal(3, 12, 16).requires_grad_()
+    scale = normal(9, 16, seed=1)
+
+    def function(tokens_N, weight_VD):
+        return (embed(tokens_N, weight_VD, torch.float32) * scale).sum()
+
+    torch.vmap(function)(tokens, weight).sum().backward()
+    one = weight.detach()[1].clone().requires_grad_()
+    function(tokens[1], one).backward()
+    assert_near(weight.grad[1], one.grad, 1e-6)

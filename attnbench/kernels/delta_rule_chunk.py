@@ -19,22 +19,11 @@ Positions beyond the sequence's end have zeros throughout (log decay and beta to
 import triton
 import triton.language as tl
 
-from attnbench.kernels.support import interpreted
-
-# Triton's interpreter multiplies the bits of bfloat16 as integers.
-WIDEN = tl.constexpr(interpreted())
+from attnbench.kernels.products import product
 
 LENGTHS = ("length", "num_rows")
 """Arguments on whose value no kernel is compiled anew. A length of 1 would become a constant, and without its loop a
 product of two warpgroup tiles reads, compiled by Triton 3.6 for Hopper, from beyond its shared memory."""
-
-
-@triton.jit
-def product(left, right, PRECISION: tl.constexpr):
-    """left @ right, in float32; both have one dtype. PRECISION is what becomes of float32: "tf32" or "tf32x3"."""
-    if WIDEN:
-        return tl.dot(left.to(tl.float32), right.to(tl.float32), input_precision="ieee")
-    return tl.dot(left, right, input_precision=PRECISION)
 
 
 @triton.jit

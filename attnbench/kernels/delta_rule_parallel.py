@@ -20,11 +20,11 @@ from attnbench.kernels.delta_rule_chunk import (
     chunk_resolvent,
     load_rows,
     matrix,
-    product,
     read_change_gradient,
     store_rows,
 )
 from attnbench.kernels.delta_rule_tiles import chunk_rows, load_key, load_query, load_value
+from attnbench.kernels.products import product
 
 
 @triton.jit

@@ -21,12 +21,12 @@ from attnbench.kernels.delta_rule_chunk import (
     log_decay_gradient,
     matrix,
     pair_decay,
-    product,
     query_gradient,
     scaled_rows,
     scaled_rows_gradient,
     store_rows,
 )
+from attnbench.kernels.products import product
 
 
 @triton.jit

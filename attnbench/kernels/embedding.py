@@ -1,0 +1,135 @@
+"""Rows of an embedding, with a gradient that is summed in one order, so that two trainings are alike to the bit.
+
+Torch's compiler adds every position's gradient to its symbol's row by atomics, in the order in which they happen to
+arrive. Here the sum is a product with a matrix that has a one where position n holds symbol v, made in registers: exact
+products, and a sum that a shape alone decides. Past MAX_SYMBOLS rows that costs more than what torch does uncompiled,
+which is to sort the positions by symbol first, as fixed an order; then that is done.
+"""
+
+# Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnbench.kernels.products import product
+
+MAX_SYMBOLS = 2048
+
+NUM_PROGRAMS = 256
+"""About so many programs share the sum: what fills a large GPU. Not the device's own number, which would let two
+devices add in different orders."""
+
+MIN_ROWS = 512
+"""Positions that a program sums at least."""
+
+SYMBOLS, ROWS, COLUMNS = 128, 64, 64
+"""The block of a program: symbols × columns, and how many positions it takes at a time."""
+
+
+@torch.library.custom_op("attnbench::embed", mutates_args=())
+def embed(tokens_N: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
+    """Row `tokens_N` of the weight for every position, (N, D), in `dtype`."""
+    return F.embedding(tokens_N, weight_VD).to(dtype)
+
+
+@torch.library.custom_op("attnbench::embedding_gradient", mutates_args=())
+def embedding_gradient(gradient_ND: Tensor, tokens_N: Tensor, num_symbols: int) -> Tensor:
+    """The sum of the rows of each symbol's positions, (V, D) in float32.
+
+    Args:
+        gradient_ND: float32 or bfloat16. One that is not finite makes whole columns so.
+    """
+    if num_symbols > MAX_SYMBOLS:
+        return torch.ops.aten.embedding_dense_backward(gradient_ND.float(), tokens_N, num_symbols, -1, False)
+    num_rows, width = gradient_ND.shape
+    blocks = (-(-num_symbols // SYMBOLS), -(-width // COLUMNS))
+    num_parts = max(1, min(NUM_PROGRAMS // (blocks[0] * blocks[1]), num_rows // MIN_ROWS))
+    parts = torch.empty(num_parts, num_symbols, width, dtype=torch.float32, device=gradient_ND.device)
+    _sum_rows[(*blocks, num_parts)](
+        gradient_ND.contiguous(),
+        tokens_N.contiguous(),
+        parts,
+        num_rows,
+        num_symbols,
+        width,
+        -(-num_rows // num_parts),
+        PRECISION="tf32x3" if gradient_ND.dtype == torch.float32 else "tf32",
+        SYMBOLS=SYMBOLS,
+        ROWS=ROWS,
+        COLUMNS=COLUMNS,
+    )
+    return parts[0] if num_parts == 1 else parts.sum(0)
+
+
+@embed.register_fake
+def _(tokens_N: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
+    return weight_VD.new_empty(tokens_N.shape[0], weight_VD.shape[1], dtype=dtype)
+
+
+@embedding_gradient.register_fake
+def _(gradient_ND: Tensor, tokens_N: Tensor, num_symbols: int) -> Tensor:
+    return gradient_ND.new_empty(num_symbols, gradient_ND.shape[1], dtype=torch.float32)
+
+
+def _save_for_gradient(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype], output: Tensor) -> None:
+    tokens_N, weight_VD, _ = inputs
+    ctx.save_for_backward(tokens_N)
+    ctx.num_symbols, ctx.weight_dtype = weight_VD.shape[0], weight_VD.dtype
+
+
+def _gradient(ctx: Any, gradient_ND: Tensor) -> tuple[None, Tensor, None]:
+    (tokens_N,) = ctx.saved_tensors
+    return None, embedding_gradient(gradient_ND, tokens_N, ctx.num_symbols).to(ctx.weight_dtype), None
+
+
+embed.register_autograd(_gradient, setup_context=_save_for_gradient)
+
+
+@embed.register_vmap
+def _(
+    info: Any, in_dims: tuple[int | None, ...], tokens: Tensor, weight: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, int]:
+    """Stacked models: their tokens number rows of one weight that has all of theirs."""
+    tokens, weight = _stacked(tokens, in_dims[0], info.batch_size), _stacked(weight, in_dims[1], info.batch_size)
+    first = torch.arange(info.batch_size, device=tokens.device)[:, None] * weight.shape[1]
+    return embed((tokens + first).flatten(), weight.flatten(0, 1), dtype).unflatten(0, tokens.shape), 0
+
+
+@embedding_gradient.register_vmap
+def _(
+    info: Any, in_dims: tuple[int | None, ...], gradient: Tensor, tokens: Tensor, num_symbols: int
+) -> tuple[Tensor, int]:
+    """One model after the other: a product for all would be with zeros but for one in so many."""
+    gradient, tokens = _stacked(gradient, in_dims[0], info.batch_size), _stacked(tokens, in_dims[1], info.batch_size)
+    each = [embedding_gradient(*own, num_symbols) for own in zip(gradient.unbind(), tokens.unbind(), strict=True)]
+    return torch.stack(each), 0
+
+
+def _stacked(x: Tensor, axis: int | None, size: int) -> Tensor:
+    return x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)
+
+
+@triton.jit
+def _sum_rows(gradient, tokens, parts, num_rows, num_symbols, width, rows_a_part,
+              PRECISION: tl.constexpr, SYMBOLS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    """Of one part of the rows the sums for some symbols and columns. Grid: symbols, columns, parts."""
+    symbol = tl.program_id(0) * SYMBOLS + tl.arange(0, SYMBOLS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    part = tl.program_id(2)
+    end = tl.minimum((part + 1) * rows_a_part, num_rows)
+    total = tl.zeros((SYMBOLS, COLUMNS), tl.float32)
+    for start in range(part * rows_a_part, end, ROWS):
+        row = start + tl.arange(0, ROWS)
+        own = tl.load(tokens + row, mask=row < end, other=-1)
+        there = (row < end)[:, None] & (column < width)[None, :]
+        given = tl.load(gradient + row.to(tl.int64)[:, None] * width + column[None, :], mask=there, other=0.0)
+        is_own = tl.where(symbol[:, None] == own[None, :], 1.0, 0.0).to(given.dtype)
+        total += product(is_own, given, PRECISION)
+    place = (part.to(tl.int64) * num_symbols + symbol)[:, None] * width + column[None, :]
+    tl.store(parts + place, total, mask=(symbol < num_symbols)[:, None] & (column < width)[None, :])

@@ -25,8 +25,8 @@ NOTES = (
     "A step that is not captured is launched kernel by kernel: where kernels are small it waits for the host, and its "
     "speed is the host's.",
     "Peak memory is everything that the process ever reserved on the device, CUDA-graph pools and what compiling and "
-    "warming up took included: it is never reset. The first step starts with empty compiler caches and all imports "
-    "done.",
+    "warming up took included: it is never reset. The first step starts with all imports done and empty compiler "
+    "caches, unless a command below gives a peer a folder of its own for them.",
 )
 
 

@@ -123,7 +123,8 @@ def _choose(
     higher_is_better: bool,
     num_labels: int | None = None,
 ) -> Choice:
-    """The smallest rate that reached the best, or, where it is an accuracy, came within its standard error.
+    """The smallest rate that reached the best, or, where it is an accuracy, came within its standard error; one inside
+    the grid before one at its edge, whose neighbours are known on one side alone.
 
     Rates that one seed's validation sequences cannot tell apart are ties: a label more or less would otherwise decide
     between a rate that works for every seed and one that works for this one (the one-standard-error rule of Breiman
@@ -146,14 +147,15 @@ def _choose(
     best = max(reached.values(), default=0.0)
     allowed = _standard_error(best, num_labels) if num_labels is not None else 0.0
     as_good = [rate for rate, value in reached.items() if value >= best - allowed]
+    inside = [rate for rate in as_good if min(grid) < rate < max(grid)]
     return Choice(
         variant=variant,
         evaluation=evaluation,
         settings=dict(task),
         grid=sorted(grid),
         scores={f"{rate:g}": value for rate, value in sorted(scores.items())},
-        chosen=min(as_good, default=min(grid)),
-        at_edge=bool(as_good) and {*as_good} <= {min(grid), max(grid)},
+        chosen=min(inside or as_good, default=min(grid)),
+        at_edge=bool(as_good) and not inside,
     )
 
 

@@ -75,14 +75,15 @@ def test_the_best_rate_is_chosen_and_what_each_reached_is_kept(tmp_path):
     ("scores", "rate", "at_edge"),
     [
         ((0.2, 0.9, 0.9, 0.2), 1e-2, False),
-        ((1.0, 1.0, 1.0, 0.1), 3e-3, False),
+        ((1.0, 1.0, 1.0, 0.1), 1e-2, False),
+        ((1.0, 0.5, 1.0, 1.0), 3e-2, False),
         ((1.0, 0.5, 0.1, 0.1), 3e-3, True),
         ((0.1, 0.2, 0.5, 0.9), 1e-1, True),
         ((0.9, 0.1, 0.1, 0.9), 3e-3, True),
         ((None, None, 0.1, None), 3e-2, False),
     ],
 )
-def test_ties_go_to_the_smaller_and_an_edge_is_flagged(scores, rate, at_edge, tmp_path):
+def test_ties_go_to_the_smaller_inside_the_grid_and_an_edge_is_flagged(scores, rate, at_edge, tmp_path):
     found = chosen(searched(tmp_path), *scores)
     assert (found.chosen, found.at_edge) == (rate, at_edge)
 

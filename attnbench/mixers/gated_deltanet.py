@@ -112,12 +112,13 @@ class GatedDeltaNet(Mixer):
         ]
 
     def init_weights(self, generator: torch.Generator, num_layers: int) -> None:
-        """As in Mamba-2: rates uniform in 1..16, time steps log-uniform in 0.001..0.1 through softplus's inverse."""
-        nn.init.uniform_(self.log_decay_rate, 1, 16, generator=generator)
-        nn.init.uniform_(self.decay_bias, math.log(1e-3), math.log(1e-1), generator=generator)
+        """Mamba-2's ranges, with the heads spread evenly over them: rates of 4, the middle of 1..16 by ratio, and time
+        steps from 0.001 to 0.1 by ratio, through softplus's inverse. Drawn, as there, they leave it to luck whether a
+        model of one or two heads can remember the beginning of a sequence."""
+        share_H = (torch.arange(self.num_heads) + 0.5) / self.num_heads
+        step_H = (math.log(1e-3) + (math.log(1e-1) - math.log(1e-3)) * share_H).exp()
+        nn.init.constant_(self.log_decay_rate, math.log(4))
         with torch.no_grad():
-            self.log_decay_rate.log_()
-            step_H = self.decay_bias.exp()
             # softplus(x) = step where x = log(exp(step) - 1), written so that a small step loses no digits.
             self.decay_bias.copy_(step_H + (-torch.expm1(-step_H)).log())
 

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.errors import UserError
 from attnbench.kernels.delta_rule_launch import DeltaRule
+from attnbench.kernels.delta_rule_step import gated_delta_rule_step
 from attnbench.kernels.gated_delta_rule import gated_delta_rule, gated_delta_rule_forward
 from attnbench.mixers.gated_deltanet import GatedDeltaNet, recurrent_gated_delta_rule, unit_length
 
@@ -192,6 +193,22 @@ def test_the_operator_reports_the_flops_of_the_recurrence():
         assert counter.get_total_flops() == 65 * 2 * 6 * 16 * 32
         output.sum().backward()
     assert counter.get_total_flops() == 3 * 65 * 2 * 6 * 16 * 32
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("unit", [True, False])
+@pytest.mark.parametrize(("key_width", "value_width"), [(16, 16), (64, 48), (128, 128)])
+def test_a_step_is_the_definition_s_and_leaves_the_memory_after_it(key_width, value_width, unit, dtype):
+    mixed, log_decay, beta, memory = (
+        x.detach() for x in rule_inputs(3, key_width, value_width, num_heads=2, batch=3, dtype=dtype)
+    )
+    expected, expected_memory = definition(*(x.double() for x in (mixed, log_decay, beta, memory)), unit)
+    own = memory.clone()
+    mixed_rows = [gated_delta_rule_step(mixed[:, t], log_decay[:, t], beta[:, t], own, unit) for t in range(3)]
+    actual = torch.stack(mixed_rows, dim=1)
+    assert actual.dtype == dtype
+    assert_near(actual.reshape(expected.shape), expected, TOLERANCE[dtype])
+    assert_near(own, expected_memory, TOLERANCE[dtype])
 
 
 def test_float64_is_refused():

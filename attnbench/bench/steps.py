@@ -15,7 +15,7 @@ from attnbench.bench.roofline import Work
 from attnbench.errors import UserError
 from attnbench.kernels.support import require_triton
 from attnbench.mixers.flash import load_flash_attn
-from attnbench.mixers.gated_deltanet import recurrent_gated_delta_rule
+from attnbench.mixers.gated_deltanet import KEY_WIDTHS, GatedDeltaNet, recurrent_gated_delta_rule
 from attnbench.mixers.linear import LinearAttention, chunked_linear_attention, feature
 from attnbench.mixers.softmax import attend
 
@@ -190,13 +190,21 @@ def _refuse_linear(device_type: str, precision: str, width: int) -> str | None:
 
 
 def _gated_deltanet(example: Example) -> Call:
-    """As the mixer's step has it, between its projections: the recurrence, by torch."""
+    """As the mixer's step has it, between its projections."""
     query, key, value = example.newest()
     # Of length 1, as the mixer makes them: a longer key would have the state grow.
     key = F.normalize(key.float(), dim=-1).to(key.dtype)
-    return lambda: recurrent_gated_delta_rule(
-        query, key, value, example.log_decay_B1H, example.beta_B1H, example.memory_BHKV
-    )[0]
+    gates, width = (example.log_decay_B1H, example.beta_B1H), example.shape.head_width
+    options = {"head_width": width}
+    device_type = example.query_BHK.device.type
+    if GatedDeltaNet.choose_backend(options, device_type=device_type, precision="") == "triton":
+        from attnbench.kernels.delta_rule_step import gated_delta_rule_step
+
+        # The kernel scales the query; and its state, which it changes, is its own.
+        mixed_BC = torch.cat([x[:, 0].flatten(1) for x in (query * width**0.5, key, value)], dim=-1)
+        memory = example.memory_BHKV.clone()
+        return lambda: gated_delta_rule_step(mixed_BC, *(x[:, 0] for x in gates), memory, False)
+    return lambda: recurrent_gated_delta_rule(query, key, value, *gates, example.memory_BHKV)[0]
 
 
 def _gated_deltanet_expected(example: Example) -> Tensor:
@@ -206,8 +214,9 @@ def _gated_deltanet_expected(example: Example) -> Tensor:
     return recurrent_gated_delta_rule(*wide)[0].flatten(0, 2)[compared_heads(example.shape), None]
 
 
-def _anywhere(device_type: str, precision: str, width: int) -> str | None:
-    return None
+def _refuse_gated_deltanet(device_type: str, precision: str, width: int) -> str | None:
+    refused = device_type == "cuda" and precision == "float16" and width in KEY_WIDTHS
+    return "Gated DeltaNet's kernel takes float32 and bfloat16" if refused else None
 
 
 def _attention(
@@ -256,7 +265,7 @@ STEPS = {
         Step(
             name="gated_deltanet",
             prepare=_gated_deltanet,
-            refuse=_anywhere,
+            refuse=_refuse_gated_deltanet,
             expected=_gated_deltanet_expected,
             work=lambda shape, _: _state_work(shape, 6),
         ),

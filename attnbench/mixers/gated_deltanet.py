@@ -126,7 +126,7 @@ class GatedDeltaNet(Mixer):
         self, x_BTD: Tensor, state: GatedDeltaNetState | None = None
     ) -> tuple[Tensor, GatedDeltaNetState | None]:
         history, memory = (None, None) if state is None else (state.history_BWC, state.memory_BHKV)
-        if self.backend == "triton" and (memory is None or x_BTD.shape[1] > 1):
+        if self.backend == "triton":
             mixed_BTHV, last_memory = self._mix_packed(x_BTD, history, memory)
         else:
             mixed_BTHV, last_memory = self._mix(self._inputs(x_BTD, history), memory)
@@ -166,12 +166,22 @@ class GatedDeltaNet(Mixer):
     def _mix_packed(
         self, x_BTD: Tensor, history_BWC: Tensor | None, memory_BHKV: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """The same by our kernels, which take query, key and value where the projection leaves them."""
+        """The same by our kernels, which take query, key and value where the projection leaves them; the last memory
+        is None where the one given has become it, as it does in a step."""
+        mixed_BTC, (log_decay_BTH, beta_BTH) = self.query_key_value.packed(x_BTD, history_BWC), self._gates(x_BTD)
+        if memory_BHKV is not None and x_BTD.shape[1] == 1:
+            from attnbench.kernels.delta_rule_step import gated_delta_rule_step
+
+            mixed_BHV = gated_delta_rule_step(
+                mixed_BTC[:, 0], log_decay_BTH[:, 0], beta_BTH[:, 0], memory_BHKV, self.qk_norm
+            )
+            return mixed_BHV[:, None], None
         from attnbench.kernels.gated_delta_rule import gated_delta_rule
 
         return gated_delta_rule(
-            self.query_key_value.packed(x_BTD, history_BWC),
-            *self._gates(x_BTD),
+            mixed_BTC,
+            log_decay_BTH,
+            beta_BTH,
             memory_BHKV,
             num_heads=self.num_heads,
             key_width=self.head_width,

@@ -43,7 +43,7 @@ def embedding_gradient(gradient_ND: Tensor, tokens_N: Tensor, num_symbols: int) 
     """The sum of the rows of each symbol's positions, (V, D) in float32.
 
     Args:
-        gradient_ND: float32 or bfloat16. One that is not finite makes whole columns so.
+        gradient_ND: of a float dtype. A number in it that is not finite makes its whole column so.
     """
     if num_symbols > MAX_SYMBOLS:
         return torch.ops.aten.embedding_dense_backward(gradient_ND.float(), tokens_N, num_symbols, -1, False)

@@ -423,7 +423,7 @@ def test_presets_are_those_of_the_battery():
 
 
 def test_a_recall_model_has_one_head_and_no_feed_forward():
-    for task in evaluation(Recall, widths=[16, 24], conv_size=None).tasks():
+    for task in evaluation(Recall, widths=[16, 24], conv_size=None, output_gate=None).tasks():
         assert task.model.head_width == task.model.dim == task.settings["width"]
         assert task.model.feed_forward_width == 0
         assert task.mixer_options == {}

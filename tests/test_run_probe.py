@@ -240,7 +240,7 @@ def test_a_wish_that_a_mixer_cannot_have_stands_in_its_rows(tmp_path):
     target = f"{__name__}.WithoutConvolution"
     mixer = replace(settings.mixer, name="bare", target=target, options={"num_heads": None, "backend": "auto"})
     found = rows(replace(settings, mixer=mixer, trusted=frozenset({target})))
-    assert all(row.measurement.settings["not_applicable"] == ["conv_size"] for row in found)
+    assert all(row.measurement.settings["not_applicable"] == ["conv_size", "output_gate"] for row in found)
     assert {row.identity.mixer for row in found} == {"WithoutConvolution"}
 
 
@@ -253,6 +253,7 @@ def test_the_size_is_the_task_s_whatever_the_mixer_or_the_run_has(tmp_path):
         assert own.matched is not None
         assert (own.matched.model.dim, own.matched.model.head_width) == (32, 32)
         assert own.mixers[0].options["conv_size"] == 4
+        assert own.mixers[0].options["output_gate"] is False
 
 
 @pytest.mark.parametrize("override", ["outputs_dir=elsewhere", "rerun=true", "logger=offline", "seq_len=64"])

@@ -9,7 +9,13 @@ from torch import Tensor
 
 from attnbench.errors import UserError
 from attnbench.evals.base import NUM_SELECTION, Probe, Task
-from attnbench.evals.options import check_counts, check_different_counts, check_training, probe_deviation
+from attnbench.evals.options import (
+    check_counts,
+    check_different_counts,
+    check_training,
+    mixer_wishes,
+    probe_deviation,
+)
 from attnbench.evals.scoring import accuracy, correct_labels, mean_accuracy
 from attnbench.evals.task_data import ABSENT, SPLITS, hashed, hashes_in_split, in_pieces, integers_below, shuffled
 from attnbench.model import LanguageModel
@@ -153,7 +159,7 @@ class Copy(Probe):
 
     Args:
         width: of the model; with `num_layers`, `head_width` and `feed_forward_width` always applied.
-        conv_size: taps of the short convolution; null leaves the mixer's own.
+        conv_size, output_gate: of every mixer that has them; null leaves each its own.
         max_length: training strings have 1 to `max_length` symbols, at most 500.
         test_lengths: symbols of the test strings; each length has a batch and rows of its own.
         num_test: test strings of each length.
@@ -178,6 +184,7 @@ class Copy(Probe):
         head_width: int,
         feed_forward_width: int,
         conv_size: int | None,
+        output_gate: bool | None,
         num_steps: int,
         batch_size: int,
         max_length: int,
@@ -209,7 +216,7 @@ class Copy(Probe):
             num_steps=num_steps,
             batch_size=batch_size,
             num_train_sequences=num_steps * batch_size,
-            mixer_options={} if conv_size is None else {"conv_size": conv_size},
+            mixer_options=mixer_wishes(conv_size, output_gate),
             max_length=max_length,
             test_lengths=test_lengths,
             num_test=num_test,

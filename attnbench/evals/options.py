@@ -41,6 +41,12 @@ def probe_deviation(prefix: str, given: float | None, width: int) -> float:
     return INITIAL_DEVIATION * (768 / width) ** 0.5 if given is None else given
 
 
+def mixer_wishes(conv_size: int | None, output_gate: bool | None) -> dict[str, Any]:
+    """What a probe asks of every mixer that has the setting, see Task.mixer_options; null asks nothing."""
+    wishes = {"conv_size": conv_size, "output_gate": output_gate}
+    return {name: value for name, value in wishes.items() if value is not None}
+
+
 def check_training(prefix: str, learning_rates: Any, precision: str) -> None:
     """The grid of rates and the precision of a probe."""
     numbers = isinstance(learning_rates, list) and all(type(rate) in (int, float) for rate in learning_rates)

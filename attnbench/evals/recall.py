@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnbench.evals.base import NUM_SELECTION, Probe, Task
-from attnbench.evals.options import check_choice, check_counts, check_training, probe_deviation
+from attnbench.evals.options import check_choice, check_counts, check_training, mixer_wishes, probe_deviation
 from attnbench.evals.recall_sizes import PRESETS, Sizes, check_sizes
 from attnbench.evals.scoring import accuracy, correct_labels, mean_accuracy
 from attnbench.evals.task_data import (
@@ -170,7 +170,7 @@ class Recall(Probe):
         num_test: test sequences for each number of pairs.
         filler: between the queries: blank or random.
         reuse_rate: the cell (512,64) takes over the rate found at (256,16) where that is run at the same width.
-        conv_size: taps of the short convolution; null leaves the mixer's own.
+        conv_size, output_gate: of every mixer that has them; null leaves each its own.
         initial_deviation: of the projections; null: see options.probe_deviation.
 
     Raises:
@@ -198,6 +198,7 @@ class Recall(Probe):
         reuse_rate: bool,
         num_layers: int,
         conv_size: int | None,
+        output_gate: bool | None,
         initial_deviation: float | None,
         learning_rates: list,
         precision: str,
@@ -214,7 +215,7 @@ class Recall(Probe):
         self.learning_rates, self.precision = [float(rate) for rate in learning_rates], precision
         self.reuse_rate = reuse_rate
         self._tasks = [
-            _task(sizes, cell, width, num_layers, conv_size, initial_deviation)
+            _task(sizes, cell, width, num_layers, mixer_wishes(conv_size, output_gate), initial_deviation)
             for width in sizes.widths
             for cell in sizes.cells
         ]
@@ -238,7 +239,7 @@ def _place(settings: dict[str, Any]) -> tuple[int, int | None]:
 
 
 def _task(
-    sizes: Sizes, cell: list[Any], width: int, num_layers: int, conv_size: int | None, deviation: float | None
+    sizes: Sizes, cell: list[Any], width: int, num_layers: int, wishes: dict[str, Any], deviation: float | None
 ) -> RecallTask:
     length, pairs = cell
     settings = {"sequence_length": length, "width": width}
@@ -257,7 +258,7 @@ def _task(
         num_steps=sizes.num_steps,
         batch_size=sizes.batch_size if length < LONG else sizes.long_batch_size,
         num_train_sequences=sizes.num_train,
-        mixer_options={} if conv_size is None else {"conv_size": conv_size},
+        mixer_options=wishes,
         length=length,
         pairs=pairs if isinstance(pairs, list) else [pairs],
         num_test=sizes.num_test,

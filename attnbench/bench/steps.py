@@ -15,7 +15,7 @@ from attnbench.bench.roofline import Work
 from attnbench.errors import UserError
 from attnbench.kernels.support import require_triton
 from attnbench.mixers.flash import load_flash_attn
-from attnbench.mixers.gated_deltanet import KEY_WIDTHS, GatedDeltaNet, recurrent_gated_delta_rule
+from attnbench.mixers.gated_deltanet import GatedDeltaNet, has_kernels, recurrent_gated_delta_rule
 from attnbench.mixers.linear import LinearAttention, chunked_linear_attention, feature
 from attnbench.mixers.softmax import attend
 
@@ -215,7 +215,7 @@ def _gated_deltanet_expected(example: Example) -> Tensor:
 
 
 def _refuse_gated_deltanet(device_type: str, precision: str, width: int) -> str | None:
-    refused = device_type == "cuda" and precision == "float16" and width in KEY_WIDTHS
+    refused = device_type == "cuda" and precision == "float16" and has_kernels(width, width)
     return "Gated DeltaNet's kernel takes float32 and bfloat16" if refused else None
 
 

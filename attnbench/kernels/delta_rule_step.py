@@ -50,9 +50,7 @@ def gated_delta_rule_step(
 
 
 @gated_delta_rule_step.register_fake
-def _(
-    mixed_BC: Tensor, log_decay_BH: Tensor, beta_BH: Tensor, memory_BHKV: Tensor, unit_length: bool
-) -> Tensor:  # fmt: skip
+def _(mixed_BC: Tensor, log_decay_BH: Tensor, beta_BH: Tensor, memory_BHKV: Tensor, unit_length: bool) -> Tensor:
     batch, heads, _, value_width = memory_BHKV.shape
     return mixed_BC.new_empty(batch, heads, value_width)
 

@@ -2,8 +2,8 @@
 
 Torch's compiler adds every position's gradient to its symbol's row by atomics, in the order in which they happen to
 arrive. Here the sum is a product with a matrix that has a one where position n holds symbol v, made in registers: exact
-products, and a sum that a shape alone decides. Past MAX_SYMBOLS rows that costs more than what torch does uncompiled,
-which is to sort the positions by symbol first, as fixed an order; then that is done.
+products, and a sum whose order a shape alone decides. With more than MAX_SYMBOLS symbols the positions are sorted by
+symbol first, as torch does uncompiled, an order as fixed; docs/backends.md has the times of both.
 """
 
 # Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.

@@ -17,15 +17,12 @@ import triton.language as tl
 from torch import Tensor
 
 from attnbench.kernels.batching import join_the_batch
-from attnbench.kernels.support import interpreted
+from attnbench.kernels.products import product
 
 WIDTHS = range(16, 129)
 """Channels a head that there are kernels for."""
 
 DTYPES = (torch.float32, torch.bfloat16)
-
-INTERPRETED = tl.constexpr(interpreted())
-"""The interpreter's products would take bfloat16 for integers."""
 
 
 UNSPECIALIZED = ("length", "segment")
@@ -300,9 +297,7 @@ def _through_feature(gradient, x, FEATURE: tl.constexpr):
 @triton.jit
 def _dot(left, right, sum=None):
     """A product of float32 keeps the digits of float32."""
-    if INTERPRETED:
-        left, right = left.to(tl.float32), right.to(tl.float32)
-    return tl.dot(left, right, sum, input_precision="tf32x3")
+    return product(left, right, "tf32x3", sum)
 
 
 @triton.jit

@@ -1,6 +1,5 @@
 """Gated DeltaNet: a memory that decays, and in which each key overwrites what it points to."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -112,12 +111,12 @@ class GatedDeltaNet(Mixer):
         ]
 
     def init_weights(self, generator: torch.Generator, num_layers: int) -> None:
-        """Mamba-2's ranges, with the heads spread evenly over them: rates of 4, the middle of 1..16 by ratio, and time
-        steps from 0.001 to 0.1 by ratio, through softplus's inverse. Drawn, as there, they leave it to luck whether a
-        model of one or two heads can remember the beginning of a sequence."""
-        share_H = (torch.arange(self.num_heads) + 0.5) / self.num_heads
-        step_H = (math.log(1e-3) + (math.log(1e-1) - math.log(1e-3)) * share_H).exp()
-        nn.init.constant_(self.log_decay_rate, math.log(4))
+        """Decays of 0.001 to 0.1 a position, spread evenly by ratio over the heads, the slowest first: time steps of
+        Mamba-2's range through softplus's inverse, times a rate of 1. Drawn, as there, it is luck whether a model of one
+        head can remember the beginning of a sequence, and at 0.04 recall's plateau lasts half as long again as at
+        0.0025."""
+        step_H = torch.logspace(-3, -1, self.num_heads)
+        nn.init.zeros_(self.log_decay_rate)
         with torch.no_grad():
             # softplus(x) = step where x = log(exp(step) - 1), written so that a small step loses no digits.
             self.decay_bias.copy_(step_H + (-torch.expm1(-step_H)).log())

@@ -5,7 +5,7 @@ The door to what a report or a plan needs of it: rows become figures, figures fa
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -163,12 +163,16 @@ class Summary:
     lines: list[list[Cell]]
 
 
-def summary(summed: Sequence[Figure], ranked: Sequence[Family]) -> Summary:
-    """The summary of all evaluations and variants that `summed` has, in its order."""
+def summary(summed: Sequence[Figure], ranked: Sequence[Family], variants: Iterable[str] = ()) -> Summary:
+    """The summary of all evaluations that `summed` has, in its order.
+
+    Args:
+        variants: that have a line whatever was measured of them, in this order; others that `summed` has follow.
+    """
     evaluations = dict.fromkeys(figure.evaluation for figure in summed)
     columns = [column for evaluation in evaluations for column in headline(summed, evaluation)]
     lines = []
-    for variant in dict.fromkeys(figure.variant for figure in summed):
+    for variant in dict.fromkeys([*variants, *(figure.variant for figure in summed)]):
         own = [figure for figure in summed if figure.variant == variant]
         lines.append([Cell(text=variant), *(_cell(own, column, ranked) for column in columns)])
     return Summary(headers=["variant", *(column.header for column in columns)], columns=columns, lines=lines)

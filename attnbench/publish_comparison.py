@@ -44,7 +44,7 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
         if stamp is not None:
             replace_file(target / f"environment-{name}.json", json.dumps(stamp, indent=2) + "\n")
     export_cells(experiment, target / "cells.jsonl")
-    replace_file(target / "README.md", _page(title, note, inputs, summary(summed, ranked)))
+    replace_file(target / "README.md", _page(title, note, inputs, summary(summed, ranked, inputs.protocol.variants)))
 
 
 def _page(title: str, note: str, inputs: Inputs, content: Summary) -> str:

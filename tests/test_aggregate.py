@@ -258,6 +258,11 @@ def test_the_summary_marks_the_best_and_what_is_exploratory():
     assert (gated[1].text, gated[1].status, gated[1].value) == ("–", "", None)
 
 
+def test_the_summary_has_a_line_for_a_variant_that_has_not_run():
+    shown = summary(figures(rows_of("softmax", 0.5)), [], ["linear", "softmax"])
+    assert [[cell.text for cell in line] for line in shown.lines] == [["linear", "–"], ["softmax", "0.5"]]
+
+
 def test_the_summary_says_how_many_seeds_are_behind_a_number():
     shown = summary(figures(rows_of("softmax", 0.5, None, 0.7)), [])
     assert (shown.lines[0][1].text, shown.lines[0][1].status) == ("0.6 (2 of 3 seeds)", "ok")

@@ -112,9 +112,9 @@ class GatedDeltaNet(Mixer):
 
     def init_weights(self, generator: torch.Generator, num_layers: int) -> None:
         """Decays of 0.001 to 0.1 a position, spread evenly by ratio over the heads, the slowest first: time steps of
-        Mamba-2's range through softplus's inverse, times a rate of 1. Drawn, as there, it is luck whether a model of one
-        head can remember the beginning of a sequence, and at 0.04 recall's plateau lasts half as long again as at
-        0.0025."""
+        Mamba-2's range through softplus's inverse, times a rate of 1. Drawn, as there, it is luck whether a model of
+        one head can remember the beginning of a sequence; and the faster its memory fades, the longer such a model
+        takes to begin to learn recall."""
         step_H = torch.logspace(-3, -1, self.num_heads)
         nn.init.zeros_(self.log_decay_rate)
         with torch.no_grad():

@@ -50,7 +50,7 @@ def write_report(folder: Path, *, target: Path | None = None) -> Path:
     write_csv([*inputs.rows, *to_rows(summed)], target / "results.csv")
     places = {chapter.evaluation: anchor(index) for index, chapter in enumerate(written)}
     sections = [
-        summary_section(inputs, summary(summed, ranked), ranked, places),
+        summary_section(inputs, summary(summed, ranked, variants), ranked, places),
         *(evaluation_section(chapter, index) for index, chapter in enumerate(written)),
         making_section(inputs, summed),
     ]

@@ -1,5 +1,6 @@
 """Gated DeltaNet: a memory that decays, and in which each key overwrites what it points to."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -111,11 +112,11 @@ class GatedDeltaNet(Mixer):
         ]
 
     def init_weights(self, generator: torch.Generator, num_layers: int) -> None:
-        """Decays of 0.001 to 0.1 a position, spread evenly by ratio over the heads, the slowest first: time steps of
-        Mamba-2's range through softplus's inverse, times a rate of 1. Drawn, as there, it is luck whether a model of
-        one head can remember the beginning of a sequence; and the faster its memory fades, the longer such a model
-        takes to begin to learn recall."""
-        step_H = torch.logspace(-3, -1, self.num_heads)
+        """Decays of 0.001 to 0.4 a position, spread evenly by ratio over the heads, the slowest first: time steps
+        through softplus's inverse, times a rate of 1. Drawn, as in Mamba-2, it is luck whether a model of one head can
+        remember the beginning of a sequence; and the faster its memory fades, the longer such a model takes to begin
+        to learn recall."""
+        step_H = torch.logspace(math.log10(0.001), math.log10(0.4), self.num_heads)
         nn.init.zeros_(self.log_decay_rate)
         with torch.no_grad():
             # softplus(x) = step where x = log(exp(step) - 1), written so that a small step loses no digits.

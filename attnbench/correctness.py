@@ -82,6 +82,8 @@ class Outcome(NamedTuple):
     output_BTD: Tensor
     input_gradient_BTD: Tensor
     parameter_gradients: dict[str, Tensor]
+    parameter_terms: dict[str, float]
+    """What each of these is a sum of, together: the root of the sum of its squared norms over the sequences."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -133,8 +135,17 @@ def by_definition(mixer: Mixer, length: int, shape: Shape = USUAL) -> Outcome:
     """The mixer's own `reference`, in float64."""
     wide = copy.deepcopy(mixer).double()
     x_BTD, weight_BTD = (x.double() for x in example(length, shape.model.dim, next(wide.parameters()).device))
-    x_BTD.requires_grad_()
-    return _outcome(wide, x_BTD, wide.reference(x_BTD), weight_BTD)
+    outcomes = []
+    for x_1TD, weight_1TD in zip(x_BTD.split(1), weight_BTD.split(1), strict=True):
+        x_1TD.requires_grad_()
+        outcomes.append(_outcome(wide, x_1TD, wide.reference(x_1TD), weight_1TD))
+    gradients = [outcome.parameter_gradients for outcome in outcomes]
+    return Outcome(
+        output_BTD=torch.cat([outcome.output_BTD for outcome in outcomes]),
+        input_gradient_BTD=torch.cat([outcome.input_gradient_BTD for outcome in outcomes]),
+        parameter_gradients={name: torch.stack([own[name] for own in gradients]).sum(0) for name in gradients[0]},
+        parameter_terms={name: math.hypot(*(float(own[name].norm()) for own in gradients)) for name in gradients[0]},
+    )
 
 
 def by_backend(mixer: Mixer, length: int, precision: str, shape: Shape = USUAL) -> Outcome:
@@ -165,14 +176,18 @@ def exact(x: Tensor) -> Tensor:
 def _outcome(mixer: Mixer, x_BTD: Tensor, output_BTD: Tensor, weight_BTD: Tensor) -> Outcome:
     names, parameters = zip(*mixer.named_parameters(), strict=True)
     of_input, *of_parameters = torch.autograd.grad(output_BTD, (x_BTD, *parameters), weight_BTD, materialize_grads=True)
-    return Outcome(output_BTD.detach(), of_input, dict(zip(names, of_parameters, strict=True)))
+    gradients = dict(zip(names, of_parameters, strict=True))
+    norms = {name: float(gradient.double().norm()) for name, gradient in gradients.items()}
+    return Outcome(output_BTD.detach(), of_input, gradients, norms)
 
 
 def compare(actual: Outcome, expected: Outcome, shape: Shape = USUAL) -> Deviation:
     """The relative errors of what a backend computed."""
     widest = max(float(gradient.double().norm()) for gradient in expected.parameter_gradients.values())
     by_name = {
-        name: parameter_error(gradient, expected.parameter_gradients[name], widest, shape.head_width)
+        name: parameter_error(
+            gradient, expected.parameter_gradients[name], expected.parameter_terms[name], widest, shape.head_width
+        )
         for name, gradient in actual.parameter_gradients.items()
     }
     largest = worst(by_name.values())
@@ -195,19 +210,21 @@ def position_error(actual_BTD: Tensor, expected_BTD: Tensor) -> float:
     return float(error_BT.where(difference_BT != 0, 0.0).max())
 
 
-def parameter_error(actual: Tensor, expected: Tensor, widest: float, head_width: int) -> float:
+def parameter_error(actual: Tensor, expected: Tensor, terms: float, widest: float, head_width: int) -> float:
     """The worst relative error of a gradient, a matrix taken apart into the rows of each head.
 
     Query, key and value often share one matrix, and what is wrong in a small part of it would not show in the whole.
 
     Args:
+        terms: see Outcome.parameter_terms. A number a head is held against it: that of two sequences may cancel, and
+            what is left be no larger than the rounding of either.
         widest: the norm of the largest parameter's gradient. One that is 0 by definition, as a decay's is at a single
             position, is held against it: a sum that comes to 0 leaves some rounding.
     """
     if not expected.any():
         return relative_error(actual, expected, widest)
     if expected.dim() < 2:
-        return relative_error(actual, expected)
+        return relative_error(actual, expected, terms)
     smallest = SMALLEST_PART * float(expected.double().norm())
     parts = zip(actual.split(head_width), expected.split(head_width), strict=True)
     return worst([relative_error(part, other, smallest) for part, other in parts])

@@ -19,6 +19,7 @@ from attnbench.correctness import (
     build_mixer,
     by_definition,
     compare,
+    parameter_error,
     relative_error,
     worst,
 )
@@ -145,6 +146,9 @@ def test_errors_are_relative_and_nothing_from_nothing_is_none():
     assert math.isnan(relative_error(torch.nan * one, zero))
     assert relative_error(one, zero, smallest=4.0) == 0.5
     assert math.isnan(worst([1.0, math.nan, 2.0]))
+    # Two sequences of 8 and -7.99, of which the sum is rounding: no error of a whole is made of that.
+    assert parameter_error(torch.tensor([0.02]), torch.tensor([0.01]), 11.3, 100.0, 64) < 1e-3
+    assert parameter_error(torch.tensor([4.0]), torch.tensor([8.0]), 8.0, 100.0, 64) == 0.5
     # One head's rows are wrong, and small beside the other's.
     mixer = build_mixer(from_yaml("softmax"), CPU)
     expected = by_definition(mixer, 5)

@@ -15,7 +15,7 @@ from attnbench.errors import UserError
 from attnbench.kernels.delta_rule_launch import DeltaRule
 from attnbench.kernels.delta_rule_step import gated_delta_rule_step
 from attnbench.kernels.gated_delta_rule import gated_delta_rule, gated_delta_rule_forward
-from attnbench.mixers.gated_deltanet import GatedDeltaNet, recurrent_gated_delta_rule, unit_length
+from attnbench.mixers.gated_deltanet import MOST_FORGETTING, GatedDeltaNet, recurrent_gated_delta_rule, unit_length
 
 # Triton's interpreter cuts bfloat16 off where a GPU rounds, which is twice as far.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2 if torch.cuda.is_available() else 6e-2}
@@ -132,6 +132,14 @@ def test_decay_to_nothing_and_beta_of_nothing_stay_finite(parallel):
     inputs = rule_inputs(133, 16, 16)
     inputs[1] = torch.full_like(inputs[1], -80.0).requires_grad_()
     inputs[2] = torch.zeros_like(inputs[2]).requires_grad_()
+    check(inputs, unit=True, parallel=parallel, given=True)
+
+
+@both_forms
+def test_kernels_keep_the_digits_beside_positions_that_forget_everything(parallel):
+    inputs = rule_inputs(133, 16, 16)
+    forget = torch.rand(inputs[1].shape, generator=torch.Generator().manual_seed(3)) < 0.03
+    inputs[1] = torch.where(forget, -MOST_FORGETTING, inputs[1].detach()).requires_grad_()
     check(inputs, unit=True, parallel=parallel, given=True)
 
 

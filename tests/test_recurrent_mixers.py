@@ -9,7 +9,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.errors import UserError
 from attnbench.mixers.fla_support import refuse_miscompiled_gates
-from attnbench.mixers.gated_deltanet import GatedDeltaNet, chunked_gated_delta_rule, recurrent_gated_delta_rule
+from attnbench.mixers.gated_deltanet import (
+    MOST_FORGETTING,
+    GatedDeltaNet,
+    chunked_gated_delta_rule,
+    recurrent_gated_delta_rule,
+)
 from attnbench.mixers.linear import LinearAttention, feature
 from attnbench.mixers.scan import affine_scan
 
@@ -76,6 +81,18 @@ def test_decay_to_nothing_stays_finite():
     y.sum().backward()
     assert y.isfinite().all()
     assert all(x.grad.isfinite().all() for x in inputs)
+
+
+def test_a_head_that_forgets_everything_keeps_the_digits_of_the_rest():
+    mixer, x = build("gated_deltanet"), example_input(2, 133)
+    assert isinstance(mixer, GatedDeltaNet)
+    with torch.no_grad():
+        mixer.log_decay_rate.fill_(20.0)
+    assert mixer._inputs(x, None)[3].min() == -MOST_FORGETTING
+    y, _ = mixer(x)
+    torch.testing.assert_close(y, mixer.reference(x), atol=1e-5, rtol=1e-4)
+    y.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in mixer.parameters())
 
 
 @pytest.mark.parametrize("num_positions", [1, 16, 64, 200])

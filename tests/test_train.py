@@ -266,7 +266,8 @@ def test_training_in_bfloat16_follows_float32_without_being_it(name):
     exact = losses_of_training(fresh_state(name), 12)
     rounded = losses_of_training(fresh_state(name), 12, precision="bfloat16")
     assert rounded != exact
-    assert rounded == pytest.approx(exact, rel=0.05)
+    # The loss falls by half in these steps, and one of them more or less is a tenth.
+    assert rounded == pytest.approx(exact, rel=0.1)
 
 
 def test_bfloat16_keeps_weights_gradients_and_moments_in_float32():

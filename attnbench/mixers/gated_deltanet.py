@@ -15,6 +15,10 @@ from attnbench.mixers.base import Mixer, head_count
 from attnbench.mixers.fla_support import require_gated_fla
 from attnbench.mixers.scan import affine_scan
 
+MOST_FORGETTING = 30.0
+"""Largest -log a_t. It leaves 1e-13 of the memory, nothing in float32. Beyond it sums of log decays over a chunk lose
+the digits of the other positions in it, and on a GPU, which adds each in an order of its own, may not even fall."""
+
 
 class GatedDeltaNetState(NamedTuple):
     """What Gated DeltaNet remembers; its size does not depend on the length."""
@@ -29,7 +33,8 @@ class GatedDeltaNet(Mixer):
         M_t = a_t M_{t-1} + b_t k_t (v_t - a_t M_{t-1}^T k_t)^T,   y_t = M_t^T q_t / sqrt(K)
 
     q, k and v come through a short convolution and SiLU; a_t = exp(-exp(log_decay_rate) softplus(decay(x_t) +
-    decay_bias)) as in Mamba-2, b_t = sigmoid(beta(x_t)). What is read is RMS-normed a head before gate and projection.
+    decay_bias)) as in Mamba-2, not below exp(-MOST_FORGETTING), b_t = sigmoid(beta(x_t)). What is read is RMS-normed a
+    head before gate and projection.
 
     Args:
         num_heads: null for dim / head_width; the inner widths need not add up to dim.
@@ -204,8 +209,8 @@ class GatedDeltaNet(Mixer):
         # One product: by themselves both are too narrow for a GPU's matrix units.
         both_BTH = F.linear(x_BTD, torch.cat([self.decay.weight, self.beta.weight])).to(dtype)
         decay_BTH, beta_BTH = both_BTH.chunk(2, dim=-1)
-        log_decay_BTH = -self.log_decay_rate.to(dtype).exp() * F.softplus(decay_BTH + self.decay_bias)
-        return log_decay_BTH, self.max_beta * beta_BTH.sigmoid()
+        forgetting_BTH = self.log_decay_rate.to(dtype).exp() * F.softplus(decay_BTH + self.decay_bias)
+        return -forgetting_BTH.clamp(max=MOST_FORGETTING), self.max_beta * beta_BTH.sigmoid()
 
     def _finish(self, mixed_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
         return self.output(self.norm(mixed_BTHV).flatten(2), x_BTD)

@@ -234,7 +234,8 @@ def test_few_walks_go_parallel_only_on_a_gpu():
 @pytest.mark.parametrize("change", [{}, {"qk_norm": False}, {"value_expansion": 2, "negative_eigenvalues": True}])
 def test_the_mixer_on_kernels_is_its_definition(change):
     mixer = build("gated_deltanet", backend="triton", **change)
-    check_against_definition(mixer, 70, torch.float32)
+    # A decay's gradient is the difference of sums over a chunk, of which a head that forgets fast leaves few digits.
+    check_against_definition(mixer, 70, torch.float32, tolerance=2e-4)
     with torch.no_grad():
         x = example_input(2, 70)
         torch.testing.assert_close(in_pieces(mixer, x, (64, 1, 5)), mixer(x)[0], atol=1e-5, rtol=1e-4)

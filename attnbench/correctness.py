@@ -144,7 +144,7 @@ def by_definition(mixer: Mixer, length: int, shape: Shape = USUAL) -> Outcome:
         output_BTD=torch.cat([outcome.output_BTD for outcome in outcomes]),
         input_gradient_BTD=torch.cat([outcome.input_gradient_BTD for outcome in outcomes]),
         parameter_gradients={name: torch.stack([own[name] for own in gradients]).sum(0) for name in gradients[0]},
-        parameter_terms={name: math.hypot(*(float(own[name].norm()) for own in gradients)) for name in gradients[0]},
+        parameter_terms={name: math.hypot(*(own.parameter_terms[name] for own in outcomes)) for name in gradients[0]},
     )
 
 

@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from attnbench.cells import Cell, probe_cell, training_cell
 from attnbench.errors import UserError
-from attnbench.evals.base import NUM_SELECTION, Task
+from attnbench.families import ACCURACY
 from attnbench.prepare import Run, again
 from attnbench.prepare_probe import build_tasks
 from attnbench.results import read_results
@@ -77,10 +75,7 @@ def probe_choice(settings: RunSettings, evaluation: EvaluationSettings, index: i
         return replace(found, settings=dict(task.settings), taken_from=dict(source.settings))
     grid, variant = probe.learning_rates, settings.mixer.name
     cells = _task_searches(settings, evaluation, index, grid)
-    num_labels = num_selection_labels(task) if cells else None
-    return _choose(
-        variant, evaluation.name, task.settings, grid, cells, "selection", higher_is_better=True, num_labels=num_labels
-    )
+    return _choose(variant, evaluation.name, task.settings, grid, cells, "selection", higher_is_better=True)
 
 
 def probe_cells(
@@ -106,12 +101,6 @@ def _training(prepared: Run, rate: float, seed: int, evaluations: Sequence[Evalu
     return training_cell(again(prepared, changed))
 
 
-def num_selection_labels(task: Task) -> int:
-    """Labels of the validation sequences that rates are chosen by."""
-    batch = task.sequences("validation", SELECTION_SEED, 0, NUM_SELECTION, torch.device("cpu"))
-    return batch.targets_BT.numel() if batch.weight_BT is None else int(batch.weight_BT.sum())
-
-
 def _choose(
     variant: str,
     evaluation: str,
@@ -121,17 +110,12 @@ def _choose(
     metric: str,
     *,
     higher_is_better: bool,
-    num_labels: int | None = None,
 ) -> Choice:
-    """The smallest rate that reached the best, or, where it is an accuracy, came within its standard error; one inside
-    the grid before one at its edge, whose neighbours are known on one side alone.
+    """The smallest rate that reached the best or, where it is an accuracy, came as near as no longer matters between
+    variants; one inside the grid before one at its edge, whose neighbours are known on one side alone.
 
-    Rates that one seed's validation sequences cannot tell apart are ties: a label more or less would otherwise decide
-    between a rate that works for every seed and one that works for this one (the one-standard-error rule of Breiman
-    et al., 1984). Where all failed it is the smallest, whose scored runs will say why.
-
-    Args:
-        num_labels: behind each accuracy; None for a loss.
+    Accuracies of one seed that differ by less do not say which rate works for other seeds, and of rates that work the
+    larger ones diverge first. Where all failed it is the smallest, whose scored runs will say why.
 
     Raises:
         UserError: a search has no results.
@@ -145,7 +129,7 @@ def _choose(
     sign = 1 if higher_is_better else -1
     reached = {rate: sign * value for rate, value in scores.items() if value is not None}
     best = max(reached.values(), default=0.0)
-    allowed = _standard_error(best, num_labels) if num_labels is not None else 0.0
+    allowed = ACCURACY.smallest_difference if higher_is_better else 0.0
     as_good = [rate for rate, value in reached.items() if value >= best - allowed]
     inside = [rate for rate in as_good if min(grid) < rate < max(grid)]
     return Choice(
@@ -157,10 +141,3 @@ def _choose(
         chosen=min(inside or as_good, default=min(grid)),
         at_edge=bool(as_good) and not inside,
     )
-
-
-def _standard_error(accuracy: float, num_labels: int) -> float:
-    """Of a binomial share with two successes and two failures added (Agresti and Coull, 1998), so that a perfect score
-    has one too."""
-    share = (accuracy * num_labels + 2) / (num_labels + 4)
-    return (share * (1 - share) / (num_labels + 4)) ** 0.5

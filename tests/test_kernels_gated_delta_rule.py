@@ -138,7 +138,7 @@ def test_decay_to_nothing_and_beta_of_nothing_stay_finite(parallel):
 @both_forms
 def test_kernels_keep_the_digits_beside_positions_that_forget_everything(parallel):
     inputs = rule_inputs(133, 16, 16)
-    forget = torch.rand(inputs[1].shape, generator=torch.Generator().manual_seed(3)) < 0.03
+    forget = torch.rand(inputs[1].shape, generator=torch.Generator().manual_seed(3)).to(DEVICE) < 0.03
     inputs[1] = torch.where(forget, -MOST_FORGETTING, inputs[1].detach()).requires_grad_()
     check(inputs, unit=True, parallel=parallel, given=True)
 

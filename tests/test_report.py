@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_rows import CORPUS, HOSTILE, PARTS, SKILL, write_experiment
+from report_rows import CORPUS, EVALUATIONS, HOSTILE, PARTS, SKILL, write_experiment
 
 from attnbench.aggregate import families, figures, headline
 from attnbench.errors import UserError
@@ -84,6 +84,11 @@ def summed(inputs):
 
 def of(summed, evaluation, metric=None):
     return [f for f in summed if f.evaluation == evaluation and metric in (None, f.metric)]
+
+
+def test_the_head_counts_evaluations_and_a_training_is_none(page):
+    assert "training" in EVALUATIONS
+    assert f"{len(EVALUATIONS) - 1} evaluations" in page.text
 
 
 def test_the_page_is_whole_and_asks_no_network(page, report):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.aggregate import Figure, families, figures, summary, to_rows
+from attnbench.cells import TRAINING
 from attnbench.jsonlines import replace_file, unlinked
 from attnbench.report import charts, words
 from attnbench.report.inputs import Inputs, read_inputs
@@ -107,9 +108,10 @@ def _navigation(written: Sequence[Chapter]) -> Markup:
 def _masthead(inputs: Inputs, summed: Sequence[Figure]) -> Markup:
     identities = [row.identity for row in inputs.rows]
     num_seeds = max(len(figure.values) for figure in summed)
+    evaluations = {identity.evaluation for identity in identities} - {TRAINING}
     facts = [
         _counted(len(inputs.protocol.variants), "variant"),
-        _counted(len({identity.evaluation for identity in identities}), "evaluation"),
+        *([_counted(len(evaluations), "evaluation")] if evaluations else []),
         f"up to {_counted(num_seeds, 'seed')}" if num_seeds > 1 else "1 seed",
         words.listed(dict.fromkeys(identity.device for identity in identities)),
     ]

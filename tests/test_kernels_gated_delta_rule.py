@@ -143,6 +143,22 @@ def test_kernels_keep_the_digits_beside_positions_that_forget_everything(paralle
     check(inputs, unit=True, parallel=parallel, given=True)
 
 
+@both_forms
+@pytest.mark.parametrize("decay", [1.0, 4.0, 12.0])
+def test_a_head_that_forgets_at_once_has_digits_in_its_decay_s_gradient(decay, parallel):
+    inputs = rule_inputs(133, 16, 16)
+    spread = 1 + torch.rand(inputs[1].shape, generator=torch.Generator().manual_seed(5)).to(DEVICE)
+    inputs[1] = (-decay * spread).requires_grad_()
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    weight = torch.randn(1, 133, 2, 16, generator=torch.Generator().manual_seed(6), dtype=torch.float64).to(DEVICE)
+    definition_y = definition(*wide[:3], torch.zeros_like(wide[3]), True)[0]
+    [expected] = torch.autograd.grad((definition_y * weight).sum(), wide[1])
+    [actual] = torch.autograd.grad((kernels(*inputs, True, parallel, False)[0] * weight).sum(), inputs[1])
+    # What a position does to itself is up to exp(12) times as large as these.
+    assert_near(actual, expected, 2e-4)
+    assert_near(actual.sum(1), expected.sum(1), 2e-4)
+
+
 def test_a_call_without_gradients_keeps_no_states():
     mixed, log_decay, beta, memory = rule_inputs(70, 16, 16)
     with torch.no_grad():
@@ -234,8 +250,8 @@ def test_few_walks_go_parallel_only_on_a_gpu():
 @pytest.mark.parametrize("change", [{}, {"qk_norm": False}, {"value_expansion": 2, "negative_eigenvalues": True}])
 def test_the_mixer_on_kernels_is_its_definition(change):
     mixer = build("gated_deltanet", backend="triton", **change)
-    # A decay's gradient is the difference of sums over a chunk, of which a head that forgets fast leaves few digits.
-    check_against_definition(mixer, 70, torch.float32, tolerance=2e-4)
+    # A head's decay has one gradient, the sum of many that cancel: with beta up to 2 four of its digits are lost.
+    check_against_definition(mixer, 70, torch.float32, tolerance=1e-3)
     with torch.no_grad():
         x = example_input(2, 70)
         torch.testing.assert_close(in_pieces(mixer, x, (64, 1, 5)), mixer(x)[0], atol=1e-5, rtol=1e-4)

@@ -177,35 +177,52 @@ def gradient_before(query, key, cumulative, total, gradient, value_gradient, sta
 
 
 @triton.jit
-def query_gradient(query, key, cumulative, weight_gradient, gradient, state, PRECISION: tl.constexpr):
-    """That of Q, and the row sums of its product with Q; `weight_gradient` is that of Q K^T."""
-    result = product(gradient, tl.trans(state), PRECISION) * tl.exp(cumulative)[:, None]
-    result += product(weight_gradient, key, PRECISION)
-    return result, tl.sum(query.to(tl.float32) * result, 1)
+def apart_from_diagonal(values, C: tl.constexpr):
+    """What is beside the diagonal, and the diagonal."""
+    rows = tl.arange(0, C)
+    on = rows[:, None] == rows[None, :]
+    return tl.where(on, 0.0, values), tl.sum(tl.where(on, values, 0.0), 1)
 
 
 @triton.jit
-def key_gradient(query, key, cumulative, total, weight_gradient, pair_gradient, change, value_gradient, state, after,
-                 PRECISION: tl.constexpr):  # fmt: skip
-    """That of K, the row sums of its product with K, those of the part in which K is read, and their part through S'.
+def query_gradient(query, key, cumulative, weight_gradient, own_gradient, gradient, state, PRECISION: tl.constexpr):
+    """That of Q, and the row sums of Q times its part from other positions.
 
-    `pair_gradient` is the gradient of K K^T where it stands in L.
+    `weight_gradient` is that of Q K^T beside the diagonal, `own_gradient` that on it, where nothing decays.
+    """
+    result = product(gradient, tl.trans(state), PRECISION) * tl.exp(cumulative)[:, None]
+    result += product(weight_gradient, key, PRECISION)
+    return result + own_gradient[:, None] * key.to(tl.float32), tl.sum(query.to(tl.float32) * result, 1)
+
+
+@triton.jit
+def key_gradient(query, key, cumulative, total, weight_gradient, own_gradient, pair_gradient, change, value_gradient,
+                 state, after, PRECISION: tl.constexpr):  # fmt: skip
+    """That of K, and row sums of K times parts of it: all that other positions of the chunk and S give, what of this
+    comes from where K is read, and the part through S'.
+
+    `pair_gradient` is the gradient of K K^T where it stands in L; the others as for `query_gradient`.
     """
     wide = key.to(tl.float32)
-    result = product(change, tl.trans(after), PRECISION) * tl.exp(total - cumulative)[:, None]
-    leaving = tl.sum(wide * result, 1)
-    result += product(tl.trans(weight_gradient), query, PRECISION)
+    result = product(tl.trans(weight_gradient), query, PRECISION)
     result += product(tl.trans(pair_gradient), key, PRECISION)
     read = tl.sum(wide * result, 1)
     result -= product(value_gradient, tl.trans(state), PRECISION) * tl.exp(cumulative)[:, None]
     result += product(pair_gradient, key, PRECISION)
-    return result, tl.sum(wide * result, 1), read, leaving
+    inner = tl.sum(wide * result, 1)
+    leaving = product(change, tl.trans(after), PRECISION) * tl.exp(total - cumulative)[:, None]
+    result += leaving + own_gradient[:, None] * query.to(tl.float32)
+    return result, inner, read, tl.sum(wide * leaving, 1)
 
 
 @triton.jit
 def log_decay_gradient(total, query_inner, key_inner, read_inner, leaving_inner, state, after):
     """c_i enters as exp(c_i) wherever position i reads (its query, and its key in L) and as exp(-c_i) where it is read
-    (its key in L, in Q K^T and in S'), so its gradient is the difference of the row sums of the two. Each log decay is
-    in the c_i of all positions from its own on."""
+    (its key in L and in Q K^T), so its gradient is the difference of the row sums of the two, and each log decay is in
+    the c_i of all positions from its own on; what leaves for S' decays by all that come after.
+
+    What a position reads of itself would be in both sums and is in neither, and what leaves is summed from where it
+    starts: a head that forgets fast has little else, and the rounding of these would be what is left."""
     of_total = tl.sum(tl.sum(state.to(tl.float32) * after.to(tl.float32), 1), 0) * tl.exp(total)
-    return tl.cumsum(query_inner + key_inner - 2 * read_inner, 0, reverse=True) + tl.sum(leaving_inner, 0) + of_total
+    inside = tl.cumsum(query_inner + key_inner - 2 * read_inner, 0, reverse=True)
+    return inside + tl.cumsum(leaving_inner, 0) - leaving_inner + of_total

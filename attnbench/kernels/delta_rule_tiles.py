@@ -13,6 +13,7 @@ import triton.language as tl
 
 from attnbench.kernels.delta_rule_chunk import (
     LENGTHS,
+    apart_from_diagonal,
     below_diagonal,
     chunk_resolvent,
     correction_gradient,
@@ -113,20 +114,22 @@ def gradient_kernel(mixed, log_decay, beta, states, corrections, gradient, state
 
     of_output = load_rows(gradient, rows, valid, num_heads * V, head * V + first, VALUES)
     decay = pair_decay(cumulative, C)
-    of_weight = (product(of_output, tl.trans(change), PRECISION) * decay).to(dtype)
+    of_weight, of_own = apart_from_diagonal(product(of_output, tl.trans(change), PRECISION) * decay, C)
+    of_weight = of_weight.to(dtype)
     of_pairs = (-below_diagonal(product(of_value, tl.trans(change), PRECISION) * decay, C)).to(dtype)
 
     query, query_factor = load_query(mixed, rows, valid, head, num_heads, scale, K, V, UNIT)
     state = tl.load(matrix(states + index * K * V, V, first, K, VALUES))
-    of_query, query_inner = query_gradient(query, key, cumulative, of_weight, of_output, state, PRECISION)
-    of_query = scaled_rows_gradient(of_query, query, query_factor, query_inner, scale, UNIT)
+    own_inner = of_own * tl.sum(query.to(tl.float32) * key.to(tl.float32), 1)
+    of_query, query_inner = query_gradient(query, key, cumulative, of_weight, of_own, of_output, state, PRECISION)
+    of_query = scaled_rows_gradient(of_query, query, query_factor, query_inner + own_inner, scale, UNIT)
     store_rows(shared_gradient, own_rows, valid, shared_stride, head * K, of_query, K)
 
     after = tl.load(matrix(state_gradients + index * K * V, V, first, K, VALUES))
     of_key, key_inner, read_inner, leaving_inner = key_gradient(
-        query, key, cumulative, total, of_weight, of_pairs, change, of_value, state, after, PRECISION
+        query, key, cumulative, total, of_weight, of_own, of_pairs, change, of_value, state, after, PRECISION
     )
-    of_key = scaled_rows_gradient(of_key, key, key_factor, key_inner, 1.0, UNIT)
+    of_key = scaled_rows_gradient(of_key, key, key_factor, key_inner + leaving_inner + own_inner, 1.0, UNIT)
     store_rows(shared_gradient, own_rows, valid, shared_stride, (num_heads + head) * K, of_key, K)
     of_decay = log_decay_gradient(total, query_inner, key_inner, read_inner, leaving_inner, state, after)
     tl.store(log_decay_gradients + own_rows * num_heads + head, of_decay, mask=valid)

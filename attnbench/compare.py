@@ -60,7 +60,7 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
 def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> Path:
     """Runs the cells that are not done, and shows what all of them came to."""
     comparison = Comparison(settings, compose)
-    searches, timed = comparison.searches(), comparison.timed()
+    searches, timed = (comparison.wanted(cells) for cells in (comparison.searches(), comparison.timed()))
     progress = Progress(
         Counter(cell.group for cell in (*searches, *timed)) + comparison.num_scored(), settings.plan.num_workers
     )
@@ -75,12 +75,13 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
         _run_cells(comparison, searches, progress)
         scored = comparison.scored()
         try:
-            _run_cells(comparison, scored, progress)
+            _run_cells(comparison, comparison.wanted(scored), progress)
             _run_cells(comparison, timed, progress)
         finally:
             # Cut off, too: report.py then shows what there is. Before the rates are known a former record says more.
-            _record(comparison, [*scored, *timed])
-    files = _files([*scored, *timed])
+            # Of all evaluations, whichever of them were to run now: the others' cells are there, or missing.
+            _record(comparison, scored)
+    files = _files([*scored, *comparison.timed()])
     if not files:
         raise UserError(f"{folder}: no cell has results; {len(comparison.failures)} failed")
     _show(folder, settings, files, mirrored=mode != "none")
@@ -167,7 +168,7 @@ def _mean(seconds: Sequence[float]) -> float:
 
 def _list_cells(comparison: Comparison, searches: Sequence[Cell], timed: Sequence[Cell]) -> None:
     """What would run, and what is done; scored trainings by number alone while their rates are not chosen."""
-    scored = comparison.scored() if all(cell.is_done() for cell in searches) else []
+    scored = comparison.wanted(comparison.scored()) if all(cell.is_done() for cell in searches) else []
     for cell in (*searches, *scored, *timed):
         log.info(f"  {'done' if cell.is_done() else 'to do'}  {cell.label}")
     if not scored:
@@ -189,9 +190,9 @@ def _show(folder: Path, settings: ComparisonSettings, files: Sequence[Path], *, 
         show_comparison(folder, settings.logger)
 
 
-def _record(comparison: Comparison, cells: Sequence[Cell]) -> None:
-    """comparison.json: what the report needs to know besides the rows of these cells."""
-    plan = comparison.plan
+def _record(comparison: Comparison, scored: Sequence[Cell]) -> None:
+    """comparison.json: what the report needs to know besides the rows of the scored and the timed cells."""
+    plan, shown = comparison.plan, [*scored, *comparison.timed()]
     content = {
         "plan": plan.name,
         "command": comparison.settings.command,
@@ -199,8 +200,11 @@ def _record(comparison: Comparison, cells: Sequence[Cell]) -> None:
         "rank": plan.rank or list(plan.variants),
         "reference": plan.reference,
         "evaluations": _described(comparison),
-        "missing": [cell.label for cell in cells if not cell.is_done()],
-        "files": [str(path.relative_to(comparison.folder)) for path in _files(cells)],
+        "missing": [
+            *(cell.label for cell in (*comparison.searches(), *shown) if not cell.is_done()),
+            *comparison.undecided,
+        ],
+        "files": [str(path.relative_to(comparison.folder)) for path in _files(shown)],
         "rates": [asdict(choice) for choice in comparison.choices],
         "failures": [{"cell": cell, "reason": reason} for cell, reason in comparison.failures.items()],
         "started": comparison.started.isoformat(timespec="seconds"),

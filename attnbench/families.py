@@ -55,7 +55,7 @@ class Family:
 def families(summed: Sequence[Figure], *, rank: Sequence[str], reference: str | None) -> list[Family]:
     """The ranked metrics at every setting, compared among the variants in `rank`.
 
-    A variant that was measured there but has no value (out of memory, say) keeps its pairs in the family.
+    A variant in `rank` that has no value there keeps its pairs in the family, whether it ran or not.
 
     Args:
         rank: variants; figures of others change nothing.
@@ -77,7 +77,7 @@ def families(summed: Sequence[Figure], *, rank: Sequence[str], reference: str | 
         if figure.variant in rank and _is_ranked(figure):
             place = place_of(figure.evaluation, figure.metric, figure.settings)
             groups.setdefault(place, {})[figure.variant] = figure
-    return [_family([group[name] for name in rank if name in group], reference) for group in groups.values()]
+    return [_family([group[name] for name in rank if name in group], rank, reference) for group in groups.values()]
 
 
 def _is_ranked(figure: Figure) -> bool:
@@ -87,17 +87,17 @@ def _is_ranked(figure: Figure) -> bool:
     return score is not None and is_test and score.settings.items() <= figure.settings.items()
 
 
-def _family(members: list[Figure], reference: str | None) -> Family:
+def _family(members: list[Figure], rank: list[str], reference: str | None) -> Family:
     first = members[0]
     score = SCORES[first.evaluation, first.metric]
-    scores = {figure.variant: figure.values for figure in members}
-    if reference is not None:
-        # Where the reference was not measured its pairs are the family all the same, and none can be separated.
-        scores.setdefault(reference, {})
+    measured = {figure.variant: figure.values for figure in members}
+    scores = {name: measured.get(name, {}) for name in rank}
     comparisons = compare_pairs(
         scores, smallest_difference=score.smallest_difference, relative=score.relative, reference=reference
     )
-    num_seeds = [pair.num_seeds for pair in comparisons] or [len(first.values)]
+    # Without a reference a variant that was measured alone has its seeds; beside one that was not, it has no pair.
+    pairs = [pair for pair in comparisons if reference is not None or (scores[pair.first] and scores[pair.second])]
+    num_seeds = [pair.num_seeds for pair in pairs] or [len(values) for values in scores.values()]
     return Family(
         evaluation=first.evaluation,
         metric=first.metric,

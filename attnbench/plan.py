@@ -47,6 +47,8 @@ class Comparison:
         self.started, self.mark = datetime.now(UTC), time.monotonic()
         self.failures: dict[str, str] = {}
         self.choices: list[Choice] = []
+        self.undecided: list[str] = []
+        """Scored cells that wait for a search, in words."""
         self.variants: dict[str, tuple[Run, ByKind]] = {}
         errors = {}
         for name, words in self.plan.variants.items():
@@ -64,8 +66,7 @@ class Comparison:
     def _settings(self, name: str, words: Sequence[str], compose: Compose) -> RunSettings:
         evaluations = f"eval=[{','.join(self.plan.evaluations)}]"
         composed = compose([evaluations, f"device={self.settings.device}", *self.plan.overrides, *words])
-        wanted = self.plan.only or self.plan.evaluations
-        for evaluation in wanted:
+        for evaluation in self.plan.evaluations:
             if evaluation not in [own.name for own in composed.evaluations]:
                 raise UserError(f"plan.evaluations: {evaluation} is a list of evaluations; name each of them")
         return replace(
@@ -75,8 +76,17 @@ class Comparison:
             outputs_dir=self.settings.outputs_dir,
             logger=self.settings.logger,
             rerun=self.settings.rerun,
-            evaluations=[own for own in composed.evaluations if own.name in wanted],
         )
+
+    def wanted(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Those that are run: of the evaluations that `plan.only` names, or of all."""
+        return [cell for cell in cells if self._is_wanted(cell.group)]
+
+    def _is_wanted(self, group: str) -> bool:
+        """A training is of every evaluation that reads its model."""
+        read = {own.name for _, kinds in self.variants.values() for own in kinds.of_checkpoints}
+        names = read if group == TRAINING else {group}
+        return not names.isdisjoint(self.plan.only or self.plan.evaluations)
 
     def searches(self) -> list[Cell]:
         """The trainings that learning rates are chosen by."""
@@ -89,19 +99,24 @@ class Comparison:
         return self._in_order(cells)
 
     def scored(self) -> list[Cell]:
-        """The trainings that are scored, at the rates that the finished searches give."""
-        cells, self.choices = [], []
+        """The trainings that are scored, at the rates that the finished searches give.
+
+        Where a search has no results its cells are `undecided`, and failed if they were to run.
+        """
+        cells, self.choices, self.undecided = [], [], []
         for prepared, kinds in self.variants.values():
             settings = prepared.settings
             for evaluation in kinds.probes:
                 for index in range(len(build_tasks(settings, evaluation)[1])):
                     name = task_name(settings, evaluation, index)
-                    choice = self._choice(name, partial(probe_choice, settings, evaluation, index))
+                    choose = partial(probe_choice, settings, evaluation, index)
+                    choice = self._choice(name, evaluation.name, len(self.plan.probe_seeds), choose)
                     if choice is not None:
                         cells += probe_cells(settings, evaluation, index, choice.chosen, self.plan.probe_seeds)
             if kinds.of_checkpoints:
                 grid = self.plan.learning_rates
-                choice = self._choice(f"training {prepared.mixer}", partial(training_choice, prepared, grid))
+                choose = partial(training_choice, prepared, grid)
+                choice = self._choice(f"training {prepared.mixer}", TRAINING, len(self.plan.seeds), choose)
                 if choice is not None:
                     cells += training_cells(prepared, kinds.of_checkpoints, choice.chosen, self.plan.seeds)
         return self._in_order(cells)
@@ -112,7 +127,7 @@ class Comparison:
         return self._in_order(cells)
 
     def num_scored(self) -> Counter[str]:
-        """How many cells `scored` will give, by evaluation."""
+        """How many cells `scored` will give to run, by evaluation."""
         numbers: Counter[str] = Counter()
         for prepared, kinds in self.variants.values():
             for evaluation in kinds.probes:
@@ -120,14 +135,16 @@ class Comparison:
                 numbers[evaluation.name] += num_tasks * len(self.plan.probe_seeds)
             if kinds.of_checkpoints:
                 numbers[TRAINING] += len(self.plan.seeds)
-        return numbers
+        return Counter({group: number for group, number in numbers.items() if self._is_wanted(group)})
 
-    def _choice(self, name: str, choose: Callable[[], Choice]) -> Choice | None:
-        """What was chosen; None, and a failure recorded, where a search has no results."""
+    def _choice(self, name: str, group: str, num_scored: int, choose: Callable[[], Choice]) -> Choice | None:
+        """What was chosen; None where a search has no results."""
         try:
             chosen = choose()
         except UserError as error:
-            self.fail(name, str(error))
+            self.undecided.append(f"{name}, {num_scored} scored")
+            if self._is_wanted(group):
+                self.fail(name, str(error))
             return None
         self.choices.append(chosen)
         return chosen

@@ -38,7 +38,7 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
     write_csv([*inputs.rows, *to_rows(summed)], target / "results.csv")
     content = json.loads(record.read_text(encoding="utf-8"))
     # The rows stand in results.csv here.
-    del content["files"]
+    content.pop("files", None)
     replace_file(target / "comparison.json", json.dumps(content, indent=1) + "\n")
     for name, stamp in inputs.environments.items():
         if stamp is not None:
@@ -57,19 +57,22 @@ def _page(title: str, note: str, inputs: Inputs, content: Summary) -> str:
         )
         for name in ("device", "commit", "corpus")
     )
+    corpus = f", corpus `{corpora}`" if corpora else ""
+    corpus = f", corpus `{corpora}`" if corpora else ""
     parts = [
         f"# {title}",
         summary_table(content),
         "Brackets are 95 % Student intervals over seeds, for timings the 20th and 80th percentile, unadjusted. Bold is "
         "best where it is separated from every other variant: two-sided paired t-test, Holm-adjusted p < 0.05, and at "
         "least the smallest difference that matters (0.01 in accuracy, 1 % in perplexity).",
-        f"Made by\n\n    {printable(protocol.command)}\n\non {devices}, corpus `{corpora}`, at commit {commits}. "
+        f"Made by\n\n    {printable(protocol.command)}\n\non {devices}{corpus}, at commit {commits}. "
         "results.csv has every row and every figure over seeds, comparison.json the learning rates and how they were "
         "chosen, environment-*.json the machines. `python scripts/report.py` on this folder makes the page "
         "with all plots, and "
         "`compare.py ... import=cells.jsonl` goes on from these cells.",
         note,
-        *_missing(protocol.missing),
+        *_listed("Failed", [f"{entry['cell']}: {entry['reason']}" for entry in protocol.failures]),
+        *_listed("Not run yet", protocol.missing),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -93,10 +96,7 @@ def _shown(cell: Cell) -> str:
     return f"{text} [{format_number(cell.low)}, {format_number(cell.high)}]"
 
 
-def _missing(labels: Sequence[Any]) -> list[str]:
+def _listed(what: str, labels: Sequence[Any]) -> list[str]:
     if not labels:
         return []
-    return [
-        f"Not run yet, {len(labels)} cells of the plan:",
-        "\n".join(f"- {markdown_text(str(label))}" for label in labels),
-    ]
+    return [f"{what}, of the plan's cells:", "\n".join(f"- {markdown_text(str(label))}" for label in labels)]

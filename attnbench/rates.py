@@ -111,11 +111,12 @@ def _choose(
     *,
     higher_is_better: bool,
 ) -> Choice:
-    """The smallest rate that reached the best or, where it is an accuracy, came as near as no longer matters between
-    variants; one inside the grid before one at its edge, whose neighbours are known on one side alone.
+    """The rate of the lowest loss, or of the highest accuracy: the smallest of those within 1 % of it, one inside the
+    grid before one at its edge, whose neighbours are known on one side alone.
 
-    Accuracies of one seed that differ by less do not say which rate works for other seeds, and of rates that work the
-    larger ones diverge first. Where all failed it is the smallest, whose scored runs will say why.
+    Accuracies of one seed that differ by no more than matters between variants do not say which rate works for other
+    seeds, and of rates that work the larger ones diverge first. Where all failed it is the smallest, whose scored runs
+    will say why.
 
     Raises:
         UserError: a search has no results.
@@ -129,8 +130,9 @@ def _choose(
     sign = 1 if higher_is_better else -1
     reached = {rate: sign * value for rate, value in scores.items() if value is not None}
     best = max(reached.values(), default=0.0)
-    allowed = ACCURACY.smallest_difference if higher_is_better else 0.0
-    as_good = [rate for rate, value in reached.items() if value >= best - allowed]
+    # A share of the best, so that near chance, where all are about the same, none is as good as a better one.
+    enough = best * (1 - ACCURACY.smallest_difference) if higher_is_better else best
+    as_good = [rate for rate, value in reached.items() if value >= enough]
     inside = [rate for rate in as_good if min(grid) < rate < max(grid)]
     return Choice(
         variant=variant,

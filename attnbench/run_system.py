@@ -5,9 +5,11 @@ outputs/<experiment>/cells/<evaluation>-<variant>-<model>-T<seq_len>-<hash>/
 
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from attnbench.evals.base import SystemEvaluation
+from attnbench.evals.rows import first_metric_without_number, until_out_of_memory
 from attnbench.folder import ROOT, recording, stamp_environment, write_config
 from attnbench.locks import device_lock
 from attnbench.prepare import Run, config_hash, identity, prepare, resolved_config
@@ -46,7 +48,8 @@ def run_system(settings: RunSettings, evaluation: EvaluationSettings) -> Path:
         write_config(prepared.folder, resolved_config(prepared))
         stamp = stamp_environment(prepared.folder, prepared.device)
         with ResultsWriter(path, identity(prepared, stamp, path)) as writer:
-            for measurement in built.run(prepared):
+            instead = partial(first_metric_without_number, built, evaluation.name)
+            for measurement in until_out_of_memory(iter(built.run(prepared)), instead):
                 row = writer.write(measurement).measurement
                 log.info(f"{row.metric} {row.settings}: {row.value if row.value is not None else row.status}")
     return path

@@ -7,10 +7,9 @@ import logging
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from attnbench import checkpoint
 from attnbench.checkpoint import TrainState
@@ -18,6 +17,7 @@ from attnbench.data import Batches, evaluation_batches
 from attnbench.divergence import located
 from attnbench.errors import UserError
 from attnbench.evals.base import CheckpointEvaluation
+from attnbench.evals.rows import until_out_of_memory
 from attnbench.folder import ROOT, recording, stamp_environment, write_config
 from attnbench.hooks import Checkpoints, DivergedError, Estimate, Logging, Stopwatch, Validation
 from attnbench.locks import device_lock
@@ -30,6 +30,7 @@ from attnbench.results import Measurement, ResultsWriter, is_complete
 from attnbench.runtime import keep_freed_memory, peak_memory_mib, start_afresh
 from attnbench.settings import EvaluationSettings, RunSettings
 from attnbench.stopping import StopRequest
+from attnbench.timing import memory_reason
 from attnbench.train import Batch, learning_rates, train
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,9 @@ def evaluate(prepared: Run, evaluation: EvaluationSettings) -> None:
         return
     built = build(evaluation.target, evaluation.options, CheckpointEvaluation, prepared.settings.trusted)
     log.info(f"evaluating {evaluation.name} of {prepared.settings.mixer.name}")
-    _write_rows(prepared, stamp_environment(prepared.folder, prepared.device), path, built.run(prepared))
+    instead = partial(built.failed, prepared, "out_of_memory")
+    rows = until_out_of_memory(iter(built.run(prepared)), instead)
+    _write_rows(prepared, stamp_environment(prepared.folder, prepared.device), path, rows)
 
 
 def training_results(prepared: Run) -> Path:
@@ -125,8 +128,11 @@ def _train(prepared: Run, shares_device: bool) -> None:
             error = located(error, state, batch_of, train_settings, prepared.precision, place)
             _write_failure(prepared, stamp, "diverged", str(error))
             raise error from None
-        except torch.OutOfMemoryError as error:
-            _write_failure(prepared, stamp, "out_of_memory", str(error).splitlines()[0])
+        except (MemoryError, RuntimeError) as error:
+            reason = memory_reason(error)
+            if reason is None:
+                raise
+            _write_failure(prepared, stamp, "out_of_memory", reason)
             raise UserError(
                 f"out of memory at train.batch_size={train_settings.batch_size}: a smaller train.micro_batch_size "
                 "divides a step without changing its result"
@@ -232,10 +238,11 @@ def _write_failure(prepared: Run, stamp: dict[str, Any], status: str, reason: st
 
 
 def _measurements(prepared: Run, state: TrainState, stopwatch: Stopwatch, shares_device: bool) -> Iterator[Measurement]:
-    """What the training itself showed: its best loss, its memory, and, where it had the device alone, its speed."""
+    """What the training itself showed: its best loss and, where it had the device alone, its speed and memory."""
     if not shares_device:
         yield from _speed(prepared, state, stopwatch)
-    peak = peak_memory_mib(prepared.device)
+    # A process that trains one after the other keeps what libraries and graphs of former ones hold.
+    peak = peak_memory_mib(prepared.device) if not shares_device else None
     if peak is not None:
         yield Measurement(metric="peak_memory_mib", value=peak, unit="MiB")
     yield Measurement(metric="forward_flops_per_token", value=prepared.matched.flops_per_token, unit="FLOP")

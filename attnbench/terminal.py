@@ -61,9 +61,13 @@ def print_comparison(rows: Sequence[ResultRow], *, rank: Sequence[str], referenc
         table.add_row(Text(printable(header)), *cells)
     console = Console()
     console.print(table)
-    if any(family.exploratory for family in ranked):
+    exploratory = [family for family in ranked if family.exploratory]
+    if exploratory and len(exploratory) == len(ranked):
         console.print(f"Exploratory: fewer than {MIN_SEEDS} seeds, so nobody is ranked.")
-    elif any(family.best is not None for family in ranked):
+    elif exploratory:
+        names = ", ".join(dict.fromkeys(family.evaluation for family in exploratory))
+        console.print(f"Exploratory: fewer than {MIN_SEEDS} seeds in {names}, so nobody is ranked there.")
+    if any(family.best is not None for family in ranked):
         console.print("Bold: separated from all others.")
 
 

@@ -213,7 +213,7 @@ def attempt(function: Callable[[], Value]) -> Value | OutOfMemory:
     try:
         return function()
     except (MemoryError, RuntimeError) as error:
-        reason = _out_of_memory(error)
+        reason = memory_reason(error)
         if reason is None:
             raise
         _clear_frames(error)
@@ -225,15 +225,21 @@ def attempt(function: Callable[[], Value]) -> Value | OutOfMemory:
     return OutOfMemory(reason=reason)
 
 
-def _out_of_memory(error: BaseException) -> str | None:
-    """The line that says that memory ran out, of the exception or of the one that the compiler wrapped in it."""
+def memory_reason(error: BaseException) -> str | None:
+    """What says that memory ran out, of the exception or of the one that the compiler wrapped in it; None where it did
+    not. Two sentences: that it did, and what was asked for. Torch's others are advice."""
     inner = getattr(error, "inner_exception", None)
     if isinstance(inner, BaseException):
-        return _out_of_memory(inner)
+        return memory_reason(inner)
     lines = str(error).strip().splitlines() or ["out of memory"]
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return lines[0]
-    return next((line for line in lines if any(words in line for words in OUT_OF_MEMORY)), None)
+        return _brief(lines[0])
+    line = next((line for line in lines if any(words in line for words in OUT_OF_MEMORY)), None)
+    return None if line is None else _brief(line)
+
+
+def _brief(line: str) -> str:
+    return ". ".join(line.split(". ")[:2])
 
 
 def _clear_frames(error: BaseException) -> None:

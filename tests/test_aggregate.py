@@ -171,6 +171,16 @@ def test_a_variant_without_a_value_keeps_its_pairs():
     assert family.best == "softmax"
 
 
+def test_a_ranked_variant_without_rows_keeps_its_pairs_in_the_family():
+    rows = [*rows_of("softmax", 0.9, 0.8, 0.85), *rows_of("linear", 0.5, 0.45, 0.52)]
+    [alone] = one_family(rows, rank=["softmax", "linear"]).comparisons
+    family = one_family(rows, rank=NAMES).comparisons
+    assert len(family) == 3
+    assert alone.p_value is not None
+    [measured] = [pair for pair in family if pair.p_value is not None]
+    assert measured.adjusted_p_value == pytest.approx(3 * alone.p_value)
+
+
 def test_fewer_than_three_seeds_are_exploratory_and_rank_nobody():
     family = one_family([*rows_of("softmax", 1.0, 1.0), *rows_of("linear", 0.1, 0.1)], rank=NAMES)
     assert (family.exploratory, family.best) == (True, None)

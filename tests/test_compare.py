@@ -377,6 +377,29 @@ def test_only_some_of_the_evaluations(text, tmp_path, ran):
     assert [cell.group for cell in ran] == ["throughput", "throughput"]
 
 
+def test_the_rest_of_the_plan_stays_in_the_record_and_what_is_not_there_is_missing(text, tmp_path, ran):
+    own = settings(text, tmp_path, evaluations=["copy", "throughput"], probe_seeds=[0])
+    compare.compare(own, compose)
+    whole = record(tmp_path / "little")
+    assert whole["missing"] == []
+    ran.clear()
+    own.plan.only = ["throughput"]
+    compare.compare(own, compose)
+    assert ran == []
+    again = record(tmp_path / "little")
+    assert {name: again[name] for name in ("files", "rates", "evaluations", "missing")} == {
+        name: whole[name] for name in ("files", "rates", "evaluations", "missing")
+    }
+    new = settings(text, tmp_path / "new", evaluations=["copy", "throughput"], probe_seeds=[0], only=["throughput"])
+    compare.compare(new, compose)
+    begun = record(tmp_path / "new" / "little")
+    assert begun["failures"] == []
+    assert [label for label in begun["missing"] if label.endswith("search")] == [
+        f"copy {name}, lr {rate}, search" for name in ("softmax", "plain") for rate in ("0.01", "0.03")
+    ]
+    assert begun["missing"][-1] == "copy plain, 1 scored"
+
+
 def test_a_list_of_evaluations_is_refused_by_name(text, tmp_path, ran):
     own = settings(text, tmp_path)
     own.plan.evaluations = ["battery"]

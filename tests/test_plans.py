@@ -30,7 +30,10 @@ def test_every_variant_of_a_plan_composes_with_all_its_evaluations(name):
 )
 def test_the_published_sizes_are_those_of_the_published_table(variant, parameters):
     own = plan("published")
-    settings = compose(["device=cpu", "model=4m", "match=none", *own.variants[variant]])
+    evaluations = f"eval=[{','.join(own.evaluations)}]"
+    settings = compose([evaluations, "device=cpu", *own.overrides, *own.variants[variant]])
     mixer = resolve_mixer(settings.mixer, settings.model, device_type="cpu", precision="float32")
-    built = build_meta([mixer] * settings.model.num_layers, settings.model, vocabulary_size=1015)
+    assert settings.data.vocabulary_size is not None
+    mixers = [mixer] * settings.model.num_layers
+    built = build_meta(mixers, settings.model, vocabulary_size=settings.data.vocabulary_size)
     assert built.num_parameters() == pytest.approx(parameters, rel=0.01)

@@ -92,6 +92,10 @@ def test_where_all_failed_it_is_the_smallest_and_no_edge_is_best(tmp_path):
     assert (found.chosen, found.at_edge) == (3e-3, False)
 
 
+def test_near_chance_no_rate_is_as_good_as_a_better_one(tmp_path):
+    assert chosen(searched(tmp_path), 0.0003, 0.0004, 0.0100, 0.0003).chosen == 3e-2
+
+
 def test_rates_nearer_than_what_matters_between_variants_are_ties(tmp_path):
     assert chosen(searched(tmp_path / "near"), 0.3, 0.893, 0.9, 0.3).chosen == 1e-2
     assert chosen(searched(tmp_path / "far"), 0.3, 0.88, 0.9, 0.3).chosen == 3e-2

@@ -13,6 +13,7 @@ from attnbench.evals.base import CheckpointEvaluation, Subject
 from attnbench.evals.rows import without_numbers
 from attnbench.loss import perplexity, split_nats
 from attnbench.results import Measurement
+from attnbench.timing import OutOfMemory, attempt
 
 UNITS = {"perplexity": "1", "bits_per_character": "bit", "nats_per_character": "nat"}
 
@@ -53,8 +54,8 @@ class Perplexity(CheckpointEvaluation):
         for checkpoint in ("best", "final"):
             model = subject.trained_model(checkpoint)
             for split in ("validation", "test"):
-                nats_T, count_T = self._nats(model, subject, split, subject.seq_len)
                 axes = {"split": split, "checkpoint": checkpoint, "sequence_length": subject.seq_len}
+                nats_T, count_T = self._nats(model, subject, split, subject.seq_len)
                 yield from _measurements(float(nats_T.sum()), round(float(count_T.sum())), axes)
                 if (checkpoint, split) == ("final", "test"):
                     yield from _by_position(nats_T, count_T, axes)
@@ -73,7 +74,11 @@ class Perplexity(CheckpointEvaluation):
                             reason=reason,
                         )
                         continue
-                    nats_T, count_T = self._nats(model, subject, "test", length)
+                    found = attempt(lambda length=length, model=model: self._nats(model, subject, "test", length))
+                    if isinstance(found, OutOfMemory):
+                        yield from without_numbers(UNITS, axes, "out_of_memory", found.reason)
+                        continue
+                    nats_T, count_T = found
                     yield from _measurements(float(nats_T.sum()), round(float(count_T.sum())), axes)
 
     def _nats(self, model: Any, subject: Subject, split: str, length: int) -> tuple[Tensor, Tensor]:

@@ -299,7 +299,7 @@ def _tooltip(plot: Plot) -> list[alt.Tooltip]:
         "variant": "variant",
         "at": words.axis_name(plot.axis),
         "text": words.metric_name(plot.metric, plot.unit),
-        "interval": "95 % interval",
+        "interval": words.interval_name(plot.figures),
         "seeds": "seeds with a number",
     }
     return [alt.Tooltip(f"{field}:N", title=title) for field, title in names.items()]

@@ -168,7 +168,7 @@ def _failures(inputs: Inputs, figures: Sequence[Figure]) -> list[Markup]:
             _model(evaluation, where),
             words.listed(words.metric_name(f.metric) for f in own),
             _status(status),
-            reason,
+            words.without_addresses(reason),
         ]
         for (variant, evaluation, where, status, reason), own in groups.items()
     ]

@@ -16,8 +16,8 @@ HOW_RANKED = (
     "in perplexity). Where a pair’s differences do not vary at all, only the size of the difference decides."
 )
 HOW_INTERVALS = (
-    "Brackets are 95 % Student intervals over seeds, for a single process’s timings the 20th and 80th percentile; "
-    "they are not adjusted for the number of comparisons."
+    "Brackets are 95 % Student intervals over seeds, for a single process’s timings the 20th and 80th percentile, "
+    "for an exponent of growth one standard error either way; they are not adjusted for the number of comparisons."
 )
 
 
@@ -141,13 +141,13 @@ def _score_header(column: Column) -> Markup:
     where = words.place({name: value for name, value in column.settings.items() if name not in skipped})
     direction = {True: "higher is better", False: "lower is better", None: ""}[column.higher_is_better]
     arrow = {True: "↑", False: "↓", None: ""}[column.higher_is_better]
-    chance = column.settings.get("chance")
+    chance = words.chances(column.settings)
     return element(
         "th",
         words.capitalized(words.metric_name(column.metric, column.unit)),
         element("span", f" {arrow}", title=direction, aria_label=direction, role="img") if arrow else None,
         element("small", where) if where else None,
-        element("small", f"chance {words.chance_level(chance)}") if chance is not None else None,
+        element("small", chance) if chance else None,
         scope="row",
     )
 
@@ -209,8 +209,8 @@ def _numbers(title: str, header: str, lines: dict[str, dict[str, Figure]], count
 
 def _place(figure: Figure) -> str:
     where = words.place(figure.settings) or "–"
-    chance = figure.settings.get("chance")
-    return where if chance is None else f"{where} (chance {words.chance_level(chance)})"
+    chance = words.chances(figure.settings)
+    return f"{where} ({chance})" if chance else where
 
 
 def _value(figure: Figure | None) -> object:

@@ -1,5 +1,6 @@
 """Names, numbers and sentences as a reader meets them. Text in, text out; no HTML."""
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -53,6 +54,12 @@ def chance_level(level: float) -> str:
     return "below 0.0001" if 0 < level < 1e-4 else shown_value(level)
 
 
+def chances(settings: dict[str, Any]) -> str:
+    """Every level that luck would reach: "chance 0.0002441, among pairs 0.0625"; empty where there is none."""
+    levels = {name: chance_level(value) for name, value in settings.items() if is_chance(name)}
+    return ", ".join(f"{name.removeprefix('chance_').replace('_', ' ')} {level}" for name, level in levels.items())
+
+
 def place(settings: dict[str, Any]) -> str:
     """Where on the axes: "sequence length 256, pairs 16"; empty where there is nothing to say."""
     own = {name: value for name, value in settings.items() if not is_chance(name) and name not in PER_RUN}
@@ -73,9 +80,19 @@ def interval(low: float | None, high: float | None) -> str:
     return f"[{format_number(low)}, {format_number(high)}]" if low is not None and high is not None else ""
 
 
+def interval_name(figures: Sequence[Figure]) -> str:
+    """What the intervals of these figures are of."""
+    return "95 % interval" if any(len(figure.values) > 1 for figure in figures) else "the measurement's own interval"
+
+
 def status_name(status: str) -> str:
     """`out_of_memory` as "out of memory"."""
     return status.replace("_", " ")
+
+
+def without_addresses(text: str) -> str:
+    """What a library says of an error may name its manual; a report names no address of a network."""
+    return re.sub(r"\s*\(?https?://\S+", "", text)
 
 
 def outcome(figure: Figure) -> str:
@@ -127,7 +144,7 @@ def overall(families: Sequence[Family]) -> str:
     """One sentence on several ranked scores: who is best at how many."""
     ranked = [family for family in families if not family.exploratory]
     if not ranked:
-        return "Nothing is ranked: no score has enough seeds, or none was measured. The numbers stand as they are."
+        return "Nothing is ranked: no score that ranks was measured with enough seeds. The numbers stand as they are."
     wins = {name: sum(f.best == name for f in ranked) for name in dict.fromkeys(f.best for f in ranked)}
     words = [f"{name} is best at {count}" for name, count in wins.items() if name is not None]
     if not words:

@@ -5,12 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from probe_settings import smoke_words
 
 from attnbench import run, run_training
 from attnbench.config import compose, launch
 from attnbench.errors import UserError
+from attnbench.evals import perplexity
 from attnbench.reading import read_evaluation
 from attnbench.results import read_results
 from attnbench.tables import read_folders
@@ -158,6 +160,26 @@ def test_a_folder_without_a_finished_training_is_an_error(folder, monkeypatch, c
     shutil.rmtree(folder / "checkpoint")
     assert evaluate(monkeypatch, folder) == 1
     assert "has no finished training" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("multiple", [1, 2])
+def test_memory_that_runs_out_is_rows_and_the_rest_is_measured(multiple, folder, monkeypatch):
+    def full(model, batches, precision, measure=perplexity.split_nats):
+        batches = list(batches)
+        if batches[0][0].shape[1] == 32 * multiple:
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 9 GiB. GPU 0 has 8 GiB. See https://a.b"
+            )
+        return measure(model, batches, precision)
+
+    monkeypatch.setattr(perplexity, "split_nats", full)
+    assert evaluate(monkeypatch, folder) is None
+    found = [row.measurement for row in read_folders([folder]) if row.identity.evaluation == "perplexity"]
+    lost = [row for row in found if row.status == "out_of_memory"]
+    assert {row.reason for row in lost} == {"CUDA out of memory. Tried to allocate 9 GiB"}
+    assert {row.settings["sequence_length"] for row in lost} == {32 * multiple}
+    # At the training length nothing comes before it; beyond, what is compared stands.
+    assert any(row.status == "ok" and row.settings["split"] == "test" for row in found) == (multiple == 2)
 
 
 def test_the_device_is_that_of_the_command(folder, monkeypatch, capsys):

@@ -20,7 +20,16 @@ from attnbench.report.inputs import about, read_inputs
 from attnbench.report.markup import element, embedded_json
 from attnbench.report.page import write_report
 from attnbench.report.plots import chance_text, describe, missing_text, plots_of
-from attnbench.report.words import metric_name, overall, plain_answer, ranked_answer, tally
+from attnbench.report.words import (
+    chances,
+    interval_name,
+    metric_name,
+    overall,
+    plain_answer,
+    ranked_answer,
+    tally,
+    without_addresses,
+)
 from attnbench.results import ALL_SEEDS, DEVICE, read_csv, write_csv
 
 ADDRESS = re.compile(r"\b(?:https?|wss?)://(?!www\.w3\.org/)[^\s\"'`<>]*")
@@ -84,6 +93,24 @@ def summed(inputs):
 
 def of(summed, evaluation, metric=None):
     return [f for f in summed if f.evaluation == evaluation and metric in (None, f.metric)]
+
+
+def test_an_interval_is_called_what_it_is(experiment):
+    summed = figures(read_inputs(experiment).rows)
+    recall, timed = ([own for own in summed if own.evaluation == name] for name in ("recall", "throughput"))
+    assert interval_name(recall) == "95 % interval"
+    assert interval_name(timed) == "the measurement's own interval"
+
+
+def test_every_level_that_luck_reaches_is_told():
+    settings = {"num_pairs": 16, "chance": 1 / 4096, "chance_among_pairs": 1 / 16}
+    assert chances(settings) == "chance 0.0002441, among pairs 0.0625"
+    assert chances({"num_pairs": 16}) == ""
+
+
+def test_what_a_library_says_names_no_address():
+    text = "no memory  (https://docs.pytorch.org/a#b) left; see http://x.y"
+    assert without_addresses(text) == "no memory left; see"
 
 
 def test_the_head_counts_evaluations_and_a_training_is_none(page):

@@ -141,6 +141,23 @@ def test_what_does_not_fit_is_rows_and_the_next_length_is_measured(tmp_path, mon
     assert statuses == {16: {"out_of_memory"}, 32: {"ok"}}
 
 
+def test_an_evaluation_that_does_not_tell_itself_that_memory_ran_out_keeps_what_it_had(tmp_path, monkeypatch):
+    own = settings(tmp_path)
+
+    def exhausted(self, subject, measure=Throughput.run):
+        yield next(measure(self, subject))
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: 9 bytes")
+
+    monkeypatch.setattr(Throughput, "run", exhausted)
+    path = run_system.run_system(own, own.evaluations[0])
+    found = [row.measurement for row in read_results(path)]
+    assert [(row.metric, row.status) for row in found] == [
+        ("first_step_seconds", "ok"),
+        ("tokens_per_second", "out_of_memory"),
+    ]
+    assert "can't allocate memory" in found[1].reason
+
+
 def test_a_measurement_that_breaks_off_is_made_again_as_a_whole(tmp_path, monkeypatch):
     own = settings(tmp_path)
 

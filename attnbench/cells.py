@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from attnbench.errors import UserError
 from attnbench.evals.base import CheckpointEvaluation, Evaluation, Probe, SystemEvaluation
 from attnbench.prepare import Run
 from attnbench.prepare_probe import build_tasks, prepare_probe
@@ -117,7 +118,11 @@ def by_kind(settings: RunSettings) -> ByKind:
     for evaluation in settings.evaluations:
         cls = resolve(evaluation.target, Evaluation, settings.trusted)
         kinds = (CheckpointEvaluation, Probe, SystemEvaluation)
-        next(found for kind, found in zip(kinds, sorted_out, strict=True) if issubclass(cls, kind)).append(evaluation)
+        fitting = [found for kind, found in zip(kinds, sorted_out, strict=True) if issubclass(cls, kind)]
+        if not fitting:
+            names = ", ".join(kind.__name__ for kind in kinds)
+            raise UserError(f"eval.{evaluation.name}: {cls.__name__} must be one of {names}, not an Evaluation alone")
+        fitting[0].append(evaluation)
     return sorted_out
 
 

@@ -259,6 +259,11 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
     unread = _unread(error, overrides)
     if unread is not None:
         return unread
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None:
+        return (
+            f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: no yaml ({getattr(error, 'problem', error)})"
+        )
     cause = error.__cause__
     if isinstance(error, ConfigCompositionException) and isinstance(cause, OmegaConfBaseException):
         known = ", ".join(key for key in map(str, cause.parent_node or ()) if key not in ("_target_", "hydra"))

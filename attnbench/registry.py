@@ -28,6 +28,8 @@ def resolve(target: str, base: type[Class], trusted: Collection[str] = ()) -> ty
             f"_target_={target}: may only be a class of attnbench or one that a yaml under your --config-dir names"
         )
     module_name, _, class_name = target.rpartition(".")
+    if not module_name or not class_name:
+        raise UserError(f"_target_={target}: must be module.Class")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

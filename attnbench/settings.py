@@ -306,6 +306,18 @@ def check_run(settings: RunSettings) -> None:
         )
 
 
+GIVEN_BY_PLANS = {
+    "train.learning_rate": "its rates from plan.learning_rates",
+    "seed": "its seeds from plan.seeds and plan.probe_seeds",
+    "eval": "what it measures from plan.evaluations",
+    "device": "device= beside plan=",
+    "outputs_dir": "outputs_dir= beside plan=",
+    "rerun": "rerun= beside plan=",
+    "logger": "logger= beside plan=",
+}
+"""Settings of a training that a plan's words may not name, and where a comparison has them from."""
+
+
 def check_plan(plan: PlanSettings) -> None:
     """Raises UserError for a plan that compares nothing, or names what it does not have."""
     check_name("plan.name", plan.name)
@@ -328,6 +340,11 @@ def check_plan(plan: PlanSettings) -> None:
         check_name("plan.variants", str(variant))
         if not isinstance(words, list) or not any(str(word).startswith("attn=") for word in words):
             raise UserError(f"plan.variants.{variant}={words}: must be a list of overrides with attn=NAME among them")
+    for where, words in (("plan.overrides", plan.overrides), *plan.variants.items()):
+        for word in words:
+            name = str(word).lstrip("+~").partition("=")[0]
+            if name in GIVEN_BY_PLANS:
+                raise UserError(f"{where}: {word} would count for nothing; a comparison takes {GIVEN_BY_PLANS[name]}")
     for name, allowed, chosen in (
         ("only", plan.evaluations, plan.only or []),
         ("rank", list(plan.variants), plan.rank or []),

@@ -18,7 +18,7 @@ def export_cells(experiment: Path, target: Path) -> int:
     """Writes all complete results of an experiment's folder, with what made them, as JSON lines; returns how many.
 
     Raises:
-        UserError: there are none.
+        UserError: there are none, or the file cannot be written.
     """
     found = [*experiment.glob("*/results/*.jsonl"), *experiment.glob("cells/*/results/*.jsonl")]
     results = [path for path in sorted(found) if is_complete(path)]
@@ -31,8 +31,11 @@ def export_cells(experiment: Path, target: Path) -> int:
         to_line({"path": path.relative_to(experiment).as_posix(), "text": path.read_text(encoding="utf-8")})
         for path in (*beside, *results)
     ]
-    target.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(target, "".join(lines))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(target, "".join(lines))
+    except OSError as error:
+        raise UserError(f"export={target}: {error.strerror}; name a file that can be written") from None
     return len(results)
 
 

@@ -49,6 +49,7 @@ BAD = {
     "attn.conv_size=wide": ["attn.conv_size=wide", "an integer"],
     "attn.backend=cuda": ["attn.backend=cuda", "torch"],
     "attn._target_=os.system": ["os.system", "attnbench"],
+    "attn._target_=": ["_target_"],
     "attn._target_=attnbench.model.Block": ["attnbench.model.Block", "Mixer"],
     "seq_len=0": ["seq_len=0", "at least 1"],
     "seq_len=-4": ["seq_len=-4", "at least 1"],
@@ -92,6 +93,8 @@ BAD_OF_OTHERS = {
     (COMPARE, "~plan"): ["~plan", "cannot be deleted"],
     (COMPARE, "plan.only=[nope]"): ["plan.only", "nope", "recall", "scaling"],
     (COMPARE, "plan.only=recall"): ["plan.only=recall", "a list"],
+    (COMPARE, "plan.variants.softmax=['attn=softmax','train.learning_rate=1']"): ["train.learning_rate=1", "nothing"],
+    (COMPARE, "plan.overrides=['seed=7']"): ["plan.overrides", "seed=7", "plan.seeds"],
     (COMPARE, "plan.rank=[nope]"): ["plan.rank", "nope", "softmax"],
     (COMPARE, "plan.reference=nope"): ["plan.reference", "nope", "softmax"],
     (COMPARE, "plan.seeds=[]"): ["plan.seeds=[]", "at least one"],
@@ -205,6 +208,29 @@ def test_every_yaml_composes(mixer: str, model: str) -> None:
 @pytest.mark.parametrize("experiment", sorted(path.stem for path in (CONF / "experiment").glob("*.yaml")))
 def test_every_recipe_composes_under_its_name(experiment: str) -> None:
     assert compose([f"experiment={experiment}", "device=cpu"]).experiment == experiment
+
+
+def test_a_yaml_that_is_none_is_an_error_that_says_where(tmp_path: Path) -> None:
+    (tmp_path / "plan").mkdir()
+    (tmp_path / "plan" / "broken.yaml").write_text("overrides: [a, b\nvariants: 3\n")
+    code, _, errors = run_here("compare.py", "--config-dir", str(tmp_path), "plan=broken")
+    assert code == 1
+    assert f"{tmp_path}/plan/broken.yaml, line 2, column 9: no yaml" in errors
+
+
+def test_an_evaluation_of_no_kind_is_an_error_that_says_which_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "eval" / "mine.yaml").write_text("# @package eval.mine\n_target_: my_evals.Mine\n")
+    (tmp_path / "my_evals.py").write_text(
+        "from attnbench.evals.base import Evaluation\n\n\nclass Mine(Evaluation):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["--config-dir", str(tmp_path), *DEMO, "eval=mine", f"outputs_dir={tmp_path}"]
+    code, _, errors = run_here("train.py", *words)
+    assert code == 1
+    assert "eval.mine: Mine must be one of CheckpointEvaluation, Probe, SystemEvaluation" in errors
 
 
 def test_a_mixer_of_ones_own_comes_from_the_config_dir_and_only_from_there(

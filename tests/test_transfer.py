@@ -39,6 +39,11 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def test_a_file_that_cannot_be_written_is_an_error_that_names_it(experiment, tmp_path):
+    with pytest.raises(UserError, match=f"^export={tmp_path}: Is a directory"):
+        export_cells(experiment, tmp_path)
+
+
 def test_rows_settings_and_environments_are_carried_and_nothing_else(cells, experiment, exported, tmp_path):
     assert import_cells(exported, tmp_path / "other") == 2
     taken, own = files(tmp_path / "other"), files(experiment)

@@ -214,7 +214,7 @@ def test_a_yaml_that_is_none_is_an_error_that_says_where(tmp_path: Path) -> None
     (tmp_path / "plan").mkdir()
     (tmp_path / "plan" / "broken.yaml").write_text("overrides: [a, b\nvariants: 3\n")
     code, _, errors = run_here("compare.py", "--config-dir", str(tmp_path), "plan=broken")
-    assert code == 1
+    assert code == 2
     assert f"{tmp_path}/plan/broken.yaml, line 2, column 9: no yaml" in errors
 
 

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from attnbench.errors import UserError
@@ -15,6 +15,9 @@ PER_RUN = ("learning_rate", "not_applicable", "rate_at_edge", "rate_from", "back
 
 ALIKE = ("mixer", "backend", "model", "parameters", "seq_len", "precision", "num_devices")
 """Columns in which the seeds of one figure may not differ: they would be figures of different things."""
+
+TOLD_APART_BY = {"model": " {}", "seq_len": " T{}", "precision": " {}"}
+"""Columns that make another variant of one, and how they follow its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +92,33 @@ def axes(settings: dict[str, Any]) -> dict[str, Any]:
 def place_of(evaluation: str, metric: str, settings: dict[str, Any]) -> tuple[str, str, str]:
     """A key for one metric at one setting."""
     return evaluation, metric, json.dumps(settings, sort_keys=True)
+
+
+def told_apart(rows: Sequence[ResultRow]) -> list[ResultRow]:
+    """Trainings of one variant at several lengths, sizes or precisions, a sweep's say, under names of their own:
+    "softmax T512". What else tells trainings of a variant and seed apart only their hash can name."""
+    measured: dict[tuple[Any, ...], list[Identity]] = {}
+    for row in rows:
+        place = place_of(row.identity.evaluation, row.measurement.metric, axes(row.measurement.settings))
+        measured.setdefault((row.identity.variant, row.identity.seed, *place), []).append(row.identity)
+    endings: dict[str, dict[str, str]] = {}
+    for (variant, *_), twice in measured.items():
+        if len(twice) > 1:
+            shown = endings.setdefault(variant, {})
+            shown |= {column: form for column, form in TOLD_APART_BY.items() if _differs(column, twice)}
+            if not shown:
+                shown["config_hash"] = " {}"
+
+    def named(own: Identity) -> Identity:
+        shown = endings.get(own.variant, {})
+        ending = "".join(form.format(getattr(own, column)) for column, form in shown.items())
+        return replace(own, variant=own.variant + ending)
+
+    return [replace(row, identity=named(row.identity)) for row in rows]
+
+
+def _differs(column: str, identities: Sequence[Identity]) -> bool:
+    return len({getattr(own, column) for own in identities}) > 1
 
 
 def to_rows(summed: Iterable[Figure]) -> list[ResultRow]:

@@ -47,7 +47,10 @@ def run_system(settings: RunSettings, evaluation: EvaluationSettings) -> Path:
             return path
         write_config(prepared.folder, resolved_config(prepared))
         stamp = stamp_environment(prepared.folder, prepared.device)
-        with ResultsWriter(path, identity(prepared, stamp, path)) as writer:
+        whose = identity(prepared, stamp, path)
+        if built.own_sizes:
+            whose = replace(whose, model="", parameters=None)
+        with ResultsWriter(path, whose) as writer:
             instead = partial(first_metric_without_number, built, evaluation.name)
             for measurement in until_out_of_memory(iter(built.run(prepared)), instead):
                 row = writer.write(measurement).measurement

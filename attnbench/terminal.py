@@ -10,6 +10,7 @@ from rich.text import Text
 
 from attnbench.aggregate import Summary, families, figures, summary
 from attnbench.escaping import printable
+from attnbench.figures import told_apart
 from attnbench.results import ResultRow
 from attnbench.statistics import MIN_SEEDS
 from attnbench.tables import MetricColumn, comparison_tables, read_folders
@@ -40,7 +41,7 @@ def print_summary(folders: Sequence[Path]) -> None:
     for table in comparison_tables([row for row in rows if row.identity.evaluation in shown], TRAINED):
         console.print(table)
     others = [row for row in rows if row.identity.evaluation not in shown]
-    for name, group in _by_evaluation(others).items():
+    for name, group in _by_evaluation(told_apart(others)).items():
         console.print(_table(name, group))
     for folder in folders:
         console.print(printable(f"  {folder}/"), markup=False, highlight=False, soft_wrap=True)

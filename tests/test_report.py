@@ -30,7 +30,7 @@ from attnbench.report.words import (
     tally,
     without_addresses,
 )
-from attnbench.results import ALL_SEEDS, DEVICE, read_csv, write_csv
+from attnbench.results import ALL_SEEDS, DEVICE, ResultsWriter, read_csv, read_results, write_csv
 
 ADDRESS = re.compile(r"\b(?:https?|wss?)://(?!www\.w3\.org/)[^\s\"'`<>]*")
 
@@ -93,6 +93,21 @@ def summed(inputs):
 
 def of(summed, evaluation, metric=None):
     return [f for f in summed if f.evaluation == evaluation and metric in (None, f.metric)]
+
+
+def test_a_sweep_s_trainings_of_one_variant_are_told_apart(tmp_path):
+    folder = write_experiment(tmp_path / "sweep", seeds=1, record=False, evaluations=["perplexity", "throughput"])
+    for path in sorted(folder.glob("**/results")):
+        again = path.parent.with_name(f"{path.parent.name}-longer") / "results"
+        again.mkdir(parents=True)
+        rows = read_results(path / "rows.jsonl")
+        with ResultsWriter(again / "rows.jsonl", dataclasses.replace(rows[0].identity, seq_len=512)) as writer:
+            for row in rows:
+                writer.write(row.measurement)
+        shutil.copy(path.parent / "environment.json", again.parent)
+    variants = read_inputs(folder).protocol.variants
+    assert variants == [f"{name} T{length}" for length in (256, 512) for name in SKILL]
+    assert write_report(folder).exists()
 
 
 def test_an_interval_is_called_what_it_is(experiment):

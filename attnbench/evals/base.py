@@ -82,6 +82,9 @@ class CheckpointEvaluation(Evaluation, ABC):
 class SystemEvaluation(Evaluation, ABC):
     """Times or weighs models with initial weights; runs in a process of its own, alone on its device."""
 
+    own_sizes: ClassVar[bool] = False
+    """Whether its models have sizes of their own, so that its rows are not of the run's model."""
+
     @abstractmethod
     def run(self, subject: Subject) -> Iterator[Measurement]:
         """Each number as soon as it is known; what does not fit is a row, and the next setting starts clean."""

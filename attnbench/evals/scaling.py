@@ -46,6 +46,7 @@ class Scaling(SystemEvaluation):
         UserError: a size that is none or is not there, or tokens that make no step.
     """
 
+    own_sizes: ClassVar[bool] = True
     plots: ClassVar[tuple[tuple[str, str], ...]] = (
         ("step_milliseconds", "model"),
         ("peak_memory_mib", "model"),

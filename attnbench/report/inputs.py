@@ -11,6 +11,7 @@ from attnbench.bench.base import Bench
 from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded
 from attnbench.errors import UserError
 from attnbench.evals.base import Evaluation
+from attnbench.figures import told_apart
 from attnbench.registry import check_options, resolve
 from attnbench.results import ALL_SEEDS, DEVICE, ResultRow, is_complete, read_csv, read_results
 from attnbench.runtime import environment_id
@@ -96,6 +97,8 @@ def read_inputs(folder: Path) -> Inputs:
     rows = [row for row in rows if row.identity.mixer or row.identity.variant != DEVICE]
     if not rows:
         raise UserError(f"{folder}: no results; an experiment's folder has runs with results/*.jsonl, or results.csv")
+    if record is None:
+        rows = told_apart(rows)
     protocol = _protocol(record, rows, folder)
     place = {name: index for index, name in enumerate(protocol.variants)}
     folders = dict.fromkeys([folder, *(path.parent.parent for path in files)])

@@ -106,7 +106,7 @@ def test_a_sweep_s_trainings_of_one_variant_are_told_apart(tmp_path):
                 writer.write(row.measurement)
         shutil.copy(path.parent / "environment.json", again.parent)
     variants = read_inputs(folder).protocol.variants
-    assert variants == [f"{name} T{length}" for length in (256, 512) for name in SKILL]
+    assert variants == [f"{name} T{length}" for name in SKILL for length in (256, 512)]
     assert write_report(folder).exists()
 
 

@@ -15,6 +15,7 @@ from attnbench.figures import told_apart
 from attnbench.registry import check_options, resolve
 from attnbench.results import ALL_SEEDS, DEVICE, ResultRow, is_complete, read_csv, read_results
 from attnbench.runtime import environment_id
+from attnbench.settings import MOST_PAIRED
 
 EVALUATION_YAMLS = Path(__file__).resolve().parents[2] / "conf" / "eval"
 BENCH_YAMLS = EVALUATION_YAMLS.parent / "bench"
@@ -142,12 +143,13 @@ def _results_files(folder: Path, record: dict[str, Any] | None) -> list[Path]:
 
 def _protocol(record: dict[str, Any] | None, rows: Sequence[ResultRow], folder: Path) -> Protocol:
     variants = list(dict.fromkeys(row.identity.variant for row in rows))
+    # What is no mixer's, as an operator's implementation is, is shown; and of many nobody has named a reference.
+    mixers = list(dict.fromkeys(row.identity.variant for row in rows if row.identity.mixer))
     defaults = {
         "plan": folder.name,
         "command": "",
         "variants": variants,
-        # What is no mixer's, as an operator's implementation is, is shown.
-        "rank": list(dict.fromkeys(row.identity.variant for row in rows if row.identity.mixer)),
+        "rank": mixers if len(mixers) <= MOST_PAIRED else [],
         "reference": None,
         "files": None,
     }

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from attnbench.cells import Cell, execute
+from attnbench.documents import parse_json
 from attnbench.errors import UserError
 from attnbench.evals.base import Evaluation
 from attnbench.folder import holding
@@ -193,6 +194,7 @@ def _show(folder: Path, settings: ComparisonSettings, files: Sequence[Path], *, 
 def _record(comparison: Comparison, scored: Sequence[Cell]) -> None:
     """comparison.json: what the report needs to know besides the rows of the scored and the timed cells."""
     plan, shown = comparison.plan, [*scored, *comparison.timed()]
+    former = _former(comparison)
     content = {
         "plan": plan.name,
         "command": comparison.settings.command,
@@ -207,11 +209,23 @@ def _record(comparison: Comparison, scored: Sequence[Cell]) -> None:
         "files": [str(path.relative_to(comparison.folder)) for path in _files(shown)],
         "rates": [asdict(choice) for choice in comparison.choices],
         "failures": [{"cell": cell, "reason": reason} for cell, reason in comparison.failures.items()],
-        "started": comparison.started.isoformat(timespec="seconds"),
-        "seconds": round(time.monotonic() - comparison.mark),
+        "started": former.get("started", comparison.started.isoformat(timespec="seconds")),
+        "seconds": round(time.monotonic() - comparison.mark) + former.get("seconds", 0),
     }
     comparison.folder.mkdir(parents=True, exist_ok=True)
     replace_file(comparison.folder / "comparison.json", json.dumps(content, indent=1) + "\n")
+
+
+def _former(comparison: Comparison) -> dict[str, Any]:
+    """The record of the sittings before this one; empty where there was none, or where all is run again."""
+    path = comparison.folder / "comparison.json"
+    if comparison.settings.rerun or not path.exists():
+        return {}
+    try:
+        return {name: value for name, value in parse_json(path.read_text(encoding="utf-8")).items() if value}
+    except (ValueError, AttributeError):
+        # Cut off or altered: it is written anew.
+        return {}
 
 
 def _files(cells: Sequence[Cell]) -> list[Path]:

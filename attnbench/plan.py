@@ -11,7 +11,7 @@ from pathlib import Path
 
 from attnbench.cells import TRAINING, ByKind, Cell, by_kind, system_cell, task_name
 from attnbench.errors import UserError
-from attnbench.prepare import Run, prepare
+from attnbench.prepare import Run, corpus_label, prepare
 from attnbench.prepare_probe import build_tasks
 from attnbench.rates import (
     Choice,
@@ -59,6 +59,10 @@ class Comparison:
                 errors[name] = str(error)
         if not self.variants:
             raise UserError("; ".join(dict.fromkeys(errors.values())))
+        corpora = {name: corpus_label(prepared.corpus) for name, (prepared, _) in self.variants.items()}
+        if len(set(corpora.values())) > 1:
+            named = ", ".join(f"{name} reads {corpus}" for name, corpus in corpora.items())
+            raise UserError(f"plan.variants: scores on different corpora compare nothing; {named}")
         # What cannot run here is recorded, and the others are compared.
         for name, reason in errors.items():
             self.fail(name, reason)

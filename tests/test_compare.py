@@ -400,6 +400,30 @@ def test_the_rest_of_the_plan_stays_in_the_record_and_what_is_not_there_is_missi
     assert begun["missing"][-1] == "copy plain, 1 scored"
 
 
+def test_how_long_it_took_is_of_all_sittings(text, tmp_path, ran, monkeypatch):
+    own = settings(text, tmp_path, evaluations=["throughput"])
+    compare.compare(own, compose)
+    path = tmp_path / "little" / "comparison.json"
+    content = {**record(path.parent), "seconds": 1000, "started": "2020-01-01T00:00:00+00:00"}
+    path.write_text(json.dumps(content))
+    compare.compare(own, compose)
+    assert record(path.parent)["seconds"] >= 1000
+    assert record(path.parent)["started"] == "2020-01-01T00:00:00+00:00"
+    own.rerun = True
+    compare.compare(own, compose)
+    assert record(path.parent)["seconds"] < 1000
+
+
+def test_variants_on_different_corpora_are_refused_before_anything_runs(text, tmp_path, ran):
+    other = tmp_path / "other.txt"
+    other.write_text(text.read_text()[::-1])
+    own = settings(text, tmp_path, evaluations=["throughput"])
+    own.plan.variants["plain"] = ["attn=linear", f"data.path={other}"]
+    with pytest.raises(UserError, match=r"^plan\.variants: scores on different corpora compare nothing; softmax reads"):
+        compare.compare(own, compose)
+    assert ran == []
+
+
 def test_a_list_of_evaluations_is_refused_by_name(text, tmp_path, ran):
     own = settings(text, tmp_path)
     own.plan.evaluations = ["battery"]

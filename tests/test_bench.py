@@ -244,6 +244,43 @@ def test_a_table_shows_what_is_missing_and_says_why():
     assert reasons(rows, layouts) == ["textbook in 1 cell: out of memory, no room"]
 
 
+def test_what_tells_the_rows_of_a_table_apart_is_a_label_of_its_lines():
+    layouts = [Layout(title="t", lines=("length",), values=(Values(metric="milliseconds"),))]
+    rows = [
+        _row("textbook", 1024, 2.0, causal=True, batch_size=8),
+        _row("textbook", 1024, 1.0, causal=False, batch_size=8),
+    ]
+    (drawn,) = grids(rows, layouts)
+    assert drawn.headers == ["causal", "length", "textbook"]
+    assert drawn.lines == [["yes", "1,024", "2"], ["no", "1,024", "1"]]
+    assert drawn.num_labels == 2
+
+
+def test_a_cell_that_is_measured_twice_is_an_error():
+    layouts = [Layout(title="t", lines=("length",), values=(Values(metric="milliseconds"),))]
+    with pytest.raises(UserError, match=r"t: textbook at length=1024 was measured twice, in r;"):
+        list(grids([_row("textbook", 1024, 2.0), _row("textbook", 1024, 1.0)], layouts))
+
+
+def test_a_sweep_that_measures_a_cell_twice_keeps_its_rows(tmp_path, run_benchmark, capsys):
+    words = ["-m", "bench=attention", "device=cpu", f"outputs_dir={tmp_path}", *bench_words("attention")]
+    words = [word for word in words if not word.startswith("bench.repeats")]
+    with pytest.raises(SystemExit):
+        run_benchmark(*words, "bench.repeats=3,4")
+    assert "was measured twice" in capsys.readouterr().err
+    assert len(list((tmp_path / "benchmark" / "attention").glob("*/results.csv"))) == 2
+
+
+def test_a_sweep_over_what_no_line_tells_shows_all_of_it(tmp_path, run_benchmark, capsys):
+    run_benchmark(
+        *("-m", "bench=attention", "bench.causal=true,false", "device=cpu", f"outputs_dir={tmp_path}"),
+        *bench_words("attention"),
+    )
+    lines = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
+    for causal in ("yes", "no"):
+        assert lines.count([causal, "16", "32"]) >= 2
+
+
 def test_a_wide_table_is_cut_into_some_that_fit_with_the_labels_on_each():
     headers = ["length", *(f"implementation {index}" for index in range(9))]
     whole = Grid(title="t", headers=headers, num_labels=1, lines=[[str(index) for index in range(10)]])

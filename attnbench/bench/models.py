@@ -46,7 +46,7 @@ class ModelsBench(Bench):
     layouts: ClassVar[tuple[Layout, ...]] = (
         Layout(
             title="seconds, forward alone and with backward",
-            lines=("size", "implementation"),
+            lines=("size", "implementation", "backend"),
             columns="pass",
             values=(
                 Values(metric=PARAMETERS, header="parameters"),
@@ -92,7 +92,7 @@ class ModelsBench(Bench):
 
     def measure(self, cell: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
         for mixer in subject.mixers(self.mixers):
-            settings = cell | {"implementation": mixer.name}
+            settings = cell | {"implementation": mixer.name, "backend": ""}
             try:
                 yield from self._measure_one(mixer, self.sizes[cell["size"]], settings, subject)
             except UserError as refusal:

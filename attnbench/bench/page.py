@@ -41,6 +41,10 @@ def is_bench(folder: Path) -> bool:
 
 def print_tables(folders: Sequence[Path]) -> None:
     """Prints the tables of each bench among the runs; writes a results.csv into each folder, and says where it is."""
+    # First: rows of several jobs may belong into one cell, and are no less measured.
+    for folder in folders:
+        for measured in _measured([folder]):
+            _write_rows(measured, folder)
     console = Console(width=WIDTH + 1)
     for measured in _measured(folders):
         layouts = [layout for layout in measured.bench.layouts_of(measured.rows) if not layout.on_page_alone]
@@ -50,8 +54,6 @@ def print_tables(folders: Sequence[Path]) -> None:
         for line in (*reasons(measured.rows, layouts), _ceilings_text(measured.rows)):
             console.print(textwrap.fill(line, WIDTH, subsequent_indent="  "), markup=False, highlight=False)
     for folder in folders:
-        for measured in _measured([folder]):
-            _write_rows(measured, folder)
         console.print(printable(f"  {folder}/"), markup=False, highlight=False, soft_wrap=True)
 
 

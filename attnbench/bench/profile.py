@@ -244,7 +244,7 @@ def _attention_layout() -> Layout:
 
 
 def _step_layouts() -> Iterator[Layout]:
-    lines = ("implementation", "length")
+    lines = ("implementation", "backend", "length")
     for form, words in FORMS.items():
         where = STEP | {"form": form}
         costs = (
@@ -265,7 +265,7 @@ def _operator_layout(place: tuple[str, str, Any, str | None]) -> Layout:
     where |= {"form": form} if form is not None else {}
     what = "Operators of attention" if form is None else "Operators" if form == EAGER else "Kernels"
     told = f"{what}: {implementation}, {length:,} positions" + (f", a step ({form})" if form is not None else "")
-    labels = ("operator", "operator_part") if form == CAPTURED else ("operator",)
+    labels = ("rank", "operator", "operator_part") if form == CAPTURED else ("rank", "operator")
     values = [Values(metric=own.metric, header=own.header, where=where, is_share=own.is_share) for own in OPERATORS]
     ours = Values(metric="operator_mflops", header="MFLOPs (our count)", where=where | {"counted_by": "attnbench"})
     values[-1] = Values(metric="operator_mflops", header="MFLOPs", where=where | {"counted_by": "profiler"})

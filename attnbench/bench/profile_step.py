@@ -69,6 +69,7 @@ def forms(device_type: str) -> tuple[str, ...]:
 
 def profile_step(case: StepCase, cell: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
     """All rows of a mixer at a length, form after form."""
+    cell = cell | {"backend": ""}
     try:
         mixer = _resolved(case, subject)
         build, flops = _builder(mixer, case, subject)

@@ -82,9 +82,10 @@ class Results:
             return
         with ResultsWriter(path, self.identity) as writer:
             for measurement in measure():
-                # Whose it is stands in the row's own columns, as in every other row.
+                # Whose it is, and by what, stands in the row's own columns, as in every other row.
                 settings = dict(measurement.settings)
-                yield writer.write(replace(measurement, settings=settings), settings.pop("implementation", None))
+                variant, backend = settings.pop("implementation", None), settings.pop("backend", None)
+                yield writer.write(replace(measurement, settings=settings), variant, backend)
 
 
 def _ceilings(results: Results, device: torch.device, precision: str) -> Ceilings:

@@ -76,6 +76,24 @@ def test_what_is_complete_is_not_measured_again_and_what_was_cut_off_is(tmp_path
     assert all(path.stat().st_mtime_ns != before[path] for path in paths)
 
 
+def test_what_was_cut_off_is_published_and_reported_with_what_is_missing(tmp_path, run_benchmark):
+    words = ["bench=attention", "device=cpu", f"outputs_dir={tmp_path}", *bench_words("attention")]
+    run_benchmark(*words, "bench.lengths=[16,32,33]")
+    (folder,) = (tmp_path / "benchmark" / "attention").iterdir()
+    (folder / "results.csv").unlink()
+    _, torn, unwritten = sorted(folder.glob("results/attention-0*.jsonl"))
+    torn.write_text("".join(torn.read_text().splitlines(keepends=True)[:-1]))
+    unwritten.unlink()
+    write_page([folder], tmp_path / "page", title="t")
+    page = (tmp_path / "page" / "README.md").read_text()
+    missing = page[page.index("Not measured yet, 2 cells:") :].splitlines()[2:4]
+    assert [line.partition(" batch")[0].partition(": ")[2] for line in missing] == [
+        f"head_width=16 length={length}" for length in (32, 33)
+    ]
+    assert {row.measurement.settings.get("length") for row in read_csv(tmp_path / "page" / "results.csv")} == {None, 16}
+    assert "results/attention-0001.jsonl" in write_report(folder).read_text()
+
+
 def test_precisions_are_jobs_of_a_sweep_and_share_a_table(tmp_path, run_benchmark, capsys):
     run_benchmark(
         *("-m", "bench=attention", "precision=float32,bfloat16", "device=cpu", f"outputs_dir={tmp_path}"),

@@ -52,7 +52,7 @@ def run_bench(settings: BenchSettings, compose_mixers: ComposeMixers) -> Path:
     with recording(folder, waits=True), device_lock(device, shared=False):
         write_config(folder, _config(settings, precision, device))
         identity = _identity(settings, precision, hashed, stamp_environment(folder, device), folder)
-        results = Results(folder / "results", identity, settings.rerun)
+        results = Results(folder, identity, settings.rerun)
         ceilings = _ceilings(results, device, precision)
         subject = Subject(
             device=device,
@@ -63,9 +63,19 @@ def run_bench(settings: BenchSettings, compose_mixers: ComposeMixers) -> Path:
             trusted=settings.trusted,
         )
         for index, cell in enumerate(bench.cells()):
-            rows = results.cell(f"{index:04}", lambda cell=cell: bench.measure(cell, subject))
+            rows = results.cell(cell_name(index), lambda cell=cell: bench.measure(cell, subject))
             _say(cell, rows, bench.unsaid)
     return folder
+
+
+def cell_name(index: int) -> str:
+    """Of a cell, by its place among the bench's cells."""
+    return f"{index:04}"
+
+
+def cell_file(folder: Path, bench: str, name: str) -> Path:
+    """Where a run keeps what it measured of a cell."""
+    return folder / "results" / f"{bench}-{name}.jsonl"
 
 
 class Results:
@@ -76,7 +86,7 @@ class Results:
 
     def cell(self, name: str, measure: Callable[[], Iterable[Measurement]]) -> Iterator[ResultRow]:
         """The rows of a cell as they come; those of a cell that was cut off are measured again."""
-        path = self.folder / f"{self.identity.evaluation}-{name}.jsonl"
+        path = cell_file(self.folder, self.identity.evaluation, name)
         if is_complete(path) and not self.rerun:
             yield from read_results(path)
             return
@@ -102,13 +112,17 @@ def _ceilings(results: Results, device: torch.device, precision: str) -> Ceiling
 
 def _say(cell: dict[str, Any], rows: Iterable[ResultRow], unsaid: Sequence[str]) -> None:
     """A line an implementation, as soon as it has all its rows."""
-    place = " ".join(f"{axis}={value}" for axis, value in cell.items())
-    log.info(place)
+    log.info(told_cell(cell))
     for name, group in groupby(rows, key=lambda row: row.identity.variant):
         measured = [row.measurement for row in group if row.measurement.metric not in unsaid]
         parts = dict.fromkeys(map(_told, measured))
         if parts:
             log.info(printable(f"  {name:14} {', '.join(parts)}"))
+
+
+def told_cell(cell: dict[str, Any]) -> str:
+    """Its settings in a line."""
+    return " ".join(f"{axis}={value}" for axis, value in cell.items())
 
 
 def _told(measurement: Measurement) -> str:

@@ -21,6 +21,7 @@ from attnbench.bench.roofline import Ceilings, Work, attention_work
 from attnbench.bench.tables import grids, narrowed, reasons
 from attnbench.config import CONF, ROOT
 from attnbench.errors import UserError
+from attnbench.kernels import cuda_flash_attention
 from attnbench.report.page import write_report
 from attnbench.results import Identity, Measurement, ResultRow, read_csv
 from attnbench.tables import Grid
@@ -227,6 +228,22 @@ def test_our_cuda_kernel_says_what_it_does_not_do():
 def test_without_a_compiler_the_cuda_kernel_names_what_is_missing():
     with pytest.raises(UserError, match="nvcc"):
         IMPLEMENTATIONS["cuda_stages"].make()
+
+
+def test_a_kernel_that_does_not_build_is_built_once(monkeypatch):
+    builds = []
+
+    def fails():
+        builds.append(1)
+        raise UserError("it could not be built: error 1")
+
+    monkeypatch.setattr(cuda_flash_attention, "_build", fails)
+    cuda_flash_attention._library.cache_clear()
+    for name in ("cuda_mma", "cuda_stages", "cuda_mma"):
+        with pytest.raises(UserError, match="could not be built"):
+            IMPLEMENTATIONS[name].make()
+    cuda_flash_attention._library.cache_clear()
+    assert len(builds) == 1
 
 
 def test_work_is_counted_by_hand():

@@ -12,7 +12,7 @@ from attnbench.bench import implementations
 from attnbench.bench.attention import AttentionBench
 from attnbench.bench.base import Layout, Subject, Values
 from attnbench.bench.flash_vs_textbook import FlashVsTextbook
-from attnbench.bench.gate import PARTS, compared_heads, objection, reference
+from attnbench.bench.gate import PARTS, GateError, compared_heads, largest_error, reference
 from attnbench.bench.implementations import IMPLEMENTATIONS, textbook
 from attnbench.bench.operator import HELD, measure_attention
 from attnbench.bench.page import is_bench, write_page
@@ -146,10 +146,11 @@ def test_one_wrong_position_is_found_in_bfloat16_too():
     expected = reference(*tensors, causal=True)
     for index, part in enumerate(PARTS):
         actual = [x.clone() for x in expected]
-        assert objection(actual, expected, "bfloat16") is None
+        assert largest_error(actual, expected, "bfloat16") == 0
         actual[index][1, 199] *= 1.5
         actual[index][1, 199] += 0.2 * expected[index][1].norm(dim=-1).mean()
-        assert f"{part} is off" in (objection(actual, expected, "bfloat16") or "")
+        with pytest.raises(GateError, match=f"{part} is off"):
+            largest_error(actual, expected, "bfloat16")
 
 
 def test_the_reference_is_what_autograd_makes_of_the_textbook():

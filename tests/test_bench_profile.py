@@ -14,6 +14,7 @@ from small import MIXERS, MODEL, VOCABULARY, mixer_settings, small_model
 
 from attnbench.bench import profile_attention, profile_step, running
 from attnbench.bench.base import Subject
+from attnbench.bench.gate import GateError
 from attnbench.bench.page import print_tables
 from attnbench.bench.parts import IDLE, PARTS, by_operator
 from attnbench.bench.passes import Repetition
@@ -31,6 +32,12 @@ from attnbench.settings import BenchSettings
 from attnbench.train import train_step
 
 CPU = torch.device("cpu")
+
+
+class OutOfResourcesError(Exception):
+    """As Triton's, which is neither a RuntimeError nor a ValueError."""
+
+
 OPTIONS = yaml.safe_load((CONF / "bench" / "profile.yaml").read_text()) | ProfileBench.smoke
 TARGET = OPTIONS.pop("_target_")
 
@@ -166,10 +173,29 @@ def test_all_attentions_are_one_function(causal, groups):
 
 
 def test_a_mixer_that_is_not_its_definition_is_not_timed(tmp_path, monkeypatch):
-    monkeypatch.setattr(profile_step, "mixer_objection", lambda *given: "it is wrong")
-    _, rows = measure(tmp_path, mixers=["linear"], implementations=[])
-    own = [row.measurement for row in rows if row.identity.variant == "linear"]
-    assert {(one.status, one.reason) for one in own} == {("failed", "it is wrong")}
+    def wrong(mixer, *given):
+        if mixer.name == "linear":
+            raise GateError("it is wrong")
+        if mixer.name == "softmax":
+            raise OutOfResourcesError("out of resource: shared memory")
+        return 0.0
+
+    monkeypatch.setattr(profile_step, "mixer_error", wrong)
+    _, rows = measure(tmp_path, mixers=["linear", "softmax", "flash"], implementations=[])
+    for name, reason in (("linear", "it is wrong"), ("softmax", "OutOfResourcesError: out of resource: shared memory")):
+        own = [row.measurement for row in rows if row.identity.variant == name]
+        assert {(one.status, one.reason) for one in own} == {("failed", reason)}
+    assert {row.measurement.status for row in rows if row.identity.variant == "flash"} == {"ok"}
+
+
+def test_a_kernel_that_raises_leaves_the_others_their_turn(tmp_path, monkeypatch):
+    def too_large(*given):
+        raise OutOfResourcesError("out of resource: shared memory")
+
+    monkeypatch.setitem(profile_attention.ATTENTIONS, "textbook", too_large)
+    _, rows = measure(tmp_path, mixers=[], implementations=["textbook", "sdpa_flash"])
+    statuses = {(row.identity.variant, row.measurement.status) for row in rows if row.identity.variant != "device"}
+    assert statuses == {("textbook", "failed"), ("sdpa_flash", "ok")}
 
 
 def test_a_step_that_does_not_fit_is_a_row_and_the_next_one_runs(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attnbench.bench.base import Subject, timed
-from attnbench.bench.gate import objection
+from attnbench.bench.gate import largest_error
 from attnbench.bench.operator import SPEEDUP, Missing, tried
 from attnbench.bench.passes import Repetition
 from attnbench.bench.steps import SPLIT, STEPS, WHOLE, Example, Shape, Step, compared_heads
@@ -54,15 +54,12 @@ def _measure_one(
 
 def _timed(
     step: Step, example: Example, repetition: Repetition, settings: dict[str, Any], subject: Subject
-) -> list[Measurement] | str:
-    """The rows; or what the gate has against this implementation."""
+) -> list[Measurement]:
     shape, device = example.shape, subject.device
     with torch.no_grad():
         call = step.prepare(example)
         output_BHK = call().reshape(shape.batch_size * shape.num_heads, 1, shape.head_width)
-        reason = objection([output_BHK[compared_heads(shape)]], [step.expected(example)], subject.precision)
-        if reason is not None:
-            return reason
+        largest_error([output_BHK[compared_heads(shape)]], [step.expected(example)], subject.precision)
         cold = ColdCaches(device)
         cold.fit(call)
         times = time_repeats(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attnbench.bench.base import Subject
-from attnbench.bench.gate import TOLERANCES
+from attnbench.bench.gate import TOLERANCES, GateError
 from attnbench.bench.operator import Missing, tried
 from attnbench.bench.passes import Repetition
 from attnbench.correctness import relative_error
@@ -105,7 +105,7 @@ def measure_text(
             yield from without_numbers({metric: "s"}, own, "unsupported", NO_GRAPHS)
             continue
 
-        def write(metric: str = metric) -> list[Measurement] | str:
+        def write(metric: str = metric) -> list[Measurement]:
             return _write(candidate, metric, num_tokens, batch_size, repeats, own)
 
         for row in _attempted({metric: "s"}, own, write):
@@ -125,7 +125,7 @@ def measure_context(
 
 
 def _attempted(
-    units: dict[str, str], settings: dict[str, Any], measure: Callable[[], list[Measurement] | str]
+    units: dict[str, str], settings: dict[str, Any], measure: Callable[[], list[Measurement]]
 ) -> Iterator[Measurement]:
     found = tried(measure)
     yield from without_numbers(units, settings, *found) if isinstance(found, Missing) else found
@@ -145,13 +145,11 @@ def _decoding(subject: Subject) -> Iterator[None]:
 
 def _write(
     candidate: Candidate, metric: str, num_tokens: int, batch_size: int, repeats: int, settings: dict[str, Any]
-) -> list[Measurement] | str:
+) -> list[Measurement]:
     subject, captured, found = candidate.subject, metric == CAPTURED, []
     with _decoding(subject):
         model = candidate.model()
-        reason = _objection(candidate, model, captured)
-        if reason is not None:
-            return reason
+        _steps_error(candidate, model, captured)
         prompt_BT = candidate.tokens(batch_size, PROMPT_LENGTH)
         writer = Writer(
             model,
@@ -178,13 +176,11 @@ def _write(
 
 def _step(
     candidate: Candidate, context: int, batch_size: int, repetition: Repetition, settings: dict[str, Any]
-) -> list[Measurement] | str:
+) -> list[Measurement]:
     subject = candidate.subject
     with _decoding(subject):
         model = candidate.model()
-        reason = _objection(candidate, model, subject.device.type == "cuda")
-        if reason is not None:
-            return reason
+        _steps_error(candidate, model, subject.device.type == "cuda")
         repeated = step_cost.Repetition(**asdict(repetition))
         times = time_decoding(model, candidate.tokens(batch_size, context), subject.dtype, repeated)
     return [
@@ -200,8 +196,12 @@ def _step(
     ]
 
 
-def _objection(candidate: Candidate, model: LanguageModel, captured: bool) -> str | None:
-    """What is wrong with the logits of some steps behind a prompt, or None."""
+def _steps_error(candidate: Candidate, model: LanguageModel, captured: bool) -> float:
+    """The relative error of the logits of some steps behind a prompt.
+
+    Raises:
+        GateError: it is more than the precision explains.
+    """
     subject = candidate.subject
     length = PROMPT_LENGTH + CapturedCall.NUM_WARMUP + GATE_STEPS
     tokens_BT = candidate.tokens(2, length)
@@ -213,10 +213,10 @@ def _objection(candidate: Candidate, model: LanguageModel, captured: bool) -> st
         found.append(step().clone())
     error = relative_error(torch.stack(found, dim=1), _definition(model, tokens_BT)[:, PROMPT_LENGTH:])
     tolerance = TOLERANCES[subject.precision]
-    # Written so that a NaN, which compares false with everything, is an objection.
+    # Written so that a NaN, which compares false with everything, is an error.
     if not error <= tolerance:
-        return f"its steps' logits are off by {error:.2g}, and {subject.precision} explains {tolerance:g}"
-    return None
+        raise GateError(f"its steps' logits are off by {error:.2g}, and {subject.precision} explains {tolerance:g}")
+    return error
 
 
 def _definition(model: LanguageModel, tokens_BT: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 import torch
 
 from attnbench.bench.base import Bench, Layout, Subject, Values
-from attnbench.bench.gate import mixer_objection
+from attnbench.bench.gate import mixer_error
+from attnbench.bench.operator import Missing, tried
 from attnbench.bench.passes import Repetition
 from attnbench.bench.roofline import Work
 from attnbench.errors import UserError
@@ -16,7 +17,7 @@ from attnbench.model import LanguageModel, build_model, resolve_mixer
 from attnbench.results import Measurement
 from attnbench.runtime import computing
 from attnbench.settings import MixerSettings, ModelSettings, check
-from attnbench.timing import OutOfMemory, attempt, time_repeats
+from attnbench.timing import time_repeats
 from attnbench.train import Batch, batch_nats, loss_and_gradients
 
 SECONDS, SHARE, PARAMETERS = "seconds", "roofline_share", "parameters"
@@ -93,47 +94,45 @@ class ModelsBench(Bench):
     def measure(self, cell: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
         for mixer in subject.mixers(self.mixers):
             settings = cell | {"implementation": mixer.name, "backend": ""}
-            try:
-                yield from self._measure_one(mixer, self.sizes[cell["size"]], settings, subject)
-            except UserError as refusal:
-                yield from _without(settings, "unsupported", str(refusal))
+            yield from self._measure_one(mixer, self.sizes[cell["size"]], settings, subject)
 
     def _measure_one(
         self, mixer: MixerSettings, size: ModelSettings, settings: dict[str, Any], subject: Subject
     ) -> Iterator[Measurement]:
-        device, precision = subject.device, subject.precision
-        mixer = resolve_mixer(mixer, size, device_type=device.type, precision=precision, trusted=subject.trusted)
-        settings = settings | {"backend": mixer.options["backend"]}
-        objection = mixer_objection(mixer, device, precision, subject.trusted)
-        if objection is not None:
-            yield from _without(settings, "failed", objection)
+        resolved = tried(
+            lambda: resolve_mixer(
+                mixer, size, device_type=subject.device.type, precision=subject.precision, trusted=subject.trusted
+            )
+        )
+        if isinstance(resolved, Missing):
+            yield from _without(settings, *resolved)
             return
+        settings = settings | {"backend": resolved.options["backend"]}
+        found = tried(lambda: self._measured(resolved, size, settings, subject))
+        yield from _without(settings, *found) if isinstance(found, Missing) else found
+
+    def _measured(
+        self, mixer: MixerSettings, size: ModelSettings, settings: dict[str, Any], subject: Subject
+    ) -> list[Measurement]:
+        mixer_error(mixer, subject.device, subject.precision, subject.trusted)
         matched = match_model(
             [mixer] * size.num_layers,
             size,
             match="params",
             seq_len=self.length,
             vocabulary_size=self.vocabulary_size,
-            precision=precision,
+            precision=subject.precision,
             trusted=subject.trusted,
         )
-
-        def measured() -> list[Measurement]:
-            model = build_model(
-                matched.mixers,
-                matched.model,
-                vocabulary_size=self.vocabulary_size,
-                seed=0,
-                device=device,
-                trusted=subject.trusted,
-            )
-            return list(self._times(model, settings, subject))
-
-        found = attempt(measured)
-        if isinstance(found, OutOfMemory):
-            yield from _without(settings, "out_of_memory", found.reason)
-        else:
-            yield from found
+        model = build_model(
+            matched.mixers,
+            matched.model,
+            vocabulary_size=self.vocabulary_size,
+            seed=0,
+            device=subject.device,
+            trusted=subject.trusted,
+        )
+        return list(self._times(model, settings, subject))
 
     def _times(self, model: LanguageModel, settings: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
         device, precision = subject.device, subject.precision

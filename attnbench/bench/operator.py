@@ -1,10 +1,10 @@
 """One cell of attention: every implementation held against float64, and then its passes timed."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from attnbench.bench.base import Subject, timed
-from attnbench.bench.gate import objection
+from attnbench.bench.gate import GateError, largest_error
 from attnbench.bench.implementations import IMPLEMENTATIONS, Implementation
 from attnbench.bench.passes import Example, Passes, Problem, example_of
 from attnbench.bench.roofline import attention_work
@@ -21,6 +21,8 @@ NO_KERNEL = "No available kernel"
 """What SDPA says, after warnings that name the reason, where the kernel that it is held to does not take a shape."""
 
 NUM_VALUES = 3
+
+Value = TypeVar("Value")
 
 
 def measure_attention(
@@ -66,7 +68,7 @@ def _measure_one(
         yield from _without(problem, settings, "unsupported", str(refusal))
         return
 
-    def rows() -> list[Measurement] | str:
+    def rows() -> list[Measurement]:
         passes = Passes(function, example, problem, implementation.heads_first)
         return _rows(problem, passes, example, settings, subject)
 
@@ -81,8 +83,8 @@ class Missing(NamedTuple):
     reason: str
 
 
-def tried(measure: Callable[[], list[Measurement] | str]) -> list[Measurement] | Missing:
-    """The rows that it gives; or why there are none: what the gate said, did not fit, was refused or raised.
+def tried(measure: Callable[[], Value]) -> Value | Missing:
+    """What it gives; or why there is nothing: what the gate said, did not fit, was refused or raised.
 
     As in an examination: whatever a kernel or its compiler raises is told, and the others still have their turn.
     """
@@ -90,6 +92,8 @@ def tried(measure: Callable[[], list[Measurement] | str]) -> list[Measurement] |
         found = attempt(measure)
     except UserError as refusal:
         return Missing("unsupported", str(refusal))
+    except GateError as error:
+        return Missing("failed", str(error))
     except Exception as error:
         if "CUDA error" in str(error):
             # The device takes no more work from this process.
@@ -98,17 +102,14 @@ def tried(measure: Callable[[], list[Measurement] | str]) -> list[Measurement] |
         return Missing("unsupported" if NO_KERNEL in line else "failed", f"{type(error).__name__}: {line}")
     if isinstance(found, OutOfMemory):
         return Missing("out_of_memory", found.reason)
-    return Missing("failed", found) if isinstance(found, str) else found
+    return found
 
 
 def _rows(
     problem: Problem, passes: Passes, example: Example, settings: dict[str, Any], subject: Subject
-) -> list[Measurement] | str:
-    """The rows; or what the gate has against this implementation."""
+) -> list[Measurement]:
     results = passes.results(example.heads)
-    reason = objection(results, example.expected, subject.precision)
-    if reason is not None:
-        return reason
+    largest_error(results, example.expected, subject.precision)
     rows = []
     if problem.with_values:
         values = results[0][0, 0, :NUM_VALUES].tolist()

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnbench.bench.base import Subject, timed
-from attnbench.bench.gate import compared_heads, objection, reference
+from attnbench.bench.gate import compared_heads, largest_error, reference
 from attnbench.bench.implementations import IMPLEMENTATIONS
+from attnbench.bench.operator import Missing, tried
 from attnbench.bench.passes import Repetition
 from attnbench.bench.profile_rows import operator_rows, peak_row
 from attnbench.bench.recording import Recording, record
@@ -192,8 +193,8 @@ def profile_attention(
             if refusal is not None:
                 yield from without_numbers(UNITS, settings, "unsupported", refusal)
                 continue
-            found = _profile(shape, name, example, subject, num_calls, repetition)
-            if not isinstance(found, Profiled):
+            found = tried(lambda name=name: _profile(shape, name, example, subject, num_calls, repetition))
+            if isinstance(found, Missing):
                 yield from without_numbers(UNITS, settings, *found)
                 continue
             yield from _rows(shape, found, settings, subject, num_lines)
@@ -206,33 +207,11 @@ def profile_attention(
 
 def _profile(
     shape: Shape, name: str, example: Example, subject: Subject, num_calls: int, repetition: Repetition
-) -> Profiled | tuple[str, str]:
-    """What was measured; or the status, and the reason, of what could not be."""
-    try:
-        found = attempt(lambda: _measured(shape, name, example, subject, num_calls, repetition))
-    except (RuntimeError, ValueError) as error:
-        if "CUDA error" in str(error):
-            # The device takes no more work from this process.
-            raise
-        # SDPA says only that no kernel was available; the others still have their turn.
-        return "failed", f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
-    if isinstance(found, OutOfMemory):
-        return "out_of_memory", found.reason
-    if isinstance(found, str):
-        return "failed", found
-    return found
-
-
-def _measured(
-    shape: Shape, name: str, example: Example, subject: Subject, num_calls: int, repetition: Repetition
-) -> Profiled | str:
-    """The numbers; or what the gate has against this implementation."""
+) -> Profiled:
     call = partial(ATTENTIONS[name], shape, example.packed_BTC, example.angles)
     memory = PeakMemory(subject.device)
     actual = call().flatten(0, 1)[example.heads]
-    reason = objection([actual], example.expected, subject.precision)
-    if reason is not None:
-        return reason
+    largest_error([actual], example.expected, subject.precision)
     del actual
     call()
     peak_mib = memory.mib()

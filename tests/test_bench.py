@@ -108,6 +108,17 @@ def test_precisions_are_jobs_of_a_sweep_and_share_a_table(tmp_path, run_benchmar
     assert all(map(is_bench, folders))
 
 
+def test_a_report_of_several_precisions_keeps_them_apart(tmp_path, run_benchmark):
+    run_benchmark(
+        *("-m", "bench=attention", "precision=float32,bfloat16", "device=cpu", f"outputs_dir={tmp_path}"),
+        *bench_words("attention"),
+    )
+    page = write_report(tmp_path / "benchmark" / "attention").read_text()
+    assert "precision bfloat16" in page
+    names = {path.stem for path in (tmp_path / "benchmark" / "attention" / "report" / "figures").glob("*.svg")}
+    assert {name.partition("precision_")[2].partition("-")[0] for name in names} == {"bfloat16", "float32"}
+
+
 def _measured(function, monkeypatch, subject=SUBJECT, problem=PROBLEM) -> list[Measurement]:
     own = replace(IMPLEMENTATIONS["textbook"], name="own", make=lambda: function)
     monkeypatch.setitem(implementations.IMPLEMENTATIONS, "own", own)

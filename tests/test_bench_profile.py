@@ -188,6 +188,21 @@ def test_a_mixer_that_is_not_its_definition_is_not_timed(tmp_path, monkeypatch):
     assert {row.measurement.status for row in rows if row.identity.variant == "flash"} == {"ok"}
 
 
+def test_the_peak_is_the_call_s_and_not_the_gate_s(tmp_path, monkeypatch):
+    done = []
+
+    class Peak(profile_attention.PeakMemory):
+        def __init__(self, device):
+            done.append("peak")
+            super().__init__(device)
+
+    gate = profile_attention.largest_error
+    monkeypatch.setattr(profile_attention, "PeakMemory", Peak)
+    monkeypatch.setattr(profile_attention, "largest_error", lambda *given: done.append("gate") or gate(*given))
+    measure(tmp_path, mixers=[], implementations=["textbook"])
+    assert done == ["gate", "peak"]
+
+
 def test_a_kernel_that_raises_leaves_the_others_their_turn(tmp_path, monkeypatch):
     def too_large(*given):
         raise OutOfResourcesError("out of resource: shared memory")

@@ -13,7 +13,7 @@ from attnbench.bench.attention import AttentionBench
 from attnbench.bench.base import Layout, Subject, Values
 from attnbench.bench.flash_vs_textbook import FlashVsTextbook
 from attnbench.bench.gate import PARTS, GateError, compared_heads, largest_error, reference
-from attnbench.bench.implementations import IMPLEMENTATIONS, textbook
+from attnbench.bench.implementations import IMPLEMENTATIONS, _compiled, textbook
 from attnbench.bench.operator import HELD, measure_attention
 from attnbench.bench.page import is_bench, write_page
 from attnbench.bench.passes import Problem, Repetition
@@ -206,6 +206,32 @@ def test_a_device_that_is_lost_ends_the_run(monkeypatch):
 
     with pytest.raises(RuntimeError, match="illegal memory access"):
         _measured(illegal, monkeypatch)
+
+
+def test_the_compiled_one_is_compiled_at_every_shape(monkeypatch):
+    """Its limit is a handful of versions of a function, past which it would run as it was written."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled, compile_ = _compiled.__wrapped__, torch.compile
+
+    def with_own_backend(function, *, options, **more):
+        return compile_(function, backend=backend, **more)
+
+    monkeypatch.setattr(torch, "compile", with_own_backend)
+    own = compiled()
+    monkeypatch.setitem(
+        implementations.IMPLEMENTATIONS, "own", replace(IMPLEMENTATIONS["compiled"], name="own", make=lambda: own)
+    )
+    lengths = range(16, 28)
+    for length in lengths:
+        problem = replace(PROBLEM, length=length, with_gradients=False)
+        rows = list(measure_attention(problem, ["own"], CELL, SUBJECT))
+        assert {row.status for row in rows} == {"ok"}
+    assert len(graphs) == len(lengths)
 
 
 @pytest.mark.parametrize(

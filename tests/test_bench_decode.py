@@ -47,7 +47,9 @@ def test_what_runs_on_a_cpu_passes_the_gate(precision, num_key_value_heads):
     shape = replace(SHAPE, num_key_value_heads=num_key_value_heads)
     rows = measured(*ON_A_CPU, shape=shape, precision=precision)
     assert [(row.metric, row.settings["implementation"], row.status) for row in rows] == [
-        (metric, name, "ok") for name in ON_A_CPU for metric in ("milliseconds", "roofline_share")
+        (metric, STEPS[name].label("cpu", 16), "ok")
+        for name in ON_A_CPU
+        for metric in ("milliseconds", "roofline_share")
     ]
 
 
@@ -78,13 +80,20 @@ def test_a_kernel_that_raises_leaves_the_others_their_turn(monkeypatch):
     monkeypatch.setitem(STEPS, "linear", replace(STEPS["linear"], prepare=prepare))
     rows = measured("linear", "textbook", "flash_attn_split", "triton_whole")
     assert [(row.settings["implementation"], row.status) for row in rows] == [
-        ("linear", "failed"),
+        ("linear (torch)", "failed"),
         ("textbook", "ok"),
         ("textbook", "ok"),
         ("flash_attn_split", "unsupported"),
         ("triton_whole", "unsupported"),
     ]
     assert rows[0].reason == "RuntimeError: no such head"
+
+
+def test_a_state_s_step_stands_under_the_name_of_its_kernel():
+    assert [STEPS["linear"].label("cuda", width) for width in (128, 192)] == ["linear (triton)", "linear (torch)"]
+    own = [STEPS["gated_deltanet"].label("cuda", width) for width in (64, 80, 96, 128, 192)]
+    assert [name.partition(" ")[2] for name in own] == ["(triton)", "(torch)", "(torch)", "(triton)", "(torch)"]
+    assert STEPS["triton_split"].label("cuda", 80) == "triton_split"
 
 
 def test_split_is_held_against_whole(monkeypatch):
@@ -193,5 +202,5 @@ def test_on_a_gpu_nothing_of_ours_fails(precision, run_benchmark, tmp_path):
     of_others = {"sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "flash_attn_whole", "flash_attn_split"}
     assert {row.identity.variant for row in rows if row.measurement.status == "failed"} <= of_others
     found = {row.identity.variant for row in rows if row.measurement.status == "ok"}
-    assert {"textbook", "triton_whole", "triton_split", "gated_deltanet"} <= found
+    assert {"textbook", "triton_whole", "triton_split", "gated_deltanet (triton)"} <= found
     assert precision == "float16" or {"flash (triton)", "gated_deltanet (triton)"} <= found

@@ -1,5 +1,6 @@
 """bench=models: a mixer whose kernel raises is a row, and the others have their turn."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -7,11 +8,12 @@ import torch
 import yaml
 from small import mixer_settings
 
-from attnbench.bench import models
+from attnbench.bench import gate, models
 from attnbench.bench.base import Subject
 from attnbench.bench.models import ModelsBench
 from attnbench.bench.roofline import Ceilings
 from attnbench.config import CONF
+from attnbench.correctness import Deviation
 from attnbench.results import Measurement
 
 SUBJECT = Subject(
@@ -49,6 +51,27 @@ def test_a_kernel_that_raises_leaves_the_others_their_turn(where, monkeypatch):
         ("failed", "ValueError: float16: float32 and bfloat16 are what it has")
     }
     assert {row.status for row in of(rows, "linear")} == {"ok"}
+
+
+@pytest.mark.parametrize(("precision", "allowed"), [("float32", 1e-4), ("tf32", 0.01), ("float16", 0.01)])
+def test_a_mixer_is_held_against_its_definition_at_the_width_and_precision_that_are_timed(
+    precision, allowed, monkeypatch
+):
+    widths, errors = set(), {}
+
+    def compare(actual, expected, shape):
+        widths.add(shape.head_width)
+        return Deviation(output=errors["at"], input_gradient=0.0, position=0.0, parameter_gradient=0.0, parameter="")
+
+    monkeypatch.setattr(gate, "compare", compare)
+    # Heads of 128 channels are given no more than those of 64.
+    for errors["at"], wrong in ((0.9 * allowed, False), (1.1 * allowed, True)):
+        with pytest.raises(gate.GateError) if wrong else nullcontext():
+            gate.mixer_error(mixer_settings("softmax"), 128, torch.device("cpu"), precision)
+    assert widths == {128}
+    errors["at"] = 0.0
+    measured(mixers=["softmax"])
+    assert widths == {128, 16}
 
 
 def test_a_backend_that_cannot_run_here_is_a_row_that_says_so():

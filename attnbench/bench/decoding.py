@@ -27,7 +27,7 @@ def measure_steps(
     with multiplying(subject.precision):
         example = attempt(lambda: _example(shape, subject))
         for name in names:
-            own = settings | {"implementation": name}
+            own = settings | {"implementation": STEPS[name].label(subject.device.type, shape.head_width)}
             if isinstance(example, OutOfMemory):
                 yield from _without(own, "out_of_memory", example.reason)
                 continue

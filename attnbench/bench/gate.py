@@ -10,8 +10,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from attnbench.correctness import TOLERANCES as LAYER_TOLERANCES
-from attnbench.correctness import build_mixer, by_backend, by_definition, compare, relative_error, worst
+from attnbench.correctness import Shape, build_mixer, by_backend, by_definition, compare, relative_error, worst
 from attnbench.settings import MixerSettings
 
 TOLERANCES = {"float32": 1e-4, "tf32": 0.01, "bfloat16": 0.03, "float16": 0.01}
@@ -106,16 +105,21 @@ MIXER_LENGTH = 133
 """Of the layer that is held against its definition: past two chunks, with a ragged end."""
 
 
-def mixer_error(mixer: MixerSettings, device: torch.device, precision: str, trusted: Collection[str] = ()) -> float:
+def mixer_error(
+    mixer: MixerSettings, head_width: int, device: torch.device, precision: str, trusted: Collection[str] = ()
+) -> float:
     """The larger of the relative errors of a small layer's output and its input's gradient, by a mixer's backend.
+
+    Args:
+        head_width: that of the model that is timed; at another one other kernels may run.
 
     Raises:
         GateError: the backend is off by more than the precision explains.
     """
-    own = build_mixer(mixer, device, trusted)
-    deviation = compare(by_backend(own, MIXER_LENGTH, precision), by_definition(own, MIXER_LENGTH))
-    # TF32 and float16 have more digits than bfloat16, and no tolerance of their own.
-    known = precision if precision in LAYER_TOLERANCES else "bfloat16"
-    if not deviation.is_within(known):
+    shape = Shape(name="as timed", head_width=head_width)
+    own = build_mixer(mixer, device, trusted, shape)
+    actual, expected = by_backend(own, MIXER_LENGTH, precision, shape), by_definition(own, MIXER_LENGTH, shape)
+    deviation = compare(actual, expected, shape)
+    if not deviation.is_within(TOLERANCES[precision] * shape.slack):
         raise GateError(f"its layer is not its definition: {deviation}")
     return max(deviation.output, deviation.input_gradient)

@@ -114,7 +114,7 @@ class ModelsBench(Bench):
     def _measured(
         self, mixer: MixerSettings, size: ModelSettings, settings: dict[str, Any], subject: Subject
     ) -> list[Measurement]:
-        mixer_error(mixer, subject.device, subject.precision, subject.trusted)
+        mixer_error(mixer, size.head_width, subject.device, subject.precision, subject.trusted)
         matched = match_model(
             [mixer] * size.num_layers,
             size,

@@ -11,7 +11,7 @@ from attnbench.bench.roofline import attention_work
 from attnbench.errors import UserError
 from attnbench.evals.rows import without_numbers
 from attnbench.results import Measurement
-from attnbench.runtime import multiplying
+from attnbench.runtime import forget_compiled, multiplying
 from attnbench.timing import ColdCaches, OutOfMemory, attempt, time_repeats
 
 SPEEDUP = "speedup"
@@ -29,6 +29,8 @@ def measure_attention(
     problem: Problem, names: Sequence[str], cell: dict[str, Any], subject: Subject
 ) -> Iterator[Measurement]:
     """All rows of a cell, implementation after implementation."""
+    # The compiler makes a handful of versions of a function and no more: each shape has them all to itself.
+    forget_compiled()
     with multiplying(subject.precision):
         example = attempt(lambda: example_of(problem, subject))
         for name in names:

@@ -115,7 +115,7 @@ def _resolved(case: StepCase, subject: Subject) -> MixerSettings:
 
 def _prepared(mixer: MixerSettings, case: StepCase, subject: Subject) -> Prepared:
     """A model whose parameters are softmax's, its mixer held against the definition."""
-    mixer_error(mixer, subject.device, subject.precision, subject.trusted)
+    mixer_error(mixer, case.model.head_width, subject.device, subject.precision, subject.trusted)
     matched = match_model(
         [mixer] * case.model.num_layers,
         case.model,

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnbench.bench.base import Subject
+from attnbench.bench.base import Subject, error_row
+from attnbench.bench.decoding import DECODE
 from attnbench.bench.gate import TOLERANCES, GateError
 from attnbench.bench.operator import Missing, tried
 from attnbench.bench.passes import Repetition
@@ -29,7 +30,7 @@ from attnbench.runtime import computing, synchronize
 from attnbench.settings import PRECISIONS, MixerSettings, ModelSettings
 
 EAGER, CAPTURED, FASTER = "eager_seconds", "captured_seconds", "captured_faster_percent"
-PER_TOKEN = "milliseconds_per_token"
+RATE = "tokens_per_second"
 
 PROMPT_LENGTH = 16
 SHORT_TEXT = CapturedCall.NUM_WARMUP + 4
@@ -109,7 +110,8 @@ def measure_text(
             return _write(candidate, metric, num_tokens, batch_size, repeats, own)
 
         for row in _attempted({metric: "s"}, own, write):
-            seconds[metric] = row.value
+            if row.metric == metric:
+                seconds[metric] = row.value
             yield row
     if seconds.get(EAGER) and seconds.get(CAPTURED):
         faster = 100 * (seconds[EAGER] / seconds[CAPTURED] - 1)
@@ -121,7 +123,7 @@ def measure_context(
 ) -> Iterator[Measurement]:
     """Milliseconds of one token behind so many others; the step is captured on CUDA."""
     own = settings | {"implementation": candidate.label}
-    yield from _attempted({PER_TOKEN: "ms"}, own, lambda: _step(candidate, context, batch_size, repetition, own))
+    yield from _attempted({DECODE: "ms"}, own, lambda: _step(candidate, context, batch_size, repetition, own))
 
 
 def _attempted(
@@ -149,7 +151,7 @@ def _write(
     subject, captured, found = candidate.subject, metric == CAPTURED, []
     with _decoding(subject):
         model = candidate.model()
-        _steps_error(candidate, model, captured)
+        error = _steps_error(candidate, model, captured)
         prompt_BT = candidate.tokens(batch_size, PROMPT_LENGTH)
         writer = Writer(
             model,
@@ -169,8 +171,11 @@ def _write(
             synchronize(subject.device)
             found.append(time.perf_counter() - started)
     low, median, high = np.percentile(found, [20, 50, 80]).tolist()
+    num_written, form = num_tokens * batch_size, settings | {"form": "captured" if captured else "eager"}
     return [
-        Measurement(metric=metric, value=median, unit="s", settings=settings, low=low, high=high, num_samples=repeats)
+        Measurement(metric=metric, value=median, unit="s", settings=settings, low=low, high=high, num_samples=repeats),
+        Measurement(metric=RATE, value=num_written / median, unit="token/s", settings=form, num_samples=repeats),
+        error_row(error, form),
     ]
 
 
@@ -180,19 +185,20 @@ def _step(
     subject = candidate.subject
     with _decoding(subject):
         model = candidate.model()
-        _steps_error(candidate, model, subject.device.type == "cuda")
+        error = _steps_error(candidate, model, subject.device.type == "cuda")
         repeated = step_cost.Repetition(**asdict(repetition))
         times = time_decoding(model, candidate.tokens(batch_size, context), subject.dtype, repeated)
     return [
+        error_row(error, settings),
         Measurement(
-            metric=PER_TOKEN,
+            metric=DECODE,
             value=times.median_ms,
             unit="ms",
             settings=settings,
             low=times.low_ms,
             high=times.high_ms,
             num_samples=times.num_repeats,
-        )
+        ),
     ]
 
 

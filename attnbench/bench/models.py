@@ -1,11 +1,11 @@
-"""Whole language models of published sizes: seconds of a forward pass, and of a forward with a backward pass."""
+"""Whole language models of published sizes: milliseconds of a forward pass, and of a forward with a backward pass."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
 
-from attnbench.bench.base import Bench, Layout, Subject, Values
+from attnbench.bench.base import MAX_ERROR, MILLISECONDS, ROOFLINE, Bench, Layout, Subject, Values, error_row, timed
 from attnbench.bench.gate import mixer_error
 from attnbench.bench.operator import Missing, tried
 from attnbench.bench.passes import Repetition
@@ -20,8 +20,8 @@ from attnbench.settings import MixerSettings, ModelSettings, check
 from attnbench.timing import time_repeats
 from attnbench.train import Batch, batch_nats, loss_and_gradients
 
-SECONDS, SHARE, PARAMETERS = "seconds", "roofline_share", "parameters"
-PASSES = {"forward": 1, "both": 3}
+PARAMETERS = "parameters"
+PASSES = {"forward": 1, "total": 3}
 """Forward, forward with backward, and how many forward passes' operations each has."""
 
 
@@ -46,13 +46,15 @@ class ModelsBench(Bench):
     title: ClassVar[str] = "Models of published sizes"
     layouts: ClassVar[tuple[Layout, ...]] = (
         Layout(
-            title="seconds, forward alone and with backward",
+            title="ms, forward alone and with backward",
             lines=("size", "implementation", "backend"),
-            columns="pass",
+            columns="",
             values=(
                 Values(metric=PARAMETERS, header="parameters"),
-                Values(metric=SECONDS),
-                Values(metric=SHARE, header="both, roof", only=("both",), is_share=True),
+                Values(metric=f"forward{MILLISECONDS}", header="forward"),
+                Values(metric=f"total{MILLISECONDS}", header="total"),
+                Values(metric=ROOFLINE, header="total, roof", where={"pass": "total"}, is_share=True),
+                Values(metric=MAX_ERROR, header="error of a layer"),
             ),
         ),
     )
@@ -87,9 +89,13 @@ class ModelsBench(Bench):
         self.mixers, self.vocabulary_size, self.batch_size, self.length = mixers, vocabulary_size, batch_size, length
         self.repetition = Repetition(warmup=warmup, repeats=repeats, max_seconds=max_seconds)
 
+    @property
+    def mixer_names(self) -> Sequence[str]:
+        return self.mixers
+
     def cells(self) -> Iterator[dict[str, Any]]:
         for name in self.sizes:
-            yield {"size": name, "batch_size": self.batch_size, "length": self.length}
+            yield {"size": name, "batch_size": self.batch_size, "sequence_length": self.length}
 
     def measure(self, cell: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
         for mixer in subject.mixers(self.mixers):
@@ -114,7 +120,7 @@ class ModelsBench(Bench):
     def _measured(
         self, mixer: MixerSettings, size: ModelSettings, settings: dict[str, Any], subject: Subject
     ) -> list[Measurement]:
-        mixer_error(mixer, size.head_width, subject.device, subject.precision, subject.trusted)
+        error = mixer_error(mixer, size.head_width, subject.device, subject.precision, subject.trusted)
         matched = match_model(
             [mixer] * size.num_layers,
             size,
@@ -132,7 +138,7 @@ class ModelsBench(Bench):
             device=subject.device,
             trusted=subject.trusted,
         )
-        return list(self._times(model, settings, subject))
+        return [error_row(error, settings), *self._times(model, settings, subject)]
 
     def _times(self, model: LanguageModel, settings: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
         device, precision = subject.device, subject.precision
@@ -147,7 +153,7 @@ class ModelsBench(Bench):
 
         calls: dict[str, Callable[[], object]] = {
             "forward": forward,
-            "both": lambda: loss_and_gradients(model, batch, None, precision),
+            "total": lambda: loss_and_gradients(model, batch, None, precision),
         }
         parameters = model.num_parameters()
         flops = model.forward_flops(self.length) * self.batch_size
@@ -160,15 +166,9 @@ class ModelsBench(Bench):
                 repeats=self.repetition.repeats,
                 max_seconds=self.repetition.max_seconds,
             )
-            own, count = settings | {"pass": name}, times.num_repeats
-            median, low, high = times.median_ms / 1e3, times.low_ms / 1e3, times.high_ms / 1e3
-            yield Measurement(
-                metric=SECONDS, value=median, unit="s", settings=own, low=low, high=high, num_samples=count
-            )
             # Weights are float32 and are read once a pass, their gradients written once.
             work = Work(PASSES[name] * flops, 4 * parameters * (1 if name == "forward" else 3))
-            share = work.floor_ms(subject.ceilings) / times.median_ms
-            yield Measurement(metric=SHARE, value=share, unit="", settings=own, num_samples=count)
+            yield from timed(name, times, settings, work.floor_ms(subject.ceilings))
 
 
 def _model(size: Any) -> ModelSettings:
@@ -189,5 +189,5 @@ def _model(size: Any) -> ModelSettings:
 
 
 def _without(settings: dict[str, Any], status: str, reason: str) -> Iterator[Measurement]:
-    for name in PASSES:
-        yield from without_numbers({SECONDS: "s"}, settings | {"pass": name}, status, reason)
+    units = {f"{name}{MILLISECONDS}": "ms" for name in PASSES}
+    yield from without_numbers(units | {MAX_ERROR: ""}, settings, status, reason)

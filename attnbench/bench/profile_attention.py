@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attnbench.bench.base import Subject, timed
+from attnbench.bench.base import SPEEDUP, Subject, error_row, timed
 from attnbench.bench.gate import compared_heads, largest_error, reference
 from attnbench.bench.implementations import IMPLEMENTATIONS
 from attnbench.bench.operator import Missing, tried
@@ -39,7 +39,7 @@ FUSED_OPERATORS = (
 
 PEAK = "peak_above_inputs_mib"
 
-UNITS = {"milliseconds": "ms", "profiled_milliseconds": "ms", PEAK: "MiB"}
+UNITS = {"forward_milliseconds": "ms", "profiled_milliseconds": "ms", PEAK: "MiB"}
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -47,7 +47,7 @@ class Shape:
     """Of the attention that is profiled."""
 
     batch_size: int
-    length: int
+    sequence_length: int
     num_heads: int
     num_key_value_heads: int
     head_width: int
@@ -64,7 +64,7 @@ class Shape:
         full = attention_work(
             batch_size=self.batch_size,
             num_heads=self.num_heads,
-            length=self.length,
+            length=self.sequence_length,
             head_width=self.head_width,
             causal=self.causal,
             itemsize=itemsize,
@@ -82,7 +82,9 @@ def textbook(shape: Shape, packed_BTC: Tensor, angles: Tensor) -> Tensor:
     value_BHTK = value.repeat_interleave(repeats, dim=2).transpose(1, 2)
     score_BHTT = query_BHTK @ key_BHTK.mT / shape.head_width**0.5
     if shape.causal:
-        unseen_TT = torch.ones(shape.length, shape.length, dtype=torch.bool, device=score_BHTT.device).triu(1)
+        unseen_TT = torch.ones(
+            shape.sequence_length, shape.sequence_length, dtype=torch.bool, device=score_BHTT.device
+        ).triu(1)
         score_BHTT = score_BHTT.masked_fill(unseen_TT, float("-inf"))
     return score_BHTT.softmax(-1) @ value_BHTK
 
@@ -132,12 +134,12 @@ class Example:
 
 def example_of(shape: Shape, subject: Subject) -> Example:
     """The same for every implementation."""
-    generator = torch.Generator(subject.device).manual_seed(shape.length)
+    generator = torch.Generator(subject.device).manual_seed(shape.sequence_length)
     width = (shape.num_heads + 2 * shape.num_key_value_heads) * shape.head_width
-    packed_BTC = torch.randn(shape.batch_size, shape.length, width, generator=generator, device=subject.device)
+    packed_BTC = torch.randn(shape.batch_size, shape.sequence_length, width, generator=generator, device=subject.device)
     packed_BTC = packed_BTC.to(subject.dtype)
-    angles = rotation(shape.length, shape.head_width, 0, THETA, subject.device)
-    heads = compared_heads(shape.batch_size * shape.num_heads, shape.length)
+    angles = rotation(shape.sequence_length, shape.head_width, 0, THETA, subject.device)
+    heads = compared_heads(shape.batch_size * shape.num_heads, shape.sequence_length)
     query, key, value = shape.split(packed_BTC.double())
     repeats = shape.num_heads // shape.num_key_value_heads
     everything = [
@@ -154,6 +156,8 @@ def example_of(shape: Shape, subject: Subject) -> Example:
 class Profiled:
     """One implementation, measured."""
 
+    error: float
+    """What the gate found."""
     times: Times
     """Of one call, caches cold, without the profiler."""
     peak_mib: float | None
@@ -201,8 +205,11 @@ def profile_attention(
             if first is None:
                 first = found.recording
             else:
-                ratio = first.milliseconds / found.recording.milliseconds
-                yield Measurement(metric="ratio", value=ratio, unit="", settings=settings, num_samples=num_calls)
+                ratio, of = (
+                    first.milliseconds / found.recording.milliseconds,
+                    {"numerator": names[0], "denominator": name},
+                )
+                yield Measurement(metric=SPEEDUP, value=ratio, unit="", settings=settings | of, num_samples=num_calls)
 
 
 def _profile(
@@ -210,7 +217,7 @@ def _profile(
 ) -> Profiled:
     call = partial(ATTENTIONS[name], shape, example.packed_BTC, example.angles)
     actual = call().flatten(0, 1)[example.heads]
-    largest_error([actual], example.expected, subject.precision)
+    error = largest_error([actual], example.expected, subject.precision)
     del actual
     # Only now: the gate's own tensors are in float64 and larger than the call's.
     memory = PeakMemory(subject.device)
@@ -230,14 +237,15 @@ def _profile(
     recording = record(call, subject.device, num_calls=num_calls, detailed=True, flops=flops)
     if subject.folder is not None:
         write_trace(recording.trace, subject.folder / "traces" / f"attention-{name}.json.gz")
-    return Profiled(times=times, peak_mib=peak_mib, recording=recording)
+    return Profiled(error=error, times=times, peak_mib=peak_mib, recording=recording)
 
 
 def _rows(
     shape: Shape, found: Profiled, settings: dict[str, Any], subject: Subject, num_lines: int
 ) -> Iterator[Measurement]:
     recording = found.recording
-    yield from timed(found.times, settings, shape.work(subject.dtype.itemsize).floor_ms(subject.ceilings))
+    yield error_row(found.error, settings)
+    yield from timed("forward", found.times, settings, shape.work(subject.dtype.itemsize).floor_ms(subject.ceilings))
     yield Measurement(
         metric="profiled_milliseconds",
         value=recording.milliseconds,

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from attnbench.bench.base import Subject, timed
+from attnbench.bench.base import Subject, error_row, timed
 from attnbench.bench.gate import mixer_error
 from attnbench.bench.operator import Missing, tried
 from attnbench.bench.parts import Place, break_down, by_operator, placed_by_region, replayed
@@ -29,7 +29,7 @@ from attnbench.train import Batch, StepReport, stepper, train_step
 
 CAPTURED, EAGER = "captured", "eager"
 PEAK = "peak_memory_mib"
-UNITS = {"milliseconds": "ms", PEAK: "MiB", "part_share": "1"}
+UNITS = {"step_milliseconds": "ms", PEAK: "MiB", "part_share": "1"}
 RATE = 1e-4
 NUM_BATCHES = 4
 """Of random characters, which steps take in turn."""
@@ -54,6 +54,8 @@ class StepCase:
 class Prepared:
     """What is trained."""
 
+    error: float
+    """Of a layer, as the gate found it."""
     build: Callable[[], LanguageModel]
     flops: int
     """Of a training step."""
@@ -97,7 +99,8 @@ def profile_step(case: StepCase, cell: dict[str, Any], subject: Subject) -> Iter
             yield from without_numbers(UNITS, settings, *found)
             continue
         # The bytes of a step are not counted: at these sizes it is its operations that take the time.
-        yield from timed(found.times, settings, Cost(prepared.flops, 0).floor_ms(subject.ceilings))
+        yield error_row(prepared.error, settings)
+        yield from timed("step", found.times, settings, Cost(prepared.flops, 0).floor_ms(subject.ceilings))
         yield peak_row(PEAK, found.peak_mib, settings)
         yield from breakdown_rows(break_down(found.placed, case.num_steps, found.times.median_ms), settings)
         yield from operator_rows(found.lines, settings, case.num_lines)
@@ -115,7 +118,7 @@ def _resolved(case: StepCase, subject: Subject) -> MixerSettings:
 
 def _prepared(mixer: MixerSettings, case: StepCase, subject: Subject) -> Prepared:
     """A model whose parameters are softmax's, its mixer held against the definition."""
-    mixer_error(mixer, case.model.head_width, subject.device, subject.precision, subject.trusted)
+    error = mixer_error(mixer, case.model.head_width, subject.device, subject.precision, subject.trusted)
     matched = match_model(
         [mixer] * case.model.num_layers,
         case.model,
@@ -136,7 +139,7 @@ def _prepared(mixer: MixerSettings, case: StepCase, subject: Subject) -> Prepare
             trusted=subject.trusted,
         )
 
-    return Prepared(build=build, flops=round(3 * matched.flops_per_token * case.length * case.batch_size))
+    return Prepared(error=error, build=build, flops=round(3 * matched.flops_per_token * case.length * case.batch_size))
 
 
 def _captured(case: StepCase, build: Callable[[], LanguageModel], subject: Subject) -> Profiled:

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from attnbench.bench.base import Bench, Subject
+from attnbench.bench.base import MILLISECONDS, Bench, Subject
 from attnbench.bench.roofline import Ceilings, measure_ceilings
+from attnbench.errors import UserError
 from attnbench.escaping import printable
 from attnbench.folder import ROOT, recording, stamp_environment, write_config
 from attnbench.locks import device_lock
@@ -40,11 +41,15 @@ def run_bench(settings: BenchSettings, compose_mixers: ComposeMixers) -> Path:
         compose_mixers: see `config.compose_mixers`.
 
     Raises:
-        UserError: the device is not there, or has no such precision.
+        UserError: the device is not there, or has no such precision; there is nothing to measure, or no such mixer.
     """
     device = resolve_device(settings.device)
     precision = resolve_precision(settings.precision, device.type, setting="precision")
     bench = build(settings.target, settings.options, Bench, settings.trusted)
+    if next(bench.cells(), None) is None:
+        empty = ", ".join(f"bench.{name}=[]" for name, value in settings.options.items() if value == [])
+        raise UserError(f"{empty}: leaves bench={settings.name} nothing to measure")
+    compose_mixers(bench.mixer_names)
     stamp = environment(device, ROOT)
     machine = {name: value for name, value in stamp.items() if name not in UNHASHED}
     hashed = config_hash([settings.name, settings.target, settings.options, precision, machine])
@@ -128,7 +133,7 @@ def told_cell(cell: dict[str, Any]) -> str:
 def _told(measurement: Measurement) -> str:
     if measurement.value is None:
         return f"{measurement.status.replace('_', ' ')}: {measurement.reason}"
-    settings, name = measurement.settings, measurement.metric.replace("_", " ")
+    settings, name = measurement.settings, measurement.metric.removesuffix(MILLISECONDS).replace("_", " ")
     what = " ".join(filter(None, [settings.get("form"), settings.get("pass") or name]))
     return f"{what} {format_number(measurement.value)} {measurement.unit}".rstrip()
 

@@ -83,7 +83,7 @@ def _settings(row: ResultRow) -> dict[str, Any]:
 
 def _differing(found: Sequence[dict[str, Any]], layout: Layout) -> list[str]:
     """Settings that neither line nor column of this layout tells, and that are not the same in all its rows."""
-    told = {*layout.lines, layout.columns, "implementation", "backend", "precision"}
+    told = {*layout.lines, layout.columns, "implementation", "backend", "precision", "pass", "numerator", "denominator"}
     told |= {name for values in layout.values for name in values.where}
     names = dict.fromkeys(name for settings in found for name in settings if name not in told)
     return [name for name in names if len({settings.get(name) for settings in found}) > 1]

@@ -71,21 +71,21 @@ SUMMARY: dict[str, tuple[Headline, ...]] = {
     ),
     "profile": (
         Headline(
-            metric="milliseconds",
+            metric="step_milliseconds",
             header="ms a step",
             higher_is_better=False,
             settings={"subject": "training step"},
-            axes=("length",),
+            axes=("sequence_length",),
             pick="largest",
-            label=("length", "form"),
+            label=("sequence_length", "form"),
         ),
         Headline(
-            metric="milliseconds",
+            metric="forward_milliseconds",
             header="ms of attention",
             higher_is_better=False,
             settings={"subject": "attention"},
-            axes=("length",),
-            label=("length",),
+            axes=("sequence_length",),
+            label=("sequence_length",),
         ),
     ),
     "copy": tuple(

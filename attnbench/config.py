@@ -105,7 +105,11 @@ def launch(
         print(f"{len(failures)} of {len(outcomes)} jobs failed:", *failures, sep="\n", file=sys.stderr)
     folders = [Path(outcome.folder) for outcome in outcomes if outcome.folder is not None]
     if folders and summarise is not None and exit_code in (0, 2):
-        summarise(folders)
+        try:
+            summarise(folders)
+        except UserError as error:
+            print(f"error: {printable(str(error))}", file=sys.stderr)
+            exit_code = exit_code or 2
     if failures or exit_code:
         raise SystemExit(exit_code or 1)
 

@@ -101,9 +101,9 @@ class Deviation:
     parameter: str
     """Its name."""
 
-    def is_within(self, precision: str, slack: float = 1.0) -> bool:
-        """Whether every error is within the tolerance of this precision; what is not finite never is."""
-        tolerance = TOLERANCES[precision] * slack
+    def is_within(self, tolerance: float) -> bool:
+        """Whether every error is within the tolerance, and those of parts within PART_FACTOR of it; what is not finite
+        never is."""
         # Written so that a NaN, which compares false with everything, fails.
         return (
             self.output <= tolerance

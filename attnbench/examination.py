@@ -71,7 +71,9 @@ class Finding:
     def wrong_lengths(self) -> list[int]:
         """Where it is further from the definition than its precision allows."""
         slack = self.shape.slack
-        return [length for length, own in self.deviations.items() if not own.is_within(self.precision, slack)]
+        return [
+            length for length, own in self.deviations.items() if not own.is_within(TOLERANCES[self.precision] * slack)
+        ]
 
     @property
     def verdict(self) -> str:

@@ -65,7 +65,8 @@ class Figure:
 def figures(rows: Iterable[ResultRow]) -> list[Figure]:
     """One figure for every (variant, evaluation, metric, setting), in the order in which the rows name them.
 
-    Rows of the seed that learning rates are chosen on are left out.
+    Of an operator the precision is a setting like any other, where its rows have several. Rows of the seed
+    that learning rates are chosen on are left out.
 
     Raises:
         UserError: two rows of one seed for one figure, seeds of one figure that ran differently, rows of several
@@ -73,7 +74,7 @@ def figures(rows: Iterable[ResultRow]) -> list[Figure]:
     """
     places: dict[tuple[str, str, str], list[ResultRow]] = {}
     groups: dict[tuple[str, ...], list[ResultRow]] = {}
-    for row in rows:
+    for row in _with_precision(list(rows)):
         if row.identity.seed == SELECTION_SEED:
             continue
         place = place_of(row.identity.evaluation, row.measurement.metric, axes(row.measurement.settings))
@@ -82,6 +83,19 @@ def figures(rows: Iterable[ResultRow]) -> list[Figure]:
     for group in places.values():
         same_corpus(group)
     return [_figure(group) for group in groups.values()]
+
+
+def _with_precision(rows: list[ResultRow]) -> list[ResultRow]:
+    """The rows, those of operators, which are no mixer's, with the precision among their settings if it varies."""
+    precisions = {row.identity.precision for row in rows if not row.identity.mixer}
+    if len(precisions) < 2:
+        return rows
+    return [row if row.identity.mixer else _told(row) for row in rows]
+
+
+def _told(row: ResultRow) -> ResultRow:
+    settings = {**row.measurement.settings, "precision": row.identity.precision}
+    return replace(row, measurement=replace(row.measurement, settings=settings))
 
 
 def axes(settings: dict[str, Any]) -> dict[str, Any]:

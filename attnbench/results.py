@@ -179,16 +179,19 @@ class ResultsWriter:
         path.parent.mkdir(exist_ok=True)
         self._file = open(unlinked(path), "w", encoding="utf-8", newline="\n")  # noqa: SIM115
 
-    def write(self, measurement: Measurement, variant: str | None = None) -> ResultRow:
+    def write(self, measurement: Measurement, variant: str | None = None, backend: str | None = None) -> ResultRow:
         """Writes one row; it is in the file when this returns.
 
         Args:
-            variant: whose row it is, and its backend, where one file holds those of several.
+            variant: whose row it is, where one file holds those of several.
+            backend: what computes it; None where its name says that.
 
         Raises:
             ValueError, TypeError: the settings hold what JSON cannot say.
         """
-        identity = self.identity if variant is None else replace(self.identity, variant=variant, backend=variant)
+        identity = self.identity
+        if variant is not None:
+            identity = replace(identity, variant=variant, backend=variant if backend is None else backend)
         row = ResultRow(identity=identity, measurement=measurement)
         line = to_line(row.to_dict())
         self._file.write(line)

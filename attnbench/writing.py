@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -56,10 +56,10 @@ def write_text(settings: GenerationSettings, trained: RunSettings) -> Path:
         stack.enter_context(torch.no_grad())
         stack.enter_context(computing(precision, device))
         tokens = _tokens(settings, model, record, tokens_T, precision)
-        _show(prompt, tokens, record.vocabulary, settings.num_samples)
+        num_written = _show(prompt, tokens, record.vocabulary, settings.num_samples)
     log.info(
         f"{trained.mixer.name} ({record.mixers[0].options['backend']}), {precision}, {device_name(device)}: "
-        f"{settings.num_samples} × {settings.num_tokens} characters in {time.perf_counter() - started:.2f} s"
+        f"{settings.num_samples} × {num_written} characters in {time.perf_counter() - started:.2f} s"
     )
     return folder
 
@@ -173,16 +173,34 @@ def _tokens(
     return writer.write(prompt_BT, settings.num_tokens)
 
 
-def _show(prompt: str, tokens: Iterator[Tensor], vocabulary: Sequence[str], num_samples: int) -> None:
-    """One text as it is written, several one after another when all are; nothing that a terminal obeys."""
+def _show(prompt: str, tokens: Iterator[Tensor], vocabulary: Sequence[str], num_samples: int) -> int:
+    """One text as it is written, several one after another when all are; nothing that a terminal obeys.
+
+    Returns:
+        How many characters were made of each, fewer where nobody reads on.
+    """
+    made = Counted(tokens)
     try:
-        _print(prompt, tokens, tuple(vocabulary), num_samples)
+        _print(prompt, made, tuple(vocabulary), num_samples)
     except BrokenPipeError:
         # Who reads has seen enough. What is left in the buffer must not raise once more when the process ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return made.count
 
 
-def _print(prompt: str, tokens: Iterator[Tensor], names: tuple[str, ...], num_samples: int) -> None:
+class Counted:
+    """What it is given, and how many of it were taken."""
+
+    def __init__(self, tokens: Iterator[Tensor]) -> None:
+        self.tokens, self.count = tokens, 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for token_B in self.tokens:
+            self.count += 1
+            yield token_B
+
+
+def _print(prompt: str, tokens: Iterable[Tensor], names: tuple[str, ...], num_samples: int) -> None:
     if num_samples == 1:
         print(printable_text(prompt), end="", flush=True)
         for token_B in tokens:

@@ -10,7 +10,7 @@ from attnbench.report.page import write_report
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="an experiment of outputs/, or a folder with a results.csv")
+    parser.add_argument("folder", type=Path, help="an experiment of outputs/, a run, or a folder with a results.csv")
     parser.add_argument("--output", type=Path, help="folder to write; FOLDER/report if not given")
     given = parser.parse_args()
     try:

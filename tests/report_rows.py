@@ -209,8 +209,8 @@ PARTS = ("mixing", "projections", "feed-forward", "norm", "loss", "optimizer", "
 
 def _profile(variant: str, skill: float, draw: random.Random) -> Iterator[Measurement]:
     for length in (256, 1024):
-        settings = {"subject": "training step", "length": length, "form": "captured"}
-        yield Measurement(metric="milliseconds", value=length / 64 / skill, unit="ms", settings=settings)
+        settings = {"subject": "training step", "sequence_length": length, "form": "captured"}
+        yield Measurement(metric="step_milliseconds", value=length / 64 / skill, unit="ms", settings=settings)
         weights = [draw.uniform(0.01, 3.0 if part in ("mixing", "feed-forward") else 0.6) for part in PARTS]
         for part, weight in zip(PARTS, weights, strict=True):
             own = settings | {"part": part}

@@ -8,7 +8,7 @@ import torch
 from small import mixer_settings
 
 from attnbench.bench import decoding, generation
-from attnbench.bench.base import Subject
+from attnbench.bench.base import Subject, with_speedups
 from attnbench.bench.decode import DecodeBench
 from attnbench.bench.passes import Repetition
 from attnbench.bench.roofline import Ceilings, Work
@@ -47,7 +47,9 @@ def test_what_runs_on_a_cpu_passes_the_gate(precision, num_key_value_heads):
     shape = replace(SHAPE, num_key_value_heads=num_key_value_heads)
     rows = measured(*ON_A_CPU, shape=shape, precision=precision)
     assert [(row.metric, row.settings["implementation"], row.status) for row in rows] == [
-        (metric, name, "ok") for name in ON_A_CPU for metric in ("milliseconds", "roofline_share")
+        (metric, STEPS[name].label("cpu", 16), "ok")
+        for name in ON_A_CPU
+        for metric in ("max_error", "decode_milliseconds", "roofline_fraction")
     ]
 
 
@@ -66,8 +68,9 @@ def test_a_step_that_is_wrong_is_failed_and_not_timed(name, monkeypatch):
         return wrong
 
     monkeypatch.setitem(STEPS, name, replace(own, prepare=prepare))
-    (row,) = measured(name)
-    assert (row.metric, row.value, row.status) == ("milliseconds", None, "failed")
+    row, error = measured(name)
+    assert (row.metric, row.value, row.status) == ("decode_milliseconds", None, "failed")
+    assert (error.metric, error.status) == ("max_error", "failed")
     assert "output is off by" in row.reason
 
 
@@ -77,9 +80,8 @@ def test_a_kernel_that_raises_leaves_the_others_their_turn(monkeypatch):
 
     monkeypatch.setitem(STEPS, "linear", replace(STEPS["linear"], prepare=prepare))
     rows = measured("linear", "textbook", "flash_attn_split", "triton_whole")
-    assert [(row.settings["implementation"], row.status) for row in rows] == [
-        ("linear", "failed"),
-        ("textbook", "ok"),
+    assert [(row.settings["implementation"], row.status) for row in rows if row.metric == "decode_milliseconds"] == [
+        ("linear (torch)", "failed"),
         ("textbook", "ok"),
         ("flash_attn_split", "unsupported"),
         ("triton_whole", "unsupported"),
@@ -87,11 +89,18 @@ def test_a_kernel_that_raises_leaves_the_others_their_turn(monkeypatch):
     assert rows[0].reason == "RuntimeError: no such head"
 
 
+def test_a_state_s_step_stands_under_the_name_of_its_kernel():
+    assert [STEPS["linear"].label("cuda", width) for width in (128, 192)] == ["linear (triton)", "linear (torch)"]
+    own = [STEPS["gated_deltanet"].label("cuda", width) for width in (64, 80, 96, 128, 192)]
+    assert [name.partition(" ")[2] for name in own] == ["(triton)", "(torch)", "(torch)", "(triton)", "(torch)"]
+    assert STEPS["triton_split"].label("cuda", 80) == "triton_split"
+
+
 def test_split_is_held_against_whole(monkeypatch):
     for how in ("_whole", "_split"):
         monkeypatch.setitem(STEPS, f"mine{how}", replace(STEPS["textbook"], name=f"mine{how}"))
-    rows = measured("mine_whole", "textbook", "mine_split")
-    times = {row.settings["implementation"]: row.value for row in rows if row.metric == "milliseconds"}
+    rows = list(with_speedups(measured("mine_whole", "textbook", "mine_split"), [("mine_whole", "mine_split")]))
+    times = {row.settings["implementation"]: row.value for row in rows if row.metric == "decode_milliseconds"}
     (speedup,) = [row for row in rows if row.metric == "speedup"]
     assert speedup.settings["implementation"] == "mine_split"
     assert speedup.value == pytest.approx((times["mine_whole"] or 0) / (times["mine_split"] or 1))
@@ -108,11 +117,15 @@ def candidate(name: str, backend: str = "auto") -> generation.Candidate:
 
 @pytest.mark.parametrize("name", ["softmax", "flash", "linear", "gated_deltanet"])
 def test_a_model_writes_texts_and_tokens_behind_others(name):
-    (eager, captured) = generation.measure_text(candidate(name), 12, 2, 2, {"table": "text"})
+    eager, rate, error, captured = generation.measure_text(candidate(name), 12, 2, 2, {"table": "text"})
+    assert (rate.metric, rate.settings["form"]) == ("tokens_per_second", "eager")
+    assert rate.value == pytest.approx(24 / (eager.value or 1))
+    assert (error.metric, error.status) == ("max_error", "ok")
     assert (eager.metric, eager.status, eager.num_samples) == ("eager_seconds", "ok", 2)
     assert (captured.metric, captured.status) == ("captured_seconds", "unsupported")
-    (step,) = generation.measure_context(candidate(name), 16, 1, ONCE, {"table": "context"})
-    assert (step.metric, step.status) == ("milliseconds_per_token", "ok")
+    error, step = generation.measure_context(candidate(name), 16, 1, ONCE, {"table": "context"})
+    assert (error.metric, error.status) == ("max_error", "ok")
+    assert (step.metric, step.status) == ("decode_milliseconds", "ok")
     assert step.settings["implementation"].startswith(name)
 
 
@@ -142,7 +155,7 @@ def test_a_backend_that_cannot_run_here_is_rows_that_say_so():
     options = {**DecodeBench.smoke, "mixers": [["flash", "triton"]], "implementations": ["triton_split"]}
     bench = DecodeBench(**options, max_seconds=1.0, context_batch_size=1)
     rows = [row for cell in bench.cells() for row in bench.measure(cell, subject())]
-    assert len(rows) == 1 + 2 + 2
+    assert len(rows) == 2 + 2 + 2
     assert all(row.status == "unsupported" and row.reason for row in rows)
 
 
@@ -193,5 +206,5 @@ def test_on_a_gpu_nothing_of_ours_fails(precision, run_benchmark, tmp_path):
     of_others = {"sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "flash_attn_whole", "flash_attn_split"}
     assert {row.identity.variant for row in rows if row.measurement.status == "failed"} <= of_others
     found = {row.identity.variant for row in rows if row.measurement.status == "ok"}
-    assert {"textbook", "triton_whole", "triton_split", "gated_deltanet"} <= found
+    assert {"textbook", "triton_whole", "triton_split", "gated_deltanet (triton)"} <= found
     assert precision == "float16" or {"flash (triton)", "gated_deltanet (triton)"} <= found

@@ -14,6 +14,7 @@ from small import MIXERS, MODEL, VOCABULARY, mixer_settings, small_model
 
 from attnbench.bench import profile_attention, profile_step, running
 from attnbench.bench.base import Subject
+from attnbench.bench.gate import GateError
 from attnbench.bench.page import print_tables
 from attnbench.bench.parts import IDLE, PARTS, by_operator
 from attnbench.bench.passes import Repetition
@@ -31,6 +32,12 @@ from attnbench.settings import BenchSettings
 from attnbench.train import train_step
 
 CPU = torch.device("cpu")
+
+
+class OutOfResourcesError(Exception):
+    """As Triton's, which is neither a RuntimeError nor a ValueError."""
+
+
 OPTIONS = yaml.safe_load((CONF / "bench" / "profile.yaml").read_text()) | ProfileBench.smoke
 TARGET = OPTIONS.pop("_target_")
 
@@ -78,7 +85,7 @@ def test_the_parts_of_a_step_are_its_whole(ran, mixer):
 def test_attention_comes_with_its_operators_and_the_ratio(ran):
     _, rows = ran
     totals = {name: values(rows, name, "profiled_milliseconds")[""] for name in ("textbook", "sdpa_flash")}
-    assert values(rows, "sdpa_flash", "ratio")[""] == pytest.approx(totals["textbook"] / totals["sdpa_flash"])
+    assert values(rows, "sdpa_flash", "speedup")[""] == pytest.approx(totals["textbook"] / totals["sdpa_flash"])
     for name, total in totals.items():
         operators = values(rows, name, "operator_milliseconds")
         assert len(operators) == OPTIONS["num_operators"] + 1
@@ -89,7 +96,9 @@ def test_attention_comes_with_its_operators_and_the_ratio(ran):
     fused = "aten::_scaled_dot_product_flash_attention_for_cpu"
     assert values(rows, "sdpa_flash", "operator_mflops")[fused] == pytest.approx(flops)
     (refused,) = [
-        row.measurement for row in rows if (row.identity.variant, row.measurement.metric) == ("triton", "milliseconds")
+        row.measurement
+        for row in rows
+        if (row.identity.variant, row.measurement.metric) == ("triton", "forward_milliseconds")
     ]
     assert refused.status == "unsupported"
     assert "need CUDA" in refused.reason
@@ -155,7 +164,7 @@ def test_a_wrong_implementation_is_a_failed_cell_without_a_time(tmp_path, monkey
 @pytest.mark.parametrize("groups", [1, 4])
 def test_all_attentions_are_one_function(causal, groups):
     shape = profile_attention.Shape(
-        batch_size=2, length=33, num_heads=4, num_key_value_heads=groups, head_width=16, causal=causal
+        batch_size=2, sequence_length=33, num_heads=4, num_key_value_heads=groups, head_width=16, causal=causal
     )
     packed = torch.randn(2, 33, (4 + 2 * groups) * 16)
     angles = profile_attention.rotation(33, 16, 0, profile_attention.THETA, packed.device)
@@ -166,10 +175,44 @@ def test_all_attentions_are_one_function(causal, groups):
 
 
 def test_a_mixer_that_is_not_its_definition_is_not_timed(tmp_path, monkeypatch):
-    monkeypatch.setattr(profile_step, "mixer_objection", lambda *given: "it is wrong")
-    _, rows = measure(tmp_path, mixers=["linear"], implementations=[])
-    own = [row.measurement for row in rows if row.identity.variant == "linear"]
-    assert {(one.status, one.reason) for one in own} == {("failed", "it is wrong")}
+    def wrong(mixer, *given):
+        if mixer.name == "linear":
+            raise GateError("it is wrong")
+        if mixer.name == "softmax":
+            raise OutOfResourcesError("out of resource: shared memory")
+        return 0.0
+
+    monkeypatch.setattr(profile_step, "mixer_error", wrong)
+    _, rows = measure(tmp_path, mixers=["linear", "softmax", "flash"], implementations=[])
+    for name, reason in (("linear", "it is wrong"), ("softmax", "OutOfResourcesError: out of resource: shared memory")):
+        own = [row.measurement for row in rows if row.identity.variant == name]
+        assert {(one.status, one.reason) for one in own} == {("failed", reason)}
+    assert {row.measurement.status for row in rows if row.identity.variant == "flash"} == {"ok"}
+
+
+def test_the_peak_is_the_call_s_and_not_the_gate_s(tmp_path, monkeypatch):
+    done = []
+
+    class Peak(profile_attention.PeakMemory):
+        def __init__(self, device):
+            done.append("peak")
+            super().__init__(device)
+
+    gate = profile_attention.largest_error
+    monkeypatch.setattr(profile_attention, "PeakMemory", Peak)
+    monkeypatch.setattr(profile_attention, "largest_error", lambda *given: done.append("gate") or gate(*given))
+    measure(tmp_path, mixers=[], implementations=["textbook"])
+    assert done == ["gate", "peak"]
+
+
+def test_a_kernel_that_raises_leaves_the_others_their_turn(tmp_path, monkeypatch):
+    def too_large(*given):
+        raise OutOfResourcesError("out of resource: shared memory")
+
+    monkeypatch.setitem(profile_attention.ATTENTIONS, "textbook", too_large)
+    _, rows = measure(tmp_path, mixers=[], implementations=["textbook", "sdpa_flash"])
+    statuses = {(row.identity.variant, row.measurement.status) for row in rows if row.identity.variant != "device"}
+    assert statuses == {("textbook", "failed"), ("sdpa_flash", "ok")}
 
 
 def test_a_step_that_does_not_fit_is_a_row_and_the_next_one_runs(tmp_path, monkeypatch):
@@ -230,7 +273,6 @@ def test_models_do_not_train_in_float16(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"implementations": [], "mixers": []}, ["bench.implementations=[]", "bench.mixers=[]"]),
         ({"implementations": ["compiled"]}, ["compiled", "textbook, sdpa_flash, sdpa_cudnn, triton"]),
         ({"implementations": ["textbook", "textbook"]}, ["twice"]),
         ({"num_key_value_heads": 3}, ["bench.num_key_value_heads=3", "bench.num_heads=16"]),

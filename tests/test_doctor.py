@@ -15,6 +15,7 @@ from attnbench.config import CONF
 from attnbench.correctness import (
     LENGTHS,
     OTHER_SHAPES,
+    TOLERANCES,
     Deviation,
     build_mixer,
     by_definition,
@@ -134,8 +135,8 @@ def test_what_auto_does_not_choose_is_a_warning(tmp_path, capsys):
 @pytest.mark.parametrize("place", ["output", "input_gradient", "position", "parameter_gradient"])
 def test_what_is_not_finite_is_never_within(place, error):
     zeros = {"output": 0.0, "input_gradient": 0.0, "position": 0.0, "parameter_gradient": 0.0, "parameter": "weight"}
-    assert Deviation(**zeros).is_within("float32")
-    assert not Deviation(**{**zeros, place: error}).is_within("bfloat16")
+    assert Deviation(**zeros).is_within(TOLERANCES["float32"])
+    assert not Deviation(**{**zeros, place: error}).is_within(TOLERANCES["bfloat16"])
 
 
 def test_errors_are_relative_and_nothing_from_nothing_is_none():

@@ -6,16 +6,33 @@ import torch.nn.functional as F
 from kernel_checks import DEVICE, assert_near, normal
 
 from attnbench.kernels import embedding as embedding_kernel
+from attnbench.kernels import flash_attention, linear_attention
 from attnbench.kernels import linear_cross_entropy as loss_kernel
+from attnbench.kernels.delta_rule_launch import DeltaRule
 from attnbench.kernels.embedding import embed
 from attnbench.kernels.linear_cross_entropy import linear_cross_entropy
 from attnbench.kernels.rotary import split_rotated
 from attnbench.kernels.swiglu import swiglu
 from attnbench.layers import rotate, rotation
 from attnbench.loss import cross_entropy
+from attnbench.runtime import multiplying
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 pytestmark = pytest.mark.gpu if DEVICE == "cuda" else []
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("float32", "tf32x3"), ("tf32", "tf32")])
+def test_float32_is_multiplied_as_torch_multiplies_it(precision, expected):
+    mixed, rate = normal(1, 16, 3 * 2 * 16), normal(1, 16, 2)
+    query = normal(1, 16, 2, 16)
+    with multiplying(precision):
+        constants = [
+            flash_attention._constants("forward", query, query, True, None),
+            linear_attention._arguments(mixed, 2, "elu", linear_attention.forward_blocks(mixed, 2)),
+            DeltaRule(mixed, rate, rate, 2, 16, False).options("read"),
+        ]
+        assert [own["PRECISION"] for own in constants] == [expected] * 3
+        assert DeltaRule(mixed.bfloat16(), rate, rate, 2, 16, False).options("read")["PRECISION"] == "tf32"
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)

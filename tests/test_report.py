@@ -376,8 +376,8 @@ def test_a_chart_shows_crosses_above_and_the_chance_level(summed):
 def test_parts_of_a_whole_are_one_bar_a_variant(summed):
     short, long = plots_of(of(summed, "profile"), [("part_share", "part")])
     assert short.is_whole
-    assert short.title == "Share of a step's time by part, length 256"
-    assert long.fixed == {"length": 1024}
+    assert short.title == "Share of a step's time by part, sequence length 256"
+    assert long.fixed == {"sequence_length": 1024}
     # All of them, where a plot along an axis tells its ends.
     shares = [f for f in short.figures if f.variant == "softmax"]
     assert f"softmax mixing {100 * shares[0].mean:.0f} %, projections" in describe(short)
@@ -395,7 +395,7 @@ def test_parts_of_a_whole_are_one_bar_a_variant(summed):
 
 def test_a_bench_says_what_it_is_for_and_what_is_drawn(inputs):
     found = about("profile", inputs.protocol)
-    assert found.plots == [("part_share", "part"), ("peak_memory_mib", "length")]
+    assert found.plots == [("part_share", "part"), ("peak_memory_mib", "sequence_length")]
     assert found.purpose.startswith("Attention textbook and fused")
 
 

@@ -1,23 +1,44 @@
 """Attention alone over head width and length: forward, backward, both, and what is held between the two."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from attnbench.bench.base import Bench, Layout, Subject, Values
+from attnbench.bench.base import (
+    MAX_ERROR,
+    MILLISECONDS,
+    ROOFLINE,
+    Bench,
+    Layout,
+    Subject,
+    Values,
+    speedup_columns,
+    with_speedups,
+)
 from attnbench.bench.implementations import OURS, check_implementations
 from attnbench.bench.operator import HELD, measure_attention
 from attnbench.bench.passes import Problem, Repetition
 from attnbench.evals.rows import check_counts
 from attnbench.results import Measurement
 
-LINES = ("head_width", "length")
+LINES = ("head_width", "sequence_length")
 
 
 def times_of(name: str) -> tuple[Values, ...]:
-    """Columns of one pass: everybody's milliseconds, and our share of the roofline."""
+    """Columns of one pass: everybody's milliseconds, and our fraction of the roofline."""
     return (
-        Values(metric="milliseconds", where={"pass": name}),
-        Values(metric="roofline_share", header="{}, roof", where={"pass": name}, only=OURS, is_share=True),
+        Values(metric=f"{name}{MILLISECONDS}"),
+        Values(metric=ROOFLINE, header="{}, roof", where={"pass": name}, only=OURS, is_share=True),
+    )
+
+
+def layouts_for(names: Sequence[str], ratios: Sequence[tuple[str, str]]) -> tuple[Layout, ...]:
+    """A table a pass, each with the ratios that are shown, and then the errors."""
+    return (
+        *(
+            Layout(title=f"{name}, ms", lines=LINES, values=(*times_of(name), *speedup_columns(ratios, name)))
+            for name in names
+        ),
+        Layout(title="largest relative error", lines=LINES, values=(Values(metric=MAX_ERROR),)),
     )
 
 
@@ -38,12 +59,14 @@ class AttentionBench(Bench):
     """
 
     title: ClassVar[str] = "Attention alone"
+    ratios: ClassVar[tuple[tuple[str, str], ...]] = (("sdpa_flash", "triton"),)
     layouts: ClassVar[tuple[Layout, ...]] = (
-        Layout(title="forward, ms", lines=LINES, values=times_of("forward")),
-        Layout(title="backward, ms", lines=LINES, values=times_of("backward")),
+        *layouts_for(("forward", "backward"), ratios),
         Layout(title="held before backward, MiB", lines=LINES, values=(Values(metric=HELD),)),
     )
-    plots: ClassVar[tuple[tuple[str, str], ...]] = (("milliseconds", "length"),)
+    plots: ClassVar[tuple[tuple[str, str], ...]] = tuple(
+        (f"{name}{MILLISECONDS}", "sequence_length") for name in ("forward", "backward", "total")
+    )
     smoke: ClassVar[dict[str, Any]] = {
         "head_widths": [16],
         "lengths": [32, 33],
@@ -79,7 +102,7 @@ class AttentionBench(Bench):
             for length in self.lengths:
                 yield {
                     "head_width": width,
-                    "length": length,
+                    "sequence_length": length,
                     "batch_size": self.batch_size,
                     "num_heads": self.num_heads,
                     "causal": self.causal,
@@ -87,4 +110,4 @@ class AttentionBench(Bench):
 
     def measure(self, cell: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
         problem = Problem(**cell, with_gradients=True, repetition=self.repetition)
-        yield from measure_attention(problem, self.implementations, cell, subject)
+        yield from with_speedups(measure_attention(problem, self.implementations, cell, subject), self.ratios)

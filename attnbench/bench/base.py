@@ -1,8 +1,9 @@
 """The interface of an operator table: cells that are measured one after another, and the tables they make."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +14,11 @@ from attnbench.results import Measurement, ResultRow
 from attnbench.runtime import dtype_of
 from attnbench.settings import MixerSettings
 from attnbench.timing import Times
+
+MILLISECONDS = "_milliseconds"
+"""How the names of times end, those of passes before it."""
+
+ROOFLINE, SPEEDUP, MAX_ERROR = "roofline_fraction", "speedup", "max_error"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +66,7 @@ class Layout:
     """Settings that tell its lines apart."""
     values: tuple[Values, ...]
     columns: str = "implementation"
-    """The setting that tells the columns of the same values apart."""
+    """The setting that tells the columns of the same values apart; empty where there is one column of each."""
     headers: dict[str, str] = field(default_factory=dict)
     """What stands above `lines` where it is not the setting's name."""
     on_page_alone: bool = False
@@ -84,8 +90,16 @@ class Bench(ABC):
     smoke: ClassVar[dict[str, Any]] = {}
     """Settings that finish on a CPU in a second."""
 
-    unsaid: ClassVar[tuple[str, ...]] = ("roofline_share", "speedup")
+    unsaid: ClassVar[tuple[str, ...]] = (ROOFLINE, SPEEDUP)
     """Metrics that stand in the tables alone and are not told while it measures."""
+
+    ratios: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """(numerator, denominator) pairs of implementations whose times are held against each other."""
+
+    @property
+    def mixer_names(self) -> Sequence[str]:
+        """Yamls of attn/ that it takes, so that one that is not there is an error before anything is measured."""
+        return ()
 
     @classmethod
     def layouts_of(cls, rows: Sequence[ResultRow]) -> Sequence[Layout]:
@@ -110,14 +124,15 @@ class Bench(ABC):
         """
 
 
-def timed(times: Times, settings: dict[str, Any], floor_ms: float) -> Iterator[Measurement]:
-    """The row `milliseconds`, from the 20th to the 80th percentile, and `roofline_share`.
+def timed(name: str, times: Times, settings: dict[str, Any], floor_ms: float) -> Iterator[Measurement]:
+    """The row `<name>_milliseconds`, from the 20th to the 80th percentile, and its `roofline_fraction`.
 
     Args:
+        name: of the pass that was timed.
         floor_ms: what it would take at the ceilings of the device.
     """
     yield Measurement(
-        metric="milliseconds",
+        metric=f"{name}{MILLISECONDS}",
         value=times.median_ms,
         unit="ms",
         settings=settings,
@@ -126,9 +141,41 @@ def timed(times: Times, settings: dict[str, Any], floor_ms: float) -> Iterator[M
         num_samples=times.num_repeats,
     )
     yield Measurement(
-        metric="roofline_share",
+        metric=ROOFLINE,
         value=floor_ms / times.median_ms,
         unit="",
-        settings=settings,
+        settings=settings | {"pass": name},
         num_samples=times.num_repeats,
+    )
+
+
+def error_row(error: float, settings: dict[str, Any]) -> Measurement:
+    """The row `max_error`: the largest relative error that the gate has found, of output and gradients."""
+    return Measurement(metric=MAX_ERROR, value=error, unit="", settings=settings)
+
+
+def with_speedups(measurements: Iterable[Measurement], ratios: Iterable[tuple[str, str]]) -> Iterator[Measurement]:
+    """The rows of a cell, and then how many times as fast the denominator of each ratio is as its numerator, pass by
+    pass, where both have a time."""
+    times: dict[tuple[str, str], Measurement] = {}
+    for measurement in measurements:
+        if measurement.metric.endswith(MILLISECONDS) and measurement.value is not None:
+            times[measurement.metric, measurement.settings["implementation"]] = measurement
+        yield measurement
+    for metric, (numerator, denominator) in product(dict.fromkeys(metric for metric, _ in times), ratios):
+        over, own = times.get((metric, numerator)), times.get((metric, denominator))
+        if over is not None and own is not None and over.value and own.value:
+            of = {"pass": metric.removesuffix(MILLISECONDS), "numerator": numerator, "denominator": denominator}
+            yield Measurement(metric=SPEEDUP, value=over.value / own.value, unit="", settings=own.settings | of)
+
+
+def speedup_columns(ratios: Iterable[tuple[str, str]], name: str) -> tuple[Values, ...]:
+    """A column a ratio of a pass."""
+    return tuple(
+        Values(
+            metric=SPEEDUP,
+            header=f"{numerator} / {denominator}",
+            where={"pass": name, "numerator": numerator, "denominator": denominator},
+        )
+        for numerator, denominator in ratios
     )

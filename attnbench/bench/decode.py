@@ -1,20 +1,28 @@
 """Decoding: one new position by everybody, texts by a plain loop and a captured step, a token behind more and more."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
-from attnbench.bench.base import Bench, Layout, Subject, Values
-from attnbench.bench.decoding import MILLISECONDS, measure_steps
+from attnbench.bench.base import (
+    MAX_ERROR,
+    ROOFLINE,
+    Bench,
+    Layout,
+    Subject,
+    Values,
+    speedup_columns,
+    with_speedups,
+)
+from attnbench.bench.decoding import DECODE, measure_steps
 from attnbench.bench.generation import (
     CAPTURED,
     EAGER,
     FASTER,
-    PER_TOKEN,
+    RATE,
     Candidate,
     measure_context,
     measure_text,
 )
-from attnbench.bench.operator import SPEEDUP
 from attnbench.bench.passes import Repetition
 from attnbench.bench.steps import SPLIT, WHOLE, Shape, check_steps
 from attnbench.errors import UserError
@@ -24,6 +32,10 @@ from attnbench.settings import ModelSettings, check
 
 POSITION, TEXT, CONTEXT = "position", "text", "context"
 """Tables; a cell belongs to one."""
+
+LINES = ("head_width", "cache_length", "batch_size")
+HEADERS = {"head_width": "width", "cache_length": "cache", "batch_size": "batch"}
+FORMS = ("eager", "captured")
 
 OURS = tuple(f"triton{how}" for how in (WHOLE, SPLIT))
 
@@ -54,29 +66,52 @@ class DecodeBench(Bench):
     """
 
     title: ClassVar[str] = "Decoding"
+    ratios: ClassVar[tuple[tuple[str, str], ...]] = (
+        *((f"{name}{WHOLE}", f"{name}{SPLIT}") for name in ("flash_attn", "triton")),
+        (f"flash_attn{SPLIT}", f"triton{SPLIT}"),
+    )
     layouts: ClassVar[tuple[Layout, ...]] = (
         Layout(
             title="one new position, ms",
-            lines=("head_width", "cache_length", "batch_size"),
+            lines=LINES,
             values=(
-                Values(metric=MILLISECONDS),
-                Values(metric="roofline_share", header="{}, roof", only=OURS, is_share=True),
-                Values(metric=SPEEDUP, header="whole / {}"),
+                Values(metric=DECODE, where={"table": POSITION}),
+                Values(metric=ROOFLINE, header="{}, roof", only=OURS, is_share=True),
+                *speedup_columns(ratios, "decode"),
             ),
-            headers={"head_width": "width", "cache_length": "cache", "batch_size": "batch"},
+            headers=HEADERS,
+        ),
+        Layout(
+            title="one new position, largest relative error",
+            lines=LINES,
+            values=(Values(metric=MAX_ERROR, where={"table": POSITION}),),
+            headers=HEADERS,
         ),
         Layout(
             title="a text, s",
             lines=("implementation", "tokens", "batch_size"),
-            columns="pass",
+            columns="table",
             values=(
                 Values(metric=EAGER, header="eager"),
                 Values(metric=CAPTURED, header="captured"),
                 Values(metric=FASTER, header="captured is faster by, %"),
+                *(Values(metric=RATE, header=f"{form}, token/s", where={"form": form}) for form in FORMS),
+                *(
+                    Values(metric=MAX_ERROR, header=f"{form}, error", where={"table": TEXT, "form": form})
+                    for form in FORMS
+                ),
             ),
             headers={"implementation": "mixer", "batch_size": "batch"},
         ),
-        Layout(title="one token behind so many, ms", lines=("context",), values=(Values(metric=PER_TOKEN),)),
+        Layout(
+            title="one token behind so many, ms",
+            lines=("cache_length",),
+            headers=HEADERS,
+            values=(
+                Values(metric=DECODE, where={"table": CONTEXT}),
+                Values(metric=MAX_ERROR, header="{}, error", where={"table": CONTEXT}),
+            ),
+        ),
     )
     notes: ClassVar[tuple[str, ...]] = (
         "One new position is the mixing alone: attention of one query a head over a full cache, or, whatever the "
@@ -85,7 +120,7 @@ class DecodeBench(Bench):
         "A text is written by a whole model with initial weights, greedily: eager runs each step as torch does, "
         "captured replays it as a CUDA graph, recorded before. Where the percentage is below 0 it is slower.",
     )
-    plots: ClassVar[tuple[tuple[str, str], ...]] = ((MILLISECONDS, "cache_length"), (PER_TOKEN, "context"))
+    plots: ClassVar[tuple[tuple[str, str], ...]] = ((DECODE, "cache_length"), (RATE, "batch_size"))
     smoke: ClassVar[dict[str, Any]] = {
         "head_widths": [16],
         "cache_lengths": [33],
@@ -144,6 +179,10 @@ class DecodeBench(Bench):
         self.texts, self.text_repeats = texts, text_repeats
         self.contexts, self.context_batch_size = contexts, context_batch_size
 
+    @property
+    def mixer_names(self) -> Sequence[str]:
+        return list(dict.fromkeys(name for name, _ in self.mixers))
+
     def cells(self) -> Iterator[dict[str, Any]]:
         for width in self.head_widths if self.implementations else []:
             for length in self.cache_lengths:
@@ -152,13 +191,14 @@ class DecodeBench(Bench):
         for tokens, batch_size in self.texts if self.mixers else []:
             yield {"table": TEXT, "tokens": tokens, "batch_size": batch_size}
         for context in self.contexts if self.mixers else []:
-            yield {"table": CONTEXT, "context": context, "batch_size": self.context_batch_size}
+            yield {"table": CONTEXT, "cache_length": context, "batch_size": self.context_batch_size}
 
     def measure(self, cell: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
         if cell["table"] == POSITION:
             settings = cell | {"num_heads": self.num_heads, "num_key_value_heads": self.num_key_value_heads}
             shape = Shape(**{name: value for name, value in settings.items() if name != "table"})
-            yield from measure_steps(shape, self.implementations, self.repetition, settings, subject)
+            rows = measure_steps(shape, self.implementations, self.repetition, settings, subject)
+            yield from with_speedups(rows, self.ratios)
         elif cell["table"] == TEXT:
             yield from self._of_mixers(
                 {EAGER: "s", CAPTURED: "s"},
@@ -168,10 +208,10 @@ class DecodeBench(Bench):
             )
         else:
             yield from self._of_mixers(
-                {PER_TOKEN: "ms"},
+                {DECODE: "ms"},
                 cell,
                 subject,
-                lambda one: measure_context(one, cell["context"], cell["batch_size"], self.repetition, cell),
+                lambda one: measure_context(one, cell["cache_length"], cell["batch_size"], self.repetition, cell),
             )
 
     def _of_mixers(

@@ -6,39 +6,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.bench.base import Subject, timed
-from attnbench.bench.gate import objection
-from attnbench.bench.operator import SPEEDUP, Missing, tried
+from attnbench.bench.base import MAX_ERROR, MILLISECONDS, Subject, error_row, timed
+from attnbench.bench.gate import largest_error
+from attnbench.bench.operator import Missing, tried
 from attnbench.bench.passes import Repetition
-from attnbench.bench.steps import SPLIT, STEPS, WHOLE, Example, Shape, Step, compared_heads
+from attnbench.bench.steps import STEPS, Example, Shape, Step, compared_heads
 from attnbench.evals.rows import without_numbers
 from attnbench.results import Measurement
 from attnbench.runtime import multiplying
 from attnbench.timing import ColdCaches, OutOfMemory, attempt, time_repeats
 
-MILLISECONDS = "milliseconds"
+DECODE = f"decode{MILLISECONDS}"
 
 
 def measure_steps(
     shape: Shape, names: Sequence[str], repetition: Repetition, settings: dict[str, Any], subject: Subject
 ) -> Iterator[Measurement]:
-    """All rows of a shape, implementation after implementation; at last how much faster than whole a split cache is."""
-    found = {}
+    """All rows of a shape, implementation after implementation."""
     with multiplying(subject.precision):
         example = attempt(lambda: _example(shape, subject))
         for name in names:
-            own = settings | {"implementation": name}
+            own = settings | {"implementation": STEPS[name].label(subject.device.type, shape.head_width)}
             if isinstance(example, OutOfMemory):
                 yield from _without(own, "out_of_memory", example.reason)
-                continue
-            for measurement in _measure_one(STEPS[name], example, repetition, own, subject):
-                if measurement.metric == MILLISECONDS:
-                    found[name] = measurement
-                yield measurement
-    for name, split in found.items():
-        whole = found.get(name.removesuffix(SPLIT) + WHOLE)
-        if name.endswith(SPLIT) and whole is not None and whole.value and split.value:
-            yield Measurement(metric=SPEEDUP, value=whole.value / split.value, unit="", settings=split.settings)
+            else:
+                yield from _measure_one(STEPS[name], example, repetition, own, subject)
 
 
 def _measure_one(
@@ -54,15 +46,12 @@ def _measure_one(
 
 def _timed(
     step: Step, example: Example, repetition: Repetition, settings: dict[str, Any], subject: Subject
-) -> list[Measurement] | str:
-    """The rows; or what the gate has against this implementation."""
+) -> list[Measurement]:
     shape, device = example.shape, subject.device
     with torch.no_grad():
         call = step.prepare(example)
         output_BHK = call().reshape(shape.batch_size * shape.num_heads, 1, shape.head_width)
-        reason = objection([output_BHK[compared_heads(shape)]], [step.expected(example)], subject.precision)
-        if reason is not None:
-            return reason
+        error = largest_error([output_BHK[compared_heads(shape)]], [step.expected(example)], subject.precision)
         cold = ColdCaches(device)
         cold.fit(call)
         times = time_repeats(
@@ -74,11 +63,11 @@ def _timed(
             before=cold,
         )
     floor_ms = step.work(shape, example.query_BHK.itemsize).floor_ms(subject.ceilings)
-    return list(timed(times, settings, floor_ms))
+    return [error_row(error, settings), *timed("decode", times, settings, floor_ms)]
 
 
 def _without(settings: dict[str, Any], status: str, reason: str) -> Iterator[Measurement]:
-    yield from without_numbers({MILLISECONDS: "ms"}, settings, status, reason)
+    yield from without_numbers({DECODE: "ms", MAX_ERROR: ""}, settings, status, reason)
 
 
 def _example(shape: Shape, subject: Subject) -> Example:

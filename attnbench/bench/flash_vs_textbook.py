@@ -1,21 +1,13 @@
 """Fused attention against the textbook, over length and head width: each pass, and how many times as fast it is."""
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from attnbench.bench.attention import LINES, AttentionBench, times_of
-from attnbench.bench.base import Layout, Subject, Values
-from attnbench.bench.implementations import OURS
-from attnbench.bench.operator import SPEEDUP, with_speedups
+from attnbench.bench.attention import AttentionBench, layouts_for
+from attnbench.bench.base import Layout
+from attnbench.bench.implementations import IMPLEMENTATIONS
 from attnbench.errors import UserError
-from attnbench.results import Measurement
 
 TEXTBOOK = "textbook"
-
-
-def _layout(name: str) -> Layout:
-    speedup = Values(metric=SPEEDUP, header=f"{TEXTBOOK} / {{}}", where={"pass": name}, only=OURS)
-    return Layout(title=f"{name}, ms", lines=LINES, values=(*times_of(name), speedup))
 
 
 class FlashVsTextbook(AttentionBench):
@@ -26,7 +18,13 @@ class FlashVsTextbook(AttentionBench):
     """
 
     title: ClassVar[str] = "Fused attention against the textbook"
-    layouts: ClassVar[tuple[Layout, ...]] = tuple(map(_layout, ("forward", "backward", "both")))
+    ratios: ClassVar[tuple[tuple[str, str], ...]] = (
+        *((TEXTBOOK, name) for name in IMPLEMENTATIONS if name != TEXTBOOK),
+        *AttentionBench.ratios,
+    )
+    layouts: ClassVar[tuple[Layout, ...]] = layouts_for(
+        ("forward", "backward", "total"), ((TEXTBOOK, "triton"), *AttentionBench.ratios)
+    )
     smoke: ClassVar[dict[str, Any]] = {**AttentionBench.smoke, "implementations": [TEXTBOOK, "sdpa_flash"]}
 
     def __init__(
@@ -55,6 +53,3 @@ class FlashVsTextbook(AttentionBench):
         )
         if TEXTBOOK not in implementations:
             raise UserError(f"bench.implementations={implementations}: must have {TEXTBOOK}, that all are held against")
-
-    def measure(self, cell: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
-        yield from with_speedups(super().measure(cell, subject), TEXTBOOK)

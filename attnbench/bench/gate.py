@@ -10,8 +10,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from attnbench.correctness import TOLERANCES as LAYER_TOLERANCES
-from attnbench.correctness import build_mixer, by_backend, by_definition, compare, relative_error, worst
+from attnbench.correctness import Shape, build_mixer, by_backend, by_definition, compare, relative_error, worst
 from attnbench.settings import MixerSettings
 
 TOLERANCES = {"float32": 1e-4, "tf32": 0.01, "bfloat16": 0.03, "float16": 0.01}
@@ -68,17 +67,27 @@ def reference(
     return [output_BTK, query_gradient_BTK, key_gradient_BTK, value_gradient_BTK]
 
 
-def objection(actual: Sequence[Tensor], expected: Sequence[Tensor], precision: str) -> str | None:
-    """What is wrong with an output and its gradients, each (B, T, K), or None."""
-    tolerance = TOLERANCES[precision]
+class GateError(Exception):
+    """What was computed is off by more than its precision explains."""
+
+
+def largest_error(actual: Sequence[Tensor], expected: Sequence[Tensor], precision: str) -> float:
+    """The largest of the relative errors of an output and its gradients, each (B, T, K).
+
+    Raises:
+        GateError: one of them, or that of a single position, is more than the precision explains.
+    """
+    tolerance, largest = TOLERANCES[precision], 0.0
     for part, own, other in zip(PARTS, actual, expected, strict=False):
         whole, row = relative_error(own, other), _row_error(own, other)
-        # Written so that a NaN, which compares false with everything, is an objection.
+        # Written so that a NaN, which compares false with everything, is an error.
         if not whole <= tolerance:
-            return f"{part} is off by {whole:.2g}, and {precision} explains {tolerance:g}"
+            raise GateError(f"{part} is off by {whole:.2g}, and {precision} explains {tolerance:g}")
         if not row <= ROW_FACTOR * tolerance:
-            return f"{part} is off by {row:.2g} at one position, and {precision} explains {ROW_FACTOR * tolerance:g}"
-    return None
+            allowed = f"{precision} explains {ROW_FACTOR * tolerance:g}"
+            raise GateError(f"{part} is off by {row:.2g} at one position, and {allowed}")
+        largest = max(largest, whole)
+    return largest
 
 
 def _row_error(actual_BTK: Tensor, expected_BTK: Tensor) -> float:
@@ -96,12 +105,21 @@ MIXER_LENGTH = 133
 """Of the layer that is held against its definition: past two chunks, with a ragged end."""
 
 
-def mixer_objection(
-    mixer: MixerSettings, device: torch.device, precision: str, trusted: Collection[str] = ()
-) -> str | None:
-    """What is wrong with a mixer's backend in a small layer, or None."""
-    own = build_mixer(mixer, device, trusted)
-    deviation = compare(by_backend(own, MIXER_LENGTH, precision), by_definition(own, MIXER_LENGTH))
-    # TF32 and float16 have more digits than bfloat16, and no tolerance of their own.
-    known = precision if precision in LAYER_TOLERANCES else "bfloat16"
-    return None if deviation.is_within(known) else f"its layer is not its definition: {deviation}"
+def mixer_error(
+    mixer: MixerSettings, head_width: int, device: torch.device, precision: str, trusted: Collection[str] = ()
+) -> float:
+    """The larger of the relative errors of a small layer's output and its input's gradient, by a mixer's backend.
+
+    Args:
+        head_width: that of the model that is timed; at another one other kernels may run.
+
+    Raises:
+        GateError: the backend is off by more than the precision explains.
+    """
+    shape = Shape(name="as timed", head_width=head_width)
+    own = build_mixer(mixer, device, trusted, shape)
+    actual, expected = by_backend(own, MIXER_LENGTH, precision, shape), by_definition(own, MIXER_LENGTH, shape)
+    deviation = compare(actual, expected, shape)
+    if not deviation.is_within(TOLERANCES[precision] * shape.slack):
+        raise GateError(f"its layer is not its definition: {deviation}")
+    return max(deviation.output, deviation.input_gradient)

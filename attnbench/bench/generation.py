@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnbench.bench.base import Subject
-from attnbench.bench.gate import TOLERANCES
+from attnbench.bench.base import Subject, error_row
+from attnbench.bench.decoding import DECODE
+from attnbench.bench.gate import TOLERANCES, GateError
 from attnbench.bench.operator import Missing, tried
 from attnbench.bench.passes import Repetition
 from attnbench.correctness import relative_error
@@ -29,7 +30,7 @@ from attnbench.runtime import computing, synchronize
 from attnbench.settings import PRECISIONS, MixerSettings, ModelSettings
 
 EAGER, CAPTURED, FASTER = "eager_seconds", "captured_seconds", "captured_faster_percent"
-PER_TOKEN = "milliseconds_per_token"
+RATE = "tokens_per_second"
 
 PROMPT_LENGTH = 16
 SHORT_TEXT = CapturedCall.NUM_WARMUP + 4
@@ -105,11 +106,12 @@ def measure_text(
             yield from without_numbers({metric: "s"}, own, "unsupported", NO_GRAPHS)
             continue
 
-        def write(metric: str = metric) -> list[Measurement] | str:
+        def write(metric: str = metric) -> list[Measurement]:
             return _write(candidate, metric, num_tokens, batch_size, repeats, own)
 
         for row in _attempted({metric: "s"}, own, write):
-            seconds[metric] = row.value
+            if row.metric == metric:
+                seconds[metric] = row.value
             yield row
     if seconds.get(EAGER) and seconds.get(CAPTURED):
         faster = 100 * (seconds[EAGER] / seconds[CAPTURED] - 1)
@@ -121,11 +123,11 @@ def measure_context(
 ) -> Iterator[Measurement]:
     """Milliseconds of one token behind so many others; the step is captured on CUDA."""
     own = settings | {"implementation": candidate.label}
-    yield from _attempted({PER_TOKEN: "ms"}, own, lambda: _step(candidate, context, batch_size, repetition, own))
+    yield from _attempted({DECODE: "ms"}, own, lambda: _step(candidate, context, batch_size, repetition, own))
 
 
 def _attempted(
-    units: dict[str, str], settings: dict[str, Any], measure: Callable[[], list[Measurement] | str]
+    units: dict[str, str], settings: dict[str, Any], measure: Callable[[], list[Measurement]]
 ) -> Iterator[Measurement]:
     found = tried(measure)
     yield from without_numbers(units, settings, *found) if isinstance(found, Missing) else found
@@ -145,13 +147,11 @@ def _decoding(subject: Subject) -> Iterator[None]:
 
 def _write(
     candidate: Candidate, metric: str, num_tokens: int, batch_size: int, repeats: int, settings: dict[str, Any]
-) -> list[Measurement] | str:
+) -> list[Measurement]:
     subject, captured, found = candidate.subject, metric == CAPTURED, []
     with _decoding(subject):
         model = candidate.model()
-        reason = _objection(candidate, model, captured)
-        if reason is not None:
-            return reason
+        error = _steps_error(candidate, model, captured)
         prompt_BT = candidate.tokens(batch_size, PROMPT_LENGTH)
         writer = Writer(
             model,
@@ -171,37 +171,43 @@ def _write(
             synchronize(subject.device)
             found.append(time.perf_counter() - started)
     low, median, high = np.percentile(found, [20, 50, 80]).tolist()
+    num_written, form = num_tokens * batch_size, settings | {"form": "captured" if captured else "eager"}
     return [
-        Measurement(metric=metric, value=median, unit="s", settings=settings, low=low, high=high, num_samples=repeats)
+        Measurement(metric=metric, value=median, unit="s", settings=settings, low=low, high=high, num_samples=repeats),
+        Measurement(metric=RATE, value=num_written / median, unit="token/s", settings=form, num_samples=repeats),
+        error_row(error, form),
     ]
 
 
 def _step(
     candidate: Candidate, context: int, batch_size: int, repetition: Repetition, settings: dict[str, Any]
-) -> list[Measurement] | str:
+) -> list[Measurement]:
     subject = candidate.subject
     with _decoding(subject):
         model = candidate.model()
-        reason = _objection(candidate, model, subject.device.type == "cuda")
-        if reason is not None:
-            return reason
+        error = _steps_error(candidate, model, subject.device.type == "cuda")
         repeated = step_cost.Repetition(**asdict(repetition))
         times = time_decoding(model, candidate.tokens(batch_size, context), subject.dtype, repeated)
     return [
+        error_row(error, settings),
         Measurement(
-            metric=PER_TOKEN,
+            metric=DECODE,
             value=times.median_ms,
             unit="ms",
             settings=settings,
             low=times.low_ms,
             high=times.high_ms,
             num_samples=times.num_repeats,
-        )
+        ),
     ]
 
 
-def _objection(candidate: Candidate, model: LanguageModel, captured: bool) -> str | None:
-    """What is wrong with the logits of some steps behind a prompt, or None."""
+def _steps_error(candidate: Candidate, model: LanguageModel, captured: bool) -> float:
+    """The relative error of the logits of some steps behind a prompt.
+
+    Raises:
+        GateError: it is more than the precision explains.
+    """
     subject = candidate.subject
     length = PROMPT_LENGTH + CapturedCall.NUM_WARMUP + GATE_STEPS
     tokens_BT = candidate.tokens(2, length)
@@ -213,10 +219,10 @@ def _objection(candidate: Candidate, model: LanguageModel, captured: bool) -> st
         found.append(step().clone())
     error = relative_error(torch.stack(found, dim=1), _definition(model, tokens_BT)[:, PROMPT_LENGTH:])
     tolerance = TOLERANCES[subject.precision]
-    # Written so that a NaN, which compares false with everything, is an objection.
+    # Written so that a NaN, which compares false with everything, is an error.
     if not error <= tolerance:
-        return f"its steps' logits are off by {error:.2g}, and {subject.precision} explains {tolerance:g}"
-    return None
+        raise GateError(f"its steps' logits are off by {error:.2g}, and {subject.precision} explains {tolerance:g}")
+    return error
 
 
 def _definition(model: LanguageModel, tokens_BT: Tensor) -> Tensor:

@@ -1,17 +1,28 @@
 """The forward pass over batch, heads, length and head width, with its first output values beside each other."""
 
 from collections.abc import Iterator
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, ClassVar
 
-from attnbench.bench.base import Bench, Layout, Subject, Values
+from attnbench.bench.base import (
+    MAX_ERROR,
+    MILLISECONDS,
+    ROOFLINE,
+    Bench,
+    Layout,
+    Subject,
+    Values,
+    speedup_columns,
+    with_speedups,
+)
 from attnbench.bench.implementations import OURS, check_implementations
-from attnbench.bench.operator import SPEEDUP, measure_attention, with_speedups
+from attnbench.bench.operator import measure_attention
 from attnbench.bench.passes import Problem, Repetition
 from attnbench.evals.rows import check_counts
+from attnbench.kernels.cuda_flash_attention import STEPS
 from attnbench.results import Measurement
 
-AXES = {"batch_size": "B", "num_heads": "H", "length": "N", "head_width": "D"}
+AXES = {"batch_size": "B", "num_heads": "H", "sequence_length": "N", "head_width": "D"}
 """And what stands above them."""
 
 
@@ -29,16 +40,29 @@ class GridBench(Bench):
     """
 
     title: ClassVar[str] = "Attention over batch, heads, length and head width"
+    ratios: ClassVar[tuple[tuple[str, str], ...]] = (
+        *(("textbook", name) for name in OURS),
+        *(("sdpa_flash", name) for name in OURS),
+        # What each step of our CUDA kernel gains over the one before.
+        *pairwise(STEPS),
+    )
     layouts: ClassVar[tuple[Layout, ...]] = (
         Layout(
             title="forward, ms",
             lines=tuple(AXES),
             headers=AXES,
             values=(
-                Values(metric="milliseconds"),
-                Values(metric=SPEEDUP, header="textbook / {}", only=OURS),
-                Values(metric="roofline_share", header="{}, roof", only=OURS, is_share=True),
+                Values(metric=f"forward{MILLISECONDS}"),
+                Values(metric=ROOFLINE, header="{}, roof", only=OURS, is_share=True),
             ),
+        ),
+        Layout(title="times as fast", lines=tuple(AXES), headers=AXES, values=speedup_columns(ratios, "forward")),
+        Layout(
+            title="largest relative error",
+            lines=tuple(AXES),
+            headers=AXES,
+            values=(Values(metric=MAX_ERROR),),
+            on_page_alone=True,
         ),
         Layout(
             title="the first values of the output",
@@ -49,7 +73,7 @@ class GridBench(Bench):
             on_page_alone=True,
         ),
     )
-    plots: ClassVar[tuple[tuple[str, str], ...]] = (("milliseconds", "length"),)
+    plots: ClassVar[tuple[tuple[str, str], ...]] = ((f"forward{MILLISECONDS}", "sequence_length"),)
     smoke: ClassVar[dict[str, Any]] = {
         "batch_sizes": [1],
         "num_heads": [1, 2],
@@ -85,4 +109,4 @@ class GridBench(Bench):
 
     def measure(self, cell: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
         problem = Problem(**cell, causal=False, with_gradients=False, with_values=True, repetition=self.repetition)
-        yield from with_speedups(measure_attention(problem, self.implementations, cell, subject), "textbook")
+        yield from with_speedups(measure_attention(problem, self.implementations, cell, subject), self.ratios)

@@ -51,11 +51,11 @@ def textbook(query_BHTK: Tensor, key_BHTK: Tensor, value_BHTK: Tensor, causal: b
 
 @functools.cache
 def _compiled() -> Attention:
-    """One graph for all lengths: compiling each would take longer than all the rest.
+    """A graph for each shape, and none of it uncompiled: past its limit of versions the compiler raises.
 
     Without the compiler's pattern matching, which would exchange the textbook for SDPA, that has columns of its own.
     """
-    return torch.compile(textbook, dynamic=True, options={"pattern_matcher": False})
+    return torch.compile(textbook, dynamic=False, fullgraph=True, options={"pattern_matcher": False})
 
 
 def _sdpa(kernel: SDPBackend) -> Attention:

@@ -1,12 +1,13 @@
-"""Whole language models of published sizes: seconds of a forward pass, and of a forward with a backward pass."""
+"""Whole language models of published sizes: milliseconds of a forward pass, and of a forward with a backward pass."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
 
-from attnbench.bench.base import Bench, Layout, Subject, Values
-from attnbench.bench.gate import mixer_objection
+from attnbench.bench.base import MAX_ERROR, MILLISECONDS, ROOFLINE, Bench, Layout, Subject, Values, error_row, timed
+from attnbench.bench.gate import mixer_error
+from attnbench.bench.operator import Missing, tried
 from attnbench.bench.passes import Repetition
 from attnbench.bench.roofline import Work
 from attnbench.errors import UserError
@@ -16,11 +17,11 @@ from attnbench.model import LanguageModel, build_model, resolve_mixer
 from attnbench.results import Measurement
 from attnbench.runtime import computing
 from attnbench.settings import MixerSettings, ModelSettings, check
-from attnbench.timing import OutOfMemory, attempt, time_repeats
+from attnbench.timing import time_repeats
 from attnbench.train import Batch, batch_nats, loss_and_gradients
 
-SECONDS, SHARE, PARAMETERS = "seconds", "roofline_share", "parameters"
-PASSES = {"forward": 1, "both": 3}
+PARAMETERS = "parameters"
+PASSES = {"forward": 1, "total": 3}
 """Forward, forward with backward, and how many forward passes' operations each has."""
 
 
@@ -45,13 +46,15 @@ class ModelsBench(Bench):
     title: ClassVar[str] = "Models of published sizes"
     layouts: ClassVar[tuple[Layout, ...]] = (
         Layout(
-            title="seconds, forward alone and with backward",
-            lines=("size", "implementation"),
-            columns="pass",
+            title="ms, forward alone and with backward",
+            lines=("size", "implementation", "backend"),
+            columns="",
             values=(
                 Values(metric=PARAMETERS, header="parameters"),
-                Values(metric=SECONDS),
-                Values(metric=SHARE, header="both, roof", only=("both",), is_share=True),
+                Values(metric=f"forward{MILLISECONDS}", header="forward"),
+                Values(metric=f"total{MILLISECONDS}", header="total"),
+                Values(metric=ROOFLINE, header="total, roof", where={"pass": "total"}, is_share=True),
+                Values(metric=MAX_ERROR, header="error of a layer"),
             ),
         ),
     )
@@ -86,54 +89,56 @@ class ModelsBench(Bench):
         self.mixers, self.vocabulary_size, self.batch_size, self.length = mixers, vocabulary_size, batch_size, length
         self.repetition = Repetition(warmup=warmup, repeats=repeats, max_seconds=max_seconds)
 
+    @property
+    def mixer_names(self) -> Sequence[str]:
+        return self.mixers
+
     def cells(self) -> Iterator[dict[str, Any]]:
         for name in self.sizes:
-            yield {"size": name, "batch_size": self.batch_size, "length": self.length}
+            yield {"size": name, "batch_size": self.batch_size, "sequence_length": self.length}
 
     def measure(self, cell: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
         for mixer in subject.mixers(self.mixers):
-            settings = cell | {"implementation": mixer.name}
-            try:
-                yield from self._measure_one(mixer, self.sizes[cell["size"]], settings, subject)
-            except UserError as refusal:
-                yield from _without(settings, "unsupported", str(refusal))
+            settings = cell | {"implementation": mixer.name, "backend": ""}
+            yield from self._measure_one(mixer, self.sizes[cell["size"]], settings, subject)
 
     def _measure_one(
         self, mixer: MixerSettings, size: ModelSettings, settings: dict[str, Any], subject: Subject
     ) -> Iterator[Measurement]:
-        device, precision = subject.device, subject.precision
-        mixer = resolve_mixer(mixer, size, device_type=device.type, precision=precision, trusted=subject.trusted)
-        settings = settings | {"backend": mixer.options["backend"]}
-        objection = mixer_objection(mixer, device, precision, subject.trusted)
-        if objection is not None:
-            yield from _without(settings, "failed", objection)
+        resolved = tried(
+            lambda: resolve_mixer(
+                mixer, size, device_type=subject.device.type, precision=subject.precision, trusted=subject.trusted
+            )
+        )
+        if isinstance(resolved, Missing):
+            yield from _without(settings, *resolved)
             return
+        settings = settings | {"backend": resolved.options["backend"]}
+        found = tried(lambda: self._measured(resolved, size, settings, subject))
+        yield from _without(settings, *found) if isinstance(found, Missing) else found
+
+    def _measured(
+        self, mixer: MixerSettings, size: ModelSettings, settings: dict[str, Any], subject: Subject
+    ) -> list[Measurement]:
+        error = mixer_error(mixer, size.head_width, subject.device, subject.precision, subject.trusted)
         matched = match_model(
             [mixer] * size.num_layers,
             size,
             match="params",
             seq_len=self.length,
             vocabulary_size=self.vocabulary_size,
-            precision=precision,
+            precision=subject.precision,
             trusted=subject.trusted,
         )
-
-        def measured() -> list[Measurement]:
-            model = build_model(
-                matched.mixers,
-                matched.model,
-                vocabulary_size=self.vocabulary_size,
-                seed=0,
-                device=device,
-                trusted=subject.trusted,
-            )
-            return list(self._times(model, settings, subject))
-
-        found = attempt(measured)
-        if isinstance(found, OutOfMemory):
-            yield from _without(settings, "out_of_memory", found.reason)
-        else:
-            yield from found
+        model = build_model(
+            matched.mixers,
+            matched.model,
+            vocabulary_size=self.vocabulary_size,
+            seed=0,
+            device=subject.device,
+            trusted=subject.trusted,
+        )
+        return [error_row(error, settings), *self._times(model, settings, subject)]
 
     def _times(self, model: LanguageModel, settings: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
         device, precision = subject.device, subject.precision
@@ -148,7 +153,7 @@ class ModelsBench(Bench):
 
         calls: dict[str, Callable[[], object]] = {
             "forward": forward,
-            "both": lambda: loss_and_gradients(model, batch, None, precision),
+            "total": lambda: loss_and_gradients(model, batch, None, precision),
         }
         parameters = model.num_parameters()
         flops = model.forward_flops(self.length) * self.batch_size
@@ -161,15 +166,9 @@ class ModelsBench(Bench):
                 repeats=self.repetition.repeats,
                 max_seconds=self.repetition.max_seconds,
             )
-            own, count = settings | {"pass": name}, times.num_repeats
-            median, low, high = times.median_ms / 1e3, times.low_ms / 1e3, times.high_ms / 1e3
-            yield Measurement(
-                metric=SECONDS, value=median, unit="s", settings=own, low=low, high=high, num_samples=count
-            )
             # Weights are float32 and are read once a pass, their gradients written once.
             work = Work(PASSES[name] * flops, 4 * parameters * (1 if name == "forward" else 3))
-            share = work.floor_ms(subject.ceilings) / times.median_ms
-            yield Measurement(metric=SHARE, value=share, unit="", settings=own, num_samples=count)
+            yield from timed(name, times, settings, work.floor_ms(subject.ceilings))
 
 
 def _model(size: Any) -> ModelSettings:
@@ -190,5 +189,5 @@ def _model(size: Any) -> ModelSettings:
 
 
 def _without(settings: dict[str, Any], status: str, reason: str) -> Iterator[Measurement]:
-    for name in PASSES:
-        yield from without_numbers({SECONDS: "s"}, settings | {"pass": name}, status, reason)
+    units = {f"{name}{MILLISECONDS}": "ms" for name in PASSES}
+    yield from without_numbers(units | {MAX_ERROR: ""}, settings, status, reason)

@@ -1,32 +1,35 @@
 """One cell of attention: every implementation held against float64, and then its passes timed."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from attnbench.bench.base import Subject, timed
-from attnbench.bench.gate import objection
+from attnbench.bench.base import MAX_ERROR, MILLISECONDS, Subject, error_row, timed
+from attnbench.bench.gate import GateError, largest_error
 from attnbench.bench.implementations import IMPLEMENTATIONS, Implementation
 from attnbench.bench.passes import Example, Passes, Problem, example_of
 from attnbench.bench.roofline import attention_work
 from attnbench.errors import UserError
 from attnbench.evals.rows import without_numbers
 from attnbench.results import Measurement
-from attnbench.runtime import multiplying
+from attnbench.runtime import forget_compiled, multiplying
 from attnbench.timing import ColdCaches, OutOfMemory, attempt, time_repeats
 
-SPEEDUP = "speedup"
-HELD = "held_before_backward_mib"
+HELD = "memory_before_backward_mib"
 NO_DEVICE_MEMORY = "memory held is counted on CUDA devices alone"
 NO_KERNEL = "No available kernel"
 """What SDPA says, after warnings that name the reason, where the kernel that it is held to does not take a shape."""
 
 NUM_VALUES = 3
 
+Value = TypeVar("Value")
+
 
 def measure_attention(
     problem: Problem, names: Sequence[str], cell: dict[str, Any], subject: Subject
 ) -> Iterator[Measurement]:
     """All rows of a cell, implementation after implementation."""
+    # The compiler makes a handful of versions of a function and no more: each shape has them all to itself.
+    forget_compiled()
     with multiplying(subject.precision):
         example = attempt(lambda: example_of(problem, subject))
         for name in names:
@@ -35,21 +38,6 @@ def measure_attention(
                 yield from _without(problem, settings, "out_of_memory", f"the reference: {example.reason}")
             else:
                 yield from _measure_one(problem, IMPLEMENTATIONS[name], example, settings, subject)
-
-
-def with_speedups(measurements: Iterable[Measurement], over: str) -> Iterator[Measurement]:
-    """The rows of a cell, and then how many times as fast as `over` each other implementation is, pass by pass."""
-    measured: list[Measurement] = []
-    for measurement in measurements:
-        if measurement.metric == "milliseconds" and measurement.value is not None:
-            measured.append(measurement)
-        yield measurement
-    base = {own.settings["pass"]: own.value for own in measured if own.settings["implementation"] == over}
-    for own in measured:
-        value = base.get(own.settings["pass"])
-        if value is not None and own.settings["implementation"] != over:
-            settings = own.settings | {"over": over}
-            yield Measurement(metric=SPEEDUP, value=value / (own.value or 1.0), unit="", settings=settings)
 
 
 def _measure_one(
@@ -66,7 +54,7 @@ def _measure_one(
         yield from _without(problem, settings, "unsupported", str(refusal))
         return
 
-    def rows() -> list[Measurement] | str:
+    def rows() -> list[Measurement]:
         passes = Passes(function, example, problem, implementation.heads_first)
         return _rows(problem, passes, example, settings, subject)
 
@@ -81,8 +69,8 @@ class Missing(NamedTuple):
     reason: str
 
 
-def tried(measure: Callable[[], list[Measurement] | str]) -> list[Measurement] | Missing:
-    """The rows that it gives; or why there are none: what the gate said, did not fit, was refused or raised.
+def tried(measure: Callable[[], Value]) -> Value | Missing:
+    """What it gives; or why there is nothing: what the gate said, did not fit, was refused or raised.
 
     As in an examination: whatever a kernel or its compiler raises is told, and the others still have their turn.
     """
@@ -90,6 +78,8 @@ def tried(measure: Callable[[], list[Measurement] | str]) -> list[Measurement] |
         found = attempt(measure)
     except UserError as refusal:
         return Missing("unsupported", str(refusal))
+    except GateError as error:
+        return Missing("failed", str(error))
     except Exception as error:
         if "CUDA error" in str(error):
             # The device takes no more work from this process.
@@ -98,18 +88,14 @@ def tried(measure: Callable[[], list[Measurement] | str]) -> list[Measurement] |
         return Missing("unsupported" if NO_KERNEL in line else "failed", f"{type(error).__name__}: {line}")
     if isinstance(found, OutOfMemory):
         return Missing("out_of_memory", found.reason)
-    return Missing("failed", found) if isinstance(found, str) else found
+    return found
 
 
 def _rows(
     problem: Problem, passes: Passes, example: Example, settings: dict[str, Any], subject: Subject
-) -> list[Measurement] | str:
-    """The rows; or what the gate has against this implementation."""
+) -> list[Measurement]:
     results = passes.results(example.heads)
-    reason = objection(results, example.expected, subject.precision)
-    if reason is not None:
-        return reason
-    rows = []
+    rows = [error_row(largest_error(results, example.expected, subject.precision), settings)]
     if problem.with_values:
         values = results[0][0, 0, :NUM_VALUES].tolist()
         rows += [
@@ -124,11 +110,11 @@ def _rows(
 def _times(problem: Problem, passes: Passes, settings: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
     """Every pass, its inputs in no cache."""
     cold = ColdCaches(subject.device)
-    cold.fit(passes.both if problem.with_gradients else passes.forward)
+    cold.fit(passes.total if problem.with_gradients else passes.forward)
     work = attention_work(
         batch_size=problem.batch_size,
         num_heads=problem.num_heads,
-        length=problem.length,
+        length=problem.sequence_length,
         head_width=problem.head_width,
         causal=problem.causal,
         itemsize=passes.query.itemsize,
@@ -140,14 +126,14 @@ def _times(problem: Problem, passes: Passes, settings: dict[str, Any], subject: 
 
     for name in problem.passes:
         times = time_repeats(
-            {"forward": passes.forward, "backward": passes.backward, "both": passes.both}[name],
+            {"forward": passes.forward, "backward": passes.backward, "total": passes.total}[name],
             subject.device,
             warmup=problem.repetition.warmup,
             repeats=problem.repetition.repeats,
             max_seconds=problem.repetition.max_seconds,
             before=forward_then_cold if name == "backward" else cold,
         )
-        yield from timed(times, settings | {"pass": name}, work[name].floor_ms(subject.ceilings))
+        yield from timed(name, times, settings, work[name].floor_ms(subject.ceilings))
 
 
 def _held(passes: Passes, settings: dict[str, Any]) -> list[Measurement]:
@@ -158,7 +144,5 @@ def _held(passes: Passes, settings: dict[str, Any]) -> list[Measurement]:
 
 
 def _without(problem: Problem, settings: dict[str, Any], status: str, reason: str) -> Iterator[Measurement]:
-    for name in problem.passes:
-        yield from without_numbers({"milliseconds": "ms"}, settings | {"pass": name}, status, reason)
-    if problem.with_gradients:
-        yield from without_numbers({HELD: "MiB"}, settings, status, reason)
+    units = {f"{name}{MILLISECONDS}": "ms" for name in problem.passes} | {MAX_ERROR: ""}
+    yield from without_numbers(units | ({HELD: "MiB"} if problem.with_gradients else {}), settings, status, reason)

@@ -11,16 +11,16 @@ from typing import Any
 from rich.console import Console
 
 from attnbench.bench.base import Bench
-from attnbench.bench.running import CEILINGS
+from attnbench.bench.running import CEILINGS, cell_file, cell_name, told_cell
 from attnbench.bench.tables import WIDTH, grids, narrowed, reasons
 from attnbench.documents import MOST_YAML_BYTES, parse_yaml, read_bounded
 from attnbench.errors import UserError
 from attnbench.escaping import markdown_text, printable
 from attnbench.jsonlines import replace_file
-from attnbench.registry import resolve
-from attnbench.results import ResultRow, write_csv
+from attnbench.registry import build, resolve
+from attnbench.results import ResultRow, is_complete, read_results, write_csv
 from attnbench.runtime import environment_id
-from attnbench.tables import format_number, markdown_grid, read_folders, terminal_table
+from attnbench.tables import format_number, markdown_grid, terminal_table
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -31,16 +31,22 @@ class Measured:
     name: str
     commands: list[str]
     rows: list[ResultRow]
+    missing: list[str]
+    """Cells that have not come to their end."""
 
 
 def is_bench(folder: Path) -> bool:
     """Whether it is the folder of a run of benchmark.py."""
     path = folder / "config.yaml"
-    return path.exists() and "bench" in _config(path)
+    return path.exists() and "bench" in _content(path)
 
 
 def print_tables(folders: Sequence[Path]) -> None:
     """Prints the tables of each bench among the runs; writes a results.csv into each folder, and says where it is."""
+    # First: rows of several jobs may belong into one cell, and are no less measured.
+    for folder in folders:
+        for measured in _measured([folder]):
+            _write_rows(measured, folder)
     console = Console(width=WIDTH + 1)
     for measured in _measured(folders):
         layouts = [layout for layout in measured.bench.layouts_of(measured.rows) if not layout.on_page_alone]
@@ -50,8 +56,6 @@ def print_tables(folders: Sequence[Path]) -> None:
         for line in (*reasons(measured.rows, layouts), _ceilings_text(measured.rows)):
             console.print(textwrap.fill(line, WIDTH, subsequent_indent="  "), markup=False, highlight=False)
     for folder in folders:
-        for measured in _measured([folder]):
-            _write_rows(measured, folder)
         console.print(printable(f"  {folder}/"), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -87,7 +91,9 @@ def _page(title: str, note: str, measured: Measured) -> str:
         parts += [f"## {drawn.title}", markdown_grid(drawn).rstrip()]
     missing = reasons(measured.rows, measured.bench.layouts_of(measured.rows))
     if missing:
-        parts += ["Without a number:", "\n".join(f"- {markdown_text(line)}" for line in missing)]
+        parts += ["Without a number:", _listed(missing)]
+    if measured.missing:
+        parts += [f"Not measured yet, {len(measured.missing)} cells:", _listed(measured.missing)]
     commands = "\n".join(f"    {printable(line)}" for line in measured.commands)
     commits, devices = (
         ", ".join(dict.fromkeys(markdown_text(str(getattr(row.identity, name))) for row in measured.rows))
@@ -101,6 +107,10 @@ def _page(title: str, note: str, measured: Measured) -> str:
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
+def _listed(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {markdown_text(line)}" for line in lines)
+
+
 def _ceilings_text(rows: Sequence[ResultRow]) -> str:
     """What shares of the roofline are shares of."""
     found = {(row.identity.precision, row.measurement.metric): row.measurement.value for row in rows}
@@ -109,6 +119,8 @@ def _ceilings_text(rows: Sequence[ResultRow]) -> str:
         f"{format_number(found[precision, CEILINGS[1]] or 0)} GB/s"
         for precision in dict.fromkeys(precision for precision, metric in found if metric == CEILINGS[0])
     ]
+    if not parts:
+        return ""
     return (
         "roof, the share of the roofline: operations and bytes that the function cannot do without, at what a large "
         f"matrix product and a large copy reached in the same run: {'; '.join(parts)}."
@@ -116,23 +128,48 @@ def _ceilings_text(rows: Sequence[ResultRow]) -> str:
 
 
 def _measured(folders: Sequence[Path]) -> Iterator[Measured]:
-    """The runs by bench, in the order in which the folders name them."""
-    configs = {folder: _config(folder / "config.yaml")["bench"] for folder in folders}
+    """The runs by bench, in the order in which the folders name them.
+
+    Raises:
+        UserError: a folder that is no run of a bench, or a file that was altered.
+    """
+    configs = {folder: _config(folder) for folder in folders}
     for name in dict.fromkeys(config["name"] for config in configs.values()):
         own = {folder: config for folder, config in configs.items() if config["name"] == name}
         first = next(iter(own.values()))
         # A class outside attnbench is trusted where this process's own command line has had it loaded.
         trusted = {first["target"]} if first["target"].rpartition(".")[0] in sys.modules else set()
+        files = [path for folder in own for path in sorted((folder / "results").glob("*.jsonl"))]
         yield Measured(
             bench=resolve(first["target"], Bench, trusted),
             name=name,
             commands=list(dict.fromkeys(config["command"] for config in own.values())),
-            rows=read_folders(list(own)),
+            rows=[row for path in files if is_complete(path) for row in read_results(path)],
+            missing=[label for folder, config in own.items() for label in _missing(folder, config, trusted)],
         )
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _missing(folder: Path, config: dict[str, Any], trusted: set[str]) -> Iterator[str]:
+    """The cells that a run which was cut off has not come to the end of."""
+    bench = build(config["target"], config["options"], Bench, trusted)
+    for index, cell in enumerate(bench.cells()):
+        if not is_complete(cell_file(folder, config["name"], cell_name(index))):
+            yield f"{folder.name}: {told_cell(cell)}"
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """The settings of a run of benchmark.py."""
+    content = _content(folder / "config.yaml")
+    if "bench" not in content:
+        raise UserError(f"{folder}: is no run of benchmark.py")
+    return content["bench"]
+
+
+def _content(path: Path) -> dict[str, Any]:
     try:
-        return parse_yaml(read_bounded(path, MOST_YAML_BYTES))
+        content = parse_yaml(read_bounded(path, MOST_YAML_BYTES))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: must hold settings by name")
+    return content

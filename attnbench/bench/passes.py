@@ -27,7 +27,7 @@ class Problem:
 
     batch_size: int
     num_heads: int
-    length: int
+    sequence_length: int
     head_width: int
     causal: bool
     with_gradients: bool
@@ -39,7 +39,7 @@ class Problem:
     @property
     def passes(self) -> tuple[str, ...]:
         """What is timed."""
-        return ("forward", "backward", "both") if self.with_gradients else ("forward",)
+        return ("forward", "backward", "total") if self.with_gradients else ("forward",)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,13 +56,13 @@ class Example:
 
 def example_of(problem: Problem, subject: Subject) -> Example:
     """Normally distributed, never zeros: a GPU that multiplies zeros draws less power and clocks higher."""
-    generator = torch.Generator(subject.device).manual_seed(problem.length * problem.head_width)
-    shape = (problem.batch_size, problem.num_heads, problem.length, problem.head_width)
+    generator = torch.Generator(subject.device).manual_seed(problem.sequence_length * problem.head_width)
+    shape = (problem.batch_size, problem.num_heads, problem.sequence_length, problem.head_width)
     inputs = [
         torch.randn(shape, generator=generator, device=subject.device).to(subject.dtype)
         for _ in range(4 if problem.with_gradients else 3)
     ]
-    heads = compared_heads(problem.batch_size * problem.num_heads, problem.length)
+    heads = compared_heads(problem.batch_size * problem.num_heads, problem.sequence_length)
     query, key, value, *gradient = (by_head(x, heads) for x in inputs)
     expected = reference(query, key, value, gradient[0] if gradient else None, problem.causal)
     return Example(inputs=inputs, heads=heads, expected=expected)
@@ -99,7 +99,7 @@ class Passes:
         assert output is not None
         return torch.autograd.grad(output, (self.query, self.key, self.value), self.gradient)
 
-    def both(self) -> None:
+    def total(self) -> None:
         self.forward()
         self.backward()
 

@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from attnbench.bench.base import Bench, Layout, Subject, Values
+from attnbench.bench.base import MAX_ERROR, ROOFLINE, SPEEDUP, Bench, Layout, Subject, Values
 from attnbench.bench.passes import Repetition
 from attnbench.bench.profile_attention import PEAK, Shape, check_attentions, profile_attention
 from attnbench.bench.profile_step import CAPTURED, EAGER, StepCase, profile_step
@@ -30,9 +30,10 @@ OPERATORS = (
 )
 
 SUMMED = {
-    "milliseconds": "milliseconds",
+    "forward_milliseconds": "milliseconds",
+    "step_milliseconds": "milliseconds",
     "profiled_milliseconds": "profiled_milliseconds",
-    "ratio": "times_faster",
+    SPEEDUP: "times_faster",
     "part_milliseconds": "profiled_milliseconds",
     "pass_milliseconds": "profiled_milliseconds",
     "operator_milliseconds": "profiled_milliseconds",
@@ -47,7 +48,7 @@ SUMMED = {
 """What of the rows stands in summary.csv, and in which column."""
 
 SUMMARY = (
-    *("precision", "subject", "implementation", "length", "form", "kind", "name"),
+    *("precision", "subject", "implementation", "sequence_length", "form", "kind", "name"),
     *dict.fromkeys(SUMMED.values()),
     *("operator_part", "counted_by"),
 )
@@ -75,14 +76,14 @@ class ProfileBench(Bench):
         max_seconds: for the repeats: fewer where they would take longer, at least three.
 
     Raises:
-        UserError: a count that is none, nothing to profile, heads that cannot be shared, a model that is none.
+        UserError: a count that is none, heads that cannot be shared, a model that is none.
     """
 
     title: ClassVar[str] = "Where the time goes"
     layouts: ClassVar[tuple[Layout, ...]] = ()
-    plots: ClassVar[tuple[tuple[str, str], ...]] = (("part_share", "part"), ("peak_memory_mib", "length"))
+    plots: ClassVar[tuple[tuple[str, str], ...]] = (("part_share", "part"), ("peak_memory_mib", "sequence_length"))
     unsaid: ClassVar[tuple[str, ...]] = (
-        *("roofline_share", "part_share", "part_milliseconds", "unplaced_share"),
+        *(ROOFLINE, SPEEDUP, "part_share", "part_milliseconds", "unplaced_share"),
         *(values.metric for values in OPERATORS),
     )
     notes: ClassVar[tuple[str, ...]] = (
@@ -146,11 +147,9 @@ class ProfileBench(Bench):
                 f"bench.num_key_value_heads={num_key_value_heads}, bench.head_width={head_width}: must divide "
                 f"bench.num_heads={num_heads}, and be even"
             )
-        if not implementations and not mixers:
-            raise UserError("bench.implementations=[] and bench.mixers=[]: one of them must name something to profile")
         self.shape = Shape(
             batch_size=batch_size,
-            length=length,
+            sequence_length=length,
             num_heads=num_heads,
             num_key_value_heads=num_key_value_heads,
             head_width=head_width,
@@ -163,13 +162,17 @@ class ProfileBench(Bench):
         self.num_operators, self.num_step_operators = num_operators, num_step_operators
         self.repetition = Repetition(warmup=warmup, repeats=repeats, max_seconds=max_seconds)
 
+    @property
+    def mixer_names(self) -> Sequence[str]:
+        return self.mixers
+
     def cells(self) -> Iterator[dict[str, Any]]:
         if self.implementations:
             shape = {name: getattr(self.shape, name) for name in self.shape.__slots__}
             yield ATTENTION | shape | {"num_calls": self.num_calls}
         for mixer in self.mixers:
             for length in self.step_lengths:
-                yield STEP | {"implementation": mixer, "length": length, "batch_size": self.step_batch_size}
+                yield STEP | {"implementation": mixer, "sequence_length": length, "batch_size": self.step_batch_size}
 
     def measure(self, cell: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
         if cell["subject"] == ATTENTION["subject"]:
@@ -185,7 +188,7 @@ class ProfileBench(Bench):
             return
         case = StepCase(
             mixer=cell["implementation"],
-            length=cell["length"],
+            length=cell["sequence_length"],
             batch_size=self.step_batch_size,
             model=self.model,
             vocabulary_size=self.vocabulary_size,
@@ -224,33 +227,35 @@ def _model(size: list) -> ModelSettings:
 
 def _place(row: ResultRow) -> tuple[str, str, Any, str | None]:
     settings = row.measurement.settings
-    return settings["subject"], row.identity.variant, settings["length"], settings.get("form")
+    return settings["subject"], row.identity.variant, settings["sequence_length"], settings.get("form")
 
 
 def _attention_layout() -> Layout:
     return Layout(
         title="Attention with shared key/value heads and rotary positions",
-        lines=("implementation", "length", "num_calls"),
+        lines=("implementation", "sequence_length", "num_calls"),
         headers={"num_calls": "calls"},
         columns="subject",
         values=(
             Values(metric="profiled_milliseconds", header="all calls, ms", where=ATTENTION),
-            Values(metric="ratio", header="times faster", where=ATTENTION),
-            Values(metric="milliseconds", header="one call, ms", where=ATTENTION),
-            Values(metric="roofline_share", header="roof", where=ATTENTION, is_share=True),
+            Values(metric=SPEEDUP, header="times faster", where=ATTENTION),
+            Values(metric="forward_milliseconds", header="one call, ms", where=ATTENTION),
+            Values(metric=ROOFLINE, header="roof", where=ATTENTION, is_share=True),
             Values(metric=PEAK, header="peak MiB", where=ATTENTION),
+            Values(metric=MAX_ERROR, header="error", where=ATTENTION),
         ),
     )
 
 
 def _step_layouts() -> Iterator[Layout]:
-    lines = ("implementation", "length")
+    lines = ("implementation", "backend", "sequence_length")
     for form, words in FORMS.items():
         where = STEP | {"form": form}
         costs = (
-            Values(metric="milliseconds", header="ms", where=where),
-            Values(metric="roofline_share", header="roof", where=where, is_share=True),
+            Values(metric="step_milliseconds", header="ms", where=where),
+            Values(metric=ROOFLINE, header="roof", where=where, is_share=True),
             Values(metric="peak_memory_mib", header="peak MiB", where=where),
+            Values(metric=MAX_ERROR, header="error of a layer", where=where),
         )
         yield Layout(title=f"A training step {words}", lines=lines, values=costs, columns="form")
         share = Values(metric="part_share", where=where, is_share=True)
@@ -261,11 +266,11 @@ def _step_layouts() -> Iterator[Layout]:
 
 def _operator_layout(place: tuple[str, str, Any, str | None]) -> Layout:
     subject, implementation, length, form = place
-    where: dict[str, Any] = {"subject": subject, "implementation": implementation, "length": length}
+    where: dict[str, Any] = {"subject": subject, "implementation": implementation, "sequence_length": length}
     where |= {"form": form} if form is not None else {}
     what = "Operators of attention" if form is None else "Operators" if form == EAGER else "Kernels"
     told = f"{what}: {implementation}, {length:,} positions" + (f", a step ({form})" if form is not None else "")
-    labels = ("operator", "operator_part") if form == CAPTURED else ("operator",)
+    labels = ("rank", "operator", "operator_part") if form == CAPTURED else ("rank", "operator")
     values = [Values(metric=own.metric, header=own.header, where=where, is_share=own.is_share) for own in OPERATORS]
     ours = Values(metric="operator_mflops", header="MFLOPs (our count)", where=where | {"counted_by": "attnbench"})
     values[-1] = Values(metric="operator_mflops", header="MFLOPs", where=where | {"counted_by": "profiler"})

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attnbench.bench.base import Subject, timed
-from attnbench.bench.gate import compared_heads, objection, reference
+from attnbench.bench.base import SPEEDUP, Subject, error_row, timed
+from attnbench.bench.gate import compared_heads, largest_error, reference
 from attnbench.bench.implementations import IMPLEMENTATIONS
+from attnbench.bench.operator import Missing, tried
 from attnbench.bench.passes import Repetition
 from attnbench.bench.profile_rows import operator_rows, peak_row
 from attnbench.bench.recording import Recording, record
@@ -38,7 +39,7 @@ FUSED_OPERATORS = (
 
 PEAK = "peak_above_inputs_mib"
 
-UNITS = {"milliseconds": "ms", "profiled_milliseconds": "ms", PEAK: "MiB"}
+UNITS = {"forward_milliseconds": "ms", "profiled_milliseconds": "ms", PEAK: "MiB"}
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -46,7 +47,7 @@ class Shape:
     """Of the attention that is profiled."""
 
     batch_size: int
-    length: int
+    sequence_length: int
     num_heads: int
     num_key_value_heads: int
     head_width: int
@@ -63,7 +64,7 @@ class Shape:
         full = attention_work(
             batch_size=self.batch_size,
             num_heads=self.num_heads,
-            length=self.length,
+            length=self.sequence_length,
             head_width=self.head_width,
             causal=self.causal,
             itemsize=itemsize,
@@ -81,7 +82,9 @@ def textbook(shape: Shape, packed_BTC: Tensor, angles: Tensor) -> Tensor:
     value_BHTK = value.repeat_interleave(repeats, dim=2).transpose(1, 2)
     score_BHTT = query_BHTK @ key_BHTK.mT / shape.head_width**0.5
     if shape.causal:
-        unseen_TT = torch.ones(shape.length, shape.length, dtype=torch.bool, device=score_BHTT.device).triu(1)
+        unseen_TT = torch.ones(
+            shape.sequence_length, shape.sequence_length, dtype=torch.bool, device=score_BHTT.device
+        ).triu(1)
         score_BHTT = score_BHTT.masked_fill(unseen_TT, float("-inf"))
     return score_BHTT.softmax(-1) @ value_BHTK
 
@@ -131,12 +134,12 @@ class Example:
 
 def example_of(shape: Shape, subject: Subject) -> Example:
     """The same for every implementation."""
-    generator = torch.Generator(subject.device).manual_seed(shape.length)
+    generator = torch.Generator(subject.device).manual_seed(shape.sequence_length)
     width = (shape.num_heads + 2 * shape.num_key_value_heads) * shape.head_width
-    packed_BTC = torch.randn(shape.batch_size, shape.length, width, generator=generator, device=subject.device)
+    packed_BTC = torch.randn(shape.batch_size, shape.sequence_length, width, generator=generator, device=subject.device)
     packed_BTC = packed_BTC.to(subject.dtype)
-    angles = rotation(shape.length, shape.head_width, 0, THETA, subject.device)
-    heads = compared_heads(shape.batch_size * shape.num_heads, shape.length)
+    angles = rotation(shape.sequence_length, shape.head_width, 0, THETA, subject.device)
+    heads = compared_heads(shape.batch_size * shape.num_heads, shape.sequence_length)
     query, key, value = shape.split(packed_BTC.double())
     repeats = shape.num_heads // shape.num_key_value_heads
     everything = [
@@ -153,6 +156,8 @@ def example_of(shape: Shape, subject: Subject) -> Example:
 class Profiled:
     """One implementation, measured."""
 
+    error: float
+    """What the gate found."""
     times: Times
     """Of one call, caches cold, without the profiler."""
     peak_mib: float | None
@@ -192,48 +197,30 @@ def profile_attention(
             if refusal is not None:
                 yield from without_numbers(UNITS, settings, "unsupported", refusal)
                 continue
-            found = _profile(shape, name, example, subject, num_calls, repetition)
-            if not isinstance(found, Profiled):
+            found = tried(lambda name=name: _profile(shape, name, example, subject, num_calls, repetition))
+            if isinstance(found, Missing):
                 yield from without_numbers(UNITS, settings, *found)
                 continue
             yield from _rows(shape, found, settings, subject, num_lines)
             if first is None:
                 first = found.recording
             else:
-                ratio = first.milliseconds / found.recording.milliseconds
-                yield Measurement(metric="ratio", value=ratio, unit="", settings=settings, num_samples=num_calls)
+                ratio, of = (
+                    first.milliseconds / found.recording.milliseconds,
+                    {"numerator": names[0], "denominator": name},
+                )
+                yield Measurement(metric=SPEEDUP, value=ratio, unit="", settings=settings | of, num_samples=num_calls)
 
 
 def _profile(
     shape: Shape, name: str, example: Example, subject: Subject, num_calls: int, repetition: Repetition
-) -> Profiled | tuple[str, str]:
-    """What was measured; or the status, and the reason, of what could not be."""
-    try:
-        found = attempt(lambda: _measured(shape, name, example, subject, num_calls, repetition))
-    except (RuntimeError, ValueError) as error:
-        if "CUDA error" in str(error):
-            # The device takes no more work from this process.
-            raise
-        # SDPA says only that no kernel was available; the others still have their turn.
-        return "failed", f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
-    if isinstance(found, OutOfMemory):
-        return "out_of_memory", found.reason
-    if isinstance(found, str):
-        return "failed", found
-    return found
-
-
-def _measured(
-    shape: Shape, name: str, example: Example, subject: Subject, num_calls: int, repetition: Repetition
-) -> Profiled | str:
-    """The numbers; or what the gate has against this implementation."""
+) -> Profiled:
     call = partial(ATTENTIONS[name], shape, example.packed_BTC, example.angles)
-    memory = PeakMemory(subject.device)
     actual = call().flatten(0, 1)[example.heads]
-    reason = objection([actual], example.expected, subject.precision)
-    if reason is not None:
-        return reason
+    error = largest_error([actual], example.expected, subject.precision)
     del actual
+    # Only now: the gate's own tensors are in float64 and larger than the call's.
+    memory = PeakMemory(subject.device)
     call()
     peak_mib = memory.mib()
     cold = ColdCaches(subject.device)
@@ -250,14 +237,15 @@ def _measured(
     recording = record(call, subject.device, num_calls=num_calls, detailed=True, flops=flops)
     if subject.folder is not None:
         write_trace(recording.trace, subject.folder / "traces" / f"attention-{name}.json.gz")
-    return Profiled(times=times, peak_mib=peak_mib, recording=recording)
+    return Profiled(error=error, times=times, peak_mib=peak_mib, recording=recording)
 
 
 def _rows(
     shape: Shape, found: Profiled, settings: dict[str, Any], subject: Subject, num_lines: int
 ) -> Iterator[Measurement]:
     recording = found.recording
-    yield from timed(found.times, settings, shape.work(subject.dtype.itemsize).floor_ms(subject.ceilings))
+    yield error_row(found.error, settings)
+    yield from timed("forward", found.times, settings, shape.work(subject.dtype.itemsize).floor_ms(subject.ceilings))
     yield Measurement(
         metric="profiled_milliseconds",
         value=recording.milliseconds,

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from attnbench.bench.base import Subject, timed
-from attnbench.bench.gate import mixer_objection
+from attnbench.bench.base import Subject, error_row, timed
+from attnbench.bench.gate import mixer_error
+from attnbench.bench.operator import Missing, tried
 from attnbench.bench.parts import Place, break_down, by_operator, placed_by_region, replayed
 from attnbench.bench.passes import Repetition
 from attnbench.bench.profile_rows import breakdown_rows, operator_rows, peak_row
@@ -23,12 +24,12 @@ from attnbench.matching import match_model
 from attnbench.model import LanguageModel, build_model, resolve_mixer
 from attnbench.results import Measurement
 from attnbench.settings import PRECISIONS, MixerSettings, ModelSettings, TrainSettings
-from attnbench.timing import OutOfMemory, PeakMemory, Times, attempt, time_repeats
+from attnbench.timing import PeakMemory, Times, time_repeats
 from attnbench.train import Batch, StepReport, stepper, train_step
 
 CAPTURED, EAGER = "captured", "eager"
 PEAK = "peak_memory_mib"
-UNITS = {"milliseconds": "ms", PEAK: "MiB", "part_share": "1"}
+UNITS = {"step_milliseconds": "ms", PEAK: "MiB", "part_share": "1"}
 RATE = 1e-4
 NUM_BATCHES = 4
 """Of random characters, which steps take in turn."""
@@ -47,6 +48,17 @@ class StepCase:
     """Under the profiler."""
     num_lines: int
     repetition: Repetition
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Prepared:
+    """What is trained."""
+
+    error: float
+    """Of a layer, as the gate found it."""
+    build: Callable[[], LanguageModel]
+    flops: int
+    """Of a training step."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -69,26 +81,26 @@ def forms(device_type: str) -> tuple[str, ...]:
 
 def profile_step(case: StepCase, cell: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
     """All rows of a mixer at a length, form after form."""
-    try:
-        mixer = _resolved(case, subject)
-        build, flops = _builder(mixer, case, subject)
-    except UserError as refusal:
-        yield from without_numbers(UNITS, cell, "unsupported", str(refusal))
-        return
-    objection = mixer_objection(mixer, subject.device, subject.precision, subject.trusted)
-    if objection is not None:
-        yield from without_numbers(UNITS, cell, "failed", objection)
+    cell = cell | {"backend": ""}
+    mixer = tried(lambda: _resolved(case, subject))
+    if isinstance(mixer, Missing):
+        yield from without_numbers(UNITS, cell, *mixer)
         return
     cell = cell | {"backend": mixer.options["backend"]}
+    prepared = tried(lambda: _prepared(mixer, case, subject))
+    if isinstance(prepared, Missing):
+        yield from without_numbers(UNITS, cell, *prepared)
+        return
     for form in forms(subject.device.type):
         settings = cell | {"form": form}
         measure = _captured if form == CAPTURED else _eager
-        found = attempt(lambda measure=measure: measure(case, build, subject))
-        if isinstance(found, OutOfMemory):
-            yield from without_numbers(UNITS, settings, "out_of_memory", found.reason)
+        found = tried(lambda measure=measure: measure(case, prepared.build, subject))
+        if isinstance(found, Missing):
+            yield from without_numbers(UNITS, settings, *found)
             continue
         # The bytes of a step are not counted: at these sizes it is its operations that take the time.
-        yield from timed(found.times, settings, Cost(flops, 0).floor_ms(subject.ceilings))
+        yield error_row(prepared.error, settings)
+        yield from timed("step", found.times, settings, Cost(prepared.flops, 0).floor_ms(subject.ceilings))
         yield peak_row(PEAK, found.peak_mib, settings)
         yield from breakdown_rows(break_down(found.placed, case.num_steps, found.times.median_ms), settings)
         yield from operator_rows(found.lines, settings, case.num_lines)
@@ -104,8 +116,9 @@ def _resolved(case: StepCase, subject: Subject) -> MixerSettings:
     )
 
 
-def _builder(mixer: MixerSettings, case: StepCase, subject: Subject) -> tuple[Callable[[], LanguageModel], int]:
-    """What builds the model, its parameters softmax's, and the operations of one of its training steps."""
+def _prepared(mixer: MixerSettings, case: StepCase, subject: Subject) -> Prepared:
+    """A model whose parameters are softmax's, its mixer held against the definition."""
+    error = mixer_error(mixer, case.model.head_width, subject.device, subject.precision, subject.trusted)
     matched = match_model(
         [mixer] * case.model.num_layers,
         case.model,
@@ -126,7 +139,7 @@ def _builder(mixer: MixerSettings, case: StepCase, subject: Subject) -> tuple[Ca
             trusted=subject.trusted,
         )
 
-    return build, round(3 * matched.flops_per_token * case.length * case.batch_size)
+    return Prepared(error=error, build=build, flops=round(3 * matched.flops_per_token * case.length * case.batch_size))
 
 
 def _captured(case: StepCase, build: Callable[[], LanguageModel], subject: Subject) -> Profiled:

@@ -45,7 +45,7 @@ def measure_ceilings(device: torch.device, precision: str) -> Ceilings:
 def attention_work(
     *, batch_size: int, num_heads: int, length: int, head_width: int, causal: bool, itemsize: int
 ) -> dict[str, Work]:
-    """Of attention's forward pass, its backward pass and both, by name.
+    """Of attention's forward pass, its backward pass and both in total, by name.
 
     Forward two products over the pairs of positions that see each other, reading query, key and value and writing the
     output; backward five, with the scores made again, reading the output and its gradient too and writing three
@@ -55,4 +55,4 @@ def attention_work(
     product = 2 * batch_size * num_heads * pairs * head_width
     tensor = batch_size * num_heads * length * head_width * itemsize
     forward, backward = Work(2 * product, 4 * tensor), Work(5 * product, 8 * tensor)
-    return {"forward": forward, "backward": backward, "both": forward + backward}
+    return {"forward": forward, "backward": backward, "total": forward + backward}

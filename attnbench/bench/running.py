@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from attnbench.bench.base import Bench, Subject
+from attnbench.bench.base import MILLISECONDS, Bench, Subject
 from attnbench.bench.roofline import Ceilings, measure_ceilings
+from attnbench.errors import UserError
 from attnbench.escaping import printable
 from attnbench.folder import ROOT, recording, stamp_environment, write_config
 from attnbench.locks import device_lock
@@ -40,11 +41,15 @@ def run_bench(settings: BenchSettings, compose_mixers: ComposeMixers) -> Path:
         compose_mixers: see `config.compose_mixers`.
 
     Raises:
-        UserError: the device is not there, or has no such precision.
+        UserError: the device is not there, or has no such precision; there is nothing to measure, or no such mixer.
     """
     device = resolve_device(settings.device)
     precision = resolve_precision(settings.precision, device.type, setting="precision")
     bench = build(settings.target, settings.options, Bench, settings.trusted)
+    if next(bench.cells(), None) is None:
+        empty = ", ".join(f"bench.{name}=[]" for name, value in settings.options.items() if value == [])
+        raise UserError(f"{empty}: leaves bench={settings.name} nothing to measure")
+    compose_mixers(bench.mixer_names)
     stamp = environment(device, ROOT)
     machine = {name: value for name, value in stamp.items() if name not in UNHASHED}
     hashed = config_hash([settings.name, settings.target, settings.options, precision, machine])
@@ -52,7 +57,7 @@ def run_bench(settings: BenchSettings, compose_mixers: ComposeMixers) -> Path:
     with recording(folder, waits=True), device_lock(device, shared=False):
         write_config(folder, _config(settings, precision, device))
         identity = _identity(settings, precision, hashed, stamp_environment(folder, device), folder)
-        results = Results(folder / "results", identity, settings.rerun)
+        results = Results(folder, identity, settings.rerun)
         ceilings = _ceilings(results, device, precision)
         subject = Subject(
             device=device,
@@ -63,9 +68,19 @@ def run_bench(settings: BenchSettings, compose_mixers: ComposeMixers) -> Path:
             trusted=settings.trusted,
         )
         for index, cell in enumerate(bench.cells()):
-            rows = results.cell(f"{index:04}", lambda cell=cell: bench.measure(cell, subject))
+            rows = results.cell(cell_name(index), lambda cell=cell: bench.measure(cell, subject))
             _say(cell, rows, bench.unsaid)
     return folder
+
+
+def cell_name(index: int) -> str:
+    """Of a cell, by its place among the bench's cells."""
+    return f"{index:04}"
+
+
+def cell_file(folder: Path, bench: str, name: str) -> Path:
+    """Where a run keeps what it measured of a cell."""
+    return folder / "results" / f"{bench}-{name}.jsonl"
 
 
 class Results:
@@ -76,15 +91,16 @@ class Results:
 
     def cell(self, name: str, measure: Callable[[], Iterable[Measurement]]) -> Iterator[ResultRow]:
         """The rows of a cell as they come; those of a cell that was cut off are measured again."""
-        path = self.folder / f"{self.identity.evaluation}-{name}.jsonl"
+        path = cell_file(self.folder, self.identity.evaluation, name)
         if is_complete(path) and not self.rerun:
             yield from read_results(path)
             return
         with ResultsWriter(path, self.identity) as writer:
             for measurement in measure():
-                # Whose it is stands in the row's own columns, as in every other row.
+                # Whose it is, and by what, stands in the row's own columns, as in every other row.
                 settings = dict(measurement.settings)
-                yield writer.write(replace(measurement, settings=settings), settings.pop("implementation", None))
+                variant, backend = settings.pop("implementation", None), settings.pop("backend", None)
+                yield writer.write(replace(measurement, settings=settings), variant, backend)
 
 
 def _ceilings(results: Results, device: torch.device, precision: str) -> Ceilings:
@@ -101,8 +117,7 @@ def _ceilings(results: Results, device: torch.device, precision: str) -> Ceiling
 
 def _say(cell: dict[str, Any], rows: Iterable[ResultRow], unsaid: Sequence[str]) -> None:
     """A line an implementation, as soon as it has all its rows."""
-    place = " ".join(f"{axis}={value}" for axis, value in cell.items())
-    log.info(place)
+    log.info(told_cell(cell))
     for name, group in groupby(rows, key=lambda row: row.identity.variant):
         measured = [row.measurement for row in group if row.measurement.metric not in unsaid]
         parts = dict.fromkeys(map(_told, measured))
@@ -110,10 +125,15 @@ def _say(cell: dict[str, Any], rows: Iterable[ResultRow], unsaid: Sequence[str])
             log.info(printable(f"  {name:14} {', '.join(parts)}"))
 
 
+def told_cell(cell: dict[str, Any]) -> str:
+    """Its settings in a line."""
+    return " ".join(f"{axis}={value}" for axis, value in cell.items())
+
+
 def _told(measurement: Measurement) -> str:
     if measurement.value is None:
         return f"{measurement.status.replace('_', ' ')}: {measurement.reason}"
-    settings, name = measurement.settings, measurement.metric.replace("_", " ")
+    settings, name = measurement.settings, measurement.metric.removesuffix(MILLISECONDS).replace("_", " ")
     what = " ".join(filter(None, [settings.get("form"), settings.get("pass") or name]))
     return f"{what} {format_number(measurement.value)} {measurement.unit}".rstrip()
 

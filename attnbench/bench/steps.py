@@ -79,6 +79,12 @@ class Step:
     """y in float64, (heads compared, 1, K)."""
     work: Callable[[Shape, int], Work]
     """At so many bytes a number."""
+    backend: Callable[[str, int], str] | None = None
+    """Which of its kernels a mixer's step has on a device type at a head width; None where the name says it."""
+
+    def label(self, device_type: str, width: int) -> str:
+        """The name that its numbers stand under."""
+        return self.name if self.backend is None else f"{self.name} ({self.backend(device_type, width)})"
 
 
 def compared_heads(shape: Shape) -> list[int]:
@@ -164,12 +170,14 @@ def _linear_expected(example: Example) -> Tensor:
     return mixed_BHV.flatten(0, 1)[compared_heads(example.shape), None]
 
 
+def _linear_backend(device_type: str, width: int) -> str:
+    return LinearAttention.choose_backend({"head_width": width}, device_type=device_type, precision="")
+
+
 def _linear(example: Example) -> Call:
     """As the mixer's step has it, between its projections."""
     newest, memory, normaliser = example.newest(), example.memory_BHKV, example.normaliser_BHK
-    options = {"head_width": example.shape.head_width}
-    device_type = example.query_BHK.device.type
-    if LinearAttention.choose_backend(options, device_type=device_type, precision="") == "triton":
+    if _linear_backend(example.query_BHK.device.type, example.shape.head_width) == "triton":
         from attnbench.kernels.linear_attention import linear_attention
 
         mixed_B1C, num_heads = torch.cat([x.flatten(2) for x in newest], dim=-1), example.shape.num_heads
@@ -189,15 +197,17 @@ def _refuse_linear(device_type: str, precision: str, width: int) -> str | None:
     return "linear attention's kernel takes float32 and bfloat16" if refused else None
 
 
+def _gated_deltanet_backend(device_type: str, width: int) -> str:
+    return GatedDeltaNet.choose_backend({"head_width": width}, device_type=device_type, precision="")
+
+
 def _gated_deltanet(example: Example) -> Call:
     """As the mixer's step has it, between its projections."""
     query, key, value = example.newest()
     # Of length 1, as the mixer makes them: a longer key would have the state grow.
     key = F.normalize(key.float(), dim=-1).to(key.dtype)
     gates, width = (example.log_decay_B1H, example.beta_B1H), example.shape.head_width
-    options = {"head_width": width}
-    device_type = example.query_BHK.device.type
-    if GatedDeltaNet.choose_backend(options, device_type=device_type, precision="") == "triton":
+    if _gated_deltanet_backend(example.query_BHK.device.type, width) == "triton":
         from attnbench.kernels.delta_rule_step import gated_delta_rule_step
 
         # The kernel scales the query; and its state, which it changes, is its own.
@@ -261,6 +271,7 @@ STEPS = {
             refuse=_refuse_linear,
             expected=_linear_expected,
             work=lambda shape, _: _state_work(shape, 4),
+            backend=_linear_backend,
         ),
         Step(
             name="gated_deltanet",
@@ -268,6 +279,7 @@ STEPS = {
             refuse=_refuse_gated_deltanet,
             expected=_gated_deltanet_expected,
             work=lambda shape, _: _state_work(shape, 6),
+            backend=_gated_deltanet_backend,
         ),
     )
 }

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from attnbench.bench.base import Layout, Values
+from attnbench.errors import UserError
 from attnbench.escaping import printable
 from attnbench.results import DEVICE, Measurement, ResultRow
 from attnbench.tables import Grid, format_number
@@ -18,7 +19,11 @@ STATUSES = {"out_of_memory": "no memory", "unsupported": "–"}
 
 
 def grids(rows: Sequence[ResultRow], layouts: Sequence[Layout]) -> Iterator[Grid]:
-    """A grid for each layout that has rows; rows of several precisions get a column that says which."""
+    """A grid for each layout that has rows. Rows of several runs get a label for whatever else they differ in.
+
+    Raises:
+        UserError: two rows belong into one cell.
+    """
     with_precision = len({row.identity.precision for row in rows}) > 1
     for layout in layouts:
         drawn = _grid(rows, layout, with_precision)
@@ -27,42 +32,68 @@ def grids(rows: Sequence[ResultRow], layouts: Sequence[Layout]) -> Iterator[Grid
 
 
 def _grid(rows: Sequence[ResultRow], layout: Layout, with_precision: bool) -> Grid:
-    cells: dict[tuple[Any, ...], dict[tuple[int, Any], str]] = {}
+    entries = [
+        (index, values, row, settings)
+        for index, values in enumerate(layout.values)
+        for row in rows
+        for settings in [_settings(row)]
+        if row.identity.variant != DEVICE and _takes(values, row.measurement.metric, settings, layout.columns)
+    ]
+    labels = ["precision"] * with_precision + _differing([entry[-1] for entry in entries], layout) + [*layout.lines]
+    cells: dict[tuple[Any, ...], dict[tuple[int, Any], ResultRow]] = {}
     columns: dict[tuple[int, Any], str] = {}
     supported = set()
-    for index, values in enumerate(layout.values):
-        for row in rows:
-            settings = {**row.measurement.settings, "implementation": row.identity.variant}
-            name = settings.get(layout.columns)
-            if row.identity.variant == DEVICE or not _takes(values, row.measurement.metric, settings, name):
-                continue
-            precision = (row.identity.precision,) if with_precision else ()
-            line = (*precision, *(settings.get(axis) for axis in layout.lines))
-            columns.setdefault((index, name), values.header.format(name))
-            cells.setdefault(line, {})[index, name] = _shown(row.measurement, values)
-            if row.measurement.status != "unsupported":
-                supported.add((index, name))
+    for index, values, row, settings in entries:
+        name = settings.get(layout.columns)
+        own = cells.setdefault(tuple(settings.get(label) for label in labels), {})
+        if (index, name) in own:
+            runs = " and in ".join(dict.fromkeys((own[index, name].identity.run, row.identity.run)))
+            place = ", ".join(f"{label}={settings.get(label)}" for label in labels)
+            raise UserError(
+                f"{layout.title}: {values.header.format(name)} at {place} was measured twice, in {runs}; make a table "
+                "of each"
+            )
+        own[index, name] = row
+        columns.setdefault((index, name), values.header.format(name))
+        if row.measurement.status != "unsupported":
+            supported.add((index, name))
     # What runs nowhere here is a reason below the table, no column.
     shown = {key: header for key, header in columns.items() if key in supported}
     return Grid(
         title=layout.title,
-        headers=["precision"] * with_precision
-        + [layout.headers.get(axis, axis.replace("_", " ")) for axis in layout.lines]
-        + [*shown.values()],
-        num_labels=with_precision + len(layout.lines),
+        headers=[*(layout.headers.get(label, label.replace("_", " ")) for label in labels), *shown.values()],
+        num_labels=len(labels),
         lines=[
-            [*(printable(_label(value)) for value in line), *(own.get(key, "–") for key in shown)]
+            [
+                *(printable(_label(value)) for value in line),
+                *(_shown(own[key].measurement, layout.values[key[0]]) if key in own else "–" for key in shown),
+            ]
             for line, own in cells.items()
             if shown
         ],
     )
 
 
-def _takes(values: Values, metric: str, settings: dict[str, Any], name: Any) -> bool:
+def _settings(row: ResultRow) -> dict[str, Any]:
+    """Of a row, with what stands in columns of its own."""
+    identity = row.identity
+    own = {"implementation": identity.variant, "backend": identity.backend, "precision": identity.precision}
+    return {**row.measurement.settings, **own}
+
+
+def _differing(found: Sequence[dict[str, Any]], layout: Layout) -> list[str]:
+    """Settings that neither line nor column of this layout tells, and that are not the same in all its rows."""
+    told = {*layout.lines, layout.columns, "implementation", "backend", "precision", "pass", "numerator", "denominator"}
+    told |= {name for values in layout.values for name in values.where}
+    names = dict.fromkeys(name for settings in found for name in settings if name not in told)
+    return [name for name in names if len({settings.get(name) for settings in found}) > 1]
+
+
+def _takes(values: Values, metric: str, settings: dict[str, Any], columns: str) -> bool:
     return (
         metric == values.metric
         and values.where.items() <= settings.items()
-        and (values.only is None or name in values.only)
+        and (values.only is None or settings.get(columns) in values.only)
     )
 
 
@@ -73,6 +104,8 @@ def _shown(measurement: Measurement, values: Values) -> str:
 
 
 def _label(value: Any) -> str:
+    if value in (None, ""):
+        return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else str(value)

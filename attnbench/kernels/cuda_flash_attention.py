@@ -27,6 +27,9 @@ def load_cuda_attention(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]
         UserError: there is no nvcc, or it does not build.
     """
     kernel, step = _library(), STEPS[name]
+    if isinstance(kernel, UserError):
+        # A new one: one that is raised again keeps the frames of the first time.
+        raise UserError(str(kernel))
 
     def attend(query_BHNK: Tensor, key_BHNK: Tensor, value_BHNK: Tensor) -> Tensor:
         inputs = [x.contiguous() for x in (query_BHNK, key_BHNK, value_BHNK)]
@@ -49,7 +52,18 @@ def load_cuda_attention(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @functools.cache
 def _library() -> Any:
-    """The built source's one function; called through ctypes, so that no header of torch need be compiled."""
+    """The built source's one function; called through ctypes, so that no header of torch need be compiled.
+
+    Where it does not build, the UserError that says why: a cache keeps no exceptions, and every caller would have the
+    compiler fail anew.
+    """
+    try:
+        return _build()
+    except UserError as error:
+        return error
+
+
+def _build() -> Any:
     # Imported here: it looks for a compiler.
     from torch.utils import cpp_extension
 

@@ -19,6 +19,7 @@ from attnbench.kernels.delta_rule_parallel import (
 )
 from attnbench.kernels.delta_rule_tiles import gradient_kernel, resolvent_kernel
 from attnbench.kernels.delta_rule_walk import walk_backward_kernel, walk_forward_kernel
+from attnbench.kernels.products import float32_product
 
 CHUNK = 64
 
@@ -91,8 +92,8 @@ class DeltaRule:
         return self.mixed.new_empty(self.sequences, self.num_chunks, *shape)
 
     def options(self, kernel: str, **more: Any) -> dict[str, Any]:
-        """A kernel's constants; float32 is multiplied to its own digits, or to TF32's where the inputs have fewer."""
-        precision = "tf32x3" if self.mixed.dtype == torch.float32 else "tf32"
+        """A kernel's constants; what is float32 where the inputs have fewer digits is multiplied to TF32's."""
+        precision = float32_product() if self.mixed.dtype == torch.float32 else "tf32"
         options = {"C": CHUNK, "K": self.key_width, "V": self.value_width, "PRECISION": precision}
         launch = options | more | LAUNCH[kernel]
         if min(self.key_width, self.values) < NARROW:

@@ -25,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attnbench.kernels.batching import join_the_batch
+from attnbench.kernels.products import float32_product
 from attnbench.kernels.rotary import by_heads, load_rows, padded_width, rotated, store_rows, turn
 
 MAX_WIDTH = 128
@@ -305,8 +306,6 @@ def _blocks(length: int, size: int) -> int:
 def _constants(kernel: str, query: Tensor, key: Tensor, causal: bool, window: int | None) -> dict[str, Any]:
     """What a kernel of this problem is compiled for, rotation apart."""
     tiles = tiles_for(kernel, query.dtype, query.shape[3], key.shape[1])
-    # Under train.precision=tf32 products in float32 may have tf32's ten bits, as torch's own then do.
-    exact = torch.get_float32_matmul_precision() == "highest"
     return {
         "HEADS": query.shape[2],
         "SHARED_BY": query.shape[2] // key.shape[2],
@@ -316,7 +315,7 @@ def _constants(kernel: str, query: Tensor, key: Tensor, causal: bool, window: in
         "WINDOW": window or 0,
         "QUERIES": tiles.queries,
         "KEYS": tiles.keys,
-        "PRECISION": "tf32x3" if exact else "tf32",
+        "PRECISION": float32_product(),
         "num_warps": tiles.num_warps,
         "num_stages": tiles.num_stages,
     }

@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnbench.kernels.products import float32_product
 from attnbench.kernels.rotary import load_rows, padded_width, store_rows
 
 MAX_WIDTH = 256
@@ -196,7 +197,6 @@ def _decode(
     largest = total = partial
     if splits > 1:
         largest, total = query.new_empty((2, B, H, splits), dtype=torch.float32)
-    exact = torch.get_float32_matmul_precision() == "highest"
     kernel: Any = _grouped_kernel if grouped else _single_kernel
     with torch.cuda.device_of(query):
         kernel[(B * G, splits)](
@@ -211,7 +211,7 @@ def _decode(
             SPLITS=splits,
             KEYS=tiles.keys,
             STAGES=tiles.num_stages,
-            PRECISION="tf32x3" if exact else "tf32",
+            PRECISION=float32_product(),
             num_warps=tiles.num_warps,
         )
         if splits > 1:

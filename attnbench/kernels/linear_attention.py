@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attnbench.kernels.batching import join_the_batch
-from attnbench.kernels.products import product
+from attnbench.kernels.products import float32_product, product
 
 WIDTHS = range(16, 129)
 """Channels a head that there are kernels for."""
@@ -236,6 +236,7 @@ def _arguments(mixed_BTC: Tensor, num_heads: int, feature_map: str, blocks: Bloc
         "FEATURE": feature_map,
         "BLOCK": max(16, triton.next_power_of_2(width)),
         "CHUNK": blocks.positions,
+        "PRECISION": float32_product(),
         "num_warps": blocks.num_warps,
         "num_stages": blocks.num_stages,
     }
@@ -292,12 +293,6 @@ def _through_feature(gradient, x, FEATURE: tl.constexpr):
     elif FEATURE == "relu":
         gradient = tl.where(x > 0, gradient, 0)
     return gradient
-
-
-@triton.jit
-def _dot(left, right, sum=None):
-    """A product of float32 keeps the digits of float32."""
-    return product(left, right, "tf32x3", sum)
 
 
 @triton.jit
@@ -360,13 +355,14 @@ def _sums(
     FEATURE: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """What each segment adds to S and z."""
     sequence, head, start, stop, place = _place(length, segment, HEADS)
     state, total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     for first in range(start, stop, CHUNK):
         _, key, value = _key_value(mixed, sequence, length, first, head, HEADS, WIDTH, FEATURE, BLOCK, CHUNK)
-        state = _dot(tl.trans(key), value, state)
+        state = product(tl.trans(key), value, PRECISION, state)
         total += tl.sum(key.to(tl.float32), 0)
     memory_address, normaliser_address, inside, exists = _state(memory, normaliser, place, WIDTH, BLOCK)
     tl.store(memory_address, state, mask=inside)
@@ -420,6 +416,7 @@ def _forward(
     FEATURE: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Within a chunk by masked products, from before it by S and z. A sequence of one segment stores its last state;
     of several, each starts with what the one before is known to end with."""
@@ -434,14 +431,14 @@ def _forward(
         raw = tl.load(address, mask=is_there, other=0)
         query = _feature(raw, FEATURE).to(raw.dtype)
         _, key, value = _key_value(mixed, sequence, length, first, head, HEADS, WIDTH, FEATURE, BLOCK, CHUNK)
-        weight = tl.where(row[:, None] >= row[None, :], _dot(query, tl.trans(key)), 0)
+        weight = tl.where(row[:, None] >= row[None, :], product(query, tl.trans(key), PRECISION), 0)
         quotient_by = tl.sum(weight, 1) + tl.sum(query.to(tl.float32) * total[None, :], 1) + eps
-        mixture = _dot(weight.to(value.dtype), value, _dot(query, state.to(query.dtype)))
+        mixture = product(weight.to(value.dtype), value, PRECISION, product(query, state.to(query.dtype), PRECISION))
         address, is_there = _tile(y, sequence, length, first, head, HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
         tl.store(address, (mixture / quotient_by[:, None]).to(y.dtype.element_ty), mask=is_there)
         address = divisor + (sequence * HEADS + head).to(tl.int64) * length + first + row
         tl.store(address, quotient_by, mask=first + row < length)
-        state = _dot(tl.trans(key), value, state)
+        state = product(tl.trans(key), value, PRECISION, state)
         total += tl.sum(key.to(tl.float32), 0)
     if segment >= length:
         memory_address, normaliser_address, inside, exists = _state(memory, normaliser, place, WIDTH, BLOCK)
@@ -464,6 +461,7 @@ def _sums_backward(
     FEATURE: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """What each segment adds to the gradients of the S and z before it."""
     sequence, head, start, stop, place = _place(length, segment, HEADS)
@@ -475,7 +473,7 @@ def _sums_backward(
         of_read, of_divisor = _through_quotient(
             of_y, y, divisor, sequence, length, first, head, HEADS, WIDTH, BLOCK, CHUNK
         )
-        of_state = _dot(tl.trans(query), of_read, of_state)
+        of_state = product(tl.trans(query), of_read, PRECISION, of_state)
         of_total += tl.sum(query.to(tl.float32) * of_divisor[:, None], 0)
     memory_address, normaliser_address, inside, exists = _state(of_memory, of_normaliser, place, WIDTH, BLOCK)
     tl.store(memory_address, of_state, mask=inside)
@@ -501,6 +499,7 @@ def _query_gradient(
     FEATURE: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """From the first chunk to the last, with G = dn and g = dd of `_through_quotient`, S and z before a chunk:
 
@@ -522,13 +521,13 @@ def _query_gradient(
         of_read, of_divisor = _through_quotient(
             of_y, y, divisor, sequence, length, first, head, HEADS, WIDTH, BLOCK, CHUNK
         )
-        of_weight = _dot(of_read, tl.trans(value)) + of_divisor[:, None]
+        of_weight = product(of_read, tl.trans(value), PRECISION) + of_divisor[:, None]
         of_weight = tl.where(row[:, None] >= row[None, :], of_weight, 0).to(key.dtype)
-        of_query = _dot(of_read, tl.trans(state).to(key.dtype), of_divisor[:, None] * total[None, :])
-        of_query = _through_feature(_dot(of_weight, key, of_query), raw_query, FEATURE)
+        of_query = product(of_read, tl.trans(state).to(key.dtype), PRECISION, of_divisor[:, None] * total[None, :])
+        of_query = _through_feature(product(of_weight, key, PRECISION, of_query), raw_query, FEATURE)
         address, is_there = _tile(of_mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
         tl.store(address, of_query.to(key.dtype), mask=is_there)
-        state = _dot(tl.trans(key), value, state)
+        state = product(tl.trans(key), value, PRECISION, state)
         total += tl.sum(key.to(tl.float32), 0)
 
 
@@ -548,6 +547,7 @@ def _key_value_gradient(
     FEATURE: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """From the last chunk to the first, with G and g as above, dS and dz the sums of f(q) G^T and g f(q) after a chunk:
 
@@ -573,13 +573,15 @@ def _key_value_gradient(
         )
         # Both as (source, position), the transposes of those in the other kernels.
         seen = row[:, None] <= row[None, :]
-        of_weight = tl.where(seen, _dot(value, tl.trans(of_read)) + of_divisor[None, :], 0).to(query.dtype)
-        of_key = _dot(value, tl.trans(of_state).to(value.dtype)) + of_total[None, :]
-        of_key = _through_feature(_dot(of_weight, query, of_key), raw_key, FEATURE)
-        weight = tl.where(seen, _dot(key, tl.trans(query)), 0).to(of_read.dtype)
-        of_value = _dot(weight, of_read, _dot(key, of_state.to(key.dtype)))
+        of_weight = tl.where(seen, product(value, tl.trans(of_read), PRECISION) + of_divisor[None, :], 0).to(
+            query.dtype
+        )
+        of_key = product(value, tl.trans(of_state).to(value.dtype), PRECISION) + of_total[None, :]
+        of_key = _through_feature(product(of_weight, query, PRECISION, of_key), raw_key, FEATURE)
+        weight = tl.where(seen, product(key, tl.trans(query), PRECISION), 0).to(of_read.dtype)
+        of_value = product(weight, of_read, PRECISION, product(key, of_state.to(key.dtype), PRECISION))
         address, is_there = _tile(of_mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
         tl.store(address + HEADS * WIDTH, of_key.to(query.dtype), mask=is_there)
         tl.store(address + 2 * HEADS * WIDTH, of_value.to(query.dtype), mask=is_there)
-        of_state = _dot(tl.trans(query), of_read, of_state)
+        of_state = product(tl.trans(query), of_read, PRECISION, of_state)
         of_total += tl.sum(query.to(tl.float32) * of_divisor[:, None], 0)

@@ -1,5 +1,6 @@
 """Matrix products in a kernel, as its interpreter can do them too."""
 
+import torch
 import triton
 import triton.language as tl
 
@@ -7,6 +8,12 @@ from attnbench.kernels.support import interpreted
 
 # Triton's interpreter multiplies the bits of bfloat16 as integers.
 WIDEN = tl.constexpr(interpreted())
+
+
+def float32_product() -> str:
+    """PRECISION of float32's products, as torch's own have it: three of TF32, which keep float32's digits, or, where
+    torch may use TF32, one."""
+    return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 @triton.jit

@@ -82,7 +82,7 @@ class Inputs:
 
 
 def read_inputs(folder: Path) -> Inputs:
-    """Reads an experiment of outputs/, or a folder with a results.csv.
+    """Reads an experiment of outputs/, a run of it, or a folder with a results.csv.
 
     Raises:
         UserError: no rows, or a file that cannot be read.
@@ -138,7 +138,9 @@ def _results_files(folder: Path, record: dict[str, Any] | None) -> list[Path]:
             if path.is_absolute() or ".." in path.parts:
                 raise UserError(f"{folder / 'comparison.json'}: {path} lies outside of the experiment")
         return [folder / path for path in paths]
-    return [*sorted(folder.glob("*/results/*.jsonl")), *sorted(folder.glob("cells/*/results/*.jsonl"))]
+    # The first are those of a run alone, as one of a bench that was cut off and has no results.csv.
+    places = ("results/*.jsonl", "*/results/*.jsonl", "cells/*/results/*.jsonl")
+    return [path for place in places for path in sorted(folder.glob(place))]
 
 
 def _protocol(record: dict[str, Any] | None, rows: Sequence[ResultRow], folder: Path) -> Protocol:

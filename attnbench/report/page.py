@@ -26,7 +26,7 @@ def write_report(folder: Path, *, target: Path | None = None) -> Path:
     browser to ask for any.
 
     Args:
-        folder: outputs/<experiment>, or a folder with a results.csv.
+        folder: outputs/<experiment>, a run, or a folder with a results.csv.
         target: folder to write; None for `report` inside `folder`.
 
     Returns:

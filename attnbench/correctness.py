@@ -60,18 +60,18 @@ OTHER_SHAPES = (
     Shape(name="heads of 32 channels", head_width=32, lengths=(65, 133)),
     Shape(name="heads of 128 channels", head_width=128, lengths=(65, 133)),
     Shape(name="so long that few heads go over their chunks side by side", lengths=(577,)),
-    Shape(name="values of 48 channels", lengths=(65, 133), options={"value_expansion": 0.75}),
-    Shape(name="a convolution of four taps", lengths=(65, 133), options={"conv_size": 4}),
-    Shape(name="query and key normed", lengths=(65, 133), options={"qk_norm": True}),
-    Shape(name="one head of keys for two", lengths=(65, 133), options={"num_key_value_heads": 1}),
+    Shape(name="values of 48 channels", lengths=(133,), options={"value_expansion": 0.75}),
+    Shape(name="a convolution of four taps", lengths=(133,), options={"conv_size": 4}),
+    Shape(name="query and key normed", lengths=(133,), options={"qk_norm": True}),
+    Shape(name="one head of keys for two", lengths=(133,), options={"num_key_value_heads": 1}),
     Shape(name="a window of 50 positions", lengths=(65, 133), options={"window": 50}),
     Shape(
         name="a window of 50 positions, one head of keys, normed",
-        lengths=(65, 133),
+        lengths=(133,),
         options={"window": 50, "num_key_value_heads": 1, "qk_norm": True},
     ),
     Shape(name="a window of 530 positions", lengths=(577,), options={"window": 530}),
-    Shape(name="products in TF32", lengths=(65, 133), precisions=("tf32",)),
+    Shape(name="products in TF32", lengths=(133,), precisions=("tf32",)),
 )
 """Where other kernels run, or the same compiled otherwise: one that is right at the usual shape may be wrong here."""
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnbench.mixers.base import Mixer
 from attnbench.model import build_model
-from attnbench.runtime import computing
+from attnbench.runtime import computing, dtype_of
 from attnbench.settings import MixerSettings, ModelSettings
 
 LENGTHS = (1, 63, 65, 133, 257)
@@ -22,6 +22,9 @@ MODEL = ModelSettings(name="one layer", dim=128, num_layers=1, head_width=64, fe
 
 BATCH_SIZE = 2
 
+NUM_STEPS = 16
+"""Of decoding, in `in_pieces`."""
+
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Shape:
@@ -31,6 +34,7 @@ class Shape:
     """What stands above its lines; empty for the shape that every backend is compared at."""
     head_width: int = MODEL.head_width
     lengths: Sequence[int] = LENGTHS
+    precisions: Sequence[str] = ("float32", "bfloat16")
     options: dict[str, Any] = field(default_factory=dict)
     """In place of the yaml's; a mixer without such a setting is not compared at this shape."""
 
@@ -56,7 +60,18 @@ OTHER_SHAPES = (
     Shape(name="heads of 32 channels", head_width=32, lengths=(65, 133)),
     Shape(name="heads of 128 channels", head_width=128, lengths=(65, 133)),
     Shape(name="so long that few heads go over their chunks side by side", lengths=(577,)),
+    Shape(name="values of 48 channels", lengths=(133,), options={"value_expansion": 0.75}),
+    Shape(name="a convolution of four taps", lengths=(133,), options={"conv_size": 4}),
+    Shape(name="query and key normed", lengths=(133,), options={"qk_norm": True}),
+    Shape(name="one head of keys for two", lengths=(133,), options={"num_key_value_heads": 1}),
     Shape(name="a window of 50 positions", lengths=(65, 133), options={"window": 50}),
+    Shape(
+        name="a window of 50 positions, one head of keys, normed",
+        lengths=(133,),
+        options={"window": 50, "num_key_value_heads": 1, "qk_norm": True},
+    ),
+    Shape(name="a window of 530 positions", lengths=(577,), options={"window": 530}),
+    Shape(name="products in TF32", lengths=(133,), precisions=("tf32",)),
 )
 """Where other kernels run, or the same compiled otherwise: one that is right at the usual shape may be wrong here."""
 
@@ -66,6 +81,9 @@ of query and key would be so much smaller than that of the value that an error i
 
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.03}
 """Of relative errors in outputs and in the gradient of the input, by precision."""
+
+ALLOWED = {**TOLERANCES, "tf32": 0.01}
+"""With that of a precision which only some kernels know, and which is looked at apart."""
 
 PART_FACTOR = 2.5
 """How much more a single position or a parameter's gradient may be off: in a part errors do not average out, and what
@@ -157,6 +175,23 @@ def by_backend(mixer: Mixer, length: int, precision: str, shape: Shape = USUAL) 
         output_BTD, _ = mixer(x_BTD.to(torch.bfloat16 if precision == "bfloat16" else torch.float32))
         # Inside, because the products of the backward pass obey the same setting of float32's precision.
         return _outcome(mixer, x_BTD, output_BTD, weight_BTD.to(output_BTD.dtype))
+
+
+def in_pieces(mixer: Mixer, length: int, precision: str) -> list[Tensor]:
+    """What the mixer makes of the same input without gradients, each (B, T, D): of two pieces read into a state one
+    after the other, and of the last NUM_STEPS positions, step by step."""
+    x_BTD, _ = example(length, MODEL.dim, next(mixer.parameters()).device)
+    x_BTD = x_BTD.to(dtype_of(precision))
+    state, cut, last = mixer.init_state(BATCH_SIZE, length, x_BTD.dtype), length // 2, length - NUM_STEPS
+    pieces, steps = [], []
+    with torch.no_grad(), computing(precision, x_BTD.device):
+        for start, stop in ((0, cut), (cut, last)):
+            y_BTD, state = mixer(x_BTD[:, start:stop], state)
+            pieces.append(y_BTD)
+        for position in range(last, length):
+            y_BD, state = mixer.step(x_BTD[:, position], state)
+            steps.append(y_BD)
+    return [*pieces, torch.stack(steps, dim=1)]
 
 
 def example(length: int, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:

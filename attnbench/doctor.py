@@ -10,18 +10,19 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from attnbench.correctness import LENGTHS, OTHER_SHAPES, PART_FACTOR, TOLERANCES, Deviation, worst
-from attnbench.errors import UserError
+from attnbench.correctness import ALLOWED, LENGTHS, OTHER_SHAPES, PART_FACTOR, TOLERANCES, Deviation, worst
+from attnbench.errors import UserError, one_line
 from attnbench.escaping import printable
 from attnbench.examination import (
+    LENGTH_IN_PIECES,
     Choice,
     Finding,
     choice,
     examine,
+    examine_pieces,
     examine_shapes,
     first_step_seconds,
     guards_lifted,
-    one_line,
     with_backend,
 )
 from attnbench.folder import ROOT
@@ -31,6 +32,7 @@ from attnbench.prepare import measured_by
 from attnbench.results import Identity, Measurement, ResultRow, write_csv
 from attnbench.runtime import KERNEL_LIBRARIES, environment, resolve_device, resolve_precision
 from attnbench.settings import DoctorSettings, MixerSettings
+from attnbench.shared_operators import OPERATORS, Check, check_operators, have_kernels
 
 WIDTH = 79
 STYLES = {"wrong": "bold red", "refused": "dim"}
@@ -61,7 +63,8 @@ def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings], trusted:
         trusted: classes outside attnbench that may be built, see registry.py.
 
     Raises:
-        UserError: a backend that `auto` chooses here is wrong.
+        UserError: a backend that `auto` chooses here is wrong or cannot train, or an operator that all mixers share
+            is wrong.
     """
     device, say = resolve_device(settings.device), Spoken()
     stamp = environment(device, ROOT)
@@ -78,15 +81,28 @@ def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings], trusted:
                 _say_finding(say, finding)
                 findings.append(finding)
         findings += _other_shapes(say, mixers, device, trusted)
+        checks = _operators(say, device) + _pieces(say, mixers, device, trusted)
         resolved = [with_backend(mixer, name) for mixer in mixers if (name := choices[mixer.name].backend)]
-        steps = _first_steps(say, resolved, device, trusted)
+        steps = list(zip(resolved, _first_steps(say, resolved, device, trusted), strict=True))
     wrong = [finding for finding in findings if finding.verdict == "wrong"]
-    _say_end(say, wrong)
+    problems = [
+        *_advice([finding for finding in wrong if finding.is_chosen], findings),
+        *(f"{check.name} in {check.precision}: wrong" for _, check in checks if check.is_chosen and not check.is_right),
+        *(
+            f"attn={mixer.name} backend={mixer.options['backend']}: its first training step failed: {step.reason}"
+            for mixer, step in steps
+            if step.status != "ok"
+        ),
+    ]
+    _say_end(say, wrong, [check for _, check in checks if not check.is_right])
+    if not problems:
+        say("What auto chooses is right.")
     rows = [_row(finding.mixer, finding.precision, stamp, own) for finding in findings for own in _errors(finding)]
-    rows += [_row(mixer, precision, stamp, step) for mixer, step in zip(resolved, steps, strict=True)]
+    rows += [_row(mixer, check.precision, stamp, own) for mixer, check in checks for own in _check_errors(check)]
+    rows += [_row(mixer, precision, stamp, step) for mixer, step in steps]
     folder = _leave(Path(settings.outputs_dir) / "doctor", say, rows, stamp)
-    if any(finding.is_chosen for finding in wrong):
-        raise UserError(_advice([finding for finding in wrong if finding.is_chosen], findings))
+    if problems:
+        raise UserError("; ".join(problems))
     return folder
 
 
@@ -164,6 +180,62 @@ def _other_shapes(
     return findings
 
 
+def _operators(say: Spoken, device: torch.device) -> list[tuple[MixerSettings, Check]]:
+    """A line for each, and with it the settings that its rows are of."""
+    say()
+    say("Operators that no setting chooses, and those of decoding, against float64", style="bold")
+    if not have_kernels(device):
+        names = ", ".join(name for name in OPERATORS if not name.startswith("the same"))
+        say(f"Torch's own form is all there is on this device, and no kernel to hold against it: {names}.", indent=2)
+        return []
+    _say_allowed(say)
+    checks = []
+    for check in check_operators(device):
+        _say_check(say, check)
+        options = {"backend": "triton"}
+        checks.append((MixerSettings(name=check.name, target="attnbench.kernels", options=options), check))
+    return checks
+
+
+def _pieces(
+    say: Spoken, mixers: Sequence[MixerSettings], device: torch.device, trusted: Collection[str]
+) -> list[tuple[MixerSettings, Check]]:
+    say()
+    say(f"{LENGTH_IN_PIECES} positions, read in two pieces and then decoded, against float64", style="bold")
+    _say_allowed(say)
+    checks = []
+    for mixer in mixers:
+        for own, check in examine_pieces(mixer, device, trusted):
+            _say_check(say, check)
+            checks.append((own, check))
+    return checks
+
+
+def _say_allowed(say: Spoken) -> None:
+    allowed = ", ".join(f"{tolerance:g} in {name}" for name, tolerance in ALLOWED.items())
+    say(f"Relative errors of output and, where it has one, gradient. Allowed: {allowed}.", indent=2)
+
+
+def _say_check(say: Spoken, check: Check) -> None:
+    verdict = "right" if check.is_right else "wrong"
+    name = printable(check.name) + "*" * check.is_chosen
+    errors = "".join(f"{error:8.1e}" for error in (check.output, check.gradient) if error is not None)
+    say(f"{name:38} {check.precision:9} {verdict:7}{errors}", indent=2, style=STYLES.get(verdict))
+    if check.failure:
+        say(check.failure, indent=6, style=STYLES[verdict])
+
+
+def _check_errors(check: Check) -> Iterator[Measurement]:
+    """A row an error, with the name of what was checked; where nothing ran, one that says why."""
+    settings = {"is_chosen": check.is_chosen, "checked": check.name}
+    for metric, value in (("output_error", check.output), ("gradient_error", check.gradient)):
+        if value is not None:
+            yield _number(metric, value, settings)
+    if check.failure:
+        lost: dict[str, Any] = {"value": None, "status": "failed", "reason": check.failure}
+        yield Measurement(metric="output_error", unit="", settings=settings, **lost)
+
+
 def _first_steps(
     say: Spoken, mixers: Sequence[MixerSettings], device: torch.device, trusted: Collection[str]
 ) -> list[Measurement]:
@@ -186,7 +258,7 @@ def _first_steps(
     return steps
 
 
-def _say_end(say: Spoken, wrong: Sequence[Finding]) -> None:
+def _say_end(say: Spoken, wrong: Sequence[Finding], wrong_checks: Sequence[Check]) -> None:
     for finding in wrong:
         chosen = "auto chooses it" if finding.is_chosen else "auto does not choose it"
         words = (
@@ -194,12 +266,13 @@ def _say_end(say: Spoken, wrong: Sequence[Finding]) -> None:
             f"{_at(finding)}; {chosen}."
         )
         say(words, style=STYLES["wrong"])
-    if not any(finding.is_chosen for finding in wrong):
-        say("What auto chooses is right.")
+    for check in wrong_checks:
+        chosen = "" if check.is_chosen else "; auto does not choose it"
+        say(f"warning: {check.name} is wrong in {check.precision}{chosen}.", style=STYLES["wrong"])
 
 
-def _advice(wrong: Sequence[Finding], findings: Sequence[Finding]) -> str:
-    """One line that names what is wrong, and what is right in its place."""
+def _advice(wrong: Sequence[Finding], findings: Sequence[Finding]) -> list[str]:
+    """What is wrong, each by name, and what is right in its place."""
     parts = []
     for finding in wrong:
         rest = [
@@ -213,7 +286,7 @@ def _advice(wrong: Sequence[Finding], findings: Sequence[Finding]) -> str:
         way_out = f"{' or '.join(rest)} is right" if rest else "no other backend of it is right here"
         wrong_one = f"attn={finding.mixer.name} backend={finding.backend} in {finding.precision}{_at(finding)}: wrong"
         parts.append(wrong_one if finding.shape.name else f"{wrong_one}; {way_out}")
-    return "; ".join(parts)
+    return parts
 
 
 def _at(finding: Finding) -> str:
@@ -243,9 +316,13 @@ def _error_row(deviation: Deviation, error: str, settings: dict[str, Any]) -> Me
     value = getattr(deviation, error)
     if error == "parameter_gradient":
         settings = settings | {"parameter": deviation.parameter}
+    return _number(f"{error}_error", value, settings)
+
+
+def _number(metric: str, value: float, settings: dict[str, Any]) -> Measurement:
     is_finite = value < float("inf")
     return Measurement(
-        metric=f"{error}_error",
+        metric=metric,
         value=value if is_finite else None,
         unit="",
         settings=settings,

@@ -1,4 +1,4 @@
-"""The one exception that is shown to the user without a traceback."""
+"""The one exception that is shown to the user without a traceback, and how others are told of."""
 
 from attnbench.escaping import printable
 
@@ -16,6 +16,11 @@ class UserError(Exception):
         text = printable(super().__str__())
         half = MOST_CHARACTERS // 2 - 2
         return text if len(text) <= MOST_CHARACTERS else f"{text[:half]}...{text[-half:]}"
+
+
+def one_line(error: BaseException) -> str:
+    """The exception's kind and the first line of what it says."""
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 
 class Interrupted(BaseException):

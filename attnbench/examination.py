@@ -1,5 +1,6 @@
 """Every backend of every mixer on this very device and compiler, held against the mixer's definition."""
 
+import copy
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ import torch
 
 from attnbench.checkpoint import TrainState
 from attnbench.correctness import (
+    ALLOWED,
     LENGTHS,
     MODEL,
     OTHER_SHAPES,
@@ -23,8 +25,12 @@ from attnbench.correctness import (
     by_backend,
     by_definition,
     compare,
+    example,
+    in_pieces,
+    relative_error,
+    worst,
 )
-from attnbench.errors import UserError
+from attnbench.errors import UserError, one_line
 from attnbench.evals.step_cost import load_compiler
 from attnbench.mixers import fla_support
 from attnbench.mixers.base import Mixer
@@ -32,11 +38,14 @@ from attnbench.model import build_model, resolve_mixer
 from attnbench.registry import resolve
 from attnbench.runtime import resolve_precision, start_afresh, synchronize
 from attnbench.settings import MixerSettings, TrainSettings
+from attnbench.shared_operators import Check
 from attnbench.train import Batch, stepper
 
 SMALL_STEP = replace(MODEL, name="small", num_layers=2, feed_forward_width=256)
 """The model whose first training step is timed."""
 VOCABULARY_SIZE, BATCH_SIZE, LENGTH = 256, 8, 256
+
+LENGTH_IN_PIECES = 133
 
 
 class Choice(NamedTuple):
@@ -72,7 +81,7 @@ class Finding:
         """Where it is further from the definition than its precision allows."""
         slack = self.shape.slack
         return [
-            length for length, own in self.deviations.items() if not own.is_within(TOLERANCES[self.precision] * slack)
+            length for length, own in self.deviations.items() if not own.is_within(ALLOWED[self.precision] * slack)
         ]
 
     @property
@@ -115,13 +124,15 @@ def examine(
 def examine_shapes(
     settings: MixerSettings, device: torch.device, trusted: Collection[str] = (), shapes: Sequence[Shape] = OTHER_SHAPES
 ) -> Iterator[Finding]:
-    """What `auto` chooses at other shapes, in every precision; where it chooses nothing there is no finding."""
+    """What `auto` chooses at other shapes, in the precisions of each; where it chooses nothing there is no finding."""
     for shape in shapes:
-        if not shape.options.keys() <= settings.options.keys():
+        is_repeated = bool(shape.options) and shape.options.items() <= settings.options.items()
+        if is_repeated or not shape.options.keys() <= settings.options.keys():
             continue
         expected: dict[int, Outcome] = {}
-        for precision in TOLERANCES:
+        for precision in shape.precisions:
             try:
+                resolve_precision(precision, device.type)
                 resolved = _resolved(settings, "auto", precision, device, trusted, shape)
             except UserError:
                 continue
@@ -129,6 +140,36 @@ def examine_shapes(
             finding = Finding(mixer=own, precision=precision, is_chosen=True, shape=shape)
             _hold_against_definition(finding, expected, device, trusted)
             yield finding
+
+
+def examine_pieces(
+    settings: MixerSettings, device: torch.device, trusted: Collection[str] = ()
+) -> Iterator[tuple[MixerSettings, Check]]:
+    """Every backend that runs here and takes a state, in every precision: what is read in pieces and then decoded."""
+    kind = resolve(settings.target, Mixer, trusted)
+    for backend in (backend for backend in kind.backends if backend not in kind.trains_only):
+        own = with_backend(settings, backend)
+        for precision in TOLERANCES:
+            try:
+                _resolved(settings, backend, precision, device, trusted)
+            except UserError:
+                # Its reason stands in the lines of `examine`.
+                continue
+            is_chosen = backend == choice(settings, precision, device, trusted).backend
+            check = Check(name=f"{settings.name}, {backend}", precision=precision, is_chosen=is_chosen)
+            # As in an examination of training.
+            try:
+                mixer = build_mixer(own, device, trusted)
+                wide, (x_BTD, _) = copy.deepcopy(mixer).double(), example(LENGTH_IN_PIECES, MODEL.dim, device)
+                with torch.no_grad():
+                    expected_BTD = wide.reference(x_BTD.double())
+                pieces = in_pieces(mixer, LENGTH_IN_PIECES, precision)
+                # Each by itself: a few wrong steps do not show in the whole.
+                parts = expected_BTD.split([piece.shape[1] for piece in pieces], dim=1)
+                check.output = worst(relative_error(own, other) for own, other in zip(pieces, parts, strict=True))
+            except Exception as error:
+                check.failure = one_line(error)
+            yield own, check
 
 
 def _hold_against_definition(
@@ -212,11 +253,6 @@ def guards_lifted() -> Iterator[None]:
     finally:
         for (module, name, _), value in zip(replaced, before, strict=True):
             setattr(module, name, value)
-
-
-def one_line(error: BaseException) -> str:
-    """The exception's kind and the first line of what it says."""
-    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 
 def with_backend(settings: MixerSettings, backend: str) -> MixerSettings:

@@ -2,12 +2,15 @@
 
 import ctypes
 import gc
+import getpass
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -29,6 +32,8 @@ def resolve_device(name: str) -> torch.device:
     Raises:
         UserError: another name, or a CUDA device that is not there.
     """
+    # Here, because all that runs anything passes here first.
+    share_kernel_cache()
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -41,6 +46,28 @@ def resolve_device(name: str) -> torch.device:
         there = f"{torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "no CUDA device"
         raise UserError(f"device={name}: this machine has {there}; device=cpu or device=auto works here")
     return device
+
+
+def share_kernel_cache() -> None:
+    """Names the folder in which this process, and those it starts, keep compiled Triton kernels; a folder that the user
+    has named stays.
+
+    Triton's own choice is ~/.triton/cache, and torch's compiler sets another one in the process when it first compiles
+    a kernel itself. In a process that finds all of those compiled it never does: our kernels, left in the one folder,
+    would be looked for in the other, and be compiled again, which takes seconds.
+    """
+    if not os.environ.get("TRITON_CACHE_DIR"):
+        # What torch's compiler chooses; to ask it would be to load it, which takes more than a second.
+        compiler = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or Path(tempfile.gettempdir(), f"torchinductor_{_user()}")
+        os.environ["TRITON_CACHE_DIR"] = str(Path(compiler, "triton", "0").absolute())
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser().replace(os.sep, "_")
+    except (KeyError, OSError):
+        # In a container a user may have a number alone.
+        return f"uid_{os.getuid()}"
 
 
 def resolve_precision(name: str, device_type: str, setting: str = "train.precision") -> str:

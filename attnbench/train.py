@@ -13,7 +13,7 @@ from attnbench.checkpoint import TrainState
 from attnbench.graphs import CapturedCall
 from attnbench.loss import nats_of
 from attnbench.model import LanguageModel
-from attnbench.runtime import computing
+from attnbench.runtime import computing, multiplying
 from attnbench.settings import TrainSettings
 
 
@@ -162,7 +162,8 @@ def loss_and_gradients(
         part = batch.rows(slice(start, start + (micro_batch_size or size)))
         with record_function("forward"), computing(precision, batch.tokens_BT.device):
             loss = nats(model, part) / count
-        with record_function("backward"):
+        # Without autocast, which has decided each operator's dtype, but with the products of the forward pass.
+        with record_function("backward"), multiplying(precision):
             loss.backward()
         losses.append(loss.detach())
     gradients = {name: tensor.grad for name, tensor in parameters.items() if tensor.grad is not None}

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 import yaml
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from attnbench.bench.base import Bench
 from attnbench.checkpoint import ModelRecord, TrainState
@@ -31,6 +33,21 @@ TINY_RUN = [
 PLACES = ("outputs_dir=", "data.path=")
 VOCABULARY = [*"abcdefgh\n", "\N{REPLACEMENT CHARACTER}"]
 SEQ_LEN = 16
+
+
+class WeightReads(TorchDispatchMode):
+    """Inside, the names of the operators that are given a matrix of weights itself, and no copy of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: set[str] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        # A view of a parameter, as the transpose that a product takes, is none that was cast.
+        given = [x._base if isinstance(x, torch.Tensor) and x._is_view() else x for x in tree_leaves((args, kwargs))]
+        if any(isinstance(x, torch.nn.Parameter) and x.dim() > 1 for x in given):
+            self.operators.add(str(function))
+        return function(*args, **(kwargs or {}))
 
 
 def python_path(*folders: Path) -> dict[str, str]:

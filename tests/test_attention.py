@@ -256,6 +256,34 @@ def test_sdpa_runs_the_flash_kernel_alone() -> None:
     assert not any("attention_math" in name for name in names)
 
 
+def test_the_compiler_may_keep_what_trains() -> None:
+    """A choice of kernel in the middle of a graph would have every start trace and compile anew."""
+    from torch._functorch._aot_autograd.autograd_cache import check_node_safe
+
+    targets = []
+
+    def backend(graph, example):
+        for node in graph.graph.nodes:
+            check_node_safe(node)
+            targets.append(str(node.target))
+        return graph
+
+    mixer, x = made(Flash, num_key_value_heads=2).float(), inputs(1, 9, DIM).float().requires_grad_()
+    torch.testing.assert_close(torch.compile(mixer, backend=backend, fullgraph=True)(x)[0], mixer(x)[0])
+    # The kernel is part of the graph, and so of what it is kept by.
+    assert any("flash_attention" in target for target in targets)
+
+
+def test_autocast_casts_for_the_kernel_as_for_the_function_around_it() -> None:
+    query, key, value = (inputs(2, 9, 4, 8, seed=seed).float() for seed in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = made(Flash).mix(query, key, value)
+        heads_first = (x.transpose(1, 2) for x in (query, key, value))
+        expected = torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True)
+    assert mixed.dtype == torch.bfloat16
+    torch.testing.assert_close(mixed, expected.transpose(1, 2))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["sdpa", "cudnn", "triton"])
 @pytest.mark.parametrize("heads", [4, 2])

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import replace
 from importlib import metadata
 
 import broken_mixers
@@ -11,6 +12,7 @@ import yaml
 from mixer_building import mixer_names
 from scripts_here import run_here
 
+from attnbench import doctor
 from attnbench.config import CONF
 from attnbench.correctness import (
     LENGTHS,
@@ -26,8 +28,9 @@ from attnbench.correctness import (
 )
 from attnbench.doctor import diagnose
 from attnbench.errors import UserError
-from attnbench.examination import choice, examine, guards_lifted
+from attnbench.examination import choice, examine, examine_shapes, guards_lifted
 from attnbench.mixers import fla_support, gated_deltanet
+from attnbench.mixers.softmax import Softmax
 from attnbench.results import read_csv
 from attnbench.settings import DoctorSettings, MixerSettings
 
@@ -57,9 +60,14 @@ def test_what_auto_chooses_is_right_here_and_the_page_says_so(tmp_path, capsys):
     rows = read_csv(folder / "results.csv")
     own = [row for row in rows if row.identity.variant == "gated_deltanet" and row.identity.backend == "torch"]
     of_output = [row.measurement.settings for row in own if row.measurement.metric == "output_error"]
-    assert [settings["sequence_length"] for settings in of_output if "shape" not in settings] == [*LENGTHS] * 2
-    # A window is for a GPU.
-    assert {settings.get("shape") for settings in of_output} == {None, *(shape.name for shape in OTHER_SHAPES[:-1])}
+    assert [own["sequence_length"] for own in of_output if not own.keys() & {"shape", "checked"}] == [*LENGTHS] * 2
+    # A window and TF32 are for a GPU; what its yaml has anyway is not looked at twice.
+    assert {settings.get("shape") for settings in of_output if "checked" not in settings} == {
+        *(None, "heads of 16 channels", "heads of 32 channels", "heads of 128 channels", "values of 48 channels"),
+        "so long that few heads go over their chunks side by side",
+    }
+    assert [settings["checked"] for settings in of_output if "checked" in settings] == ["gated_deltanet, torch"] * 2
+    assert "swiglu" in kept.partition("Torch's own form is all there is on this device")[2]
     assert sum(row.measurement.metric == "first_step_seconds" for row in rows) == len(mixer_names())
     refused = [row for row in rows if row.identity.backend == "fla"]
     assert refused
@@ -125,10 +133,56 @@ def test_what_auto_does_not_choose_is_a_warning(tmp_path, capsys):
     settings, trusted = broken("HalfBroken")
     folder = diagnose(DoctorSettings(**SETTINGS, outputs_dir=str(tmp_path)), [settings], trusted)
     said = capsys.readouterr().out
-    assert said.count("warning: ") == 4
+    # In training, and where it decodes.
+    assert said.count("warning: ") == 8
+    assert "warning: halfbroken, nan is wrong in float32; auto does not choose it." in said
     assert "What auto chooses is right." in said
     statuses = {row.identity.backend: row.measurement.status for row in read_csv(folder / "results.csv")}
     assert statuses == {"torch": "ok", "nan": "failed", "raises": "failed"}
+
+
+@pytest.mark.parametrize("shape", OTHER_SHAPES, ids=lambda shape: shape.name)
+def test_every_other_shape_is_one_of_some_mixer(shape):
+    assert any(shape.options.keys() <= from_yaml(name).options.keys() for name in mixer_names())
+    # TF32 is for a GPU.
+    found = list(examine_shapes(from_yaml("softmax"), CPU, shapes=[replace(shape, lengths=(5,))]))
+    assert bool(found) == (shape.precisions != ("tf32",) and not shape.options.keys() & {"window", "value_expansion"})
+
+
+def test_a_first_step_that_fails_is_an_error_and_is_kept(tmp_path, capsys, monkeypatch):
+    def first_step(mixer, device, trusted):
+        if mixer.name == "softmax":
+            raise RuntimeError("no such graph\nand a second line")
+        return 1.0
+
+    monkeypatch.setattr(doctor, "first_step_seconds", first_step)
+    monkeypatch.setattr(doctor, "OTHER_SHAPES", ())
+    failed = "^attn=softmax backend=torch: its first training step failed: RuntimeError: no such graph$"
+    with pytest.raises(UserError, match=failed):
+        diagnose(DoctorSettings(**SETTINGS, outputs_dir=str(tmp_path)), [from_yaml("softmax"), from_yaml("linear")])
+    assert "What auto chooses is right" not in capsys.readouterr().out
+    rows = read_csv(tmp_path / "doctor" / "results.csv")
+    steps = [row for row in rows if row.measurement.metric == "first_step_seconds"]
+    assert [(row.identity.variant, row.measurement.status) for row in steps] == [
+        ("softmax", "failed"),
+        ("linear", "ok"),
+    ]
+
+
+@pytest.mark.parametrize("part", ["mix", "mix_newest"])
+def test_a_wrong_way_of_reading_on_from_a_state_is_found(part, tmp_path, monkeypatch):
+    """Which training, that has no state, does not see: of a second piece, or of steps, slightly."""
+    right = getattr(Softmax, part)
+
+    def wrong(self, query_BTHK, *rest):
+        reads_on = part == "mix_newest" or query_BTHK.shape[1] != rest[0].shape[1]
+        return right(self, query_BTHK, *rest) * (1.05 if reads_on else 1.0)
+
+    monkeypatch.setattr(Softmax, part, wrong)
+    monkeypatch.setattr(doctor, "OTHER_SHAPES", ())
+    named = "softmax, torch in {}: wrong"
+    with pytest.raises(UserError, match=f"^{named.format('float32')}; {named.format('bfloat16')}$"):
+        diagnose(DoctorSettings(**SETTINGS, outputs_dir=str(tmp_path)), [from_yaml("softmax")])
 
 
 @pytest.mark.parametrize("error", [math.nan, math.inf])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import MIXERS, VOCABULARY, mixer_settings
+from small import MIXERS, VOCABULARY, WeightReads, mixer_settings
 from test_run import SETTINGS
 
 from attnbench.config import compose
@@ -100,6 +100,20 @@ def test_what_is_decoded_follows_the_prompt(name, length, monkeypatch):
     assert torch.equal(logits.argmax(-1)[:, :-1], taken_BT[:, 1:])
     assert len(taken_BT.unique()) > 1
     assert len(seen) == CapturedCall.NUM_WARMUP + 1 + 1 + 3
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_steps_in_bfloat16_find_their_weights_cast(name):
+    model = small_model(name)
+    with torch.no_grad(), computing("bfloat16", torch.device("cpu")):
+        decode = decoder(model, prompt(1)[:, 0], model.init_state(3, 8, torch.bfloat16), captured=False)
+        decode()
+        with WeightReads() as reads:
+            decode()
+    # Rows of the embedding, and, of a convolution on a CPU, its few taps.
+    assert reads.operators <= {"aten.embedding.default", "aten._to_copy.default"}
+    convolves = any("convolution" in parameter for parameter, _ in model.named_parameters())
+    assert convolves or "aten._to_copy.default" not in reads.operators
 
 
 def test_a_text_too_short_is_rows_that_say_so(text):

@@ -5,8 +5,10 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from small import WeightReads
 from torch import Tensor
 
+from attnbench import layers
 from attnbench.layers import FeedForward, RMSNorm, ShortConvolution, rotate, rotation
 
 
@@ -108,6 +110,17 @@ def test_feed_forward_is_swiglu() -> None:
     gated = F.linear(x, layer.gate.weight)
     exact = F.linear(gated * gated.sigmoid() * F.linear(x, layer.up.weight), layer.down.weight)
     torch.testing.assert_close(layer(x), exact)
+
+
+def test_feed_forward_without_gradients_casts_its_weights_once(monkeypatch) -> None:
+    """As decoding on a GPU calls it, step after step inside one autocast."""
+    monkeypatch.setattr(layers, "on_kernels", lambda x: True)
+    x, layer = inputs(2, 5, 8).bfloat16(), FeedForward(8, 12)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        first = layer(x)
+        with WeightReads() as reads:
+            assert torch.equal(layer(x), first)
+    assert not reads.operators
 
 
 def test_convolution_is_its_sum_in_pieces_too() -> None:

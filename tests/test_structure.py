@@ -27,7 +27,7 @@ ORDER = [
     "bench.gate", "bench.implementations", "bench.passes", "bench.operator",
     "bench.tables", "bench.steps", "bench.decoding", "bench.generation",
     "bench", "bench.running", "bench.page",
-    "examination", "doctor", "dashboard", "compare", "reading", "config",
+    "shared_operators", "examination", "doctor", "dashboard", "compare", "reading", "config",
 ]  # fmt: skip
 DOORS = {
     "hydra": {"config"},

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -21,7 +22,7 @@ from attnbench.loss import cross_entropy
 from attnbench.metrics import MetricsLog
 from attnbench.mirror import WandbMirror
 from attnbench.progress import ProgressBar
-from attnbench.runtime import computing
+from attnbench.runtime import computing, resolve_device
 from attnbench.settings import LoggerSettings
 from attnbench.train import Batch, StepReport, clip, learning_rates, loss_and_gradients, train, train_step, update
 
@@ -292,6 +293,51 @@ def test_the_precision_of_products_is_given_back(before, precision, inside):
         assert not torch.is_autocast_enabled("cpu")
     finally:
         torch.set_float32_matmul_precision(of_the_process)
+
+
+@pytest.mark.parametrize("folder", ["", "elsewhere"])
+def test_our_kernels_are_kept_where_the_compiler_keeps_its_own(folder, tmp_path, monkeypatch):
+    """Where torch's compiler looks, whether the variable is set in a process or, in one where all was found, never."""
+    from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / folder))
+    if not folder:
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    resolve_device("cpu")
+    named = os.environ["TRITON_CACHE_DIR"]
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    assert named == triton_cache_dir(0)
+
+
+def test_a_folder_of_kernels_that_the_user_has_named_stays(monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/of/the/user")
+    resolve_device("cpu")
+    assert os.environ["TRITON_CACHE_DIR"] == "/of/the/user"
+
+
+@pytest.mark.parametrize(("precision", "products"), [("float32", "highest"), ("tf32", "high")])
+def test_a_backward_pass_has_the_products_of_its_forward_pass(precision, products):
+    seen = []
+
+    class Recording(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            seen.append(torch.get_float32_matmul_precision())
+            return x.sum()
+
+        @staticmethod
+        def backward(ctx, gradient):  # pyright: ignore[reportIncompatibleMethodOverride]
+            seen.append(torch.get_float32_matmul_precision())
+            assert not torch.is_autocast_enabled("cpu")
+            return gradient.expand(10, 32)
+
+    def nats(model, batch):
+        return Recording.apply(model.embedding.weight)
+
+    state = fresh_state()
+    loss_and_gradients(state.model, batch_of(0), None, precision, nats)
+    assert seen == [products, products]
 
 
 @pytest.mark.parametrize("name", ["softmax", "gated_deltanet"])

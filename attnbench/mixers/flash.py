@@ -148,25 +148,49 @@ def sdpa(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, kernel: SDPBa
     """Queries of the last T of S positions through the kernel of torch that is named, or an error: no other runs."""
     query_BHTK, key_BHSK, value_BHSK = (x.transpose(1, 2) for x in (query_BTHK, key_BSHK, value_BSHK))
     length, source = query_BHTK.shape[2], key_BHSK.shape[2]
-    mask, is_causal = None, length == source
-    if 1 < length < source:
-        # `is_causal` would let the first query see the first key alone. The flash kernel for CUDA takes no mask but can
-        # align its causal one to the last position; that for CPUs and cuDNN's are the other way round. A single query
-        # sees everything.
-        if query_BHTK.device.type == "cuda" and kernel == SDPBackend.FLASH_ATTENTION:
-            # Imported here: it loads torch's compiler, which takes more than a second.
-            from torch.nn.attention.bias import causal_lower_right
+    if length in (1, source):
+        # A single query sees everything.
+        return _unmasked(query_BHTK, key_BHSK, value_BHSK, kernel, is_causal=length == source).transpose(1, 2)
+    # `is_causal` would let the first query see the first key alone. The flash kernel for CUDA takes no mask but can
+    # align its causal one to the last position; that for CPUs and cuDNN's are the other way round.
+    if query_BHTK.device.type == "cuda" and kernel == SDPBackend.FLASH_ATTENTION:
+        # Imported here: it loads torch's compiler, which takes more than a second.
+        from torch.nn.attention.bias import causal_lower_right
 
-            mask = causal_lower_right(length, source)
-        else:
-            position_S = torch.arange(source, device=query_BHTK.device)
-            mask = position_S <= position_S[-length:, None]
+        mask = causal_lower_right(length, source)
+    else:
+        position_S = torch.arange(source, device=query_BHTK.device)
+        mask = position_S <= position_S[-length:, None]
     grouped = query_BHTK.shape[1] != key_BHSK.shape[1]
     with sdpa_kernel(kernel):
         mixed_BHTK = F.scaled_dot_product_attention(
-            query_BHTK, key_BHSK, value_BHSK, attn_mask=mask, is_causal=is_causal, enable_gqa=grouped
+            query_BHTK, key_BHSK, value_BHSK, attn_mask=mask, enable_gqa=grouped
         )
     return mixed_BHTK.transpose(1, 2)
+
+
+def _unmasked(
+    query_BHTK: Tensor, key_BHSK: Tensor, value_BHSK: Tensor, kernel: SDPBackend, *, is_causal: bool
+) -> Tensor:
+    """What training takes: the operator of that kernel, which scaled_dot_product_attention would end in.
+
+    Its choice, a setting of the process, in the middle of a graph is what torch's compiler takes no graph from its
+    cache for: every start would trace and compile anew.
+    """
+    device_type = query_BHTK.device.type
+    if torch.is_autocast_enabled(device_type):
+        # Of this autocast knows the whole function alone.
+        dtype = torch.get_autocast_dtype(device_type)
+        query_BHTK, key_BHSK, value_BHSK = (
+            x.to(dtype) if x.dtype == torch.float32 else x for x in (query_BHTK, key_BHSK, value_BHSK)
+        )
+    inputs, dropout, aten = (query_BHTK, key_BHSK, value_BHSK), 0.0, torch.ops.aten
+    if kernel == SDPBackend.CUDNN_ATTENTION:
+        with_sums = torch.is_grad_enabled()
+        return aten._scaled_dot_product_cudnn_attention(*inputs, None, with_sums, dropout, is_causal)[0]
+    if device_type == "cpu":
+        return aten._scaled_dot_product_flash_attention_for_cpu(*inputs, dropout, is_causal)[0]
+    return aten._scaled_dot_product_flash_attention(*inputs, dropout, is_causal)[0]
 
 
 def load_flash_attn() -> Callable[..., Tensor]:

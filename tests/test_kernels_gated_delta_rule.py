@@ -312,6 +312,12 @@ def test_compiled_kernels_keep_their_digits_where_all_keys_are_alike(dtype, para
 
 @pytest.mark.gpu
 @both_forms
+def test_more_sequences_than_a_grid_s_second_axis_has_places(parallel):
+    check(rule_inputs(2, 16, 16, batch=33_000), unit=True, parallel=parallel, given=True)
+
+
+@pytest.mark.gpu
+@both_forms
 def test_compiled_kernels_give_the_same_bits_again_and_write_everything(parallel):
     inputs = rule_inputs(1000, 64, 64, num_heads=4, batch=8, dtype=torch.bfloat16)
     results = []

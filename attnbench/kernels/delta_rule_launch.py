@@ -77,6 +77,11 @@ class DeltaRule:
         return -(-self.length // CHUNK)
 
     @property
+    def all_chunks(self) -> int:
+        """How many chunks all sequences have together."""
+        return self.sequences * self.num_chunks
+
+    @property
     def num_blocks(self) -> int:
         """Blocks of value channels."""
         return self.value_width // self.values
@@ -123,12 +128,12 @@ def forward(
 ) -> None:
     """Fills `output`, `last` and what the gradient needs: S and F of every chunk, and R."""
     sizes = (rule.length, rule.num_heads)
-    inputs, scale, chunks = (rule.mixed, rule.log_decay, rule.beta), rule.key_width**-0.5, rule.num_chunks
+    inputs, scale = (rule.mixed, rule.log_decay, rule.beta), rule.key_width**-0.5
     unit, values = {"UNIT": rule.unit_length}, {"VALUES": rule.values}
     resolvents = rule.empty(CHUNK, CHUNK) if kept is None else kept[2]
     if not rule.goes_parallel():
         states, corrections = (None, None) if kept is None else kept[:2]
-        resolvent_kernel[(chunks, rule.sequences)](*inputs, resolvents, *sizes, **rule.options("resolvent", **unit))
+        resolvent_kernel[(rule.all_chunks,)](*inputs, resolvents, *sizes, **rule.options("resolvent", **unit))
         walk_forward_kernel[(rule.sequences, rule.num_blocks)](
             *inputs, resolvents, initial, output, last, states, corrections, *sizes, scale,
             **rule.options("walk_forward", **unit, **values),
@@ -136,7 +141,7 @@ def forward(
         return
     states, corrections = _empty_states(rule) if kept is None else kept[:2]
     readers, writers, totals = _empty_key_parts(rule)
-    prepare_forward_kernel[(chunks, rule.sequences)](
+    prepare_forward_kernel[(rule.all_chunks,)](
         *inputs, resolvents, readers, writers, corrections, totals, *sizes,
         **rule.options("prepare_forward", **unit, **values),
     )  # fmt: skip
@@ -145,7 +150,7 @@ def forward(
         rule.beta, readers, writers, totals, initial, last, states, corrections, *sizes,
         **rule.options("scan_forward") | {"VALUES": scan_values},
     )  # fmt: skip
-    read_kernel[(chunks, rule.sequences, rule.num_blocks)](
+    read_kernel[(rule.all_chunks, rule.num_blocks)](
         *inputs, states, corrections, output, *sizes, scale, **rule.options("read", **unit, **values)
     )
 
@@ -165,11 +170,11 @@ def backward(
     of_states, of_corrections = torch.empty_like(states), torch.empty_like(corrections)
     if rule.goes_parallel():
         readers, writers, totals = _empty_key_parts(rule)
-        key_parts_kernel[(rule.num_chunks, rule.sequences)](
+        key_parts_kernel[(rule.all_chunks,)](
             *inputs, resolvents, readers, writers, totals, *sizes,
             **rule.options("key_parts", UNIT=rule.unit_length),
         )  # fmt: skip
-        prepare_backward_kernel[(rule.num_chunks, rule.sequences, rule.num_blocks)](
+        prepare_backward_kernel[(rule.all_chunks, rule.num_blocks)](
             *inputs, gradient, of_corrections, of_states, *sizes, scale, **rule.options("prepare_backward", **constants)
         )
         scan_values = min(rule.values, LAUNCH["scan_backward"]["VALUES"])
@@ -200,7 +205,7 @@ def _input_gradients(
     of_mixed = torch.empty_like(rule.mixed)
     of_shared = of_mixed if blocks == 1 else rule.log_decay.new_empty(blocks, batch, length, shared)
     of_log_decay, of_beta = (rule.log_decay.new_empty(blocks, *rule.log_decay.shape) for _ in range(2))
-    gradient_kernel[(rule.num_chunks, rule.sequences, blocks)](
+    gradient_kernel[(rule.all_chunks, blocks)](
         rule.mixed, rule.log_decay, rule.beta, states, corrections, gradient, of_states, of_corrections, resolvents,
         of_mixed, of_shared, of_log_decay, of_beta, length, batch * length, rule.num_heads, of_shared.shape[-1],
         rule.key_width**-0.5, **rule.options("gradient", UNIT=rule.unit_length, VALUES=rule.values),

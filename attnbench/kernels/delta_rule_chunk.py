@@ -90,7 +90,7 @@ def level_below(lower, apart, size: tl.constexpr):
 
 @triton.jit
 def resolvent(lower, beta, C: tl.constexpr, PRECISION: tl.constexpr):
-    """R in float32, of L strictly below the diagonal; C is 64.
+    """R in float32, of L strictly below the diagonal; C is 32 or 64.
 
     R of the diagonal blocks of a size gives that of blocks twice as large: with N what of L lies below the ones inside
     the others, R + (I - R b) N (I - b R). Powers of the whole matrix, the shorter way, grow beyond all digits where
@@ -111,7 +111,7 @@ def resolvent(lower, beta, C: tl.constexpr, PRECISION: tl.constexpr):
         result += left - product(left * block_beta, result, PRECISION)
     result = tl.reshape(tl.where(own, result[:, :, None, :], 0.0), (C, C))
     rows = tl.arange(0, C)
-    for level in tl.static_range(4, 6):
+    for level in tl.static_range(4, 6 if C == 64 else 5):
         left = level_below(lower, rows[:, None] ^ rows[None, :], 1 << level)
         left -= product(result * beta[None, :], left, PRECISION)
         result += left - product(left * beta[None, :], result, PRECISION)

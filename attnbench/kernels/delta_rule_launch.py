@@ -20,8 +20,6 @@ from attnbench.kernels.delta_rule_parallel import (
 from attnbench.kernels.delta_rule_tiles import gradient_kernel, resolvent_kernel
 from attnbench.kernels.delta_rule_walk import walk_backward_kernel, walk_forward_kernel
 
-CHUNK = 64
-
 LAUNCH: dict[str, dict[str, int]] = {
     "resolvent": {"num_warps": 4},
     "walk_forward": {"num_warps": 4, "num_stages": 1},
@@ -37,9 +35,28 @@ LAUNCH: dict[str, dict[str, int]] = {
 """By kernel: warps of a program, stages of the loads in its loop and, for a scan, its block of value channels."""
 
 NARROW, NARROW_WARPS = 64, 2
-"""Below so many key or value channels a program has so many warps. Four would multiply by Hopper's instructions for a
-group of four warps, which Triton 3.6 compiles wrongly for narrow tiles: at 16 and 32 key channels rows of W from 16 on
-come out wrong, and at 16 and 32 value channels gradients are read from beyond the shared memory."""
+"""Hopper's instructions for a group of four warps, which multiply 64 rows at once, Triton 3.6 compiles wrongly for
+narrow tiles: at 16 and 32 key channels rows of W from 16 on come out wrong, and at 16 and 32 value channels gradients
+are read from beyond the shared memory. Below so many key channels no product has 64 rows (`positions_of_chunk`); with
+as many, but fewer value channels, a program has so few warps."""
+
+NARROW_VALUES = {torch.bfloat16: 64, torch.float32: 32}
+"""The most value channels of a program where keys are narrow. In float32 the gradient of 64 spills 15 KB a thread."""
+
+
+def positions_of_chunk(key_width: int) -> int:
+    """C: with narrow keys 32, on four warps, whose products are then the small ones of a single warp.
+
+    Chunks of 64 on two warps avoid the larger ones too, but run out of registers. Bytes that a thread spills at 32 key
+    and value channels, compiled for Hopper by Triton 3.6.0; not timed on a card yet:
+
+        kernel           bfloat16, 64   bfloat16, 32   float32, 64        float32, 32
+        resolvent        80             0              2,172              0
+        walk_forward     36             0              2,500              28
+        walk_backward    36             0              2,448              16
+        gradient         336            0              36,920             1,152
+    """
+    return 32 if key_width < NARROW else 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +90,13 @@ class DeltaRule:
         return self.mixed.shape[2] // self.num_heads - 2 * self.key_width
 
     @property
+    def chunk(self) -> int:
+        """Positions of a chunk."""
+        return positions_of_chunk(self.key_width)
+
+    @property
     def num_chunks(self) -> int:
-        return -(-self.length // CHUNK)
+        return -(-self.length // self.chunk)
 
     @property
     def all_chunks(self) -> int:
@@ -88,8 +110,9 @@ class DeltaRule:
 
     @property
     def values(self) -> int:
-        """Value channels of a program: the largest power of 2 up to 64 that divides them."""
-        return min(64, self.value_width & -self.value_width)
+        """Value channels of a program: the largest power of 2 that divides them, up to a limit."""
+        limit = NARROW_VALUES[self.mixed.dtype] if self.key_width < NARROW else 64
+        return min(limit, self.value_width & -self.value_width)
 
     def empty(self, *shape: int) -> Tensor:
         """Of every chunk, in the dtype of the inputs."""
@@ -98,9 +121,9 @@ class DeltaRule:
     def options(self, kernel: str, **more: Any) -> dict[str, Any]:
         """A kernel's constants; float32 is multiplied to its own digits, or to TF32's where the inputs have fewer."""
         precision = "tf32x3" if self.mixed.dtype == torch.float32 else "tf32"
-        options = {"C": CHUNK, "K": self.key_width, "V": self.value_width, "PRECISION": precision}
+        options = {"C": self.chunk, "K": self.key_width, "V": self.value_width, "PRECISION": precision}
         launch = options | more | LAUNCH[kernel]
-        if min(self.key_width, self.values) < NARROW:
+        if self.key_width >= NARROW > self.values:
             return launch | {"num_warps": NARROW_WARPS}
         if kernel == "gradient" and self.mixed.dtype == torch.float32 and self.key_width > 64:
             # Four run out of registers, over which the assembler takes half a minute and more.
@@ -130,7 +153,7 @@ def forward(
     sizes = (rule.length, rule.num_heads)
     inputs, scale = (rule.mixed, rule.log_decay, rule.beta), rule.key_width**-0.5
     unit, values = {"UNIT": rule.unit_length}, {"VALUES": rule.values}
-    resolvents = rule.empty(CHUNK, CHUNK) if kept is None else kept[2]
+    resolvents = rule.empty(rule.chunk, rule.chunk) if kept is None else kept[2]
     if not rule.goes_parallel():
         states, corrections = (None, None) if kept is None else kept[:2]
         resolvent_kernel[(rule.all_chunks,)](*inputs, resolvents, *sizes, **rule.options("resolvent", **unit))
@@ -217,9 +240,9 @@ def _input_gradients(
 
 
 def _empty_states(rule: DeltaRule) -> tuple[Tensor, Tensor]:
-    return rule.empty(rule.key_width, rule.value_width), rule.empty(CHUNK, rule.value_width)
+    return rule.empty(rule.key_width, rule.value_width), rule.empty(rule.chunk, rule.value_width)
 
 
 def _empty_key_parts(rule: DeltaRule) -> tuple[Tensor, Tensor, Tensor]:
-    readers, writers = (rule.empty(CHUNK, rule.key_width) for _ in range(2))
+    readers, writers = (rule.empty(rule.chunk, rule.key_width) for _ in range(2))
     return readers, writers, rule.empty().float()

@@ -34,29 +34,29 @@ LAUNCH: dict[str, dict[str, int]] = {
 }
 """By kernel: warps of a program, stages of the loads in its loop and, for a scan, its block of value channels."""
 
-NARROW, NARROW_WARPS = 64, 2
-"""Hopper's instructions for a group of four warps, which multiply 64 rows at once, Triton 3.6 compiles wrongly for
-narrow tiles: at 16 and 32 key channels rows of W from 16 on come out wrong, and at 16 and 32 value channels gradients
-are read from beyond the shared memory. Below so many key channels no product has 64 rows (`positions_of_chunk`); with
-as many, but fewer value channels, a program has so few warps."""
+NARROW = 64
+"""A head with fewer key channels, or fewer value channels to a program, has shorter chunks (`positions_of_chunk`), and
+all its products are the small ones of a single warp. The others, Hopper's instructions for a group of four warps, which
+multiply 64 rows at once, Triton 3.6 compiles wrongly for narrow tiles: at 16 and 32 key channels rows of W from 16 on
+come out wrong, and at 16 and 32 value channels gradients are read from beyond the shared memory."""
 
 NARROW_VALUES = {torch.bfloat16: 64, torch.float32: 32}
-"""The most value channels of a program where keys are narrow. In float32 the gradient of 64 spills 15 KB a thread."""
+"""The most value channels of a program of a narrow head. In float32 the gradient of 64 spills 15 KB a thread."""
 
 
-def positions_of_chunk(key_width: int) -> int:
-    """C: with narrow keys 32, on four warps, whose products are then the small ones of a single warp.
+def positions_of_chunk(key_width: int, value_width: int) -> int:
+    """C: of narrow heads 32, on four warps.
 
-    Chunks of 64 on two warps avoid the larger ones too, but run out of registers. Bytes that a thread spills at 32 key
-    and value channels, compiled for Hopper by Triton 3.6.0; not timed on a card yet:
+    Chunks of 64 on two warps avoid the wrong instructions too, but run out of registers. Bytes that a thread spills
+    with 64 → with 32, at so many key × value channels, compiled for Hopper by Triton 3.6.0; not timed on a card yet:
 
-        kernel           bfloat16, 64   bfloat16, 32   float32, 64        float32, 32
-        resolvent        80             0              2,172              0
-        walk_forward     36             0              2,500              28
-        walk_backward    36             0              2,448              16
-        gradient         336            0              36,920             1,152
+        kernel          32 × 32, bfloat16   64 × 32, bfloat16   32 × 32, float32
+        resolvent                  80 → 0              80 → 0          2,172 → 0
+        walk_forward               36 → 0             116 → 0         2,500 → 28
+        walk_backward              36 → 0             524 → 0         2,448 → 16
+        gradient                  336 → 0          22,496 → 0     36,920 → 1,152
     """
-    return 32 if key_width < NARROW else 64
+    return 32 if min(key_width, value_width & -value_width) < NARROW else 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class DeltaRule:
     @property
     def chunk(self) -> int:
         """Positions of a chunk."""
-        return positions_of_chunk(self.key_width)
+        return positions_of_chunk(self.key_width, self.value_width)
 
     @property
     def num_chunks(self) -> int:
@@ -111,7 +111,7 @@ class DeltaRule:
     @property
     def values(self) -> int:
         """Value channels of a program: the largest power of 2 that divides them, up to a limit."""
-        limit = NARROW_VALUES[self.mixed.dtype] if self.key_width < NARROW else 64
+        limit = NARROW_VALUES[self.mixed.dtype] if self.chunk < 64 else 64
         return min(limit, self.value_width & -self.value_width)
 
     def empty(self, *shape: int) -> Tensor:
@@ -123,9 +123,7 @@ class DeltaRule:
         precision = "tf32x3" if self.mixed.dtype == torch.float32 else "tf32"
         options = {"C": self.chunk, "K": self.key_width, "V": self.value_width, "PRECISION": precision}
         launch = options | more | LAUNCH[kernel]
-        if self.key_width >= NARROW > self.values:
-            return launch | {"num_warps": NARROW_WARPS}
-        if kernel == "gradient" and self.mixed.dtype == torch.float32 and self.key_width > 64:
+        if self.mixed.dtype == torch.float32 and self.key_width > 64 and (kernel == "gradient" or self.chunk < 64):
             # Four run out of registers, over which the assembler takes half a minute and more.
             return launch | {"num_warps": 8}
         return launch

@@ -24,7 +24,7 @@ from attnbench.kernels.delta_rule_chunk import (
     store_rows,
 )
 from attnbench.kernels.delta_rule_tiles import chunk_place, chunk_rows, load_key, load_query, load_value
-from attnbench.kernels.products import product
+from attnbench.kernels.products import product, tall_product
 
 
 @triton.jit
@@ -86,7 +86,7 @@ def scan_forward_kernel(beta, readers, writers, totals, initial, last, states, c
         correction -= product(reader, before, PRECISION)
         tl.store(matrix(corrections + index * C * V, V, first, C, VALUES), correction.to(reader.dtype))
         change = (correction * betas[:, None]).to(reader.dtype)
-        state = state * tl.exp(tl.load(totals + index)) + product(tl.trans(writer), change, PRECISION)
+        state = state * tl.exp(tl.load(totals + index)) + tall_product(tl.trans(writer), change, PRECISION)
     if last is not None:
         tl.store(matrix(last + whole, V, first, K, VALUES), state)
 
@@ -142,7 +142,7 @@ def prepare_backward_kernel(mixed, log_decay, beta, gradient, change_gradients, 
     of_change = read_change_gradient(query, key, cumulative, of_output, C, PRECISION)
     tl.store(matrix(change_gradients + index * C * V, V, first, C, VALUES), of_change.to(key.dtype))
     decayed = (query.to(tl.float32) * tl.exp(cumulative)[:, None]).to(key.dtype)
-    addition = product(tl.trans(decayed), of_output, PRECISION)
+    addition = tall_product(tl.trans(decayed), of_output, PRECISION)
     tl.store(matrix(additions + index * K * V, V, first, K, VALUES), addition.to(key.dtype))
 
 
@@ -174,7 +174,7 @@ def scan_backward_kernel(beta, readers, writers, totals, last_gradient, initial_
         tl.store(matrix(state_gradients + index * K * V, V, first, K, VALUES), after)
         of_change += product(writer, after, PRECISION)
         tl.store(matrix(change_gradients + index * C * V, V, first, C, VALUES), of_change.to(reader.dtype))
-        read = product(tl.trans(reader), (of_change * betas[:, None]).to(reader.dtype), PRECISION)
+        read = tall_product(tl.trans(reader), (of_change * betas[:, None]).to(reader.dtype), PRECISION)
         state_gradient = state_gradient * tl.exp(tl.load(totals + index)) + addition - read
     if initial_gradient is not None:
         tl.store(matrix(initial_gradient + whole, V, first, K, VALUES), state_gradient)

@@ -19,7 +19,7 @@ from attnbench.mixers.gated_deltanet import MOST_FORGETTING, GatedDeltaNet, recu
 
 # Triton's interpreter cuts bfloat16 off where a GPU rounds, which is twice as far.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2 if torch.cuda.is_available() else 6e-2}
-LENGTHS = (1, 63, 65, 133)
+LENGTHS = (1, 31, 33, 65, 133)
 both_forms = pytest.mark.parametrize("parallel", [False, True])
 
 
@@ -103,7 +103,13 @@ def test_kernels_are_the_definition_at_awkward_lengths(length, parallel):
 
 
 @both_forms
-@pytest.mark.parametrize(("key_width", "value_width"), [(32, 16), (16, 48), (16, 128)])
+@pytest.mark.parametrize("length", [1, 63, 65])
+def test_kernels_are_the_definition_in_the_long_chunks_of_wide_heads(length, parallel):
+    check(rule_inputs(length, 64, 64, num_heads=1), unit=True, parallel=parallel, given=True)
+
+
+@both_forms
+@pytest.mark.parametrize(("key_width", "value_width"), [(32, 16), (16, 48), (16, 128), (64, 16), (128, 32)])
 def test_kernels_are_the_definition_at_other_widths_and_from_a_memory(key_width, value_width, parallel):
     check(rule_inputs(70, key_width, value_width, num_heads=1, batch=2), unit=True, parallel=parallel, given=True)
 
@@ -119,7 +125,8 @@ def test_kernels_without_unit_length(parallel):
 @both_forms
 def test_kernels_keep_their_digits_where_all_keys_are_alike(parallel):
     """Where powers of the matrix to invert would lose all of them."""
-    check(rule_inputs(133, 16, 16, alike=8.0), unit=True, parallel=parallel, given=False)
+    for width in (16, 64):
+        check(rule_inputs(133, width, width, alike=8.0), unit=True, parallel=parallel, given=False)
 
 
 @both_forms
@@ -282,15 +289,21 @@ def test_the_mixer_on_kernels_compiles_and_stacks():
 
 @pytest.mark.gpu
 @both_forms
-@pytest.mark.parametrize("length", [1, 64, 65, 300])
+@pytest.mark.parametrize("length", [1, 31, 33, 64, 65, 300])
 @pytest.mark.parametrize(
     ("key_width", "value_width", "dtype"),
     [
+        (16, 16, torch.float32),
         (32, 32, torch.bfloat16),
+        (32, 32, torch.float32),
+        (32, 64, torch.bfloat16),
         (64, 16, torch.bfloat16),
+        (64, 32, torch.float32),
         (64, 64, torch.bfloat16),
         (64, 64, torch.float32),
         (64, 128, torch.bfloat16),
+        (128, 32, torch.bfloat16),
+        (128, 32, torch.float32),
         (128, 128, torch.float32),
         (128, 128, torch.bfloat16),
         (16, 48, torch.bfloat16),
@@ -306,8 +319,15 @@ def test_compiled_kernels_are_the_definition(key_width, value_width, dtype, leng
 @both_forms
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_compiled_kernels_keep_their_digits_where_all_keys_are_alike(dtype, parallel):
-    inputs = rule_inputs(300, 64, 64, dtype=dtype, alike=8.0)
-    check(inputs, unit=True, parallel=parallel, given=True)
+    for width in (32, 64):
+        inputs = rule_inputs(300, width, width, dtype=dtype, alike=8.0)
+        check(inputs, unit=True, parallel=parallel, given=True)
+
+
+@pytest.mark.gpu
+@both_forms
+def test_more_sequences_than_a_grid_s_second_axis_has_places(parallel):
+    check(rule_inputs(2, 16, 16, batch=33_000), unit=True, parallel=parallel, given=True)
 
 
 @pytest.mark.gpu

@@ -19,7 +19,7 @@ Positions beyond the sequence's end have zeros throughout (log decay and beta to
 import triton
 import triton.language as tl
 
-from attnbench.kernels.products import product
+from attnbench.kernels.products import product, tall_product
 
 LENGTHS = ("length", "num_rows")
 """Arguments on whose value no kernel is compiled anew. A length of 1 would become a constant, and without its loop a
@@ -90,7 +90,7 @@ def level_below(lower, apart, size: tl.constexpr):
 
 @triton.jit
 def resolvent(lower, beta, C: tl.constexpr, PRECISION: tl.constexpr):
-    """R in float32, of L strictly below the diagonal; C is 64.
+    """R in float32, of L strictly below the diagonal; C is 32 or 64.
 
     R of the diagonal blocks of a size gives that of blocks twice as large: with N what of L lies below the ones inside
     the others, R + (I - R b) N (I - b R). Powers of the whole matrix, the shorter way, grow beyond all digits where
@@ -111,7 +111,7 @@ def resolvent(lower, beta, C: tl.constexpr, PRECISION: tl.constexpr):
         result += left - product(left * block_beta, result, PRECISION)
     result = tl.reshape(tl.where(own, result[:, :, None, :], 0.0), (C, C))
     rows = tl.arange(0, C)
-    for level in tl.static_range(4, 6):
+    for level in tl.static_range(4, 6 if C == 64 else 5):
         left = level_below(lower, rows[:, None] ^ rows[None, :], 1 << level)
         left -= product(result * beta[None, :], left, PRECISION)
         result += left - product(left * beta[None, :], result, PRECISION)
@@ -144,7 +144,7 @@ def chunk_read(query, key, cumulative, change, state, C: tl.constexpr, PRECISION
 def next_state(key, cumulative, total, change, state, PRECISION: tl.constexpr):
     """S', in float32, as S is here; `change` is b F."""
     remaining = key.to(tl.float32) * tl.exp(total - cumulative)[:, None]
-    return state * tl.exp(total) + product(tl.trans(remaining.to(key.dtype)), change, PRECISION)
+    return state * tl.exp(total) + tall_product(tl.trans(remaining.to(key.dtype)), change, PRECISION)
 
 
 @triton.jit
@@ -172,8 +172,8 @@ def gradient_before(query, key, cumulative, total, gradient, value_gradient, sta
     """The gradient of S, from that of S' (`state_gradient`), of Y and of V; states in float32."""
     gain = tl.exp(cumulative)[:, None]
     before = state_gradient * tl.exp(total)
-    before += product(tl.trans((query.to(tl.float32) * gain).to(key.dtype)), gradient, PRECISION)
-    return before - product(tl.trans((key.to(tl.float32) * gain).to(key.dtype)), value_gradient, PRECISION)
+    before += tall_product(tl.trans((query.to(tl.float32) * gain).to(key.dtype)), gradient, PRECISION)
+    return before - tall_product(tl.trans((key.to(tl.float32) * gain).to(key.dtype)), value_gradient, PRECISION)
 
 
 @triton.jit

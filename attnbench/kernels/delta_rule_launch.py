@@ -21,8 +21,6 @@ from attnbench.kernels.delta_rule_tiles import gradient_kernel, resolvent_kernel
 from attnbench.kernels.delta_rule_walk import walk_backward_kernel, walk_forward_kernel
 from attnbench.kernels.products import float32_product
 
-CHUNK = 64
-
 LAUNCH: dict[str, dict[str, int]] = {
     "resolvent": {"num_warps": 4},
     "walk_forward": {"num_warps": 4, "num_stages": 1},
@@ -37,10 +35,31 @@ LAUNCH: dict[str, dict[str, int]] = {
 }
 """By kernel: warps of a program, stages of the loads in its loop and, for a scan, its block of value channels."""
 
-NARROW, NARROW_WARPS = 64, 2
-"""Below so many key or value channels a program has so many warps. Four would multiply by Hopper's instructions for a
-group of four warps, which Triton 3.6 compiles wrongly for narrow tiles: at 16 and 32 key channels rows of W from 16 on
+NARROW = 64
+"""A head with fewer key channels, or fewer value channels to a program, has shorter chunks (`positions_of_chunk`), and
+all its products are the small ones of a single warp. The others, Hopper's instructions for a group of four warps, which
+multiply 64 rows at once, Triton 3.6 compiles wrongly for narrow tiles: at 16 and 32 key channels rows of W from 16 on
 come out wrong, and at 16 and 32 value channels gradients are read from beyond the shared memory."""
+
+NARROW_VALUES = {torch.bfloat16: 64, torch.float32: 32}
+"""The most value channels of a program of a narrow head. In float32 the gradient of 64 spills 15 KB a thread."""
+
+
+def positions_of_chunk(key_width: int, value_width: int) -> int:
+    """C: of narrow heads 32, on four warps.
+
+    Chunks of 64 on two warps avoid the wrong instructions too, but run out of registers. Bytes that a thread spills
+    with 64 → with 32, at so many key × value channels, compiled for Hopper by Triton 3.6.0; not timed on a card yet:
+
+        kernel          32 × 32, bfloat16   64 × 32, bfloat16   32 × 32, float32
+        resolvent                  80 → 0              80 → 0          2,160 → 0
+        walk_forward               36 → 0             116 → 0         2,500 → 28
+        walk_backward              36 → 0             524 → 0         2,448 → 16
+        gradient                  336 → 0          22,496 → 0     36,496 → 1,144
+
+    The last four then take under a third of the time to compile. Triton 3.7.1 spills within a tenth as much.
+    """
+    return 32 if min(key_width, value_width & -value_width) < NARROW else 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +93,18 @@ class DeltaRule:
         return self.mixed.shape[2] // self.num_heads - 2 * self.key_width
 
     @property
+    def chunk(self) -> int:
+        """Positions of a chunk."""
+        return positions_of_chunk(self.key_width, self.value_width)
+
+    @property
     def num_chunks(self) -> int:
-        return -(-self.length // CHUNK)
+        return -(-self.length // self.chunk)
+
+    @property
+    def all_chunks(self) -> int:
+        """How many chunks all sequences have together."""
+        return self.sequences * self.num_chunks
 
     @property
     def num_blocks(self) -> int:
@@ -84,8 +113,9 @@ class DeltaRule:
 
     @property
     def values(self) -> int:
-        """Value channels of a program: the largest power of 2 up to 64 that divides them."""
-        return min(64, self.value_width & -self.value_width)
+        """Value channels of a program: the largest power of 2 that divides them, up to a limit."""
+        limit = NARROW_VALUES[self.mixed.dtype] if self.chunk < 64 else 64
+        return min(limit, self.value_width & -self.value_width)
 
     def empty(self, *shape: int) -> Tensor:
         """Of every chunk, in the dtype of the inputs."""
@@ -94,11 +124,9 @@ class DeltaRule:
     def options(self, kernel: str, **more: Any) -> dict[str, Any]:
         """A kernel's constants; what is float32 where the inputs have fewer digits is multiplied to TF32's."""
         precision = float32_product() if self.mixed.dtype == torch.float32 else "tf32"
-        options = {"C": CHUNK, "K": self.key_width, "V": self.value_width, "PRECISION": precision}
+        options = {"C": self.chunk, "K": self.key_width, "V": self.value_width, "PRECISION": precision}
         launch = options | more | LAUNCH[kernel]
-        if min(self.key_width, self.values) < NARROW:
-            return launch | {"num_warps": NARROW_WARPS}
-        if kernel == "gradient" and self.mixed.dtype == torch.float32 and self.key_width > 64:
+        if self.mixed.dtype == torch.float32 and self.key_width > 64 and (kernel == "gradient" or self.chunk < 64):
             # Four run out of registers, over which the assembler takes half a minute and more.
             return launch | {"num_warps": 8}
         return launch
@@ -124,12 +152,12 @@ def forward(
 ) -> None:
     """Fills `output`, `last` and what the gradient needs: S and F of every chunk, and R."""
     sizes = (rule.length, rule.num_heads)
-    inputs, scale, chunks = (rule.mixed, rule.log_decay, rule.beta), rule.key_width**-0.5, rule.num_chunks
+    inputs, scale = (rule.mixed, rule.log_decay, rule.beta), rule.key_width**-0.5
     unit, values = {"UNIT": rule.unit_length}, {"VALUES": rule.values}
-    resolvents = rule.empty(CHUNK, CHUNK) if kept is None else kept[2]
+    resolvents = rule.empty(rule.chunk, rule.chunk) if kept is None else kept[2]
     if not rule.goes_parallel():
         states, corrections = (None, None) if kept is None else kept[:2]
-        resolvent_kernel[(chunks, rule.sequences)](*inputs, resolvents, *sizes, **rule.options("resolvent", **unit))
+        resolvent_kernel[(rule.all_chunks,)](*inputs, resolvents, *sizes, **rule.options("resolvent", **unit))
         walk_forward_kernel[(rule.sequences, rule.num_blocks)](
             *inputs, resolvents, initial, output, last, states, corrections, *sizes, scale,
             **rule.options("walk_forward", **unit, **values),
@@ -137,7 +165,7 @@ def forward(
         return
     states, corrections = _empty_states(rule) if kept is None else kept[:2]
     readers, writers, totals = _empty_key_parts(rule)
-    prepare_forward_kernel[(chunks, rule.sequences)](
+    prepare_forward_kernel[(rule.all_chunks,)](
         *inputs, resolvents, readers, writers, corrections, totals, *sizes,
         **rule.options("prepare_forward", **unit, **values),
     )  # fmt: skip
@@ -146,7 +174,7 @@ def forward(
         rule.beta, readers, writers, totals, initial, last, states, corrections, *sizes,
         **rule.options("scan_forward") | {"VALUES": scan_values},
     )  # fmt: skip
-    read_kernel[(chunks, rule.sequences, rule.num_blocks)](
+    read_kernel[(rule.all_chunks, rule.num_blocks)](
         *inputs, states, corrections, output, *sizes, scale, **rule.options("read", **unit, **values)
     )
 
@@ -166,11 +194,11 @@ def backward(
     of_states, of_corrections = torch.empty_like(states), torch.empty_like(corrections)
     if rule.goes_parallel():
         readers, writers, totals = _empty_key_parts(rule)
-        key_parts_kernel[(rule.num_chunks, rule.sequences)](
+        key_parts_kernel[(rule.all_chunks,)](
             *inputs, resolvents, readers, writers, totals, *sizes,
             **rule.options("key_parts", UNIT=rule.unit_length),
         )  # fmt: skip
-        prepare_backward_kernel[(rule.num_chunks, rule.sequences, rule.num_blocks)](
+        prepare_backward_kernel[(rule.all_chunks, rule.num_blocks)](
             *inputs, gradient, of_corrections, of_states, *sizes, scale, **rule.options("prepare_backward", **constants)
         )
         scan_values = min(rule.values, LAUNCH["scan_backward"]["VALUES"])
@@ -201,7 +229,7 @@ def _input_gradients(
     of_mixed = torch.empty_like(rule.mixed)
     of_shared = of_mixed if blocks == 1 else rule.log_decay.new_empty(blocks, batch, length, shared)
     of_log_decay, of_beta = (rule.log_decay.new_empty(blocks, *rule.log_decay.shape) for _ in range(2))
-    gradient_kernel[(rule.num_chunks, rule.sequences, blocks)](
+    gradient_kernel[(rule.all_chunks, blocks)](
         rule.mixed, rule.log_decay, rule.beta, states, corrections, gradient, of_states, of_corrections, resolvents,
         of_mixed, of_shared, of_log_decay, of_beta, length, batch * length, rule.num_heads, of_shared.shape[-1],
         rule.key_width**-0.5, **rule.options("gradient", UNIT=rule.unit_length, VALUES=rule.values),
@@ -213,9 +241,9 @@ def _input_gradients(
 
 
 def _empty_states(rule: DeltaRule) -> tuple[Tensor, Tensor]:
-    return rule.empty(rule.key_width, rule.value_width), rule.empty(CHUNK, rule.value_width)
+    return rule.empty(rule.key_width, rule.value_width), rule.empty(rule.chunk, rule.value_width)
 
 
 def _empty_key_parts(rule: DeltaRule) -> tuple[Tensor, Tensor, Tensor]:
-    readers, writers = (rule.empty(CHUNK, rule.key_width) for _ in range(2))
+    readers, writers = (rule.empty(rule.chunk, rule.key_width) for _ in range(2))
     return readers, writers, rule.empty().float()

@@ -23,8 +23,8 @@ from attnbench.kernels.delta_rule_chunk import (
     read_change_gradient,
     store_rows,
 )
-from attnbench.kernels.delta_rule_tiles import chunk_rows, load_key, load_query, load_value
-from attnbench.kernels.products import product
+from attnbench.kernels.delta_rule_tiles import chunk_place, chunk_rows, load_key, load_query, load_value
+from attnbench.kernels.products import product, tall_product
 
 
 @triton.jit
@@ -45,13 +45,11 @@ def prepare_forward_kernel(mixed, log_decay, beta, resolvents, readers, writers,
                            length, num_heads,
                            C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
                            UNIT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """R, W, Y, U (in place of F) and the sum of log decays of every chunk. Grid: chunks, sequences × heads."""
-    chunk, program = tl.program_id(0), tl.program_id(1)
-    sequence, head = program // num_heads, program % num_heads
+    """R, W, Y, U (in place of F) and the sum of log decays of every chunk. Grid: chunks of all sequences × heads."""
+    index, sequence, head, start = chunk_place(length, num_heads, C)
     key, _, decays, betas, rows, valid = load_key(
-        mixed, log_decay, beta, sequence, head, chunk * C, length, num_heads, C, K, V, UNIT
+        mixed, log_decay, beta, sequence, head, start, length, num_heads, C, K, V, UNIT
     )
-    index = program.to(tl.int64) * tl.num_programs(0) + chunk
     between = chunk_resolvent(key, decays, betas, C, PRECISION).to(key.dtype)
     tl.store(matrix(resolvents + index * C * C, C, 0, C, C), between)
     cumulative, total = tl.cumsum(decays, 0), tl.sum(decays, 0)
@@ -88,7 +86,7 @@ def scan_forward_kernel(beta, readers, writers, totals, initial, last, states, c
         correction -= product(reader, before, PRECISION)
         tl.store(matrix(corrections + index * C * V, V, first, C, VALUES), correction.to(reader.dtype))
         change = (correction * betas[:, None]).to(reader.dtype)
-        state = state * tl.exp(tl.load(totals + index)) + product(tl.trans(writer), change, PRECISION)
+        state = state * tl.exp(tl.load(totals + index)) + tall_product(tl.trans(writer), change, PRECISION)
     if last is not None:
         tl.store(matrix(last + whole, V, first, K, VALUES), state)
 
@@ -97,14 +95,13 @@ def scan_forward_kernel(beta, readers, writers, totals, initial, last, states, c
 def read_kernel(mixed, log_decay, beta, states, corrections, output, length, num_heads, scale,
                 C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
                 UNIT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """The output of every chunk. Grid: chunks, sequences × heads, blocks of values."""
-    chunk, program, first = tl.program_id(0), tl.program_id(1), tl.program_id(2) * VALUES
-    sequence, head = program // num_heads, program % num_heads
+    """The output of every chunk. Grid: chunks of all sequences × heads, blocks of values."""
+    index, sequence, head, start = chunk_place(length, num_heads, C)
+    first = tl.program_id(1) * VALUES
     key, _, decays, betas, rows, valid = load_key(
-        mixed, log_decay, beta, sequence, head, chunk * C, length, num_heads, C, K, V, UNIT
+        mixed, log_decay, beta, sequence, head, start, length, num_heads, C, K, V, UNIT
     )
     query, _ = load_query(mixed, rows, valid, head, num_heads, scale, K, V, UNIT)
-    index = program.to(tl.int64) * tl.num_programs(0) + chunk
     state = tl.load(matrix(states + index * K * V, V, first, K, VALUES))
     correction = tl.load(matrix(corrections + index * C * V, V, first, C, VALUES)).to(tl.float32)
     change = (correction * betas[:, None]).to(key.dtype)
@@ -116,13 +113,11 @@ def read_kernel(mixed, log_decay, beta, states, corrections, output, length, num
 def key_parts_kernel(mixed, log_decay, beta, resolvents, readers, writers, totals, length, num_heads,
                      C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, UNIT: tl.constexpr,
                      PRECISION: tl.constexpr):  # fmt: skip
-    """W, Y and the sum of log decays of every chunk again, for the gradient. Grid: chunks, sequences × heads."""
-    chunk, program = tl.program_id(0), tl.program_id(1)
-    sequence, head = program // num_heads, program % num_heads
+    """W, Y and the sum of log decays of every chunk again, for the gradient. Grid: chunks of all sequences × heads."""
+    index, sequence, head, start = chunk_place(length, num_heads, C)
     key, _, decays, betas, _, _ = load_key(
-        mixed, log_decay, beta, sequence, head, chunk * C, length, num_heads, C, K, V, UNIT
+        mixed, log_decay, beta, sequence, head, start, length, num_heads, C, K, V, UNIT
     )
-    index = program.to(tl.int64) * tl.num_programs(0) + chunk
     between = tl.load(matrix(resolvents + index * C * C, C, 0, C, C))
     cumulative, total = tl.cumsum(decays, 0), tl.sum(decays, 0)
     store_key_parts(key, cumulative, total, betas, between, readers, writers, totals, index, C, K, PRECISION)
@@ -134,21 +129,20 @@ def prepare_backward_kernel(mixed, log_decay, beta, gradient, change_gradients, 
                             UNIT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """E_0 (in place of E) and B (in place of the gradient of S') of every chunk.
 
-    Grid: chunks, sequences × heads, blocks of values.
+    Grid: chunks of all sequences × heads, blocks of values.
     """
-    chunk, program, first = tl.program_id(0), tl.program_id(1), tl.program_id(2) * VALUES
-    sequence, head = program // num_heads, program % num_heads
+    index, sequence, head, start = chunk_place(length, num_heads, C)
+    first = tl.program_id(1) * VALUES
     key, _, decays, _, rows, valid = load_key(
-        mixed, log_decay, beta, sequence, head, chunk * C, length, num_heads, C, K, V, UNIT
+        mixed, log_decay, beta, sequence, head, start, length, num_heads, C, K, V, UNIT
     )
     query, _ = load_query(mixed, rows, valid, head, num_heads, scale, K, V, UNIT)
     of_output = load_rows(gradient, rows, valid, num_heads * V, head * V + first, VALUES)
     cumulative = tl.cumsum(decays, 0)
-    index = program.to(tl.int64) * tl.num_programs(0) + chunk
     of_change = read_change_gradient(query, key, cumulative, of_output, C, PRECISION)
     tl.store(matrix(change_gradients + index * C * V, V, first, C, VALUES), of_change.to(key.dtype))
     decayed = (query.to(tl.float32) * tl.exp(cumulative)[:, None]).to(key.dtype)
-    addition = product(tl.trans(decayed), of_output, PRECISION)
+    addition = tall_product(tl.trans(decayed), of_output, PRECISION)
     tl.store(matrix(additions + index * K * V, V, first, K, VALUES), addition.to(key.dtype))
 
 
@@ -180,7 +174,7 @@ def scan_backward_kernel(beta, readers, writers, totals, last_gradient, initial_
         tl.store(matrix(state_gradients + index * K * V, V, first, K, VALUES), after)
         of_change += product(writer, after, PRECISION)
         tl.store(matrix(change_gradients + index * C * V, V, first, C, VALUES), of_change.to(reader.dtype))
-        read = product(tl.trans(reader), (of_change * betas[:, None]).to(reader.dtype), PRECISION)
+        read = tall_product(tl.trans(reader), (of_change * betas[:, None]).to(reader.dtype), PRECISION)
         state_gradient = state_gradient * tl.exp(tl.load(totals + index)) + addition - read
     if initial_gradient is not None:
         tl.store(matrix(initial_gradient + whole, V, first, K, VALUES), state_gradient)

@@ -38,6 +38,16 @@ def chunk_rows(sequence, start, length, C: tl.constexpr):
 
 
 @triton.jit
+def chunk_place(length, num_heads, C: tl.constexpr):
+    """Where a program works that has a chunk to itself: its chunk counted over all heads of all sequences, which is its
+    place on the first axis of the grid (the others end at 65,535), sequence, head and first position."""
+    index = tl.program_id(0)
+    num_chunks = tl.cdiv(length, C)
+    program = index // num_chunks
+    return index.to(tl.int64), program // num_heads, program % num_heads, index % num_chunks * C
+
+
+@triton.jit
 def load_key(mixed, log_decay, beta, sequence, head, start, length, num_heads,
              C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, UNIT: tl.constexpr):  # fmt: skip
     """Key (scaled, with the factors of its rows), log decay and beta of one chunk of a head, and its rows."""
@@ -68,14 +78,12 @@ def load_value(mixed, rows, valid, head, num_heads, first,
 def resolvent_kernel(mixed, log_decay, beta, resolvents, length, num_heads,
                      C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, UNIT: tl.constexpr,
                      PRECISION: tl.constexpr):  # fmt: skip
-    """R of every chunk, (X, N, C, C). Grid: chunks, sequences × heads."""
-    chunk, program = tl.program_id(0), tl.program_id(1)
-    sequence, head = program // num_heads, program % num_heads
+    """R of every chunk, (X, N, C, C). Grid: chunks of all sequences × heads."""
+    index, sequence, head, start = chunk_place(length, num_heads, C)
     key, _, decays, betas, _, _ = load_key(
-        mixed, log_decay, beta, sequence, head, chunk * C, length, num_heads, C, K, V, UNIT
+        mixed, log_decay, beta, sequence, head, start, length, num_heads, C, K, V, UNIT
     )
     result = chunk_resolvent(key, decays, betas, C, PRECISION)
-    index = program.to(tl.int64) * tl.num_programs(0) + chunk
     tl.store(matrix(resolvents + index * C * C, C, 0, C, C), result.to(key.dtype))
 
 
@@ -85,18 +93,18 @@ def gradient_kernel(mixed, log_decay, beta, states, corrections, gradient, state
                     length, num_rows, num_heads, shared_stride, scale,
                     C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
                     UNIT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """All gradients of every chunk. Grid: chunks, sequences × heads, blocks of values.
+    """All gradients of every chunk. Grid: chunks of all sequences × heads, blocks of values.
 
     Of every chunk there are S (`states`), F (`corrections`), H (`correction_gradients`) and the gradient of S'
     (`state_gradients`); where `resolvents` (R) are given, E stands in the place of H. `gradient` is the output's.
     Gradients of query and key go to columns 0 and HK of `shared_gradient`, which is the packed gradient itself where
     there is one block of values, and else has an axis of blocks first, as those of log decay and beta always have.
     """
-    chunk, program, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    sequence, head, first = program // num_heads, program % num_heads, block * VALUES
-    index = program.to(tl.int64) * tl.num_programs(0) + chunk
+    index, sequence, head, start = chunk_place(length, num_heads, C)
+    block = tl.program_id(1)
+    first = block * VALUES
     key, key_factor, decays, betas, rows, valid = load_key(
-        mixed, log_decay, beta, sequence, head, chunk * C, length, num_heads, C, K, V, UNIT
+        mixed, log_decay, beta, sequence, head, start, length, num_heads, C, K, V, UNIT
     )
     dtype: tl.constexpr = key.dtype
     own_rows = block.to(tl.int64) * num_rows + rows

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from attnbench.errors import UserError
 from attnbench.kernels.batching import join_the_batch
-from attnbench.kernels.delta_rule_launch import CHUNK, DeltaRule, backward, forward
+from attnbench.kernels.delta_rule_launch import DeltaRule, backward, forward, positions_of_chunk
 
 DTYPES = (torch.bfloat16, torch.float32)
 
@@ -124,8 +124,9 @@ def _forward_outputs(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     batch, length, channels = mixed.shape
     value_width = channels // num_heads - 2 * key_width
-    of_chunk = ((key_width, value_width), (CHUNK, value_width), (CHUNK, CHUNK))
-    chunks = (batch * num_heads, (length + CHUNK - 1) // CHUNK)
+    chunk = positions_of_chunk(key_width, value_width)
+    of_chunk = ((key_width, value_width), (chunk, value_width), (chunk, chunk))
+    chunks = (batch * num_heads, (length + chunk - 1) // chunk)
     states, corrections, resolvents = (
         mixed.new_empty((*chunks, *shape) if keep_states else (0,)) for shape in of_chunk
     )

@@ -23,3 +23,22 @@ def product(left, right, PRECISION: tl.constexpr, sum=None):
     if WIDEN:
         return tl.dot(left.to(tl.float32), right.to(tl.float32), sum, input_precision="ieee")
     return tl.dot(left, right, sum, input_precision=PRECISION)
+
+
+@triton.jit
+def tall_product(left, right, PRECISION: tl.constexpr):
+    """`product`, where `left` may have 64 rows and more of fewer columns: then in blocks of 32 rows.
+
+    By the rows alone Triton takes Hopper's instructions for a group of four warps, which it compiles wrongly for narrow
+    tiles.
+    """
+    rows: tl.constexpr = left.shape[0]
+    inner: tl.constexpr = left.shape[1]
+    if rows > 32 and inner < 64:
+        blocks: tl.constexpr = rows // 32
+        repeated = tl.broadcast_to(right[None], (blocks, inner, right.shape[1]))
+        result = product(tl.reshape(left, (blocks, 32, inner)), repeated, PRECISION)
+        result = tl.reshape(result, (rows, right.shape[1]))
+    else:
+        result = product(left, right, PRECISION)
+    return result

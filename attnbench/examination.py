@@ -80,9 +80,7 @@ class Finding:
     def wrong_lengths(self) -> list[int]:
         """Where it is further from the definition than its precision allows."""
         slack = self.shape.slack
-        return [
-            length for length, own in self.deviations.items() if not own.is_within(ALLOWED[self.precision] * slack)
-        ]
+        return [length for length, own in self.deviations.items() if not own.is_within(ALLOWED[self.precision] * slack)]
 
     @property
     def verdict(self) -> str:

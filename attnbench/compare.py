@@ -222,10 +222,13 @@ def _former(comparison: Comparison) -> dict[str, Any]:
     if comparison.settings.rerun or not path.exists():
         return {}
     try:
-        return {name: value for name, value in parse_json(path.read_text(encoding="utf-8")).items() if value}
-    except (ValueError, AttributeError):
-        # Cut off or altered: it is written anew.
-        return {}
+        former = parse_json(path.read_text(encoding="utf-8"))
+    except ValueError:
+        former = None
+    if isinstance(former, dict) and type(former.get("seconds")) is int and type(former.get("started")) is str:
+        return former
+    # Cut off or altered it is written anew.
+    return {}
 
 
 def _files(cells: Sequence[Cell]) -> list[Path]:

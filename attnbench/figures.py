@@ -109,10 +109,11 @@ def place_of(evaluation: str, metric: str, settings: dict[str, Any]) -> tuple[st
 
 
 def told_apart(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """Trainings of one variant at several lengths, sizes or precisions, a sweep's say, under names of their own:
-    "softmax T512". What else tells trainings of a variant and seed apart only their hash can name."""
+    """Models of one variant at several lengths, sizes or precisions, a sweep's say, under names of their own:
+    "softmax T512". What else tells those of a variant and seed apart only their hash can name. Of operators, which are
+    no mixer's, `figures` takes what differs for a setting."""
     measured: dict[tuple[Any, ...], list[Identity]] = {}
-    for row in rows:
+    for row in (row for row in rows if row.identity.mixer):
         place = place_of(row.identity.evaluation, row.measurement.metric, axes(row.measurement.settings))
         measured.setdefault((row.identity.variant, row.identity.seed, *place), []).append(row.identity)
     endings: dict[str, dict[str, str]] = {}
@@ -124,7 +125,7 @@ def told_apart(rows: Sequence[ResultRow]) -> list[ResultRow]:
                 shown["config_hash"] = " {}"
 
     def named(own: Identity) -> Identity:
-        shown = endings.get(own.variant, {})
+        shown = endings.get(own.variant, {}) if own.mixer else {}
         ending = "".join(form.format(getattr(own, column)) for column, form in shown.items())
         return replace(own, variant=own.variant + ending)
 

@@ -89,7 +89,7 @@ class _RMSNormCPU(torch.autograd.Function):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: down(silu(gate(x)) × up(x)) (Shazeer, 2020). Where a GPU trains, gate and up are one matrix product."""
+    """SwiGLU: down(silu(gate(x)) × up(x)) (Shazeer, 2020). On a GPU gate and up are one matrix product."""
 
     def __init__(self, dim: int, width: int) -> None:
         super().__init__()
@@ -99,9 +99,10 @@ class FeedForward(nn.Module):
         self.down = Projection(width, dim, residual=True)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        # Two without gradients as well: autocast keeps what it has cast of each weight, but not of both in one, and a
-        # step of decoding would join and cast them again.
-        if not (on_kernels(x_BTD) and torch.is_grad_enabled()):
+        """(B, T, D), or (B, D) in a step of decoding."""
+        # Two in a step as well: autocast keeps what it has cast of each weight, but not of both in one, and every step
+        # would join and cast them again.
+        if x_BTD.dim() == 2 or not on_kernels(x_BTD):
             return self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
         from attnbench.kernels.swiglu import swiglu
 

@@ -110,6 +110,19 @@ def test_a_sweep_s_trainings_of_one_variant_are_told_apart(tmp_path):
     assert write_report(folder).exists()
 
 
+def test_an_operator_s_precisions_are_no_variants(tmp_path):
+    folder = write_experiment(tmp_path / "operators", seeds=1, record=False, evaluations=["throughput"])
+    rows = [
+        dataclasses.replace(row, identity=dataclasses.replace(row.identity, mixer="", precision=precision))
+        for precision in ("float32", "bfloat16")
+        for row in read_inputs(folder).rows
+    ]
+    write_csv(rows, tmp_path / "published" / "results.csv")
+    inputs = read_inputs(tmp_path / "published")
+    assert inputs.protocol.variants == [*SKILL]
+    assert {figure.settings["precision"] for figure in figures(inputs.rows)} == {"float32", "bfloat16"}
+
+
 def test_an_interval_is_called_what_it_is(experiment):
     summed = figures(read_inputs(experiment).rows)
     recall, timed = ([own for own in summed if own.evaluation == name] for name in ("recall", "throughput"))

@@ -205,12 +205,12 @@ class GatedDeltaNet(Mixer):
     def _gates(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Log decay and beta of every position, in float32 at least."""
         dtype = torch.promote_types(x_BTD.dtype, torch.float32)
-        if torch.is_grad_enabled():
+        if x_BTD.shape[1] > 1:
             # One product: by themselves both are too narrow for a GPU's matrix units.
             both_BTH = F.linear(x_BTD, torch.cat([self.decay.weight, self.beta.weight])).to(dtype)
             decay_BTH, beta_BTH = both_BTH.chunk(2, dim=-1)
         else:
-            # As in FeedForward: autocast keeps the cast weights of both, a step of decoding casts none again.
+            # As in FeedForward: autocast keeps the cast weights of both, and a step casts none again.
             decay_BTH, beta_BTH = self.decay(x_BTD).to(dtype), self.beta(x_BTD).to(dtype)
         forgetting_BTH = self.log_decay_rate.to(dtype).exp() * F.softplus(decay_BTH + self.decay_bias)
         return -forgetting_BTH.clamp(max=MOST_FORGETTING), self.max_beta * beta_BTH.sigmoid()

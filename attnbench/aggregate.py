@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from attnbench.families import SCORES, TEST_OF_BEST, Family, Score, families
+from attnbench.families import TEST_OF_BEST, Family, Score, families, score_of
 from attnbench.figures import PER_RUN, Figure, figures, place_of, to_rows
 from attnbench.tables import format_number
 
 __all__ = [
-    "PER_RUN", "SCORES", "SUMMARY", "Cell", "Column", "Family", "Figure", "Headline", "Score", "Summary",
-    "families", "figures", "headline", "summary", "to_rows",
+    "PER_RUN", "SUMMARY", "Cell", "Column", "Family", "Figure", "Headline", "Score", "Summary",
+    "families", "figures", "headline", "score_of", "summary", "to_rows",
 ]  # fmt: skip
 
 
@@ -196,8 +196,9 @@ def _default(own: Sequence[Figure]) -> tuple[Headline, ...]:
     metrics = list(dict.fromkeys(figure.metric for figure in own))
     failed = {figure.metric for figure in own if figure.statuses.keys() - {"ok"}}
     metric = next((name for name in metrics if name not in failed), metrics[0])
-    header = f"{own[0].evaluation} {metric}"
-    return (Headline(metric=metric, header=header, higher_is_better=None, settings=settings, pick="largest"),)
+    header, score = f"{own[0].evaluation} {metric}", score_of(metric)
+    better = score.higher_is_better if score else None
+    return (Headline(metric=metric, header=header, higher_is_better=better, settings=settings, pick="largest"),)
 
 
 def _columns(own: Sequence[Figure], choice: Headline) -> list[Column]:

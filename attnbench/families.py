@@ -1,7 +1,7 @@
 """Which variants are separated at what: one ranked metric at one setting, for all variants that are ranked."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from attnbench.errors import UserError
@@ -18,21 +18,21 @@ class Score:
     smallest_difference: float
     """That matters: absolute, or with `relative` a share of the mean of the pair."""
     relative: bool
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Only figures whose settings contain these are ranked."""
 
 
 ACCURACY = Score(higher_is_better=True, smallest_difference=0.01, relative=False)
+PERPLEXITY = Score(higher_is_better=False, smallest_difference=0.01, relative=True)
 TEST_OF_BEST = {"split": "test", "checkpoint": "best"}
-SCORES = {
-    ("copy", "symbol_accuracy"): ACCURACY,
-    ("copy", "string_accuracy"): ACCURACY,
-    ("recall", "accuracy"): ACCURACY,
-    ("perplexity", "perplexity"): Score(
-        higher_is_better=False, smallest_difference=0.01, relative=True, settings=TEST_OF_BEST
-    ),
-}
-"""What is ranked, by (evaluation, metric). Timings and memory are of one process and have no seeds to rank by."""
+
+
+def score_of(metric: str) -> Score | None:
+    """How a metric is ranked, whatever evaluation has it: `accuracy` and what ends so, and `perplexity`; None: not.
+
+    Timings and memory are of one process and have no seeds to rank by.
+    """
+    if metric.endswith("accuracy"):
+        return ACCURACY
+    return PERPLEXITY if metric == "perplexity" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,15 +81,15 @@ def families(summed: Sequence[Figure], *, rank: Sequence[str], reference: str | 
 
 
 def _is_ranked(figure: Figure) -> bool:
-    score = SCORES.get((figure.evaluation, figure.metric))
     # Rates and checkpoints are chosen on validation data, which therefore ranks nobody.
-    is_test = figure.settings.get("split", "test") == "test"
-    return score is not None and is_test and score.settings.items() <= figure.settings.items()
+    is_score = all(figure.settings.get(name, value) == value for name, value in TEST_OF_BEST.items())
+    return is_score and score_of(figure.metric) is not None
 
 
 def _family(members: list[Figure], rank: list[str], reference: str | None) -> Family:
     first = members[0]
-    score = SCORES[first.evaluation, first.metric]
+    score = score_of(first.metric)
+    assert score is not None
     measured = {figure.variant: figure.values for figure in members}
     scores = {name: measured.get(name, {}) for name in rank}
     comparisons = compare_pairs(

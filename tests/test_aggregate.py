@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from attnbench.aggregate import SCORES, SUMMARY, families, figures, headline, summary, to_rows
+from attnbench.aggregate import SUMMARY, families, figures, headline, score_of, summary, to_rows
 from attnbench.errors import UserError
 from attnbench.results import COLUMNS, SELECTION_SEED, Identity, Measurement, ResultRow
 
@@ -213,7 +213,19 @@ def test_what_was_measured_on_validation_data_ranks_nobody():
 
 def test_timings_are_ranked_by_nobody():
     assert families(figures(rows_of("softmax", 1, 2, 3, metric="tokens_per_second")), rank=NAMES, reference=None) == []
-    assert not {"throughput", "memory", "scaling"} & {evaluation for evaluation, _ in SCORES}
+
+
+def test_accuracies_and_perplexities_of_any_evaluation_are_ranked():
+    def of(metric, *, settings):
+        rows = [*rows_of("softmax", 1.0, 1.01, 1.03, metric=metric, settings=settings, evaluation="mine"),
+                *rows_of("linear", 0.1, 0.12, 0.11, metric=metric, settings=settings, evaluation="mine")]  # fmt: skip
+        return [family.best for family in families(figures(rows), rank=NAMES, reference=None)]
+
+    assert of("accuracy", settings={"length": 3}) == ["softmax"]
+    assert of("word_accuracy", settings={"split": "test"}) == ["softmax"]
+    assert of("perplexity", settings={"checkpoint": "best"}) == ["linear"]
+    assert of("accuracy", settings={"checkpoint": "final"}) == []
+    assert of("seconds", settings={"length": 3}) == []
 
 
 def test_many_variants_need_a_reference_and_it_must_be_ranked():
@@ -337,10 +349,11 @@ def test_nothing_at_all_is_an_empty_summary():
     assert (summary([], []).headers, summary([], []).lines) == (["variant"], [])
 
 
-def test_the_summary_names_ranked_metrics_as_the_ranking_does():
-    shown = {(evaluation, entry.metric) for evaluation, entries in SUMMARY.items() for entry in entries}
-    assert {(evaluation, metric) for evaluation, metric in SCORES if metric != "string_accuracy"} <= shown
-    for evaluation, entries in SUMMARY.items():
+def test_the_summary_says_which_way_is_better_as_the_ranking_does():
+    for entries in SUMMARY.values():
         for entry in entries:
-            score = SCORES.get((evaluation, entry.metric))
+            score = score_of(entry.metric)
             assert score is None or score.higher_is_better == entry.higher_is_better
+    rows = rows_of("softmax", 0.5, metric="accuracy", settings={"length": 3}, evaluation="mine")
+    (column,) = headline(figures(rows), "mine")
+    assert column.higher_is_better is True

@@ -66,17 +66,11 @@ def scaled_rows_gradient(gradient, scaled, factor, inner, scale, UNIT: tl.conste
 
 
 @triton.jit
-def pair_decay(cumulative, C: tl.constexpr):
-    """G."""
+def pair_decay(cumulative, C: tl.constexpr, OWN: tl.constexpr):
+    """G; without its diagonal unless OWN."""
     rows = tl.arange(0, C)
-    before = rows[:, None] >= rows[None, :]
+    before = rows[:, None] >= rows[None, :] if OWN else rows[:, None] > rows[None, :]
     return tl.exp(tl.where(before, cumulative[:, None] - cumulative[None, :], float("-inf")))
-
-
-@triton.jit
-def below_diagonal(values, C: tl.constexpr):
-    rows = tl.arange(0, C)
-    return tl.where(rows[:, None] > rows[None, :], values, 0.0)
 
 
 @triton.jit
@@ -121,8 +115,8 @@ def resolvent(lower, beta, C: tl.constexpr, PRECISION: tl.constexpr):
 @triton.jit
 def chunk_resolvent(key, log_decay, beta, C: tl.constexpr, PRECISION: tl.constexpr):
     """R, in float32."""
-    lower = product(key, tl.trans(key), PRECISION) * pair_decay(tl.cumsum(log_decay, 0), C)
-    return resolvent(below_diagonal(lower, C), beta, C, PRECISION)
+    lower = product(key, tl.trans(key), PRECISION) * pair_decay(tl.cumsum(log_decay, 0), C, OWN=False)
+    return resolvent(lower, beta, C, PRECISION)
 
 
 @triton.jit
@@ -135,7 +129,7 @@ def chunk_correction(key, value, cumulative, beta, between, state, PRECISION: tl
 @triton.jit
 def chunk_read(query, key, cumulative, change, state, C: tl.constexpr, PRECISION: tl.constexpr):
     """Y, in float32; `change` is b F."""
-    weight = product(query, tl.trans(key), PRECISION) * pair_decay(cumulative, C)
+    weight = product(query, tl.trans(key), PRECISION) * pair_decay(cumulative, C, OWN=True)
     read = product(query, state, PRECISION) * tl.exp(cumulative)[:, None]
     return read + product(weight.to(change.dtype), change, PRECISION)
 
@@ -150,7 +144,7 @@ def next_state(key, cumulative, total, change, state, PRECISION: tl.constexpr):
 @triton.jit
 def read_change_gradient(query, key, cumulative, gradient, C: tl.constexpr, PRECISION: tl.constexpr):
     """The part of E that comes from what the chunk's own queries read; `gradient` is that of Y."""
-    weight = product(query, tl.trans(key), PRECISION) * pair_decay(cumulative, C)
+    weight = product(query, tl.trans(key), PRECISION) * pair_decay(cumulative, C, OWN=True)
     return product(tl.trans(weight.to(key.dtype)), gradient, PRECISION)
 
 
@@ -177,46 +171,60 @@ def gradient_before(query, key, cumulative, total, gradient, value_gradient, sta
 
 
 @triton.jit
-def apart_from_diagonal(values, C: tl.constexpr):
-    """What is beside the diagonal, and the diagonal."""
+def on_diagonal(values, C: tl.constexpr):
     rows = tl.arange(0, C)
-    on = rows[:, None] == rows[None, :]
-    return tl.where(on, 0.0, values), tl.sum(tl.where(on, values, 0.0), 1)
+    return tl.where(rows[:, None] == rows[None, :], values, 0.0)
+
+
+@triton.jit
+def diagonal_product(diagonal, right, PRECISION: tl.constexpr):
+    """`product` of a diagonal matrix.
+
+    Row by row spills registers in bfloat16, as it needs `right` laid out like the sum; in float32, where a product may
+    be three, it spills fewer.
+    """
+    by_row = tl.sum(diagonal, 1)[:, None] * right
+    return by_row if right.dtype == tl.float32 else product(diagonal, right, PRECISION)
 
 
 @triton.jit
 def query_gradient(query, key, cumulative, weight_gradient, own_gradient, gradient, state, PRECISION: tl.constexpr):
-    """That of Q, and the row sums of Q times its part from other positions.
+    """That of Q, and row sums of Q times it: without its part from the position itself, and with.
 
-    `weight_gradient` is that of Q K^T beside the diagonal, `own_gradient` that on it, where nothing decays.
+    `weight_gradient` is that of Q K^T below the diagonal, `own_gradient` that on it, where nothing decays.
     """
+    wide = query.to(tl.float32)
     result = product(gradient, tl.trans(state), PRECISION) * tl.exp(cumulative)[:, None]
     result += product(weight_gradient, key, PRECISION)
-    return result + own_gradient[:, None] * key.to(tl.float32), tl.sum(query.to(tl.float32) * result, 1)
+    inner = tl.sum(wide * result, 1)
+    result += diagonal_product(own_gradient, key, PRECISION)
+    return result, inner, tl.sum(wide * result, 1)
 
 
 @triton.jit
 def key_gradient(query, key, cumulative, total, weight_gradient, own_gradient, pair_gradient, change, value_gradient,
                  state, after, PRECISION: tl.constexpr):  # fmt: skip
-    """That of K, and row sums of K times parts of it: all that other positions of the chunk and S give, what of this
-    comes from where K is read, and the part through S'.
+    """That of K, and row sums of K times parts of it: what comes from where K reads, this and what comes from where
+    later positions of the chunk read it, the part through S', and all.
 
     `pair_gradient` is the gradient of K K^T where it stands in L; the others as for `query_gradient`.
     """
     wide = key.to(tl.float32)
-    result = product(tl.trans(weight_gradient), query, PRECISION)
-    result += product(tl.trans(pair_gradient), key, PRECISION)
-    read = tl.sum(wide * result, 1)
+    result = product(pair_gradient, key, PRECISION)
     result -= product(value_gradient, tl.trans(state), PRECISION) * tl.exp(cumulative)[:, None]
-    result += product(pair_gradient, key, PRECISION)
+    reading = tl.sum(wide * result, 1)
+    result += product(tl.trans(weight_gradient), query, PRECISION)
+    result += product(tl.trans(pair_gradient), key, PRECISION)
     inner = tl.sum(wide * result, 1)
     leaving = product(change, tl.trans(after), PRECISION) * tl.exp(total - cumulative)[:, None]
-    result += leaving + own_gradient[:, None] * query.to(tl.float32)
-    return result, inner, read, tl.sum(wide * leaving, 1)
+    leaving_inner = tl.sum(wide * leaving, 1)
+    result += leaving
+    result += diagonal_product(own_gradient, query, PRECISION)
+    return result, reading, inner, leaving_inner, tl.sum(wide * result, 1)
 
 
 @triton.jit
-def log_decay_gradient(total, query_inner, key_inner, read_inner, leaving_inner, state, after):
+def log_decay_gradient(total, query_inner, reading_inner, key_inner, leaving_inner, state, after):
     """c_i enters as exp(c_i) wherever position i reads (its query, and its key in L) and as exp(-c_i) where it is read
     (its key in L and in Q K^T), so its gradient is the difference of the row sums of the two, and each log decay is in
     the c_i of all positions from its own on; what leaves for S' decays by all that come after.
@@ -224,5 +232,5 @@ def log_decay_gradient(total, query_inner, key_inner, read_inner, leaving_inner,
     What a position reads of itself would be in both sums and is in neither, and what leaves is summed from where it
     starts: a head that forgets fast has little else, and the rounding of these would be what is left."""
     of_total = tl.sum(tl.sum(state.to(tl.float32) * after.to(tl.float32), 1), 0) * tl.exp(total)
-    inside = tl.cumsum(query_inner + key_inner - 2 * read_inner, 0, reverse=True)
+    inside = tl.cumsum(query_inner + 2 * reading_inner - key_inner, 0, reverse=True)
     return inside + tl.cumsum(leaving_inner, 0) - leaving_inner + of_total

@@ -13,14 +13,13 @@ import triton.language as tl
 
 from attnbench.kernels.delta_rule_chunk import (
     LENGTHS,
-    apart_from_diagonal,
-    below_diagonal,
     chunk_resolvent,
     correction_gradient,
     key_gradient,
     load_rows,
     log_decay_gradient,
     matrix,
+    on_diagonal,
     pair_decay,
     query_gradient,
     scaled_rows,
@@ -109,6 +108,8 @@ def gradient_kernel(mixed, log_decay, beta, states, corrections, gradient, state
     dtype: tl.constexpr = key.dtype
     own_rows = block.to(tl.int64) * num_rows + rows
     cumulative, total = tl.cumsum(decays, 0), tl.sum(decays, 0)
+    query, query_factor = load_query(mixed, rows, valid, head, num_heads, scale, K, V, UNIT)
+    of_output = load_rows(gradient, rows, valid, num_heads * V, head * V + first, VALUES)
 
     correction = tl.load(matrix(corrections + index * C * V, V, first, C, VALUES)).to(tl.float32)
     of_correction = tl.load(matrix(correction_gradients + index * C * V, V, first, C, VALUES)).to(tl.float32)
@@ -120,24 +121,23 @@ def gradient_kernel(mixed, log_decay, beta, states, corrections, gradient, state
     value_column = 2 * num_heads * K + head * V + first
     store_rows(mixed_gradient, rows, valid, num_heads * (2 * K + V), value_column, of_value, VALUES)
 
-    of_output = load_rows(gradient, rows, valid, num_heads * V, head * V + first, VALUES)
-    decay = pair_decay(cumulative, C)
-    of_weight, of_own = apart_from_diagonal(product(of_output, tl.trans(change), PRECISION) * decay, C)
-    of_weight = of_weight.to(dtype)
-    of_pairs = (-below_diagonal(product(of_value, tl.trans(change), PRECISION) * decay, C)).to(dtype)
+    decay = pair_decay(cumulative, C, OWN=False)
+    of_weight = product(of_output, tl.trans(change), PRECISION)
+    of_own, of_weight = on_diagonal(of_weight, C).to(dtype), (of_weight * decay).to(dtype)
+    of_pairs = (-product(of_value, tl.trans(change), PRECISION) * decay).to(dtype)
 
-    query, query_factor = load_query(mixed, rows, valid, head, num_heads, scale, K, V, UNIT)
     state = tl.load(matrix(states + index * K * V, V, first, K, VALUES))
-    own_inner = of_own * tl.sum(query.to(tl.float32) * key.to(tl.float32), 1)
-    of_query, query_inner = query_gradient(query, key, cumulative, of_weight, of_own, of_output, state, PRECISION)
-    of_query = scaled_rows_gradient(of_query, query, query_factor, query_inner + own_inner, scale, UNIT)
+    of_query, query_inner, query_whole = query_gradient(
+        query, key, cumulative, of_weight, of_own, of_output, state, PRECISION
+    )
+    of_query = scaled_rows_gradient(of_query, query, query_factor, query_whole, scale, UNIT)
     store_rows(shared_gradient, own_rows, valid, shared_stride, head * K, of_query, K)
 
     after = tl.load(matrix(state_gradients + index * K * V, V, first, K, VALUES))
-    of_key, key_inner, read_inner, leaving_inner = key_gradient(
+    of_key, reading_inner, key_inner, leaving_inner, key_whole = key_gradient(
         query, key, cumulative, total, of_weight, of_own, of_pairs, change, of_value, state, after, PRECISION
     )
-    of_key = scaled_rows_gradient(of_key, key, key_factor, key_inner + leaving_inner + own_inner, 1.0, UNIT)
+    of_key = scaled_rows_gradient(of_key, key, key_factor, key_whole, 1.0, UNIT)
     store_rows(shared_gradient, own_rows, valid, shared_stride, (num_heads + head) * K, of_key, K)
-    of_decay = log_decay_gradient(total, query_inner, key_inner, read_inner, leaving_inner, state, after)
+    of_decay = log_decay_gradient(total, query_inner, reading_inner, key_inner, leaving_inner, state, after)
     tl.store(log_decay_gradients + own_rows * num_heads + head, of_decay, mask=valid)

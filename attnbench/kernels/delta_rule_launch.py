@@ -19,6 +19,7 @@ from attnbench.kernels.delta_rule_parallel import (
 )
 from attnbench.kernels.delta_rule_tiles import gradient_kernel, resolvent_kernel
 from attnbench.kernels.delta_rule_walk import walk_backward_kernel, walk_forward_kernel
+from attnbench.kernels.launching import launch
 from attnbench.kernels.products import float32_product
 
 LAUNCH: dict[str, dict[str, int]] = {
@@ -158,26 +159,30 @@ def forward(
     resolvents = rule.empty(rule.chunk, rule.chunk) if kept is None else kept[2]
     if not rule.goes_parallel():
         states, corrections = (None, None) if kept is None else kept[:2]
-        resolvent_kernel[(rule.all_chunks,)](*inputs, resolvents, *sizes, **rule.options("resolvent", **unit))
-        walk_forward_kernel[(rule.sequences, rule.num_blocks)](
+        launch(resolvent_kernel, (rule.all_chunks,), *inputs, resolvents, *sizes, **rule.options("resolvent", **unit))
+        launch(
+            walk_forward_kernel, (rule.sequences, rule.num_blocks),
             *inputs, resolvents, initial, output, last, states, corrections, *sizes, scale,
             **rule.options("walk_forward", **unit, **values),
         )  # fmt: skip
         return
     states, corrections = _empty_states(rule) if kept is None else kept[:2]
     readers, writers, totals = _empty_key_parts(rule)
-    prepare_forward_kernel[(rule.all_chunks,)](
+    launch(
+        prepare_forward_kernel, (rule.all_chunks,),
         *inputs, resolvents, readers, writers, corrections, totals, *sizes,
         **rule.options("prepare_forward", **unit, **values),
     )  # fmt: skip
     scan_values = min(rule.values, LAUNCH["scan_forward"]["VALUES"])
-    scan_forward_kernel[(rule.sequences, rule.value_width // scan_values)](
+    launch(
+        scan_forward_kernel, (rule.sequences, rule.value_width // scan_values),
         rule.beta, readers, writers, totals, initial, last, states, corrections, *sizes,
         **rule.options("scan_forward") | {"VALUES": scan_values},
     )  # fmt: skip
-    read_kernel[(rule.all_chunks, rule.num_blocks)](
-        *inputs, states, corrections, output, *sizes, scale, **rule.options("read", **unit, **values)
-    )
+    launch(
+        read_kernel, (rule.all_chunks, rule.num_blocks),
+        *inputs, states, corrections, output, *sizes, scale, **rule.options("read", **unit, **values),
+    )  # fmt: skip
 
 
 def backward(
@@ -195,20 +200,25 @@ def backward(
     of_states, of_corrections = torch.empty_like(states), torch.empty_like(corrections)
     if rule.goes_parallel():
         readers, writers, totals = _empty_key_parts(rule)
-        key_parts_kernel[(rule.all_chunks,)](
+        launch(
+            key_parts_kernel, (rule.all_chunks,),
             *inputs, resolvents, readers, writers, totals, *sizes,
             **rule.options("key_parts", UNIT=rule.unit_length),
         )  # fmt: skip
-        prepare_backward_kernel[(rule.all_chunks, rule.num_blocks)](
-            *inputs, gradient, of_corrections, of_states, *sizes, scale, **rule.options("prepare_backward", **constants)
-        )
+        launch(
+            prepare_backward_kernel, (rule.all_chunks, rule.num_blocks),
+            *inputs, gradient, of_corrections, of_states, *sizes, scale,
+            **rule.options("prepare_backward", **constants),
+        )  # fmt: skip
         scan_values = min(rule.values, LAUNCH["scan_backward"]["VALUES"])
-        scan_backward_kernel[(rule.sequences, rule.value_width // scan_values)](
+        launch(
+            scan_backward_kernel, (rule.sequences, rule.value_width // scan_values),
             rule.beta, readers, writers, totals, *ends, of_states, of_corrections, *sizes,
             **rule.options("scan_backward") | {"VALUES": scan_values},
         )  # fmt: skip
     else:
-        walk_backward_kernel[(rule.sequences, rule.num_blocks)](
+        launch(
+            walk_backward_kernel, (rule.sequences, rule.num_blocks),
             *inputs, resolvents, gradient, *ends, of_states, of_corrections, *sizes, scale,
             **rule.options("walk_backward", **constants),
         )  # fmt: skip
@@ -230,7 +240,8 @@ def _input_gradients(
     of_mixed = torch.empty_like(rule.mixed)
     of_shared = of_mixed if blocks == 1 else rule.log_decay.new_empty(blocks, batch, length, shared)
     of_log_decay, of_beta = (rule.log_decay.new_empty(blocks, *rule.log_decay.shape) for _ in range(2))
-    gradient_kernel[(rule.all_chunks, blocks)](
+    launch(
+        gradient_kernel, (rule.all_chunks, blocks),
         rule.mixed, rule.log_decay, rule.beta, states, corrections, gradient, of_states, of_corrections, resolvents,
         of_mixed, of_shared, of_log_decay, of_beta, length, batch * length, rule.num_heads, of_shared.shape[-1],
         rule.key_width**-0.5, **rule.options("gradient", UNIT=rule.unit_length, VALUES=rule.values),

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnbench.kernels.launching import launch, register_fake
 from attnbench.kernels.products import product
 
 MAX_SYMBOLS = 2048
@@ -51,7 +52,9 @@ def embedding_gradient(gradient_ND: Tensor, tokens_N: Tensor, num_symbols: int) 
     blocks = (-(-num_symbols // SYMBOLS), -(-width // COLUMNS))
     num_parts = max(1, min(NUM_PROGRAMS // (blocks[0] * blocks[1]), num_rows // MIN_ROWS))
     parts = torch.empty(num_parts, num_symbols, width, dtype=torch.float32, device=gradient_ND.device)
-    _sum_rows[(*blocks, num_parts)](
+    launch(
+        _sum_rows,
+        (*blocks, num_parts),
         gradient_ND.contiguous(),
         tokens_N.contiguous(),
         parts,
@@ -72,7 +75,7 @@ def _(tokens_N: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
     return weight_VD.new_empty(tokens_N.shape[0], weight_VD.shape[1], dtype=dtype)
 
 
-@embedding_gradient.register_fake
+@register_fake(embedding_gradient)
 def _(gradient_ND: Tensor, tokens_N: Tensor, num_symbols: int) -> Tensor:
     return gradient_ND.new_empty(num_symbols, gradient_ND.shape[1], dtype=torch.float32)
 

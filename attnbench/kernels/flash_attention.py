@@ -25,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attnbench.kernels.batching import join_the_batch
+from attnbench.kernels.launching import launch, register_fake
 from attnbench.kernels.products import float32_product
 from attnbench.kernels.rotary import by_heads, load_rows, padded_width, rotated, store_rows, turn
 
@@ -291,7 +292,7 @@ def _key_value_gradient_kernel(
 def _launch(kernel: Any, num_programs: int, query: Tensor, *arguments: Any, **constants: Any) -> None:
     """Runs a kernel on the device of its first tensor."""
     with torch.cuda.device_of(query):
-        kernel[(num_programs,)](query, *arguments, **constants)
+        launch(kernel, (num_programs,), query, *arguments, **constants)
 
 
 def _with_strides(*tensors: Tensor) -> list[Any]:
@@ -417,7 +418,7 @@ def _flash_attention(
     return _forward(query, key, value, None, causal, window)
 
 
-@_flash_attention.register_fake
+@register_fake(_flash_attention)
 def _(
     query_BTHK: Tensor, key_BSGK: Tensor, value_BSGK: Tensor, causal: bool, window: int | None
 ) -> tuple[Tensor, Tensor]:
@@ -443,7 +444,7 @@ def _flash_attention_backward(
     return gradients
 
 
-@_flash_attention_backward.register_fake
+@register_fake(_flash_attention_backward)
 def _(
     gradient_BTHK: Tensor, query_BTHK: Tensor, key_BSGK: Tensor, value_BSGK: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -509,7 +510,7 @@ def _check_rotation(query: Tensor, rotation: Tensor) -> None:
         raise ValueError("rotation must be contiguous")
 
 
-@_packed_flash_attention.register_fake
+@register_fake(_packed_flash_attention)
 def _(
     packed_BTC: Tensor,
     rotation_2TK: Tensor | None,
@@ -550,7 +551,7 @@ def _packed_flash_attention_backward(
     return packed_gradient
 
 
-@_packed_flash_attention_backward.register_fake
+@register_fake(_packed_flash_attention_backward)
 def _(gradient_BTC: Tensor, packed_BTC: Tensor, *_: Any) -> Tensor:
     return packed_BTC.new_empty(packed_BTC.shape)
 

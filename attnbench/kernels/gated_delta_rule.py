@@ -10,6 +10,7 @@ from torch.utils.flop_counter import register_flop_formula
 from attnbench.errors import UserError
 from attnbench.kernels.batching import join_the_batch
 from attnbench.kernels.delta_rule_launch import DeltaRule, backward, forward, positions_of_chunk
+from attnbench.kernels.launching import register_fake
 
 DTYPES = (torch.bfloat16, torch.float32)
 
@@ -134,14 +135,14 @@ def _forward_outputs(
     return mixed.new_empty(batch, length, num_heads, value_width), memory, states, corrections, resolvents
 
 
-@gated_delta_rule_forward.register_fake
+@register_fake(gated_delta_rule_forward)
 def _(mixed: Tensor, log_decay: Tensor, beta: Tensor, memory: Tensor | None, num_heads: int, key_width: int,
       unit_length: bool, keep_memory: bool, keep_states: bool,
       parallel: bool | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     return _forward_outputs(mixed, num_heads, key_width, keep_memory, keep_states)
 
 
-@gated_delta_rule_backward.register_fake
+@register_fake(gated_delta_rule_backward)
 def _(mixed: Tensor, log_decay: Tensor, beta: Tensor, states: Tensor, corrections: Tensor, resolvents: Tensor,
       gradient: Tensor, last_gradient: Tensor | None, num_heads: int, key_width: int, unit_length: bool,
       of_memory: bool, parallel: bool | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attnbench.kernels.batching import join_the_batch
+from attnbench.kernels.launching import launch, register_fake
 from attnbench.kernels.products import float32_product, product
 
 WIDTHS = range(16, 129)
@@ -79,13 +80,15 @@ def mix(
     num_segments = memory_BHNKV.shape[2]
     grid = (mixed_BTC.shape[0] * num_heads * num_segments,)
     if num_segments > 1:
-        _sums[grid](memory=memory_BHNKV, normaliser=normaliser_BHNK, **arguments)
+        launch(_sums, grid, memory=memory_BHNKV, normaliser=normaliser_BHNK, **arguments)
         memory_BHNKV, normaliser_BHNK = memory_BHNKV.cumsum(2), normaliser_BHNK.cumsum(2)
         if start is not None:
             memory_BHNKV += start[0][:, :, None]
             normaliser_BHNK += start[1][:, :, None]
     start_memory, start_normaliser = (memory_BHNKV, normaliser_BHNK) if start is None else start
-    _forward[grid](
+    launch(
+        _forward,
+        grid,
         start_memory=start_memory.contiguous(),
         start_normaliser=start_normaliser.contiguous(),
         memory=memory_BHNKV,
@@ -99,7 +102,7 @@ def mix(
     return y_BTHV, divisor_BHT, memory_BHNKV, normaliser_BHNK
 
 
-@mix.register_fake
+@register_fake(mix)
 def _(
     mixed_BTC: Tensor,
     memory_BHKV: Tensor | None,
@@ -134,12 +137,14 @@ def mix_backward(
     grid = (mixed_BTC.shape[0] * num_heads * num_segments,)
     if num_segments > 1:
         of_memory, of_normaliser = torch.empty_like(memory_BHNKV), torch.empty_like(normaliser_BHNK)
-        _sums_backward[grid](of_memory=of_memory, of_normaliser=of_normaliser, **arguments)
+        launch(_sums_backward, grid, of_memory=of_memory, of_normaliser=of_normaliser, **arguments)
         of_memory, of_normaliser = (x.flip(2).cumsum(2).flip(2) for x in (of_memory, of_normaliser))
     arguments |= {"of_mixed": of_mixed}
     start = None if memory_BHKV is None or normaliser_BHK is None else (memory_BHKV, normaliser_BHK)
     start_memory, start_normaliser = (memory_BHNKV, normaliser_BHNK) if start is None else start
-    _query_gradient[grid](
+    launch(
+        _query_gradient,
+        grid,
         start_memory=start_memory.contiguous(),
         start_normaliser=start_normaliser.contiguous(),
         memory=memory_BHNKV,
@@ -147,11 +152,11 @@ def mix_backward(
         HAS_START=start is not None,
         **arguments,
     )
-    _key_value_gradient[grid](of_memory=of_memory, of_normaliser=of_normaliser, **arguments)
+    launch(_key_value_gradient, grid, of_memory=of_memory, of_normaliser=of_normaliser, **arguments)
     return of_mixed
 
 
-@mix_backward.register_fake
+@register_fake(mix_backward)
 def _(
     gradient_BTHV: Tensor,
     mixed_BTC: Tensor,

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnbench.kernels.launching import launch, register_fake
+
 PART_BYTES = 2**25
 """Of logits at once: they fit into the cache of a large GPU, and their products still fill it."""
 
@@ -46,7 +48,9 @@ def linear_cross_entropy(
     for start in range(0, num_rows, size):
         part = slice(start, start + size)
         logits = x_ND[part] @ weight.T
-        _loss_and_gradient[(logits.shape[0],)](
+        launch(
+            _loss_and_gradient,
+            (logits.shape[0],),
             logits,
             targets_N[part],
             nats_N[part] if label_weight_N is None else label_weight_N[part],
@@ -69,7 +73,7 @@ def _empty_gradients(x_ND: Tensor, weight_VD: Tensor, with_gradient: bool) -> tu
     return x_ND.new_empty(shapes[0]), weight_VD.new_empty(shapes[1], dtype=torch.float32)
 
 
-@linear_cross_entropy.register_fake
+@register_fake(linear_cross_entropy)
 def _(
     x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, label_weight_N: Tensor | None, with_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attnbench.kernels.batching import join_the_batch
+from attnbench.kernels.launching import launch, register_fake
 
 BLOCK = 32
 """Positions of a program."""
@@ -81,7 +82,9 @@ def _copy(
     B, T, num_heads, K = whole_BTHK.shape
     tensors: list[Any] = [argument for x in (whole_BTHK, *parts) for argument in (x, x.stride()[:3])]
     with torch.cuda.device_of(whole_BTHK):
-        _copy_kernel[(B * -(-T // BLOCK) * num_heads,)](
+        launch(
+            _copy_kernel,
+            (B * -(-T // BLOCK) * num_heads,),
             *tensors,
             rotation_2TK,
             T,
@@ -149,7 +152,7 @@ def split_rotated(
     return query, key, value
 
 
-@split_rotated.register_fake
+@register_fake(split_rotated)
 def _(packed_BTC: Tensor, rotation_2TK: Tensor, num_heads: int, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
     query, key, value = by_heads(packed_BTC, num_heads, num_groups)
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
@@ -165,7 +168,7 @@ def join_turned_back(query_BTHK: Tensor, key_BTGK: Tensor, value_BTGK: Tensor, r
     return whole_BTHK.flatten(2)
 
 
-@join_turned_back.register_fake
+@register_fake(join_turned_back)
 def _(query_BTHK: Tensor, key_BTGK: Tensor, value_BTGK: Tensor, rotation_2TK: Tensor) -> Tensor:
     (B, T, H, K), G = query_BTHK.shape, key_BTGK.shape[2]
     return query_BTHK.new_empty(B, T, (H + 2 * G) * K)

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attnbench.kernels.batching import join_the_batch
+from attnbench.kernels.launching import launch, register_fake
 
 SIZES = range(2, 9)
 """Taps of the convolutions that there are kernels for."""
@@ -68,7 +69,7 @@ def convolve(x_BTC: Tensor, weight_GCW: Tensor, history_BWC: Tensor | None, silu
     return launch_forward(x_BTC, weight_GCW, history_BWC, silu, BLOCKS)
 
 
-@convolve.register_fake
+@register_fake(convolve)
 def _(x_BTC: Tensor, weight_GCW: Tensor, history_BWC: Tensor | None, silu: bool) -> Tensor:
     return x_BTC.new_empty(x_BTC.shape)
 
@@ -81,7 +82,7 @@ def convolve_backward(
     return launch_backward(gradient_BTC, x_BTC, weight_GCW, history_BWC, silu, BLOCKS)
 
 
-@convolve_backward.register_fake
+@register_fake(convolve_backward)
 def _(
     gradient_BTC: Tensor, x_BTC: Tensor, weight_GCW: Tensor, history_BWC: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor]:
@@ -112,7 +113,7 @@ join_the_batch(convolve)
 def launch_forward(x_BTC: Tensor, weight_GCW: Tensor, history_BWC: Tensor | None, silu: bool, blocks: Blocks) -> Tensor:
     y_BTC = torch.empty_like(x_BTC, memory_format=torch.contiguous_format)
     arguments = _arguments(x_BTC, weight_GCW, history_BWC, silu, blocks)
-    _forward[_grid(x_BTC, blocks)](y=y_BTC, **arguments)
+    launch(_forward, _grid(x_BTC, blocks), y=y_BTC, **arguments)
     return y_BTC
 
 
@@ -129,7 +130,7 @@ def launch_backward(
     # A sum over parts instead of atomic additions, whose order and so whose last digits would change from run to run.
     parts = x_BTC.new_empty((_num_parts(x_BTC, blocks), size, channels), dtype=torch.float32)
     arguments = _arguments(x_BTC, weight_GCW, history_BWC, silu, blocks)
-    _backward[_grid(x_BTC, blocks)](of_y=gradient_BTC.contiguous(), of_x=of_x, parts=parts, **arguments)
+    launch(_backward, _grid(x_BTC, blocks), of_y=gradient_BTC.contiguous(), of_x=of_x, parts=parts, **arguments)
     return of_x, parts.unflatten(0, (groups, -1)).sum(1)
 
 

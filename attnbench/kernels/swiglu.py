@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attnbench.kernels.batching import join_the_batch
+from attnbench.kernels.launching import launch, register_fake
 
 BLOCK = 1024
 """Numbers of the result that a program makes, wherever rows end: on an H200 within 5 % of the memory's speed at every
@@ -26,7 +27,8 @@ def swiglu(packed_NF: Tensor) -> Tensor:
     """silu(first half) × second half of the last axis, computed in float32: (N, 2 F) to (N, F), in the dtype given."""
     num_rows, width = packed_NF.shape[0], packed_NF.shape[1] // 2
     mixed_NF = packed_NF.new_empty(num_rows, width)
-    _forward[(-(-mixed_NF.numel() // BLOCK),)](packed_NF.contiguous(), mixed_NF, num_rows, width, BLOCK=BLOCK)
+    grid = (-(-mixed_NF.numel() // BLOCK),)
+    launch(_forward, grid, packed_NF.contiguous(), mixed_NF, num_rows, width, BLOCK=BLOCK)
     return mixed_NF
 
 
@@ -35,18 +37,17 @@ def swiglu_backward(gradient_NF: Tensor, packed_NF: Tensor) -> Tensor:
     """The gradient of `packed_NF`, (N, 2 F)."""
     num_rows, width = gradient_NF.shape
     packed_gradient = torch.empty_like(packed_NF, memory_format=torch.contiguous_format)
-    _backward[(-(-gradient_NF.numel() // BLOCK),)](
-        gradient_NF.contiguous(), packed_NF.contiguous(), packed_gradient, num_rows, width, BLOCK=BLOCK
-    )
+    grid, inputs = (-(-gradient_NF.numel() // BLOCK),), (gradient_NF.contiguous(), packed_NF.contiguous())
+    launch(_backward, grid, *inputs, packed_gradient, num_rows, width, BLOCK=BLOCK)
     return packed_gradient
 
 
-@swiglu.register_fake
+@register_fake(swiglu)
 def _(packed_NF: Tensor) -> Tensor:
     return packed_NF.new_empty(packed_NF.shape[0], packed_NF.shape[1] // 2)
 
 
-@swiglu_backward.register_fake
+@register_fake(swiglu_backward)
 def _(gradient_NF: Tensor, packed_NF: Tensor) -> Tensor:
     return torch.empty_like(packed_NF, memory_format=torch.contiguous_format)
 

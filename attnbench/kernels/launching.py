@@ -1,0 +1,95 @@
+"""Launching our Triton kernels, and compiling them before that, while torch's compiler is still at its own work.
+
+Triton compiles a kernel when it is first launched, one after the other: for Gated DeltaNet's step that is seconds after
+the seconds that torch.compile takes. But long before, torch.compile asks each operator what it would return for tensors
+that have a shape and no memory. Then the operator's kernels begin to compile, each in a thread: Triton holds Python's
+lock for a small part of its time.
+"""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.library import CustomOpDef  # pyright: ignore[reportPrivateImportUsage]
+from torch.types import py_sym_types
+
+from attnbench.kernels.support import interpreted
+
+MAX_THREADS = 8
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """kernel[grid](*arguments, **options); for tensors without memory it only begins to compile the kernel.
+
+    One that cannot be compiled says so when it is launched, which compiles it again.
+    """
+    outline = next((x for x in (*arguments, *options.values()) if isinstance(x, FakeTensor)), None)
+    if outline is None:
+        kernel[grid](*arguments, **options)
+    else:
+        named = tuple((name, _outline(x)) for name, x in options.items())
+        begin(kernel, outline.device, tuple(_outline(x) for x in arguments), named)
+
+
+def _outline(argument: Any) -> Any:
+    """All of an argument that a kernel is compiled for, of a tensor its dtype."""
+    return argument.dtype if isinstance(argument, Tensor) else argument
+
+
+@cache
+def begin(
+    kernel: Any, device: torch.device, arguments: tuple[Any, ...], options: tuple[tuple[str, Any], ...]
+) -> Future[None]:
+    """Compiles a kernel in the background, once for the same arguments; in place of tensors stand their dtypes."""
+    return _threads().submit(_compile, kernel, device, arguments, dict(options))
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    # Half of the processors: torch's compiler works beside, in processes of its own too.
+    return ThreadPoolExecutor(min(MAX_THREADS, max(1, (os.cpu_count() or 1) // 2)), thread_name_prefix="compiling")
+
+
+def _compile(kernel: Any, device: torch.device, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    # A thread begins on the first device, whatever the others are on.
+    with torch.cuda.device(device):
+        named = {name: triton.MockTensor.wrap_dtype(x) for name, x in options.items()}
+        kernel.warmup(*arguments, grid=(1,), **named)
+
+
+def register_fake(operator: CustomOpDef) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """As `operator.register_fake`, for an operator that launches its kernels by `launch`: asked what it returns for
+    tensors on CUDA, it also begins to compile them."""
+
+    def register(outputs: Callable[..., Any]) -> Callable[..., Any]:
+        asked = set()
+
+        def fake(*inputs: Any) -> Any:
+            # It is asked the same for every layer, and by each part of the compiler.
+            if can_compile(inputs) and (question := _question(inputs)) not in asked:
+                asked.add(question)
+                operator._init_fn(*inputs)
+            return outputs(*inputs)
+
+        operator.register_fake(fake)
+        return outputs
+
+    return register
+
+
+def _question(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple((x.dtype, x.device, x.shape, x.stride()) if isinstance(x, Tensor) else x for x in inputs)
+
+
+def can_compile(inputs: tuple[Any, ...]) -> bool:
+    """Whether they say all that kernels are compiled for: sizes in numbers, and a device that is here."""
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    on_device = torch.cuda.is_available() and not interpreted() and all(x.device.type == "cuda" for x in tensors)
+    sizes = [size for x in tensors for size in (*x.shape, *x.stride())]
+    return on_device and not any(isinstance(x, py_sym_types) for x in (*inputs, *sizes))

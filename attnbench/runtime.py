@@ -147,6 +147,18 @@ def forget_compiled() -> None:
         torch.compiler.reset()
 
 
+def wake_compiler(device: torch.device) -> None:
+    """Starts the processes to which torch's compiler gives a GPU's kernels.
+
+    Left alone it starts them when it has traced the model, and compiles one kernel after the other itself until they
+    are there, seconds later.
+    """
+    if device.type == "cuda":
+        from torch._inductor.async_compile import AsyncCompile
+
+        AsyncCompile.use_process_pool()
+
+
 def uncompiled() -> AbstractContextManager[Any]:
     """Inside, what is compiled runs as it was written."""
     return torch.compiler.set_stance("force_eager") if COMPILER in sys.modules else nullcontext()

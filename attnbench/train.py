@@ -13,7 +13,7 @@ from attnbench.checkpoint import TrainState
 from attnbench.graphs import CapturedCall
 from attnbench.loss import nats_of
 from attnbench.model import LanguageModel
-from attnbench.runtime import computing, multiplying
+from attnbench.runtime import computing, multiplying, wake_compiler
 from attnbench.settings import TrainSettings
 
 
@@ -122,7 +122,10 @@ def stepper(
     """
     # Without padding: our operators want their inputs dense, and would have to copy what was padded.
     options: dict[str, Any] = {"comprehensive_padding": False}
-    nats = torch.compile(batch_nats, dynamic=False, options=options) if compiled else batch_nats
+    nats = batch_nats
+    if compiled:
+        wake_compiler(next(state.model.parameters()).device)
+        nats = torch.compile(batch_nats, dynamic=False, options=options)
 
     def step(batch: Batch, rate: Tensor) -> StepReport:
         return train_step(state, batch, rate, settings, precision, nats)

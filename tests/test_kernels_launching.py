@@ -3,6 +3,7 @@
 import sys
 from contextlib import nullcontext
 from functools import partial
+from threading import Event, Timer
 
 import pytest
 import torch
@@ -99,13 +100,23 @@ def test_all_that_is_launched_was_begun_while_tracing(name, monkeypatch):
 
 
 class Kernel:
-    """Only says what it is asked to compile."""
+    """Only says what it is asked to compile, to load and to run."""
 
-    def __init__(self) -> None:
-        self.asked = []
+    def __init__(self, allowed: Event | None = None) -> None:
+        self.asked, self.done, self.allowed = [], [], allowed
 
-    def warmup(self, *arguments, grid, **options) -> None:
+    def warmup(self, *arguments, grid, **options) -> "Kernel":
+        if self.allowed is not None:
+            self.allowed.wait(10)
         self.asked.append((arguments, options))
+        return self
+
+    @property
+    def run(self) -> None:
+        self.done.append("loaded")
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **options: self.done.append("launched")
 
 
 def finish() -> None:
@@ -125,6 +136,21 @@ def test_a_kernel_is_compiled_once_for_the_same_arguments(monkeypatch):
     assert sorted(arguments[1] for arguments, _ in kernel.asked) == [4, 8]
     assert {arguments[0] for arguments, _ in kernel.asked} == {torch.bfloat16}
     assert {(options["scale"].dtype, options["BLOCK"]) for _, options in kernel.asked} == {(torch.float32, 16)}
+    assert kernel.done == ["loaded", "loaded"]
+
+
+@interpreted
+def test_nothing_is_launched_while_a_kernel_is_half_loaded(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    allowed = Event()
+    kernel = Kernel(allowed)
+    with FakeTensorMode():
+        launching.launch(kernel, (1,), torch.empty(4))
+    Timer(0.2, allowed.set).start()
+    launching.launch(kernel, (1,), torch.empty(4))
+    assert kernel.done == ["loaded", "launched"]
+    finish()
+    assert not launching._unfinished
 
 
 @interpreted

@@ -22,9 +22,19 @@ from attnbench.loss import cross_entropy
 from attnbench.metrics import MetricsLog
 from attnbench.mirror import WandbMirror
 from attnbench.progress import ProgressBar
-from attnbench.runtime import computing, resolve_device
+from attnbench.runtime import computing, resolve_device, wake_compiler
 from attnbench.settings import LoggerSettings
-from attnbench.train import Batch, StepReport, clip, learning_rates, loss_and_gradients, train, train_step, update
+from attnbench.train import (
+    Batch,
+    StepReport,
+    clip,
+    learning_rates,
+    loss_and_gradients,
+    stepper,
+    train,
+    train_step,
+    update,
+)
 
 CPU = torch.device("cpu")
 
@@ -314,6 +324,22 @@ def test_a_folder_of_kernels_that_the_user_has_named_stays(monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", "/of/the/user")
     resolve_device("cpu")
     assert os.environ["TRITON_CACHE_DIR"] == "/of/the/user"
+
+
+def test_the_compilers_processes_start_before_it_has_traced_anything(monkeypatch):
+    from torch._inductor import async_compile
+
+    events = []
+    monkeypatch.setattr(async_compile.AsyncCompile, "use_process_pool", lambda: events.append("started"))
+    wake_compiler(torch.device("cpu"))
+    assert events == []
+    wake_compiler(torch.device("cuda", 0))
+    assert events == ["started"]
+
+    monkeypatch.setattr("attnbench.train.wake_compiler", lambda device: events.append(device.type))
+    monkeypatch.setattr(torch, "compile", lambda *arguments, **options: events.append("compile"))
+    stepper(fresh_state(), TRAIN, "float32", compiled=True)
+    assert events == ["started", "cpu", "compile"]
 
 
 @pytest.mark.parametrize(("precision", "products"), [("float32", "highest"), ("tf32", "high")])

@@ -2,13 +2,13 @@
 
 Triton compiles a kernel when it is first launched, one after the other: for Gated DeltaNet's step that is seconds after
 the seconds that torch.compile takes. But long before, torch.compile asks each operator what it would return for tensors
-that have a shape and no memory. Then the operator's kernels begin to compile, each in a thread: Triton holds Python's
-lock for a small part of its time.
+that have a shape and no memory. Then the operator's kernels begin to compile, each in a thread, and are loaded onto the
+device: Triton holds Python's lock for a small part of its time.
 """
 
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from typing import Any
 
@@ -23,6 +23,9 @@ from attnbench.kernels.support import interpreted
 
 MAX_THREADS = 8
 
+_unfinished: set[Future[None]] = set()
+"""What has begun. A kernel that is being loaded cannot be launched."""
+
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """kernel[grid](*arguments, **options); for tensors without memory it only begins to compile the kernel.
@@ -31,6 +34,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     """
     outline = next((x for x in (*arguments, *options.values()) if isinstance(x, FakeTensor)), None)
     if outline is None:
+        if _unfinished:
+            wait(tuple(_unfinished))
         kernel[grid](*arguments, **options)
     else:
         named = tuple((name, _outline(x)) for name, x in options.items())
@@ -47,7 +52,10 @@ def begin(
     kernel: Any, device: torch.device, arguments: tuple[Any, ...], options: tuple[tuple[str, Any], ...]
 ) -> Future[None]:
     """Compiles a kernel in the background, once for the same arguments; in place of tensors stand their dtypes."""
-    return _threads().submit(_compile, kernel, device, arguments, dict(options))
+    future = _threads().submit(_compile, kernel, device, arguments, dict(options))
+    _unfinished.add(future)
+    future.add_done_callback(_unfinished.discard)
+    return future
 
 
 @cache
@@ -60,7 +68,9 @@ def _compile(kernel: Any, device: torch.device, arguments: tuple[Any, ...], opti
     # A thread begins on the first device, whatever the others are on.
     with torch.cuda.device(device):
         named = {name: triton.MockTensor.wrap_dtype(x) for name, x in options.items()}
-        kernel.warmup(*arguments, grid=(1,), **named)
+        compiled = kernel.warmup(*arguments, grid=(1,), **named)
+        # Asked for, it is loaded, and what calls it is built by a C compiler: a quarter of a second each.
+        _ = compiled.run
 
 
 def register_fake(operator: CustomOpDef) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -51,7 +51,7 @@ def positions_of_chunk(key_width: int, value_width: int) -> int:
     """C: of narrow heads 32, on four warps.
 
     Chunks of 64 on two warps avoid the wrong instructions too, but run out of registers. Bytes that a thread spills
-    with 64 → with 32, at so many key × value channels, compiled for Hopper by Triton 3.6.0; not run on a card yet:
+    with 64 → with 32, at so many key × value channels, compiled for Hopper by Triton 3.6.0:
 
         kernel          32 × 32, bfloat16   64 × 32, bfloat16   32 × 32, float32
         resolvent                 164 → 0             204 → 0          2,532 → 0

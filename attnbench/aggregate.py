@@ -69,6 +69,65 @@ SUMMARY: dict[str, tuple[Headline, ...]] = {
             label=("cache_length", "batch_size"),
         ),
     ),
+    "attention": tuple(
+        Headline(
+            metric=f"{name}_milliseconds",
+            header=f"{name} ms",
+            higher_is_better=False,
+            axes=("sequence_length", "head_width"),
+            pick="largest",
+            label=("sequence_length", "head_width"),
+        )
+        for name in ("forward", "backward")
+    ),
+    "flash_vs_textbook": (
+        Headline(
+            metric="total_milliseconds",
+            header="forward and backward ms",
+            higher_is_better=False,
+            axes=("sequence_length", "head_width"),
+            pick="largest",
+            label=("sequence_length", "head_width"),
+        ),
+    ),
+    "grid": (
+        Headline(
+            metric="forward_milliseconds",
+            header="forward ms",
+            higher_is_better=False,
+            axes=("sequence_length", "head_width", "batch_size", "num_heads"),
+            pick="largest",
+            label=("sequence_length", "head_width"),
+        ),
+    ),
+    "models": (
+        Headline(
+            metric="total_milliseconds",
+            header="forward and backward ms",
+            higher_is_better=False,
+            label=("size",),
+        ),
+    ),
+    "decode": (
+        Headline(
+            metric="decode_milliseconds",
+            header="ms a position",
+            higher_is_better=False,
+            settings={"table": "position"},
+            axes=("cache_length", "head_width", "batch_size"),
+            pick="largest",
+            label=("cache_length", "head_width"),
+        ),
+        Headline(
+            metric="tokens_per_second",
+            header="token/s of a text",
+            higher_is_better=True,
+            settings={"table": "text", "form": "captured"},
+            axes=("tokens", "batch_size"),
+            pick="largest",
+            label=("tokens",),
+        ),
+    ),
     "profile": (
         Headline(
             metric="step_milliseconds",

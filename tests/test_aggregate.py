@@ -357,3 +357,14 @@ def test_the_summary_says_which_way_is_better_as_the_ranking_does():
     rows = rows_of("softmax", 0.5, metric="accuracy", settings={"length": 3}, evaluation="mine")
     (column,) = headline(figures(rows), "mine")
     assert column.higher_is_better is True
+
+
+def test_a_bench_is_summed_up_by_its_times_at_the_largest_shape():
+    def timing(name, length, value, metric="forward_milliseconds"):
+        settings = {"sequence_length": length, "head_width": 64}
+        return row(name, metric=metric, value=value, settings=settings, evaluation="attention")
+
+    rows = [timing(name, length, 1.0, metric) for name in ("triton", "textbook") for length in (256, 1024)
+            for metric in ("max_error", "forward_milliseconds", "backward_milliseconds")]  # fmt: skip
+    columns = headline(figures(rows), "attention")
+    assert [column.header for column in columns] == ["forward ms at 1024, 64", "backward ms at 1024, 64"]

@@ -32,6 +32,7 @@ from attnbench.report.words import (
 )
 from attnbench.results import ALL_SEEDS, DEVICE, ResultsWriter, read_csv, read_results, write_csv
 
+VOID = ("meta", "wbr")
 ADDRESS = re.compile(r"\b(?:https?|wss?)://(?!www\.w3\.org/)[^\s\"'`<>]*")
 
 
@@ -49,7 +50,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
-        if tag != "meta":
+        if tag not in VOID:
             self.open.append(tag)
 
     def handle_endtag(self, tag):

@@ -41,7 +41,7 @@ OURS = tuple(f"triton{how}" for how in (WHOLE, SPLIT))
 
 
 class DecodeBench(Bench):
-    """Times what writing a text consists of. An empty list leaves its table out.
+    """Times one new position over a cache, whole texts, and a token behind more and more. [] leaves a table out.
 
     Args:
         head_widths: channels a head.

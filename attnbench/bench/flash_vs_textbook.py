@@ -11,7 +11,7 @@ TEXTBOOK = "textbook"
 
 
 class FlashVsTextbook(AttentionBench):
-    """As AttentionBench, and the ratio of the textbook's time to everybody's.
+    """Times each implementation at every head width and length, and how many times the textbook's speed that is.
 
     Raises:
         UserError: as AttentionBench; or the textbook is not among the implementations.

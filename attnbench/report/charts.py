@@ -47,6 +47,9 @@ CROSS = "M-1,-1L1,1M1,-1L-1,1"
 LOG_RATIO = 10
 """Numbers that span more than this are drawn on a logarithmic scale, where all are positive."""
 
+SHORT = "abs(datum.value) < 1000 ? format(datum.value, '~f') : format(datum.value, '~s')"
+"""How an axis writes numbers: SI letters keep 2,400,000 short, 2.4M; but 0.1 ms are not 100m."""
+
 WIDE_AXIS = 8
 """The same of an axis: three doublings."""
 
@@ -335,11 +338,11 @@ def _value_scale(plot: Plot) -> alt.Scale:
 
 def _value_axis(plot: Plot, *, grid: bool = True) -> alt.Axis:
     means = [abs(figure.mean) for figure in plot.figures if figure.mean is not None]
-    # SI letters keep 2,400,000 short: 2.4M.
-    more: dict[str, Any] = {"format": "~s"} if means and max(means) >= 10_000 else {}
     scale = _value_scale(plot).to_dict()
     if scale.get("type") == "log":
-        more |= {"values": _round_numbers(*scale["domain"]), "format": "~s"}
+        return alt.Axis(grid=grid, values=_round_numbers(*scale["domain"]), labelExpr=SHORT)
+    # Small numbers as Vega writes them: as many digits as tell ticks apart.
+    more = {"labelExpr": SHORT} if means and max(means) >= 10_000 else {}
     return alt.Axis(grid=grid, tickCount=5, **more)
 
 

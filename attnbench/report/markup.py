@@ -8,7 +8,7 @@ from typing import Any
 
 from attnbench.escaping import printable
 
-VOID = ("meta", "br")
+VOID = ("meta", "br", "wbr")
 
 
 class Markup(str):
@@ -35,6 +35,11 @@ def join(children: Iterable[object], separator: str = "") -> Markup:
     """The children one after the other, text escaped."""
     shown = (child if isinstance(child, Markup) else _escaped(child) for child in children if child is not None)
     return Markup(_escaped(separator).join(shown))
+
+
+def breakable(text: str) -> Markup:
+    """The text, with a line's end allowed after an underscore: a name is one word, and would break anywhere."""
+    return Markup(_escaped(text).replace("_", f"_{element('wbr')}"))
 
 
 def embedded_json(content: Any, name: str) -> Markup:

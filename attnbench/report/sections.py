@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from attnbench.aggregate import Cell, Column, Family, Figure, Summary, headline
 from attnbench.report import words
 from attnbench.report.inputs import Inputs, Protocol, about
-from attnbench.report.markup import Markup, TableCell, element, join, scrolling, table
+from attnbench.report.markup import Markup, TableCell, breakable, element, join, scrolling, table
 from attnbench.report.plots import Plot, chance_text, describe, missing_text, plots_of
 
 MIN_RANKED_SEEDS = 3
@@ -113,7 +113,7 @@ def _overall(summed: Summary, families: Sequence[Family]) -> str:
 def _summary_table(summed: Summary, sections: Mapping[str, str]) -> Markup:
     """A column a variant and a line a score, so that what is compared stands side by side."""
     variants = [line[0].text for line in summed.lines]
-    head = element("tr", *(element("th", name, scope="col") for name in ("Score", *variants)))
+    head = element("tr", *(element("th", breakable(name), scope="col") for name in ("Score", *variants)))
     bodies: dict[str, list[Markup]] = {}
     for index, column in enumerate(summed.columns):
         cells = (_summary_cell(line[index + 1]) for line in summed.lines)
@@ -203,7 +203,7 @@ def _numbers(title: str, header: str, lines: dict[str, dict[str, Figure]], count
     """A table that opens: a line a setting, a column a variant."""
     variants = list(dict.fromkeys(variant for found in lines.values() for variant in found))
     body = [[name, *(_value(found.get(variant)) for variant in variants)] for name, found in lines.items()]
-    drawn = table(title, [header, *variants], body)
+    drawn = table(title, [header, *map(breakable, variants)], body)
     return element("details", element("summary", f"{title} ", element("small", count)), drawn, open=is_open)
 
 

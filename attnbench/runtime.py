@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -148,15 +149,17 @@ def forget_compiled() -> None:
 
 
 def wake_compiler(device: torch.device) -> None:
-    """Starts the processes to which torch's compiler gives a GPU's kernels.
+    """Begins what torch's compiler will wait for when it has traced a GPU's model.
 
-    Left alone it starts them when it has traced the model, and compiles one kernel after the other itself until they
-    are there, seconds later.
+    That is the processes to which it gives kernels (until they are there, seconds later, it compiles one after the
+    other itself), and the hash of Triton's own files, half a second, without which no cache is looked into.
     """
     if device.type == "cuda":
         from torch._inductor.async_compile import AsyncCompile
+        from triton.runtime.cache import triton_key
 
         AsyncCompile.use_process_pool()
+        Thread(target=triton_key, daemon=True).start()
 
 
 def uncompiled() -> AbstractContextManager[Any]:

@@ -44,6 +44,13 @@ def plain_packed(packed: Tensor, angles: Tensor | None, heads: int, groups: int,
     return plain(query, key, value, True, window).flatten(2)
 
 
+def in_parts(monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
+    """Has every walk split, into parts that hold no number until one is written."""
+    of_parts = kernels.of_parts
+    monkeypatch.setattr(kernels, "splits_for", lambda *_: splits)
+    monkeypatch.setattr(kernels, "of_parts", lambda *arguments: of_parts(*arguments).fill_(torch.nan))
+
+
 def check(actual: Tensor, expected: Tensor, tensors: list[Tensor], exact: list[Tensor]) -> None:
     """Outputs, and gradients under one random weighting of them, by their norms."""
     weight = inputs(*actual.shape, dtype=actual.dtype, seed=9).detach()
@@ -115,6 +122,83 @@ def test_window(window: int, dtype: torch.dtype) -> None:
 )
 def test_packed_attention_is_that_of_float64(length, heads, groups, width, rotated, dtype) -> None:
     check_packed(length, heads, groups, width, dtype, rotated)
+
+
+@pytest.mark.parametrize("splits", [2, 3, 7])
+@pytest.mark.parametrize(
+    ("queries", "keys", "heads", "groups", "width", "options"),
+    [
+        (1, 1, 1, 1, 16, {"causal": True}),
+        (133, 133, 2, 2, 32, {"causal": True}),
+        (45, 170, 4, 2, 20, {"causal": True}),
+        (1, 140, 2, 1, 16, {"causal": True}),
+        (90, 133, 3, 1, 16, {"causal": True, "window": 7}),
+        (90, 133, 2, 1, 16, {"causal": True, "window": 80}),
+        (64, 133, 2, 1, 16, {"causal": False}),
+        (170, 33, 1, 1, 16, {"causal": False}),
+    ],
+)
+def test_in_parts_it_is_that_of_float64(queries, keys, heads, groups, width, options, splits, monkeypatch) -> None:
+    in_parts(monkeypatch, splits)
+    check_attention(queries, keys, heads, groups, width, torch.float32, **options)
+
+
+@every_dtype
+@pytest.mark.parametrize(("rotated_inside", "splits"), [(512, 3), (0, 2)])
+def test_packed_attention_in_parts_is_that_of_float64(dtype, rotated_inside, splits, monkeypatch) -> None:
+    in_parts(monkeypatch, splits)
+    monkeypatch.setattr(kernels, "ROTATED_INSIDE_UP_TO", rotated_inside)
+    check_packed(133, 4, 2, 24, dtype)
+    check_packed(65, 1, 1, 16, dtype, rotated=False, window=40)
+
+
+@pytest.mark.parametrize("alone", ["queries", "keys"])
+def test_either_kernel_of_the_gradient_may_be_split_alone(alone, monkeypatch) -> None:
+    """By heads that share keys, those of the queries are more programs."""
+    in_parts(monkeypatch, 3)
+    monkeypatch.setattr(kernels, "splits_for", lambda programs, *_: 3 if (programs > 10) == (alone == "queries") else 1)
+    check_attention(133, 133, 4, 1, 16, torch.float32, causal=True)
+
+
+def test_large_scores_in_parts(monkeypatch) -> None:
+    """One part may weigh all, another nothing."""
+    in_parts(monkeypatch, 3)
+    query, key, value = (normal(1, 133, 2, 16, dtype=torch.float32, seed=seed) for seed in range(3))
+    key[:, 40:50] += 9 * query[:, 40:50]
+    expected = plain(query.double(), key.double(), value.double(), True, None)
+    assert_near(flash_attention(query, key, value, causal=True), expected, TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_equal_inputs_give_equal_bits(splits, monkeypatch) -> None:
+    in_parts(monkeypatch, splits)
+    packed = inputs(2, 133, 4 * 16, dtype=HALF, seed=0)
+    angles = rotation(133, 16, 0, 1e4, packed.device)
+
+    def run() -> tuple[Tensor, ...]:
+        mixed = packed_flash_attention(packed, angles, num_heads=2, num_key_value_heads=1, causal=True)
+        return mixed, *torch.autograd.grad(mixed.square().sum(), packed)
+
+    assert all(torch.equal(*pair) for pair in zip(run(), run(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("num_programs", "num_blocks", "num_multiprocessors", "splits"),
+    [
+        (16, 32, 132, 16),
+        (64, 128, 132, 4),
+        (131, 99, 132, 2),
+        (132, 99, 132, 1),
+        (999, 99, 132, 1),
+        (8, 5, 132, 5),
+        (1, 999, 132, 32),
+        (1, 999, 1, 1),
+    ],
+)
+def test_splits_fill_the_device_as_far_as_there_are_blocks(
+    num_programs, num_blocks, num_multiprocessors, splits
+) -> None:
+    assert kernels.splits_for(num_programs, num_blocks, num_multiprocessors) == splits
 
 
 def test_rotating_ahead_is_rotating_inside(monkeypatch) -> None:
@@ -224,6 +308,19 @@ def test_the_interpreter_refuses_bfloat16() -> None:
 def test_on_a_gpu_at_awkward_lengths(heads: int, groups: int, width: int, dtype: torch.dtype) -> None:
     for length in (1, 63, 64, 65, 133, 256, 300, 700):
         check_packed(length, heads, groups, width, dtype)
+
+
+@gpu
+@every_dtype
+@pytest.mark.parametrize("splits", [1, 2, 5, 32])
+def test_on_a_gpu_in_parts(splits: int, dtype: torch.dtype, monkeypatch) -> None:
+    in_parts(monkeypatch, splits)
+    for length in (1, 63, 65, 133, 300, 700, 1100):
+        check_packed(length, 4, 2, 64, dtype)
+    for heads, groups, width in ((4, 2, 128), (2, 1, 16), (3, 3, 80), (2, 2, 32)):
+        check_packed(300, heads, groups, width, dtype, window=100)
+        check_attention(133, 300, heads, groups, width, dtype, causal=True)
+        check_attention(133, 70, heads, groups, width, dtype, causal=False)
 
 
 @gpu

@@ -105,7 +105,16 @@ def test_splits_change_no_more_than_rounding():
 
 @pytest.mark.parametrize(
     ("num_keys", "num_sequences", "splits"),
-    [(10200, 32, 16), (10200, 1, 128), (10200, 256, 2), (10200, 999, 1), (2050, 32, 16), (640, 32, 10), (64, 32, 1)],
+    [
+        (10200, 32, 16),
+        (10200, 1, 128),
+        (10200, 131, 4),
+        (10200, 132, 1),
+        (10200, 256, 1),
+        (2050, 32, 16),
+        (640, 32, 10),
+        (64, 32, 1),
+    ],
 )
 def test_splits_fill_the_device_as_far_as_there_are_keys(num_keys, num_sequences, splits):
     assert splits_for(num_keys, num_sequences, 132, 64) == splits

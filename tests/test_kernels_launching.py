@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from attnbench.kernels import flash_attention as flash_attention_kernels
 from attnbench.kernels import launching
 from attnbench.kernels.embedding import embed
 from attnbench.kernels.flash_attention import flash_attention, packed_flash_attention
@@ -66,12 +67,14 @@ OPERATORS = {
     "short_convolution": (lambda x: short_convolution(x, x[0, :8, :4], silu=True), (2, 20, 8)),
     "split_rotated": (turned, MIXED),
     "flash_attention": (attended, MIXED),
+    "flash_attention, split": (attended, (3, *MIXED[1:])),
     "packed_flash_attention": (packed, MIXED),
+    "packed_flash_attention, split": (packed, (3, *MIXED[1:])),
     "linear_attention": (lambda x: linear_attention(x, None, None, HEADS, "elu", 1e-6)[0], MIXED),
     "gated_delta_rule, walking": (partial(delta_rule, parallel=False), MIXED),
     "gated_delta_rule, parallel": (partial(delta_rule, parallel=True), MIXED),
 }
-"""Of a tensor, and the tensor's shape."""
+"""Of a tensor, and the tensor's shape. No two ask an operator the same: the second time nothing would begin."""
 
 
 @interpreted
@@ -92,10 +95,13 @@ def test_all_that_is_launched_was_begun_while_tracing(name, monkeypatch):
             monkeypatch.setattr(module, "launch", watched)
     monkeypatch.setattr(launching, "can_compile", lambda inputs: True)
     monkeypatch.setattr(launching, "begin", lambda *kernel: None)
+    if name.endswith(", split"):
+        monkeypatch.setattr(flash_attention_kernels, "splits_for", lambda *_: 2)
     torch.compiler.reset()
     compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=False)
     compiled(normal(*shape).requires_grad_()).sum().backward()
     assert launched
+    assert name.endswith(", split") == any(kernel == "add_up_kernel" for kernel, *_ in launched)
     assert begun == launched
 
 

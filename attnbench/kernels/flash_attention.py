@@ -12,6 +12,14 @@ With g_t = dL/dy_t:
 A first kernel sums over s and writes r, a second sums over t; neither adds to what another program wrote, so that equal
 inputs give equal bits. Scores, statistics and sums are float32; what enters a product has the inputs' dtype.
 
+A program has a block of queries and walks the keys that they see, or the other way round. Where there are too few of
+them to fill the device, as with one head, that walk is all the time there is, and it is split: each part i of the keys
+gives y_i and z_i of its own, and
+
+    y_t = sum_i exp(z_it - z_t) y_it,   z_t = log sum_i exp(z_it)
+
+Gradients are sums already: those of the parts are added up. Parts are float32, and added in one order.
+
 Two operators. `flash_attention` takes query, key and value as any views whose channels lie side by side.
 `packed_flash_attention` takes what one projection made, [query | key | value], rotates it on the way in, and gives back
 one gradient of the same form: no pass over the memory is spent on rotating, splitting or joining.
@@ -25,7 +33,17 @@ import triton.language as tl
 from torch import Tensor
 
 from attnbench.kernels.batching import join_the_batch
-from attnbench.kernels.launching import launch, register_fake
+from attnbench.kernels.flash_parts import (
+    LOG2_E,
+    MASKED_SCORE,
+    add_up_kernel,
+    combine_kernel,
+    of_parts,
+    own_part,
+    rows_of_parts,
+    splits_for,
+)
+from attnbench.kernels.launching import launch, num_multiprocessors, register_fake
 from attnbench.kernels.products import float32_product
 from attnbench.kernels.rotary import by_heads, load_rows, padded_width, rotated, store_rows, turn
 
@@ -35,11 +53,6 @@ MAX_WIDTH = 128
 ROTATED_INSIDE_UP_TO = 512
 """Positions. A key is rotated by every block of queries that reads it, which above this length costs more than one pass
 over the memory that rotates them all."""
-
-LOG2_E = tl.constexpr(1.4426950408889634)
-# A masked score, scaled. Finite, because the difference of two infinities is no number: a row may meet a block of which
-# it sees nothing, and what it adds then is multiplied by 0 as soon as the row meets a score of its own.
-MASKED_SCORE = tl.constexpr(-1e30)
 
 
 LENGTHS = ("num_queries", "num_keys", "length")
@@ -102,7 +115,8 @@ def _keys_in_view(
     return first, all_seen // KEYS * KEYS, stop
 
 
-# In the kernels below a tensor of (B, T, H, K) comes with its strides along B, T and H as a tuple.
+# In the kernels below a tensor of (B, T, H, K) comes with its strides along B, T and H as a tuple. With SPLIT, programs
+# along the grid's second axis have parts of one walk, and what they write has B for every part, one after the other.
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -111,7 +125,7 @@ def _forward_kernel(
     num_queries, num_keys, scale,
     ROTATE_QUERY: tl.constexpr, ROTATE_KEY: tl.constexpr, HEADS: tl.constexpr, SHARED_BY: tl.constexpr,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head; `mixed` is contiguous."""
     num_blocks = tl.cdiv(num_queries, QUERIES)
@@ -128,6 +142,8 @@ def _forward_kernel(
         query_tile = turn(query_tile, rotation, position, num_queries, WIDTH, PADDED, False).to(query_tile.dtype)
     offset = num_keys - num_queries
     first, middle, stop = _keys_in_view(first_query, offset, num_keys, CAUSAL, WINDOW, QUERIES, KEYS)
+    if SPLIT:
+        first, middle, stop = own_part(first, middle, stop, KEYS)
     accumulated = tl.zeros([QUERIES, PADDED], tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     largest = tl.full([QUERIES], MASKED_SCORE, tl.float32)
@@ -155,6 +171,11 @@ def _forward_kernel(
                 weight.to(value_tile.dtype), value_tile, accumulated * correction[:, None], input_precision=PRECISION
             )
             largest = new_largest
+    if SPLIT:
+        # In an empty part a row has seen no key, not even a masked one: it must not divide by 0 to weigh nothing.
+        total = tl.where(total > 0, total, 1.0)
+        sequence += tl.program_id(1) * (tl.num_programs(0) // num_blocks)
+        batch = sequence // HEADS
     mixed += (batch * num_queries * HEADS + head) * WIDTH
     store_rows(mixed, HEADS * WIDTH, position, num_queries, accumulated / total[:, None], WIDTH, PADDED)
     logsumexp += sequence * num_queries + position
@@ -167,7 +188,7 @@ def _query_gradient_kernel(
     gradient, gradient_strides, own_product, query_gradient, query_gradient_strides, num_queries, num_keys, scale,
     ROTATE_QUERY: tl.constexpr, ROTATE_KEY: tl.constexpr, HEADS: tl.constexpr, SHARED_BY: tl.constexpr,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head; also writes its r_t, which the other kernel reads."""
     num_blocks = tl.cdiv(num_queries, QUERIES)
@@ -187,10 +208,13 @@ def _query_gradient_kernel(
     mixed_tile = load_rows(mixed, HEADS * WIDTH, position, num_queries, WIDTH, PADDED, True)
     row, inside = sequence * num_queries + position, position < num_queries
     row_product = tl.sum(gradient_tile.to(tl.float32) * mixed_tile.to(tl.float32), 1)
+    # Of a walk that is split, every part writes the same.
     tl.store(own_product + row, row_product, mask=inside)
     logsumexp_log2 = tl.load(logsumexp + row, mask=inside, other=0.0) * LOG2_E
     offset = num_keys - num_queries
     first, middle, stop = _keys_in_view(first_query, offset, num_keys, CAUSAL, WINDOW, QUERIES, KEYS)
+    if SPLIT:
+        first, middle, stop = own_part(first, middle, stop, KEYS)
     accumulated = tl.zeros([QUERIES, PADDED], tl.float32)
     for masked in tl.static_range(2):
         for first_key in range(middle if masked else first, stop if masked else middle, KEYS):
@@ -210,6 +234,8 @@ def _query_gradient_kernel(
     accumulated *= scale
     if ROTATE_QUERY:
         accumulated = turn(accumulated, rotation, position, num_queries, WIDTH, PADDED, True)
+    if SPLIT:
+        batch += tl.program_id(1) * (tl.num_programs(0) // (num_blocks * HEADS))
     query_gradient += batch * query_gradient_strides[0] + head * query_gradient_strides[2]
     store_rows(query_gradient, query_gradient_strides[1], position, num_queries, accumulated, WIDTH, PADDED)
 
@@ -221,7 +247,7 @@ def _key_value_gradient_kernel(
     num_queries, num_keys, scale,
     ROTATE_QUERY: tl.constexpr, ROTATE_KEY: tl.constexpr, HEADS: tl.constexpr, SHARED_BY: tl.constexpr,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """One block of keys of one key/value head, over all query heads that share it. The first block is seen by most.
 
@@ -249,6 +275,8 @@ def _key_value_gradient_kernel(
             stop = tl.minimum(num_queries, first_key + KEYS - 1 - offset + WINDOW)
             middle = stop
         middle = tl.minimum(middle, stop)
+    if SPLIT:
+        first, middle, stop = own_part(first, middle, stop, QUERIES)
     key_accumulated = tl.zeros([KEYS, PADDED], tl.float32)
     value_accumulated = tl.zeros([KEYS, PADDED], tl.float32)
     for member in range(SHARED_BY):
@@ -283,16 +311,18 @@ def _key_value_gradient_kernel(
     key_accumulated *= scale
     if ROTATE_KEY:
         key_accumulated = turn(key_accumulated, rotation, key_position, num_keys, WIDTH, PADDED, True)
+    if SPLIT:
+        batch += tl.program_id(1) * (tl.num_programs(0) // (num_blocks * (HEADS // SHARED_BY)))
     key_gradient += batch * key_gradient_strides[0] + group * key_gradient_strides[2]
     store_rows(key_gradient, key_gradient_strides[1], key_position, num_keys, key_accumulated, WIDTH, PADDED)
     value_gradient += batch * value_gradient_strides[0] + group * value_gradient_strides[2]
     store_rows(value_gradient, value_gradient_strides[1], key_position, num_keys, value_accumulated, WIDTH, PADDED)
 
 
-def _launch(kernel: Any, num_programs: int, query: Tensor, *arguments: Any, **constants: Any) -> None:
+def _launch(kernel: Any, grid: tuple[int, int], query: Tensor, *arguments: Any, **constants: Any) -> None:
     """Runs a kernel on the device of its first tensor."""
     with torch.cuda.device_of(query):
-        launch(kernel, (num_programs,), query, *arguments, **constants)
+        launch(kernel, grid, query, *arguments, **constants)
 
 
 def _with_strides(*tensors: Tensor) -> list[Any]:
@@ -302,6 +332,12 @@ def _with_strides(*tensors: Tensor) -> list[Any]:
 
 def _blocks(length: int, size: int) -> int:
     return -(-length // size)
+
+
+def _grid(num_programs: int, walked: int, window: int | None, block: int, device: torch.device) -> tuple[int, int]:
+    """Of a kernel: the programs that there are without splitting, and parts of the positions that each walks."""
+    num_blocks = _blocks(min(walked, window or walked), block)
+    return num_programs, splits_for(num_programs, num_blocks, num_multiprocessors(device))
 
 
 def _constants(kernel: str, query: Tensor, key: Tensor, causal: bool, window: int | None) -> dict[str, Any]:
@@ -330,15 +366,23 @@ def _forward(
     mixed, logsumexp = query.new_empty(query.shape), query.new_empty((B, H, T), dtype=torch.float32)
     ahead = _rotated_ahead(rotation, S)
     constants = _constants("forward", query, key, causal, window)
+    grid = _grid(B * H * _blocks(T, constants["QUERIES"]), S, window, constants["KEYS"], query.device)
+    splits = grid[1]
+    parts = (mixed, logsumexp) if splits == 1 else (of_parts(mixed, splits), of_parts(logsumexp, splits))
     _launch(
         _forward_kernel,
-        B * H * _blocks(T, constants["QUERIES"]),
+        grid,
         *_with_strides(query, key if ahead is None else rotated(key, ahead), value),
-        *(rotation, mixed, logsumexp, T, S, K**-0.5),
+        *(rotation, *parts, T, S, K**-0.5),
         ROTATE_QUERY=rotation is not None,
         ROTATE_KEY=rotation is not None and ahead is None,
+        SPLIT=splits > 1,
         **constants,
     )
+    if splits > 1:
+        tile = rows_of_parts(splits, constants)
+        grid = (B * H * _blocks(T, tile["ROWS"]), 1)
+        _launch(combine_kernel, grid, *parts, splits, mixed, logsumexp, T, HEADS=H, **tile)
     return mixed, logsumexp
 
 
@@ -358,33 +402,56 @@ def _backward(
     window: int | None,
 ) -> None:
     """Fills `gradients`, those of the inputs query, key and value before their rotation, given the gradient in y."""
-    (query_gradient, *key_value_gradients), (query, key, value) = gradients, inputs
+    (query_gradient, key_gradient, value_gradient), (query, key, value) = gradients, inputs
     gradient, own_product = _channels_side_by_side(gradient), torch.empty_like(logsumexp)
     (B, T, H, K), (S, G) = query.shape, key.shape[1:3]
     ahead = _rotated_ahead(rotation, S)
     rotate, rotate_repeated = rotation is not None, rotation is not None and ahead is None
-    constants = _constants("query_gradient", query, key, causal, window)
+    of_queries = _constants("query_gradient", query, key, causal, window)
+    of_keys = _constants("key_value_gradient", query, key, causal, window)
+    query_grid = _grid(B * H * _blocks(T, of_queries["QUERIES"]), S, window, of_queries["KEYS"], query.device)
+    key_grid = _grid(B * G * _blocks(S, of_keys["KEYS"]), T, window, of_keys["QUERIES"], query.device)
+    query_splits, key_splits = query_grid[1], key_grid[1]
+    # If one is split both are, the other perhaps into a single part: one kernel adds up all three gradients.
+    split = max(query_splits, key_splits) > 1
+    if split:
+        query_parts = of_parts(query_gradient, query_splits)
+        key_parts, value_parts = of_parts(key_gradient, key_splits), of_parts(value_gradient, key_splits)
+    else:
+        query_parts, key_parts, value_parts = gradients
     _launch(
         _query_gradient_kernel,
-        B * H * _blocks(T, constants["QUERIES"]),
+        query_grid,
         *_with_strides(query, key if ahead is None else rotated(key, ahead), value),
-        *(rotation, mixed, logsumexp, *_with_strides(gradient), own_product, *_with_strides(query_gradient)),
+        *(rotation, mixed, logsumexp, *_with_strides(gradient), own_product, *_with_strides(query_parts)),
         *(T, S, K**-0.5),
         ROTATE_QUERY=rotate,
         ROTATE_KEY=rotate_repeated,
-        **constants,
+        SPLIT=split,
+        **of_queries,
     )
-    constants = _constants("key_value_gradient", query, key, causal, window)
     _launch(
         _key_value_gradient_kernel,
-        B * G * _blocks(S, constants["KEYS"]),
+        key_grid,
         *_with_strides(query if ahead is None else rotated(query, ahead), key, value),
-        *(rotation, logsumexp, *_with_strides(gradient), own_product, *_with_strides(*key_value_gradients)),
+        *(rotation, logsumexp, *_with_strides(gradient), own_product, *_with_strides(key_parts, value_parts)),
         *(T, S, K**-0.5),
         ROTATE_QUERY=rotate_repeated,
         ROTATE_KEY=rotate,
-        **constants,
+        SPLIT=split,
+        **of_keys,
     )
+    if split:
+        tile = rows_of_parts(max(query_splits, key_splits), of_keys)
+        _launch(
+            add_up_kernel,
+            (B * (H + 2 * G) * _blocks(max(T, S), tile["ROWS"]), 1),
+            *(query_parts, query_splits, *_with_strides(query_gradient)),
+            *(key_parts, value_parts, key_splits, *_with_strides(key_gradient, value_gradient), T, S),
+            HEADS=H,
+            SHARED_BY=H // G,
+            **tile,
+        )
 
 
 def _channels_side_by_side(x: Tensor) -> Tensor:

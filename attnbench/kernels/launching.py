@@ -42,6 +42,12 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
         begin(kernel, outline.device, tuple(_outline(x) for x in arguments), named)
 
 
+@cache
+def num_multiprocessors(device: torch.device) -> int:
+    """Of a CPU 1."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
 def _outline(argument: Any) -> Any:
     """All of an argument that a kernel is compiled for, of a tensor its dtype."""
     return argument.dtype if isinstance(argument, Tensor) else argument

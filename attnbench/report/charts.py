@@ -342,7 +342,7 @@ def _value_axis(plot: Plot, *, grid: bool = True) -> alt.Axis:
     if scale.get("type") == "log":
         return alt.Axis(grid=grid, values=_round_numbers(*scale["domain"]), labelExpr=SHORT)
     # Small numbers as Vega writes them: as many digits as tell ticks apart.
-    more = {"labelExpr": SHORT} if means and max(means) >= 10_000 else {}
+    more: dict[str, Any] = {"labelExpr": SHORT} if means and max(means) >= 10_000 else {}
     return alt.Axis(grid=grid, tickCount=5, **more)
 
 

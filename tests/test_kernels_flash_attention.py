@@ -103,6 +103,7 @@ def check_packed(
         (1, 40, 2, 1, 16, True),
         (64, 133, 2, 1, 16, False),
         (70, 33, 1, 1, 16, False),
+        (70, 530, 1, 1, 70, True),
     ],
 )
 def test_attention_is_that_of_float64(queries, keys, heads, groups, width, causal, dtype) -> None:

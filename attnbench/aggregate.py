@@ -37,106 +37,79 @@ class Headline:
     """Settings whose values stand in the header."""
 
 
+def _largest(
+    metric: str,
+    header: str,
+    *axes: str,
+    label: tuple[str, ...] = (),
+    higher_is_better: bool = False,
+    settings: dict[str, Any] | None = None,
+) -> Headline:
+    """The metric at the largest size; the header names the first of the axes if nothing else."""
+    return Headline(
+        metric=metric,
+        header=header,
+        higher_is_better=higher_is_better,
+        settings=settings or {},
+        axes=axes,
+        pick="largest",
+        label=label or axes[:1],
+    )
+
+
+SHAPE = ("sequence_length", "head_width")
+
 SUMMARY: dict[str, tuple[Headline, ...]] = {
     "training": (Headline(metric="tokens_per_second", header="training token/s", higher_is_better=True),),
-    "throughput": (
-        Headline(
-            metric="tokens_per_second",
-            header="token/s",
-            higher_is_better=True,
-            axes=("sequence_length", "batch_size"),
-            pick="largest",
-            label=("sequence_length",),
-        ),
-    ),
-    "memory": (
-        Headline(
-            metric="training_peak_mib",
-            header="training MiB",
-            higher_is_better=False,
-            axes=("sequence_length", "batch_size"),
-            pick="largest",
-            label=("sequence_length",),
-        ),
-    ),
+    "throughput": (_largest("tokens_per_second", "token/s", "sequence_length", "batch_size", higher_is_better=True),),
+    "memory": (_largest("training_peak_mib", "training MiB", "sequence_length", "batch_size"),),
     "inference": (
-        Headline(
-            metric="decode_tokens_per_second",
-            header="decode token/s",
-            higher_is_better=True,
-            axes=("cache_length", "batch_size"),
-            pick="largest",
+        _largest(
+            "decode_tokens_per_second",
+            "decode token/s",
+            "cache_length",
+            "batch_size",
             label=("cache_length", "batch_size"),
+            higher_is_better=True,
         ),
     ),
-    "attention": tuple(
-        Headline(
-            metric=f"{name}_milliseconds",
-            header=f"{name} ms",
-            higher_is_better=False,
-            axes=("sequence_length", "head_width"),
-            pick="largest",
-            label=("sequence_length", "head_width"),
-        )
-        for name in ("forward", "backward")
+    "attention": (
+        _largest("forward_milliseconds", "forward ms", *SHAPE, label=SHAPE),
+        _largest("backward_milliseconds", "backward ms", *SHAPE, label=SHAPE),
     ),
-    "flash_vs_textbook": (
-        Headline(
-            metric="total_milliseconds",
-            header="forward and backward ms",
-            higher_is_better=False,
-            axes=("sequence_length", "head_width"),
-            pick="largest",
-            label=("sequence_length", "head_width"),
-        ),
-    ),
-    "grid": (
-        Headline(
-            metric="forward_milliseconds",
-            header="forward ms",
-            higher_is_better=False,
-            axes=("sequence_length", "head_width", "batch_size", "num_heads"),
-            pick="largest",
-            label=("sequence_length", "head_width"),
-        ),
-    ),
+    "flash_vs_textbook": (_largest("total_milliseconds", "forward and backward ms", *SHAPE, label=SHAPE),),
+    "grid": (_largest("forward_milliseconds", "forward ms", *SHAPE, "batch_size", "num_heads", label=SHAPE),),
     "models": (
         Headline(
-            metric="total_milliseconds",
-            header="forward and backward ms",
-            higher_is_better=False,
-            label=("size",),
+            metric="total_milliseconds", header="forward and backward ms", higher_is_better=False, label=("size",)
         ),
     ),
     "decode": (
-        Headline(
-            metric="decode_milliseconds",
-            header="ms a position",
-            higher_is_better=False,
-            settings={"table": "position"},
-            axes=("cache_length", "head_width", "batch_size"),
-            pick="largest",
+        _largest(
+            "decode_milliseconds",
+            "ms a position",
+            "cache_length",
+            "head_width",
+            "batch_size",
             label=("cache_length", "head_width"),
+            settings={"table": "position"},
         ),
-        Headline(
-            metric="tokens_per_second",
-            header="token/s of a text",
+        _largest(
+            "tokens_per_second",
+            "token/s of a text",
+            "tokens",
+            "batch_size",
             higher_is_better=True,
             settings={"table": "text", "form": "captured"},
-            axes=("tokens", "batch_size"),
-            pick="largest",
-            label=("tokens",),
         ),
     ),
     "profile": (
-        Headline(
-            metric="step_milliseconds",
-            header="ms a step",
-            higher_is_better=False,
-            settings={"subject": "training step"},
-            axes=("sequence_length",),
-            pick="largest",
+        _largest(
+            "step_milliseconds",
+            "ms a step",
+            "sequence_length",
             label=("sequence_length", "form"),
+            settings={"subject": "training step"},
         ),
         Headline(
             metric="forward_milliseconds",
@@ -166,16 +139,7 @@ SUMMARY: dict[str, tuple[Headline, ...]] = {
         ),
     ),
     "perplexity": (Headline(metric="perplexity", header="test PPL", higher_is_better=False, settings=TEST_OF_BEST),),
-    "scaling": (
-        Headline(
-            metric="step_milliseconds",
-            header="ms a step",
-            higher_is_better=False,
-            axes=("model",),
-            pick="largest",
-            label=("model",),
-        ),
-    ),
+    "scaling": (_largest("step_milliseconds", "ms a step", "model"),),
 }
 """By evaluation. One that is not named here gets a column of its first metric."""
 

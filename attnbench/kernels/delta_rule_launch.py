@@ -19,7 +19,7 @@ from attnbench.kernels.delta_rule_parallel import (
 )
 from attnbench.kernels.delta_rule_tiles import gradient_kernel, resolvent_kernel
 from attnbench.kernels.delta_rule_walk import walk_backward_kernel, walk_forward_kernel
-from attnbench.kernels.launching import launch
+from attnbench.kernels.launching import launch, num_multiprocessors
 from attnbench.kernels.products import float32_product
 
 LAUNCH: dict[str, dict[str, int]] = {
@@ -139,10 +139,7 @@ class DeltaRule:
 
 def choose_parallel(rule: DeltaRule) -> bool:
     """Whether walking would leave most of the device idle for long: fewer walks than multiprocessors, 8 chunks each."""
-    if rule.mixed.device.type != "cuda" or rule.num_chunks < 8:
-        return False
-    multiprocessors = torch.cuda.get_device_properties(rule.mixed.device).multi_processor_count
-    return rule.sequences * rule.num_blocks < multiprocessors
+    return rule.num_chunks >= 8 and rule.sequences * rule.num_blocks < num_multiprocessors(rule.mixed.device)
 
 
 def forward(

@@ -5,9 +5,11 @@ import gc
 import getpass
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -35,6 +37,7 @@ def resolve_device(name: str) -> torch.device:
     """
     # Here, because all that runs anything passes here first.
     share_kernel_cache()
+    choose_assembler()
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -61,6 +64,20 @@ def share_kernel_cache() -> None:
         # What torch's compiler chooses; to ask it would be to load it, which takes more than a second.
         compiler = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or Path(tempfile.gettempdir(), f"torchinductor_{_user()}")
         os.environ["TRITON_CACHE_DIR"] = str(Path(compiler, "triton", "0").absolute())
+
+
+def choose_assembler() -> None:
+    """Names the ptxas that Triton comes with as that of every kernel; one that the user has named stays.
+
+    torch's wheel may have another, of another CUDA, which its compiler names in the process as soon as it compiles a
+    kernel there itself: what ours were then made by would depend on when they were compiled.
+    """
+    triton = importlib.util.find_spec("triton")
+    if os.environ.get("TRITON_PTXAS_PATH") or triton is None or triton.origin is None:
+        return
+    own = Path(triton.origin).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    if own.exists():
+        os.environ["TRITON_PTXAS_PATH"] = str(own)
 
 
 def _user() -> str:
@@ -203,6 +220,7 @@ def environment(device: torch.device, root: Path) -> dict[str, Any]:
             "cuda": torch.version.cuda,
             "capability": f"{properties.major}.{properties.minor}",
             "memory_mib": properties.total_memory // 2**20,
+            "ptxas": _assembler_version(),
             **_driver(device),
         }
     return stamp
@@ -229,6 +247,16 @@ def _driver(device: torch.device) -> dict[str, str]:
     except (OSError, subprocess.SubprocessError):
         return {}
     return dict(zip(query, (value.strip() for value in answer.split(",")), strict=False))
+
+
+def _assembler_version() -> str | None:
+    path = os.environ.get("TRITON_PTXAS_PATH")
+    try:
+        answer = subprocess.run([path or "ptxas", "--version"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    version = re.search(r"V([\d.]+)", answer.stdout)
+    return version[1] if version else None
 
 
 def source_commit(root: Path) -> tuple[str | None, bool | None]:

@@ -193,6 +193,7 @@ def test_equal_inputs_give_equal_bits(splits, monkeypatch) -> None:
         (8, 5, 132, 5),
         (1, 999, 132, 32),
         (1, 999, 1, 1),
+        (0, 5, 132, 1),
     ],
 )
 def test_splits_fill_the_device_as_far_as_there_are_blocks(

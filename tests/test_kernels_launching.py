@@ -170,6 +170,35 @@ def test_an_operator_is_traced_through_once_for_the_same_inputs(monkeypatch):
     assert len(begun) == 2
 
 
+@interpreted
+def test_a_kernel_that_cannot_be_loaded_counts_as_not_loaded(monkeypatch):
+    class Unloadable(Kernel):
+        _run = None
+
+        @property
+        def run(self) -> None:
+            self._run = "half"
+            raise RuntimeError("no memory")
+
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    kernel = Unloadable()
+    with FakeTensorMode():
+        launching.launch(kernel, (1,), torch.empty(4))
+    finish()
+    assert kernel.asked
+    assert kernel._run is None
+
+
+@interpreted
+def test_what_an_operator_cannot_take_it_says_when_it_runs(monkeypatch):
+    monkeypatch.setattr(launching, "can_compile", lambda inputs: True)
+    with FakeTensorMode():
+        outline = flash_attention(*(torch.empty(1, 4, 2, 300) for _ in range(3)), causal=True)
+    assert outline.shape == (1, 4, 2, 300)
+    with pytest.raises(ValueError, match="300 channels"):
+        flash_attention(*(torch.empty(1, 4, 2, 300) for _ in range(3)), causal=True)
+
+
 def test_nothing_begins_away_from_a_card_or_for_sizes_that_are_not_known(monkeypatch):
     mode = FakeTensorMode(shape_env=ShapeEnv())
     size = mode.from_tensor(torch.empty(7), static_shapes=False).shape[0]

@@ -3,6 +3,7 @@
 import copy
 import math
 import os
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -22,7 +23,7 @@ from attnbench.loss import cross_entropy
 from attnbench.metrics import MetricsLog
 from attnbench.mirror import WandbMirror
 from attnbench.progress import ProgressBar
-from attnbench.runtime import computing, resolve_device, wake_compiler
+from attnbench.runtime import _assembler_version, computing, resolve_device, wake_compiler
 from attnbench.settings import LoggerSettings
 from attnbench.train import (
     Batch,
@@ -324,6 +325,25 @@ def test_a_folder_of_kernels_that_the_user_has_named_stays(monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", "/of/the/user")
     resolve_device("cpu")
     assert os.environ["TRITON_CACHE_DIR"] == "/of/the/user"
+
+
+def test_every_kernel_is_made_by_tritons_own_assembler(monkeypatch):
+    """Whatever torch's compiler would name later."""
+    from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
+
+    # Set, so that what is done to it here is undone.
+    monkeypatch.setenv("TRITON_PTXAS_PATH", "")
+    resolve_device("cpu")
+    own = os.environ["TRITON_PTXAS_PATH"]
+    _set_triton_ptxas_path()
+    assert own == os.environ["TRITON_PTXAS_PATH"]
+    assert Path(own).parts[-5:] == ("triton", "backends", "nvidia", "bin", "ptxas")
+    assert re.fullmatch(r"\d+\.\d+\.\d+", _assembler_version() or "")
+
+    monkeypatch.setenv("TRITON_PTXAS_PATH", "/of/the/user")
+    resolve_device("cpu")
+    assert os.environ["TRITON_PTXAS_PATH"] == "/of/the/user"
+    assert _assembler_version() is None
 
 
 def test_the_compilers_processes_start_before_it_has_traced_anything(monkeypatch):

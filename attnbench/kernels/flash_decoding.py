@@ -65,7 +65,7 @@ def splits_for(num_keys: int, num_sequences: int, num_multiprocessors: int, keys
         num_sequences: batch × key/value heads: the programs that there are without splitting.
         keys: of a block.
     """
-    if num_sequences >= num_multiprocessors:
+    if num_sequences == 0 or num_sequences >= num_multiprocessors:
         return 1
     wanted = PROGRAMS * num_multiprocessors // num_sequences
     return max(1, min(wanted, -(-num_keys // keys), MAX_SPLITS))

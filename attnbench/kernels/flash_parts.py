@@ -43,7 +43,7 @@ def splits_for(num_programs: int, num_blocks: int, num_multiprocessors: int) -> 
         num_programs: that there are without splitting.
         num_blocks: that one of them walks at most.
     """
-    if num_programs >= SPLIT_BELOW * num_multiprocessors:
+    if num_programs == 0 or num_programs >= SPLIT_BELOW * num_multiprocessors:
         return 1
     return max(1, min(SPLIT_PROGRAMS * num_multiprocessors // num_programs, num_blocks, MAX_SPLITS))
 

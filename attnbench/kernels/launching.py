@@ -9,6 +9,7 @@ device: Triton holds Python's lock for a small part of its time.
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -30,7 +31,7 @@ _unfinished: set[Future[None]] = set()
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """kernel[grid](*arguments, **options); for tensors without memory it only begins to compile the kernel.
 
-    One that cannot be compiled says so when it is launched, which compiles it again.
+    One that cannot be compiled or loaded says so when it is launched, which tries again.
     """
     outline = next((x for x in (*arguments, *options.values()) if isinstance(x, FakeTensor)), None)
     if outline is None:
@@ -75,8 +76,13 @@ def _compile(kernel: Any, device: torch.device, arguments: tuple[Any, ...], opti
     with torch.cuda.device(device):
         named = {name: triton.MockTensor.wrap_dtype(x) for name, x in options.items()}
         compiled = kernel.warmup(*arguments, grid=(1,), **named)
-        # Asked for, it is loaded, and what calls it is built by a C compiler: a quarter of a second each.
-        _ = compiled.run
+        try:
+            # Asked for, it is loaded, and what calls it is built by a C compiler: a quarter of a second each.
+            _ = compiled.run
+        except Exception:
+            # Otherwise it would count as loaded, and a launch would find nothing in it.
+            compiled._run = None
+            raise
 
 
 def register_fake(operator: CustomOpDef) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -90,7 +96,9 @@ def register_fake(operator: CustomOpDef) -> Callable[[Callable[..., Any]], Calla
             # It is asked the same for every layer, and by each part of the compiler.
             if can_compile(inputs) and (question := _question(inputs)) not in asked:
                 asked.add(question)
-                operator._init_fn(*inputs)
+                # What it cannot take it says when it runs, in its own words and not in the compiler's.
+                with suppress(Exception):
+                    operator._init_fn(*inputs)
             return outputs(*inputs)
 
         operator.register_fake(fake)

@@ -72,8 +72,8 @@ def choose_assembler() -> None:
     torch's wheel may have another, of another CUDA, which its compiler names in the process as soon as it compiles a
     kernel there itself: what ours were then made by would depend on when they were compiled.
     """
-    triton = importlib.util.find_spec("triton")
-    if os.environ.get("TRITON_PTXAS_PATH") or triton is None or triton.origin is None:
+    triton = None if os.environ.get("TRITON_PTXAS_PATH") else importlib.util.find_spec("triton")
+    if triton is None or triton.origin is None:
         return
     own = Path(triton.origin).parent / "backends" / "nvidia" / "bin" / "ptxas"
     if own.exists():

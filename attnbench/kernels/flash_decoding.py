@@ -58,7 +58,7 @@ def tiles_for(dtype: torch.dtype, width: int) -> Tiles:
 def splits_for(num_keys: int, num_sequences: int, num_multiprocessors: int, keys: int = 64) -> int:
     """As many as make no more than PROGRAMS programs a multiprocessor and leave each a block of keys; 1: whole.
 
-    Whole too where every multiprocessor has a program already: 256 sequences in parts took 2 to 18 % longer on 132.
+    Whole too where every multiprocessor has a program already: 256 sequences in parts took 2 to 23 % longer on 132.
 
     Args:
         num_keys: that the cache has room for, or that a window shows.

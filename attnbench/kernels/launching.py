@@ -45,8 +45,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 
 @cache
 def num_multiprocessors(device: torch.device) -> int:
-    """On a CPU 1, so that nothing is ever split or run side by side there by itself."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    """On a CPU 0, so that nothing is ever split or run side by side there by itself."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
 
 
 def _outline(argument: Any) -> Any:

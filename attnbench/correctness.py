@@ -59,6 +59,13 @@ OTHER_SHAPES = (
     Shape(name="heads of 16 channels", head_width=16, lengths=(65, 133)),
     Shape(name="heads of 32 channels", head_width=32, lengths=(65, 133)),
     Shape(name="heads of 128 channels", head_width=128, lengths=(65, 133)),
+    Shape(
+        name="keys of 256 channels",
+        head_width=256,
+        lengths=(133,),
+        precisions=("bfloat16",),
+        options={"value_expansion": 0.5},
+    ),
     Shape(name="so long that few heads go over their chunks side by side", lengths=(577,)),
     Shape(name="values of 48 channels", lengths=(133,), options={"value_expansion": 0.75}),
     Shape(name="a convolution of four taps", lengths=(133,), options={"conv_size": 4}),

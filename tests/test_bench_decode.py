@@ -47,7 +47,7 @@ def test_what_runs_on_a_cpu_passes_the_gate(precision, num_key_value_heads):
     shape = replace(SHAPE, num_key_value_heads=num_key_value_heads)
     rows = measured(*ON_A_CPU, shape=shape, precision=precision)
     assert [(row.metric, row.settings["implementation"], row.status) for row in rows] == [
-        (metric, STEPS[name].label("cpu", 16), "ok")
+        (metric, STEPS[name].label("cpu", "float32", 16), "ok")
         for name in ON_A_CPU
         for metric in ("max_error", "decode_milliseconds", "roofline_fraction")
     ]
@@ -90,10 +90,12 @@ def test_a_kernel_that_raises_leaves_the_others_their_turn(monkeypatch):
 
 
 def test_a_state_s_step_stands_under_the_name_of_its_kernel():
-    assert [STEPS["linear"].label("cuda", width) for width in (128, 192)] == ["linear (triton)", "linear (torch)"]
-    own = [STEPS["gated_deltanet"].label("cuda", width) for width in (64, 80, 96, 128, 192)]
-    assert [name.partition(" ")[2] for name in own] == ["(triton)", "(torch)", "(torch)", "(triton)", "(torch)"]
-    assert STEPS["triton_split"].label("cuda", 80) == "triton_split"
+    own = [STEPS["linear"].label("cuda", "bfloat16", width) for width in (128, 192)]
+    assert own == ["linear (triton)", "linear (torch)"]
+    own = [STEPS["gated_deltanet"].label("cuda", "bfloat16", width) for width in (64, 80, 128, 192, 256)]
+    assert [name.partition(" ")[2] for name in own] == ["(triton)", "(torch)", "(triton)", "(torch)", "(triton)"]
+    assert STEPS["gated_deltanet"].label("cuda", "float32", 256) == "gated_deltanet (torch)"
+    assert STEPS["triton_split"].label("cuda", "bfloat16", 80) == "triton_split"
 
 
 def test_split_is_held_against_whole(monkeypatch):

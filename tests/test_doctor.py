@@ -64,7 +64,7 @@ def test_what_auto_chooses_is_right_here_and_the_page_says_so(tmp_path, capsys):
     # A window and TF32 are for a GPU; what its yaml has anyway is not looked at twice.
     assert {settings.get("shape") for settings in of_output if "checked" not in settings} == {
         *(None, "heads of 16 channels", "heads of 32 channels", "heads of 128 channels", "values of 48 channels"),
-        "so long that few heads go over their chunks side by side",
+        *("keys of 256 channels", "so long that few heads go over their chunks side by side"),
     }
     assert [settings["checked"] for settings in of_output if "checked" in settings] == ["gated_deltanet, torch"] * 2
     assert "swiglu" in kept.partition("Torch's own form is all there is on this device")[2]

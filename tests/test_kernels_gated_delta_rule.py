@@ -130,8 +130,10 @@ def test_kernels_keep_their_digits_where_all_keys_are_alike(parallel):
 
 
 @both_forms
-def test_kernels_in_bfloat16(parallel):
-    check(rule_inputs(133, 16, 32, dtype=torch.bfloat16), unit=True, parallel=parallel, given=True)
+@pytest.mark.parametrize(("key_width", "value_width", "num_heads"), [(16, 32, 2), (256, 48, 1)])
+def test_kernels_in_bfloat16(key_width, value_width, num_heads, parallel):
+    inputs = rule_inputs(133, key_width, value_width, num_heads=num_heads, dtype=torch.bfloat16)
+    check(inputs, unit=True, parallel=parallel, given=True)
 
 
 @both_forms
@@ -228,7 +230,7 @@ def test_the_operator_reports_the_flops_of_the_recurrence():
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("unit", [True, False])
-@pytest.mark.parametrize(("key_width", "value_width"), [(16, 16), (64, 48), (128, 128)])
+@pytest.mark.parametrize(("key_width", "value_width"), [(16, 16), (64, 48), (128, 128), (256, 64)])
 def test_a_step_is_the_definition_s_and_leaves_the_memory_after_it(key_width, value_width, unit, dtype):
     mixed, log_decay, beta, memory = (
         x.detach() for x in rule_inputs(3, key_width, value_width, num_heads=2, batch=3, dtype=dtype)
@@ -242,9 +244,10 @@ def test_a_step_is_the_definition_s_and_leaves_the_memory_after_it(key_width, va
     assert_near(own, expected_memory, TOLERANCE[dtype])
 
 
-def test_float64_is_refused():
-    inputs = [x.detach().double() for x in rule_inputs(5, 16, 16)]
-    with pytest.raises(UserError, match=r"bfloat16 and float32, not torch\.float64.*backend=torch"):
+@pytest.mark.parametrize(("dtype", "key_width"), [(torch.float64, 16), (torch.float32, 256)])
+def test_a_dtype_that_there_is_not_is_refused(dtype, key_width):
+    inputs = [x.detach().to(dtype) for x in rule_inputs(5, key_width, 16)]
+    with pytest.raises(UserError, match=rf"bfloat16 and, up to 128 .* float32, not {dtype} at {key_width}.*=torch"):
         kernels(*inputs, True, False, False)
 
 
@@ -307,6 +310,9 @@ def test_the_mixer_on_kernels_compiles_and_stacks():
         (128, 128, torch.float32),
         (128, 128, torch.bfloat16),
         (16, 48, torch.bfloat16),
+        (256, 16, torch.bfloat16),
+        (256, 64, torch.bfloat16),
+        (256, 512, torch.bfloat16),
     ],
 )
 def test_compiled_kernels_are_the_definition(key_width, value_width, dtype, length, parallel):

@@ -218,23 +218,29 @@ def test_linear_attention_by_our_kernel_is_refused_where_it_cannot_run(monkeypat
 
 
 @pytest.mark.parametrize(
-    ("device_type", "options", "backend"),
+    ("device_type", "precision", "options", "backend"),
     [
-        ("cuda", {}, "triton"),
-        ("cuda", {"head_width": 64, "value_expansion": 2}, "triton"),
-        ("cuda", {"head_width": 48}, "torch"),
-        ("cuda", {"head_width": 16, "value_expansion": 1.5}, "torch"),
-        ("cpu", {"head_width": 64}, "torch"),
+        ("cuda", "bfloat16", {}, "triton"),
+        ("cuda", "bfloat16", {"head_width": 64, "value_expansion": 2}, "triton"),
+        ("cuda", "bfloat16", {"head_width": 48}, "torch"),
+        ("cuda", "bfloat16", {"head_width": 16, "value_expansion": 1.5}, "torch"),
+        ("cuda", "float32", {"head_width": 128}, "triton"),
+        ("cuda", "bfloat16", {"head_width": 256}, "triton"),
+        ("cuda", "float32", {"head_width": 256}, "torch"),
+        ("cuda", "tf32", {"head_width": 256}, "torch"),
+        ("cpu", "bfloat16", {"head_width": 64}, "torch"),
     ],
 )
-def test_auto_is_triton_where_gated_deltanet_has_kernels(device_type, options, backend):
-    assert GatedDeltaNet.choose_backend(options, device_type=device_type, precision="bfloat16") == backend
+def test_auto_is_triton_where_gated_deltanet_has_kernels(device_type, precision, options, backend):
+    assert GatedDeltaNet.choose_backend(options, device_type=device_type, precision=precision) == backend
 
 
 def test_triton_is_refused_where_it_cannot_run():
     options = {"backend": "triton", "head_width": 48}
     with pytest.raises(UserError, match=r"backend=triton.*16, 32, 64, 128.*not 48 and 48.*backend=torch"):
         GatedDeltaNet.choose_backend(options, device_type="cuda", precision="bfloat16")
+    with pytest.raises(UserError, match=r"bfloat16 also of 256.*not 256 and 256 in float32.*backend=torch"):
+        GatedDeltaNet.choose_backend({**options, "head_width": 256}, device_type="cuda", precision="float32")
     with pytest.raises(UserError, match=r"backend=triton.*need CUDA"):
         GatedDeltaNet.choose_backend({**options, "head_width": 64}, device_type="cpu", precision="float32")
 

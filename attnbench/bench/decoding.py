@@ -26,7 +26,8 @@ def measure_steps(
     with multiplying(subject.precision):
         example = attempt(lambda: _example(shape, subject))
         for name in names:
-            own = settings | {"implementation": STEPS[name].label(subject.device.type, shape.head_width)}
+            label = STEPS[name].label(subject.device.type, subject.precision, shape.head_width)
+            own = settings | {"implementation": label}
             if isinstance(example, OutOfMemory):
                 yield from _without(own, "out_of_memory", example.reason)
             else:

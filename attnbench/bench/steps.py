@@ -55,6 +55,11 @@ class Example:
     log_decay_B1H: Tensor
     beta_B1H: Tensor
 
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Device type and precision."""
+        return self.query_BHK.device.type, str(self.query_BHK.dtype).removeprefix("torch.")
+
     def newest(self) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of one position, (B, 1, H, K)."""
         shared_by = self.shape.num_heads // self.shape.num_key_value_heads
@@ -79,12 +84,12 @@ class Step:
     """y in float64, (heads compared, 1, K)."""
     work: Callable[[Shape, int], Work]
     """At so many bytes a number."""
-    backend: Callable[[str, int], str] | None = None
-    """Which of its kernels a mixer's step has on a device type at a head width; None where the name says it."""
+    backend: Callable[[str, str, int], str] | None = None
+    """Which of its kernels a mixer's step has, as for `refuse`; None where the name says it."""
 
-    def label(self, device_type: str, width: int) -> str:
+    def label(self, device_type: str, precision: str, width: int) -> str:
         """The name that its numbers stand under."""
-        return self.name if self.backend is None else f"{self.name} ({self.backend(device_type, width)})"
+        return self.name if self.backend is None else f"{self.name} ({self.backend(device_type, precision, width)})"
 
 
 def compared_heads(shape: Shape) -> list[int]:
@@ -170,14 +175,14 @@ def _linear_expected(example: Example) -> Tensor:
     return mixed_BHV.flatten(0, 1)[compared_heads(example.shape), None]
 
 
-def _linear_backend(device_type: str, width: int) -> str:
-    return LinearAttention.choose_backend({"head_width": width}, device_type=device_type, precision="")
+def _linear_backend(device_type: str, precision: str, width: int) -> str:
+    return LinearAttention.choose_backend({"head_width": width}, device_type=device_type, precision=precision)
 
 
 def _linear(example: Example) -> Call:
     """As the mixer's step has it, between its projections."""
     newest, memory, normaliser = example.newest(), example.memory_BHKV, example.normaliser_BHK
-    if _linear_backend(example.query_BHK.device.type, example.shape.head_width) == "triton":
+    if _linear_backend(*example.kind, example.shape.head_width) == "triton":
         from attnbench.kernels.linear_attention import linear_attention
 
         mixed_B1C, num_heads = torch.cat([x.flatten(2) for x in newest], dim=-1), example.shape.num_heads
@@ -197,8 +202,8 @@ def _refuse_linear(device_type: str, precision: str, width: int) -> str | None:
     return "linear attention's kernel takes float32 and bfloat16" if refused else None
 
 
-def _gated_deltanet_backend(device_type: str, width: int) -> str:
-    return GatedDeltaNet.choose_backend({"head_width": width}, device_type=device_type, precision="")
+def _gated_deltanet_backend(device_type: str, precision: str, width: int) -> str:
+    return GatedDeltaNet.choose_backend({"head_width": width}, device_type=device_type, precision=precision)
 
 
 def _gated_deltanet(example: Example) -> Call:
@@ -207,7 +212,7 @@ def _gated_deltanet(example: Example) -> Call:
     # Of length 1, as the mixer makes them: a longer key would have the state grow.
     key = F.normalize(key.float(), dim=-1).to(key.dtype)
     gates, width = (example.log_decay_B1H, example.beta_B1H), example.shape.head_width
-    if _gated_deltanet_backend(example.query_BHK.device.type, width) == "triton":
+    if _gated_deltanet_backend(*example.kind, width) == "triton":
         from attnbench.kernels.delta_rule_step import gated_delta_rule_step
 
         # The kernel scales the query; and its state, which it changes, is its own.
@@ -225,7 +230,7 @@ def _gated_deltanet_expected(example: Example) -> Tensor:
 
 
 def _refuse_gated_deltanet(device_type: str, precision: str, width: int) -> str | None:
-    refused = device_type == "cuda" and precision == "float16" and has_kernels(width, width)
+    refused = device_type == "cuda" and precision == "float16" and has_kernels(width, width, precision)
     return "Gated DeltaNet's kernel takes float32 and bfloat16" if refused else None
 
 

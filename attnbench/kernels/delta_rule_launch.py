@@ -42,13 +42,17 @@ all its products are the small ones of a single warp. The others, Hopper's instr
 multiply 64 rows at once, Triton 3.6 compiles wrongly for narrow tiles: at 16 and 32 key channels rows of W from 16 on
 come out wrong, and at 16 and 32 value channels gradients are read from beyond the shared memory."""
 
+WIDE = 128
+"""A head with more key channels has shorter chunks too, on eight warps, and in bfloat16 alone: 64 value channels of its
+state are a quarter of a multiprocessor's registers."""
+
 NARROW_VALUES = {torch.bfloat16: 64, torch.float32: 32}
-"""The most value channels of a program of a narrow head. In float32 the gradient of 64 spills three times as much as
+"""The most value channels of a program with shorter chunks. In float32 the gradient of 64 spills three times as much as
 that of 32."""
 
 
 def positions_of_chunk(key_width: int, value_width: int) -> int:
-    """C: of narrow heads 32, on four warps.
+    """C: of narrow heads 32, on four warps, and of wide ones 32 on eight.
 
     Chunks of 64 on two warps avoid the wrong instructions too, but run out of registers. Bytes that a thread spills
     with 64 → with 32, at so many key × value channels, compiled for Hopper by Triton 3.6.0:
@@ -60,8 +64,10 @@ def positions_of_chunk(key_width: int, value_width: int) -> int:
         gradient                  336 → 0           2,016 → 0       38,224 → 556
 
     In float32 these four take less than a third of the time to compile. Triton 3.7.1 spills about as much.
+
+    At 256 × 512 in bfloat16, on eight warps: walk_forward 648 → 8, walk_backward 1,616 → 16, gradient 2,296 → 400.
     """
-    return 32 if min(key_width, value_width & -value_width) < NARROW else 64
+    return 32 if min(key_width, value_width & -value_width) < NARROW or key_width > WIDE else 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +136,8 @@ class DeltaRule:
         launch = options | more | LAUNCH[kernel]
         if self.mixed.dtype == torch.float32 and self.key_width > 64 and (kernel == "gradient" or self.chunk < 64):
             # Four run out of registers, over which the assembler takes half a minute and more.
+            return launch | {"num_warps": 8}
+        if self.key_width > WIDE and kernel in ("walk_forward", "walk_backward", "gradient"):
             return launch | {"num_warps": 8}
         return launch
 

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from attnbench.errors import UserError
 from attnbench.kernels.batching import join_the_batch
-from attnbench.kernels.delta_rule_launch import DeltaRule, backward, forward, positions_of_chunk
+from attnbench.kernels.delta_rule_launch import WIDE, DeltaRule, backward, forward, positions_of_chunk
 from attnbench.kernels.launching import register_fake
 
 DTYPES = (torch.bfloat16, torch.float32)
@@ -33,7 +33,7 @@ def gated_delta_rule(
 
     Args:
         mixed_BTC: query, key and value side by side, (HK | HK | HV), in bfloat16 or float32; K is 16, 32, 64 or
-            128, V a multiple of 16.
+            128, in bfloat16 also 256, V a multiple of 16.
         log_decay_BTH: log a_t, not positive; float32, as beta and memory are.
         unit_length: divide each query and key by its length first.
         keep_memory: whether the last memory is wanted.
@@ -43,15 +43,15 @@ def gated_delta_rule(
         y (B, T, H, V) in the dtype of `mixed_BTC`, and the last memory or None.
 
     Raises:
-        UserError: a dtype that these kernels do not have.
+        UserError: a dtype that these kernels do not have, or not at such a width.
     """
-    if mixed_BTC.dtype not in DTYPES:
+    if mixed_BTC.dtype not in (DTYPES if key_width <= WIDE else DTYPES[:1]):
         raise UserError(
-            f"attn.backend=triton: its kernels take bfloat16 and float32, not {mixed_BTC.dtype}; choose "
-            "attn.backend=torch"
+            f"attn.backend=triton: its kernels take bfloat16 and, up to {WIDE} key channels a head, float32, not "
+            f"{mixed_BTC.dtype} at {key_width}; choose attn.backend=torch"
         )
     value_width = mixed_BTC.shape[-1] // num_heads - 2 * key_width
-    assert key_width in (16, 32, 64, 128), key_width
+    assert key_width in (16, 32, 64, 128, 256), key_width
     assert value_width % 16 == 0, value_width
     output_BTHV, last_BHKV, *_ = gated_delta_rule_forward(
         mixed_BTC, log_decay_BTH.float(), beta_BTH.float(), memory_BHKV, num_heads, key_width, unit_length,

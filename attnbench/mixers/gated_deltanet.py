@@ -40,8 +40,8 @@ class GatedDeltaNet(Mixer):
         num_heads: null for dim / head_width; the inner widths need not add up to dim.
         head_width: channels of query and key a head, K.
         value_expansion: channels of value a head, V, as a multiple of head_width.
-        backend: auto | torch | triton | fla. Triton, our own kernels, takes heads of 16, 32, 64 or 128 key channels and
-            a multiple of 16 value channels; auto is triton for these on CUDA, and else torch.
+        backend: auto | torch | triton | fla. Triton, our own kernels, takes heads of 16, 32, 64, 128 and, in bfloat16,
+            256 key channels and a multiple of 16 value channels; auto is triton for these on CUDA, and else torch.
         conv_size: taps of the short convolution over query, key and value; 0 for none.
         output_gate: multiply what was mixed by silu(gate(x)).
         qk_norm: divide query and key of each head by their length. Without it the recurrence can grow.
@@ -49,7 +49,7 @@ class GatedDeltaNet(Mixer):
     """
 
     backends: ClassVar[tuple[str, ...]] = ("torch", "triton", "fla")
-    auto_rule: ClassVar[str] = "triton on CUDA at key widths of 16, 32, 64 or 128, otherwise torch"
+    auto_rule: ClassVar[str] = "triton on CUDA at key widths of 16, 32, 64, 128, in bfloat16 256, otherwise torch"
     without_vmap: ClassVar[frozenset[str]] = frozenset({"fla"})
     no_weight_decay: ClassVar[frozenset[str]] = frozenset({"log_decay_rate", "decay_bias"})
     state_memory: ClassVar[tuple[str, ...]] = ("memory_BHKV",)
@@ -92,14 +92,15 @@ class GatedDeltaNet(Mixer):
         backend = super().choose_backend(options, device_type=device_type, precision=precision)
         widths = _key_and_value_width(options)
         if options.get("backend", "auto") == "auto":
-            possible = device_type == "cuda" and (widths is None or has_kernels(*widths))
+            possible = device_type == "cuda" and (widths is None or has_kernels(*widths, precision))
             return "triton" if possible else "torch"
         if backend == "triton":
             require_triton("attn.backend=triton", device_type)
-            if widths is not None and not has_kernels(*widths):
+            if widths is not None and not has_kernels(*widths, precision):
                 raise UserError(
-                    f"attn.backend=triton: kernels take heads of {', '.join(map(str, KEY_WIDTHS))} key channels "
-                    f"and a multiple of 16 value channels, not {widths[0]} and {widths[1]:g}; choose attn.backend=torch"
+                    f"attn.backend=triton: kernels take heads of {', '.join(map(str, KEY_WIDTHS))} key channels, in "
+                    f"bfloat16 also of {WIDE_KEYS}, and a multiple of 16 value channels, not {widths[0]} and "
+                    f"{widths[1]:g} in {precision}; choose attn.backend=torch"
                 )
         if backend == "fla":
             require_gated_fla("attn.backend=fla", device_type)
@@ -220,11 +221,13 @@ class GatedDeltaNet(Mixer):
 
 
 KEY_WIDTHS = (16, 32, 64, 128)
+WIDE_KEYS = 256
 
 
-def has_kernels(key_width: int, value_width: float) -> bool:
-    """Whether our Triton kernels take so many channels a head."""
-    return key_width in KEY_WIDTHS and value_width > 0 and value_width % 16 == 0
+def has_kernels(key_width: int, value_width: float, precision: str) -> bool:
+    """Whether our Triton kernels take so many channels a head in this precision."""
+    takes_keys = key_width in KEY_WIDTHS or (key_width == WIDE_KEYS and precision == "bfloat16")
+    return takes_keys and value_width > 0 and value_width % 16 == 0
 
 
 def _key_and_value_width(options: dict[str, Any]) -> tuple[int, float] | None:

@@ -188,13 +188,14 @@ def diagonal_product(diagonal, right, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def query_gradient(query, key, cumulative, weight_gradient, own_gradient, gradient, state, PRECISION: tl.constexpr):
+def query_gradient(query, key, cumulative, weight_gradient, own_gradient, asking, PRECISION: tl.constexpr):
     """That of Q, and row sums of Q times it: without its part from the position itself, and with.
 
-    `weight_gradient` is that of Q K^T below the diagonal, `own_gradient` that on it, where nothing decays.
+    `weight_gradient` is that of Q K^T below the diagonal, `own_gradient` that on it, where nothing decays. `asking` is
+    the gradient of Y times S^T.
     """
     wide = query.to(tl.float32)
-    result = product(gradient, tl.trans(state), PRECISION) * tl.exp(cumulative)[:, None]
+    result = asking * tl.exp(cumulative)[:, None]
     result += product(weight_gradient, key, PRECISION)
     inner = tl.sum(wide * result, 1)
     result += diagonal_product(own_gradient, key, PRECISION)
@@ -202,35 +203,36 @@ def query_gradient(query, key, cumulative, weight_gradient, own_gradient, gradie
 
 
 @triton.jit
-def key_gradient(query, key, cumulative, total, weight_gradient, own_gradient, pair_gradient, change, value_gradient,
-                 state, after, PRECISION: tl.constexpr):  # fmt: skip
+def key_gradient(query, key, cumulative, total, weight_gradient, own_gradient, pair_gradient, reading, leaving,
+                 PRECISION: tl.constexpr):  # fmt: skip
     """That of K, and row sums of K times parts of it: what comes from where K reads, this and what comes from where
     later positions of the chunk read it, the part through S', and all.
 
-    `pair_gradient` is the gradient of K K^T where it stands in L; the others as for `query_gradient`.
+    `pair_gradient` is the gradient of K K^T where it stands in L, `reading` that of V times S^T, `leaving` b F times
+    that of S' transposed; the others as for `query_gradient`.
     """
     wide = key.to(tl.float32)
     result = product(pair_gradient, key, PRECISION)
-    result -= product(value_gradient, tl.trans(state), PRECISION) * tl.exp(cumulative)[:, None]
-    reading = tl.sum(wide * result, 1)
+    result -= reading * tl.exp(cumulative)[:, None]
+    reading_inner = tl.sum(wide * result, 1)
     result += product(tl.trans(weight_gradient), query, PRECISION)
     result += product(tl.trans(pair_gradient), key, PRECISION)
     inner = tl.sum(wide * result, 1)
-    leaving = product(change, tl.trans(after), PRECISION) * tl.exp(total - cumulative)[:, None]
+    leaving *= tl.exp(total - cumulative)[:, None]
     leaving_inner = tl.sum(wide * leaving, 1)
     result += leaving
     result += diagonal_product(own_gradient, query, PRECISION)
-    return result, reading, inner, leaving_inner, tl.sum(wide * result, 1)
+    return result, reading_inner, inner, leaving_inner, tl.sum(wide * result, 1)
 
 
 @triton.jit
-def log_decay_gradient(total, query_inner, reading_inner, key_inner, leaving_inner, state, after):
+def log_decay_gradients(query_inner, reading_inner, key_inner, leaving_inner, of_total):
     """c_i enters as exp(c_i) wherever position i reads (its query, and its key in L) and as exp(-c_i) where it is read
     (its key in L and in Q K^T), so its gradient is the difference of the row sums of the two, and each log decay is in
     the c_i of all positions from its own on; what leaves for S' decays by all that come after.
 
     What a position reads of itself would be in both sums and is in neither, and what leaves is summed from where it
-    starts: a head that forgets fast has little else, and the rounding of these would be what is left."""
-    of_total = tl.sum(tl.sum(state.to(tl.float32) * after.to(tl.float32), 1), 0) * tl.exp(total)
+    starts: a head that forgets fast has little else, and the rounding of these would be what is left. `of_total` is
+    what the decay of S itself gives each."""
     inside = tl.cumsum(query_inner + 2 * reading_inner - key_inner, 0, reverse=True)
     return inside + tl.cumsum(leaving_inner, 0) - leaving_inner + of_total

@@ -32,7 +32,7 @@ LAUNCH: dict[str, dict[str, int]] = {
     "key_parts": {"num_warps": 4},
     "prepare_backward": {"num_warps": 4},
     "scan_backward": {"num_warps": 4, "num_stages": 3, "VALUES": 16},
-    "gradient": {"num_warps": 4},
+    "gradient": {"num_warps": 4, "num_stages": 1},
 }
 """By kernel: warps of a program, stages of the loads in its loop and, for a scan, its block of value channels."""
 
@@ -43,11 +43,18 @@ multiply 64 rows at once, Triton 3.6 compiles wrongly for narrow tiles: at 16 an
 come out wrong, and at 16 and 32 value channels gradients are read from beyond the shared memory."""
 
 WIDE = 128
-"""A head with more key channels has shorter chunks too, on eight warps, and in bfloat16 alone: 64 value channels of its
-state are a quarter of a multiprocessor's registers."""
+"""A head with more key channels has shorter chunks too, and in bfloat16 alone: 64 value channels of its state are a
+quarter of a multiprocessor's registers."""
+
+WIDE_LAUNCH: dict[str, dict[str, int]] = {
+    "walk_forward": {"num_warps": 8, "num_stages": 2},
+    "walk_backward": {"num_warps": 8, "num_stages": 2},
+    "gradient": {"num_warps": 8, "num_stages": 2, "VALUES": 32},
+}
+"""What such a head has in place of LAUNCH's; VALUES is the most."""
 
 NARROW_VALUES = {torch.bfloat16: 64, torch.float32: 32}
-"""The most value channels of a program with shorter chunks. In float32 the gradient of 64 spills three times as much as
+"""The most value channels of a block in shorter chunks. In float32 the gradient of 64 spills three times as much as
 that of 32."""
 
 
@@ -65,7 +72,8 @@ def positions_of_chunk(key_width: int, value_width: int) -> int:
 
     In float32 these four take less than a third of the time to compile. Triton 3.7.1 spills about as much.
 
-    At 256 × 512 in bfloat16, on eight warps: walk_forward 648 → 8, walk_backward 1,616 → 16, gradient 2,296 → 400.
+    At 256 × 512 in bfloat16, on eight warps: walk_forward 648 → 0, walk_backward 1,616 → 0; on an H200 both together
+    take 3.1 ms, with 64 6.3 (128 × 256 positions, four heads).
     """
     return 32 if min(key_width, value_width & -value_width) < NARROW or key_width > WIDE else 64
 
@@ -121,7 +129,7 @@ class DeltaRule:
 
     @property
     def values(self) -> int:
-        """Value channels of a program: the largest power of 2 that divides them, up to a limit."""
+        """Value channels of a block: the largest power of 2 that divides them, up to a limit."""
         limit = NARROW_VALUES[self.mixed.dtype] if self.chunk < 64 else 64
         return min(limit, self.value_width & -self.value_width)
 
@@ -134,10 +142,13 @@ class DeltaRule:
         precision = float32_product() if self.mixed.dtype == torch.float32 else "tf32"
         options = {"C": self.chunk, "K": self.key_width, "V": self.value_width, "PRECISION": precision}
         launch = options | more | LAUNCH[kernel]
-        if self.mixed.dtype == torch.float32 and self.key_width > 64 and (kernel == "gradient" or self.chunk < 64):
-            # Four run out of registers, over which the assembler takes half a minute and more.
-            return launch | {"num_warps": 8}
-        if self.key_width > WIDE and kernel in ("walk_forward", "walk_backward", "gradient"):
+        if self.key_width > WIDE:
+            launch |= WIDE_LAUNCH.get(kernel, {})
+            # A block divides the values.
+            return launch | {"VALUES": min(launch["VALUES"], self.values)} if "VALUES" in launch else launch
+        is_short_float32 = self.mixed.dtype == torch.float32 and self.chunk < 64
+        if self.key_width > 64 and (kernel == "gradient" or is_short_float32):
+            # Four run out of registers, in float32 so far that the assembler takes half a minute and more.
             return launch | {"num_warps": 8}
         return launch
 
@@ -240,21 +251,14 @@ def _input_gradients(
     of_corrections: Tensor,
     resolvents: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    batch, length, _ = rule.mixed.shape
-    shared, blocks = 2 * rule.num_heads * rule.key_width, rule.num_blocks
-    of_mixed = torch.empty_like(rule.mixed)
-    of_shared = of_mixed if blocks == 1 else rule.log_decay.new_empty(blocks, batch, length, shared)
-    of_log_decay, of_beta = (rule.log_decay.new_empty(blocks, *rule.log_decay.shape) for _ in range(2))
+    of_mixed, of_log_decay, of_beta = (torch.empty_like(x) for x in (rule.mixed, rule.log_decay, rule.beta))
     launch(
-        gradient_kernel, (rule.all_chunks, blocks),
+        gradient_kernel, (rule.all_chunks,),
         rule.mixed, rule.log_decay, rule.beta, states, corrections, gradient, of_states, of_corrections, resolvents,
-        of_mixed, of_shared, of_log_decay, of_beta, length, batch * length, rule.num_heads, of_shared.shape[-1],
-        rule.key_width**-0.5, **rule.options("gradient", UNIT=rule.unit_length, VALUES=rule.values),
+        of_mixed, of_log_decay, of_beta, rule.length, rule.num_heads, rule.key_width**-0.5,
+        **rule.options("gradient", UNIT=rule.unit_length, VALUES=rule.values),
     )  # fmt: skip
-    if blocks == 1:
-        return of_mixed, of_log_decay[0], of_beta[0]
-    of_mixed[..., :shared] = of_shared.sum(0)
-    return of_mixed, of_log_decay.sum(0), of_beta.sum(0)
+    return of_mixed, of_log_decay, of_beta
 
 
 def _empty_states(rule: DeltaRule) -> tuple[Tensor, Tensor]:

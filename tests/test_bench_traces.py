@@ -287,6 +287,20 @@ def test_operators_come_with_calls_memory_and_flops():
     assert lines["aten::clamp_min"].counted_here
 
 
+@torch.library.custom_op("attnbench_tests::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    result = x.new_empty(2 * x.numel())
+    result[::2], result[1::2] = x.flatten(), x.flatten()
+    return result
+
+
+def test_an_operator_s_memory_is_also_that_which_its_own_operators_allocate():
+    x, held = torch.ones(1000, 100), []
+    recording = record(lambda: held.append(doubled(x)), CPU, num_calls=3, detailed=True)
+    own = next(line for line in recording.lines if line.name == "attnbench_tests::doubled")
+    assert own.memory_mib == pytest.approx(3 * 2 * x.nbytes / 2**20)
+
+
 def test_what_is_not_in_the_table_is_added_up():
     lines = [Line(name=name, calls=2, milliseconds=time) for name, time in (("a", 5.0), ("b", 3.0), ("c", 1.0))]
     shown, rest = top(lines, 1)

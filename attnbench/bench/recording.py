@@ -26,7 +26,7 @@ class Line:
     milliseconds: float
     """On the device, or of the host where that is the device: its own, without what it calls."""
     memory_mib: float | None = None
-    """What it allocates less what it frees; None where that was not recorded."""
+    """What it and what it calls allocate, less what they free; None where that was not recorded."""
     mflops: float | None = None
     """The profiler's own count, which knows products, sums and convolutions; None for an operator that it has none of
     and nobody else counted."""
@@ -117,7 +117,8 @@ def _lines(
         calls = event.count if event is not None else len(pieces)
         memory, counted = None, own * calls if own is not None else None
         if detailed and event is not None:
-            memory = (event.self_cpu_memory_usage if device.type == "cpu" else event.self_device_memory_usage) / 2**20
+            # With what it calls: ours allocate by operators that have no work of their own, and so no line.
+            memory = (event.cpu_memory_usage if device.type == "cpu" else event.device_memory_usage) / 2**20
             counted = counted or event.flops
         lines.append(
             Line(

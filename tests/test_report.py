@@ -371,6 +371,25 @@ def test_an_axis_with_one_value_puts_the_variants_side_by_side(summed):
     assert spec["layer"][0]["mark"]["style"] == "chance"
 
 
+def test_an_interval_that_reaches_below_zero_begins_at_the_edge_of_a_logarithmic_plot(summed):
+    template = of(summed, "perplexity", "perplexity")[0]
+    own = [
+        dataclasses.replace(
+            template, mean=mean, low=low, high=high, settings=template.settings | {"sequence_length": length}
+        )
+        for length, mean, low, high in [(256, 4.0, 3.0, 5.0), (512, 80.0, -60.0, 220.0), (1024, 4000.0, 3000.0, 5000.0)]
+    ]
+    (plot,) = plots_of(own, [("perplexity", "sequence_length")])
+    spec = specification(plot, list(SKILL))
+    bars = next(layer for layer in spec["layer"] if "y2" in layer["encoding"])
+    assert bars["encoding"]["y"]["scale"]["type"] == "log"
+    drawn = {datum["x"]: (datum["low"], datum["interval"]) for datum in spec["data"]["values"]}
+    edge = bars["encoding"]["y"]["scale"]["domain"][0]
+    assert 0 < edge < 4
+    assert [drawn[length][0] for length in (256, 512, 1024)] == [max(edge, 3.0), edge, 3000.0]
+    assert "-60" in drawn[512][1]
+
+
 def test_a_chart_shows_crosses_above_and_the_chance_level(summed):
     (plot,) = plots_of(of(summed, "copy"), [("symbol_accuracy", "length")])
     assert missing_text(plot) == "linear diverged at 200"

@@ -285,7 +285,11 @@ def _datum(plot: Plot, figure: Figure) -> dict[str, Any]:
         "seeds": f"{seeds} of {sum(figure.statuses.values())}",
     }
     if figure.mean is not None:
-        datum |= {"value": figure.mean, "low": _or(figure.low, figure.mean), "high": _or(figure.high, figure.mean)}
+        low, scale = _or(figure.low, figure.mean), _value_scale(plot).to_dict()
+        if scale.get("type") == "log":
+            # The interval of a few positive numbers may reach below 0, where a logarithm has no place for its end.
+            low = max(low, scale["domain"][0])
+        datum |= {"value": figure.mean, "low": low, "high": _or(figure.high, figure.mean)}
     return datum
 
 

@@ -180,7 +180,7 @@ def _list_cells(comparison: Comparison, searches: Sequence[Cell], timed: Sequenc
 def _show(folder: Path, settings: ComparisonSettings, files: Sequence[Path], *, mirrored: bool) -> None:
     """The summary, the report, and the run in wandb; what these need is imported here, as a comparison goes without."""
     plan, rows = settings.plan, [row for path in files for row in read_results(path)]
-    print_comparison(rows, rank=plan.rank or list(plan.variants), reference=plan.reference)
+    print_comparison(rows, list(plan.variants), rank=plan.rank or list(plan.variants), reference=plan.reference)
     if settings.report:
         from attnbench.report.page import write_report
 
@@ -219,7 +219,8 @@ def _record(comparison: Comparison, scored: Sequence[Cell]) -> None:
 def _former(comparison: Comparison) -> dict[str, Any]:
     """The record of the sittings before this one; empty where there was none, or where all is run again."""
     path = comparison.folder / "comparison.json"
-    if comparison.settings.rerun or not path.exists():
+    is_anew = comparison.settings.rerun and comparison.settings.plan.only is None
+    if is_anew or not path.exists():
         return {}
     try:
         former = parse_json(path.read_text(encoding="utf-8"))

@@ -92,8 +92,10 @@ def proportion_interval(rate: float, num_items: int) -> tuple[float, float]:
         raise ValueError(f"rate {rate} of {num_items} items is no proportion")
     from statsmodels.stats.proportion import proportion_confint
 
-    low, high = proportion_confint(rate * num_items, num_items, alpha=1 - CONFIDENCE, method="wilson")
-    return float(low), float(high)
+    ends = proportion_confint(rate * num_items, num_items, alpha=1 - CONFIDENCE, method="wilson")
+    low, high = np.asarray(ends, dtype=float).tolist()
+    # Rounding apart, the interval of none and of all ends where rates do.
+    return (low if rate else 0.0), (high if rate < 1 else 1.0)
 
 
 def compare_pairs(

@@ -48,11 +48,14 @@ def print_summary(folders: Sequence[Path]) -> None:
     console.print("Each holds config.yaml, metrics.jsonl, checkpoint/ and results/.")
 
 
-def print_comparison(rows: Sequence[ResultRow], *, rank: Sequence[str], reference: str | None) -> None:
-    """Prints the summary of a comparison to standard output, a line a score and a column a variant."""
+def print_comparison(
+    rows: Sequence[ResultRow], variants: Sequence[str], *, rank: Sequence[str], reference: str | None
+) -> None:
+    """Prints the summary of a comparison to standard output, a line a score and a column a variant, one of which all
+    failed included."""
     found = figures(rows)
     ranked = families(found, rank=rank, reference=reference)
-    content = summary(found, ranked)
+    content = summary(found, ranked, variants)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column()
     for variant, *_ in content.lines:

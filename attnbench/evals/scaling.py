@@ -27,7 +27,7 @@ LOSS = {"nats_per_character": "nat"}
 
 
 class Scaling(SystemEvaluation):
-    """What a step costs at several model sizes, each matched across mixers; with train_tokens what so many teach, too.
+    """What a step costs at several model sizes, each matched as the run is; with train_tokens what so many teach, too.
 
     With `train_tokens` every size is trained on that many characters and its loss on the validation split taken;
     `scaling_exponent` is b of the power law loss = a N^-b over their parameters N, with its 95 % interval, for three

@@ -104,7 +104,7 @@ def _rates(inputs: Inputs) -> list[Markup]:
         note = (
             "Under each rate stands what it reached on the validation data of a seed that is not scored afterwards: an "
             "accuracy for probes, nats per character (lower is better) for language models. A best rate at the edge of "
-            "its grid may not be the best there is."
+            "its grid, near which none inside comes, may not be the best there is."
         )
         return [_recorded_rates(inputs.protocol.rates), element("p", note, class_="note")]
     lines = _rates_of_rows(inputs)

@@ -218,11 +218,11 @@ def _value(figure: Figure | None) -> object:
         return "–"
     if figure.mean is None:
         return TableCell(content=_cross(words.outcome(figure)), kind="lost")
-    items = words.interval(figure.item_low, figure.item_high)
+    items, num_items = words.interval(figure.item_low, figure.item_high), len(figure.values) * (figure.num_samples or 0)
     lost = {name: count for name, count in figure.statuses.items() if name != "ok"}
     notes = [
         words.interval(figure.low, figure.high),
-        f"items {items}" if items else "",
+        f"items {items} of {num_items:,}" if items else "",
         *(f"{words.status_name(name)} {count} of {sum(figure.statuses.values())}" for name, count in lost.items()),
     ]
     return join([element("span", words.outcome(figure), class_="value"), *(element("small", n) for n in notes if n)])

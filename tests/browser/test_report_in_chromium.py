@@ -33,6 +33,12 @@ def report(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def published(root, tmp_path_factory) -> Path:
+    """The battery's report, of the rows that stand in docs/results."""
+    return write_report(root / "docs" / "results" / "battery-h200", target=tmp_path_factory.mktemp("battery"))
+
+
+@pytest.fixture(scope="module")
 def browser(tmp_path_factory) -> Iterator:
     options = webdriver.ChromeOptions()
     options.binary_location = browser_path
@@ -95,6 +101,15 @@ def test_the_page_fits_and_what_is_wider_scrolls_in_its_own_box(view, request):
         width,
     )
     assert wide == []
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_the_published_battery_is_drawn_and_fits(browser, published, width):
+    show(browser, published, width, "light")
+    number = "return document.querySelectorAll('[data-chart] svg .role-mark').length"
+    assert browser.execute_script(number) >= len([*published.parent.glob("figures/*.svg")]) > 10
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert browser.get_log("browser") == []
 
 
 def test_names_are_shown_and_do_not_run(view):

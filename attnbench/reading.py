@@ -64,6 +64,9 @@ def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings
     if not isinstance(values.get("plan"), dict):
         raise UserError(f"plan={values.get('plan')}: must name a yaml of plan/")
     plan = {"name": Path(choices["plan"]).name, **values.pop("plan")}
+    if isinstance(plan.get("variants"), dict):
+        # Nothing can be deleted on a command line.
+        plan["variants"] = {name: words for name, words in plan["variants"].items() if words is not None}
     values |= {
         "plan": _closed(PlanSettings, "plan", plan),
         "logger": _closed(LoggerSettings, "logger", values["logger"]),

@@ -21,8 +21,8 @@ import triton.language as tl
 
 from attnbench.kernels.products import product, tall_product
 
-LENGTHS = ("length", "num_rows")
-"""Arguments on whose value no kernel is compiled anew. A length of 1 would become a constant, and without its loop a
+LENGTHS = ("length",)
+"""What no kernel is compiled anew for. A length of 1 would become a constant, and without its loop a
 product of two warpgroup tiles reads, compiled by Triton 3.6 for Hopper, from beyond its shared memory."""
 
 

@@ -22,8 +22,8 @@ import triton.language as tl
 from attnbench.kernels.products import product, tall_product
 
 LENGTHS = ("length",)
-"""What no kernel is compiled anew for. A length of 1 would become a constant, and without its loop a
-product of two warpgroup tiles reads, compiled by Triton 3.6 for Hopper, from beyond its shared memory."""
+"""What no kernel is compiled anew for. A length of 1 would become a constant, and without its loop a product of two
+warpgroup tiles reads, compiled by Triton 3.6 for Hopper, from beyond its shared memory."""
 
 
 @triton.jit

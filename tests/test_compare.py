@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -279,13 +280,15 @@ def test_carried_elsewhere_nothing_is_run_again(whole, text, tmp_path, ran):
     assert record(other)["rates"] == record(folder)["rates"]
 
 
-def test_a_variant_that_cannot_be_composed_is_recorded_and_the_others_are_run(text, tmp_path, ran):
+def test_a_variant_that_cannot_be_composed_is_recorded_and_the_others_are_run(text, tmp_path, ran, capsys):
     variants = {"softmax": ["attn=softmax"], "odd": ["attn=softmax", "attn.num_heads=3"]}
     own = settings(text, tmp_path, variants=variants, evaluations=["copy"], probe_seeds=[0])
     with pytest.raises(UserError, match=r"^1 failed, listed in comparison\.json"):
         compare.compare(own, compose)
     [failure] = record(tmp_path / "little")["failures"]
     assert failure["cell"] == "odd"
+    # Its column, with nothing in it.
+    assert re.search(r"^ +softmax +odd *$", capsys.readouterr().out, re.MULTILINE)
     assert "num_heads" in failure["reason"]
     assert {cell.settings.mixer.name for cell in ran} == {"softmax"}
     assert len(ran) == 3

@@ -217,6 +217,13 @@ def test_how_it_was_made_is_on_the_page(page):
         assert text in page.text, text
 
 
+def test_an_accuracy_says_how_many_labels_are_behind_it(summed, report):
+    figure = next(own for own in of(summed, "recall", "accuracy") if own.item_low is not None)
+    number = sum([figure.num_samples] * len(figure.values))
+    assert number > 0
+    assert f"] of {number:,}" in report.read_text()
+
+
 def test_every_plot_is_a_file_too(page, report):
     names = json.loads(page.data)["charts"].keys()
     assert "copy-symbol_accuracy-length" in names

@@ -285,10 +285,10 @@ def _datum(plot: Plot, figure: Figure) -> dict[str, Any]:
         "seeds": f"{seeds} of {sum(figure.statuses.values())}",
     }
     if figure.mean is not None:
-        low, scale = _or(figure.low, figure.mean), _value_scale(plot).to_dict()
-        if scale.get("type") == "log":
+        low, domain = _or(figure.low, figure.mean), _logarithmic_domain(plot)
+        if domain is not None:
             # The interval of a few positive numbers may reach below 0, where a logarithm has no place for its end.
-            low = max(low, scale["domain"][0])
+            low = max(low, domain[0])
         datum |= {"value": figure.mean, "low": low, "high": _or(figure.high, figure.mean)}
     return datum
 
@@ -322,16 +322,29 @@ def _axis(plot: Plot) -> alt.X:
     return alt.X("x:Q", scale=scale, axis=alt.Axis(title=title, values=positions, format=",.12~g"))
 
 
+def _logarithmic_domain(plot: Plot) -> tuple[float, float] | None:
+    """The ends of a scale for numbers that span more than LOG_RATIO; None where they do not, or are accuracies."""
+    means = [figure.mean for figure in plot.figures if figure.mean is not None]
+    if not means or _is_share(plot) or not max(means) > LOG_RATIO * min(means) > 0:
+        return None
+    return min(means) / 1.3, max(means) * 1.3
+
+
+def _is_share(plot: Plot) -> bool:
+    return "accuracy" in plot.metric or bool(plot.chance())
+
+
 def _value_scale(plot: Plot) -> alt.Scale:
     """0 to 1 for accuracies, logarithmic where the numbers span more than LOG_RATIO, otherwise close around them."""
-    if "accuracy" in plot.metric or plot.chance():
+    if _is_share(plot):
         return alt.Scale(domain=[0, 1], nice=False)
+    domain = _logarithmic_domain(plot)
+    if domain is not None:
+        return alt.Scale(type="log", domain=list(domain), nice=False)
     means = [figure.mean for figure in plot.figures if figure.mean is not None]
     ends = [end for figure in plot.figures for end in (figure.low, figure.high) if end is not None]
     if not means:
         return alt.Scale(domain=[0, 1])
-    if min(means) > 0 and max(means) > LOG_RATIO * min(means):
-        return alt.Scale(type="log", domain=[min(means) / 1.3, max(means) * 1.3], nice=False)
     # An interval of very few seeds may be far wider than all that is to be seen: it is cut at the plot's edges.
     span = max(means) - min(means) or abs(means[0]) or 1.0
     low, high = min([*means, *ends]), max([*means, *ends])
@@ -342,9 +355,9 @@ def _value_scale(plot: Plot) -> alt.Scale:
 
 def _value_axis(plot: Plot, *, grid: bool = True) -> alt.Axis:
     means = [abs(figure.mean) for figure in plot.figures if figure.mean is not None]
-    scale = _value_scale(plot).to_dict()
-    if scale.get("type") == "log":
-        return alt.Axis(grid=grid, values=_round_numbers(*scale["domain"]), labelExpr=SHORT)
+    domain = _logarithmic_domain(plot)
+    if domain is not None:
+        return alt.Axis(grid=grid, values=_round_numbers(*domain), labelExpr=SHORT)
     # Small numbers as Vega writes them: as many digits as tell ticks apart.
     more: dict[str, Any] = {"labelExpr": SHORT} if means and max(means) >= 10_000 else {}
     return alt.Axis(grid=grid, tickCount=5, **more)

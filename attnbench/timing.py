@@ -30,8 +30,8 @@ the driver, cuBLAS and Triton."""
 BUFFER_BYTES = 2**28
 """Several times the last-level cache of any GPU there is."""
 
-MOST_HOST_MS = 3.0
-"""A host that is busy longer with one call is not waited for."""
+MOST_TIMES_BEFORE = 32
+"""What comes before a timed call is repeated so often at most: a call that itself waits for the device is late always."""
 
 UNKNOWN_PEAK = "this system does not say how much memory a process held at most"
 """The reason of a row where `PeakMemory` has no number."""
@@ -68,7 +68,9 @@ def time_repeats(
         warmup: calls before the first that counts, at least 1: the last of them says how long a call takes.
         repeats: calls that count, at most.
         max_seconds: where those would take longer there are fewer, though never fewer than MINIMUM_REPEATS.
-        before: called before each of them, and not timed, though it counts among those seconds.
+        before: called before each of them, and not timed, though it counts among those seconds. A CUDA device that is
+            through with it while the host is still putting the call into its queue would be timed as it waits for the
+            host: such a call does not count, and is made again behind twice as many.
     """
     if warmup < 1:
         raise ValueError(f"warmup={warmup}: at least 1")
@@ -93,12 +95,18 @@ def _by_events(
 ) -> list[float]:
     with torch.cuda.device(device):
         pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+        times_before = 1
         for start, end in pairs:
-            if before is not None:
-                before()
-            start.record()
-            function()
-            end.record()
+            while True:
+                if before is not None:
+                    for _ in range(times_before):
+                        before()
+                start.record()
+                function()
+                end.record()
+                if before is None or times_before == MOST_TIMES_BEFORE or not start.query():
+                    break
+                times_before *= 2
         torch.cuda.synchronize()
     return [start.elapsed_time(end) for start, end in pairs]
 
@@ -143,33 +151,14 @@ def copy_ceiling(device: torch.device) -> float:
 class ColdCaches:
     """Called before a call that is timed: what the call reads is then in no cache of a CUDA device.
 
-    It writes over a buffer larger than the last-level cache, and does so for at least as long as the host takes to put
-    the timed call into the device's queue: the device then goes through its kernels without waiting for the host, and
-    what is timed is their work alone. On a CPU it does nothing.
+    It writes over a buffer larger than the last-level cache. On a CPU it does nothing.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.num_passes = device, 1
         self._buffer = torch.empty(BUFFER_BYTES if device.type == "cuda" else 0, dtype=torch.uint8, device=device)
 
-    def fit(self, function: Callable[[], object]) -> None:
-        """Finds out how long the host takes for a call that has been made before; makes it three times."""
-        if self.device.type != "cuda":
-            return
-        host_ms = 0.0
-        for _ in range(3):
-            synchronize(self.device)
-            started = time.perf_counter()
-            function()
-            host_ms = (time.perf_counter() - started) * 1e3
-        pass_ms = time_repeats(self._buffer.zero_, self.device, warmup=2, repeats=5).median_ms
-        # Half as much again: the host is not always equally quick.
-        self.num_passes = 1 + int(min(1.5 * host_ms, MOST_HOST_MS) / pass_ms)
-
     def __call__(self) -> None:
-        if self.device.type == "cuda":
-            for _ in range(self.num_passes):
-                self._buffer.zero_()
+        self._buffer.zero_()
 
 
 class PeakMemory:

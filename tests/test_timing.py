@@ -3,6 +3,7 @@
 import math
 import time
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -55,6 +56,73 @@ def test_a_slow_call_is_repeated_less_but_never_below_three_times(max_seconds, e
 def test_without_a_warm_up_nothing_is_timed():
     with pytest.raises(ValueError, match="warmup=0"):
         time_repeats(lambda: None, CPU, warmup=0, repeats=3)
+
+
+class SlowHost:
+    """A CUDA device, whose host takes longer to put a call into the queue than the device for what comes before it."""
+
+    def __init__(self, monkeypatch):
+        self.host = self.device = 0.0
+        self.calls = []
+        machine = self
+
+        class Event:
+            def __init__(self, enable_timing):
+                self.time = math.nan
+
+            def record(self):
+                machine.device = self.time = max(machine.device, machine.host)
+
+            def query(self):
+                return self.time <= machine.host
+
+            def elapsed_time(self, end):
+                return end.time - self.time
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+        monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
+        monkeypatch.setattr("attnbench.timing.synchronize", self.synchronize)
+
+    def synchronize(self, device=None):
+        self.host = max(self.host, self.device)
+
+    def before(self):
+        self.calls.append("before")
+        self.device = max(self.device, self.host) + 1
+
+    def function(self):
+        self.calls.append("function")
+        self.host += 5
+        self.device = max(self.device, self.host) + 2
+
+
+def test_a_call_for_which_the_device_waited_is_made_again_behind_more(monkeypatch):
+    machine = SlowHost(monkeypatch)
+    times = time_repeats(machine.function, torch.device("cuda"), warmup=1, repeats=3, before=machine.before)
+    assert times == (2, 2, 2, 3)
+    tries = "".join(call[0] for call in machine.calls).split("f")
+    # The warm-up, three tries of the first that counts, and the others behind as many.
+    assert [len(before) for before in tries] == [1, 1, 2, 4, 4, 4, 0]
+
+
+def test_without_anything_before_it_a_call_counts_as_often_as_it_was_made(monkeypatch):
+    machine = SlowHost(monkeypatch)
+    times = time_repeats(machine.function, torch.device("cuda"), warmup=1, repeats=3)
+    assert times.median_ms == 5
+    assert len(machine.calls) == 4
+
+
+def test_a_call_that_waits_for_the_device_is_not_made_again_for_ever(monkeypatch):
+    machine = SlowHost(monkeypatch)
+
+    def function():
+        machine.function()
+        machine.synchronize()
+
+    times = time_repeats(function, torch.device("cuda"), warmup=1, repeats=3, before=machine.before)
+    assert times.num_repeats == 3
+    assert machine.calls.count("function") == 1 + 5 + 3
 
 
 def test_the_ceiling_is_what_a_product_reaches(monkeypatch):

@@ -54,7 +54,6 @@ def _timed(
         output_BHK = call().reshape(shape.batch_size * shape.num_heads, 1, shape.head_width)
         error = largest_error([output_BHK[compared_heads(shape)]], [step.expected(example)], subject.precision)
         cold = ColdCaches(device)
-        cold.fit(call)
         times = time_repeats(
             call,
             device,

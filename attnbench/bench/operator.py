@@ -110,7 +110,6 @@ def _rows(
 def _times(problem: Problem, passes: Passes, settings: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
     """Every pass, its inputs in no cache."""
     cold = ColdCaches(subject.device)
-    cold.fit(passes.total if problem.with_gradients else passes.forward)
     work = attention_work(
         batch_size=problem.batch_size,
         num_heads=problem.num_heads,

@@ -224,7 +224,6 @@ def _profile(
     call()
     peak_mib = memory.mib()
     cold = ColdCaches(subject.device)
-    cold.fit(call)
     times = time_repeats(
         call,
         subject.device,

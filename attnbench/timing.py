@@ -31,7 +31,7 @@ BUFFER_BYTES = 2**28
 """Several times the last-level cache of any GPU there is."""
 
 MOST_TIMES_BEFORE = 32
-"""What comes before a timed call is repeated so often at most: a call that itself waits for the device is late always."""
+"""So often at most is repeated what comes before a timed call: one that itself waits for the device is late always."""
 
 UNKNOWN_PEAK = "this system does not say how much memory a process held at most"
 """The reason of a row where `PeakMemory` has no number."""

@@ -11,6 +11,7 @@ from torch.profiler import record_function
 
 from attnbench.checkpoint import TrainState
 from attnbench.graphs import CapturedCall
+from attnbench.kernels import import_kernels
 from attnbench.loss import nats_of
 from attnbench.model import LanguageModel
 from attnbench.runtime import computing, multiplying, wake_compiler
@@ -124,7 +125,10 @@ def stepper(
     options: dict[str, Any] = {"comprehensive_padding": False}
     nats = batch_nats
     if compiled:
-        wake_compiler(next(state.model.parameters()).device)
+        device = next(state.model.parameters()).device
+        wake_compiler(device)
+        if device.type == "cuda":
+            import_kernels()
         nats = torch.compile(batch_nats, dynamic=False, options=options)
 
     def step(batch: Batch, rate: Tensor) -> StepReport:

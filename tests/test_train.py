@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -357,9 +359,17 @@ def test_the_compilers_processes_start_before_it_has_traced_anything(monkeypatch
     assert events == ["started"]
 
     monkeypatch.setattr("attnbench.train.wake_compiler", lambda device: events.append(device.type))
+    monkeypatch.setattr("attnbench.kernels.import_module", events.append)
     monkeypatch.setattr(torch, "compile", lambda *arguments, **options: events.append("compile"))
     stepper(fresh_state(), TRAIN, "float32", compiled=True)
     assert events == ["started", "cpu", "compile"]
+
+    events.clear()
+    weight = SimpleNamespace(device=torch.device("cuda"))
+    on_gpu: Any = SimpleNamespace(model=SimpleNamespace(parameters=lambda: iter([weight])))
+    stepper(on_gpu, TRAIN, "float32", compiled=True)
+    assert (events[0], events[-1]) == ("cuda", "compile")
+    assert {"attnbench.kernels.gated_delta_rule", "attnbench.kernels.embedding"} < set(events)
 
 
 @pytest.mark.parametrize(("precision", "products"), [("float32", "highest"), ("tf32", "high")])

@@ -155,10 +155,13 @@ class _Session:
         Everything that training imports is imported when the clock starts; `start_seconds` then counts the corpus, the
         model and the step, `first_step_seconds` the step alone.
         """
+        from attnbench.kernels import import_kernels
         from attnbench.peers import implementations
         from attnbench.prepare import corpus_label
         from attnbench.runtime import environment, resolve_device, synchronize
 
+        if job["kind"] == "ours" and not job["device"].startswith("cpu"):
+            import_kernels()
         if not job["device"].startswith("cpu") or job["train"]["compile"]:
             _import_compiler()
         configured = time.perf_counter()

@@ -183,26 +183,28 @@ def test_equal_inputs_give_equal_bits(splits, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_programs", "num_blocks", "num_multiprocessors", "dtype", "splits"),
+    ("num_programs", "num_blocks", "num_multiprocessors", "num_warps", "dtype", "splits"),
     [
-        (16, 32, 132, torch.bfloat16, 16),
-        (64, 128, 132, torch.bfloat16, 4),
-        (64, 128, 132, torch.float32, 8),
-        (132, 99, 132, torch.bfloat16, 2),
-        (133, 99, 132, torch.bfloat16, 1),
-        (264, 99, 132, torch.float32, 2),
-        (265, 99, 132, torch.float32, 1),
-        (999, 99, 132, torch.float32, 1),
-        (8, 5, 132, torch.bfloat16, 5),
-        (1, 999, 132, torch.bfloat16, 32),
-        (1, 999, 0, torch.float32, 1),
-        (0, 5, 132, torch.float32, 1),
+        (16, 32, 132, 4, torch.bfloat16, 16),
+        (64, 128, 132, 4, torch.bfloat16, 4),
+        (64, 128, 132, 8, torch.bfloat16, 2),
+        (64, 128, 132, 4, torch.float32, 8),
+        (132, 99, 132, 4, torch.bfloat16, 2),
+        (133, 99, 132, 4, torch.bfloat16, 1),
+        (132, 99, 132, 8, torch.bfloat16, 1),
+        (264, 99, 132, 4, torch.float32, 2),
+        (265, 99, 132, 4, torch.float32, 1),
+        (999, 99, 132, 4, torch.float32, 1),
+        (8, 5, 132, 4, torch.bfloat16, 5),
+        (1, 999, 132, 4, torch.bfloat16, 32),
+        (1, 999, 0, 4, torch.float32, 1),
+        (0, 5, 132, 4, torch.float32, 1),
     ],
 )
 def test_splits_fill_the_device_as_far_as_there_are_blocks(
-    num_programs, num_blocks, num_multiprocessors, dtype, splits
+    num_programs, num_blocks, num_multiprocessors, num_warps, dtype, splits
 ) -> None:
-    assert kernels.splits_for(num_programs, num_blocks, num_multiprocessors, dtype) == splits
+    assert kernels.splits_for(num_programs, num_blocks, num_multiprocessors, num_warps, dtype) == splits
 
 
 def test_rotating_ahead_is_rotating_inside(monkeypatch) -> None:

@@ -82,7 +82,7 @@ def tiles_for(kernel: str, dtype: torch.dtype, width: int, length: int) -> Tiles
         return Tiles(32, 32, 4, 2) if kernel == "key_value_gradient" else Tiles(64, 32, 4, 2)
     if width > 64:
         if kernel == "forward":
-            return Tiles(128, 64, 8, 2)
+            return Tiles(128, 128, 8, 3) if length > 1024 else Tiles(128, 64, 8, 3)
         # A group of four warps multiplies 64 rows at once. Two groups on 64 rows have products half as wide each, which
         # takes half as long again.
         return Tiles(128, 64, 8, 3) if kernel == "query_gradient" and length > 512 else Tiles(64, 64, 4, 2)
@@ -338,10 +338,13 @@ def _blocks(length: int, size: int) -> int:
     return -(-length // size)
 
 
-def _grid(num_programs: int, walked: int, window: int | None, block: int, query: Tensor) -> tuple[int, int]:
-    """Of a kernel: the programs that there are without splitting, and parts of the positions that each walks."""
-    num_blocks = _blocks(min(walked, window or walked), block)
-    return num_programs, splits_for(num_programs, num_blocks, num_multiprocessors(query.device), query.dtype)
+def _grid(
+    num_programs: int, walked: int, window: int | None, walks: str, constants: dict[str, Any], query: Tensor
+) -> tuple[int, int]:
+    """Of a kernel: the programs that there are without splitting, and parts of the positions that each walks, which are
+    "KEYS" or "QUERIES"."""
+    num_blocks, num_warps = _blocks(min(walked, window or walked), constants[walks]), constants["num_warps"]
+    return num_programs, splits_for(num_programs, num_blocks, num_multiprocessors(query.device), num_warps, query.dtype)
 
 
 def _constants(kernel: str, query: Tensor, key: Tensor, causal: bool, window: int | None) -> dict[str, Any]:
@@ -370,7 +373,7 @@ def _forward(
     mixed, logsumexp = query.new_empty(query.shape), query.new_empty((B, H, T), dtype=torch.float32)
     ahead = _rotated_ahead(rotation, S)
     constants = _constants("forward", query, key, causal, window)
-    grid = _grid(B * H * _blocks(T, constants["QUERIES"]), S, window, constants["KEYS"], query)
+    grid = _grid(B * H * _blocks(T, constants["QUERIES"]), S, window, "KEYS", constants, query)
     splits = grid[1]
     parts = (mixed, logsumexp) if splits == 1 else (of_parts(mixed, splits), of_parts(logsumexp, splits))
     _launch(
@@ -413,8 +416,8 @@ def _backward(
     rotate, rotate_repeated = rotation is not None, rotation is not None and ahead is None
     of_queries = _constants("query_gradient", query, key, causal, window)
     of_keys = _constants("key_value_gradient", query, key, causal, window)
-    query_grid = _grid(B * H * _blocks(T, of_queries["QUERIES"]), S, window, of_queries["KEYS"], query)
-    key_grid = _grid(B * G * _blocks(S, of_keys["KEYS"]), T, window, of_keys["QUERIES"], query)
+    query_grid = _grid(B * H * _blocks(T, of_queries["QUERIES"]), S, window, "KEYS", of_queries, query)
+    key_grid = _grid(B * G * _blocks(S, of_keys["KEYS"]), T, window, "QUERIES", of_keys, query)
     query_splits, key_splits = query_grid[1], key_grid[1]
     # If one is split both are, the other perhaps into a single part: one kernel adds up all three gradients.
     split = max(query_splits, key_splits) > 1

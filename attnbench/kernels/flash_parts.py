@@ -16,9 +16,10 @@ from torch import Tensor
 
 from attnbench.kernels.rotary import store_rows
 
-PROGRAMS_IN_FLOAT32, PROGRAMS = 4, 2
-"""Programs a multiprocessor that the number of parts aims at: where there are half as many or fewer, walks are split.
-From timings on an H200; in float32, where a part computes for longer, more of them pay."""
+WARPS_IN_FLOAT32, WARPS = 16, 8
+"""Warps a multiprocessor that the number of parts aims at: where there are half as many or fewer, walks are split. From
+timings on an H200: of programs of four warps two, of those of eight one, and in float32, where a part computes for
+longer, four of four."""
 
 MAX_SPLITS = 32
 
@@ -34,16 +35,17 @@ LENGTHS = ("num_splits", "num_query_splits", "num_key_splits", "num_queries", "n
 """Arguments on whose value no kernel is compiled anew."""
 
 
-def splits_for(num_programs: int, num_blocks: int, num_multiprocessors: int, dtype: torch.dtype) -> int:
+def splits_for(num_programs: int, num_blocks: int, num_multiprocessors: int, num_warps: int, dtype: torch.dtype) -> int:
     """Parts of what each program walks, 1 for whole. Changes the result by no more than rounding.
 
     Args:
         num_programs: that there are without splitting.
         num_blocks: that one of them walks at most.
+        num_warps: of a program.
     """
     if num_programs == 0:
         return 1
-    wanted = num_multiprocessors * (PROGRAMS_IN_FLOAT32 if dtype == torch.float32 else PROGRAMS)
+    wanted = num_multiprocessors * (WARPS_IN_FLOAT32 if dtype == torch.float32 else WARPS) // num_warps
     return max(1, min(wanted // num_programs, num_blocks, MAX_SPLITS))
 
 

@@ -57,6 +57,7 @@ def time_repeats(
     warmup: int,
     repeats: int,
     max_seconds: float | None = None,
+    prepare: Callable[[], object] | None = None,
     before: Callable[[], object] | None = None,
 ) -> Times:
     """Times single calls: between two events on a CUDA device, by the host's clock on a CPU.
@@ -68,9 +69,10 @@ def time_repeats(
         warmup: calls before the first that counts, at least 1: the last of them says how long a call takes.
         repeats: calls that count, at most.
         max_seconds: where those would take longer there are fewer, though never fewer than MINIMUM_REPEATS.
-        before: called before each of them, and not timed, though it counts among those seconds. A CUDA device that is
-            through with it while the host is still putting the call into its queue would be timed as it waits for the
-            host: such a call does not count, and is made again behind twice as many.
+        prepare: called before each of them, and not timed, though it counts among those seconds.
+        before: the same, after `prepare`, and what keeps a CUDA device busy while the host puts the call into its
+            queue. One that is through with it earlier would be timed as it waits for the host: such a call does not
+            count, and is made again behind twice as many. It must cost the host less than the device.
     """
     if warmup < 1:
         raise ValueError(f"warmup={warmup}: at least 1")
@@ -78,29 +80,36 @@ def time_repeats(
     for _ in range(warmup):
         synchronize(device)
         started = time.perf_counter()
-        if before is not None:
-            before()
+        _all(prepare, before)
         function()
         synchronize(device)
         seconds = time.perf_counter() - started
     if max_seconds is not None and repeats * seconds > max_seconds:
         repeats = min(repeats, max(MINIMUM_REPEATS, int(max_seconds / seconds)))
-    durations = (_by_events if device.type == "cuda" else _by_clock)(function, device, repeats, before)
+    durations = (_by_events if device.type == "cuda" else _by_clock)(function, device, repeats, prepare, before)
     low, median, high = np.percentile(durations, [20, 50, 80]).tolist()
     return Times(median, low, high, repeats)
 
 
+def _all(*functions: Callable[[], object] | None) -> None:
+    for function in functions:
+        if function is not None:
+            function()
+
+
 def _by_events(
-    function: Callable[[], object], device: torch.device, repeats: int, before: Callable[[], object] | None
+    function: Callable[[], object],
+    device: torch.device,
+    repeats: int,
+    prepare: Callable[[], object] | None,
+    before: Callable[[], object] | None,
 ) -> list[float]:
     with torch.cuda.device(device):
         pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
         times_before = 1
         for start, end in pairs:
             while True:
-                if before is not None:
-                    for _ in range(times_before):
-                        before()
+                _all(prepare, *[before] * times_before)
                 start.record()
                 function()
                 end.record()
@@ -112,12 +121,15 @@ def _by_events(
 
 
 def _by_clock(
-    function: Callable[[], object], device: torch.device, repeats: int, before: Callable[[], object] | None
+    function: Callable[[], object],
+    device: torch.device,
+    repeats: int,
+    prepare: Callable[[], object] | None,
+    before: Callable[[], object] | None,
 ) -> list[float]:
     durations = []
     for _ in range(repeats):
-        if before is not None:
-            before()
+        _all(prepare, before)
         started = time.perf_counter()
         function()
         durations.append((time.perf_counter() - started) * 1e3)

@@ -91,6 +91,11 @@ class SlowHost:
         self.calls.append("before")
         self.device = max(self.device, self.host) + 1
 
+    def prepare(self):
+        self.calls.append("prepare")
+        self.host += 3
+        self.device = max(self.device, self.host) + 1
+
     def function(self):
         self.calls.append("function")
         self.host += 5
@@ -104,6 +109,18 @@ def test_a_call_for_which_the_device_waited_is_made_again_behind_more(monkeypatc
     tries = "".join(call[0] for call in machine.calls).split("f")
     # The warm-up, three tries of the first that counts, and the others behind as many.
     assert [len(before) for before in tries] == [1, 1, 2, 4, 4, 4, 0]
+
+
+def test_what_prepares_a_call_comes_once_however_much_has_to_come_before_it(monkeypatch):
+    """It may take the host longer than the device: more of it would never keep the device busy."""
+    machine = SlowHost(monkeypatch)
+    times = time_repeats(
+        machine.function, torch.device("cuda"), warmup=1, repeats=2, prepare=machine.prepare, before=machine.before
+    )
+    assert times == (2, 2, 2, 2)
+    tries = "".join(call[0] for call in machine.calls).split("f")[:-1]
+    assert [one[0] + one[1:].strip("b") for one in tries] == ["p"] * len(tries)
+    assert [one.count("b") for one in tries][:3] == [1, 1, 2]
 
 
 def test_without_anything_before_it_a_call_counts_as_often_as_it_was_made(monkeypatch):

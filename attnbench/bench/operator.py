@@ -119,10 +119,6 @@ def _times(problem: Problem, passes: Passes, settings: dict[str, Any], subject: 
         itemsize=passes.query.itemsize,
     )
 
-    def forward_then_cold() -> None:
-        passes.forward()
-        cold()
-
     for name in problem.passes:
         times = time_repeats(
             {"forward": passes.forward, "backward": passes.backward, "total": passes.total}[name],
@@ -130,7 +126,8 @@ def _times(problem: Problem, passes: Passes, settings: dict[str, Any], subject: 
             warmup=problem.repetition.warmup,
             repeats=problem.repetition.repeats,
             max_seconds=problem.repetition.max_seconds,
-            before=forward_then_cold if name == "backward" else cold,
+            prepare=passes.forward if name == "backward" else None,
+            before=cold,
         )
         yield from timed(name, times, settings, work[name].floor_ms(subject.ceilings))
 

@@ -3,6 +3,8 @@
 import json
 import re
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,6 +14,7 @@ import torch
 from attnbench import layers, loss
 from attnbench.config import compose
 from attnbench.errors import UserError
+from attnbench.folder import ROOT
 from attnbench.kernels import support
 from attnbench.peers import turns
 from attnbench.peers.agreement import PATHS, largest_difference
@@ -341,3 +344,12 @@ def test_on_a_gpu_the_captured_step_counts_its_pools_and_trains_like_the_referen
     assert 0 < reference_mib < fast_mib
     assert largest_difference(fast, reference) < 0.05
     assert len(set(fast)) == len(fast)
+
+
+def test_the_clock_starts_when_the_compiler_s_own_parts_are_imported():
+    parts = ("torch._dynamo.backends.inductor", "torch._inductor.codegen.cuda_combined_scheduling")
+    script = (
+        "import sys\nfrom attnbench.peers.worker import _import_compiler\n_import_compiler()\n"
+        f"sys.exit(not all(name in sys.modules for name in {(*parts, 'triton.compiler.code_generator')!r}))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0

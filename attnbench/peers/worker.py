@@ -14,6 +14,7 @@ import time
 import traceback
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -213,9 +214,17 @@ class _Session:
 
 
 def _import_compiler() -> None:
-    """What torch.compile would otherwise import in the first step."""
+    """What torch.compile, and Triton with it, would otherwise import in the first step, a hundred modules."""
     import torch._dynamo
-    import torch._inductor.compile_fx  # noqa: F401
+    import torch._inductor.compile_fx
+    from torch._inductor.codegen.common import init_backend_registration
+
+    from attnbench.kernels.support import has_triton
+
+    torch._dynamo.list_backends()
+    init_backend_registration()
+    if has_triton():
+        import_module("triton.compiler.code_generator")
 
 
 def _answer(session: _Session, request: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attnbench.kernels import flash_attention as kernels
 from attnbench.kernels.flash_attention import flash_attention, packed_flash_attention
+from attnbench.kernels.launching import is_roomy
 from attnbench.layers import rotate, rotation
 from attnbench.mixers.flash import Flash
 
@@ -205,6 +206,20 @@ def test_splits_fill_the_device_as_far_as_there_are_blocks(
     num_programs, num_blocks, num_multiprocessors, num_warps, dtype, splits
 ) -> None:
     assert kernels.splits_for(num_programs, num_blocks, num_multiprocessors, num_warps, dtype) == splits
+
+
+@pytest.mark.parametrize(("capability", "roomy"), [((8, 0), False), ((9, 0), True), ((10, 0), True), ((12, 0), False)])
+def test_wide_heads_fit_into_the_shared_memory_that_a_device_has(capability, roomy, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    is_roomy.cache_clear()
+    assert is_roomy(torch.device("cuda", 0)) == roomy
+    is_roomy.cache_clear()
+    for kernel, own, walked in (("forward", 1, 2), ("query_gradient", 2, 2)):
+        for length in (256, 16384):
+            tiles = kernels.tiles_for(kernel, torch.bfloat16, 128, length, roomy)
+            # The block of its own, and what it walks, so many times at once.
+            rows = own * tiles.queries + walked * tiles.num_stages * tiles.keys
+            assert rows * 128 * 2 <= (227 if roomy else 99) * 1024
 
 
 def test_rotating_ahead_is_rotating_inside(monkeypatch) -> None:

@@ -43,7 +43,7 @@ from attnbench.kernels.flash_parts import (
     rows_of_parts,
     splits_for,
 )
-from attnbench.kernels.launching import launch, num_multiprocessors, register_fake
+from attnbench.kernels.launching import is_roomy, launch, num_multiprocessors, register_fake
 from attnbench.kernels.products import float32_product
 from attnbench.kernels.rotary import by_heads, load_rows, padded_width, rotated, store_rows, turn
 
@@ -68,12 +68,13 @@ class Tiles(NamedTuple):
     num_stages: int
 
 
-def tiles_for(kernel: str, dtype: torch.dtype, width: int, length: int) -> Tiles:
+def tiles_for(kernel: str, dtype: torch.dtype, width: int, length: int, roomy: bool) -> Tiles:
     """By hand, from timings on an H200.
 
     Args:
         kernel: "forward", "query_gradient" or "key_value_gradient".
         length: the number of keys.
+        roomy: `is_roomy`. Elsewhere tiles of wide heads have to do with 96 KiB.
     """
     if dtype == torch.float32:
         # A float32 product is three of tf32, whose operands take registers twice.
@@ -82,10 +83,13 @@ def tiles_for(kernel: str, dtype: torch.dtype, width: int, length: int) -> Tiles
         return Tiles(32, 32, 4, 2) if kernel == "key_value_gradient" else Tiles(64, 32, 4, 2)
     if width > 64:
         if kernel == "forward":
+            if not roomy:
+                return Tiles(128, 64, 8, 2)
             return Tiles(128, 128, 8, 3) if length > 1024 else Tiles(128, 64, 8, 3)
         # A group of four warps multiplies 64 rows at once. Two groups on 64 rows have products half as wide each, which
         # takes half as long again.
-        return Tiles(128, 64, 8, 3) if kernel == "query_gradient" and length > 512 else Tiles(64, 64, 4, 2)
+        large = roomy and kernel == "query_gradient" and length > 512
+        return Tiles(128, 64, 8, 3) if large else Tiles(64, 64, 4, 2)
     if kernel == "forward":
         return Tiles(128, 64, 4, 3) if length > 512 else Tiles(64, 64, 4, 2)
     if kernel == "query_gradient":
@@ -349,7 +353,7 @@ def _grid(
 
 def _constants(kernel: str, query: Tensor, key: Tensor, causal: bool, window: int | None) -> dict[str, Any]:
     """What a kernel of this problem is compiled for, rotation apart."""
-    tiles = tiles_for(kernel, query.dtype, query.shape[3], key.shape[1])
+    tiles = tiles_for(kernel, query.dtype, query.shape[3], key.shape[1], is_roomy(query.device))
     return {
         "HEADS": query.shape[2],
         "SHARED_BY": query.shape[2] // key.shape[2],

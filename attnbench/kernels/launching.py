@@ -49,6 +49,13 @@ def num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
 
 
+@cache
+def is_roomy(device: torch.device) -> bool:
+    """Whether a program can have 227 KiB of shared memory, as on Hopper and on Blackwell's data-centre cards; others
+    have 99 or 163. A CPU has all there is."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in (9, 10)
+
+
 def _outline(argument: Any) -> Any:
     """All of an argument that a kernel is compiled for, of a tensor its dtype."""
     return argument.dtype if isinstance(argument, Tensor) else argument

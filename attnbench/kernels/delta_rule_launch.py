@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnbench.kernels.delta_rule_gradient import NARROW_KEYS, gradient_kernel, wide_gradient_kernel
 from attnbench.kernels.delta_rule_parallel import (
     key_parts_kernel,
     prepare_backward_kernel,
@@ -17,65 +18,55 @@ from attnbench.kernels.delta_rule_parallel import (
     scan_backward_kernel,
     scan_forward_kernel,
 )
-from attnbench.kernels.delta_rule_tiles import gradient_kernel, resolvent_kernel
+from attnbench.kernels.delta_rule_tiles import FACTORS, pairs_kernel
 from attnbench.kernels.delta_rule_walk import walk_backward_kernel, walk_forward_kernel
 from attnbench.kernels.launching import launch, num_multiprocessors
 from attnbench.kernels.products import float32_product
 
+Kept = tuple[Tensor, Tensor, Tensor, Tensor]
+"""What the gradient needs of every chunk: S (transposed), F, and what `pairs_kernel` fills."""
+
 LAUNCH: dict[str, dict[str, int]] = {
-    "resolvent": {"num_warps": 4},
-    "walk_forward": {"num_warps": 4, "num_stages": 1},
-    "walk_backward": {"num_warps": 4, "num_stages": 1},
-    "prepare_forward": {"num_warps": 4, "num_stages": 1},
-    "scan_forward": {"num_warps": 4, "num_stages": 3, "VALUES": 16},
-    "read": {"num_warps": 4},
+    "pairs": {"num_warps": 4},
+    "walk_forward": {"num_warps": 4, "num_stages": 2, "VALUES": 64},
+    "walk_backward": {"num_warps": 4, "num_stages": 2, "VALUES": 64},
     "key_parts": {"num_warps": 4},
-    "prepare_backward": {"num_warps": 4},
+    "prepare_forward": {"num_warps": 4, "num_stages": 1, "VALUES": 64},
+    "scan_forward": {"num_warps": 4, "num_stages": 3, "VALUES": 16},
+    "read": {"num_warps": 4, "VALUES": 64},
+    "prepare_backward": {"num_warps": 4, "VALUES": 64},
     "scan_backward": {"num_warps": 4, "num_stages": 3, "VALUES": 16},
-    "gradient": {"num_warps": 4, "num_stages": 1},
+    "gradient": {"num_warps": 4, "num_stages": 1, "VALUES": 64},
 }
-"""By kernel: warps of a program, stages of the loads in its loop and, for a scan, its block of value channels."""
+"""By kernel: warps of a program, stages of the loads in its loop and, where it has a block of value channels, the most
+of them."""
 
 NARROW = 64
-"""A head with fewer key channels, or fewer value channels to a program, has shorter chunks (`positions_of_chunk`), and
-all its products are the small ones of a single warp. The others, Hopper's instructions for a group of four warps, which
-multiply 64 rows at once, Triton 3.6 compiles wrongly for narrow tiles: at 16 and 32 key channels rows of W from 16 on
-come out wrong, and at 16 and 32 value channels gradients are read from beyond the shared memory."""
+"""A head with fewer key channels, or fewer value channels to a program, has shorter chunks (`positions_of_chunk`) and
+blocks of fewer values (`NARROW_VALUES`), and all its products are the small ones of a single warp. The others, Hopper's
+instructions for a group of four warps, which multiply 64 rows at once, Triton 3.6 compiles wrongly for narrow tiles: at
+16 and 32 key channels rows of W from 16 on come out wrong, and at 16 and 32 value channels gradients are read from
+beyond the shared memory."""
+
+NARROW_VALUES = 32
 
 WIDE = 128
-"""A head with more key channels has shorter chunks too, and in bfloat16 alone: 64 value channels of its state are a
-quarter of a multiprocessor's registers."""
+"""A head with more key channels comes in bfloat16 alone."""
 
 WIDE_LAUNCH: dict[str, dict[str, int]] = {
-    "walk_forward": {"num_warps": 8, "num_stages": 2},
-    "walk_backward": {"num_warps": 8, "num_stages": 2},
-    "gradient": {"num_warps": 8, "num_stages": 2, "VALUES": 32},
+    "walk_forward": {"num_warps": 8, "num_stages": 2, "VALUES": 128},
+    "walk_backward": {"num_warps": 8, "num_stages": 2, "VALUES": 128},
+    "gradient": {"num_warps": 8, "num_stages": 2},
 }
-"""What such a head has in place of LAUNCH's; VALUES is the most."""
-
-NARROW_VALUES = {torch.bfloat16: 64, torch.float32: 32}
-"""The most value channels of a block in shorter chunks. In float32 the gradient of 64 spills three times as much as
-that of 32."""
+"""What such a head has in place of LAUNCH's: the state of a walk is half of a multiprocessor's registers."""
 
 
 def positions_of_chunk(key_width: int, value_width: int) -> int:
-    """C: of narrow heads 32, on four warps, and of wide ones 32 on eight.
+    """C: 32 for narrow heads, on four warps.
 
-    Chunks of 64 on two warps avoid the wrong instructions too, but run out of registers. Bytes that a thread spills
-    with 64 → with 32, at so many key × value channels, compiled for Hopper by Triton 3.6.0:
-
-        kernel          32 × 32, bfloat16   64 × 32, bfloat16   32 × 32, float32
-        resolvent                 164 → 0             204 → 0          2,532 → 0
-        walk_forward               36 → 0             116 → 0         2,500 → 28
-        walk_backward              36 → 0             524 → 0         2,448 → 16
-        gradient                  336 → 0           2,016 → 0       38,224 → 556
-
-    In float32 these four take less than a third of the time to compile. Triton 3.7.1 spills about as much.
-
-    At 256 × 512 in bfloat16, on eight warps: walk_forward 648 → 0, walk_backward 1,616 → 0; on an H200 both together
-    take 3.1 ms, with 64 6.3 (128 × 256 positions, four heads).
+    Chunks of 64 on two warps avoid the wrong instructions too, but run out of registers.
     """
-    return 32 if min(key_width, value_width & -value_width) < NARROW or key_width > WIDE else 64
+    return 32 if min(key_width, value_width & -value_width) < NARROW else 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +100,11 @@ class DeltaRule:
         return self.mixed.shape[2] // self.num_heads - 2 * self.key_width
 
     @property
+    def scale(self) -> float:
+        """What queries are multiplied by."""
+        return self.key_width**-0.5
+
+    @property
     def chunk(self) -> int:
         """Positions of a chunk."""
         return positions_of_chunk(self.key_width, self.value_width)
@@ -123,15 +119,24 @@ class DeltaRule:
         return self.sequences * self.num_chunks
 
     @property
-    def num_blocks(self) -> int:
-        """Blocks of value channels."""
-        return self.value_width // self.values
-
-    @property
     def values(self) -> int:
-        """Value channels of a block: the largest power of 2 that divides them, up to a limit."""
-        limit = NARROW_VALUES[self.mixed.dtype] if self.chunk < 64 else 64
-        return min(limit, self.value_width & -self.value_width)
+        """The most value channels of a block, a power of 2 that divides them."""
+        return min(128 if self.chunk == 64 else NARROW_VALUES, self.value_width & -self.value_width)
+
+    def launch_of(self, kernel: str) -> dict[str, int]:
+        """What LAUNCH has of a kernel, for these inputs."""
+        launch = LAUNCH[kernel]
+        is_short_float32 = self.mixed.dtype == torch.float32 and self.chunk < 64
+        if self.key_width > WIDE:
+            launch = launch | WIDE_LAUNCH.get(kernel, {})
+        elif self.key_width > 64 and (kernel == "gradient" or is_short_float32):
+            # Four run out of registers, in float32 so far that the assembler takes half a minute and more.
+            launch = launch | {"num_warps": 8}
+        return launch | {"VALUES": min(launch["VALUES"], self.values)} if "VALUES" in launch else launch
+
+    def num_blocks(self, kernel: str) -> int:
+        """Blocks of value channels."""
+        return self.value_width // self.launch_of(kernel)["VALUES"]
 
     def empty(self, *shape: int) -> Tensor:
         """Of every chunk, in the dtype of the inputs."""
@@ -141,16 +146,7 @@ class DeltaRule:
         """A kernel's constants; what is float32 where the inputs have fewer digits is multiplied to TF32's."""
         precision = float32_product() if self.mixed.dtype == torch.float32 else "tf32"
         options = {"C": self.chunk, "K": self.key_width, "V": self.value_width, "PRECISION": precision}
-        launch = options | more | LAUNCH[kernel]
-        if self.key_width > WIDE:
-            launch |= WIDE_LAUNCH.get(kernel, {})
-            # A block divides the values.
-            return launch | {"VALUES": min(launch["VALUES"], self.values)} if "VALUES" in launch else launch
-        is_short_float32 = self.mixed.dtype == torch.float32 and self.chunk < 64
-        if self.key_width > 64 and (kernel == "gradient" or is_short_float32):
-            # Four run out of registers, in float32 so far that the assembler takes half a minute and more.
-            return launch | {"num_warps": 8}
-        return launch
+        return options | more | self.launch_of(kernel)
 
     def goes_parallel(self) -> bool:
         return choose_parallel(self) if self.parallel is None else self.parallel
@@ -158,7 +154,8 @@ class DeltaRule:
 
 def choose_parallel(rule: DeltaRule) -> bool:
     """Whether walking would leave most of the device idle for long: fewer walks than multiprocessors, 8 chunks each."""
-    return rule.num_chunks >= 8 and rule.sequences * rule.num_blocks < num_multiprocessors(rule.mixed.device)
+    num_walks = rule.sequences * rule.num_blocks("walk_forward")
+    return rule.num_chunks >= 8 and num_walks < num_multiprocessors(rule.mixed.device)
 
 
 def forward(
@@ -166,105 +163,96 @@ def forward(
     initial: Tensor | None,
     output: Tensor,
     last: Tensor | None,
-    kept: tuple[Tensor, Tensor, Tensor] | None,
+    kept: Kept | None,
 ) -> None:
-    """Fills `output`, `last` and what the gradient needs: S and F of every chunk, and R."""
-    sizes = (rule.length, rule.num_heads)
-    inputs, scale = (rule.mixed, rule.log_decay, rule.beta), rule.key_width**-0.5
-    unit, values = {"UNIT": rule.unit_length}, {"VALUES": rule.values}
-    resolvents = rule.empty(rule.chunk, rule.chunk) if kept is None else kept[2]
+    """Fills `output`, `last` and what the gradient needs."""
+    pairs, factors = kept[2:] if kept is not None else _empty_pairs(rule)
+    launch(
+        pairs_kernel, (rule.all_chunks,),
+        rule.mixed, rule.log_decay, rule.beta, pairs, factors, rule.length, rule.scale,
+        **rule.options("pairs", num_heads=rule.num_heads, UNIT=rule.unit_length),
+    )  # fmt: skip
+    prepared, heads = (rule.mixed, pairs, factors), {"num_heads": rule.num_heads}
     if not rule.goes_parallel():
         states, corrections = (None, None) if kept is None else kept[:2]
-        launch(resolvent_kernel, (rule.all_chunks,), *inputs, resolvents, *sizes, **rule.options("resolvent", **unit))
         launch(
-            walk_forward_kernel, (rule.sequences, rule.num_blocks),
-            *inputs, resolvents, initial, output, last, states, corrections, *sizes, scale,
-            **rule.options("walk_forward", **unit, **values),
+            walk_forward_kernel, (rule.sequences, rule.num_blocks("walk_forward")),
+            *prepared, initial, output, last, states, corrections, rule.length,
+            **rule.options("walk_forward", **heads),
         )  # fmt: skip
         return
     states, corrections = _empty_states(rule) if kept is None else kept[:2]
-    readers, writers, totals = _empty_key_parts(rule)
+    readers, writers = _key_parts(rule, pairs, factors)
     launch(
-        prepare_forward_kernel, (rule.all_chunks,),
-        *inputs, resolvents, readers, writers, corrections, totals, *sizes,
-        **rule.options("prepare_forward", **unit, **values),
-    )  # fmt: skip
-    scan_values = min(rule.values, LAUNCH["scan_forward"]["VALUES"])
-    launch(
-        scan_forward_kernel, (rule.sequences, rule.value_width // scan_values),
-        rule.beta, readers, writers, totals, initial, last, states, corrections, *sizes,
-        **rule.options("scan_forward") | {"VALUES": scan_values},
+        prepare_forward_kernel, (rule.all_chunks, rule.num_blocks("prepare_forward")),
+        *prepared, corrections, rule.length, **rule.options("prepare_forward", **heads),
     )  # fmt: skip
     launch(
-        read_kernel, (rule.all_chunks, rule.num_blocks),
-        *inputs, states, corrections, output, *sizes, scale, **rule.options("read", **unit, **values),
+        scan_forward_kernel, (rule.sequences, rule.num_blocks("scan_forward")),
+        factors, readers, writers, initial, last, states, corrections, rule.length,
+        **rule.options("scan_forward"),
+    )  # fmt: skip
+    launch(
+        read_kernel, (rule.all_chunks, rule.num_blocks("read")),
+        *prepared, states, corrections, output, rule.length, **rule.options("read", **heads),
     )  # fmt: skip
 
 
 def backward(
     rule: DeltaRule,
-    kept: tuple[Tensor, Tensor, Tensor],
+    kept: Kept,
     gradient: Tensor,
     last_gradient: Tensor | None,
     of_initial: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the three inputs; fills `of_initial`."""
-    states, corrections, resolvents = kept
-    sizes, scale = (rule.length, rule.num_heads), rule.key_width**-0.5
-    inputs, ends = (rule.mixed, rule.log_decay, rule.beta), (last_gradient, of_initial)
-    constants = {"UNIT": rule.unit_length, "VALUES": rule.values}
+    states, corrections, pairs, factors = kept
     of_states, of_corrections = torch.empty_like(states), torch.empty_like(corrections)
+    prepared, ends = (rule.mixed, pairs, factors), (last_gradient, of_initial)
+    heads = {"num_heads": rule.num_heads}
     if rule.goes_parallel():
-        readers, writers, totals = _empty_key_parts(rule)
+        readers, writers = _key_parts(rule, pairs, factors)
         launch(
-            key_parts_kernel, (rule.all_chunks,),
-            *inputs, resolvents, readers, writers, totals, *sizes,
-            **rule.options("key_parts", UNIT=rule.unit_length),
+            prepare_backward_kernel, (rule.all_chunks, rule.num_blocks("prepare_backward")),
+            *prepared, gradient, of_corrections, of_states, rule.length,
+            **rule.options("prepare_backward", **heads),
         )  # fmt: skip
         launch(
-            prepare_backward_kernel, (rule.all_chunks, rule.num_blocks),
-            *inputs, gradient, of_corrections, of_states, *sizes, scale,
-            **rule.options("prepare_backward", **constants),
-        )  # fmt: skip
-        scan_values = min(rule.values, LAUNCH["scan_backward"]["VALUES"])
-        launch(
-            scan_backward_kernel, (rule.sequences, rule.value_width // scan_values),
-            rule.beta, readers, writers, totals, *ends, of_states, of_corrections, *sizes,
-            **rule.options("scan_backward") | {"VALUES": scan_values},
+            scan_backward_kernel, (rule.sequences, rule.num_blocks("scan_backward")),
+            factors, readers, writers, *ends, of_states, of_corrections, rule.length,
+            **rule.options("scan_backward"),
         )  # fmt: skip
     else:
         launch(
-            walk_backward_kernel, (rule.sequences, rule.num_blocks),
-            *inputs, resolvents, gradient, *ends, of_states, of_corrections, *sizes, scale,
-            **rule.options("walk_backward", **constants),
+            walk_backward_kernel, (rule.sequences, rule.num_blocks("walk_backward")),
+            *prepared, gradient, *ends, of_states, of_corrections, rule.length,
+            **rule.options("walk_backward", **heads),
         )  # fmt: skip
-        resolvents = None
-    return _input_gradients(rule, states, corrections, gradient, of_states, of_corrections, resolvents)
-
-
-def _input_gradients(
-    rule: DeltaRule,
-    states: Tensor,
-    corrections: Tensor,
-    gradient: Tensor,
-    of_states: Tensor,
-    of_corrections: Tensor,
-    resolvents: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
     of_mixed, of_log_decay, of_beta = (torch.empty_like(x) for x in (rule.mixed, rule.log_decay, rule.beta))
     launch(
-        gradient_kernel, (rule.all_chunks,),
-        rule.mixed, rule.log_decay, rule.beta, states, corrections, gradient, of_states, of_corrections, resolvents,
-        of_mixed, of_log_decay, of_beta, rule.length, rule.num_heads, rule.key_width**-0.5,
-        **rule.options("gradient", UNIT=rule.unit_length, VALUES=rule.values),
+        gradient_kernel if rule.key_width <= NARROW_KEYS else wide_gradient_kernel, (rule.all_chunks,),
+        rule.mixed, rule.log_decay, pairs, factors, states, corrections, gradient, of_states, of_corrections,
+        of_mixed, of_log_decay, of_beta, rule.length, rule.scale,
+        **rule.options("gradient", UNIT=rule.unit_length, CORRECTED=not rule.goes_parallel(), **heads),
     )  # fmt: skip
     return of_mixed, of_log_decay, of_beta
 
 
-def _empty_states(rule: DeltaRule) -> tuple[Tensor, Tensor]:
-    return rule.empty(rule.key_width, rule.value_width), rule.empty(rule.chunk, rule.value_width)
-
-
-def _empty_key_parts(rule: DeltaRule) -> tuple[Tensor, Tensor, Tensor]:
+def _key_parts(rule: DeltaRule, pairs: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+    """W and Y of every chunk."""
     readers, writers = (rule.empty(rule.chunk, rule.key_width) for _ in range(2))
-    return readers, writers, rule.empty().float()
+    launch(
+        key_parts_kernel, (rule.all_chunks,),
+        rule.mixed, pairs, factors, readers, writers, rule.length,
+        **rule.options("key_parts", num_heads=rule.num_heads),
+    )  # fmt: skip
+    return readers, writers
+
+
+def _empty_states(rule: DeltaRule) -> tuple[Tensor, Tensor]:
+    return rule.empty(rule.value_width, rule.key_width), rule.empty(rule.chunk, rule.value_width)
+
+
+def _empty_pairs(rule: DeltaRule) -> tuple[Tensor, Tensor]:
+    factors = rule.log_decay.new_empty(rule.sequences, rule.num_chunks, FACTORS.value, rule.chunk)
+    return rule.empty(2, rule.chunk, rule.chunk), factors

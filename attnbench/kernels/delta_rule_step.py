@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.kernels.delta_rule_chunk import scaled_rows
+from attnbench.kernels.delta_rule_chunk import row_factors
 
 VALUES = 16
 """Value channels of a program: so few that even one sequence of few heads has programs for a part of a large GPU."""
@@ -63,10 +63,10 @@ def _step(mixed, log_decay, beta, memory, output, num_heads, scale,
     sequence, head = program // num_heads, program % num_heads
     channels, values = tl.arange(0, K), first + tl.arange(0, VALUES)
     own = mixed + sequence * num_heads * (2 * K + V)
-    query, _ = scaled_rows(tl.load(own + head * K + channels)[None, :], scale, UNIT)
-    key, _ = scaled_rows(tl.load(own + (num_heads + head) * K + channels)[None, :], 1.0, UNIT)
+    query, key = tl.load(own + head * K + channels)[None, :], tl.load(own + (num_heads + head) * K + channels)[None, :]
     value = tl.load(own + 2 * num_heads * K + head * V + values).to(tl.float32)
-    query_K, key_K = tl.sum(query.to(tl.float32), 0), tl.sum(key.to(tl.float32), 0)
+    query_K = tl.sum(query.to(tl.float32) * row_factors(query, scale, UNIT)[:, None], 0)
+    key_K = tl.sum(key.to(tl.float32) * row_factors(key, 1.0, UNIT)[:, None], 0)
 
     place = memory + program * K * V + channels[:, None] * V + values[None, :]
     state = tl.load(place) * tl.exp(tl.load(log_decay + program))

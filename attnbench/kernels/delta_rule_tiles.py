@@ -1,5 +1,5 @@
-"""Tiles of the gated delta rule between memory and the kernels: a chunk of a head in, its gradients out; and the two
-kernels that do all chunks at once, whatever form carries the state from one to the next.
+"""Tiles of the gated delta rule between memory and the kernels; and what positions of a chunk do to each other, by a
+kernel that does all chunks at once.
 
 Values are cut into blocks of channels, which do not depend on each other but for the gradients that they share.
 """
@@ -12,27 +12,18 @@ import triton.language as tl
 
 from attnbench.kernels.delta_rule_chunk import (
     LENGTHS,
-    chunk_resolvent,
-    correction_gradient,
-    key_gradient,
+    below_diagonal,
     load_rows,
-    log_decay_gradients,
     matrix,
-    on_diagonal,
     pair_decay,
-    query_gradient,
-    scaled_rows,
-    scaled_rows_gradient,
-    store_rows,
+    resolvent,
+    row_factors,
 )
 from attnbench.kernels.products import product
 
-
-@triton.jit
-def chunk_rows(sequence, start, length, C: tl.constexpr):
-    """Rows of a chunk, counted over the batch, and which of them exist."""
-    positions = start + tl.arange(0, C)
-    return sequence.to(tl.int64) * length + positions, positions < length
+FACTORS = tl.constexpr(7)
+"""Rows of a chunk's factors, in this order: those of the query and the key in memory, what the query, and the key where
+it reads, is to be multiplied by in all (for g Q and g K), and the key where it writes (for g_C / g K), b, and g_C."""
 
 
 @triton.jit
@@ -46,98 +37,72 @@ def chunk_place(length, num_heads, C: tl.constexpr):
 
 
 @triton.jit
-def load_key(mixed, log_decay, beta, sequence, head, start, length, num_heads,
-             C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, UNIT: tl.constexpr):  # fmt: skip
-    """Key (scaled, with the factors of its rows), log decay and beta of one chunk of a head, and its rows."""
-    rows, valid = chunk_rows(sequence, start, length, C)
-    key = load_rows(mixed, rows, valid, num_heads * (2 * K + V), (num_heads + head) * K, K)
-    key, factor = scaled_rows(key, 1.0, UNIT)
-    decays = tl.load(log_decay + rows * num_heads + head, mask=valid, other=0.0)
-    betas = tl.load(beta + rows * num_heads + head, mask=valid, other=0.0)
-    return key, factor, decays, betas, rows, valid
+def load_query(mixed, sequence, head, start, length, num_heads: tl.constexpr,
+               C: tl.constexpr, K: tl.constexpr, V: tl.constexpr):  # fmt: skip
+    return load_rows(mixed + head * K, sequence, start, length, num_heads * (2 * K + V), C, K)
 
 
 @triton.jit
-def load_query(mixed, rows, valid, head, num_heads, scale, K: tl.constexpr, V: tl.constexpr, UNIT: tl.constexpr):
-    """Query, scaled, with the factors of its rows."""
-    query = load_rows(mixed, rows, valid, num_heads * (2 * K + V), head * K, K)
-    return scaled_rows(query, scale, UNIT)
+def load_key(mixed, sequence, head, start, length, num_heads: tl.constexpr,
+             C: tl.constexpr, K: tl.constexpr, V: tl.constexpr):  # fmt: skip
+    return load_rows(mixed + (num_heads + head) * K, sequence, start, length, num_heads * (2 * K + V), C, K)
 
 
 @triton.jit
-def load_value(mixed, rows, valid, head, num_heads, first,
-               K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr):  # fmt: skip
+def load_value(mixed, sequence, head, start, length, first, num_heads: tl.constexpr,
+               C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr):  # fmt: skip
     """A block of the values' channels, from `first` on."""
     column = 2 * num_heads * K + head * V + first
-    return load_rows(mixed, rows, valid, num_heads * (2 * K + V), column, VALUES)
+    return load_rows(mixed + column, sequence, start, length, num_heads * (2 * K + V), C, VALUES)
+
+
+@triton.jit
+def load_pairs(pairs, index, C: tl.constexpr):
+    """R of a chunk, and Q K^T o G."""
+    first = pairs + index * 2 * C * C
+    return tl.load(matrix(first, C, 0, C, C)), tl.load(matrix(first + C * C, C, 0, C, C))
+
+
+@triton.jit
+def load_factors(factors, index, C: tl.constexpr):
+    """All of a chunk but the first two, the last once."""
+    first = factors + index * FACTORS * C
+    asking, reading = load_factor(first, 2, C), load_factor(first, 3, C)
+    return asking, reading, load_factor(first, 4, C), load_factor(first, 5, C), tl.load(first + 6 * C)
+
+
+@triton.jit
+def load_factor(factors, row, C: tl.constexpr):
+    return tl.load(factors + row * C + tl.arange(0, C))
 
 
 @triton.jit(do_not_specialize=LENGTHS)
-def resolvent_kernel(mixed, log_decay, beta, resolvents, length, num_heads,
-                     C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, UNIT: tl.constexpr,
-                     PRECISION: tl.constexpr):  # fmt: skip
-    """R of every chunk, (X, N, C, C). Grid: chunks of all sequences × heads."""
-    index, sequence, head, start = chunk_place(length, num_heads, C)
-    key, _, decays, betas, _, _ = load_key(
-        mixed, log_decay, beta, sequence, head, start, length, num_heads, C, K, V, UNIT
-    )
-    result = chunk_resolvent(key, decays, betas, C, PRECISION)
-    tl.store(matrix(resolvents + index * C * C, C, 0, C, C), result.to(key.dtype))
-
-
-@triton.jit(do_not_specialize=LENGTHS)
-def gradient_kernel(mixed, log_decay, beta, states, corrections, gradient, state_gradients, correction_gradients,
-                    resolvents, mixed_gradient, log_decay_gradient, beta_gradient, length, num_heads, scale,
-                    C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
-                    UNIT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """All gradients of every chunk, over the blocks of values. Grid: chunks of all sequences × heads.
-
-    Of every chunk there are S (`states`), F (`corrections`), H (`correction_gradients`) and the gradient of S'
-    (`state_gradients`); where `resolvents` (R) are given, E stands in the place of H. `gradient` is the output's.
+def pairs_kernel(mixed, log_decay, beta, pairs, factors, length, scale, num_heads: tl.constexpr,
+                 C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, UNIT: tl.constexpr,
+                 PRECISION: tl.constexpr):  # fmt: skip
+    """What the positions of every chunk do to each other, `pairs` (X, N, 2, C, C): R and Q K^T o G. And what they are
+    scaled by, `factors` (X, N, FACTORS, C). Grid: chunks of all sequences × heads.
     """
     index, sequence, head, start = chunk_place(length, num_heads, C)
-    key, key_factor, decays, betas, rows, valid = load_key(
-        mixed, log_decay, beta, sequence, head, start, length, num_heads, C, K, V, UNIT
-    )
-    query, query_factor = load_query(mixed, rows, valid, head, num_heads, scale, K, V, UNIT)
-    dtype: tl.constexpr = key.dtype
-    stride = num_heads * (2 * K + V)
-    of_weight, of_pairs = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
-    asking, reading, leaving = (
-        tl.zeros((C, K), tl.float32), tl.zeros((C, K), tl.float32), tl.zeros((C, K), tl.float32),
-    )  # fmt: skip
-    of_beta, of_total = tl.zeros((C,), tl.float32), 0.0
-    for first in range(0, V, VALUES):
-        of_output = load_rows(gradient, rows, valid, num_heads * V, head * V + first, VALUES)
-        correction = tl.load(matrix(corrections + index * C * V, V, first, C, VALUES)).to(tl.float32)
-        of_correction = tl.load(matrix(correction_gradients + index * C * V, V, first, C, VALUES)).to(tl.float32)
-        if resolvents is not None:
-            between = tl.load(matrix(resolvents + index * C * C, C, 0, C, C))
-            of_correction = correction_gradient(between, betas, of_correction, PRECISION)
-        of_beta += tl.sum(correction * of_correction, 1)
-        change, of_value = (correction * betas[:, None]).to(dtype), (of_correction * betas[:, None]).to(dtype)
-        store_rows(mixed_gradient, rows, valid, stride, 2 * num_heads * K + head * V + first, of_value, VALUES)
-        of_weight = product(of_output, tl.trans(change), PRECISION, of_weight)
-        of_pairs = product(of_value, tl.trans(change), PRECISION, of_pairs)
-        state = tl.load(matrix(states + index * K * V, V, first, K, VALUES))
-        asking = product(of_output, tl.trans(state), PRECISION, asking)
-        reading = product(of_value, tl.trans(state), PRECISION, reading)
-        after = tl.load(matrix(state_gradients + index * K * V, V, first, K, VALUES))
-        leaving = product(change, tl.trans(after), PRECISION, leaving)
-        of_total += tl.sum(tl.sum(state.to(tl.float32) * after.to(tl.float32), 1), 0)
-    tl.store(beta_gradient + rows * num_heads + head, of_beta, mask=valid)
-
+    key = load_key(mixed, sequence, head, start, length, num_heads, C, K, V)
+    query = load_query(mixed, sequence, head, start, length, num_heads, C, K, V)
+    key_factor, query_factor = row_factors(key, 1.0, UNIT), row_factors(query, scale, UNIT)
+    positions = tl.arange(0, C)
+    places, valid = (sequence.to(tl.int64) * length + start + positions) * num_heads + head, start + positions < length
+    decays = tl.load(log_decay + places, mask=valid, other=0.0)
+    betas = tl.load(beta + places, mask=valid, other=0.0)
     cumulative, total = tl.cumsum(decays, 0), tl.sum(decays, 0)
-    decay = pair_decay(cumulative, C, OWN=False)
-    of_own, of_weight = on_diagonal(of_weight, C).to(dtype), (of_weight * decay).to(dtype)
-    of_pairs = (-of_pairs * decay).to(dtype)
-    of_query, query_inner, query_whole = query_gradient(query, key, cumulative, of_weight, of_own, asking, PRECISION)
-    of_query = scaled_rows_gradient(of_query, query, query_factor, query_whole, scale, UNIT)
-    store_rows(mixed_gradient, rows, valid, stride, head * K, of_query, K)
-    of_key, reading_inner, key_inner, leaving_inner, key_whole = key_gradient(
-        query, key, cumulative, total, of_weight, of_own, of_pairs, reading, leaving, PRECISION
-    )
-    of_key = scaled_rows_gradient(of_key, key, key_factor, key_whole, 1.0, UNIT)
-    store_rows(mixed_gradient, rows, valid, stride, (num_heads + head) * K, of_key, K)
-    of_decay = log_decay_gradients(query_inner, reading_inner, key_inner, leaving_inner, of_total * tl.exp(total))
-    tl.store(log_decay_gradient + rows * num_heads + head, of_decay, mask=valid)
+    row = factors + index * FACTORS * C + positions
+    tl.store(row, query_factor)
+    tl.store(row + C, key_factor)
+    tl.store(row + 2 * C, query_factor * tl.exp(cumulative))
+    tl.store(row + 3 * C, key_factor * tl.exp(cumulative))
+    tl.store(row + 4 * C, key_factor * tl.exp(total - cumulative))
+    tl.store(row + 5 * C, betas)
+    tl.store(row + 6 * C, tl.exp(total + 0.0 * cumulative))
+    decay = pair_decay(cumulative, C) * key_factor[None, :]
+    weight = product(query, tl.trans(key), PRECISION) * decay * query_factor[:, None]
+    tl.store(matrix(pairs + (index * 2 + 1) * C * C, C, 0, C, C), weight.to(key.dtype))
+    lower = below_diagonal(product(key, tl.trans(key), PRECISION) * decay * key_factor[:, None], C)
+    between = resolvent(lower, betas, C, PRECISION)
+    tl.store(matrix(pairs + index * 2 * C * C, C, 0, C, C), between.to(key.dtype))

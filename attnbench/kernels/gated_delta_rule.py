@@ -10,6 +10,7 @@ from torch.utils.flop_counter import register_flop_formula
 from attnbench.errors import UserError
 from attnbench.kernels.batching import join_the_batch
 from attnbench.kernels.delta_rule_launch import WIDE, DeltaRule, backward, forward, positions_of_chunk
+from attnbench.kernels.delta_rule_tiles import FACTORS
 from attnbench.kernels.launching import register_fake
 
 DTYPES = (torch.bfloat16, torch.float32)
@@ -72,12 +73,12 @@ def gated_delta_rule_forward(
     keep_memory: bool,
     keep_states: bool,
     parallel: bool | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y, the last memory, and what the gradient needs of every chunk of every sequence and head, in the dtype of
-    `mixed_BTC`: the state before it, its corrections and its resolvent. What is not kept is empty."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """y, the last memory, and what the gradient needs of every chunk of every sequence and head: the state before it,
+    transposed, its corrections, its pairs and its factors, the last in float32. What is not kept is empty."""
     outputs = _forward_outputs(mixed_BTC, num_heads, key_width, keep_memory, keep_states)
-    output, last, states, corrections, resolvents = outputs
-    kept = (states, corrections, resolvents) if keep_states else None
+    output, last, *_ = outputs
+    kept = outputs[2:] if keep_states else None
     mixed, log_decay, beta = (x.contiguous() for x in (mixed_BTC, log_decay_BTH, beta_BTH))
     rule = DeltaRule(mixed, log_decay, beta, num_heads, key_width, unit_length, parallel)
     forward(rule, _contiguous(memory_BHKV), output, last if keep_memory else None, kept)
@@ -91,7 +92,8 @@ def gated_delta_rule_backward(
     beta_BTH: Tensor,
     states: Tensor,
     corrections: Tensor,
-    resolvents: Tensor,
+    pairs: Tensor,
+    factors: Tensor,
     gradient_BTHV: Tensor,
     last_gradient_BHKV: Tensor | None,
     num_heads: int,
@@ -105,7 +107,7 @@ def gated_delta_rule_backward(
     rule = DeltaRule(mixed, log_decay, beta, num_heads, key_width, unit_length, parallel)
     of_first = log_decay.new_empty(_memory_shape(mixed, num_heads, key_width, of_memory))
     gradients = backward(
-        rule, (states, corrections, resolvents), gradient_BTHV.contiguous(), _contiguous(last_gradient_BHKV),
+        rule, (states, corrections, pairs, factors), gradient_BTHV.contiguous(), _contiguous(last_gradient_BHKV),
         of_first if of_memory else None,
     )  # fmt: skip
     return *gradients, of_first
@@ -122,30 +124,34 @@ def _memory_shape(mixed: Tensor, num_heads: int, key_width: int, kept: bool) -> 
 
 def _forward_outputs(
     mixed: Tensor, num_heads: int, key_width: int, keep_memory: bool, keep_states: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     batch, length, channels = mixed.shape
     value_width = channels // num_heads - 2 * key_width
     chunk = positions_of_chunk(key_width, value_width)
-    of_chunk = ((key_width, value_width), (chunk, value_width), (chunk, chunk))
     chunks = (batch * num_heads, (length + chunk - 1) // chunk)
-    states, corrections, resolvents = (
-        mixed.new_empty((*chunks, *shape) if keep_states else (0,)) for shape in of_chunk
-    )
+
+    def of_chunks(*shape: int, dtype: torch.dtype = mixed.dtype) -> Tensor:
+        return mixed.new_empty((*chunks, *shape) if keep_states else (0,), dtype=dtype)
+
     memory = mixed.new_empty(_memory_shape(mixed, num_heads, key_width, keep_memory), dtype=torch.float32)
-    return mixed.new_empty(batch, length, num_heads, value_width), memory, states, corrections, resolvents
+    return (
+        mixed.new_empty(batch, length, num_heads, value_width), memory,
+        of_chunks(value_width, key_width), of_chunks(chunk, value_width),
+        of_chunks(2, chunk, chunk), of_chunks(FACTORS.value, chunk, dtype=torch.float32),
+    )  # fmt: skip
 
 
 @register_fake(gated_delta_rule_forward)
 def _(mixed: Tensor, log_decay: Tensor, beta: Tensor, memory: Tensor | None, num_heads: int, key_width: int,
       unit_length: bool, keep_memory: bool, keep_states: bool,
-      parallel: bool | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+      parallel: bool | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     return _forward_outputs(mixed, num_heads, key_width, keep_memory, keep_states)
 
 
 @register_fake(gated_delta_rule_backward)
-def _(mixed: Tensor, log_decay: Tensor, beta: Tensor, states: Tensor, corrections: Tensor, resolvents: Tensor,
-      gradient: Tensor, last_gradient: Tensor | None, num_heads: int, key_width: int, unit_length: bool,
-      of_memory: bool, parallel: bool | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+def _(mixed: Tensor, log_decay: Tensor, beta: Tensor, states: Tensor, corrections: Tensor, pairs: Tensor,
+      factors: Tensor, gradient: Tensor, last_gradient: Tensor | None, num_heads: int, key_width: int,
+      unit_length: bool, of_memory: bool, parallel: bool | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     of_first = log_decay.new_empty(_memory_shape(mixed, num_heads, key_width, of_memory))
     return mixed.new_empty(mixed.shape), log_decay.new_empty(log_decay.shape), beta.new_empty(beta.shape), of_first
 
@@ -189,7 +195,7 @@ def _(mixed_shape: Any, log_decay_shape: Any, beta_shape: Any, memory_shape: Any
 
 @register_flop_formula(torch.ops.attnbench.gated_delta_rule_backward)
 def _(mixed_shape: Any, log_decay_shape: Any, beta_shape: Any, states_shape: Any, corrections_shape: Any,
-      resolvents_shape: Any, gradient_shape: Any, *_: Any, **__: Any) -> int:  # fmt: skip
+      pairs_shape: Any, factors_shape: Any, gradient_shape: Any, *_: Any, **__: Any) -> int:  # fmt: skip
     """Twice the forward's."""
     batch, length, num_heads, value_width = gradient_shape
-    return 12 * batch * length * num_heads * states_shape[-2] * value_width
+    return 12 * batch * length * num_heads * states_shape[-1] * value_width

@@ -26,7 +26,7 @@ def product(left, right, PRECISION: tl.constexpr, sum=None):
 
 
 @triton.jit
-def tall_product(left, right, PRECISION: tl.constexpr):
+def tall_product(left, right, PRECISION: tl.constexpr, sum=None):
     """`product`, where `left` may have 64 rows and more of fewer columns: then in blocks of 32 rows.
 
     By the rows alone Triton takes Hopper's instructions for a group of four warps, which it compiles wrongly for narrow
@@ -37,8 +37,9 @@ def tall_product(left, right, PRECISION: tl.constexpr):
     if rows > 32 and inner < 64:
         blocks: tl.constexpr = rows // 32
         repeated = tl.broadcast_to(right[None], (blocks, inner, right.shape[1]))
-        result = product(tl.reshape(left, (blocks, 32, inner)), repeated, PRECISION)
+        in_blocks = sum if sum is None else tl.reshape(sum, (blocks, 32, right.shape[1]))
+        result = product(tl.reshape(left, (blocks, 32, inner)), repeated, PRECISION, in_blocks)
         result = tl.reshape(result, (rows, right.shape[1]))
     else:
-        result = product(left, right, PRECISION)
+        result = product(left, right, PRECISION, sum)
     return result

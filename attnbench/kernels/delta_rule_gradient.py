@@ -51,8 +51,10 @@ def gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, gradi
     Of every chunk there are S (`states`) and the gradient of S' (`state_gradients`), both transposed, F (`corrections`)
     and H or, unless CORRECTED, E (`correction_gradients`). `gradient` is the output's.
 
-    The gradient of a log decay takes row sums of Q and K times parts of their gradients, which are therefore summed one
-    after the other. What the diagonal of the pairs gives is a product too: row by row it spills registers.
+    The gradient of a log decay takes row sums of Q and K times parts of their gradients. A part of which a row sum is
+    taken is no product's `sum` afterwards: that accumulates in the same registers, and ptxas (12.8 to 13.0) can take
+    the same row sum before and after for one value. What the diagonal of the pairs gives is a product too: row by row
+    it spills registers.
     """
     index, sequence, head, start = chunk_place(length, num_heads, C)
     key = load_key(mixed, sequence, head, start, length, num_heads, C, K, V)
@@ -94,21 +96,22 @@ def gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, gradi
 
     query = load_query(mixed, sequence, head, start, length, num_heads, C, K, V)
     wide = query.to(tl.float32)
+    own = product(of_own, key, PRECISION)
+    own_inner = tl.sum(wide * own, 1)
     of_query = product(of_weight, key, PRECISION, of_query * asking[:, None])
     query_inner = tl.sum(wide * of_query, 1)
-    of_query = product(of_own, key, PRECISION, of_query)
-    of_query = scaled_rows_gradient(of_query, query, query_factor, tl.sum(wide * of_query, 1), scale, UNIT)
+    of_query = scaled_rows_gradient(of_query + own, query, query_factor, query_inner + own_inner, scale, UNIT)
     store_rows(of_query, mixed_gradient + head * K, sequence, start, length, stride, C, K)
 
     wide = key.to(tl.float32)
     of_key = product(of_pairs, key, PRECISION, of_key)
-    reading_inner = tl.sum(wide * of_key, 1)
-    of_key = product(tl.trans(of_weight), query, PRECISION, of_key)
+    reading_inner, leaving_inner = tl.sum(wide * of_key, 1), tl.sum(wide * of_written, 1)
+    of_written += of_key
+    of_key = product(tl.trans(of_weight), query, PRECISION)
     of_key = product(tl.trans(of_pairs), key, PRECISION, of_key)
-    key_inner = tl.sum(wide * of_key, 1)
-    leaving_inner = tl.sum(wide * of_written, 1)
+    key_inner = reading_inner + tl.sum(wide * of_key, 1)
     of_key = product(of_own, query, PRECISION, of_key + of_written)
-    of_key = scaled_rows_gradient(of_key, key, key_factor, tl.sum(wide * of_key, 1), 1.0, UNIT)
+    of_key = scaled_rows_gradient(of_key, key, key_factor, key_inner + leaving_inner + own_inner, 1.0, UNIT)
     store_rows(of_key, mixed_gradient + (num_heads + head) * K, sequence, start, length, stride, C, K)
     of_log_decay = log_decay_gradients(query_inner, reading_inner, key_inner, leaving_inner, of_state * keeping)
     tl.store(log_decay_gradient + places, of_log_decay, mask=valid)

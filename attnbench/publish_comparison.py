@@ -13,7 +13,7 @@ from attnbench.errors import UserError
 from attnbench.escaping import markdown_text, printable
 from attnbench.jsonlines import replace_file
 from attnbench.report.inputs import Inputs, read_inputs
-from attnbench.results import write_csv
+from attnbench.results import write_csv, write_environments
 from attnbench.tables import format_number
 from attnbench.transfer import export_cells
 
@@ -40,9 +40,7 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
     # The rows stand in results.csv here.
     content.pop("files", None)
     replace_file(target / "comparison.json", json.dumps(content, indent=1) + "\n")
-    for name, stamp in inputs.environments.items():
-        if stamp is not None:
-            replace_file(target / f"environment-{name}.json", json.dumps(stamp, indent=2) + "\n")
+    write_environments(target, {name: stamp for name, stamp in inputs.environments.items() if stamp is not None})
     export_cells(experiment, target / "cells.jsonl")
     replace_file(target / "README.md", _page(title, note, inputs, summary(summed, ranked, inputs.protocol.variants)))
 

@@ -10,7 +10,7 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -297,6 +297,14 @@ def write_csv(rows: Iterable[ResultRow], path: Path) -> None:
         writer.writerow({**content, "settings": json.dumps(content["settings"], allow_nan=False, sort_keys=True)})
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, text.getvalue())
+
+
+def write_environments(target: Path, stamps: Mapping[str, Any]) -> None:
+    """Writes environment-<id>.json of each into the folder, and takes away those of rows that stood there before."""
+    for path in set(target.glob("environment-*.json")) - {target / f"environment-{name}.json" for name in stamps}:
+        path.unlink()
+    for name, stamp in stamps.items():
+        replace_file(target / f"environment-{name}.json", json.dumps(stamp, indent=2) + "\n")
 
 
 def read_csv(path: Path) -> list[ResultRow]:

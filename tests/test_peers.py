@@ -170,6 +170,8 @@ def test_ours_and_a_peer_take_turns_and_end_as_rows_and_a_page(measure, tmp_path
     assert abs(counts["attnbench"] / counts["plain GPT"] - 1) <= 0.01
     memory = values(rows, "peak_memory_mib")["attnbench"]
     assert (memory.status, memory.reason) == ("unsupported", NO_DEVICE_MEMORY)
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "environment-00000000.json").write_text("{}")  # of rows that stood there before
     write_page(tmp_path / "peers", tmp_path / "page", title="Peers", with_figures=False)
     page = (tmp_path / "page" / "README.md").read_text()
     assert "## flash, 2 × 16 tokens, 2 layers of 32" in page
@@ -177,7 +179,7 @@ def test_ours_and_a_peer_take_turns_and_end_as_rows_and_a_page(measure, tmp_path
     assert "    the command\n" in page
     assert len(read_csv(tmp_path / "page" / "results.csv")) == len(rows)
     (row,) = {row.identity.environment for row in rows}
-    assert (tmp_path / "page" / f"environment-{row}.json").exists()
+    assert [path.name for path in (tmp_path / "page").glob("environment-*")] == [f"environment-{row}.json"]
 
 
 def test_a_peer_that_is_absent_is_left_out_by_name_and_a_case_without_any_is_skipped(measure):
@@ -276,17 +278,23 @@ def request(tmp_path, overrides, **changes):
 
 @pytest.mark.slow
 def test_agreement_is_measured_drawn_and_stated(tmp_path, overrides):
-    benchmark(request(tmp_path, [*overrides, "train.precision=bfloat16"], agreement_steps=12), compose)
+    given = request(tmp_path, [*overrides, "train.precision=bfloat16"], agreement_steps=12)
+    benchmark(replace(given, mixers=["softmax", "flash"]), compose)
     rows = read_csv(tmp_path / "peers" / "results.csv")
+    # Softmax's reference is flash's too.
+    told = {(row.identity.variant, row.measurement.settings["attn"]) for row in rows}
+    assert told == {(path, mixer) for path in PATHS for mixer in ("softmax", "flash")}
+    rows = [row for row in rows if row.measurement.settings["attn"] == "flash"]
     largest = values(rows, "largest_loss_difference")
     assert 0 < largest["fast"].value < 0.05
     assert 0 < largest["reference in float32"].value < 0.05
     assert {row.measurement.settings["step"] for row in rows if row.measurement.metric == "train_loss"} == {0, 10, 11}
     write_page(tmp_path / "peers", tmp_path / "page", title="Peers", with_figures=True)
     page = (tmp_path / "page" / "README.md").read_text()
-    assert "| mixer | fast | reference in float32 |" in page
+    assert "| mixer | fast | at most | reference in float32 | at most |" in page
     figures = sorted(path.name for path in (tmp_path / "page" / "figures").glob("*.svg"))
-    assert figures == ["agreement-loss_difference-step.svg", "agreement-train_loss-step.svg"]
+    metrics, mixers = ("loss_difference", "train_loss"), ("flash", "softmax")
+    assert figures == [f"agreement-{metric}-step-attn_{mixer}.svg" for metric in metrics for mixer in mixers]
     assert all(f"figures/{name})" in page for name in figures)
 
 

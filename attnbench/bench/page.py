@@ -18,7 +18,7 @@ from attnbench.errors import UserError
 from attnbench.escaping import markdown_text, printable
 from attnbench.jsonlines import replace_file
 from attnbench.registry import build, resolve
-from attnbench.results import ResultRow, is_complete, read_results, write_csv
+from attnbench.results import ResultRow, is_complete, read_results, write_csv, write_environments
 from attnbench.runtime import environment_id
 from attnbench.tables import format_number, markdown_grid, terminal_table
 
@@ -72,10 +72,8 @@ def write_page(folders: Sequence[Path], target: Path, *, title: str, note: str =
     (measured,) = found
     target.mkdir(parents=True, exist_ok=True)
     _write_rows(measured, target)
-    for folder in folders:
-        for path in folder.glob("environment*.json"):
-            stamp = json.loads(path.read_text(encoding="utf-8"))
-            replace_file(target / f"environment-{environment_id(stamp)}.json", json.dumps(stamp, indent=2) + "\n")
+    stamps = [json.loads(path.read_text("utf-8")) for folder in folders for path in folder.glob("environment*.json")]
+    write_environments(target, {environment_id(stamp): stamp for stamp in stamps})
     replace_file(target / "README.md", _page(title, note, measured))
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from attnbench.aggregate import figures
@@ -13,7 +14,7 @@ from attnbench.peers.agreement import PATHS
 from attnbench.peers.cases import CASES
 from attnbench.peers.rows import OURS
 from attnbench.report.plots import Plot, plots_of
-from attnbench.results import ResultRow, write_csv
+from attnbench.results import ResultRow, write_csv, write_environments
 from attnbench.tables import format_number, read_folders
 
 PLOTS = (("train_loss", "step"), ("loss_difference", "step"))
@@ -48,9 +49,8 @@ def write_page(outputs: Path, target: Path, *, title: str, with_figures: bool) -
     target.mkdir(parents=True, exist_ok=True)
     write_csv(rows, target / "results.csv")
     measured = {row.identity.environment for row in rows}
-    for path in (path for place in places for path in place.glob("environment-*.json")):
-        if path.stem.removeprefix("environment-") in measured:
-            replace_file(target / path.name, path.read_text(encoding="utf-8"))
+    paths = {path.stem.removeprefix("environment-"): path for one in places for path in one.glob("environment-*.json")}
+    write_environments(target, {name: json.loads(paths[name].read_text("utf-8")) for name in paths if name in measured})
     drawn = _draw(rows, target) if with_figures else []
     records = [json.loads((place / "case.json").read_text(encoding="utf-8")) for place in places]
     replace_file(target / "README.md", _page(title, rows, records, drawn))
@@ -118,20 +118,26 @@ def _agreement_text(rows: Sequence[ResultRow]) -> str:
     return (
         f"Training losses over {num_steps} steps from equal weights on equal batches. The reference is the "
         "mixer's torch backend without any kernel of ours, neither compiled nor captured; flash's is softmax. "
-        "Nats between the two where they are furthest apart, and beside it what precision does by itself: the "
-        "reference in float32."
+        "Nats between the two, on average over every tenth step and where they are furthest apart, and beside it what "
+        "precision does by itself: the reference in float32. A loss that jumps for one step jumps by rounding's luck."
     )
 
 
 def agreement_table(rows: Sequence[ResultRow]) -> str:
-    """The largest differences from the reference, a line a mixer."""
+    """How far from the reference, a line a mixer."""
     paths = [path for path in PATHS if path != "reference"]
     lines = []
     for name in dict.fromkeys(row.measurement.settings["attn"] for row in rows):
         own = [row for row in rows if row.measurement.settings["attn"] == name]
         found = ([row for row in own if row.identity.variant == path] for path in paths)
-        lines.append([name, *(_shown(cells, "largest_loss_difference") for cells in found)])
-    return _markdown(("mixer", *paths), lines)
+        lines.append([name, *(text for cells in found for text in _apart(cells))])
+    return _markdown(("mixer", *(text for path in paths for text in (path, "at most"))), lines)
+
+
+def _apart(rows: Sequence[ResultRow]) -> tuple[str, str]:
+    found = [row.measurement.value for row in rows if row.measurement.metric == "loss_difference"]
+    differences = [abs(value) for value in found if value is not None]
+    return format_number(mean(differences)) if differences else "–", _shown(rows, "largest_loss_difference")
 
 
 def _draw(rows: Sequence[ResultRow], target: Path) -> list[Plot]:

@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -124,7 +124,7 @@ def _without_number(metric: str, unit: str, settings: dict[str, Any], trouble: W
 
 
 def write_rows(
-    folder: Path, evaluation: str, name: str, job: Job, built: dict[str, Any], measurements: Iterable[Measurement]
+    folder: Path, evaluation: str, name: str, job: Job, built: dict[str, Any], measurements: Sequence[Measurement]
 ) -> None:
     """One implementation's results file, and the environment that it was measured in.
 
@@ -136,7 +136,9 @@ def write_rows(
     # What died before it could say where it ran was started from here.
     stamp = built.get("environment") or environment(resolve_device(job.device), ROOT)
     replace_file(folder / f"environment-{environment_id(stamp)}.json", json.dumps(stamp, indent=2) + "\n")
-    hashed = config_hash([evaluation, name, job.to_dict(), environment_id(stamp)])
+    # The same job may stand for two mixers, as softmax's reference does for flash's.
+    whose = measurements[0].settings.get("attn", "")
+    hashed = config_hash([evaluation, name, whose, job.to_dict(), environment_id(stamp)])
     identity = Identity(
         experiment="peers",
         run=folder.name,

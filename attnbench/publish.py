@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from attnbench.errors import UserError
@@ -37,12 +38,13 @@ COLUMNS = (
 )
 
 
-def publish(folders: Sequence[Path], target: Path, *, title: str, command: str) -> None:
+def publish(folders: Sequence[Path], target: Path, *, title: str, command: str, note: str = "") -> None:
     """Writes the table of these runs.
 
     Args:
         folders: of finished runs on one corpus and one machine.
-        command: what made them, as a reader would type it.
+        command: what made them, as a reader would type it, a line each.
+        note: what a reader must know besides.
 
     Raises:
         UserError: no rows, several corpora, or runs of different environments or commits.
@@ -59,17 +61,18 @@ def publish(folders: Sequence[Path], target: Path, *, title: str, command: str) 
     target.mkdir(parents=True, exist_ok=True)
     write_csv(rows, target / "results.csv")
     replace_file(target / "environment.json", json.dumps(stamp, indent=2) + "\n")
-    replace_file(target / "README.md", _page(title, corpus, markdown_table(rows, COLUMNS), command, stamp))
+    replace_file(target / "README.md", _page(title, corpus, markdown_table(rows, COLUMNS), command, note, stamp))
 
 
-def _page(title: str, corpus: str | None, table: str, command: str, stamp: dict[str, Any]) -> str:
+def _page(title: str, corpus: str | None, table: str, command: str, note: str, stamp: dict[str, Any]) -> str:
+    paragraph = f"\n\n{note}" if note else ""
     machine = ", ".join(f"{name} {stamp[name]}" for name in ("torch", "triton", "python") if stamp.get(name))
     return (
         f"# {title}\n\n{table}\n"
         f"Corpus `{markdown_text(str(corpus))}`. "
         "PPL is that of the checkpoint with the lowest validation loss. Seconds and token/s are of "
         "training steps, token/s without the first step, which compiles; peak MiB is all memory reserved on the device."
-        f"\n\nMade by\n\n    {command}\n\n"
+        f"{paragraph}\n\nMade by\n\n{indent(command, '    ')}\n\n"
         f"at commit `{stamp['commit']}` on {stamp['device']} ({machine}). results.csv has all rows, among them other "
         "checkpoints, positions in the block and longer blocks; environment.json has the whole environment.\n"
     )

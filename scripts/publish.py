@@ -19,8 +19,8 @@ def main() -> None:
         "runs", type=Path, nargs="+", help="the folder of a comparison, of peers, runs of one bench, or runs"
     )
     parser.add_argument("--title", required=True)
-    parser.add_argument("--command", help="what made the runs; the others know it")
-    parser.add_argument("--note", default="", help="of a comparison or a bench: what a reader must know besides")
+    parser.add_argument("--command", help="what made the runs, a line each; the others know it")
+    parser.add_argument("--note", default="", help="what a reader must know besides; peers have none")
     given = parser.parse_args()
     try:
         if is_bench(given.runs[0]):
@@ -30,7 +30,7 @@ def main() -> None:
         elif given.command is None:
             publish_comparison(given.runs[0], given.target, title=given.title, note=given.note)
         else:
-            publish(given.runs, given.target, title=given.title, command=given.command)
+            publish(given.runs, given.target, title=given.title, command=given.command, note=given.note)
     except UserError as error:
         sys.exit(f"error: {error}")
 

@@ -11,7 +11,18 @@ import triton
 import triton.language as tl
 
 from attnbench.kernels.delta_rule_chunk import LENGTHS, load_rows, matrix, store_rows
-from attnbench.kernels.delta_rule_tiles import load_factors, load_key, load_pairs, load_query, load_value
+from attnbench.kernels.delta_rule_tiles import (
+    ASKING,
+    BETA,
+    LEAVING,
+    READING,
+    load_factor,
+    load_key,
+    load_pairs,
+    load_query,
+    load_total,
+    load_value,
+)
 from attnbench.kernels.products import product
 
 
@@ -35,12 +46,13 @@ def walk_forward_kernel(mixed, pairs, factors, initial, output, last, states, co
         query = load_query(mixed, sequence, head, start, length, num_heads, C, K, V)
         value = load_value(mixed, sequence, head, start, length, first, num_heads, C, K, V, VALUES)
         between, weight = load_pairs(pairs, chunk, C)
-        asking, reading, leaving, betas, keeping = load_factors(factors, chunk, C)
         before = state.to(key.dtype)
         if states is not None:
             tl.store(matrix(states + chunk * K * V + first * K, K, 0, VALUES, K), before)
-        correction = tl.trans(value).to(tl.float32) - product(before, tl.trans(key), PRECISION) * reading[None, :]
-        read = product(before, tl.trans(query), PRECISION) * asking[None, :]
+        read = product(before, tl.trans(query), PRECISION) * load_factor(factors, chunk, ASKING, C)[None, :]
+        correction = product(before, tl.trans(key), PRECISION) * load_factor(factors, chunk, READING, C)[None, :]
+        correction = tl.trans(value).to(tl.float32) - correction
+        betas = load_factor(factors, chunk, BETA, C)
         correction -= product((correction * betas[None, :]).to(key.dtype), tl.trans(between), PRECISION)
         if corrections is not None:
             tl.store(matrix(corrections + chunk * C * V, V, first, C, VALUES), tl.trans(correction.to(key.dtype)))
@@ -48,7 +60,8 @@ def walk_forward_kernel(mixed, pairs, factors, initial, output, last, states, co
         read = product(change.to(key.dtype), tl.trans(weight), PRECISION, read)
         own_rows = output + head * V + first
         store_rows(tl.trans(read.to(key.dtype)), own_rows, sequence, start, length, num_heads * V, C, VALUES)
-        state = product((change * leaving[None, :]).to(key.dtype), key, PRECISION, state * keeping)
+        change *= load_factor(factors, chunk, LEAVING, C)[None, :]
+        state = product(change.to(key.dtype), key, PRECISION, state * load_total(factors, chunk, C))
     if last is not None:
         tl.store(matrix(last + whole, V, first, K, VALUES), tl.trans(state))
 
@@ -78,18 +91,18 @@ def walk_backward_kernel(mixed, pairs, factors, gradient, last_gradient, initial
         own_rows = gradient + head * V + first
         of_output = tl.trans(load_rows(own_rows, sequence, start, length, num_heads * V, C, VALUES))
         between, weight = load_pairs(pairs, chunk, C)
-        asking, reading, leaving, betas, keeping = load_factors(factors, chunk, C)
         after = state_gradient.to(key.dtype)
         tl.store(matrix(state_gradients + chunk * K * V + first * K, K, 0, VALUES, K), after)
-        change_gradient = product(after, tl.trans(key), PRECISION) * leaving[None, :]
+        change_gradient = product(after, tl.trans(key), PRECISION) * load_factor(factors, chunk, LEAVING, C)[None, :]
         change_gradient = product(of_output, weight, PRECISION, change_gradient)
+        betas = load_factor(factors, chunk, BETA, C)
         of_correction = change_gradient
         of_correction -= product((change_gradient * betas[None, :]).to(key.dtype), between, PRECISION)
         own_place = matrix(correction_gradients + chunk * C * V, V, first, C, VALUES)
         tl.store(own_place, tl.trans(of_correction.to(key.dtype)))
-        of_read = (of_output.to(tl.float32) * asking[None, :]).to(key.dtype)
-        state_gradient = product(of_read, query, PRECISION, state_gradient * keeping)
-        of_error = (of_correction * (betas * -reading)[None, :]).to(key.dtype)
+        of_read = (of_output.to(tl.float32) * load_factor(factors, chunk, ASKING, C)[None, :]).to(key.dtype)
+        state_gradient = product(of_read, query, PRECISION, state_gradient * load_total(factors, chunk, C))
+        of_error = (of_correction * (betas * -load_factor(factors, chunk, READING, C))[None, :]).to(key.dtype)
         state_gradient = product(of_error, key, PRECISION, state_gradient)
     if initial_gradient is not None:
         tl.store(matrix(initial_gradient + whole, V, first, K, VALUES), tl.trans(state_gradient))

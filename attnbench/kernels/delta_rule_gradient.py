@@ -42,15 +42,27 @@ fewer sums and more products are faster, below it slower (64 × 64, an H200: 0.2
 
 
 @triton.jit
-def load_correction_gradient(correction_gradients, pairs, betas, index, first,
-                             C: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr, CORRECTED: tl.constexpr,
-                             PRECISION: tl.constexpr):  # fmt: skip
-    """H of a block of values; of E, unless CORRECTED."""
-    result = tl.load(matrix(correction_gradients + index * C * V, V, first, C, VALUES))
+def gradients_of_values(
+    pairs, corrections, gradient, correction_gradients, mixed_gradient, betas, of_weight, of_pairs,
+    index, sequence, head, start, length, first, num_heads: tl.constexpr,
+    C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr, CORRECTED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Of a block of values: the output's gradient, F, and the values' gradient b H, which it stores; and the gradients
+    of Q K^T o G and R with what the block adds."""
+    of_output = load_rows(gradient + head * V + first, sequence, start, length, num_heads * V, C, VALUES)
+    correction = tl.load(matrix(corrections + index * C * V, V, first, C, VALUES))
+    of_correction = tl.load(matrix(correction_gradients + index * C * V, V, first, C, VALUES))
     if not CORRECTED:
         between = tl.load(matrix(pairs + index * 2 * C * C, C, 0, C, C))
-        result = correction_gradient(between, betas, result.to(tl.float32), PRECISION).to(result.dtype)
-    return result
+        change_gradient = of_correction.to(tl.float32)
+        of_correction = correction_gradient(between, betas, change_gradient, PRECISION).to(correction.dtype)
+    of_weight = product(of_output, tl.trans(correction), PRECISION, of_weight)
+    of_pairs = product(of_correction, tl.trans(correction), PRECISION, of_pairs)
+    of_value = of_correction.to(tl.float32) * betas[:, None]
+    own_rows = mixed_gradient + 2 * num_heads * K + head * V + first
+    store_rows(of_value, own_rows, sequence, start, length, num_heads * (2 * K + V), C, VALUES)
+    return of_output, correction, of_value, of_weight, of_pairs
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -78,16 +90,10 @@ def gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, gradi
     of_query, of_key = tl.zeros((C, K), tl.float32), tl.zeros((C, K), tl.float32)
     of_written, of_state = tl.zeros((C, K), tl.float32), 0.0
     for first in range(0, V, VALUES):
-        of_output = load_rows(gradient + head * V + first, sequence, start, length, num_heads * V, C, VALUES)
-        correction = tl.load(matrix(corrections + index * C * V, V, first, C, VALUES))
-        of_correction = load_correction_gradient(
-            correction_gradients, pairs, betas, index, first, C, V, VALUES, CORRECTED, PRECISION
-        )
-        of_weight = product(of_output, tl.trans(correction), PRECISION, of_weight)
-        of_pairs = product(of_correction, tl.trans(correction), PRECISION, of_pairs)
-        of_value = of_correction.to(tl.float32) * betas[:, None]
-        value_column = 2 * num_heads * K + head * V + first
-        store_rows(of_value, mixed_gradient + value_column, sequence, start, length, stride, C, VALUES)
+        of_output, correction, of_value, of_weight, of_pairs = gradients_of_values(
+            pairs, corrections, gradient, correction_gradients, mixed_gradient, betas, of_weight, of_pairs,
+            index, sequence, head, start, length, first, num_heads, C, K, V, VALUES, CORRECTED, PRECISION
+        )  # fmt: skip
         state = tl.load(matrix(states + index * K * V + first * K, K, 0, VALUES, K))
         of_query = product(of_output, state, PRECISION, of_query)
         of_key = product((-of_value * reading[:, None]).to(dtype), state, PRECISION, of_key)
@@ -149,16 +155,10 @@ def wide_gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, 
     of_weight, of_pairs = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
     of_query, of_reading = tl.zeros((K, C), tl.float32), tl.zeros((K, C), tl.float32)
     for first in range(0, V, VALUES):
-        of_output = load_rows(gradient + head * V + first, sequence, start, length, num_heads * V, C, VALUES)
-        correction = tl.load(matrix(corrections + index * C * V, V, first, C, VALUES))
-        of_correction = load_correction_gradient(
-            correction_gradients, pairs, betas, index, first, C, V, VALUES, CORRECTED, PRECISION
-        )
-        of_weight = product(of_output, tl.trans(correction), PRECISION, of_weight)
-        of_pairs = product(of_correction, tl.trans(correction), PRECISION, of_pairs)
-        of_value = of_correction.to(tl.float32) * betas[:, None]
-        value_column = 2 * num_heads * K + head * V + first
-        store_rows(of_value, mixed_gradient + value_column, sequence, start, length, stride, C, VALUES)
+        of_output, correction, of_value, of_weight, of_pairs = gradients_of_values(
+            pairs, corrections, gradient, correction_gradients, mixed_gradient, betas, of_weight, of_pairs,
+            index, sequence, head, start, length, first, num_heads, C, K, V, VALUES, CORRECTED, PRECISION
+        )  # fmt: skip
         state = tl.load(matrix(states + index * K * V + first * K, K, 0, VALUES, K))
         of_query = tall_product(tl.trans(state), tl.trans(of_output), PRECISION, of_query)
         of_read = (-of_value * reading[:, None]).to(dtype)

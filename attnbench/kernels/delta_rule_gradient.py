@@ -51,10 +51,10 @@ def gradients_of_values(
     """Of a block of values: the output's gradient, F, and the values' gradient b H, which it stores; and the gradients
     of Q K^T o G and R with what the block adds."""
     of_output = load_rows(gradient + head * V + first, sequence, start, length, num_heads * V, C, VALUES)
-    correction = tl.load(matrix(corrections + index * C * V, V, first, C, VALUES))
-    of_correction = tl.load(matrix(correction_gradients + index * C * V, V, first, C, VALUES))
+    correction = tl.load(matrix(corrections, index * C, V, first, C, VALUES))
+    of_correction = tl.load(matrix(correction_gradients, index * C, V, first, C, VALUES))
     if not CORRECTED:
-        between = tl.load(matrix(pairs + index * 2 * C * C, C, 0, C, C))
+        between = tl.load(matrix(pairs, index * 2 * C, C, 0, C, C))
         change_gradient = of_correction.to(tl.float32)
         of_correction = correction_gradient(between, betas, change_gradient, PRECISION).to(correction.dtype)
     of_weight = product(of_output, tl.trans(correction), PRECISION, of_weight)
@@ -94,10 +94,10 @@ def gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, gradi
             pairs, corrections, gradient, correction_gradients, mixed_gradient, betas, of_weight, of_pairs,
             index, sequence, head, start, length, first, num_heads, C, K, V, VALUES, CORRECTED, PRECISION
         )  # fmt: skip
-        state = tl.load(matrix(states + index * K * V + first * K, K, 0, VALUES, K))
+        state = tl.load(matrix(states, index * V + first, K, 0, VALUES, K))
         of_query = product(of_output, state, PRECISION, of_query)
         of_key = product((-of_value * reading[:, None]).to(dtype), state, PRECISION, of_key)
-        after = tl.load(matrix(state_gradients + index * K * V + first * K, K, 0, VALUES, K))
+        after = tl.load(matrix(state_gradients, index * V + first, K, 0, VALUES, K))
         written = correction.to(tl.float32) * (betas * leaving)[:, None]
         of_written = product(written.to(dtype), after, PRECISION, of_written)
         of_state += tl.sum(tl.sum(state.to(tl.float32) * after.to(tl.float32), 1), 0)
@@ -159,7 +159,7 @@ def wide_gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, 
             pairs, corrections, gradient, correction_gradients, mixed_gradient, betas, of_weight, of_pairs,
             index, sequence, head, start, length, first, num_heads, C, K, V, VALUES, CORRECTED, PRECISION
         )  # fmt: skip
-        state = tl.load(matrix(states + index * K * V + first * K, K, 0, VALUES, K))
+        state = tl.load(matrix(states, index * V + first, K, 0, VALUES, K))
         of_query = tall_product(tl.trans(state), tl.trans(of_output), PRECISION, of_query)
         of_read = (-of_value * reading[:, None]).to(dtype)
         of_reading = tall_product(tl.trans(state), tl.trans(of_read), PRECISION, of_reading)
@@ -173,7 +173,7 @@ def wide_gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, 
     asking = load_factor(factors, index, ASKING, C)
     cumulative = tl.cumsum(tl.load(log_decay + places, mask=valid, other=0.0), 0)
     decay = pair_decay(cumulative, C) * key_factor[None, :]
-    through_weight = of_weight * tl.load(matrix(pairs + (index * 2 + 1) * C * C, C, 0, C, C)).to(tl.float32)
+    through_weight = of_weight * tl.load(matrix(pairs, (index * 2 + 1) * C, C, 0, C, C)).to(tl.float32)
     below, own = below_diagonal(through_weight, C), diagonal(through_weight, C)
     of_weight = (of_weight * decay * query_factor[:, None]).to(dtype)
     of_pairs = below_diagonal(-of_pairs * decay * key_factor[:, None], C)
@@ -195,11 +195,11 @@ def wide_gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, 
     of_key = tall_product(tl.trans(key), (of_pairs + tl.trans(of_pairs)).to(dtype), PRECISION, of_key)
     of_written, of_decay = tl.zeros((K, C), tl.float32), tl.zeros((VALUES, VALUES), tl.float32)
     for first in range(0, V, VALUES):
-        correction = tl.load(matrix(corrections + index * C * V, V, first, C, VALUES))
-        after = tl.load(matrix(state_gradients + index * K * V + first * K, K, 0, VALUES, K))
+        correction = tl.load(matrix(corrections, index * C, V, first, C, VALUES))
+        after = tl.load(matrix(state_gradients, index * V + first, K, 0, VALUES, K))
         written = (correction.to(tl.float32) * (betas * leaving)[:, None]).to(dtype)
         of_written = tall_product(tl.trans(after), tl.trans(written), PRECISION, of_written)
-        state = tl.load(matrix(states + index * K * V + first * K, K, 0, VALUES, K))
+        state = tl.load(matrix(states, index * V + first, K, 0, VALUES, K))
         of_decay = product(state, tl.trans(after), PRECISION, of_decay)
     leaving_inner = tl.sum(wide * of_written, 0)
     key_inner = reading_inner + tl.sum(through_pairs, 0) + tl.sum(below, 0)

@@ -69,8 +69,8 @@ def load_value(mixed, sequence, head, start, length, first, num_heads: tl.conste
 @triton.jit
 def load_pairs(pairs, index, C: tl.constexpr):
     """R of a chunk, and Q K^T o G."""
-    first = pairs + index * 2 * C * C
-    return tl.load(matrix(first, C, 0, C, C)), tl.load(matrix(first + C * C, C, 0, C, C))
+    first = index * 2 * C
+    return tl.load(matrix(pairs, first, C, 0, C, C)), tl.load(matrix(pairs, first + C, C, 0, C, C))
 
 
 @triton.jit
@@ -111,7 +111,7 @@ def pairs_kernel(mixed, log_decay, beta, pairs, factors, length, scale, num_head
     tl.store(row + TOTAL * C, tl.exp(total + 0.0 * cumulative))
     decay = pair_decay(cumulative, C) * key_factor[None, :]
     weight = product(query, tl.trans(key), PRECISION) * decay * query_factor[:, None]
-    tl.store(matrix(pairs + (index * 2 + 1) * C * C, C, 0, C, C), weight.to(key.dtype))
+    tl.store(matrix(pairs, (index * 2 + 1) * C, C, 0, C, C), weight.to(key.dtype))
     lower = below_diagonal(product(key, tl.trans(key), PRECISION) * decay * key_factor[:, None], C)
     between = resolvent(lower, betas, C, PRECISION)
-    tl.store(matrix(pairs + index * 2 * C * C, C, 0, C, C), between.to(key.dtype))
+    tl.store(matrix(pairs, index * 2 * C, C, 0, C, C), between.to(key.dtype))

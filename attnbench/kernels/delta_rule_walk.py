@@ -36,10 +36,10 @@ def walk_forward_kernel(mixed, pairs, factors, initial, output, last, states, co
     program, first = tl.program_id(0), tl.program_id(1) * VALUES
     sequence, head = program // num_heads, program % num_heads
     num_chunks = tl.cdiv(length, C)
-    whole = program.to(tl.int64) * K * V
+    whole = program.to(tl.int64) * K
     state = tl.zeros((VALUES, K), tl.float32)
     if initial is not None:
-        state = tl.trans(tl.load(matrix(initial + whole, V, first, K, VALUES)))
+        state = tl.trans(tl.load(matrix(initial, whole, V, first, K, VALUES)))
     for n in range(num_chunks):
         start, chunk = n * C, program.to(tl.int64) * num_chunks + n
         key = load_key(mixed, sequence, head, start, length, num_heads, C, K, V)
@@ -48,14 +48,14 @@ def walk_forward_kernel(mixed, pairs, factors, initial, output, last, states, co
         between, weight = load_pairs(pairs, chunk, C)
         before = state.to(key.dtype)
         if states is not None:
-            tl.store(matrix(states + chunk * K * V + first * K, K, 0, VALUES, K), before)
+            tl.store(matrix(states, chunk * V + first, K, 0, VALUES, K), before)
         read = product(before, tl.trans(query), PRECISION) * load_factor(factors, chunk, ASKING, C)[None, :]
         correction = product(before, tl.trans(key), PRECISION) * load_factor(factors, chunk, READING, C)[None, :]
         correction = tl.trans(value).to(tl.float32) - correction
         betas = load_factor(factors, chunk, BETA, C)
         correction -= product((correction * betas[None, :]).to(key.dtype), tl.trans(between), PRECISION)
         if corrections is not None:
-            tl.store(matrix(corrections + chunk * C * V, V, first, C, VALUES), tl.trans(correction.to(key.dtype)))
+            tl.store(matrix(corrections, chunk * C, V, first, C, VALUES), tl.trans(correction.to(key.dtype)))
         change = correction * betas[None, :]
         read = product(change.to(key.dtype), tl.trans(weight), PRECISION, read)
         own_rows = output + head * V + first
@@ -63,7 +63,7 @@ def walk_forward_kernel(mixed, pairs, factors, initial, output, last, states, co
         change *= load_factor(factors, chunk, LEAVING, C)[None, :]
         state = product(change.to(key.dtype), key, PRECISION, state * load_total(factors, chunk, C))
     if last is not None:
-        tl.store(matrix(last + whole, V, first, K, VALUES), tl.trans(state))
+        tl.store(matrix(last, whole, V, first, K, VALUES), tl.trans(state))
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -79,10 +79,10 @@ def walk_backward_kernel(mixed, pairs, factors, gradient, last_gradient, initial
     program, first = tl.program_id(0), tl.program_id(1) * VALUES
     sequence, head = program // num_heads, program % num_heads
     num_chunks = tl.cdiv(length, C)
-    whole = program.to(tl.int64) * K * V
+    whole = program.to(tl.int64) * K
     state_gradient = tl.zeros((VALUES, K), tl.float32)
     if last_gradient is not None:
-        state_gradient = tl.trans(tl.load(matrix(last_gradient + whole, V, first, K, VALUES)))
+        state_gradient = tl.trans(tl.load(matrix(last_gradient, whole, V, first, K, VALUES)))
     for done in range(num_chunks):
         n = num_chunks - 1 - done
         start, chunk = n * C, program.to(tl.int64) * num_chunks + n
@@ -92,17 +92,17 @@ def walk_backward_kernel(mixed, pairs, factors, gradient, last_gradient, initial
         of_output = tl.trans(load_rows(own_rows, sequence, start, length, num_heads * V, C, VALUES))
         between, weight = load_pairs(pairs, chunk, C)
         after = state_gradient.to(key.dtype)
-        tl.store(matrix(state_gradients + chunk * K * V + first * K, K, 0, VALUES, K), after)
+        tl.store(matrix(state_gradients, chunk * V + first, K, 0, VALUES, K), after)
         change_gradient = product(after, tl.trans(key), PRECISION) * load_factor(factors, chunk, LEAVING, C)[None, :]
         change_gradient = product(of_output, weight, PRECISION, change_gradient)
         betas = load_factor(factors, chunk, BETA, C)
         of_correction = change_gradient
         of_correction -= product((change_gradient * betas[None, :]).to(key.dtype), between, PRECISION)
-        own_place = matrix(correction_gradients + chunk * C * V, V, first, C, VALUES)
+        own_place = matrix(correction_gradients, chunk * C, V, first, C, VALUES)
         tl.store(own_place, tl.trans(of_correction.to(key.dtype)))
         of_read = (of_output.to(tl.float32) * load_factor(factors, chunk, ASKING, C)[None, :]).to(key.dtype)
         state_gradient = product(of_read, query, PRECISION, state_gradient * load_total(factors, chunk, C))
         of_error = (of_correction * (betas * -load_factor(factors, chunk, READING, C))[None, :]).to(key.dtype)
         state_gradient = product(of_error, key, PRECISION, state_gradient)
     if initial_gradient is not None:
-        tl.store(matrix(initial_gradient + whole, V, first, K, VALUES), tl.trans(state_gradient))
+        tl.store(matrix(initial_gradient, whole, V, first, K, VALUES), tl.trans(state_gradient))

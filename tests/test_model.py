@@ -36,6 +36,23 @@ def test_initial_weights_do_not_depend_on_the_global_generator():
     assert torch.equal(first, small_model().embedding.weight)
 
 
+def test_initial_weights_do_not_depend_on_how_many_threads_draw_them(monkeypatch):
+    weights = []
+    for count in (1, 8):
+        monkeypatch.setattr("os.cpu_count", lambda count=count: count)
+        weights.append(small_model().state_dict())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_what_goes_wrong_while_weights_are_drawn_is_raised():
+    class Broken(nn.Module):
+        def init_weights(self, generator, num_layers):
+            raise RuntimeError("no weights")
+
+    with pytest.raises(RuntimeError, match="no weights"):
+        init_weights(nn.Sequential(Broken(), nn.Linear(4, 4)), 0, 1)
+
+
 def test_a_module_of_torchs_own_is_initialised_by_name_and_one_without_means_is_refused():
     first, second = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     init_weights(first, 0, 1)

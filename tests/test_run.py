@@ -566,6 +566,13 @@ def test_the_table_has_every_variant_and_never_two_corpora(folder, finished, tmp
         assert str(place) in printed
 
 
+def test_a_published_run_says_how_it_was_made_and_what_a_reader_must_know(finished, tmp_path):
+    publish([finished], tmp_path, title="A title", command="S=1\npython one", note="Mind this.")
+    page = (tmp_path / "README.md").read_text()
+    assert page.startswith("# A title\n\n| variant |")
+    assert "\n\nMind this.\n\nMade by\n\n    S=1\n    python one\n\nat commit " in page
+
+
 def test_an_evaluation_made_later_has_the_environment_that_made_it(tmp_path, monkeypatch):
     write_text(tmp_path / "small.txt", seed=0)
     first = run(replace(compose_once(words(tmp_path)), evaluations=[]))

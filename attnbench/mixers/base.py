@@ -81,7 +81,8 @@ class Mixer(nn.Module, ABC):
         return []
 
     def init_weights(self, generator: torch.Generator, num_layers: int) -> None:
-        """Fills the parameters this module itself owns; its submodules are asked for theirs one by one.
+        """Fills the parameters this module itself owns, drawing from the generator alone: others, submodules too, are
+        asked for theirs at the same time, in threads.
 
         Args:
             generator: a CPU generator seeded by the run's seed and this module's full name.

@@ -1,5 +1,8 @@
 """What the tests of kernels share: the device they run on, their inputs, and when a result is near enough."""
 
+from importlib.util import find_spec
+from types import FunctionType
+
 import pytest
 import torch
 from torch import Tensor
@@ -23,3 +26,23 @@ def assert_near(actual: Tensor, expected: Tensor, tolerance: float, what: str = 
     error = (actual.detach().double() - expected.double()).norm()
     scale = expected.detach().double().norm().clamp(min=smallest)
     assert error <= tolerance * scale, f"{what}: {float(error):.2e} of {float(scale):.2e}"
+
+
+def patch_language_once() -> None:
+    """Triton's interpreter puts its own functions in the place of triton.language's at each call of a function within
+    a kernel, again and again, which is a third of its time: from here on only where they are not in place."""
+    from triton.runtime import interpreter
+
+    language, patch = interpreter.tl, interpreter._patch_lang
+
+    def patch_where_needed(function: FunctionType) -> interpreter._LangPatchScope:
+        seen = [x for x in (language, language.core) if any(x is value for value in function.__globals__.values())]
+        is_in_place = not any(language.core.is_builtin(x.load) for x in seen)
+        return interpreter._LangPatchScope() if is_in_place else patch(function)
+
+    interpreter._patch_lang = patch_where_needed
+
+
+# Where there is no triton there are tests without kernels that need this file.
+if DEVICE == "cpu" and find_spec("triton"):
+    patch_language_once()

@@ -48,7 +48,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Keeps shape and dtype."""
-        if x.device.type == "cpu":
+        # Compiled, torch's own is fused there too, and what was traced can be kept for the next process.
+        if x.device.type == "cpu" and not torch.compiler.is_compiling():
             return _RMSNormCPU.apply(at_least_float32(x), self.weight, self.eps)[0].to(x.dtype)
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(x.dtype)
 

@@ -18,7 +18,7 @@ from attnbench.folder import ROOT
 from attnbench.matching import Matched, match_model
 from attnbench.model import LanguageModel, build_model, resolve_mixer
 from attnbench.results import Identity
-from attnbench.runtime import environment_id, resolve_device, resolve_precision
+from attnbench.runtime import environment_id, resolve_compile, resolve_device, resolve_precision
 from attnbench.settings import MixerSettings, ModelSettings, RunSettings, TrainSettings
 
 NOT_HASHED = ("log_interval_steps", "checkpoint_interval_seconds", "num_epochs", "num_steps", "precision", "compile")
@@ -113,7 +113,7 @@ def prepare(settings: RunSettings) -> Run:
         settings=settings,
         device=device,
         precision=precision,
-        compile=settings.train.compile if settings.train.compile is not None else device.type == "cuda",
+        compile=resolve_compile(settings.train.compile, device.type),
         corpus=corpus,
         mixers=mixers,
         matched=matched,

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 
 from attnbench.errors import UserError
+from attnbench.kernels.support import has_triton
 
 COMPILER = "torch._dynamo"
 """Loaded by the first torch.compile of a process."""
@@ -99,6 +101,11 @@ def resolve_precision(name: str, device_type: str, setting: str = "train.precisi
     return name if name != "auto" else ("bfloat16" if device_type == "cuda" else "float32")
 
 
+def resolve_compile(compiled: bool | None, device_type: str) -> bool:
+    """Whether a training is compiled for which the settings say so or, with None, leave it to the device."""
+    return compiled if compiled is not None else device_type == "cuda"
+
+
 def dtype_of(precision: str) -> torch.dtype:
     """Of tensors in this precision: TF32 is how float32 is multiplied."""
     return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision, torch.float32)
@@ -165,17 +172,27 @@ def forget_compiled() -> None:
         torch.compiler.reset()
 
 
+@cache
 def wake_compiler(device: torch.device) -> None:
-    """Begins what torch's compiler will wait for when it has traced a GPU's model.
+    """Begins, once in a process and beside it, what torch's compiler will wait for when it has traced a model.
 
-    That is the processes to which it gives kernels (until they are there, seconds later, it compiles one after the
-    other itself), and the hash of Triton's own files, half a second, without which no cache is looked into.
+    That is a hash of all of torch's own files and one of Triton's, half a second, without which no cache is looked
+    into; and for a GPU the processes to which it gives kernels: until they are there, seconds later, it compiles one
+    after the other itself.
     """
-    if device.type == "cuda":
-        from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.codecache import torch_key
+
+    def of_torch() -> None:
+        torch_key()
+        if device.type == "cuda":
+            # It needs that hash itself, and would compute another one while the first is not there.
+            AsyncCompile.use_process_pool()
+
+    Thread(target=of_torch, daemon=True).start()
+    if has_triton():
         from triton.runtime.cache import triton_key
 
-        AsyncCompile.use_process_pool()
         Thread(target=triton_key, daemon=True).start()
 
 

@@ -7,9 +7,9 @@ import pytest
 
 ORDER = [
     "escaping", "errors", "stopping", "documents", "settings", "registry", "jsonlines", "network", "results",
-    "statistics", "figures", "tables", "families", "aggregate", "terminal", "publish", "runtime", "locks",
-    "process_memory", "timing", "graphs", "workers", "folder",
-    "kernels.support", "kernels",
+    "statistics", "figures", "tables", "families", "aggregate", "terminal", "publish",
+    "kernels.support", "runtime", "locks", "process_memory", "timing", "graphs", "workers", "folder",
+    "kernels",
     "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "correctness", "matching",
     "pieces", "corpora", "wikitext", "data", "loss", "checkpoint", "progress", "metrics", "mirror", "train", "hooks",
     "divergence", "generate", "writing",

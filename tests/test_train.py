@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from small import MIXERS, SEQ_LEN, TRAIN, VOCABULARY, batch_of, fresh_state
 from torch import Tensor
 from torch._dynamo.backends.debugging import aot_eager
+from torch._functorch._aot_autograd.autograd_cache import check_cacheable
 
 from attnbench.checkpoint import TrainState
 from attnbench.errors import UserError
@@ -348,21 +350,27 @@ def test_every_kernel_is_made_by_tritons_own_assembler(monkeypatch):
     assert _assembler_version() is None
 
 
-def test_the_compilers_processes_start_before_it_has_traced_anything(monkeypatch):
-    from torch._inductor import async_compile
+def test_what_the_compiler_waits_for_begins_before_it_has_traced_anything(monkeypatch):
+    from torch._inductor import async_compile, codecache
 
-    events = []
-    monkeypatch.setattr(async_compile.AsyncCompile, "use_process_pool", lambda: events.append("started"))
-    wake_compiler(torch.device("cpu"))
-    assert events == []
-    wake_compiler(torch.device("cuda", 0))
-    assert events == ["started"]
+    events, hashed, started = [], Event(), Event()
+    monkeypatch.setattr(codecache, "torch_key", hashed.set)
+    monkeypatch.setattr(async_compile.AsyncCompile, "use_process_pool", started.set)
+    # Not as it was called before: it does this once in a process.
+    wake = wake_compiler.__wrapped__
+    wake(torch.device("cpu"))
+    assert hashed.wait(60)
+    assert not started.is_set()
+    hashed.clear()
+    wake(torch.device("cuda", 0))
+    assert started.wait(60)
+    assert hashed.is_set()
 
     monkeypatch.setattr("attnbench.train.wake_compiler", lambda device: events.append(device.type))
     monkeypatch.setattr("attnbench.kernels.import_module", events.append)
     monkeypatch.setattr(torch, "compile", lambda *arguments, **options: events.append("compile"))
     stepper(fresh_state(), TRAIN, "float32", compiled=True)
-    assert events == ["started", "cpu", "compile"]
+    assert events == ["cpu", "compile"]
 
     events.clear()
     weight = SimpleNamespace(device=torch.device("cuda"))
@@ -423,6 +431,23 @@ def test_a_compiled_step_trains_to_the_same_losses(name, monkeypatch):
     assert losses.values == pytest.approx(eager, abs=1e-4)
     # One graph and no second one: nothing that changes from step to step is built into it.
     assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("name", ["softmax", "flash", "linear"])
+def test_what_was_traced_can_be_kept_for_the_next_process(name, monkeypatch):
+    """A single operator that torch cannot keep has every process trace the whole step anew, for seconds."""
+    checked = []
+
+    def backend(graph, inputs, *, options):
+        check_cacheable(graph)
+        checked.append(graph)
+        return graph.forward
+
+    state = fresh_state(name)
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend, fullgraph=True))
+    train(state, batch_of, TRAIN, precision="float32", num_steps=1, hooks=[], compiled=True)
+    assert len(checked) == 1
 
 
 def test_training_goes_on_where_the_state_stands():

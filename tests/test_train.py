@@ -433,7 +433,7 @@ def test_a_compiled_step_trains_to_the_same_losses(name, monkeypatch):
     assert len(graphs) == 1
 
 
-@pytest.mark.parametrize("name", ["softmax", "flash", "linear"])
+@pytest.mark.parametrize("name", MIXERS)
 def test_what_was_traced_can_be_kept_for_the_next_process(name, monkeypatch):
     """A single operator that torch cannot keep has every process trace the whole step anew, for seconds."""
     checked = []

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -302,8 +303,10 @@ def chunked_gated_delta_rule(
         y (B, T, H, V) in the value's dtype and the last memory.
     """
     batch, length, heads, _ = query_BTHK.shape
-    # Autocast would undo the choice of dtypes below.
-    with torch.autocast(device_type=query_BTHK.device.type, enabled=False):
+    device_type = query_BTHK.device.type
+    # Autocast would undo the choice of dtypes below. Where there is none, nothing: no trace that leaves it can be kept.
+    is_autocast = torch.is_autocast_enabled(device_type)
+    with torch.autocast(device_type, enabled=False) if is_autocast else nullcontext():
         query, key, value, log_decay, beta = _chunks(
             min(num_positions, length), query_BTHK, key_BTHK, value_BTHV, log_decay_BTH, beta_BTH
         )

@@ -27,7 +27,7 @@ from attnbench.prepare import Run, config_hash, identity, prepare, resolved_conf
 from attnbench.progress import ProgressBar
 from attnbench.registry import build
 from attnbench.results import Measurement, ResultsWriter, is_complete
-from attnbench.runtime import keep_freed_memory, peak_memory_mib, start_afresh, wake_compiler
+from attnbench.runtime import keep_freed_memory, peak_memory_mib, start_afresh
 from attnbench.settings import EvaluationSettings, RunSettings
 from attnbench.stopping import StopRequest
 from attnbench.timing import memory_reason
@@ -93,8 +93,6 @@ def _train(prepared: Run, shares_device: bool) -> None:
     """Trains from the last kept state to the end, and writes the training's own rows."""
     settings, train_settings = prepared.settings, prepared.settings.train
     start_afresh(prepared.device)
-    if prepared.compile:
-        wake_compiler(prepared.device)
     if prepared.device.type == "cpu":
         keep_freed_memory()
     write_config(prepared.folder, resolved_config(prepared))

@@ -16,7 +16,7 @@ from attnbench.matching import TOLERANCE, match_model, solve_width
 from attnbench.model import build_meta, build_model, resolve_mixer
 from attnbench.peers.delta_rule import chunked_delta_rule, forward_and_backward, naive_delta_rule
 from attnbench.peers.models import FlaModel, NanoGPT, PlainGPT
-from attnbench.runtime import keep_freed_memory, resolve_compile, resolve_device, resolve_precision, wake_compiler
+from attnbench.runtime import keep_freed_memory, resolve_compile, resolve_device, resolve_precision
 from attnbench.settings import DataSettings, MixerSettings, ModelSettings, RunSettings, TrainSettings
 from attnbench.train import Batch, Step, learning_rates, stepper
 
@@ -87,8 +87,6 @@ def build(job: Job) -> Built:
         keep_freed_memory()
     if job.kind in ("chunked_delta_rule", "naive_delta_rule"):
         return _operator(job, device)
-    if job.kind == "ours" and resolve_compile(job.train.compile, device.type):
-        wake_compiler(device)
     corpus = load_corpus(job.data, job.seq_len, ROOT)
     batches = Batches(corpus.tokens["train"], job.seq_len, job.train.batch_size, job.seed, device)
     torch.manual_seed(job.seed)

@@ -36,9 +36,8 @@ warpgroup tiles reads, compiled by Triton 3.6 for Hopper, from beyond its shared
 def rows_of(pointer, sequence, start, length, STRIDE: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr):
     """Addresses of WIDTH columns of a chunk's rows in a matrix with a row of STRIDE for every position of all
     sequences, and which of them exist."""
-    positions = tl.arange(0, C)
-    first = pointer + (sequence.to(tl.int64) * length + start) * STRIDE
-    return first + (positions[:, None] * STRIDE + tl.arange(0, WIDTH)[None, :]), (start + positions < length)[:, None]
+    row = sequence.to(tl.int64) * length + start
+    return matrix(pointer, row, STRIDE, 0, C, WIDTH), (start + tl.arange(0, C) < length)[:, None]
 
 
 @triton.jit
@@ -56,9 +55,13 @@ def store_rows(values, pointer, sequence, start, length, STRIDE: tl.constexpr, C
 
 
 @triton.jit
-def matrix(pointer, row_stride, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Addresses of a whole block (ROWS, COLUMNS) of a matrix, from column `first` on."""
-    return pointer + first + (tl.arange(0, ROWS)[:, None] * row_stride + tl.arange(0, COLUMNS)[None, :])
+def matrix(pointer, row, WIDTH: tl.constexpr, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Addresses of a block (ROWS, COLUMNS) of a matrix with WIDTH columns, from a row (int64) and a column on.
+
+    All is counted from the row, also where a loop goes from row to row: offsets that stay the same would be kept in
+    registers, of which there are too few.
+    """
+    return pointer + ((row + tl.arange(0, ROWS))[:, None] * WIDTH + (column + tl.arange(0, COLUMNS))[None, :])
 
 
 @triton.jit

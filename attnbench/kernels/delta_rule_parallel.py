@@ -16,11 +16,16 @@ import triton.language as tl
 
 from attnbench.kernels.delta_rule_chunk import LENGTHS, load_rows, matrix, store_rows
 from attnbench.kernels.delta_rule_tiles import (
+    ASKING,
+    BETA,
+    LEAVING,
+    READING,
     chunk_place,
-    load_factors,
+    load_factor,
     load_key,
     load_pairs,
     load_query,
+    load_total,
     load_value,
 )
 from attnbench.kernels.products import product, tall_product
@@ -33,12 +38,11 @@ def key_parts_kernel(mixed, pairs, factors, readers, writers, length, num_heads:
     index, sequence, head, start = chunk_place(length, num_heads, C)
     key = load_key(mixed, sequence, head, start, length, num_heads, C, K, V)
     between, _ = load_pairs(pairs, index, C)
-    _, reading, leaving, betas, _ = load_factors(factors, index, C)
-    reader = key.to(tl.float32) * reading[:, None]
-    reader -= product(between, (reader * betas[:, None]).to(key.dtype), PRECISION)
-    tl.store(matrix(readers + index * C * K, K, 0, C, K), reader.to(key.dtype))
-    writer = key.to(tl.float32) * leaving[:, None]
-    tl.store(matrix(writers + index * C * K, K, 0, C, K), writer.to(key.dtype))
+    reader = key.to(tl.float32) * load_factor(factors, index, READING, C)[:, None]
+    reader -= product(between, (reader * load_factor(factors, index, BETA, C)[:, None]).to(key.dtype), PRECISION)
+    tl.store(matrix(readers, index * C, K, 0, C, K), reader.to(key.dtype))
+    writer = key.to(tl.float32) * load_factor(factors, index, LEAVING, C)[:, None]
+    tl.store(matrix(writers, index * C, K, 0, C, K), writer.to(key.dtype))
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -49,10 +53,10 @@ def prepare_forward_kernel(mixed, pairs, factors, corrections, length, num_heads
     index, sequence, head, start = chunk_place(length, num_heads, C)
     first = tl.program_id(1) * VALUES
     between, _ = load_pairs(pairs, index, C)
-    _, _, _, betas, _ = load_factors(factors, index, C)
+    betas = load_factor(factors, index, BETA, C)
     value = load_value(mixed, sequence, head, start, length, first, num_heads, C, K, V, VALUES).to(tl.float32)
     value -= product(between, (value * betas[:, None]).to(between.dtype), PRECISION)
-    tl.store(matrix(corrections + index * C * V, V, first, C, VALUES), value.to(between.dtype))
+    tl.store(matrix(corrections, index * C, V, first, C, VALUES), value.to(between.dtype))
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -65,24 +69,24 @@ def scan_forward_kernel(factors, readers, writers, initial, last, states, correc
     """
     program, first = tl.program_id(0), tl.program_id(1) * VALUES
     num_chunks = tl.cdiv(length, C)
-    whole = program.to(tl.int64) * K * V
+    whole = program.to(tl.int64) * K
     state = tl.zeros((K, VALUES), tl.float32)
     if initial is not None:
-        state = tl.load(matrix(initial + whole, V, first, K, VALUES))
+        state = tl.load(matrix(initial, whole, V, first, K, VALUES))
     for n in range(num_chunks):
         index = program.to(tl.int64) * num_chunks + n
-        _, _, _, betas, keeping = load_factors(factors, index, C)
-        reader = tl.load(matrix(readers + index * C * K, K, 0, C, K))
-        writer = tl.load(matrix(writers + index * C * K, K, 0, C, K))
-        correction = tl.load(matrix(corrections + index * C * V, V, first, C, VALUES)).to(tl.float32)
+        betas = load_factor(factors, index, BETA, C)
+        reader = tl.load(matrix(readers, index * C, K, 0, C, K))
+        writer = tl.load(matrix(writers, index * C, K, 0, C, K))
+        correction = tl.load(matrix(corrections, index * C, V, first, C, VALUES)).to(tl.float32)
         before = state.to(reader.dtype)
-        tl.store(matrix(states + index * K * V + first * K, K, 0, VALUES, K), tl.trans(before))
+        tl.store(matrix(states, index * V + first, K, 0, VALUES, K), tl.trans(before))
         correction -= product(reader, before, PRECISION)
-        tl.store(matrix(corrections + index * C * V, V, first, C, VALUES), correction.to(reader.dtype))
+        tl.store(matrix(corrections, index * C, V, first, C, VALUES), correction.to(reader.dtype))
         change = (correction * betas[:, None]).to(reader.dtype)
-        state = state * keeping + tall_product(tl.trans(writer), change, PRECISION)
+        state = state * load_total(factors, index, C) + tall_product(tl.trans(writer), change, PRECISION)
     if last is not None:
-        tl.store(matrix(last + whole, V, first, K, VALUES), state)
+        tl.store(matrix(last, whole, V, first, K, VALUES), state)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -94,11 +98,11 @@ def read_kernel(mixed, pairs, factors, states, corrections, output, length, num_
     first = tl.program_id(1) * VALUES
     query = load_query(mixed, sequence, head, start, length, num_heads, C, K, V)
     _, weight = load_pairs(pairs, index, C)
-    asking, _, _, betas, _ = load_factors(factors, index, C)
-    state = tl.load(matrix(states + index * K * V + first * K, K, 0, VALUES, K))
-    correction = tl.load(matrix(corrections + index * C * V, V, first, C, VALUES)).to(tl.float32)
+    betas = load_factor(factors, index, BETA, C)
+    state = tl.load(matrix(states, index * V + first, K, 0, VALUES, K))
+    correction = tl.load(matrix(corrections, index * C, V, first, C, VALUES)).to(tl.float32)
     change = (correction * betas[:, None]).to(query.dtype)
-    read = product(query, tl.trans(state), PRECISION) * asking[:, None]
+    read = product(query, tl.trans(state), PRECISION) * load_factor(factors, index, ASKING, C)[:, None]
     read = product(weight, change, PRECISION, read)
     store_rows(read, output + head * V + first, sequence, start, length, num_heads * V, C, VALUES)
 
@@ -116,12 +120,11 @@ def prepare_backward_kernel(mixed, pairs, factors, gradient, change_gradients, a
     query = load_query(mixed, sequence, head, start, length, num_heads, C, K, V)
     of_output = load_rows(gradient + head * V + first, sequence, start, length, num_heads * V, C, VALUES)
     _, weight = load_pairs(pairs, index, C)
-    asking, _, _, _, _ = load_factors(factors, index, C)
     of_change = product(tl.trans(weight), of_output, PRECISION)
-    tl.store(matrix(change_gradients + index * C * V, V, first, C, VALUES), of_change.to(query.dtype))
-    asked = (query.to(tl.float32) * asking[:, None]).to(query.dtype)
+    tl.store(matrix(change_gradients, index * C, V, first, C, VALUES), of_change.to(query.dtype))
+    asked = (query.to(tl.float32) * load_factor(factors, index, ASKING, C)[:, None]).to(query.dtype)
     addition = product(tl.trans(of_output), asked, PRECISION)
-    tl.store(matrix(additions + index * K * V + first * K, K, 0, VALUES, K), addition.to(query.dtype))
+    tl.store(matrix(additions, index * V + first, K, 0, VALUES, K), addition.to(query.dtype))
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -135,23 +138,23 @@ def scan_backward_kernel(factors, readers, writers, last_gradient, initial_gradi
     """
     program, first = tl.program_id(0), tl.program_id(1) * VALUES
     num_chunks = tl.cdiv(length, C)
-    whole = program.to(tl.int64) * K * V
+    whole = program.to(tl.int64) * K
     state_gradient = tl.zeros((K, VALUES), tl.float32)
     if last_gradient is not None:
-        state_gradient = tl.load(matrix(last_gradient + whole, V, first, K, VALUES))
+        state_gradient = tl.load(matrix(last_gradient, whole, V, first, K, VALUES))
     for done in range(num_chunks):
         index = program.to(tl.int64) * num_chunks + num_chunks - 1 - done
-        _, _, _, betas, keeping = load_factors(factors, index, C)
-        reader = tl.load(matrix(readers + index * C * K, K, 0, C, K))
-        writer = tl.load(matrix(writers + index * C * K, K, 0, C, K))
-        of_change = tl.load(matrix(change_gradients + index * C * V, V, first, C, VALUES)).to(tl.float32)
-        place = matrix(state_gradients + index * K * V + first * K, K, 0, VALUES, K)
+        betas = load_factor(factors, index, BETA, C)
+        reader = tl.load(matrix(readers, index * C, K, 0, C, K))
+        writer = tl.load(matrix(writers, index * C, K, 0, C, K))
+        of_change = tl.load(matrix(change_gradients, index * C, V, first, C, VALUES)).to(tl.float32)
+        place = matrix(state_gradients, index * V + first, K, 0, VALUES, K)
         addition = tl.trans(tl.load(place)).to(tl.float32)
         after = state_gradient.to(reader.dtype)
         tl.store(place, tl.trans(after))
         of_change += product(writer, after, PRECISION)
-        tl.store(matrix(change_gradients + index * C * V, V, first, C, VALUES), of_change.to(reader.dtype))
+        tl.store(matrix(change_gradients, index * C, V, first, C, VALUES), of_change.to(reader.dtype))
         read = tall_product(tl.trans(reader), (of_change * betas[:, None]).to(reader.dtype), PRECISION)
-        state_gradient = state_gradient * keeping + addition - read
+        state_gradient = state_gradient * load_total(factors, index, C) + addition - read
     if initial_gradient is not None:
-        tl.store(matrix(initial_gradient + whole, V, first, K, VALUES), state_gradient)
+        tl.store(matrix(initial_gradient, whole, V, first, K, VALUES), state_gradient)

@@ -22,8 +22,18 @@ from attnbench.kernels.delta_rule_chunk import (
 from attnbench.kernels.products import product
 
 FACTORS = tl.constexpr(7)
-"""Rows of a chunk's factors, in this order: those of the query and the key in memory, what the query, and the key where
-it reads, is to be multiplied by in all (for g Q and g K), and the key where it writes (for g_C / g K), b, and g_C."""
+"""Rows of a chunk's factors. They are read where they are needed: held over a whole chunk, each would cost a thread as
+many registers as there are positions beside its rows of a product."""
+
+QUERY, KEY = tl.constexpr(0), tl.constexpr(1)
+"""What makes Q and K of the query and the key in memory."""
+
+ASKING, READING, LEAVING = tl.constexpr(2), tl.constexpr(3), tl.constexpr(4)
+"""What the query, the key where it reads, and the key where it writes, is to be multiplied by in all: for g Q, g K and
+g_C / g K."""
+
+BETA, TOTAL = tl.constexpr(5), tl.constexpr(6)
+"""b; and g_C, at every position."""
 
 
 @triton.jit
@@ -59,21 +69,20 @@ def load_value(mixed, sequence, head, start, length, first, num_heads: tl.conste
 @triton.jit
 def load_pairs(pairs, index, C: tl.constexpr):
     """R of a chunk, and Q K^T o G."""
-    first = pairs + index * 2 * C * C
-    return tl.load(matrix(first, C, 0, C, C)), tl.load(matrix(first + C * C, C, 0, C, C))
+    first = index * 2 * C
+    return tl.load(matrix(pairs, first, C, 0, C, C)), tl.load(matrix(pairs, first + C, C, 0, C, C))
 
 
 @triton.jit
-def load_factors(factors, index, C: tl.constexpr):
-    """All of a chunk but the first two, the last once."""
-    first = factors + index * FACTORS * C
-    asking, reading = load_factor(first, 2, C), load_factor(first, 3, C)
-    return asking, reading, load_factor(first, 4, C), load_factor(first, 5, C), tl.load(first + 6 * C)
+def load_factor(factors, index, NAME: tl.constexpr, C: tl.constexpr):
+    """A chunk's factor of every position."""
+    return tl.load(factors + (index * FACTORS + NAME) * C + tl.arange(0, C))
 
 
 @triton.jit
-def load_factor(factors, row, C: tl.constexpr):
-    return tl.load(factors + row * C + tl.arange(0, C))
+def load_total(factors, index, C: tl.constexpr):
+    """g_C."""
+    return tl.load(factors + (index * FACTORS + TOTAL) * C)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -93,16 +102,16 @@ def pairs_kernel(mixed, log_decay, beta, pairs, factors, length, scale, num_head
     betas = tl.load(beta + places, mask=valid, other=0.0)
     cumulative, total = tl.cumsum(decays, 0), tl.sum(decays, 0)
     row = factors + index * FACTORS * C + positions
-    tl.store(row, query_factor)
-    tl.store(row + C, key_factor)
-    tl.store(row + 2 * C, query_factor * tl.exp(cumulative))
-    tl.store(row + 3 * C, key_factor * tl.exp(cumulative))
-    tl.store(row + 4 * C, key_factor * tl.exp(total - cumulative))
-    tl.store(row + 5 * C, betas)
-    tl.store(row + 6 * C, tl.exp(total + 0.0 * cumulative))
+    tl.store(row + QUERY * C, query_factor)
+    tl.store(row + KEY * C, key_factor)
+    tl.store(row + ASKING * C, query_factor * tl.exp(cumulative))
+    tl.store(row + READING * C, key_factor * tl.exp(cumulative))
+    tl.store(row + LEAVING * C, key_factor * tl.exp(total - cumulative))
+    tl.store(row + BETA * C, betas)
+    tl.store(row + TOTAL * C, tl.exp(total + 0.0 * cumulative))
     decay = pair_decay(cumulative, C) * key_factor[None, :]
     weight = product(query, tl.trans(key), PRECISION) * decay * query_factor[:, None]
-    tl.store(matrix(pairs + (index * 2 + 1) * C * C, C, 0, C, C), weight.to(key.dtype))
+    tl.store(matrix(pairs, (index * 2 + 1) * C, C, 0, C, C), weight.to(key.dtype))
     lower = below_diagonal(product(key, tl.trans(key), PRECISION) * decay * key_factor[:, None], C)
     between = resolvent(lower, betas, C, PRECISION)
-    tl.store(matrix(pairs + index * 2 * C * C, C, 0, C, C), between.to(key.dtype))
+    tl.store(matrix(pairs, index * 2 * C, C, 0, C, C), between.to(key.dtype))

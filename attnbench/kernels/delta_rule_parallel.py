@@ -38,10 +38,12 @@ def key_parts_kernel(mixed, pairs, factors, readers, writers, length, num_heads:
     index, sequence, head, start = chunk_place(length, num_heads, C)
     key = load_key(mixed, sequence, head, start, length, num_heads, C, K, V)
     between, _ = load_pairs(pairs, index, C)
-    reader = key.to(tl.float32) * load_factor(factors, index, READING, C)[:, None]
-    reader -= product(between, (reader * load_factor(factors, index, BETA, C)[:, None]).to(key.dtype), PRECISION)
+    reading, leaving = load_factor(factors, index, READING, C), load_factor(factors, index, LEAVING, C)
+    betas = load_factor(factors, index, BETA, C)
+    reader = key.to(tl.float32) * reading[:, None]
+    reader -= product(between, (reader * betas[:, None]).to(key.dtype), PRECISION)
     tl.store(matrix(readers, index * C, K, 0, C, K), reader.to(key.dtype))
-    writer = key.to(tl.float32) * load_factor(factors, index, LEAVING, C)[:, None]
+    writer = key.to(tl.float32) * leaving[:, None]
     tl.store(matrix(writers, index * C, K, 0, C, K), writer.to(key.dtype))
 
 
@@ -75,7 +77,7 @@ def scan_forward_kernel(factors, readers, writers, initial, last, states, correc
         state = tl.load(matrix(initial, whole, V, first, K, VALUES))
     for n in range(num_chunks):
         index = program.to(tl.int64) * num_chunks + n
-        betas = load_factor(factors, index, BETA, C)
+        betas, total = load_factor(factors, index, BETA, C), load_total(factors, index, C)
         reader = tl.load(matrix(readers, index * C, K, 0, C, K))
         writer = tl.load(matrix(writers, index * C, K, 0, C, K))
         correction = tl.load(matrix(corrections, index * C, V, first, C, VALUES)).to(tl.float32)
@@ -84,7 +86,7 @@ def scan_forward_kernel(factors, readers, writers, initial, last, states, correc
         correction -= product(reader, before, PRECISION)
         tl.store(matrix(corrections, index * C, V, first, C, VALUES), correction.to(reader.dtype))
         change = (correction * betas[:, None]).to(reader.dtype)
-        state = state * load_total(factors, index, C) + tall_product(tl.trans(writer), change, PRECISION)
+        state = state * total + tall_product(tl.trans(writer), change, PRECISION)
     if last is not None:
         tl.store(matrix(last, whole, V, first, K, VALUES), state)
 
@@ -144,7 +146,7 @@ def scan_backward_kernel(factors, readers, writers, last_gradient, initial_gradi
         state_gradient = tl.load(matrix(last_gradient, whole, V, first, K, VALUES))
     for done in range(num_chunks):
         index = program.to(tl.int64) * num_chunks + num_chunks - 1 - done
-        betas = load_factor(factors, index, BETA, C)
+        betas, total = load_factor(factors, index, BETA, C), load_total(factors, index, C)
         reader = tl.load(matrix(readers, index * C, K, 0, C, K))
         writer = tl.load(matrix(writers, index * C, K, 0, C, K))
         of_change = tl.load(matrix(change_gradients, index * C, V, first, C, VALUES)).to(tl.float32)
@@ -155,6 +157,6 @@ def scan_backward_kernel(factors, readers, writers, last_gradient, initial_gradi
         of_change += product(writer, after, PRECISION)
         tl.store(matrix(change_gradients, index * C, V, first, C, VALUES), of_change.to(reader.dtype))
         read = tall_product(tl.trans(reader), (of_change * betas[:, None]).to(reader.dtype), PRECISION)
-        state_gradient = state_gradient * load_total(factors, index, C) + addition - read
+        state_gradient = state_gradient * total + addition - read
     if initial_gradient is not None:
         tl.store(matrix(initial_gradient, whole, V, first, K, VALUES), state_gradient)

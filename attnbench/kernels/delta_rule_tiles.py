@@ -22,8 +22,9 @@ from attnbench.kernels.delta_rule_chunk import (
 from attnbench.kernels.products import product
 
 FACTORS = tl.constexpr(7)
-"""Rows of a chunk's factors. They are read where they are needed: held over a whole chunk, each would cost a thread as
-many registers as there are positions beside its rows of a product."""
+"""Rows of a chunk's factors. Where registers are short, in walks and gradients, they are read where they are needed:
+held over a whole chunk, each would cost a thread as many registers as there are positions beside its rows of a product.
+A scan, which has registers and nothing to do while it waits, reads them first."""
 
 QUERY, KEY = tl.constexpr(0), tl.constexpr(1)
 """What makes Q and K of the query and the key in memory."""

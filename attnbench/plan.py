@@ -68,11 +68,19 @@ class Comparison:
             self.fail(name, reason)
 
     def _settings(self, name: str, words: Sequence[str], compose: Compose) -> RunSettings:
+        words = [f"device={self.settings.device}", *self.plan.overrides, *words]
+        # An evaluation that does not exist is said to be none, before an option of one that is not asked for.
+        unasked = [word for word in words if self._is_of_unasked_evaluation(word)]
         evaluations = f"eval=[{','.join(self.plan.evaluations)}]"
-        composed = compose([evaluations, f"device={self.settings.device}", *self.plan.overrides, *words])
+        composed = compose([evaluations, *(word for word in words if word not in unasked)])
         for evaluation in self.plan.evaluations:
             if evaluation not in [own.name for own in composed.evaluations]:
                 raise UserError(f"plan.evaluations: {evaluation} is a list of evaluations; name each of them")
+        if unasked:
+            raise UserError(
+                f"{unasked[0]} is of none of plan.evaluations={self.plan.evaluations}; to run some of a plan's "
+                "evaluations, plan.only=[NAME]"
+            )
         return replace(
             composed,
             mixer=replace(composed.mixer, name=name),
@@ -81,6 +89,10 @@ class Comparison:
             logger=self.settings.logger,
             rerun=self.settings.rerun,
         )
+
+    def _is_of_unasked_evaluation(self, word: str) -> bool:
+        group, _, option = word.lstrip("+~").partition("=")[0].partition(".")
+        return group == "eval" and option.partition(".")[0] not in self.plan.evaluations
 
     def wanted(self, cells: Sequence[Cell]) -> list[Cell]:
         """Those that are run: of the evaluations that `plan.only` names, or of all."""

@@ -106,6 +106,7 @@ BAD_OF_OTHERS = {
     (COMPARE, "plan.overrides=3"): ["plan.overrides=3", "a list"],
     (COMPARE, "plan.overrides=['foo=1']"): ["foo=1", "unknown setting", "seq_len"],
     (COMPARE, "plan.overrides=['eval.recall.preset=tiny']"): ["eval.recall.preset=tiny", "small", "zoology"],
+    (COMPARE, "plan.overrides=['eval.inference.x=1']"): ["eval.inference.x=1", "plan.evaluations", "plan.only"],
     (COMPARE, "plan.evaluations=[nope]"): ["eval=nope", "recall"],
     (COMPARE, "+plan.variants.mine=['attn.conv_size=4']"): ["plan.variants.mine", "attn=NAME"],
     (COMPARE, "device=tpu"): ["device=tpu", "cpu"],

@@ -4,7 +4,8 @@ direction.
 
 All is transposed here: rows are channels of the values, columns those of the keys, or positions. Hopper's instructions
 for a group of four warps multiply 64 rows at once, of a left operand that they can take from registers, where the state
-is; and where positions are columns, chunks may be short.
+is; and where positions are columns, chunks may be short. With more than 128 channels of the keys the state is carried
+as two halves, `left` and `right`, of which one at a time is an operand: both at once have no room in registers.
 """
 
 import triton

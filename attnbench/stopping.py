@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from attnbench.errors import Interrupted, UserError
+from attnbench.escaping import printable
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -42,6 +43,27 @@ def interruptible(message: str) -> Iterator[None]:
             signal.signal(number, handler)
     if came:
         raise Interrupted(message, 128 + came[0])
+
+
+@contextmanager
+def ending_in_one_line(interrupted: str = "interrupted; the same command starts over") -> Iterator[None]:
+    """Around a script that Hydra does not run: what users can do something about, and a signal, end it without a
+    traceback.
+
+    Args:
+        interrupted: said after a signal.
+
+    Raises:
+        SystemExit: 1 after a UserError, 130 after SIGINT, 143 after SIGTERM.
+    """
+    try:
+        with interruptible(interrupted):
+            yield
+    except UserError as error:
+        sys.exit(f"error: {printable(str(error))}")
+    except Interrupted as interruption:
+        print(printable(str(interruption)), file=sys.stderr)
+        raise SystemExit(interruption.exit_code) from None
 
 
 class StopRequest:

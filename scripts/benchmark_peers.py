@@ -16,6 +16,7 @@ from attnbench.errors import UserError
 from attnbench.peers.benchmark import Request, benchmark
 from attnbench.peers.turns import Places
 from attnbench.peers.worker import LIMIT_SECONDS
+from attnbench.stopping import ending_in_one_line
 
 
 def main() -> None:
@@ -33,7 +34,9 @@ def main() -> None:
     parser.add_argument("--mixers", nargs="+", default=["softmax", "flash", "linear", "gated_deltanet"])
     parser.add_argument("--outputs", type=Path, default=Path("outputs/peers"))
     given = parser.parse_intermixed_args()
-    try:
+    with ending_in_one_line(
+        f"interrupted; the cases that were measured are in {given.outputs}, and scripts/publish.py makes a page of them"
+    ):
         variables = dict(word.split("=", 1) for word in given.peer_env if "=" in word)
         if len(variables) < len(given.peer_env):
             raise UserError(f"--peer-env {' '.join(given.peer_env)}: each must be KEY=VALUE, and no KEY twice")
@@ -51,8 +54,6 @@ def main() -> None:
             command=shlex.join(["python", *sys.argv]),
         )
         benchmark(request, compose)
-    except UserError as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

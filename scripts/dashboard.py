@@ -1,12 +1,11 @@
 """Publishes a workspace for the battery in wandb, or writes it as JSON: `python scripts/dashboard.py`; see --help."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from attnbench.dashboard import make_dashboard
-from attnbench.errors import UserError
 from attnbench.settings import LoggerSettings
+from attnbench.stopping import ending_in_one_line
 
 
 def main() -> None:
@@ -21,10 +20,8 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, default=Path("outputs/dashboard.json"), help="the JSON")
     given = parser.parse_args()
-    try:
+    with ending_in_one_line():
         print(make_dashboard(LoggerSettings(mode=given.mode, project=given.project, entity=given.entity), given.output))
-    except UserError as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
 """Brings WikiText-2 into data/ as parquet: from the Hugging Face Hub, or from a folder that already has it."""
 
 import argparse
-import sys
 from pathlib import Path
 
-from attnbench.errors import UserError
+from attnbench.stopping import ending_in_one_line
 from attnbench.wikitext import FOLDERS, prepare
 
 
@@ -21,10 +20,8 @@ def main() -> None:
         "--root", type=Path, default=Path(__file__).parents[1], help="the project, whose data/ is filled"
     )
     options = parser.parse_args()
-    try:
+    with ending_in_one_line():
         folder = prepare(options.version, options.source, options.root)
-    except UserError as error:
-        sys.exit(f"error: {error}")
     print(f"{folder}: WikiText-2 {options.version}, complete and as published")
 
 

@@ -1,15 +1,14 @@
 """Publishes what was measured: `python scripts/publish.py docs/results/NAME-MACHINE outputs/PLAN --title ...`."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from attnbench.bench.page import is_bench
 from attnbench.bench.page import write_page as write_bench_page
-from attnbench.errors import UserError
 from attnbench.peers.page import write_page
 from attnbench.publish import publish
 from attnbench.publish_comparison import publish_comparison
+from attnbench.stopping import ending_in_one_line
 
 
 def main() -> None:
@@ -22,7 +21,7 @@ def main() -> None:
     parser.add_argument("--command", help="what made the runs, a line each; the others know it")
     parser.add_argument("--note", default="", help="what a reader must know besides; peers have none")
     given = parser.parse_args()
-    try:
+    with ending_in_one_line():
         if is_bench(given.runs[0]):
             write_bench_page(given.runs, given.target, title=given.title, note=given.note)
         elif given.command is None and any(given.runs[0].glob("*/case.json")):
@@ -31,8 +30,6 @@ def main() -> None:
             publish_comparison(given.runs[0], given.target, title=given.title, note=given.note)
         else:
             publish(given.runs, given.target, title=given.title, command=given.command, note=given.note)
-    except UserError as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """Makes the report of an experiment: `python scripts/report.py outputs/<experiment>`."""
 
 import argparse
-import sys
 from pathlib import Path
 
-from attnbench.errors import UserError
 from attnbench.report.page import write_report
+from attnbench.stopping import ending_in_one_line
 
 
 def main() -> None:
@@ -13,10 +12,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="an experiment of outputs/, a run, or a folder with a results.csv")
     parser.add_argument("--output", type=Path, help="folder to write; FOLDER/report if not given")
     given = parser.parse_args()
-    try:
+    with ending_in_one_line():
         print(write_report(given.folder, target=given.output))
-    except UserError as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

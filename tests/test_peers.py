@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -149,6 +150,28 @@ def test_what_was_measured_before_it_was_cut_off_is_kept(measure, tmp_path, monk
     rows = read_folders([tmp_path / "peers" / "little"])
     speeds = [row.measurement for row in rows if row.measurement.metric == "tokens_per_second"]
     assert [(speed.status, speed.num_samples) for speed in speeds] == [("ok", 1)] * 2
+
+
+def test_a_signal_ends_the_command_and_its_workers(tmp_path, overrides):
+    script = [sys.executable, "scripts/benchmark_peers.py", "--cases", "flash-cpu-plain", "--seconds", "1000"]
+    process = subprocess.Popen(
+        [*script, "--outputs", str(tmp_path / "peers"), *overrides],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    said = process.stdout.readline()
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    assert said.startswith("flash-cpu-plain: plain GPT: ")
+    assert process.returncode == 128 + signal.SIGTERM
+    assert re.fullmatch(
+        r"interrupted; the cases that were measured are in \S+peers, and \S+ makes a page of them\n", stderr
+    )
+    assert children
+    assert not [child for child in children if Path(f"/proc/{child}").exists()]
 
 
 def test_ours_and_a_peer_take_turns_and_end_as_rows_and_a_page(measure, tmp_path, monkeypatch):

@@ -12,12 +12,12 @@ from small import compose_once
 from test_run import ROOT, command, environment, launched, words, write_text
 
 from attnbench import checkpoint
-from attnbench.errors import Interrupted
+from attnbench.errors import Interrupted, UserError
 from attnbench.hooks import Checkpoints
 from attnbench.metrics import read_metrics
 from attnbench.prepare import prepare
 from attnbench.run import run
-from attnbench.stopping import StopRequest
+from attnbench.stopping import StopRequest, ending_in_one_line
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +105,22 @@ def test_a_signal_while_torch_loads_ends_the_command(number, folder):
     assert process.returncode == 128 + number, stderr
     assert stderr == "interrupted; the same command goes on from what is finished\n"
     assert not (folder / "never").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("library", [lost, swallowed, turned_into_another_error])
+def test_a_script_ends_in_one_line_after_a_signal(library, number, capsys):
+    with pytest.raises(SystemExit) as caught, ending_in_one_line("interrupted; all is kept"):
+        library(number)
+    assert caught.value.code == 128 + number
+    assert capsys.readouterr().err == "interrupted; all is kept\n"
+
+
+def test_a_script_ends_in_one_line_after_what_users_can_mend_and_lets_faults_through():
+    with pytest.raises(SystemExit, match=r"^error: no folder \\x1b\[2J$"), ending_in_one_line():
+        raise UserError("no folder \x1b[2J")
+    with pytest.raises(ZeroDivisionError), ending_in_one_line():
+        _ = 1 / 0
 
 
 def test_what_fails_after_a_signal_is_no_failure_unless_it_is_the_save():

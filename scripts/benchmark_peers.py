@@ -34,9 +34,7 @@ def main() -> None:
     parser.add_argument("--mixers", nargs="+", default=["softmax", "flash", "linear", "gated_deltanet"])
     parser.add_argument("--outputs", type=Path, default=Path("outputs/peers"))
     given = parser.parse_intermixed_args()
-    with ending_in_one_line(
-        f"interrupted; the cases that were measured are in {given.outputs}, and scripts/publish.py makes a page of them"
-    ):
+    with ending_in_one_line(f"interrupted; what was measured is in {given.outputs}"):
         variables = dict(word.split("=", 1) for word in given.peer_env if "=" in word)
         if len(variables) < len(given.peer_env):
             raise UserError(f"--peer-env {' '.join(given.peer_env)}: each must be KEY=VALUE, and no KEY twice")

@@ -22,7 +22,7 @@ from attnbench.rates import (
     training_choice,
     training_searches,
 )
-from attnbench.settings import ComparisonSettings, RunSettings
+from attnbench.settings import ComparisonSettings, RunSettings, setting_of
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +91,8 @@ class Comparison:
         )
 
     def _is_of_unasked_evaluation(self, word: str) -> bool:
-        group, _, option = word.lstrip("+~").partition("=")[0].partition(".")
-        return group == "eval" and option.partition(".")[0] not in self.plan.evaluations
+        group, *options = setting_of(word).split(".")
+        return group == "eval" and options[0] not in self.plan.evaluations
 
     def wanted(self, cells: Sequence[Cell]) -> list[Cell]:
         """Those that are run: of the evaluations that `plan.only` names, or of all."""

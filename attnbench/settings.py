@@ -318,6 +318,11 @@ GIVEN_BY_PLANS = {
 """Settings of a training that a plan's words may not name, and where a comparison has them from."""
 
 
+def setting_of(word: str) -> str:
+    """The name in a word of a command line, `+GROUP.NAME=VALUE`."""
+    return word.lstrip("+~").partition("=")[0]
+
+
 def check_plan(plan: PlanSettings) -> None:
     """Raises UserError for a plan that compares nothing, or names what it does not have."""
     check_name("plan.name", plan.name)
@@ -342,7 +347,9 @@ def check_plan(plan: PlanSettings) -> None:
             raise UserError(f"plan.variants.{variant}={words}: must be a list of overrides with attn=NAME among them")
     for where, words in (("plan.overrides", plan.overrides), *plan.variants.items()):
         for word in words:
-            name = str(word).lstrip("+~").partition("=")[0]
+            if not isinstance(word, str):
+                raise UserError(f"{where}: {word} must be a text, as on train.py's command line")
+            name = setting_of(word)
             if name in GIVEN_BY_PLANS:
                 raise UserError(f"{where}: {word} would count for nothing; a comparison takes {GIVEN_BY_PLANS[name]}")
     for name, allowed, chosen in (

@@ -104,6 +104,7 @@ BAD_OF_OTHERS = {
     (COMPARE, "plan.learning_rates=[0]"): ["plan.learning_rates=[0]", "positive"],
     (COMPARE, "plan.num_workers=0"): ["plan.num_workers=0", "at least 1"],
     (COMPARE, "plan.overrides=3"): ["plan.overrides=3", "a list"],
+    (COMPARE, "plan.overrides=[3]"): ["plan.overrides: 3", "a text"],
     (COMPARE, "plan.overrides=['foo=1']"): ["foo=1", "unknown setting", "seq_len"],
     (COMPARE, "plan.overrides=['eval.recall.preset=tiny']"): ["eval.recall.preset=tiny", "small", "zoology"],
     (COMPARE, "plan.overrides=['eval.inference.x=1']"): ["eval.inference.x=1", "plan.evaluations", "plan.only"],

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.errors import UserError
+from attnbench.kernels import delta_rule_launch
 from attnbench.kernels.delta_rule_launch import DeltaRule
 from attnbench.kernels.delta_rule_step import gated_delta_rule_step
 from attnbench.kernels.gated_delta_rule import gated_delta_rule, gated_delta_rule_forward
@@ -127,6 +128,15 @@ def test_kernels_keep_their_digits_where_all_keys_are_alike(parallel):
     """Where powers of the matrix to invert would lose all of them."""
     for width in (16, 64):
         check(rule_inputs(133, width, width, alike=8.0), unit=True, parallel=parallel, given=False)
+
+
+@interpreted
+@both_forms
+def test_kernels_of_wide_heads_are_the_definition_on_cards_with_little_shared_memory(parallel, monkeypatch):
+    monkeypatch.setattr(delta_rule_launch, "is_roomy", lambda device: False)
+    inputs = rule_inputs(70, 128, 64, num_heads=1)
+    assert DeltaRule(*inputs[:3], 1, 128, True).launch_of("walk_forward")["VALUES"] == 32
+    check(inputs, unit=True, parallel=parallel, given=True)
 
 
 @both_forms

@@ -11,7 +11,9 @@ from kernel_checks import interpreted, normal
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from triton.runtime.errors import OutOfResources
 
+from attnbench.errors import UserError
 from attnbench.kernels import flash_attention as flash_attention_kernels
 from attnbench.kernels import launching
 from attnbench.kernels.embedding import embed
@@ -187,6 +189,17 @@ def test_a_kernel_that_cannot_be_loaded_counts_as_not_loaded(monkeypatch):
     finish()
     assert kernel.asked
     assert kernel._run is None
+
+
+def test_a_kernel_that_a_device_has_too_little_memory_for_says_so_in_one_line():
+    class Kernel:
+        fn = linear_attention
+
+        def __getitem__(self, grid):
+            raise OutOfResources(163840, 101376, "shared memory")
+
+    with pytest.raises(UserError, match=r"linear_attention.* needs 163840 of .* 101376 \(shared.* attn.backend"):
+        launching.launch(Kernel(), (1,), torch.empty(4))
 
 
 @interpreted

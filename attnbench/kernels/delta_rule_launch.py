@@ -20,7 +20,7 @@ from attnbench.kernels.delta_rule_parallel import (
 )
 from attnbench.kernels.delta_rule_tiles import FACTORS, pairs_kernel
 from attnbench.kernels.delta_rule_walk import walk_backward_kernel, walk_forward_kernel
-from attnbench.kernels.launching import launch, num_multiprocessors
+from attnbench.kernels.launching import is_roomy, launch, num_multiprocessors
 from attnbench.kernels.products import float32_product
 
 Kept = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -56,9 +56,19 @@ WIDE = 128
 WIDE_LAUNCH: dict[str, dict[str, int]] = {
     "walk_forward": {"num_warps": 8, "num_stages": 2, "VALUES": 128},
     "walk_backward": {"num_warps": 8, "num_stages": 2, "VALUES": 128},
-    "gradient": {"num_warps": 8, "num_stages": 2},
+    "gradient": {"num_warps": 8, "num_stages": 3},
 }
 """What such a head has in place of LAUNCH's: the state of a walk is half of a multiprocessor's registers."""
+
+CRAMPED_LAUNCH: dict[str, dict[str, int]] = {
+    "walk_forward": {"num_warps": 4, "num_stages": 1, "VALUES": 32},
+    "walk_backward": {"num_warps": 4, "num_stages": 1, "VALUES": 32},
+    "scan_forward": {"num_stages": 2},
+    "scan_backward": {"num_stages": 2},
+    "gradient": {"num_warps": 8, "num_stages": 1},
+}
+"""What a head of more than 256 bytes has in their place on a card that is not roomy: to fit there into 99 KiB of shared
+memory, not tuned."""
 
 
 def positions_of_chunk(key_width: int, value_width: int) -> int:
@@ -132,6 +142,8 @@ class DeltaRule:
         elif self.key_width > 64 and (kernel == "gradient" or is_short_float32):
             # Four run out of registers, in float32 so far that the assembler takes half a minute and more.
             launch = launch | {"num_warps": 8}
+        if self.key_width * self.mixed.itemsize > 256 and self.chunk == 64 and not is_roomy(self.mixed.device):
+            launch = launch | CRAMPED_LAUNCH.get(kernel, {})
         return launch | {"VALUES": min(launch["VALUES"], self.values)} if "VALUES" in launch else launch
 
     def num_blocks(self, kernel: str) -> int:

@@ -19,7 +19,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.library import CustomOpDef  # pyright: ignore[reportPrivateImportUsage]
 from torch.types import py_sym_types
+from triton.runtime.errors import OutOfResources
 
+from attnbench.errors import UserError
 from attnbench.kernels.support import interpreted
 
 MAX_THREADS = 8
@@ -32,12 +34,21 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     """kernel[grid](*arguments, **options); for tensors without memory it only begins to compile the kernel.
 
     One that cannot be compiled or loaded says so when it is launched, which tries again.
+
+    Raises:
+        UserError: a program of the kernel needs more shared memory than this device gives one.
     """
     outline = next((x for x in (*arguments, *options.values()) if isinstance(x, FakeTensor)), None)
     if outline is None:
         if _unfinished:
             wait(tuple(_unfinished))
-        kernel[grid](*arguments, **options)
+        try:
+            kernel[grid](*arguments, **options)
+        except OutOfResources as error:
+            raise UserError(
+                f"{kernel.fn.__name__}, a Triton kernel, needs {error.required} of this device's {error.limit} "
+                f"({error.name}) for heads of this width and precision: set another attn.backend"
+            ) from error
     else:
         named = tuple((name, _outline(x)) for name, x in options.items())
         begin(kernel, outline.device, tuple(_outline(x) for x in arguments), named)

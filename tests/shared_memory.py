@@ -1,0 +1,104 @@
+"""What shared memory our kernels ask for on a card that need not be here: shared_memory.py CAPABILITY, as in 89.
+
+Compiles the kernels of heads that ask for most and prints, for each, its name, its problem and KiB of a program.
+"""
+
+import os
+import sys
+import tempfile
+from functools import partial
+from typing import Any
+
+os.environ.pop("TRITON_INTERPRET", None)
+
+import torch
+import triton
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+
+from attnbench.kernels import delta_rule_launch, flash_attention, launching
+from attnbench.kernels.gated_delta_rule import gated_delta_rule
+from attnbench.kernels.linear_attention import linear_attention
+
+LENGTH, HEADS = 2048, 2
+
+
+class Driver:
+    """Of a card of a compute capability: what Triton asks before it compiles."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def empty(channels: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(1, LENGTH, channels, dtype=dtype, requires_grad=True)
+
+
+def attended(width: int, dtype: torch.dtype) -> Tensor:
+    heads = empty(3 * HEADS * width, dtype).unflatten(2, (-1, width)).split(HEADS, dim=2)
+    return flash_attention.flash_attention(*heads, causal=True)
+
+
+def summed(width: int, dtype: torch.dtype) -> Tensor:
+    return linear_attention(empty(3 * HEADS * width, dtype), None, None, HEADS, "elu", 1e-6)[0]
+
+
+def corrected(keys: int, values: int, dtype: torch.dtype, parallel: bool) -> Tensor:
+    mixed, rates = empty(HEADS * (2 * keys + values), dtype), torch.empty(1, LENGTH, HEADS)
+    return gated_delta_rule(
+        mixed, rates, rates, num_heads=HEADS, key_width=keys, unit_length=True, parallel=parallel
+    )[0]  # fmt: skip
+
+
+HALF, WHOLE = torch.bfloat16, torch.float32
+PROBLEMS = {
+    "flash, 128 channels, bfloat16": partial(attended, 128, HALF),
+    "flash, 128 channels, float32": partial(attended, 128, WHOLE),
+    "linear, 128 channels, bfloat16": partial(summed, 128, HALF),
+} | {
+    f"gated_deltanet, {keys} x {values}, {dtype}, {parallel=}": partial(corrected, keys, values, dtype, parallel)
+    for keys, values, dtype in ((256, 512, HALF), (256, 32, HALF), (128, 128, WHOLE))
+    for parallel in (False, True)
+}
+
+
+def report(
+    problem: str, kernel: Any, device: torch.device, arguments: tuple[Any, ...], options: tuple[tuple[str, Any], ...]
+) -> None:
+    """In the place of `launching.begin`."""
+    named = {name: triton.MockTensor.wrap_dtype(x) for name, x in options}
+    needed = kernel.warmup(*arguments, grid=(1,), **named).metadata.shared
+    print(f"{kernel.fn.__name__}, {problem}: {needed / 1024:.1f}", flush=True)
+
+
+def main(capability: int) -> None:
+    triton.runtime.driver.set_active(Driver(capability))
+    # What comes after the memory is laid out takes longest and is not needed.
+    CUDABackend.make_ptx = lambda self, source, metadata, *rest: metadata.update(name="none") or ""
+    CUDABackend.make_cubin = lambda *inputs: b""
+    launching.can_compile = lambda inputs: True
+    # It holds a CPU's tensors for the interpreter's, which has no products in bfloat16.
+    flash_attention._check = lambda *inputs: None
+    for module in (delta_rule_launch, flash_attention):
+        module.is_roomy = lambda device: False
+        module.num_multiprocessors = lambda device: 128
+    with tempfile.TemporaryDirectory() as cache, FakeTensorMode():
+        triton.knobs.cache.dir = cache
+        for problem, run in PROBLEMS.items():
+            launching.begin = partial(report, problem)
+            run().sum().backward()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

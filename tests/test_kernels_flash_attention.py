@@ -351,3 +351,14 @@ def test_on_a_gpu_otherwise_than_in_training(dtype: torch.dtype) -> None:
         check_packed(length, 4, 2, 64, dtype, rotated=False)
         check_attention(length, 133, 4, 2, 64, dtype, causal=False)
         check_attention(length, length + 70, 4, 2, 64, dtype, causal=True, window=50)
+
+
+@gpu
+@pytest.mark.parametrize(("heads", "groups", "width"), [(4, 4, 64), (4, 2, 128), (2, 1, 16), (2, 2, 32)])
+def test_on_a_gpu_with_products_in_tf32(heads: int, groups: int, width: int, monkeypatch) -> None:
+    monkeypatch.setattr(kernels, "float32_product", lambda: "tf32")
+    monkeypatch.setitem(TOLERANCE, torch.float32, 0.01)
+    for length in (1, 63, 65, 133, 300, 700):
+        check_packed(length, heads, groups, width, torch.float32)
+        check_packed(length, heads, groups, width, torch.float32, window=50)
+        check_attention(length, 133, heads, groups, width, torch.float32, causal=False)

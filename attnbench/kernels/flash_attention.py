@@ -375,7 +375,7 @@ def _forward(
     """y, contiguous, and z; arguments as in `flash_attention`, `rotation` as in `packed_flash_attention`."""
     (B, T, H, K), S = query.shape, key.shape[1]
     mixed, logsumexp = query.new_empty(query.shape), query.new_empty((B, H, T), dtype=torch.float32)
-    ahead = _rotated_ahead(rotation, S)
+    ahead = _rotated_ahead(rotation, key)
     constants = _constants("forward", query, key, causal, window)
     grid = _grid(B * H * _blocks(T, constants["QUERIES"]), S, window, "KEYS", constants, query)
     splits = grid[1]
@@ -397,9 +397,14 @@ def _forward(
     return mixed, logsumexp
 
 
-def _rotated_ahead(rotation: Tensor | None, length: int) -> Tensor | None:
-    """The rotation, where what a kernel reads again and again is to be rotated before it."""
-    return rotation if length > ROTATED_INSIDE_UP_TO else None
+def _rotated_ahead(rotation: Tensor | None, key: Tensor) -> Tensor | None:
+    """The rotation, where what a kernel reads again and again is to be rotated before it.
+
+    Always where a product is a single one of TF32: Triton (3.6, 3.7.1) does not compile `_query_gradient_kernel` for
+    Hopper's and Blackwell's instructions then, which multiply a key rotated inside as it is and transposed.
+    """
+    is_single = key.dtype == torch.float32 and float32_product() == "tf32"
+    return rotation if is_single or key.shape[1] > ROTATED_INSIDE_UP_TO else None
 
 
 def _backward(
@@ -416,7 +421,7 @@ def _backward(
     (query_gradient, key_gradient, value_gradient), (query, key, value) = gradients, inputs
     gradient, own_product = _channels_side_by_side(gradient), torch.empty_like(logsumexp)
     (B, T, H, K), (S, G) = query.shape, key.shape[1:3]
-    ahead = _rotated_ahead(rotation, S)
+    ahead = _rotated_ahead(rotation, key)
     rotate, rotate_repeated = rotation is not None, rotation is not None and ahead is None
     of_queries = _constants("query_gradient", query, key, causal, window)
     of_keys = _constants("key_value_gradient", query, key, causal, window)

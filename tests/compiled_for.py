@@ -1,8 +1,10 @@
-"""What shared memory our kernels ask for on a card that need not be here: shared_memory.py CAPABILITY, as in 89.
+"""Compiles kernels for a card that need not be here: compiled_for.py CAPABILITY [WORD], as in 89.
 
-Compiles the kernels of heads that ask for most and prints, for each, its name, its problem and KiB of a program.
+Those of the problems below or, with a word, of the problems whose names have it. Prints for each its name, its problem
+and what shared memory a program needs in KiB; inf if it cannot be compiled.
 """
 
+import math
 import os
 import sys
 import tempfile
@@ -22,7 +24,7 @@ from attnbench.kernels import delta_rule_launch, flash_attention, launching
 from attnbench.kernels.gated_delta_rule import gated_delta_rule
 from attnbench.kernels.linear_attention import linear_attention
 
-LENGTH, HEADS = 2048, 2
+LENGTH, HEADS = 512, 2
 
 
 class Driver:
@@ -50,6 +52,11 @@ def attended(width: int, dtype: torch.dtype) -> Tensor:
     return flash_attention.flash_attention(*heads, causal=True)
 
 
+def turned_and_attended(width: int, dtype: torch.dtype) -> Tensor:
+    heads, angles = {"num_heads": HEADS, "num_key_value_heads": HEADS}, torch.empty(2, LENGTH, width // 2)
+    return flash_attention.packed_flash_attention(empty(3 * HEADS * width, dtype), angles, causal=True, **heads)
+
+
 def summed(width: int, dtype: torch.dtype) -> Tensor:
     return linear_attention(empty(3 * HEADS * width, dtype), None, None, HEADS, "elu", 1e-6)[0]
 
@@ -65,6 +72,7 @@ HALF, WHOLE = torch.bfloat16, torch.float32
 PROBLEMS = {
     "flash, 128 channels, bfloat16": partial(attended, 128, HALF),
     "flash, 128 channels, float32": partial(attended, 128, WHOLE),
+    "flash, 64 channels, rotated, tf32": partial(turned_and_attended, 64, WHOLE),
     "linear, 128 channels, bfloat16": partial(summed, 128, HALF),
 } | {
     f"gated_deltanet, {keys} x {values}, {dtype}, {parallel=}": partial(corrected, keys, values, dtype, parallel)
@@ -78,11 +86,14 @@ def report(
 ) -> None:
     """In the place of `launching.begin`."""
     named = {name: triton.MockTensor.wrap_dtype(x) for name, x in options}
-    needed = kernel.warmup(*arguments, grid=(1,), **named).metadata.shared
-    print(f"{kernel.fn.__name__}, {problem}: {needed / 1024:.1f}", flush=True)
+    try:
+        needed = kernel.warmup(*arguments, grid=(1,), **named).metadata.shared / 1024
+    except RuntimeError:
+        needed = math.inf
+    print(f"{kernel.fn.__name__}, {problem}: {needed:.1f}", flush=True)
 
 
-def main(capability: int) -> None:
+def main(capability: int, word: str = "") -> None:
     triton.runtime.driver.set_active(Driver(capability))
     # What comes after the memory is laid out takes longest and is not needed.
     CUDABackend.make_ptx = lambda self, source, metadata, *rest: metadata.update(name="none") or ""
@@ -91,14 +102,16 @@ def main(capability: int) -> None:
     # It holds a CPU's tensors for the interpreter's, which has no products in bfloat16.
     flash_attention._check = lambda *inputs: None
     for module in (delta_rule_launch, flash_attention):
-        module.is_roomy = lambda device: False
+        module.is_roomy = lambda device: capability // 10 in (9, 10)
         module.num_multiprocessors = lambda device: 128
     with tempfile.TemporaryDirectory() as cache, FakeTensorMode():
         triton.knobs.cache.dir = cache
         for problem, run in PROBLEMS.items():
-            launching.begin = partial(report, problem)
-            run().sum().backward()
+            if word in problem:
+                torch.set_float32_matmul_precision("high" if "tf32" in problem else "highest")
+                launching.begin = partial(report, problem)
+                run().sum().backward()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:])

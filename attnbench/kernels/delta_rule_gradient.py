@@ -209,6 +209,7 @@ def wide_gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, 
         of_key -= wide * (key_factor * key_factor * (key_inner + leaving_inner + own))[None, :]
     of_key = tl.trans(of_key.to(dtype))
     store_rows(of_key, mixed_gradient + (num_heads + head) * K, sequence, start, length, stride, C, K)
-    of_total = tl.sum(diagonal(of_decay, VALUES), 0) * load_total(factors, index, C)
+    # Not the sum of its rows' sums, which Triton (3.6, 3.7.1) does not compile for Blackwell's data-centre cards.
+    of_total = tl.sum(on_diagonal(of_decay, VALUES)) * load_total(factors, index, C)
     of_log_decay = log_decay_gradients(query_inner, reading_inner, key_inner, leaving_inner, of_total)
     tl.store(log_decay_gradient + places, of_log_decay, mask=valid)

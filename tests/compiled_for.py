@@ -71,7 +71,10 @@ def corrected(keys: int, values: int, dtype: torch.dtype, parallel: bool) -> Ten
 HALF, WHOLE = torch.bfloat16, torch.float32
 PROBLEMS = {
     "flash, 128 channels, bfloat16": partial(attended, 128, HALF),
-    "flash, 128 channels, float32": partial(attended, 128, WHOLE),
+    "flash, 64 channels, rotated, bfloat16": partial(turned_and_attended, 64, HALF),
+    "flash, 128 channels, rotated, bfloat16": partial(turned_and_attended, 128, HALF),
+    "flash, 64 channels, rotated, float32": partial(turned_and_attended, 64, WHOLE),
+    "flash, 128 channels, rotated, float32": partial(turned_and_attended, 128, WHOLE),
     "flash, 64 channels, rotated, tf32": partial(turned_and_attended, 64, WHOLE),
     "linear, 128 channels, bfloat16": partial(summed, 128, HALF),
 } | {

@@ -74,12 +74,12 @@ def tiles_for(kernel: str, dtype: torch.dtype, width: int, length: int, roomy: b
     Args:
         kernel: "forward", "query_gradient" or "key_value_gradient".
         length: the number of keys.
-        roomy: `is_roomy`. Elsewhere tiles of wide heads have to do with 96 KiB.
+        roomy: `is_roomy`. Elsewhere tiles of wide heads have to do with 99 KiB.
     """
     if dtype == torch.float32:
         # A float32 product is three of tf32, whose operands take registers twice.
         if width > 64:
-            return Tiles(32, 32, 8, 2)
+            return Tiles(32, 32, 8, 2 if roomy or kernel == "forward" else 1)
         return Tiles(32, 32, 4, 2) if kernel == "key_value_gradient" else Tiles(64, 32, 4, 2)
     if width > 64:
         if kernel == "forward":
@@ -401,10 +401,13 @@ def _rotated_ahead(rotation: Tensor | None, key: Tensor) -> Tensor | None:
     """The rotation, where what a kernel reads again and again is to be rotated before it.
 
     Always where a product is a single one of TF32: Triton (3.6, 3.7.1) does not compile `_query_gradient_kernel` for
-    Hopper's and Blackwell's instructions then, which multiply a key rotated inside as it is and transposed.
+    Hopper's and Blackwell's instructions then, which multiply a key rotated inside as it is and transposed. And where
+    tiles that are rotated inside do not fit into the device's shared memory.
     """
-    is_single = key.dtype == torch.float32 and float32_product() == "tf32"
-    return rotation if is_single or key.shape[1] > ROTATED_INSIDE_UP_TO else None
+    is_float32 = key.dtype == torch.float32
+    is_single = is_float32 and float32_product() == "tf32"
+    is_tight = (is_float32 or key.shape[3] > 64) and not is_roomy(key.device)
+    return rotation if is_single or is_tight or key.shape[1] > ROTATED_INSIDE_UP_TO else None
 
 
 def _backward(

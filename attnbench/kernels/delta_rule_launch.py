@@ -67,8 +67,8 @@ CRAMPED_LAUNCH: dict[str, dict[str, int]] = {
     "scan_backward": {"num_stages": 2},
     "gradient": {"num_warps": 8, "num_stages": 1},
 }
-"""What a head of more than 256 bytes has in their place on a card that is not roomy: to fit there into 99 KiB of shared
-memory, not tuned."""
+"""What a head with keys of more than 256 bytes has in their place on a card that is not roomy: to fit there into 99 KiB
+of shared memory, not tuned."""
 
 
 def positions_of_chunk(key_width: int, value_width: int) -> int:

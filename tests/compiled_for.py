@@ -91,7 +91,7 @@ def report(
     named = {name: triton.MockTensor.wrap_dtype(x) for name, x in options}
     try:
         needed = kernel.warmup(*arguments, grid=(1,), **named).metadata.shared / 1024
-    except RuntimeError:
+    except Exception:
         needed = math.inf
     print(f"{kernel.fn.__name__}, {problem}: {needed:.1f}", flush=True)
 

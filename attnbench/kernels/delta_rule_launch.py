@@ -140,8 +140,7 @@ class DeltaRule:
         if self.key_width > WIDE:
             launch = launch | WIDE_LAUNCH.get(kernel, {})
             if kernel == "gradient" and self.value_width > 256:
-                # A shorter loop is unrolled, and then registers run out. An H200: 256 × 512 takes 1.17 ms instead of
-                # 1.26, 256 × 256 would take 1.12 instead of 0.90.
+                # A shorter loop runs out of registers with it and is slower: docs/backends.md has the times.
                 launch = launch | {"num_stages": 3}
         elif self.key_width > 64 and (kernel == "gradient" or is_short_float32):
             # Four run out of registers, in float32 so far that the assembler takes half a minute and more.

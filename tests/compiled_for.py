@@ -21,6 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 
 from attnbench.kernels import delta_rule_launch, flash_attention, launching
+from attnbench.kernels.embedding import embed
 from attnbench.kernels.gated_delta_rule import gated_delta_rule
 from attnbench.kernels.linear_attention import linear_attention
 
@@ -68,6 +69,10 @@ def corrected(keys: int, values: int, dtype: torch.dtype, parallel: bool) -> Ten
     )[0]  # fmt: skip
 
 
+def embedded(dtype: torch.dtype) -> Tensor:
+    return embed(torch.empty(LENGTH, dtype=torch.int64), torch.empty(1000, 256, requires_grad=True), dtype)
+
+
 HALF, WHOLE = torch.bfloat16, torch.float32
 PROBLEMS = {
     "flash, 128 channels, bfloat16": partial(attended, 128, HALF),
@@ -77,6 +82,8 @@ PROBLEMS = {
     "flash, 128 channels, rotated, float32": partial(turned_and_attended, 128, WHOLE),
     "flash, 64 channels, rotated, tf32": partial(turned_and_attended, 64, WHOLE),
     "linear, 128 channels, bfloat16": partial(summed, 128, HALF),
+    "embedding, bfloat16": partial(embedded, HALF),
+    "embedding, float32": partial(embedded, WHOLE),
 } | {
     f"gated_deltanet, {keys} x {values}, {dtype}, {parallel=}": partial(corrected, keys, values, dtype, parallel)
     for keys, values, dtype in ((256, 512, HALF), (256, 32, HALF), (128, 128, WHOLE))

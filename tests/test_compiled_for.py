@@ -7,13 +7,14 @@ import pytest
 
 ATTENTION = {"_forward_kernel", "_query_gradient_kernel", "_key_value_gradient_kernel"}
 DELTA_RULE = {"walk_forward_kernel", "walk_backward_kernel", "scan_forward_kernel", "wide_gradient_kernel"}
+OTHERS = {"_query_gradient", "_sum_rows"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("capability", "problems", "kernels", "kib"),
     [
-        pytest.param(89, "", ATTENTION | DELTA_RULE | {"_query_gradient"}, 99, id="the least that takes bfloat16"),
+        pytest.param(89, "", ATTENTION | DELTA_RULE | OTHERS, 99, id="the least that takes bfloat16"),
         pytest.param(90, "tf32", ATTENTION, 227, id="Hopper, which has instructions of its own for TF32"),
         pytest.param(100, "256 x 512", DELTA_RULE, 227, id="Blackwell, which has a memory of its own for sums"),
     ],

@@ -164,7 +164,7 @@ def tokens_of(num_rows, num_symbols, seed=0):
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("most", [2048, 1], ids=["products", "sorted"])
-@pytest.mark.parametrize(("rows", "num_symbols", "width"), [(1, 10, 8), (700, 130, 72), (1100, 129, 16)])
+@pytest.mark.parametrize(("rows", "num_symbols", "width"), [(1, 10, 8), (700, 400, 72), (2100, 129, 16)])
 def test_an_embeddings_rows_and_their_gradient(rows, num_symbols, width, most, dtype, monkeypatch):
     monkeypatch.setattr(embedding_kernel, "MAX_SYMBOLS", most)
     tokens, weight = tokens_of(rows, num_symbols), normal(num_symbols, width).requires_grad_()
@@ -175,6 +175,11 @@ def test_an_embeddings_rows_and_their_gradient(rows, num_symbols, width, most, d
     expected = torch.zeros(num_symbols, width, dtype=torch.float64, device=DEVICE)
     expected.index_add_(0, tokens, gradient.double())
     assert_near(weight.grad, expected, 1e-5)
+
+
+def test_a_token_without_a_row_is_not_a_number():
+    rows = embed(torch.tensor([0, 3, -1, 2], device=DEVICE), normal(3, 8), torch.float32)
+    assert rows.isnan().all(1).tolist() == [False, True, True, False]
 
 
 def test_rows_of_stacked_models_are_those_of_each():

@@ -2,8 +2,10 @@
 
 Torch's compiler adds every position's gradient to its symbol's row by atomics, in the order in which they happen to
 arrive. Here the sum is a product with a matrix that has a one where position n holds symbol v, made in registers: exact
-products, and a sum whose order a shape alone decides. With more than MAX_SYMBOLS symbols the positions are sorted by
-symbol first, as torch does uncompiled, an order as fixed; docs/backends.md has the times of both.
+products, and a sum whose order shape and tokens decide. Positions of which none holds one of a program's symbols are
+passed over: most of them, as symbols are in the order of code points and texts mostly written in the first hundred.
+With more than MAX_SYMBOLS symbols the positions are sorted by symbol first, as torch does uncompiled, an order as
+fixed; docs/backends.md has the times of both.
 """
 
 # Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
@@ -12,7 +14,6 @@ symbol first, as torch does uncompiled, an order as fixed; docs/backends.md has 
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,21 +23,31 @@ from attnbench.kernels.products import product
 
 MAX_SYMBOLS = 2048
 
-NUM_PROGRAMS = 256
-"""About so many programs share the sum: what fills a large GPU. Not the device's own number, which would let two
-devices add in different orders."""
-
-MIN_ROWS = 512
+MIN_ROWS = 1024
 """Positions that a program sums at least."""
 
-SYMBOLS, ROWS, COLUMNS = 128, 64, 64
-"""The block of a program: symbols × columns, and how many positions it takes at a time."""
+MAX_PART_NUMBERS = 1 << 24
+"""Numbers in all parts of the sum together. Not the device's size decides how many parts there are, which would let two
+devices add in different orders."""
+
+BLOCK = 1024
+"""Numbers that a program takes out of the weight."""
+
+SYMBOLS, COLUMNS = 128, 64
+"""The block that a program sums."""
+
+ROW_BYTES = 256
+"""It takes at a time as many positions as numbers fit into so many bytes: 128 in bfloat16, 64 in float32."""
 
 
 @torch.library.custom_op("attnbench::embed", mutates_args=())
 def embed(tokens_N: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
-    """Row `tokens_N` of the weight for every position, (N, D), in `dtype`."""
-    return F.embedding(tokens_N, weight_VD).to(dtype)
+    """Row `tokens_N` of the weight for every position, (N, D), in `dtype`; of a token that has none, not a number."""
+    num_symbols, width = weight_VD.shape
+    rows_ND = weight_VD.new_empty(tokens_N.shape[0], width, dtype=dtype)
+    grid, inputs = (-(-rows_ND.numel() // BLOCK),), (weight_VD.to(dtype).contiguous(), tokens_N.contiguous())
+    launch(_take_rows, grid, *inputs, rows_ND, num_symbols, *rows_ND.shape, BLOCK=BLOCK)
+    return rows_ND
 
 
 @torch.library.custom_op("attnbench::embedding_gradient", mutates_args=())
@@ -44,13 +55,13 @@ def embedding_gradient(gradient_ND: Tensor, tokens_N: Tensor, num_symbols: int) 
     """The sum of the rows of each symbol's positions, (V, D) in float32.
 
     Args:
-        gradient_ND: of a float dtype. A number in it that is not finite makes its whole column so.
+        gradient_ND: of a float dtype. One that is not finite makes more of its column so than it is added to.
     """
     if num_symbols > MAX_SYMBOLS:
         return torch.ops.aten.embedding_dense_backward(gradient_ND.float(), tokens_N, num_symbols, -1, False)
     num_rows, width = gradient_ND.shape
     blocks = (-(-num_symbols // SYMBOLS), -(-width // COLUMNS))
-    num_parts = max(1, min(NUM_PROGRAMS // (blocks[0] * blocks[1]), num_rows // MIN_ROWS))
+    num_parts = max(1, min(MAX_PART_NUMBERS // (num_symbols * width), num_rows // MIN_ROWS))
     parts = torch.empty(num_parts, num_symbols, width, dtype=torch.float32, device=gradient_ND.device)
     launch(
         _sum_rows,
@@ -64,13 +75,13 @@ def embedding_gradient(gradient_ND: Tensor, tokens_N: Tensor, num_symbols: int) 
         -(-num_rows // num_parts),
         PRECISION="tf32x3" if gradient_ND.dtype == torch.float32 else "tf32",
         SYMBOLS=SYMBOLS,
-        ROWS=ROWS,
+        ROWS=ROW_BYTES // gradient_ND.element_size(),
         COLUMNS=COLUMNS,
     )
     return parts[0] if num_parts == 1 else parts.sum(0)
 
 
-@embed.register_fake
+@register_fake(embed)
 def _(tokens_N: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
     return weight_VD.new_empty(tokens_N.shape[0], weight_VD.shape[1], dtype=dtype)
 
@@ -119,20 +130,35 @@ def _stacked(x: Tensor, axis: int | None, size: int) -> Tensor:
 
 
 @triton.jit
+def _take_rows(weight, tokens, rows, num_symbols, num_rows, width, BLOCK: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    row = first // width
+    # From the start of a row, so that all but one division is of small numbers.
+    index = (first - row * width).to(tl.int32) + tl.arange(0, BLOCK)
+    rows_on = index // width
+    there = row + rows_on < num_rows
+    token = tl.load(tokens + row + rows_on, mask=there, other=0)
+    is_symbol = (token >= 0) & (token < num_symbols)
+    taken = tl.load(weight + token * width + index % width, mask=there & is_symbol, other=float("nan"))
+    tl.store(rows + row * width + index, taken, mask=there)
+
+
+@triton.jit
 def _sum_rows(gradient, tokens, parts, num_rows, num_symbols, width, rows_a_part,
               PRECISION: tl.constexpr, SYMBOLS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     """Of one part of the rows the sums for some symbols and columns. Grid: symbols, columns, parts."""
-    symbol = tl.program_id(0) * SYMBOLS + tl.arange(0, SYMBOLS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    first = tl.program_id(0) * SYMBOLS
+    symbol, column = first + tl.arange(0, SYMBOLS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     part = tl.program_id(2)
     end = tl.minimum((part + 1) * rows_a_part, num_rows)
     total = tl.zeros((SYMBOLS, COLUMNS), tl.float32)
     for start in range(part * rows_a_part, end, ROWS):
         row = start + tl.arange(0, ROWS)
-        own = tl.load(tokens + row, mask=row < end, other=-1)
-        there = (row < end)[:, None] & (column < width)[None, :]
-        given = tl.load(gradient + row.to(tl.int64)[:, None] * width + column[None, :], mask=there, other=0.0)
-        is_own = tl.where(symbol[:, None] == own[None, :], 1.0, 0.0).to(given.dtype)
-        total += product(is_own, given, PRECISION)
+        own = tl.load(tokens + row, mask=row < end, other=-1) - first
+        if tl.max(((own >= 0) & (own < SYMBOLS)).to(tl.int32), 0) > 0:
+            there = (row < end)[:, None] & (column < width)[None, :]
+            given = tl.load(gradient + row.to(tl.int64)[:, None] * width + column[None, :], mask=there, other=0.0)
+            is_own = tl.where(tl.arange(0, SYMBOLS)[:, None] == own[None, :], 1.0, 0.0).to(given.dtype)
+            total = product(is_own, given, PRECISION, total)
     place = (part.to(tl.int64) * num_symbols + symbol)[:, None] * width + column[None, :]
     tl.store(parts + place, total, mask=(symbol < num_symbols)[:, None] & (column < width)[None, :])

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 
-from attnbench.kernels import delta_rule_launch, flash_attention, launching
+from attnbench.kernels import delta_rule_launch, flash_attention, flash_launch, launching
 from attnbench.kernels.embedding import embed
 from attnbench.kernels.gated_delta_rule import gated_delta_rule
 from attnbench.kernels.linear_attention import linear_attention
@@ -111,7 +111,7 @@ def main(capability: int, word: str = "") -> None:
     launching.can_compile = lambda inputs: True
     # It holds a CPU's tensors for the interpreter's, which has no products in bfloat16.
     flash_attention._check = lambda *inputs: None
-    for module in (delta_rule_launch, flash_attention):
+    for module in (delta_rule_launch, flash_launch):
         module.is_roomy = lambda device: capability // 10 in (9, 10)
         module.num_multiprocessors = lambda device: 128
     with tempfile.TemporaryDirectory() as cache, FakeTensorMode():

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-ATTENTION = {"_forward_kernel", "_query_gradient_kernel", "_key_value_gradient_kernel"}
+ATTENTION = {"flash_forward_kernel", "flash_query_gradient_kernel", "flash_key_value_gradient_kernel"}
 DELTA_RULE = {"walk_forward_kernel", "walk_backward_kernel", "scan_forward_kernel", "wide_gradient_kernel"}
-OTHERS = {"_query_gradient", "_sum_rows"}
+OTHERS = {"linear_query_gradient_kernel", "_sum_rows"}
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from kernel_checks import DEVICE, assert_near, normal
 from torch import Tensor
 
-from attnbench.kernels import flash_attention as kernels
+from attnbench.kernels import flash_launch
 from attnbench.kernels.flash_attention import flash_attention, packed_flash_attention
 from attnbench.kernels.launching import is_roomy
 from attnbench.layers import rotate, rotation
@@ -47,9 +47,9 @@ def plain_packed(packed: Tensor, angles: Tensor | None, heads: int, groups: int,
 
 def in_parts(monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
     """Has every walk split, into parts that hold no number until one is written."""
-    of_parts = kernels.of_parts
-    monkeypatch.setattr(kernels, "splits_for", lambda *_: splits)
-    monkeypatch.setattr(kernels, "of_parts", lambda *arguments: of_parts(*arguments).fill_(torch.nan))
+    of_parts = flash_launch.of_parts
+    monkeypatch.setattr(flash_launch, "splits_for", lambda *_: splits)
+    monkeypatch.setattr(flash_launch, "of_parts", lambda *arguments: of_parts(*arguments).fill_(torch.nan))
 
 
 def check(actual: Tensor, expected: Tensor, tensors: list[Tensor], exact: list[Tensor]) -> None:
@@ -148,7 +148,7 @@ def test_in_parts_it_is_that_of_float64(queries, keys, heads, groups, width, opt
 @pytest.mark.parametrize(("rotated_inside", "splits", "dtype"), [(512, 3, HALF), (0, 2, torch.float32)])
 def test_packed_attention_in_parts_is_that_of_float64(rotated_inside, splits, dtype, monkeypatch) -> None:
     in_parts(monkeypatch, splits)
-    monkeypatch.setattr(kernels, "ROTATED_INSIDE_UP_TO", rotated_inside)
+    monkeypatch.setattr(flash_launch, "ROTATED_INSIDE_UP_TO", rotated_inside)
     check_packed(133, 4, 2, 24, dtype)
     check_packed(65, 1, 1, 16, dtype, rotated=False, window=40)
 
@@ -157,7 +157,9 @@ def test_packed_attention_in_parts_is_that_of_float64(rotated_inside, splits, dt
 def test_either_kernel_of_the_gradient_may_be_split_alone(alone, monkeypatch) -> None:
     """By heads that share keys, those of the queries are more programs."""
     in_parts(monkeypatch, 3)
-    monkeypatch.setattr(kernels, "splits_for", lambda programs, *_: 3 if (programs > 10) == (alone == "queries") else 1)
+    monkeypatch.setattr(
+        flash_launch, "splits_for", lambda programs, *_: 3 if (programs > 10) == (alone == "queries") else 1
+    )
     check_attention(133, 133, 4, 1, 16, torch.float32, causal=True)
 
 
@@ -205,7 +207,7 @@ def test_equal_inputs_give_equal_bits(splits, monkeypatch) -> None:
 def test_splits_fill_the_device_as_far_as_there_are_blocks(
     num_programs, num_blocks, num_multiprocessors, num_warps, dtype, splits
 ) -> None:
-    assert kernels.splits_for(num_programs, num_blocks, num_multiprocessors, num_warps, dtype) == splits
+    assert flash_launch.splits_for(num_programs, num_blocks, num_multiprocessors, num_warps, dtype) == splits
 
 
 @pytest.mark.parametrize(("capability", "roomy"), [((8, 0), False), ((9, 0), True), ((10, 0), True), ((12, 0), False)])
@@ -216,7 +218,7 @@ def test_wide_heads_fit_into_the_shared_memory_that_a_device_has(capability, roo
     is_roomy.cache_clear()
     for kernel, own, walked in (("forward", 1, 2), ("query_gradient", 2, 2)):
         for length in (256, 16384):
-            tiles = kernels.tiles_for(kernel, torch.bfloat16, 128, length, roomy)
+            tiles = flash_launch.tiles_for(kernel, torch.bfloat16, 128, length, roomy)
             # The block of its own, and what it walks, so many times at once.
             rows = own * tiles.queries + walked * tiles.num_stages * tiles.keys
             assert rows * 128 * 2 <= (227 if roomy else 99) * 1024
@@ -232,7 +234,7 @@ def test_rotating_ahead_is_rotating_inside(monkeypatch) -> None:
         return mixed, *torch.autograd.grad(mixed.square().sum(), packed)
 
     inside = run()
-    monkeypatch.setattr(kernels, "ROTATED_INSIDE_UP_TO", 0)
+    monkeypatch.setattr(flash_launch, "ROTATED_INSIDE_UP_TO", 0)
     assert all(torch.equal(*pair) for pair in zip(run(), inside, strict=True))
 
 
@@ -356,7 +358,7 @@ def test_on_a_gpu_otherwise_than_in_training(dtype: torch.dtype) -> None:
 @gpu
 @pytest.mark.parametrize(("heads", "groups", "width"), [(4, 4, 64), (4, 2, 128), (2, 1, 16), (2, 2, 32)])
 def test_on_a_gpu_with_products_in_tf32(heads: int, groups: int, width: int, monkeypatch) -> None:
-    monkeypatch.setattr(kernels, "float32_product", lambda: "tf32")
+    monkeypatch.setattr(flash_launch, "float32_product", lambda: "tf32")
     monkeypatch.setitem(TOLERANCE, torch.float32, 0.01)
     for length in (1, 63, 65, 133, 300, 700):
         check_packed(length, heads, groups, width, torch.float32)

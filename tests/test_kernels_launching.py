@@ -14,8 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from triton.runtime.errors import OutOfResources
 
 from attnbench.errors import UserError
-from attnbench.kernels import flash_attention as flash_attention_kernels
-from attnbench.kernels import launching
+from attnbench.kernels import flash_launch, launching
 from attnbench.kernels.embedding import embed
 from attnbench.kernels.flash_attention import flash_attention, packed_flash_attention
 from attnbench.kernels.gated_delta_rule import gated_delta_rule
@@ -98,7 +97,7 @@ def test_all_that_is_launched_was_begun_while_tracing(name, monkeypatch):
     monkeypatch.setattr(launching, "can_compile", lambda inputs: True)
     monkeypatch.setattr(launching, "begin", lambda *kernel: None)
     if name.endswith(", split"):
-        monkeypatch.setattr(flash_attention_kernels, "splits_for", lambda *_: 2)
+        monkeypatch.setattr(flash_launch, "splits_for", lambda *_: 2)
     torch.compiler.reset()
     compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=False)
     compiled(normal(*shape).requires_grad_()).sum().backward()

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from kernel_checks import DEVICE, assert_near, normal
 
 from attnbench.kernels import embedding as embedding_kernel
-from attnbench.kernels import flash_attention, linear_attention
+from attnbench.kernels import flash_launch, linear_attention
 from attnbench.kernels import linear_cross_entropy as loss_kernel
 from attnbench.kernels.delta_rule_launch import DeltaRule
 from attnbench.kernels.embedding import embed
@@ -27,7 +27,7 @@ def test_float32_is_multiplied_as_torch_multiplies_it(precision, expected):
     query = normal(1, 16, 2, 16)
     with multiplying(precision):
         constants = [
-            flash_attention._constants("forward", query, query, True, None),
+            flash_launch._constants("forward", query, query, True, None),
             linear_attention._arguments(mixed, 2, "elu", linear_attention.forward_blocks(mixed, 2)),
             DeltaRule(mixed, rate, rate, 2, 16, False).options("read"),
         ]

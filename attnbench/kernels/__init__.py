@@ -1,6 +1,6 @@
-"""Our own Triton kernels, one operator a file, each with fake, autograd and vmap rules, so that compile and CUDA graphs
-see through them. No model code here: a mixer imports the operator it has chosen where it uses it, because Triton is
-there on CUDA machines alone."""
+"""Our own Triton kernels. An operator has a file, with fake, autograd and vmap rules, so that compile and CUDA graphs
+see through it; the kernels of the longer ones have files of their own. No model code here: a mixer imports the operator
+it has chosen where it uses it, because Triton is there on CUDA machines alone."""
 
 import pkgutil
 from importlib import import_module

@@ -5,29 +5,28 @@ heads enough to fill a GPU the segment is the whole sequence. Otherwise a sequen
 summed first, each alone, then over the segments before, and then all walk at once.
 """
 
-# The kernels are no functions to a type checker.
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
-
 import math
 from typing import Any, NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from attnbench.kernels.batching import join_the_batch
 from attnbench.kernels.launching import launch, register_fake
-from attnbench.kernels.products import float32_product, product
+from attnbench.kernels.linear_kernels import (
+    linear_forward_kernel,
+    linear_key_value_gradient_kernel,
+    linear_query_gradient_kernel,
+    linear_sums_backward_kernel,
+    linear_sums_kernel,
+)
+from attnbench.kernels.products import float32_product
 
 WIDTHS = range(16, 129)
 """Channels a head that there are kernels for."""
 
 DTYPES = (torch.float32, torch.bfloat16)
-
-
-UNSPECIALIZED = ("length", "segment")
-"""Arguments whose value compiles nothing anew."""
 
 
 class Blocks(NamedTuple):
@@ -80,14 +79,14 @@ def mix(
     num_segments = memory_BHNKV.shape[2]
     grid = (mixed_BTC.shape[0] * num_heads * num_segments,)
     if num_segments > 1:
-        launch(_sums, grid, memory=memory_BHNKV, normaliser=normaliser_BHNK, **arguments)
+        launch(linear_sums_kernel, grid, memory=memory_BHNKV, normaliser=normaliser_BHNK, **arguments)
         memory_BHNKV, normaliser_BHNK = memory_BHNKV.cumsum(2), normaliser_BHNK.cumsum(2)
         if start is not None:
             memory_BHNKV += start[0][:, :, None]
             normaliser_BHNK += start[1][:, :, None]
     start_memory, start_normaliser = (memory_BHNKV, normaliser_BHNK) if start is None else start
     launch(
-        _forward,
+        linear_forward_kernel,
         grid,
         start_memory=start_memory.contiguous(),
         start_normaliser=start_normaliser.contiguous(),
@@ -137,13 +136,13 @@ def mix_backward(
     grid = (mixed_BTC.shape[0] * num_heads * num_segments,)
     if num_segments > 1:
         of_memory, of_normaliser = torch.empty_like(memory_BHNKV), torch.empty_like(normaliser_BHNK)
-        launch(_sums_backward, grid, of_memory=of_memory, of_normaliser=of_normaliser, **arguments)
+        launch(linear_sums_backward_kernel, grid, of_memory=of_memory, of_normaliser=of_normaliser, **arguments)
         of_memory, of_normaliser = (x.flip(2).cumsum(2).flip(2) for x in (of_memory, of_normaliser))
     arguments |= {"of_mixed": of_mixed}
     start = None if memory_BHKV is None or normaliser_BHK is None else (memory_BHKV, normaliser_BHK)
     start_memory, start_normaliser = (memory_BHNKV, normaliser_BHNK) if start is None else start
     launch(
-        _query_gradient,
+        linear_query_gradient_kernel,
         grid,
         start_memory=start_memory.contiguous(),
         start_normaliser=start_normaliser.contiguous(),
@@ -152,7 +151,7 @@ def mix_backward(
         HAS_START=start is not None,
         **arguments,
     )
-    launch(_key_value_gradient, grid, of_memory=of_memory, of_normaliser=of_normaliser, **arguments)
+    launch(linear_key_value_gradient_kernel, grid, of_memory=of_memory, of_normaliser=of_normaliser, **arguments)
     return of_mixed
 
 
@@ -245,348 +244,3 @@ def _arguments(mixed_BTC: Tensor, num_heads: int, feature_map: str, blocks: Bloc
         "num_warps": blocks.num_warps,
         "num_stages": blocks.num_stages,
     }
-
-
-@triton.jit
-def _place(length, segment, HEADS: tl.constexpr):
-    """Of this program: its sequence, head, first position, the position after its last, and its number among the
-    segments of all heads of all sequences. Heads that lie side by side are neighbours in the grid."""
-    num_segments = tl.cdiv(length, segment)
-    head, rest = tl.program_id(0) % HEADS, tl.program_id(0) // HEADS
-    sequence, part = rest // num_segments, rest % num_segments
-    start = part * segment
-    return sequence, head, start, min(start + segment, length), (sequence * HEADS + head) * num_segments + part
-
-
-@triton.jit
-def _tile(x, sequence, length, first, head, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
-    """Addresses of a chunk of a head in (B, length, stride), and which of them exist; large tensors need 64 bits."""
-    row, column = tl.arange(0, CHUNK), tl.arange(0, BLOCK)
-    base = x + (sequence.to(tl.int64) * length + first) * stride + head * WIDTH
-    exists = (first + row < length)[:, None]
-    if BLOCK > WIDTH:
-        exists = exists & (column < WIDTH)[None, :]
-    return base + row[:, None] * stride + column[None, :], exists
-
-
-@triton.jit
-def _state(memory, normaliser, place, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Addresses of S and z of a place, and which of them exist."""
-    row = tl.arange(0, BLOCK)
-    memory_address = memory + place.to(tl.int64) * WIDTH * WIDTH + row[:, None] * WIDTH + row[None, :]
-    exists = row < WIDTH
-    return memory_address, normaliser + place * WIDTH + row, exists[:, None] & exists[None, :], exists
-
-
-@triton.jit
-def _feature(x, FEATURE: tl.constexpr):
-    """f, in float32."""
-    x = x.to(tl.float32)
-    if FEATURE == "elu":
-        x = tl.maximum(x, 0) + tl.exp(tl.minimum(x, 0))
-    elif FEATURE == "relu":
-        x = tl.maximum(x, 0)
-    return x
-
-
-@triton.jit
-def _through_feature(gradient, x, FEATURE: tl.constexpr):
-    """The gradient of x from that of f(x)."""
-    x = x.to(tl.float32)
-    if FEATURE == "elu":
-        gradient *= tl.exp(tl.minimum(x, 0))
-    elif FEATURE == "relu":
-        gradient = tl.where(x > 0, gradient, 0)
-    return gradient
-
-
-@triton.jit
-def _key_value(
-    mixed,
-    sequence,
-    length,
-    first,
-    head,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FEATURE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """A chunk's keys, their features and values, all zero where there are none, so that they change no state."""
-    stride: tl.constexpr = 3 * HEADS * WIDTH
-    address, exists = _tile(mixed, sequence, length, first, head, stride, WIDTH, BLOCK, CHUNK)
-    raw = tl.load(address + HEADS * WIDTH, mask=exists, other=0)
-    value = tl.load(address + 2 * HEADS * WIDTH, mask=exists, other=0)
-    return raw, tl.where(exists, _feature(raw, FEATURE), 0).to(raw.dtype), value
-
-
-@triton.jit
-def _through_quotient(
-    of_y,
-    y,
-    divisor,
-    sequence,
-    length,
-    first,
-    head,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """With y = n / d: dn = dy / d, in y's dtype, and dd = -(dy . y) / d in float32; zero where no position is."""
-    stride: tl.constexpr = HEADS * WIDTH
-    address, exists = _tile(of_y, sequence, length, first, head, stride, WIDTH, BLOCK, CHUNK)
-    gradient = tl.load(address, mask=exists, other=0).to(tl.float32)
-    address, exists = _tile(y, sequence, length, first, head, stride, WIDTH, BLOCK, CHUNK)
-    quotient = tl.load(address, mask=exists, other=0).to(tl.float32)
-    position = first + tl.arange(0, CHUNK)
-    address = divisor + (sequence * HEADS + head).to(tl.int64) * length + position
-    inverse = 1 / tl.load(address, mask=position < length, other=1)
-    of_divisor = -tl.sum(gradient * quotient, 1) * inverse
-    return (gradient * inverse[:, None]).to(y.dtype.element_ty), of_divisor
-
-
-@triton.jit(do_not_specialize=UNSPECIALIZED)
-def _sums(
-    mixed,
-    memory,
-    normaliser,
-    length,
-    segment,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FEATURE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """What each segment adds to S and z."""
-    sequence, head, start, stop, place = _place(length, segment, HEADS)
-    state, total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
-    for first in range(start, stop, CHUNK):
-        _, key, value = _key_value(mixed, sequence, length, first, head, HEADS, WIDTH, FEATURE, BLOCK, CHUNK)
-        state = product(tl.trans(key), value, PRECISION, state)
-        total += tl.sum(key.to(tl.float32), 0)
-    memory_address, normaliser_address, inside, exists = _state(memory, normaliser, place, WIDTH, BLOCK)
-    tl.store(memory_address, state, mask=inside)
-    tl.store(normaliser_address, total, mask=exists)
-
-
-@triton.jit
-def _before(
-    start_memory,
-    start_normaliser,
-    memory,
-    normaliser,
-    sequence,
-    head,
-    start,
-    place,
-    HAS_START: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """S and z before a segment: what was given, or what the segment before is known to end with."""
-    state, total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
-    if HAS_START:
-        own = sequence * HEADS + head
-        memory_address, normaliser_address, inside, exists = _state(start_memory, start_normaliser, own, WIDTH, BLOCK)
-        state = tl.load(memory_address, mask=inside & (start == 0), other=0)
-        total = tl.load(normaliser_address, mask=exists & (start == 0), other=0)
-    if start > 0:
-        memory_address, normaliser_address, inside, exists = _state(memory, normaliser, place - 1, WIDTH, BLOCK)
-        state = tl.load(memory_address, mask=inside, other=0)
-        total = tl.load(normaliser_address, mask=exists, other=0)
-    return state, total
-
-
-@triton.jit(do_not_specialize=UNSPECIALIZED)
-def _forward(
-    mixed,
-    start_memory,
-    start_normaliser,
-    memory,
-    normaliser,
-    y,
-    divisor,
-    length,
-    segment,
-    eps,
-    HAS_START: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FEATURE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Within a chunk by masked products, from before it by S and z. A sequence of one segment stores its last state;
-    of several, each starts with what the one before is known to end with."""
-    sequence, head, start, stop, place = _place(length, segment, HEADS)
-    state, total = _before(
-        *(start_memory, start_normaliser, memory, normaliser, sequence, head, start, place),
-        *(HAS_START, HEADS, WIDTH, BLOCK),
-    )
-    row = tl.arange(0, CHUNK)
-    for first in range(start, stop, CHUNK):
-        address, is_there = _tile(mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
-        raw = tl.load(address, mask=is_there, other=0)
-        query = _feature(raw, FEATURE).to(raw.dtype)
-        _, key, value = _key_value(mixed, sequence, length, first, head, HEADS, WIDTH, FEATURE, BLOCK, CHUNK)
-        weight = tl.where(row[:, None] >= row[None, :], product(query, tl.trans(key), PRECISION), 0)
-        quotient_by = tl.sum(weight, 1) + tl.sum(query.to(tl.float32) * total[None, :], 1) + eps
-        mixture = product(weight.to(value.dtype), value, PRECISION, product(query, state.to(query.dtype), PRECISION))
-        address, is_there = _tile(y, sequence, length, first, head, HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
-        tl.store(address, (mixture / quotient_by[:, None]).to(y.dtype.element_ty), mask=is_there)
-        address = divisor + (sequence * HEADS + head).to(tl.int64) * length + first + row
-        tl.store(address, quotient_by, mask=first + row < length)
-        state = product(tl.trans(key), value, PRECISION, state)
-        total += tl.sum(key.to(tl.float32), 0)
-    if segment >= length:
-        memory_address, normaliser_address, inside, exists = _state(memory, normaliser, place, WIDTH, BLOCK)
-        tl.store(memory_address, state, mask=inside)
-        tl.store(normaliser_address, total, mask=exists)
-
-
-@triton.jit(do_not_specialize=UNSPECIALIZED)
-def _sums_backward(
-    mixed,
-    of_y,
-    y,
-    divisor,
-    of_memory,
-    of_normaliser,
-    length,
-    segment,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FEATURE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """What each segment adds to the gradients of the S and z before it."""
-    sequence, head, start, stop, place = _place(length, segment, HEADS)
-    of_state, of_total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
-    for first in range(start, stop, CHUNK):
-        address, is_there = _tile(mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
-        raw = tl.load(address, mask=is_there, other=0)
-        query = _feature(raw, FEATURE).to(raw.dtype)
-        of_read, of_divisor = _through_quotient(
-            of_y, y, divisor, sequence, length, first, head, HEADS, WIDTH, BLOCK, CHUNK
-        )
-        of_state = product(tl.trans(query), of_read, PRECISION, of_state)
-        of_total += tl.sum(query.to(tl.float32) * of_divisor[:, None], 0)
-    memory_address, normaliser_address, inside, exists = _state(of_memory, of_normaliser, place, WIDTH, BLOCK)
-    tl.store(memory_address, of_state, mask=inside)
-    tl.store(normaliser_address, of_total, mask=exists)
-
-
-@triton.jit(do_not_specialize=UNSPECIALIZED)
-def _query_gradient(
-    mixed,
-    of_y,
-    y,
-    divisor,
-    start_memory,
-    start_normaliser,
-    memory,
-    normaliser,
-    of_mixed,
-    length,
-    segment,
-    HAS_START: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FEATURE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """From the first chunk to the last, with G = dn and g = dd of `_through_quotient`, S and z before a chunk:
-
-        df(q)_t = S G_t + g_t z + sum_{s<=t} (G_t . v_s + g_t) f(k)_s
-
-    S is summed anew. Taking it backwards from its last value would save a walk, but features are exponentials: where
-    later ones are a million times larger, what is left after subtracting them has no digits.
-    """
-    sequence, head, start, stop, place = _place(length, segment, HEADS)
-    state, total = _before(
-        *(start_memory, start_normaliser, memory, normaliser, sequence, head, start, place),
-        *(HAS_START, HEADS, WIDTH, BLOCK),
-    )
-    row = tl.arange(0, CHUNK)
-    for first in range(start, stop, CHUNK):
-        address, is_there = _tile(mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
-        raw_query = tl.load(address, mask=is_there, other=0)
-        _, key, value = _key_value(mixed, sequence, length, first, head, HEADS, WIDTH, FEATURE, BLOCK, CHUNK)
-        of_read, of_divisor = _through_quotient(
-            of_y, y, divisor, sequence, length, first, head, HEADS, WIDTH, BLOCK, CHUNK
-        )
-        of_weight = product(of_read, tl.trans(value), PRECISION) + of_divisor[:, None]
-        of_weight = tl.where(row[:, None] >= row[None, :], of_weight, 0).to(key.dtype)
-        of_query = product(of_read, tl.trans(state).to(key.dtype), PRECISION, of_divisor[:, None] * total[None, :])
-        of_query = _through_feature(product(of_weight, key, PRECISION, of_query), raw_query, FEATURE)
-        address, is_there = _tile(of_mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
-        tl.store(address, of_query.to(key.dtype), mask=is_there)
-        state = product(tl.trans(key), value, PRECISION, state)
-        total += tl.sum(key.to(tl.float32), 0)
-
-
-@triton.jit(do_not_specialize=UNSPECIALIZED)
-def _key_value_gradient(
-    mixed,
-    of_y,
-    y,
-    divisor,
-    of_memory,
-    of_normaliser,
-    of_mixed,
-    length,
-    segment,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FEATURE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """From the last chunk to the first, with G and g as above, dS and dz the sums of f(q) G^T and g f(q) after a chunk:
-
-    df(k)_s = dS v_s + dz   + sum_{t>=s} (G_t . v_s + g_t) f(q)_t
-    dv_s    = dS^T f(k)_s   + sum_{t>=s} (f(q)_t . f(k)_s) G_t
-    """
-    sequence, head, start, stop, place = _place(length, segment, HEADS)
-    of_state, of_total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
-    if stop < length:
-        memory_address, normaliser_address, inside, exists = _state(of_memory, of_normaliser, place + 1, WIDTH, BLOCK)
-        of_state = tl.load(memory_address, mask=inside, other=0)
-        of_total = tl.load(normaliser_address, mask=exists, other=0)
-    row = tl.arange(0, CHUNK)
-    num_chunks = tl.cdiv(stop - start, CHUNK)
-    for step in range(num_chunks):
-        first = start + (num_chunks - 1 - step) * CHUNK
-        address, is_there = _tile(mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
-        raw_query = tl.load(address, mask=is_there, other=0)
-        query = _feature(raw_query, FEATURE).to(raw_query.dtype)
-        raw_key, key, value = _key_value(mixed, sequence, length, first, head, HEADS, WIDTH, FEATURE, BLOCK, CHUNK)
-        of_read, of_divisor = _through_quotient(
-            of_y, y, divisor, sequence, length, first, head, HEADS, WIDTH, BLOCK, CHUNK
-        )
-        # Both as (source, position), the transposes of those in the other kernels.
-        seen = row[:, None] <= row[None, :]
-        of_weight = tl.where(seen, product(value, tl.trans(of_read), PRECISION) + of_divisor[None, :], 0).to(
-            query.dtype
-        )
-        of_key = product(value, tl.trans(of_state).to(value.dtype), PRECISION) + of_total[None, :]
-        of_key = _through_feature(product(of_weight, query, PRECISION, of_key), raw_key, FEATURE)
-        weight = tl.where(seen, product(key, tl.trans(query), PRECISION), 0).to(of_read.dtype)
-        of_value = product(weight, of_read, PRECISION, product(key, of_state.to(key.dtype), PRECISION))
-        address, is_there = _tile(of_mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
-        tl.store(address + HEADS * WIDTH, of_key.to(query.dtype), mask=is_there)
-        tl.store(address + 2 * HEADS * WIDTH, of_value.to(query.dtype), mask=is_there)
-        of_state = product(tl.trans(query), of_read, PRECISION, of_state)
-        of_total += tl.sum(query.to(tl.float32) * of_divisor[:, None], 0)

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attnbench.kernels.launching import launch, register_fake
+from attnbench.kernels.places import BLOCK, own_places
 from attnbench.kernels.products import product
 
 MAX_SYMBOLS = 2048
@@ -29,9 +30,6 @@ MIN_ROWS = 1024
 MAX_PART_NUMBERS = 1 << 24
 """Numbers in all parts of the sum together. Not the device's size decides how many parts there are, which would let two
 devices add in different orders."""
-
-BLOCK = 1024
-"""Numbers that a program takes out of the weight."""
 
 SYMBOLS, COLUMNS = 128, 64
 """The block that a program sums."""
@@ -131,11 +129,8 @@ def _stacked(x: Tensor, axis: int | None, size: int) -> Tensor:
 
 @triton.jit
 def _take_rows(weight, tokens, rows, num_symbols, num_rows, width, BLOCK: tl.constexpr):
-    first = tl.program_id(0).to(tl.int64) * BLOCK
-    row = first // width
-    # From the start of a row, so that all but one division is of small numbers.
-    index = (first - row * width).to(tl.int32) + tl.arange(0, BLOCK)
-    rows_on = index // width
+    """Not a number where a token has no row, rather than what lies beyond the weight."""
+    row, index, rows_on = own_places(width, BLOCK)
     there = row + rows_on < num_rows
     token = tl.load(tokens + row + rows_on, mask=there, other=0)
     is_symbol = (token >= 0) & (token < num_symbols)

@@ -1,0 +1,196 @@
+"""Golden rows of a short training, a probe, a plan and an operator table, to be held against what these give now.
+
+    python tests/golden.py --write
+
+writes data/golden.json anew, which is done on purpose and in a commit of its own that says why numbers change.
+"""
+
+import argparse
+import json
+import logging
+import math
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from probe_settings import smoke_words
+from small import bench_words
+
+from attnbench import compare
+from attnbench.bench.running import run_bench
+from attnbench.config import compose, compose_mixers
+from attnbench.metrics import read_metrics
+from attnbench.reading import read_bench
+from attnbench.results import ResultRow, read_results
+from attnbench.run import run
+from attnbench.settings import ComparisonSettings, LoggerSettings, PlanSettings
+
+GOLDEN = Path(__file__).parent / "data" / "golden.json"
+TOLERANCE = 1e-5
+"""Relative: versions of torch and processors round otherwise."""
+
+ERROR_BOUND = 1e-5
+"""Of what the gate before an operator table finds in float32."""
+
+CLOCKS = ("tokens_per_second", "generator_tokens_per_second", "train_seconds", "first_step_seconds", "seconds")
+ELSEWHERE = ("schema", "device", "environment", "commit")
+"""Columns that say where a row was measured."""
+
+MODEL = [
+    *("model.dim=32", "model.head_width=16", "model.feed_forward_width=48", "seq_len=32", "data=text"),
+    *("train.num_epochs=null", "train.num_steps=8", "train.batch_size=4", "train.warmup_steps=2"),
+    *("train.validation_interval_steps=4", "train.log_interval_steps=4", "logger=none", "device=cpu"),
+]
+MEANING = """
+These rows are not those of tests/data/golden.json. A refactoring changes none: then look for what it changed.
+Where numbers change on purpose: raise the entry of NUMBERS_VERSION (attnbench/__init__.py) whose part it is, so that
+results kept by earlier versions are not taken for new ones, then `python tests/golden.py --write`, look at the
+difference, and commit both alone, with the reason. Where a hash alone moved: every result kept under the old one is
+measured again; what must that be for?
+"""
+
+
+def text() -> str:
+    """A corpus that needs no random numbers: words, lines, and a few characters beyond ASCII."""
+    words = ["the", "cat", "sees", "a", "green", "tree", "naïve", "–", "and", "sleeps.\n"]
+    return " ".join(words[(7 * index + index * index // 11) % len(words)] for index in range(1500))
+
+
+def measure(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """All golden rows, measured now; results are left in the folder."""
+    (folder / "text.txt").write_text(text(), encoding="utf-8")
+    before = torch.get_num_threads()
+    # Sums of another order have other last digits.
+    torch.set_num_threads(1)
+    try:
+        return {
+            "training": list(_training(folder)),
+            "probe": list(_probe(folder)),
+            "plan": list(_plan(folder)),
+            "bench": list(_bench(folder)),
+        }
+    finally:
+        torch.set_num_threads(before)
+
+
+def _training(folder: Path) -> Iterator[dict[str, Any]]:
+    """A language model with a feed-forward, matched, validated, scored; its rows and what it logged."""
+    words = [*MODEL, f"data.path={folder / 'text.txt'}", f"outputs_dir={folder / 'training'}", "attn=gated_deltanet"]
+    trained = run(compose([*words, "eval=[perplexity]", *smoke_words("perplexity")]))
+    yield from _rows(trained)
+    for row in read_metrics(trained / "metrics.jsonl"):
+        yield {name: "a clock's" if name in CLOCKS else value for name, value in row.items()}
+
+
+def _probe(folder: Path) -> Iterator[dict[str, Any]]:
+    words = [*MODEL, f"data.path={folder / 'text.txt'}", f"outputs_dir={folder / 'probe'}", "attn=linear"]
+    trained = run(compose([*words, "eval=[recall]", *smoke_words("recall")]))
+    yield from _rows(trained.parent / "cells")
+
+
+def _plan(folder: Path) -> Iterator[dict[str, Any]]:
+    """Two variants with a search of the rate, two seeds, and a model each."""
+    plan = PlanSettings(
+        name="golden",
+        overrides=[
+            *(word for word in MODEL if word != "logger=none" and not word.startswith("device=")),
+            f"data.path={folder / 'text.txt'}",
+            *smoke_words("copy", "perplexity", copy_learning_rates=[1e-2, 3e-2]),
+        ],
+        variants={"softmax": ["attn=softmax"], "wide": ["attn=gated_deltanet", "attn.negative_eigenvalues=true"]},
+        evaluations=["copy", "perplexity"],
+        seeds=[0],
+        probe_seeds=[0, 1],
+        learning_rates=[4e-3],
+    )
+    settings = ComparisonSettings(
+        plan=plan,
+        logger=LoggerSettings(mode="none"),
+        outputs_dir=str(folder / "plan"),
+        device="cpu",
+        rerun=False,
+        report=False,
+        exported=None,
+        imported=None,
+        command="",
+    )
+    compared = compare.compare(settings, compose)
+    yield from _rows(compared)
+    yield from json.loads((compared / "comparison.json").read_text(encoding="utf-8"))["rates"]
+
+
+def _bench(folder: Path) -> Iterator[dict[str, Any]]:
+    """Axes and status of an operator table, and that its errors are small; what a clock says has no place here."""
+    from hydra import compose as compose_hydra
+    from hydra import initialize_config_dir
+
+    from attnbench.config import CONF
+
+    words = ["bench=attention", "device=cpu", f"outputs_dir={folder / 'bench'}", *bench_words("attention")]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose_hydra("benchmark", words, return_hydra_config=True)
+        measured = run_bench(read_bench(config, config.hydra), compose_mixers)
+    for row in _results(measured):
+        measurement = row.measurement
+        found = {"variant": row.identity.variant, "metric": measurement.metric, "unit": measurement.unit}
+        found |= {"settings": measurement.settings, "status": measurement.status}
+        if measurement.metric == "max_error" and measurement.value is not None:
+            found["error"] = "within bound" if measurement.value <= ERROR_BOUND else measurement.value
+        yield found
+
+
+def _rows(folder: Path) -> Iterator[dict[str, Any]]:
+    for row in _results(folder):
+        found = {name: value for name, value in row.to_dict().items() if name not in ELSEWHERE}
+        yield {**found, "value": "a clock's"} if row.measurement.metric in CLOCKS else found
+
+
+def _results(folder: Path) -> Iterable[ResultRow]:
+    return (row for path in sorted(folder.rglob("results/*.jsonl")) for row in read_results(path))
+
+
+def differences(golden: dict[str, list[dict[str, Any]]], now: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """A line for each row that is not as it was: numbers to TOLERANCE, everything else exactly."""
+    found = []
+    for name in golden.keys() | now.keys():
+        before, after = golden.get(name, []), now.get(name, [])
+        if len(before) != len(after):
+            found.append(f"{name}: {len(before)} rows were golden, {len(after)} are there")
+        for index, (old, new) in enumerate(zip(before, after, strict=False)):
+            found += [f"{name}, row {index}: {line}" for line in _different("", old, new)]
+    return found
+
+
+def _different(place: str, old: Any, new: Any) -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in dict.fromkeys([*old, *new]):
+            yield from _different(f"{place}.{name}".lstrip("."), old.get(name), new.get(name))
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, pair in enumerate(zip(old, new, strict=True)):
+            yield from _different(f"{place}[{index}]", *pair)
+    elif isinstance(old, float) and isinstance(new, float):
+        if not math.isclose(old, new, rel_tol=TOLERANCE):
+            yield f"{place} was {old!r} and is {new!r}"
+    elif old != new:
+        yield f"{place} was {old!r} and is {new!r}"
+
+
+def main() -> None:
+    """Says what differs; with --write what is measured now is golden from here on."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="replace the golden rows by those measured now")
+    write = parser.parse_args().write
+    logging.disable(logging.INFO)
+    with tempfile.TemporaryDirectory() as folder:
+        now = json.loads(json.dumps(measure(Path(folder))))
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.exists() else {}
+    print(*differences(golden, now), sep="\n")
+    if write:
+        lines = (f'"{name}": [\n' + ",\n".join(json.dumps(row) for row in rows) + "\n]" for name, rows in now.items())
+        GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

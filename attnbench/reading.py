@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from attnbench.settings import (
     check_names,
     check_plan,
     check_run,
+    setting_of,
 )
 
 CLOSED_GROUPS = {"model": ModelSettings, "data": DataSettings, "train": TrainSettings, "logger": LoggerSettings}
@@ -45,6 +47,7 @@ def read_settings(config: DictConfig, hydra_config: Any) -> RunSettings:
     for group in ("attn", *CLOSED_GROUPS):
         if not isinstance(values.get(group), dict):
             raise UserError(f"{group}={values.get(group)}: must name a yaml of {group}/")
+    _give_way(values["train"], hydra_config.overrides.task)
     closed = {group: _closed(cls, group, values.pop(group)) for group, cls in CLOSED_GROUPS.items()}
     evaluations = [_evaluation(name, options) for name, options in (values.pop("eval", None) or {}).items()]
     mixer = MixerSettings(name=choices["attn"], **_open("attn", values.pop("attn")))
@@ -226,6 +229,14 @@ def _plain(config: DictConfig, hydra_config: Any) -> dict[str, Any]:
     names = [str(name) for name in config if name != "hydra"]
     values: Any = OmegaConf.to_container(OmegaConf.masked_copy(config, names), resolve=True, throw_on_missing=True)
     return values
+
+
+def _give_way(train: dict[str, Any], words: Sequence[str]) -> None:
+    """Of num_epochs and num_steps, that which only a yaml gives is null where the command line gives the other."""
+    lengths = ("num_epochs", "num_steps")
+    named = [name for name in lengths if any(setting_of(word) == f"train.{name}" for word in words)]
+    if len(named) == 1 and train.get(named[0]) is not None:
+        train |= {name: None for name in lengths if name not in named}
 
 
 def _closed(cls: type, group: str, values: dict[str, Any]) -> Any:

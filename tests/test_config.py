@@ -41,7 +41,6 @@ BAD = {
     "train.beta1=1": ["train.beta1=1", "below 1"],
     "outputs_dir=": ["outputs_dir", "folder"],
     "train.micro_batch_size=5": ["train.micro_batch_size=5", "divide", "batch_size=16"],
-    "train.num_steps=5": ["train.num_steps=5", "num_epochs", "null"],
     "train.num_epochs=null": ["train.num_epochs=None", "num_steps"],
     "train.precision=fp8": ["train.precision=fp8", "bfloat16"],
     "train.precision=tf32": ["train.precision=tf32", "CUDA"],
@@ -205,6 +204,14 @@ def test_every_yaml_composes(mixer: str, model: str) -> None:
     assert settings.mixer.name == mixer
     assert settings.model.name == model
     assert settings.experiment == "default"
+
+
+def test_a_length_on_the_command_line_replaces_the_other_of_a_yaml() -> None:
+    train = compose([*DEMO, "train.num_steps=5"]).train
+    assert (train.num_steps, train.num_epochs) == (5, None)
+    assert compose([*DEMO, "train.num_steps=null"]).train.num_epochs == 4
+    with pytest.raises(UserError, match=r"train.num_epochs=3 and train.num_steps=5: set one, the other null"):
+        compose([*DEMO, "train.num_steps=5", "train.num_epochs=3"])
 
 
 @pytest.mark.parametrize("experiment", sorted(path.stem for path in (CONF / "experiment").glob("*.yaml")))

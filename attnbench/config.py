@@ -47,6 +47,9 @@ INTERRUPTED = "interrupted; the same command goes on from what is finished"
 
 EXPECTED = (UserError, HydraException, OmegaConfBaseException)
 
+RERUN = "--experimental-rerun"
+"""Hydra's own option, which unpickles the file that it names: whoever wrote the file then runs what they like."""
+
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Outcome:
@@ -88,6 +91,7 @@ def launch(
     exit_code = 0
     try:
         with interruptible(INTERRUPTED):
+            _refuse_rerun(sys.argv[1:])
             job()
     except Interrupted as interruption:
         print(printable(str(interruption)), file=sys.stderr)
@@ -112,6 +116,14 @@ def launch(
             exit_code = exit_code or 2
     if failures or exit_code:
         raise SystemExit(exit_code or 1)
+
+
+def _refuse_rerun(words: Sequence[str]) -> None:
+    for word in words:
+        name = word.partition("=")[0]
+        # Hydra's parser takes any beginning of the name that no other option shares.
+        if len(name) > 2 and RERUN.startswith(name):
+            raise UserError(f"{word}: {RERUN} runs whatever its file holds; the same command goes on with a run")
 
 
 def _do_job(main: Callable[[Any], Path], read: Callable[..., Any], config: DictConfig, show_traceback: bool) -> Outcome:

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -55,6 +56,29 @@ def test_nothing_unpickles(root):
             called = ast.unparse(node.func)
             is_known = called in ("OmegaConf.load", "tl.load", "cpp_extension.load") or called.endswith(".eval")
             assert called.rpartition(".")[2] not in calls or is_known, f"{path}: {called}"
+
+
+class MakesAFolder:
+    """Unpickled it makes a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.parametrize("option", ["--experimental-rerun", "--experimental-r", "--e"])
+@pytest.mark.parametrize("as_one_word", [True, False])
+def test_hydra_s_own_rerun_which_unpickles_is_refused(option, as_one_word, tmp_path):
+    stored = tmp_path / "config.pickle"
+    stored.write_bytes(pickle.dumps(MakesAFolder(tmp_path / "made")))
+    words = [f"{option}={stored}"] if as_one_word else [option, str(stored)]
+    code, _, errors = run_here("train.py", "attn=linear", *words)
+    assert code == 2
+    assert "--experimental-rerun runs whatever its file holds" in errors
+    assert errors.count("\n") == 1
+    assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from platform import python_version
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from attnbench.errors import UserError
@@ -23,7 +25,7 @@ MOST_TEXT_BYTES = 4 * 2**30
 MOST_FOOTER_BYTES, MOST_FOOTER_ENTRIES = 2**22, 2**20
 """Of one text and one list in a parquet file's metadata, refused before memory is taken for them."""
 
-ROWS_AT_A_TIME = 1024
+ROWS_AT_A_TIME = 256
 
 SPLIT_NAME = re.compile(r"(train|validation|test)(?:-(\d+)-of-(\d+))?")
 
@@ -92,16 +94,19 @@ def _rows(path: Path, stream: BinaryIO) -> Text:
         batches = pa.ipc.open_stream(stream.read())
         _check_column(path, batches.schema)
         return _text_of(path, map(_validated, batches))
-    parquet = pq.ParquetFile(
-        stream,
+    reading: dict[str, Any] = {
         # By default a row group is read as a whole, and is often the whole file.
-        pre_buffer=False,
-        buffer_size=PIECE_BYTES,
-        thrift_string_size_limit=MOST_FOOTER_BYTES,
-        thrift_container_size_limit=MOST_FOOTER_ENTRIES,
-    )
-    _check_column(path, parquet.schema_arrow)
-    # In pieces: a file of a megabyte can stand for terabytes, whatever its footer says of their size.
+        "pre_buffer": False,
+        "buffer_size": PIECE_BYTES,
+        "thrift_string_size_limit": MOST_FOOTER_BYTES,
+        "thrift_container_size_limit": MOST_FOOTER_ENTRIES,
+    }
+    footer = pq.ParquetFile(stream, **reading)
+    _check_column(path, footer.schema_arrow)
+    # A value that stands a thousand times in the file is in memory once (see `_text_of`), and values that differ are
+    # an error of pyarrow where one batch has 2 GiB of them.
+    parquet = pq.ParquetFile(stream, metadata=footer.metadata, read_dictionary=["text"], **reading)
+    # In pieces: a file of a kilobyte can stand for terabytes, whatever its footer says of their size.
     return _text_of(path, parquet.iter_batches(batch_size=ROWS_AT_A_TIME, columns=["text"]))
 
 
@@ -116,24 +121,40 @@ def _check_column(path: Path, schema: pa.Schema) -> None:
         found = ", ".join(schema.names) or "none at all"
         raise UserError(f"{path}: has no column 'text' (its columns: {found}); rename the one that holds the text")
     kind = schema.field("text").type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise UserError(f"{path}: column 'text' holds {kind}, must hold strings; convert it")
 
 
 def _text_of(path: Path, batches: Iterable[pa.RecordBatch]) -> Text:
-    """The rows that are not blank, a line end between two, counted while they come."""
+    """The rows that are not blank, a line end between two, counted before they are decoded."""
     text, num_bytes, num_nulls = Text(), 0, 0
     for batch in batches:
         column = batch.column("text")
-        num_bytes, num_nulls = num_bytes + column.nbytes, num_nulls + column.null_count
+        row_ends = np.cumsum(_row_bytes(column))
+        num_bytes, num_nulls = num_bytes + int(row_ends[-1:].sum()), num_nulls + column.null_count
         if num_bytes > MOST_TEXT_BYTES:
             raise UserError(f"{path}: holds more than {MOST_TEXT_BYTES} bytes of text; give a part of it")
-        rows = [row for row in column.to_pylist() if row.strip()] if not num_nulls else []
-        if rows:
-            text.append("\n" * bool(text.pieces) + "\n".join(rows))
+        first = 0
+        while first < len(column) and not num_nulls:
+            # As many rows as make a piece, and one of any length.
+            piece_end = (row_ends[first - 1] if first else 0) + PIECE_BYTES
+            last = max(first + 1, int(np.searchsorted(row_ends, piece_end, side="right")))
+            rows = [row for row in column.slice(first, last - first).to_pylist() if row and not row.isspace()]
+            if rows:
+                text.append("\n" * bool(text.pieces) + "\n".join(rows))
+            first = last
     if num_nulls:
         raise UserError(f"{path}: column 'text' has {num_nulls} nulls; remove these rows or make them ''")
     return text
+
+
+def _row_bytes(column: pa.Array) -> np.ndarray:
+    """Bytes of each row and the line end behind it, (rows,) int64; a null counts as an empty one."""
+    is_dictionary = isinstance(column, pa.DictionaryArray)
+    lengths = pc.call_function("binary_length", [column.dictionary if is_dictionary else column])
+    lengths = lengths.take(column.indices) if is_dictionary else lengths
+    return lengths.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64) + 1
 
 
 def list_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:

@@ -148,14 +148,25 @@ def test_counters_of_another_type_are_refused(name, value, tmp_path):
         checkpoint.load_last(tmp_path, fresh_state().model)
 
 
-def test_a_small_file_that_stands_for_much_text_is_counted_while_it_is_read(tmp_path, monkeypatch):
-    value = "x" * 100_000
-    column = pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int32()), pa.array([value]))
-    pq.write_table(pa.table({"text": column}), tmp_path / "bomb.parquet", store_schema=False)
-    assert (tmp_path / "bomb.parquet").stat().st_size < 1_000_000
-    monkeypatch.setattr(corpora, "MOST_TEXT_BYTES", 2 * 10**8)
-    with pytest.raises(UserError, match=r"bomb\.parquet: holds more than 200000000 bytes"):
-        read_text(tmp_path / "bomb.parquet")
+@pytest.mark.parametrize(("num_bytes", "num_rows"), [(100_000, 20_000), (2**20, 1024), (2**26, 3)])
+def test_a_small_file_that_stands_for_much_text_is_refused_before_it_is_decoded(
+    tmp_path, monkeypatch, num_bytes, num_rows
+):
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * num_rows, pa.int32()), pa.array(["x" * num_bytes]))
+    path = tmp_path / "bomb.parquet"
+    pq.write_table(pa.table({"text": column}), path, store_schema=False, compression="zstd", write_statistics=False)
+    assert path.stat().st_size < 10_000
+    limit = num_bytes * num_rows // 4
+    monkeypatch.setattr(corpora, "MOST_TEXT_BYTES", limit)
+    usual, counting = pa.default_memory_pool(), pa.proxy_memory_pool(pa.system_memory_pool())
+    pa.set_memory_pool(counting)
+    try:
+        with pytest.raises(UserError, match=rf"bomb\.parquet: holds more than {limit} bytes"):
+            read_text(path)
+    finally:
+        pa.set_memory_pool(usual)
+    # The value itself, decompressed and as a dictionary, but no row of it.
+    assert 0 < counting.max_memory() < 4 * num_bytes + 2**22
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "NaN", "[1e999]", "9" * 400, "-Infinity"])

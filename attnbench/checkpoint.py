@@ -5,6 +5,8 @@
       best-00000640/   config.json weights.safetensors state.json                         lowest validation loss
       final/           the same, when the training is complete
 
+Whatever else lies there, a copy step-00000640.bak say, is the user's own, and neither read nor touched.
+
 `state.json` is written last and holds the sha256 of every other file and of its own content: a torn or altered file is
 an error that says which, and the checkpoint before it still loads. The folder is written beside, synced, then renamed.
 """
@@ -32,6 +34,11 @@ from attnbench.settings import MixerSettings, ModelSettings, check, setting
 
 FORMAT = 1
 KEPT = 2
+STEP, BEST = "step", "best"
+NUMBER = r"([0-9]{8}|[1-9][0-9]{8,})"
+"""Of the step, in the name of a checkpoint."""
+UNFINISHED = re.compile(rf"\.(final|({STEP}|{BEST})-{NUMBER})\.(partial|removed)")
+"""Names of a checkpoint while it is written, and while it is removed."""
 MOST_HEADER_BYTES = 2**24
 """Of a safetensors file; one of ours has a hundred a tensor."""
 NEEDED = ("config.json", "weights.safetensors")
@@ -97,23 +104,36 @@ def save_step(folder: Path, state: TrainState, record: ModelRecord) -> None:
         for kind in ("first_moment", "second_moment", "update_count")
         for name, tensor in getattr(state, kind).items()
     }
-    _write(folder / f"step-{state.step:08d}", state, record, optimizer)
-    for kind in ("step-*", "best-*"):
-        for old in sorted(folder.glob(kind))[:-KEPT]:
+    _write(folder / f"{STEP}-{state.step:08d}", state, record, optimizer)
+    for kind in (STEP, BEST):
+        for old in kept(folder, kind)[:-KEPT]:
             _remove(old)
 
 
 def save_best(folder: Path, state: TrainState, record: ModelRecord) -> None:
     """Keeps the weights of the lowest validation loss so far."""
-    _write(folder / f"best-{state.step:08d}", state, record)
+    _write(folder / f"{BEST}-{state.step:08d}", state, record)
 
 
 def save_final(folder: Path, state: TrainState, record: ModelRecord) -> None:
     """Marks the training complete; what only a resume would need is dropped."""
     _write(folder / "final", state, record)
-    for old in [*folder.glob("step-*"), *folder.glob("best-*")]:
-        if old.name != f"best-{state.best_step:08d}":
+    for old in [*kept(folder, STEP), *kept(folder, BEST)]:
+        if old.name != f"{BEST}-{state.best_step:08d}":
             _remove(old)
+
+
+def remove_all(folder: Path) -> None:
+    """Removes the checkpoints of a training that is to be run again."""
+    final = folder / "final"
+    for old in [*([final] if final.exists() else []), *kept(folder, STEP), *kept(folder, BEST)]:
+        _remove(old)
+
+
+def kept(folder: Path, kind: str) -> list[Path]:
+    """The checkpoints of a kind, STEP or BEST, the oldest first."""
+    found = [path for path in folder.glob(f"{kind}-*") if re.fullmatch(rf"{kind}-{NUMBER}", path.name)]
+    return sorted(found, key=lambda path: int(path.name.partition("-")[2]))
 
 
 def is_final(folder: Path) -> bool:
@@ -127,7 +147,7 @@ def load_last(folder: Path, model: LanguageModel) -> TrainState | None:
     Raises:
         UserError: it is torn or altered; the message names the file and the older checkpoint that can be used.
     """
-    steps = sorted(folder.glob("step-*"))
+    steps = kept(folder, STEP)
     if not steps:
         return None
     try:
@@ -199,10 +219,10 @@ def best_folder(folder: Path) -> Path:
     Raises:
         UserError: there is none; the final one under its name would be another model.
     """
-    found = max(folder.glob("best-*"), default=None)
-    if found is None:
+    found = kept(folder, BEST)
+    if not found:
         raise UserError(f"{folder}: has no best-* checkpoint; rerun=true trains again")
-    return found
+    return found[-1]
 
 
 def _write(target: Path, state: TrainState, record: ModelRecord, optimizer: dict[str, Tensor] | None = None) -> None:
@@ -210,8 +230,9 @@ def _write(target: Path, state: TrainState, record: ModelRecord, optimizer: dict
     # Without parents: a run whose folder is gone must not leave a checkpoint alone in a new one.
     target.parent.mkdir(exist_ok=True)
     # What a run that was killed left half written or half removed: it may never come to the same step again.
-    for stale in [*target.parent.glob(".*.partial"), *target.parent.glob(".*.removed")]:
-        shutil.rmtree(stale)
+    for stale in target.parent.glob(".*"):
+        if UNFINISHED.fullmatch(stale.name):
+            _discard(stale)
     beside = target.with_name(f".{target.name}.partial")
     beside.mkdir()
     try:
@@ -263,7 +284,15 @@ def _remove(folder: Path) -> None:
     """Removes a checkpoint; one that has its name is whole, also where the removal is cut off."""
     hidden = folder.with_name(f".{folder.name}.removed")
     folder.rename(hidden)
-    shutil.rmtree(hidden)
+    _discard(hidden)
+
+
+def _discard(path: Path) -> None:
+    """Removes a folder; of a link to one the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _weights(model: LanguageModel) -> list[tuple[str, Tensor]]:

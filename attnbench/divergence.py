@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnbench.checkpoint import TrainState
+from attnbench.checkpoint import BEST, STEP, TrainState, kept
 from attnbench.hooks import DivergedError
 from attnbench.settings import TrainSettings
 from attnbench.train import Batch, loss_and_gradients
@@ -29,8 +29,8 @@ def located(
     found = ((step, first_not_finite(state.model, batches(step), settings, precision)) for step in error.steps)
     step, place = next(((step, place) for step, place in found if place is not None), (None, None))
     where = f"; first in step {step + 1}, in {place}" if step is not None else ""
-    kept = sorted(path.name for path in (*checkpoints.glob("step-*"), *checkpoints.glob("best-*")))
-    newest = max(kept, key=lambda name: (name.partition("-")[2], name), default=None)
+    names = [path.name for kind in (STEP, BEST) for path in kept(checkpoints, kind)]
+    newest = max(names, key=lambda name: (int(name.partition("-")[2]), name), default=None)
     last = f"; last good checkpoint {checkpoints / newest}" if newest is not None else "; no checkpoint before it"
     return DivergedError(f"{error}{where}{last}", error.steps)
 

@@ -15,7 +15,7 @@ import yaml
 
 from attnbench.errors import UserError
 from attnbench.escaping import OneLine
-from attnbench.jsonlines import replace_file, unlinked
+from attnbench.jsonlines import half_replaced, replace_file, unlinked
 from attnbench.locks import folder_lock
 from attnbench.runtime import environment, environment_id
 from attnbench.stopping import interruptible
@@ -40,7 +40,7 @@ def holding(folder: Path, *, waits: bool) -> Iterator[None]:
     try:
         with folder_lock(folder, waits=waits):
             # What a process that was killed was about to rename: nobody else can be writing it now.
-            for stale in folder.glob(".*.new"):
+            for stale in half_replaced(folder):
                 stale.unlink()
             yield
     except OSError as error:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,11 @@ def unlinked(path: Path) -> Path:
     if path.is_symlink():
         path.unlink()
     return path
+
+
+def half_replaced(folder: Path) -> list[Path]:
+    """Files beside those that a process which died was about to replace."""
+    return [path for path in folder.glob(".*.new") if re.fullmatch(r"\..+\.[0-9]+\.new", path.name)]
 
 
 def replace_file(path: Path, text: str) -> None:

@@ -32,6 +32,9 @@ ALL_SEEDS = "all"
 DEVICE = "device"
 """The `variant` of what is measured of the device itself."""
 
+HASH = "[0-9a-f]" * 8
+"""In the names of files, as glob finds it; what lies beside them under other names is the user's own."""
+
 COLUMNS = (
     *("schema", "experiment", "run", "mixer", "variant", "backend", "model", "parameters", "seq_len", "evaluation"),
     *("metric", "value", "unit", "low", "high", "num_samples", "status", "reason"),
@@ -301,7 +304,7 @@ def write_csv(rows: Iterable[ResultRow], path: Path) -> None:
 
 def write_environments(target: Path, stamps: Mapping[str, Any]) -> None:
     """Writes environment-<id>.json of each into the folder, and takes away those of rows that stood there before."""
-    for path in set(target.glob("environment-*.json")) - {target / f"environment-{name}.json" for name in stamps}:
+    for path in set(target.glob(f"environment-{HASH}.json")) - {target / f"environment-{name}.json" for name in stamps}:
         path.unlink()
     for name, stamp in stamps.items():
         replace_file(target / f"environment-{name}.json", json.dumps(stamp, indent=2) + "\n")

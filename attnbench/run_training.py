@@ -4,7 +4,6 @@ outputs/<experiment>/<variant>-<model>-T<seq_len>-seed<n>-<hash>/
 """
 
 import logging
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -26,7 +25,7 @@ from attnbench.mirror import WandbMirror
 from attnbench.prepare import Run, config_hash, identity, prepare, resolved_config
 from attnbench.progress import ProgressBar
 from attnbench.registry import build
-from attnbench.results import Measurement, ResultsWriter, is_complete
+from attnbench.results import HASH, Measurement, ResultsWriter, is_complete
 from attnbench.runtime import keep_freed_memory, peak_memory_mib, start_afresh
 from attnbench.settings import EvaluationSettings, RunSettings
 from attnbench.stopping import StopRequest
@@ -59,7 +58,7 @@ def run_training(settings: RunSettings, *, shares_device: bool = False, waits: b
             log.info("finished before, not trained again (rerun=true does): %s", prepared.folder)
         else:
             # Rows that are there nevertheless are of a training that failed.
-            shutil.rmtree(prepared.folder / "results", ignore_errors=True)
+            _remove_results(prepared)
             _train(prepared, shares_device)
         for evaluation in settings.evaluations:
             evaluate(prepared, evaluation)
@@ -216,9 +215,15 @@ def _mirror(prepared: Run, is_resumed: bool) -> WandbMirror:
 
 def _clear(prepared: Run) -> None:
     """Removes what a former run of the same settings left, so that nothing of it can be mistaken for the new one's."""
-    for path in (prepared.checkpoints, prepared.folder / "results"):
-        shutil.rmtree(path, ignore_errors=True)
-    for path in prepared.folder.glob("environment*.json"):
+    checkpoint.remove_all(prepared.checkpoints)
+    _remove_results(prepared)
+    for name in ("environment.json", f"environment-{HASH}.json"):
+        for path in prepared.folder.glob(name):
+            path.unlink()
+
+
+def _remove_results(prepared: Run) -> None:
+    for path in (prepared.folder / "results").glob(f"*-{HASH}.jsonl"):
         path.unlink()
 
 

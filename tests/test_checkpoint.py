@@ -139,6 +139,30 @@ def test_the_end_leaves_the_best_and_the_final_weights(tmp_path):
         assert torch.equal(dict(final.named_parameters())[name], tensor)
 
 
+def test_only_names_of_our_own_form_are_read_renamed_or_removed(tmp_path):
+    state = saved_at(tmp_path, 4, 8)
+    shutil.copytree(tmp_path / "step-00000008", tmp_path / "step-00000032.bak")
+    shutil.copytree(tmp_path / "step-00000008", tmp_path / "step-8")
+    for name in ("step-notes.txt", "best-notes.txt", ".notes.partial", ".best-notes.removed"):
+        (tmp_path / name).write_text("mine")
+    own = {path.name: path.stat().st_ino for path in tmp_path.iterdir()} | {"step-00000004": 0, "step-00000008": 0}
+    (tmp_path / ".step-00000002.partial").mkdir()
+    loaded = load_last(tmp_path, small_model())
+    assert loaded is not None
+    assert loaded.step == 8
+    with pytest.raises(UserError, match=r"no best-\* checkpoint"):
+        best_folder(tmp_path)
+    for step in (12, 16):
+        state.step = state.best_step = step
+        save_best(tmp_path, state, record())
+        save_step(tmp_path, state, record())
+    assert best_folder(tmp_path).name == "best-00000016"
+    save_final(tmp_path, state, record())
+    checkpoint.remove_all(tmp_path)
+    left = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
+    assert left == {name: number for name, number in own.items() if number}
+
+
 def checkpoints_hook(folder: Path, state: TrainState, stop: StopRequest, name: str) -> Checkpoints:
     return Checkpoints(
         folder=folder,

@@ -281,14 +281,18 @@ def test_a_rerun_trains_again_to_the_same_numbers(folder, tmp_path):
     write_text(tmp_path / "small.txt", seed=0)
     first = run(compose_once(words(tmp_path)))
     metrics, weights = without_clocks(first), final_bytes(first)
-    (first / "results" / "of-an-older-run.jsonl").write_text("")
+    (first / "results" / "perplexity-0123abcd.jsonl").write_text("of other settings")
+    own = [first / "results" / "notes.txt", first / "checkpoint" / "final.bak", first / "environment-notes.json"]
+    for path in own:
+        path.write_text("the user's own")
     written = (first / "checkpoint" / "final" / "state.json").stat().st_mtime_ns
     second = run(compose_once(words(tmp_path, "rerun=true")))
     assert second == first
     assert (first / "checkpoint" / "final" / "state.json").stat().st_mtime_ns > written
     assert without_clocks(first) == metrics
     assert final_bytes(first) == weights
-    assert not (first / "results" / "of-an-older-run.jsonl").exists()
+    assert not (first / "results" / "perplexity-0123abcd.jsonl").exists()
+    assert all(path.exists() for path in own)
 
 
 def test_an_evaluation_that_is_new_or_cut_off_runs_without_a_training(folder, finished):

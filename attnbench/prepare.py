@@ -1,7 +1,5 @@
 """From settings to a run with everything resolved: device, kernel, corpus, matched model, identity, folder."""
 
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -15,6 +13,7 @@ from attnbench.data import Corpus, load_corpus
 from attnbench.documents import MOST_YAML_BYTES, parse_yaml, read_bounded
 from attnbench.errors import UserError
 from attnbench.folder import ROOT
+from attnbench.identity import TRAINED, code_of, config_hash
 from attnbench.matching import Matched, match_model
 from attnbench.model import LanguageModel, build_model, resolve_mixer
 from attnbench.results import Identity
@@ -149,6 +148,13 @@ def reopen(folder: Path, settings: RunSettings) -> Run:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder / 'config.yaml'}: does not say what was trained ({error})") from None
     prepared = prepare(settings)
+    stored = {name: resolved.get(name, {}) for name in ("numbers_version", "sources")}
+    for name, what in (("sources", "another source of its mixer"), ("numbers_version", "another version of attnbench")):
+        if stored[name] != code_of_training(prepared).get(name, {}):
+            raise UserError(
+                f"run={folder}: was trained by {what}, whose numbers are not those of this one; the train.py command "
+                "that made it trains it anew"
+            )
     if corpus_label(prepared.corpus) != corpus:
         raise UserError(f"run={folder}: was trained on {corpus}, and {corpus_label(prepared.corpus)} is what is found")
     if config_hash(_identity_of_training(_as_trained(prepared, resolved))) != hashed:
@@ -198,23 +204,18 @@ def _identity_of_training(prepared: Run) -> dict[str, Any]:
         "device": prepared.device.type,
         "seq_len": prepared.settings.seq_len,
         "seed": prepared.settings.seed,
+        **code_of_training(prepared),
     }
+
+
+def code_of_training(prepared: Run) -> dict[str, Any]:
+    """See `identity.code_of`."""
+    return code_of([mixer.target for mixer in prepared.mixers], TRAINED, prepared.settings.trusted)
 
 
 def without_names(model: dict[str, Any]) -> dict[str, Any]:
     """What of a model's settings changes its numbers."""
     return {key: value for key, value in model.items() if key not in ("name", "parameters")}
-
-
-def config_hash(identity: Any) -> str:
-    """Eight hex digits. Neutral values (null, false) are left out, so that a new option changes no old hash."""
-
-    def without_neutral(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: without_neutral(item) for key, item in value.items() if item is not None and item is not False}
-        return [without_neutral(item) for item in value] if isinstance(value, list) else value
-
-    return hashlib.sha256(json.dumps(without_neutral(identity), sort_keys=True).encode()).hexdigest()[:8]
 
 
 def resolved_config(prepared: Run) -> dict[str, Any]:
@@ -235,6 +236,7 @@ def resolved_config(prepared: Run) -> dict[str, Any]:
             "vocabulary_size": prepared.corpus.vocabulary_size,
             "num_unknown": prepared.corpus.num_unknown,
             "config_hash": prepared.config_hash,
+            **code_of_training(prepared),
         },
     }
 

@@ -13,10 +13,11 @@ import torch
 from attnbench.checkpoint import ModelRecord
 from attnbench.errors import UserError
 from attnbench.evals.base import Probe, Task
+from attnbench.identity import code_of, config_hash
 from attnbench.matching import Matched, match_model
 from attnbench.mixers.base import Mixer
 from attnbench.model import resolve_mixer
-from attnbench.prepare import config_hash, measured_by, without_names
+from attnbench.prepare import measured_by, without_names
 from attnbench.registry import build, resolve
 from attnbench.results import Identity
 from attnbench.runtime import resolve_device, resolve_precision
@@ -93,6 +94,7 @@ def prepare_probe(settings: RunSettings, evaluation: EvaluationSettings, index: 
         "train": {name: value for name, value in asdict(train_settings).items() if name != "log_interval_steps"},
         "device": device.type,
         "seed": settings.seed,
+        **code_of([mixer.target, evaluation.target], ["mixers", "model", "training", "evals"], settings.trusted),
     }
     hashed = config_hash(content)
     words = [evaluation.name, settings.mixer.name, task_label(task), f"lr{rate:g}", f"seed{settings.seed}", hashed]

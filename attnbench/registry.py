@@ -23,7 +23,26 @@ def resolve(target: str, base: type[Class], trusted: Collection[str] = ()) -> ty
     Raises:
         UserError: a class that may not be constructed, does not exist, or is no `base`.
     """
-    if not target.startswith("attnbench.") and target not in trusted:
+    module = import_module(target, trusted)
+    module_name, _, class_name = target.rpartition(".")
+    found = getattr(module, class_name, None)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise UserError(f"_target_={target}: {module_name} has no {base.__name__} of the name {class_name}")
+    return found
+
+
+def is_own(target: str) -> bool:
+    """Whether it is a class of attnbench."""
+    return target.startswith("attnbench.")
+
+
+def import_module(target: str, trusted: Collection[str] = ()) -> types.ModuleType:
+    """The module that the class named `target` stands in.
+
+    Raises:
+        UserError: a class that may not be constructed, or no such module.
+    """
+    if not is_own(target) and target not in trusted:
         raise UserError(
             f"_target_={target}: may only be a class of attnbench or one that a yaml under your --config-dir names"
         )
@@ -31,13 +50,9 @@ def resolve(target: str, base: type[Class], trusted: Collection[str] = ()) -> ty
     if not module_name or not class_name:
         raise UserError(f"_target_={target}: must be module.Class")
     try:
-        module = importlib.import_module(module_name)
+        return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise UserError(f"_target_={target}: there is no module {error.name}") from None
-    found = getattr(module, class_name, None)
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise UserError(f"_target_={target}: {module_name} has no {base.__name__} of the name {class_name}")
-    return found
 
 
 def build(

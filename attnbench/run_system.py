@@ -11,8 +11,9 @@ from pathlib import Path
 from attnbench.evals.base import SystemEvaluation
 from attnbench.evals.rows import first_metric_without_number, until_out_of_memory
 from attnbench.folder import ROOT, recording, stamp_environment, write_config
+from attnbench.identity import code_of, hash_with_code
 from attnbench.locks import device_lock
-from attnbench.prepare import Run, config_hash, identity, prepare, resolved_config
+from attnbench.prepare import Run, identity, prepare, resolved_config
 from attnbench.registry import build
 from attnbench.results import ResultsWriter, is_complete
 from attnbench.runtime import environment
@@ -31,7 +32,8 @@ def prepare_system(prepared: Run, evaluation: EvaluationSettings) -> tuple[Run, 
     """
     settings = prepared.settings
     machine = {name: value for name, value in environment(prepared.device, ROOT).items() if name not in UNHASHED}
-    hashed = config_hash([prepared.config_hash, evaluation.target, evaluation.options, machine])
+    code = code_of([evaluation.target], ["evals", "timing"], settings.trusted)
+    hashed = hash_with_code([prepared.config_hash, evaluation.target, evaluation.options, machine], code)
     words = [evaluation.name, settings.mixer.name, settings.model.name, f"T{settings.seq_len}", hashed]
     folder = Path(settings.outputs_dir) / settings.experiment / "cells" / "-".join(words)
     return replace(prepared, folder=folder), folder / "results" / f"{evaluation.name}-{hashed}.jsonl"

@@ -19,10 +19,11 @@ from attnbench.evals.base import CheckpointEvaluation
 from attnbench.evals.rows import until_out_of_memory
 from attnbench.folder import ROOT, recording, stamp_environment, write_config
 from attnbench.hooks import Checkpoints, DivergedError, Estimate, Logging, Stopwatch, Validation
+from attnbench.identity import code_of, hash_with_code
 from attnbench.locks import device_lock
 from attnbench.metrics import MetricsLog, read_metrics
 from attnbench.mirror import WandbMirror
-from attnbench.prepare import Run, config_hash, identity, prepare, resolved_config
+from attnbench.prepare import Run, identity, prepare, resolved_config
 from attnbench.progress import ProgressBar
 from attnbench.registry import build
 from attnbench.results import HASH, Measurement, ResultsWriter, is_complete
@@ -67,7 +68,8 @@ def run_training(settings: RunSettings, *, shares_device: bool = False, waits: b
 
 def results_of(prepared: Run, evaluation: EvaluationSettings) -> Path:
     """The results file of a checkpoint evaluation of this run."""
-    hashed = config_hash([prepared.config_hash, evaluation.target, evaluation.options])
+    code = code_of([evaluation.target], ["evals"], prepared.settings.trusted)
+    hashed = hash_with_code([prepared.config_hash, evaluation.target, evaluation.options], code)
     return prepared.folder / "results" / f"{evaluation.name}-{hashed}.jsonl"
 
 

@@ -25,8 +25,9 @@ from attnbench.checkpoint import load_model
 from attnbench.config import launch
 from attnbench.errors import Interrupted, UserError
 from attnbench.hooks import DivergedError, Validation
+from attnbench.identity import config_hash
 from attnbench.metrics import read_metrics
-from attnbench.prepare import ROOT, config_hash, prepare
+from attnbench.prepare import ROOT, prepare
 from attnbench.publish import publish
 from attnbench.results import ResultRow, read_results
 from attnbench.run import run

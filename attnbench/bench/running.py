@@ -17,9 +17,10 @@ from attnbench.bench.roofline import Ceilings, measure_ceilings
 from attnbench.errors import UserError
 from attnbench.escaping import printable
 from attnbench.folder import ROOT, recording, stamp_environment, write_config
+from attnbench.identity import code_of, hash_with_code
 from attnbench.locks import device_lock
-from attnbench.prepare import config_hash, measured_by
-from attnbench.registry import build
+from attnbench.prepare import measured_by
+from attnbench.registry import build, is_own
 from attnbench.results import DEVICE, Identity, Measurement, ResultRow, ResultsWriter, is_complete, read_results
 from attnbench.run_system import UNHASHED
 from attnbench.runtime import environment, resolve_device, resolve_precision
@@ -49,10 +50,14 @@ def run_bench(settings: BenchSettings, compose_mixers: ComposeMixers) -> Path:
     if next(bench.cells(), None) is None:
         empty = ", ".join(f"bench.{name}=[]" for name, value in settings.options.items() if value == [])
         raise UserError(f"{empty}: leaves bench={settings.name} nothing to measure")
-    compose_mixers(bench.mixer_names)
+    mixers, trusted = compose_mixers(bench.mixer_names)
     stamp = environment(device, ROOT)
     machine = {name: value for name, value in stamp.items() if name not in UNHASHED}
-    hashed = config_hash([settings.name, settings.target, settings.options, precision, machine])
+    targets = [settings.target, *(mixer.target for mixer in mixers)]
+    code = code_of(targets, ["mixers", "model", "timing"], settings.trusted | trusted)
+    # A yaml from elsewhere is edited as its class is.
+    code |= {mixer.name: mixer.options for mixer in mixers if not is_own(mixer.target)}
+    hashed = hash_with_code([settings.name, settings.target, settings.options, precision, machine], code)
     folder = Path(settings.outputs_dir) / EXPERIMENT / settings.name / f"{precision}-{hashed}"
     with recording(folder, waits=True), device_lock(device, shared=False):
         write_config(folder, _config(settings, precision, device))

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnbench.folder import ROOT
+from attnbench.identity import config_hash
 from attnbench.jsonlines import replace_file
 from attnbench.peers.cases import Case
 from attnbench.peers.implementations import Job
 from attnbench.peers.worker import Worker, WorkerError
-from attnbench.prepare import config_hash, measured_by
+from attnbench.prepare import measured_by
 from attnbench.results import Identity, Measurement, ResultsWriter
 from attnbench.runtime import environment, environment_id, resolve_device
 

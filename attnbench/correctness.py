@@ -96,9 +96,10 @@ PART_FACTOR = 2.5
 """How much more a single position or a parameter's gradient may be off: in a part errors do not average out, and what
 a parameter sums over positions cancels."""
 
-SMALLEST_PART = 0.1
-"""Of a matrix's gradient: a part of it that is smaller, as a query's is that sees one key alone, is held against this
-share of the whole."""
+SMALLEST_MATRIX, SMALLEST_VECTOR = 0.1, 0.01
+"""A gradient smaller than this share of what one of its size could be, see `possible_norm`, is held against the share,
+as a query's that sees one key alone, which is 0 but for rounding where a norm follows. Terms of a vector's cancel more,
+so that a smaller one is still looked at."""
 
 
 class Outcome(NamedTuple):
@@ -174,12 +175,13 @@ def by_definition(mixer: Mixer, length: int, shape: Shape = USUAL) -> Outcome:
 
 
 def by_backend(mixer: Mixer, length: int, precision: str, shape: Shape = USUAL) -> Outcome:
-    """The mixer's training forward as a model runs it: weights in float32, computing in `precision`, its input too."""
-    device = next(mixer.parameters()).device
-    x_BTD, weight_BTD = example(length, shape.model.dim, device)
+    """The mixer's training forward as a model runs it, in `precision`, its input too; with weights in float64 or
+    bfloat16 in these."""
+    weight = next(mixer.parameters())
+    x_BTD, weight_BTD = (x.to(weight.dtype) for x in example(length, shape.model.dim, weight.device))
     x_BTD.requires_grad_()
-    with computing(precision, device):
-        output_BTD, _ = mixer(x_BTD.to(torch.bfloat16 if precision == "bfloat16" else torch.float32))
+    with computing(precision, weight.device):
+        output_BTD, _ = mixer(x_BTD.to(torch.bfloat16) if precision == "bfloat16" else x_BTD)
         # Inside, because the products of the backward pass obey the same setting of float32's precision.
         return _outcome(mixer, x_BTD, output_BTD, weight_BTD.to(output_BTD.dtype))
 
@@ -225,10 +227,13 @@ def _outcome(mixer: Mixer, x_BTD: Tensor, output_BTD: Tensor, weight_BTD: Tensor
 
 def compare(actual: Outcome, expected: Outcome, shape: Shape = USUAL) -> Deviation:
     """The relative errors of what a backend computed."""
-    widest = max(float(gradient.double().norm()) for gradient in expected.parameter_gradients.values())
     by_name = {
         name: parameter_error(
-            gradient, expected.parameter_gradients[name], expected.parameter_terms[name], widest, shape.head_width
+            gradient,
+            expected.parameter_gradients[name],
+            expected.parameter_terms[name],
+            possible_norm(gradient.numel(), expected.parameter_gradients.values()),
+            shape.head_width,
         )
         for name, gradient in actual.parameter_gradients.items()
     }
@@ -252,7 +257,13 @@ def position_error(actual_BTD: Tensor, expected_BTD: Tensor) -> float:
     return float(error_BT.where(difference_BT != 0, 0.0).max())
 
 
-def parameter_error(actual: Tensor, expected: Tensor, terms: float, widest: float, head_width: int) -> float:
+def possible_norm(size: int, gradients: Iterable[Tensor]) -> float:
+    """Of a gradient with so many numbers, if they were as large as those of the largest of these gradients."""
+    norm, largest = max((float(gradient.double().norm()), gradient.numel()) for gradient in gradients)
+    return norm * math.sqrt(size / largest)
+
+
+def parameter_error(actual: Tensor, expected: Tensor, terms: float, possible: float, head_width: int) -> float:
     """The worst relative error of a gradient, a matrix taken apart into the rows of each head.
 
     Query, key and value often share one matrix, and what is wrong in a small part of it would not show in the whole.
@@ -260,14 +271,14 @@ def parameter_error(actual: Tensor, expected: Tensor, terms: float, widest: floa
     Args:
         terms: see Outcome.parameter_terms. A number a head is held against it: that of two sequences may cancel, and
             what is left be no larger than the rounding of either.
-        widest: the norm of the largest parameter's gradient. One that is 0 by definition, as a decay's is at a single
-            position, is held against it: a sum that comes to 0 leaves some rounding.
+        possible: see `possible_norm`. What is 0 by definition, as a decay's gradient is at a single position, is held
+            against it: a sum that comes to 0 leaves some rounding. What is nearly 0 against a share of it.
     """
     if not expected.any():
-        return relative_error(actual, expected, widest)
+        return relative_error(actual, expected, possible)
     if expected.dim() < 2:
-        return relative_error(actual, expected, terms)
-    smallest = SMALLEST_PART * float(expected.double().norm())
+        return relative_error(actual, expected, max(terms, SMALLEST_VECTOR * possible))
+    smallest = SMALLEST_MATRIX * max(float(expected.double().norm()), possible)
     parts = zip(actual.split(head_width), expected.split(head_width), strict=True)
     return worst([relative_error(part, other, smallest) for part, other in parts])
 

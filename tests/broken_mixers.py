@@ -9,7 +9,7 @@ from attnbench.mixers.linear import LinearAttention
 from attnbench.mixers.softmax import Softmax
 
 
-class _LosesTheTail(torch.autograd.Function):
+class LosesTheTail(torch.autograd.Function):
     """The identity, whose gradient is 0 in the positions behind the last whole chunk of 64."""
 
     @staticmethod
@@ -24,7 +24,7 @@ class _LosesTheTail(torch.autograd.Function):
 
 def lose_the_tail(tensors: tuple[Tensor, ...], part: int) -> list[Tensor]:
     """The same tensors, one of which has a wrong gradient."""
-    return [_LosesTheTail.apply(tensor) if index == part else tensor for index, tensor in enumerate(tensors)]  # pyright: ignore[reportReturnType]
+    return [LosesTheTail.apply(tensor) if index == part else tensor for index, tensor in enumerate(tensors)]  # pyright: ignore[reportReturnType]
 
 
 class BrokenSoftmax(Softmax):

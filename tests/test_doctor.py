@@ -20,6 +20,7 @@ from attnbench.correctness import (
     TOLERANCES,
     Deviation,
     build_mixer,
+    by_backend,
     by_definition,
     compare,
     parameter_error,
@@ -94,6 +95,31 @@ def test_a_gradient_that_is_wrong_at_the_ragged_end_is_found(name, part, monkeyp
         # Of a single position at the end, whose key one query alone sees, nothing shows there.
         wrong = [63, 65, 133] if finding.precision == "float32" else [63, 133]
         assert set(wrong) <= set(finding.wrong_lengths) <= {63, 65, 133}, finding.deviations
+
+
+@pytest.mark.parametrize("precision", TOLERANCES)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        MixerSettings(name="mine", target="outside_mixers.SeparateProjections", options={"backend": "torch"}),
+        # Whose gains of query and key do nothing at a single position.
+        replace(from_yaml("linear"), options={**from_yaml("linear").options, "backend": "torch", "qk_norm": True}),
+    ],
+    ids=["separate-projections", "qk-norm"],
+)
+def test_rounding_of_a_gradient_that_is_nothing_at_one_position_is_no_error(settings, precision):
+    mixer = build_mixer(settings, CPU, {settings.target})
+    expected = by_definition(mixer, 1)
+    norms = [float(gradient.norm()) for gradient in expected.parameter_gradients.values()]
+    assert min(norms) < 1e-8 * max(norms)
+    assert compare(by_backend(mixer, 1, precision), expected).is_within(TOLERANCES[precision])
+
+
+def test_a_wrong_gradient_of_a_query_with_a_projection_of_its_own_is_found():
+    target = "outside_mixers.LosesTheQuery"
+    settings = MixerSettings(name="mine", target=target, options={"backend": "auto"})
+    for finding in examine(settings, CPU, {target}, lengths=(63, 64, 65)):
+        assert finding.wrong_lengths == [63, 65], finding.deviations
 
 
 @pytest.mark.parametrize("part", range(5))

@@ -1,0 +1,67 @@
+"""Mixers as people write them outside attnbench, right and deliberately wrong."""
+
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from broken_mixers import LosesTheTail
+from torch import Tensor
+
+from attnbench.layers import Projection, RMSNorm
+from attnbench.mixers.base import Mixer, head_count
+
+
+class DeltaState(NamedTuple):
+    memory_BHKV: Tensor
+
+
+class SeparateProjections(Mixer):
+    """M_t = d M_(t-1) + f(k_t) v_t^T, y_t = norm(M_t^T f(q_t)), f(x) = elu(x) + 1, a projection each for q, k and v.
+
+    At a single position the norm takes away all that the query does but a sign.
+    """
+
+    decay: ClassVar[float] = 0.9
+
+    def __init__(self, *, dim: int, head_width: int, backend: str = "auto") -> None:
+        super().__init__()
+        self.head_width, self.num_heads = head_width, head_count(None, dim, head_width)
+        self.query, self.key, self.value = Projection(dim, dim), Projection(dim, dim), Projection(dim, dim)
+        self.norm = RMSNorm(head_width)
+        self.output = Projection(dim, dim, residual=True)
+
+    def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
+        query, key, value = (
+            part(x_BTD).unflatten(-1, (self.num_heads, self.head_width)) for part in (self.query, self.key, self.value)
+        )
+        query, key = F.elu(query) + 1, F.elu(key) + 1
+        wide = torch.promote_types(x_BTD.dtype, torch.float32)
+        memory = torch.zeros_like(x_BTD[:, 0, :1], dtype=wide)[..., None, None] if state is None else state.memory_BHKV
+        mixed = []
+        for t in range(x_BTD.shape[1]):
+            memory = self.decay * memory + (key[:, t, :, :, None] * value[:, t, :, None, :]).to(wide)
+            mixed.append((query[:, t, :, None, :].to(wide) @ memory).squeeze(-2))
+        if state is not None:
+            state.memory_BHKV.copy_(memory)
+        return self.output(self.norm(torch.stack(mixed, dim=1).to(x_BTD.dtype)).flatten(2)), state
+
+    def reference(self, x_BTD: Tensor) -> Tensor:
+        return SeparateProjections.forward(self, x_BTD)[0]
+
+    def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> DeltaState:
+        shape = (batch_size, self.num_heads, self.head_width, self.head_width)
+        wide = torch.promote_types(dtype, torch.float32)
+        return DeltaState(torch.zeros(shape, dtype=wide, device=self.output.weight.device))
+
+    def mixing_flops(self, length: int) -> int:
+        return length * self.num_heads * 5 * self.head_width**2
+
+
+class LosesTheQuery(SeparateProjections):
+    """A forward pass whose gradient of the query is wrong behind the last whole chunk of 64."""
+
+    def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
+        hook = self.query.register_forward_hook(lambda module, inputs, query: LosesTheTail.apply(query))
+        mixed = super().forward(x_BTD, state)
+        hook.remove()
+        return mixed

@@ -27,6 +27,9 @@ MOST_FOOTER_BYTES, MOST_FOOTER_ENTRIES = 2**22, 2**20
 
 ROWS_AT_A_TIME = 256
 
+WINDOW_CHARACTERS = 128
+"""So many in a row stand once in the embedded corpus, so that no split quotes another wherever it is cut."""
+
 SPLIT_NAME = re.compile(r"(train|validation|test)(?:-(\d+)-of-(\d+))?")
 
 
@@ -245,10 +248,10 @@ def read_user_texts(path: Path, validation_fraction: float, test_fraction: float
 def embedded_texts(root: Path, validation_fraction: float, test_fraction: float) -> Texts:
     """English prose that needs no download: CPython's language reference, as its `help()` carries it.
 
-    About half a million characters. They differ between versions of Python, and so does the corpus's fingerprint.
+    About 370 thousand characters. They differ between versions of Python, and so does the corpus's fingerprint.
     Written once under `root`/data as parquet, a line a row like WikiText-2, and read like it from then on.
     """
-    path = root / "data" / "embedded" / f"python-{python_version()}.parquet"
+    path = root / "data" / "embedded" / f"distinct-python-{python_version()}.parquet"
     if not path.exists():
         _write_rows(path, _embedded_rows())
     splits = cut(read_text(path), validation_fraction, test_fraction)
@@ -263,8 +266,25 @@ def _embedded_rows() -> list[str]:
             f"data=embedded: Python {python_version()} here lacks its module pydoc_data.topics;"
             " install it, or use data=text data.path=FILE"
         ) from None
-    lines = "\n".join(topics[name] for name in sorted(topics)).splitlines()
-    return [f"{line}\n" if line.strip() else "" for line in lines]
+    paragraphs = re.split(r"\n\s*\n", "\n\n".join(topics[name] for name in sorted(topics)))
+    return [row for rows in _distinct([f"{line}\n" for line in p.splitlines()] for p in paragraphs) for row in rows]
+
+
+def _distinct(paragraphs: Iterable[list[str]]) -> Iterator[list[str]]:
+    """The paragraphs, each a list of rows, but those with which WINDOW_CHARACTERS would stand twice.
+
+    Topics quote each other by the page: without this a sixth of a test split is text that was trained on.
+    """
+    seen: set[str] = set()
+    tail = ""
+    for rows in paragraphs:
+        # As `read_text` joins them.
+        text = tail + "".join(f"{row}\n" for row in rows)
+        windows = [text[start : start + WINDOW_CHARACTERS] for start in range(len(text) - WINDOW_CHARACTERS + 1)]
+        if len(set(windows) - seen) == len(windows):
+            seen.update(windows)
+            tail = text[1 - WINDOW_CHARACTERS :]
+            yield rows
 
 
 def _write_rows(path: Path, rows: list[str]) -> None:

@@ -41,9 +41,21 @@ def test_embedded_prose_is_written_once_as_parquet_and_read_from_there(tmp_path)
     assert embedded_texts(tmp_path, 0.05, 0.05) == first
 
 
+@pytest.mark.parametrize("fractions", [(0.05, 0.05), (0.2, 0.3)])
+def test_no_128_characters_of_validation_or_test_stand_in_train(tmp_path, fractions):
+    splits = {split: str(text) for split, text in embedded_texts(tmp_path, *fractions).splits.items()}
+    windows = {split: {text[start : start + 128] for start in range(len(text) - 127)} for split, text in splits.items()}
+    # Nothing within a split stands twice either, so that another cut finds none.
+    assert {split: len(text) - 127 - len(windows[split]) for split, text in splits.items()} == dict.fromkeys(splits, 0)
+    for split in ("validation", "test"):
+        assert len(splits[split]) > 10_000
+        assert windows[split].isdisjoint(windows["train"]), split
+    assert windows["test"].isdisjoint(windows["validation"])
+
+
 def test_a_data_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "data").write_text("in the way")
-    with pytest.raises(UserError, match=r"data/embedded/python-3\..*cannot be written"):
+    with pytest.raises(UserError, match=r"data/embedded/distinct-python-3\..*cannot be written"):
         embedded_texts(tmp_path, 0.05, 0.05)
 
 

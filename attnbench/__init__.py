@@ -1,4 +1,21 @@
-"""attnbench: any sequence mixer in the same language model, on the same data, measured by the same battery."""
+"""attnbench: any sequence mixer in the same language model, on the same data, measured by the same battery.
+
+The names below are what programs of one's own import: `from attnbench import compose, run`. They stay here, wherever
+the modules that define them go. A module is loaded when one of its names is asked for, so that importing attnbench
+loads neither torch nor Hydra.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attnbench.config import compose
+    from attnbench.prepare_run import prepare
+    from attnbench.run_model import run
+    from attnbench.tables import read_folders
+    from attnbench.writing import load_checkpoint, sample
+
+__all__ = ["compose", "load_checkpoint", "prepare", "read_folders", "run", "sample"]
 
 NUMBERS_VERSION = {"data": 0, "mixers": 0, "model": 0, "training": 0, "evals": 0, "timing": 0}
 """Versions of the numbers that each part of the code gives, `mixers` with their kernels.
@@ -6,3 +23,18 @@ NUMBERS_VERSION = {"data": 0, "mixers": 0, "model": 0, "training": 0, "evals": 0
 Raised by hand where golden rows change on purpose (tests/golden.py). It enters the identity of every result that the
 part takes part in, so that a result of earlier numbers is measured again and never taken for one of these; 0 does not.
 """
+
+DEFINED_IN = {
+    "compose": "config",
+    "load_checkpoint": "writing",
+    "prepare": "prepare_run",
+    "read_folders": "tables",
+    "run": "run_model",
+    "sample": "writing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in DEFINED_IN:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"attnbench.{DEFINED_IN[name]}"), name)

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from attnbench.errors import UserError
 from attnbench.evals.base import CheckpointEvaluation, Evaluation, Probe, SystemEvaluation
-from attnbench.prepare import Run
 from attnbench.prepare_probe import build_tasks, prepare_probe
+from attnbench.prepare_run import Run
 from attnbench.registry import resolve
 from attnbench.results import is_complete, read_results
 from attnbench.run_probe import run_probe

@@ -28,7 +28,7 @@ from attnbench.examination import (
 from attnbench.folder import ROOT
 from attnbench.jsonlines import replace_file
 from attnbench.locks import device_lock
-from attnbench.prepare import measured_by
+from attnbench.prepare_run import measured_by
 from attnbench.results import Identity, Measurement, ResultRow, write_csv
 from attnbench.runtime import KERNEL_LIBRARIES, environment, resolve_device, resolve_precision
 from attnbench.settings import DoctorSettings, MixerSettings

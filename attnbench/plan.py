@@ -11,8 +11,8 @@ from pathlib import Path
 
 from attnbench.cells import TRAINING, ByKind, Cell, by_kind, system_cell, task_name
 from attnbench.errors import UserError
-from attnbench.prepare import Run, corpus_label, prepare
 from attnbench.prepare_probe import build_tasks
+from attnbench.prepare_run import Run, corpus_label, prepare
 from attnbench.rates import (
     Choice,
     probe_cells,

@@ -17,7 +17,7 @@ from attnbench.identity import code_of, config_hash
 from attnbench.matching import Matched, match_model
 from attnbench.mixers.base import Mixer
 from attnbench.model import resolve_mixer
-from attnbench.prepare import measured_by, without_names
+from attnbench.prepare_run import measured_by, without_names
 from attnbench.registry import build, resolve
 from attnbench.results import Identity
 from attnbench.runtime import resolve_device, resolve_precision

@@ -7,8 +7,8 @@ from typing import Any
 from attnbench.cells import Cell, probe_cell, training_cell
 from attnbench.errors import UserError
 from attnbench.families import ACCURACY
-from attnbench.prepare import Run, again
 from attnbench.prepare_probe import build_tasks
+from attnbench.prepare_run import Run, again
 from attnbench.results import read_results
 from attnbench.settings import SELECTION_SEED, EvaluationSettings, RunSettings
 

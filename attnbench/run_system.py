@@ -13,7 +13,7 @@ from attnbench.evals.rows import first_metric_without_number, until_out_of_memor
 from attnbench.folder import ROOT, recording, stamp_environment, write_config
 from attnbench.identity import code_of, hash_with_code
 from attnbench.locks import device_lock
-from attnbench.prepare import Run, identity, prepare, resolved_config
+from attnbench.prepare_run import Run, identity, prepare, resolved_config
 from attnbench.registry import build
 from attnbench.results import ResultsWriter, is_complete
 from attnbench.runtime import environment

@@ -23,7 +23,7 @@ from attnbench.identity import code_of, hash_with_code
 from attnbench.locks import device_lock
 from attnbench.metrics import MetricsLog, read_metrics
 from attnbench.mirror import WandbMirror
-from attnbench.prepare import Run, identity, prepare, resolved_config
+from attnbench.prepare_run import Run, identity, prepare, resolved_config
 from attnbench.progress import ProgressBar
 from attnbench.registry import build
 from attnbench.results import HASH, Measurement, ResultsWriter, is_complete

@@ -4,8 +4,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from attnbench.generate import Sampling, Writer, write_by_recomputation
 from attnbench.locks import device_lock
 from attnbench.model import LanguageModel, resolve_mixer
 from attnbench.runtime import computing, device_name, dtype_of, resolve_device, resolve_precision
-from attnbench.settings import GenerationSettings, RunSettings
+from attnbench.settings import GenerationSettings, RunSettings, check
 
 log = logging.getLogger(__name__)
 
@@ -41,54 +41,120 @@ def write_text(settings: GenerationSettings, trained: RunSettings) -> Path:
             know, or a backend that only trains.
     """
     folder = Path(settings.run).absolute()
-    device = resolve_device(trained.device)
-    precision = resolve_precision(trained.train.precision, device.type)
-    model, record = open_model(folder, settings.checkpoint, trained, device, precision)
+    model, record = load_checkpoint(
+        _checkpoint(folder, settings.checkpoint),
+        device=trained.device,
+        precision=trained.train.precision,
+        backend=trained.mixer.options.get("backend", "auto"),
+        trusted=trained.trusted,
+    )
     if not settings.recompute:
         _check_states(model)
     prompt = read_prompt(settings)
-    tokens_T = encode_prompt(prompt, record.vocabulary).to(device)
     started = time.perf_counter()
-    with ExitStack() as stack:
-        stack.enter_context(device_lock(device, shared=True))
-        if device.type == "cuda":
-            stack.enter_context(torch.cuda.device(device))
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(computing(precision, device))
-        tokens = _tokens(settings, model, record, tokens_T, precision)
+    with _continued(settings, model, record, prompt) as tokens:
         num_written = _show(prompt, tokens, record.vocabulary, settings.num_samples)
     log.info(
-        f"{trained.mixer.name} ({record.mixers[0].options['backend']}), {precision}, {device_name(device)}: "
+        f"{trained.mixer.name} ({record.mixers[0].options['backend']}), {record.precision}, "
+        f"{device_name(_device_of(model))}: "
         f"{settings.num_samples} × {num_written} characters in {time.perf_counter() - started:.2f} s"
     )
     return folder
 
 
-def open_model(
-    folder: Path, which: str, trained: RunSettings, device: torch.device, precision: str
+def load_checkpoint(
+    folder: Path | str,
+    *,
+    device: str = "auto",
+    precision: str = "auto",
+    backend: str = "auto",
+    trusted: Collection[str] = (),
 ) -> tuple[LanguageModel, ModelRecord]:
-    """A run's model with the kernels that its settings choose on this device, and its record, which then names them.
+    """A trained model, ready to compute on this device, and its record, which names the kernels and the precision that
+    are used here.
+
+    Args:
+        folder: a run's checkpoint/final or checkpoint/best-<step>.
+        device, precision, backend: as the settings `device`, `train.precision` and `attn.backend`.
+        trusted: classes outside attnbench that may be built, as `compose([...], config_dir=...).trusted` has them.
 
     Raises:
-        UserError: there is no such checkpoint, or it was altered.
+        UserError: there is no such checkpoint, it was altered, or it cannot run here.
+    """
+    folder, place = Path(folder), resolve_device(device)
+    record = load_record(folder)
+    record.precision = resolve_precision(precision, place.type)
+    record.mixers = [
+        resolve_mixer(
+            replace(own, options={**own.options, "backend": backend}),
+            record.model,
+            device_type=place.type,
+            precision=record.precision,
+            trusted=trusted,
+        )
+        for own in record.mixers
+    ]
+    model, _ = load_model(folder, device=place, trusted=trusted, mixers=record.mixers)
+    return model.eval(), record
+
+
+def sample(
+    model: LanguageModel,
+    record: ModelRecord,
+    prompt: str,
+    *,
+    num_tokens: int = 256,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    seed: int = 0,
+) -> str:
+    """The text that follows a prompt; model and record as `load_checkpoint` gives them, the rest as generate.py's.
+
+    Raises:
+        UserError: a setting out of range, characters that the model does not know, or a backend that only trains.
+    """
+    device = str(_device_of(model))
+    settings = GenerationSettings(
+        **{"run": "", "checkpoint": "final", "prompt": prompt, "prompt_file": None, "num_samples": 1},
+        **{"num_tokens": num_tokens, "temperature": temperature, "top_k": top_k, "seed": seed},
+        **{"recompute": False, "backend": None, "device": device},
+    )
+    check(settings)
+    _check_states(model)
+    with _continued(settings, model, record, read_prompt(settings)) as tokens:
+        return decode(torch.cat(list(tokens)), tuple(record.vocabulary))
+
+
+def _checkpoint(folder: Path, which: str) -> Path:
+    """A run's checkpoint of this name.
+
+    Raises:
+        UserError: there is none.
     """
     checkpoints = folder / "checkpoint"
     if not (checkpoints / "final" / "state.json").exists():
         raise UserError(f"run={folder}: has no finished training; the train.py command that made it goes on with it")
-    checkpoint = best_folder(checkpoints) if which == "best" else checkpoints / "final"
-    record = load_record(checkpoint)
-    record.mixers = [
-        resolve_mixer(
-            replace(own, options={**own.options, "backend": trained.mixer.options.get("backend", "auto")}),
-            record.model,
-            device_type=device.type,
-            precision=precision,
-            trusted=trained.trusted,
-        )
-        for own in record.mixers
-    ]
-    model, _ = load_model(checkpoint, device=device, trusted=trained.trusted, mixers=record.mixers)
-    return model.eval(), record
+    return best_folder(checkpoints) if which == "best" else checkpoints / "final"
+
+
+def _device_of(model: LanguageModel) -> torch.device:
+    return model.embedding.weight.device
+
+
+@contextmanager
+def _continued(
+    settings: GenerationSettings, model: LanguageModel, record: ModelRecord, prompt: str
+) -> Iterator[Iterator[Tensor]]:
+    """The tokens that follow a prompt, made as they are taken; inside, the device computes as the record says."""
+    device = _device_of(model)
+    tokens_T = encode_prompt(prompt, record.vocabulary).to(device)
+    with ExitStack() as stack:
+        stack.enter_context(device_lock(device, shared=True))
+        if device.type == "cuda":
+            stack.enter_context(torch.cuda.device(device))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(computing(record.precision, device))
+        yield _tokens(settings, model, record, tokens_T)
 
 
 def read_prompt(settings: GenerationSettings) -> str:
@@ -148,7 +214,7 @@ def _check_states(model: LanguageModel) -> None:
 
 
 def _tokens(
-    settings: GenerationSettings, model: LanguageModel, record: ModelRecord, tokens_T: Tensor, precision: str
+    settings: GenerationSettings, model: LanguageModel, record: ModelRecord, tokens_T: Tensor
 ) -> Iterator[Tensor]:
     prompt_BT, device = tokens_T.expand(settings.num_samples, -1), tokens_T.device
     sampling = Sampling(
@@ -167,7 +233,7 @@ def _tokens(
         sampling,
         batch_size=settings.num_samples,
         max_length=len(tokens_T) + settings.num_tokens,
-        dtype=dtype_of(precision),
+        dtype=dtype_of(record.precision),
         captured=device.type == "cuda",
     )
     return writer.write(prompt_BT, settings.num_tokens)

@@ -9,7 +9,7 @@ from attnbench.terminal import print_summary
 
 def main(settings: RunSettings) -> Path:
     """Imports the trainer only once the configuration stands: torch takes longer to load than all its checks."""
-    from attnbench.run import run
+    from attnbench.run_model import run
 
     return run(settings)
 

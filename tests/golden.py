@@ -24,7 +24,7 @@ from attnbench.config import compose, compose_mixers
 from attnbench.metrics import read_metrics
 from attnbench.reading import read_bench
 from attnbench.results import ResultRow, read_results
-from attnbench.run import run
+from attnbench.run_model import run
 from attnbench.settings import ComparisonSettings, LoggerSettings, PlanSettings
 
 GOLDEN = Path(__file__).parent / "data" / "golden.json"

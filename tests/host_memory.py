@@ -61,7 +61,7 @@ def write_corpus(path: Path, alphabet: str, num_mebibytes: int) -> int:
 
 def training(path: str) -> Iterator[float]:
     """MiB that are resident at most while a text is prepared and trained on, beyond what is resident before."""
-    from attnbench.run import run
+    from attnbench.run_model import run
 
     with tempfile.TemporaryDirectory() as folder:
         settings = config.compose([*TINY, f"data.path={path}", f"outputs_dir={folder}"])

@@ -32,7 +32,7 @@ from attnbench.metrics import read_metrics
 from attnbench.plan import Comparison
 from attnbench.prepare_probe import prepare_probe
 from attnbench.results import read_results
-from attnbench.run import run
+from attnbench.run_model import run
 from attnbench.settings import ComparisonSettings, LoggerSettings, PlanSettings
 from attnbench.stopping import interruptible
 from attnbench.workers import Outcome

@@ -19,7 +19,7 @@ from attnbench.hooks import Checkpoints
 from attnbench.jsonlines import replace_file
 from attnbench.metrics import MetricsLog, read_metrics
 from attnbench.results import ResultRow, is_complete, read_results
-from attnbench.run import run
+from attnbench.run_model import run
 
 
 def settings(folder: Path, *words: str):

@@ -12,7 +12,7 @@ from attnbench import cells
 from attnbench.cells import Cell, by_kind, execute, system_cell, training_cell
 from attnbench.evals.base import Evaluation
 from attnbench.figures import figures
-from attnbench.prepare import prepare
+from attnbench.prepare_run import prepare
 from attnbench.rates import probe_cells
 from attnbench.registry import resolve
 from attnbench.results import ResultRow, read_results

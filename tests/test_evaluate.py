@@ -9,7 +9,7 @@ import torch
 import yaml
 from probe_settings import smoke_words
 
-from attnbench import run, run_training
+from attnbench import run_model, run_training
 from attnbench.config import compose, launch
 from attnbench.errors import UserError
 from attnbench.evals import perplexity
@@ -34,7 +34,7 @@ def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     write_text(folder / "small.txt", 0)
     words = [*SMALL, "eval=[]", f"data.path={folder / 'small.txt'}", f"outputs_dir={folder / 'outputs'}"]
-    return run.run(compose(words))
+    return run_model.run(compose(words))
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def evaluate(monkeypatch, folder: Path, *overrides: str, names: tuple[str, ...] 
     monkeypatch.setattr("sys.argv", ["scripts/evaluate.py", *words])
     code = None
     try:
-        launch(lambda wanted: run.evaluate_again(*wanted), "evaluate", print_summary, read_evaluation)
+        launch(lambda wanted: run_model.evaluate_again(*wanted), "evaluate", print_summary, read_evaluation)
     except SystemExit as ending:
         code = ending.code
     return code
@@ -87,7 +87,7 @@ def test_it_is_the_evaluation_that_train_makes(folder, trained, monkeypatch, tmp
     evaluate(monkeypatch, folder)
     text = trained.parents[2] / "small.txt"
     words = [*SMALL, "eval=[perplexity]", *smoke_words("perplexity"), f"data.path={text}", f"outputs_dir={tmp_path}/b"]
-    by_train = run.run(compose(words))
+    by_train = run_model.run(compose(words))
     [own], [other] = (list(place.glob("results/perplexity-*.jsonl")) for place in (folder, by_train))
     assert own.name == other.name
     assert [row.measurement for row in read_results(own)] == [row.measurement for row in read_results(other)]
@@ -196,7 +196,7 @@ def test_what_is_no_setting_of_it_is_an_error(override, folder, monkeypatch, cap
 def test_the_trained_weights_are_what_is_evaluated(folder, monkeypatch):
     (folder / "checkpoint" / "final" / "weights.safetensors").write_bytes(b"torn")
     with pytest.raises(UserError, match="altered or torn"):
-        run.evaluate_again(*wanted(folder))
+        run_model.evaluate_again(*wanted(folder))
 
 
 def wanted(folder: Path):

@@ -18,7 +18,7 @@ from attnbench.escaping import printable_text
 from attnbench.generate import Sampling, Writer, write_by_recomputation
 from attnbench.model import build_model, resolve_mixer
 from attnbench.reading import read_generation
-from attnbench.run import run
+from attnbench.run_model import run
 from attnbench.runtime import computing
 from attnbench.writing import encode_prompt, write_text
 

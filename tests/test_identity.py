@@ -14,8 +14,8 @@ import attnbench
 from attnbench.config import CONF, compose
 from attnbench.errors import UserError
 from attnbench.identity import code_of
-from attnbench.prepare import prepare, reopen
-from attnbench.run import run
+from attnbench.prepare_run import prepare, reopen
+from attnbench.run_model import run
 
 MIXER = '''
 from attnbench.mixers.linear import LinearAttention

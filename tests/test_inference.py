@@ -17,7 +17,7 @@ from attnbench.generate import decoder
 from attnbench.graphs import CapturedCall
 from attnbench.mixers.linear import LinearAttention
 from attnbench.model import LanguageModel, build_model
-from attnbench.prepare import Run, prepare
+from attnbench.prepare_run import Run, prepare
 from attnbench.process_memory import available_mib
 from attnbench.runtime import computing
 from attnbench.settings import ModelSettings

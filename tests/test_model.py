@@ -12,7 +12,7 @@ from attnbench.matching import REFERENCE, match_model
 from attnbench.mixers.base import Mixer, state_bytes
 from attnbench.mixers.linear import LinearAttention
 from attnbench.model import build_meta, build_model, init_weights
-from attnbench.prepare import prepare
+from attnbench.prepare_run import prepare
 from attnbench.registry import resolve
 from attnbench.settings import MixerSettings, ModelSettings
 

@@ -10,8 +10,8 @@ from small import compose_once
 from attnbench.cells import Cell
 from attnbench.errors import UserError
 from attnbench.evals.recall import Recall
-from attnbench.prepare import Run, prepare
 from attnbench.prepare_probe import prepare_probe, probe_identity
+from attnbench.prepare_run import Run, prepare
 from attnbench.rates import (
     Choice,
     probe_cells,

@@ -1,5 +1,6 @@
 """The README says only what is true: its commands run, its table is the published one, its tree is the files."""
 
+import ast
 import json
 import re
 import shlex
@@ -12,11 +13,12 @@ import pytest
 from scripts_here import run_here
 from small import TINY_RUN, bench_words, smoke_overrides
 
+import attnbench
 from attnbench.compare import compare
 from attnbench.config import CONF, compose
 from attnbench.reading import read_comparison
 from attnbench.results import is_complete
-from attnbench.run import run
+from attnbench.run_model import run
 
 ELSEWHERE = {
     "make demo": "by hand before every release: it takes minutes",
@@ -209,11 +211,30 @@ def test_the_battery_is_the_six_of_the_table(root):
     assert names == [evaluation.name for evaluation in compose(["eval=battery", "device=cpu"]).evaluations]
 
 
-def test_the_python_runs(root, folder):
-    (code,) = blocks(root, "python")
+def test_the_python_runs(root, folder, trained):
+    code = "\n".join(blocks(root, "python"))
     overrides = ", ".join(repr(word) for word in [*run_small(folder), *smoke_overrides("perplexity")])
-    code = code.replace('"experiment=demo"', f'"experiment=demo", {overrides}')
-    assert "bits_per_character" in call_process(root, "-c", code)
+    code = code.replace('"experiment=demo"', f'"experiment=demo", {overrides}').replace(
+        "outputs/default/RUN", str(trained)
+    )
+    said = call_process(root, "-c", code)
+    assert "bits_per_character" in said
+    # Behind the rows stands a text, of the letters that the run has read.
+    assert len(re.sub(r"[^a-z ]", "", said.splitlines()[-1])) > 20
+
+
+def test_the_names_that_python_gets_are_of_attnbench_itself(root):
+    code = "\n".join(blocks(root, "python"))
+    shown = {
+        alias.name for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert "compose" in shown
+    assert "attnbench." not in code
+    assert shown <= set(attnbench.__all__)
+    assert all(callable(getattr(attnbench, name)) for name in attnbench.__all__)
+    # What only imports the package waits for neither torch nor Hydra.
+    loaded = "import attnbench, sys; print({'torch', 'hydra'} & set(sys.modules), attnbench.compose.__module__)"
+    assert call_process(root, "-c", loaded) == "set() attnbench.config\n"
 
 
 @pytest.mark.parametrize("published", ["language_model-h200", "battery-h200"])

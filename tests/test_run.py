@@ -27,10 +27,10 @@ from attnbench.errors import Interrupted, UserError
 from attnbench.hooks import DivergedError, Validation
 from attnbench.identity import config_hash
 from attnbench.metrics import read_metrics
-from attnbench.prepare import ROOT, prepare
+from attnbench.prepare_run import ROOT, prepare
 from attnbench.publish import publish
 from attnbench.results import ResultRow, read_results
-from attnbench.run import run
+from attnbench.run_model import run
 from attnbench.terminal import print_summary
 
 CLOCKS = ("seconds", "tokens_per_second")

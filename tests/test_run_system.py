@@ -14,12 +14,12 @@ import torch
 from probe_settings import BATTERY, smoke_words
 from small import compose_once, python_path
 
-from attnbench import run, run_system, train
+from attnbench import run_model, run_system, train
 from attnbench.cells import execute
 from attnbench.config import ROOT
 from attnbench.errors import UserError
 from attnbench.evals.throughput import Throughput
-from attnbench.prepare import Run, prepare
+from attnbench.prepare_run import Run, prepare
 from attnbench.results import is_complete, read_results
 from attnbench.run_system import prepare_system
 from attnbench.settings import RunSettings
@@ -41,7 +41,7 @@ def settings(outputs: Path, *overrides: str, names: tuple[str, ...] = ("throughp
 def battery(tmp_path_factory) -> Path:
     """A run with all six evaluations, as `train.py eval=battery` makes it."""
     words = [*SMALL, "eval=battery", f"outputs_dir={tmp_path_factory.mktemp('outputs')}", *smoke_words(*BATTERY)]
-    return run.run(compose_once(words))
+    return run_model.run(compose_once(words))
 
 
 def test_the_battery_is_all_evaluations(battery):
@@ -79,10 +79,10 @@ def test_the_same_command_measures_nothing_again(battery, monkeypatch):
     stored = json.loads((battery / "environment.json").read_text())
     assert stored["torch"] == torch.__version__
     before = {path: path.stat().st_mtime_ns for path in battery.parent.rglob("results/*.jsonl")}
-    monkeypatch.setattr(run, "execute", None)
-    monkeypatch.setattr(run, "run_alone", None)
+    monkeypatch.setattr(run_model, "execute", None)
+    monkeypatch.setattr(run_model, "run_alone", None)
     words = [*SMALL, "eval=battery", f"outputs_dir={battery.parent.parent}", *smoke_words(*BATTERY)]
-    assert run.run(compose_once(words)) == battery
+    assert run_model.run(compose_once(words)) == battery
     assert {path: path.stat().st_mtime_ns for path in battery.parent.rglob("results/*.jsonl")} == before
 
 
@@ -180,7 +180,7 @@ def test_a_failure_in_the_other_process_is_an_error_here(tmp_path):
     own = settings(tmp_path)
     odd = replace(own.evaluations[0], options={**own.evaluations[0].options, "repeats": 0})
     with pytest.raises(UserError, match=r"eval\.throughput\.repeats=0"):
-        run.run(replace(own, evaluations=[odd]))
+        run_model.run(replace(own, evaluations=[odd]))
 
 
 @pytest.mark.slow
@@ -227,7 +227,7 @@ def _is_running(pid: int) -> bool:
 def test_a_system_cell_is_run_once(tmp_path):
     own = settings(tmp_path)
     prepared: Run = prepare(own)
-    cell = run.system_cell(prepared, own.evaluations[0])
+    cell = run_model.system_cell(prepared, own.evaluations[0])
     assert cell.is_timed
     assert not cell.is_done()
     execute(cell)

@@ -15,8 +15,8 @@ from attnbench import checkpoint
 from attnbench.errors import Interrupted, UserError
 from attnbench.hooks import Checkpoints
 from attnbench.metrics import read_metrics
-from attnbench.prepare import prepare
-from attnbench.run import run
+from attnbench.prepare_run import prepare
+from attnbench.run_model import run
 from attnbench.stopping import StopRequest, ending_in_one_line
 
 

@@ -24,7 +24,7 @@ from attnbench.evals.memory import Memory, growth
 from attnbench.evals.rows import doublings
 from attnbench.evals.scaling import Scaling, power_law
 from attnbench.evals.throughput import UNITS, Throughput
-from attnbench.prepare import Run, prepare
+from attnbench.prepare_run import Run, prepare
 from attnbench.process_memory import available_mib
 from attnbench.registry import build
 from attnbench.timing import OutOfMemory

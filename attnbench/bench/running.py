@@ -19,7 +19,7 @@ from attnbench.escaping import printable
 from attnbench.folder import ROOT, recording, stamp_environment, write_config
 from attnbench.identity import code_of, hash_with_code
 from attnbench.locks import device_lock
-from attnbench.prepare import measured_by
+from attnbench.prepare_run import measured_by
 from attnbench.registry import build, is_own
 from attnbench.results import DEVICE, Identity, Measurement, ResultRow, ResultsWriter, is_complete, read_results
 from attnbench.run_system import UNHASHED

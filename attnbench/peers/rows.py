@@ -13,7 +13,7 @@ from attnbench.jsonlines import replace_file
 from attnbench.peers.cases import Case
 from attnbench.peers.implementations import Job
 from attnbench.peers.worker import Worker, WorkerError
-from attnbench.prepare import measured_by
+from attnbench.prepare_run import measured_by
 from attnbench.results import Identity, Measurement, ResultsWriter
 from attnbench.runtime import environment, environment_id, resolve_device
 

@@ -158,7 +158,7 @@ class _Session:
         """
         from attnbench.kernels import import_kernels
         from attnbench.peers import implementations
-        from attnbench.prepare import corpus_label
+        from attnbench.prepare_run import corpus_label
         from attnbench.runtime import environment, resolve_device, synchronize
 
         if job["kind"] == "ours" and not job["device"].startswith("cpu"):

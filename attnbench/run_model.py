@@ -11,8 +11,8 @@ from attnbench.cells import Cell, by_kind, execute, system_cell
 from attnbench.folder import holding
 from attnbench.jsonlines import replace_file
 from attnbench.locks import device_lock
-from attnbench.prepare import Run, reopen
 from attnbench.prepare_probe import build_tasks
+from attnbench.prepare_run import Run, reopen
 from attnbench.rates import probe_cells, probe_choice, probe_searches
 from attnbench.run_training import evaluate, run_training
 from attnbench.runtime import resolve_device, start_afresh

@@ -15,6 +15,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 import hydra
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
@@ -33,11 +34,9 @@ from attnbench.errors import Interrupted, UserError
 from attnbench.escaping import OneLine, printable
 from attnbench.jsonlines import replace_file
 from attnbench.reading import read_mixer, read_settings
-from attnbench.settings import MixerSettings, RunSettings
+from attnbench.settings import CONF, MixerSettings, RunSettings
 from attnbench.stopping import interruptible
 
-ROOT = Path(__file__).resolve().parents[1]
-CONF = ROOT / "conf"
 SUBMITIT = ("submitit_local", "submitit_slurm")
 MOST_WORD_CHARACTERS = 2**14
 """Hydra's parser takes a second for each hundred thousand."""
@@ -233,10 +232,16 @@ def _show_log() -> None:
     logger.setLevel(logging.INFO)
 
 
-def compose(overrides: Sequence[str] = (), config_name: str = "train") -> RunSettings:
+def compose(
+    overrides: Sequence[str] = (), config_name: str = "train", *, config_dir: Path | str | None = None
+) -> RunSettings:
     """The settings that a command line with these overrides would give, checked in the same way.
 
     Inside a job it finds what the job's own command line found, a --config-dir too.
+
+    Args:
+        config_dir: the command line's --config-dir, a folder with yamls of your own; the classes that they name are
+            then trusted.
 
     Raises:
         UserError: what the command line would have printed.
@@ -248,12 +253,26 @@ def compose(overrides: Sequence[str] = (), config_name: str = "train") -> RunSet
             raise UserError(f"{word}: longer than the {MOST_WORD_CHARACTERS} characters of a word; put it into a yaml")
     _keep_environment_out()
     in_job = GlobalHydra.instance().is_initialized()
+    if in_job and config_dir is not None:
+        raise UserError(f"config_dir={config_dir}: inside a job the command line's --config-dir is what counts")
     with nullcontext() if in_job else hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        if config_dir is not None:
+            _search_first(Path(config_dir).expanduser())
         try:
             config = hydra.compose(config_name, list(overrides), return_hydra_config=True)
             return read_settings(config, config.hydra)
         except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
             raise UserError(explain(error, overrides)) from error
+
+
+def _search_first(folder: Path) -> None:
+    """Has Hydra look for yamls in this folder before conf/, as it does for a command line with --config-dir."""
+    if not folder.is_dir():
+        raise UserError(f"config_dir={folder}: there is no such folder")
+    loader: Any = GlobalHydra.instance().config_loader()
+    path = loader.get_search_path()
+    path.prepend("command-line", f"file://{folder.resolve()}", SearchPathQuery(provider="schema"))
+    loader.repository.initialize_sources(path)
 
 
 def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:

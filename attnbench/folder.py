@@ -21,6 +21,12 @@ from attnbench.runtime import environment, environment_id
 from attnbench.stopping import interruptible
 
 ROOT = Path(__file__).resolve().parents[1]
+"""The checkout or, where the package is installed without it, the folder that packages lie in."""
+
+
+def data_root() -> Path:
+    """The folder whose data/ has corpora: the checkout or, without one, the folder that the process is in."""
+    return ROOT if (ROOT / "pyproject.toml").is_file() else Path.cwd()
 
 
 @contextmanager

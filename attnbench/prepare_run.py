@@ -12,7 +12,7 @@ from attnbench.checkpoint import ModelRecord, best_folder, load_model
 from attnbench.data import Corpus, load_corpus
 from attnbench.documents import MOST_YAML_BYTES, parse_yaml, read_bounded
 from attnbench.errors import UserError
-from attnbench.folder import ROOT
+from attnbench.folder import data_root
 from attnbench.identity import TRAINED, code_of, config_hash
 from attnbench.matching import Matched, match_model
 from attnbench.model import LanguageModel, build_model, resolve_mixer
@@ -103,7 +103,7 @@ def prepare(settings: RunSettings) -> Run:
     """Loads the corpus, resolves device, precision, backend, matching and identity; writes nothing."""
     device = resolve_device(settings.device)
     precision = resolve_precision(settings.train.precision, device.type)
-    corpus = load_corpus(settings.data, settings.seq_len, ROOT)
+    corpus = load_corpus(settings.data, settings.seq_len, data_root())
     mixers, matched = _matched(settings, settings.model, device, precision, corpus)
     num_blocks = (len(corpus.tokens["train"]) - 1) // settings.seq_len
     steps_per_epoch = max(1, num_blocks // settings.train.batch_size)

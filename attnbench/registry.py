@@ -44,7 +44,8 @@ def import_module(target: str, trusted: Collection[str] = ()) -> types.ModuleTyp
     """
     if not is_own(target) and target not in trusted:
         raise UserError(
-            f"_target_={target}: may only be a class of attnbench or one that a yaml under your --config-dir names"
+            f"_target_={target}: is no class of attnbench; if you trust it, add --config-dir FOLDER, in which a yaml "
+            f"of attn/, eval/ or bench/ names it, and PYTHONPATH=FOLDER before it, which has {_file_of(target)}"
         )
     module_name, _, class_name = target.rpartition(".")
     if not module_name or not class_name:
@@ -52,7 +53,13 @@ def import_module(target: str, trusted: Collection[str] = ()) -> types.ModuleTyp
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise UserError(f"_target_={target}: there is no module {error.name}") from None
+        way_out = "" if is_own(target) else f"; PYTHONPATH=FOLDER before the command finds {_file_of(target)} there"
+        raise UserError(f"_target_={target}: there is no module {error.name}{way_out}") from None
+
+
+def _file_of(target: str) -> str:
+    """Of the module in which a class is looked for: mine/average.py."""
+    return target.rpartition(".")[0].replace(".", "/") + ".py"
 
 
 def build(

@@ -8,9 +8,13 @@ The yaml files of conf/ hold the values; these classes hold the names, the types
 import math
 import re
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from attnbench.errors import UserError
+
+CONF = (Path(__file__).parent / "conf").resolve()
+"""The yamls: a link to conf/ in a checkout, a folder of the package where that is installed."""
 
 SELECTION_SEED = 1_000_000
 """The seed that learning rates are chosen on. It is never scored, so rows of it stand in no table."""

@@ -22,8 +22,9 @@ from attnbench.bench.page import is_bench, write_page
 from attnbench.bench.passes import Problem, Repetition
 from attnbench.bench.roofline import Ceilings, Work, attention_work
 from attnbench.bench.tables import grids, narrowed, reasons
-from attnbench.config import CONF, ROOT
+from attnbench.config import CONF
 from attnbench.errors import UserError
+from attnbench.folder import ROOT
 from attnbench.kernels import cuda_flash_attention
 from attnbench.report.page import write_report
 from attnbench.results import Identity, Measurement, ResultRow, read_csv

@@ -1,12 +1,15 @@
 """Every mistake on a command line is one line that names the setting, the value and what is allowed."""
 
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
 from scripts_here import run_here
+from small import python_path
 
 from attnbench.config import CONF, compose
 from attnbench.errors import UserError
@@ -206,6 +209,57 @@ def test_every_yaml_composes(mixer: str, model: str) -> None:
     assert settings.experiment == "default"
 
 
+@pytest.fixture(scope="module")
+def my_conf(tmp_path_factory) -> Path:
+    """A package of a user's own: my_mixers.py, and beside it my_conf/ with its yaml and a recipe."""
+    folder = tmp_path_factory.mktemp("package")
+    for group in ("attn", "experiment"):
+        (folder / "my_conf" / group).mkdir(parents=True)
+    (folder / "my_conf" / "attn" / "mine.yaml").write_text("_target_: my_mixers.Mine\nbackend: auto\n")
+    recipe = "# @package _global_\ndefaults: [override /model: tiny, override /data: embedded]\n"
+    (folder / "my_conf" / "experiment" / "mine.yaml").write_text(f"{recipe}train: {{num_epochs: null, num_steps: 7}}\n")
+    (folder / "my_mixers.py").write_text(
+        "from attnbench.mixers.softmax import Softmax\n\n\nclass Mine(Softmax):\n    pass\n"
+    )
+    return folder / "my_conf"
+
+
+def test_python_finds_what_a_config_dir_has(my_conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(my_conf.parent)
+    settings = compose(["attn=mine", "experiment=mine", "device=cpu"], config_dir=my_conf)
+    assert (settings.mixer.target, settings.experiment, settings.train.num_steps) == ("my_mixers.Mine", "mine", 7)
+    assert settings.trusted == {"my_mixers.Mine"}
+    assert compose(["experiment=mine", "train.num_epochs=2"], config_dir=my_conf).train.num_steps is None
+    with pytest.raises(UserError, match="attn=mine: unknown; there is flash"):
+        compose(["attn=mine"])
+    with pytest.raises(UserError, match="config_dir=nowhere: there is no such folder"):
+        compose(config_dir="nowhere")
+
+
+def test_the_installed_package_has_its_yamls(root: Path, my_conf: Path, tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", minversion="77")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(root / name, tmp_path)
+    for name in ("attnbench", "conf"):
+        shutil.copytree(root / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", "wheels", "."]
+    subprocess.run(wheel, cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    (archive,) = (tmp_path / "wheels").glob("*.whl")
+    with zipfile.ZipFile(archive) as content:
+        content.extractall(tmp_path / "site")
+    code = (
+        "import attnbench\nfrom attnbench.folder import data_root\n"
+        "settings = attnbench.compose(['attn=mine', 'experiment=demo', 'device=cpu'], config_dir='my_conf')\n"
+        "print(attnbench.__file__, settings.mixer.target, data_root(), sep='\\n')"
+    )
+    environment = python_path(tmp_path / "site", my_conf.parent)
+    said = subprocess.check_output(
+        [sys.executable, "-c", code], cwd=my_conf.parent, env=environment, text=True, timeout=120
+    )
+    installed = tmp_path / "site" / "attnbench" / "__init__.py"
+    assert said.splitlines() == [str(installed), "my_mixers.Mine", str(my_conf.parent)]
+
+
 def test_a_length_on_the_command_line_replaces_the_other_of_a_yaml() -> None:
     train = compose([*DEMO, "train.num_steps=5"]).train
     assert (train.num_steps, train.num_epochs) == (5, None)
@@ -243,20 +297,14 @@ def test_an_evaluation_of_no_kind_is_an_error_that_says_which_there_are(
 
 
 def test_a_mixer_of_ones_own_comes_from_the_config_dir_and_only_from_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    my_conf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "attn").mkdir()
-    (tmp_path / "attn" / "mine.yaml").write_text("_target_: my_mixers.Mine\nbackend: auto\n")
-    (tmp_path / "my_mixers.py").write_text(
-        "from attnbench.mixers.softmax import Softmax\n\n\nclass Mine(Softmax):\n    pass\n"
-    )
-
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(my_conf.parent)
 
     def train(*words: str) -> str:
         code, _, errors = run_here("train.py", *words, *DEMO, "attn=mine")
         assert code != 0
         return errors
 
-    assert "attn.nope=1: unknown setting of Mine" in train("--config-dir", str(tmp_path), "+attn.nope=1")
+    assert "attn.nope=1: unknown setting of Mine" in train("--config-dir", str(my_conf), "+attn.nope=1")
     assert "attn=mine: unknown" in train()

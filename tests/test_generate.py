@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scripts_here import run_here
 from small import MIXERS, TINY_RUN, mixer_settings
 from test_inference import MODEL, VOCABULARY, prompt, small_model
 from torch import Tensor
@@ -205,6 +206,29 @@ def test_a_run_without_a_checkpoint_is_an_error(folder, monkeypatch, capsys, tmp
     (tmp_path / "config.yaml").write_text((folder / "config.yaml").read_text())
     assert generate(monkeypatch, tmp_path, "prompt=a") == 1
     assert "has no finished training" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("script", ["generate.py", "evaluate.py"])
+def test_a_run_of_a_mixer_from_outside_says_which_words_are_missing(folder, script, tmp_path, monkeypatch):
+    (tmp_path / "my_conf" / "attn").mkdir(parents=True)
+    (tmp_path / "my_conf" / "attn" / "mine.yaml").write_text("_target_: my_softmax.Mine\nbackend: auto\n")
+    source = "from attnbench.mixers.softmax import Softmax\n\n\nclass Mine(Softmax):\n    pass\n"
+    (tmp_path / "my_softmax.py").write_text(source)
+    trained = [*TINY_RUN, f"data.path={folder.parents[1] / 'text.txt'}", f"outputs_dir={tmp_path}", "logger=none"]
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        made = run(compose([*trained, "attn=mine", "eval=[]", "device=cpu"], config_dir=tmp_path / "my_conf"))
+        del sys.modules["my_softmax"]
+    words = [f"run={made}", "device=cpu", *{"generate.py": ["prompt=the"]}.get(script, ["eval=[]"])]
+    code, _, said = run_here(script, *words, cwd=tmp_path)
+    assert code == 1
+    assert "_target_=my_softmax.Mine: is no class of attnbench; if you trust it, add --config-dir FOLDER" in said
+    code, _, said = run_here(script, "--config-dir", "my_conf", *words, cwd=tmp_path)
+    assert code == 1
+    assert "there is no module my_softmax; PYTHONPATH=FOLDER before the command finds my_softmax.py there" in said
+    monkeypatch.syspath_prepend(tmp_path)
+    code, _, said = run_here(script, "--config-dir", "my_conf", *words, cwd=tmp_path)
+    assert code == 0, said
 
 
 def test_a_character_that_a_prompt_has_is_a_token():

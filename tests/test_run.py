@@ -24,10 +24,11 @@ from attnbench import checkpoint
 from attnbench.checkpoint import load_model
 from attnbench.config import launch
 from attnbench.errors import Interrupted, UserError
+from attnbench.folder import ROOT
 from attnbench.hooks import DivergedError, Validation
 from attnbench.identity import config_hash
 from attnbench.metrics import read_metrics
-from attnbench.prepare_run import ROOT, prepare
+from attnbench.prepare_run import prepare
 from attnbench.publish import publish
 from attnbench.results import ResultRow, read_results
 from attnbench.run_model import run

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from attnbench.checkpoint import TrainState
 from attnbench.data import Batches, Corpus, load_corpus
-from attnbench.folder import ROOT
+from attnbench.folder import data_root
 from attnbench.kernels import support
 from attnbench.matching import TOLERANCE, match_model, solve_width
 from attnbench.model import build_meta, build_model, resolve_mixer
@@ -87,7 +87,7 @@ def build(job: Job) -> Built:
         keep_freed_memory()
     if job.kind in ("chunked_delta_rule", "naive_delta_rule"):
         return _operator(job, device)
-    corpus = load_corpus(job.data, job.seq_len, ROOT)
+    corpus = load_corpus(job.data, job.seq_len, data_root())
     batches = Batches(corpus.tokens["train"], job.seq_len, job.train.batch_size, job.seed, device)
     torch.manual_seed(job.seed)
     if job.kind == "ours":

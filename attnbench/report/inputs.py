@@ -15,10 +15,9 @@ from attnbench.figures import told_apart
 from attnbench.registry import check_options, resolve
 from attnbench.results import ALL_SEEDS, DEVICE, ResultRow, is_complete, read_csv, read_results
 from attnbench.runtime import environment_id
-from attnbench.settings import MOST_PAIRED
+from attnbench.settings import CONF, MOST_PAIRED
 
-EVALUATION_YAMLS = Path(__file__).resolve().parents[2] / "conf" / "eval"
-BENCH_YAMLS = EVALUATION_YAMLS.parent / "bench"
+EVALUATION_YAMLS, BENCH_YAMLS = CONF / "eval", CONF / "bench"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

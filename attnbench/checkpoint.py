@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded
+from attnbench.documents import MOST_JSON_BYTES, open_regular, parse_json, read_bounded
 from attnbench.errors import UserError
 from attnbench.model import LanguageModel, build_meta
 from attnbench.registry import check_options
@@ -311,14 +311,14 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Te
         optimizer = _tensors(folder / "optimizer.safetensors") if "optimizer.safetensors" in checksums else {}
     except FileNotFoundError as error:
         raise UserError(f"{error.filename}: missing, so {folder} is no complete checkpoint") from None
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise UserError(f"{folder}: not a readable checkpoint ({error})") from None
     return {name: content[name] for name in COUNTERS if name in content}, weights, optimizer
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, whose header says how long it is before anything else."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
     if length > MOST_HEADER_BYTES:
         raise UserError(f"{path}: a header of {length} bytes, more than the {MOST_HEADER_BYTES} that one may have")
@@ -332,7 +332,7 @@ def _read_state(path: Path) -> dict[str, Any]:
         version, checksums = content["format"], dict(content["sha256"])
     except FileNotFoundError:
         raise UserError(f"{path}: missing, so {path.parent} is no complete checkpoint") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: altered or torn ({error})") from None
     if version != FORMAT:
         raise UserError(f"{path}: format {version}, this attnbench reads format {FORMAT}")
@@ -374,7 +374,7 @@ def _record(path: Path) -> ModelRecord:
         return record
     except FileNotFoundError:
         raise UserError(f"{path}: missing, so {path.parent} is no complete checkpoint") from None
-    except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not a record of a model ({error})") from None
 
 
@@ -392,7 +392,7 @@ def _compare(own: dict[str, Tensor], stored: dict[str, Tensor], folder: Path) ->
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

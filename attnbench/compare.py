@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from attnbench.cells import Cell, execute
-from attnbench.documents import parse_json
+from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded
 from attnbench.errors import UserError
 from attnbench.evals.base import Evaluation
 from attnbench.folder import holding
@@ -223,7 +223,7 @@ def _former(comparison: Comparison) -> dict[str, Any]:
     if is_anew or not path.exists():
         return {}
     try:
-        former = parse_json(path.read_text(encoding="utf-8"))
+        former = parse_json(read_bounded(path, MOST_JSON_BYTES))
     except ValueError:
         former = None
     if isinstance(former, dict) and type(former.get("seconds")) is int and type(former.get("started")) is str:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from attnbench.documents import open_regular
 from attnbench.errors import UserError
 from attnbench.pieces import PIECE_BYTES, Text, joined
 
@@ -77,7 +78,7 @@ def read_text(path: Path) -> Text:
     Raises:
         UserError: the file cannot be read, is not what its suffix says, holds no text, or its column is not as above.
     """
-    with naming(path), path.open("rb") as stream:
+    with naming(path), open_regular(path) as stream:
         text = _characters(path, stream) if path.suffix == ".txt" else _rows(path, stream)
     if text.is_blank():
         raise UserError(f"{path}: holds no text; remove it or give another file")

@@ -1,7 +1,11 @@
 """JSON and yaml that a stranger may have written: bounded in size and depth, finite in its numbers, and no code."""
 
+import errno
 import json
 import math
+import os
+import stat
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,32 @@ MOST_DIGITS = 300
 """Of a whole number: a longer one has no place among floating-point numbers."""
 
 
+class _NoAliases(yaml.SafeLoader):
+    """A name for a part, used again and again inside of others, makes gigabytes of two kilobytes."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise ValueError(f"*{self.peek_event().anchor}: an alias, which such a file may not have")
+        return super().compose_node(parent, index)
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """A file opened to be read. A FIFO would hold the process until somebody writes, a device might never end.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    # Without waiting: a FIFO is opened at once then, and found to be one.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
 def read_bounded(path: Path, most_bytes: int) -> str:
     """The text of a file, unless it is longer than any that attnbench writes.
 
@@ -29,10 +59,25 @@ def read_bounded(path: Path, most_bytes: int) -> str:
 
 def read_bounded_bytes(path: Path, most_bytes: int) -> bytes:
     """What a file holds; raises as `read_bounded`."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise UserError(f"{path}: longer than the {most_bytes} bytes that such a file may have")
+    return content
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object that a file holds.
+
+    Raises:
+        UserError: it cannot be read, or holds none.
+    """
+    try:
+        content = parse_json(read_bounded(path, MOST_JSON_BYTES))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: must hold a JSON object")
     return content
 
 
@@ -52,10 +97,10 @@ def parse_yaml(text: str) -> Any:
     """What `text` says; of types other than JSON's only dates.
 
     Raises:
-        ValueError: it is no yaml, or nested deeper than the parser can go.
+        ValueError: it is no yaml, has an alias, or is nested deeper than the parser can go.
     """
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _NoAliases)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     # Its constructors let through what they stumble over.

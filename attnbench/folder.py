@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import yaml
 
+from attnbench.documents import MOST_JSON_BYTES, read_bounded
 from attnbench.errors import UserError
 from attnbench.escaping import OneLine
 from attnbench.jsonlines import half_replaced, replace_file, unlinked
@@ -116,7 +117,7 @@ def stamp_environment(folder: Path, device: torch.device) -> dict[str, Any]:
     """
     stamp = environment(device, ROOT)
     text, first = json.dumps(stamp, indent=2) + "\n", folder / "environment.json"
-    is_first = not first.exists() or first.read_text(encoding="utf-8") == text
+    is_first = not first.exists() or read_bounded(first, MOST_JSON_BYTES) == text
     path = first if is_first else folder / f"environment-{environment_id(stamp)}.json"
     replace_file(path, text)
     return stamp

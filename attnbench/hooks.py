@@ -18,8 +18,9 @@ from attnbench.metrics import MetricsLog
 from attnbench.mirror import WandbMirror
 from attnbench.progress import ProgressBar
 from attnbench.runtime import computing, synchronize, uncompiled
+from attnbench.settings import TrainSettings
 from attnbench.stopping import StopRequest
-from attnbench.train import StepReport
+from attnbench.train import StepReport, learning_rates
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class Stopwatch:
 
 
 class Logging:
-    """Writes a line every `interval` steps and at the last one; reads the loss from the device only then.
+    """Writes a line every `log_interval_steps` and at the last one; reads the loss from the device only then.
 
     Raises:
         DivergedError: the loss is not finite, or an update was left out because its gradients were not.
@@ -90,26 +91,28 @@ class Logging:
         mirror: WandbMirror,
         bar: ProgressBar,
         stopwatch: Stopwatch,
-        rates: Tensor,
+        settings: TrainSettings,
+        num_steps: int,
         tokens_per_step: int,
-        interval: int,
     ) -> None:
         self.log, self.mirror, self.bar, self.stopwatch = log, mirror, bar, stopwatch
-        self.rates, self.tokens_per_step, self.interval = rates.tolist(), tokens_per_step, interval
+        self.settings, self.num_steps, self.tokens_per_step = settings, num_steps, tokens_per_step
+        self.interval = settings.log_interval_steps
 
     def __call__(self, state: TrainState, report: StepReport) -> None:
         if self.stopwatch.first_step_seconds is None:
             self.stopwatch.lap()
-        if state.step % self.interval and state.step != len(self.rates):
+        if state.step % self.interval and state.step != self.num_steps:
             self.bar.update(state.step, None)
             return
         loss, norm = float(report.loss), float(report.gradient_norm)
         steps, seconds = self.stopwatch.lap()
         left_out = state.step - int(torch.stack([*state.update_count.values()]).min())
         if not (math.isfinite(loss) and math.isfinite(norm)) or left_out:
+            rate = self.settings.learning_rate
             raise DivergedError(
                 f"diverged by step {state.step}: loss {loss:.4g}, norm {norm:.4g}, {left_out} updates skipped "
-                f"for gradients that were not finite; a smaller train.learning_rate than {max(self.rates):g} may help",
+                f"for gradients that were not finite; a smaller train.learning_rate than {rate:g} may help",
                 range(max(0, state.step - self.interval), state.step),
             )
         self.write(
@@ -117,7 +120,9 @@ class Logging:
             {
                 "loss": loss,
                 "gradient_norm": norm,
-                "learning_rate": self.rates[state.step - 1],
+                "learning_rate": float(
+                    learning_rates(self.settings, self.num_steps, range(state.step - 1, state.step))
+                ),
                 "tokens_per_second": steps * self.tokens_per_step / seconds if steps else None,
             },
         )

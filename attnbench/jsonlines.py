@@ -4,15 +4,20 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded_bytes
+from attnbench.documents import MOST_JSON_BYTES, open_regular, parse_json, read_bounded_bytes
 from attnbench.errors import UserError
 
 MOST_LINES = 2**20
 """Of a file; an object that says nothing takes thirty times its bytes."""
+
+MOST_LINE_BYTES = 2**20
+"""Of a file that is read a line at a time, however many there are."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,23 +54,45 @@ def read_json_lines(path: Path) -> JsonLines:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     if content.count(b"\n") > MOST_LINES:
         raise UserError(f"{path}: more than the {MOST_LINES} lines that such a file may have")
-    # Bytes that are no UTF-8 make a line unreadable, not the whole file.
-    lines = content.decode("utf-8", errors="replace").split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    objects = []
+    whole = [*_whole_lines(path, BytesIO(content))]
+    before_last = content[: content.rstrip(b"\n").rfind(b"\n") + 1]
+    return JsonLines(
+        path=path,
+        objects=[found for _, found in whole],
+        texts=[text for text, _ in whole],
+        torn=len(whole) < content.count(b"\n") + (content[-1:] not in (b"", b"\n")),
+        sha256=hashlib.sha256(before_last).hexdigest(),
+    )
+
+
+def stream_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every whole line of `path` without its end, and its object: of a file that may be longer than memory.
+
+    Raises:
+        UserError: as read_json_lines; or a line is longer than any of ours.
+    """
+    try:
+        with open_regular(path) as file:
+            yield from _whole_lines(path, iter(lambda: file.readline(MOST_LINE_BYTES + 1), b""))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _whole_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, line in enumerate(lines, start=1):
+        if len(line) > MOST_LINE_BYTES:
+            raise UserError(f"{path}:{number}: longer than the {MOST_LINE_BYTES} bytes that a line may have")
+        # Bytes that are no UTF-8 make a line unreadable, not the whole file.
+        text = line.removesuffix(b"\n").decode("utf-8", errors="replace")
         try:
-            objects.append(_parse_object(line))
+            content = _parse_object(text)
         except ValueError as error:
-            if number < len(lines) or content.endswith(b"\n"):
+            if line.endswith(b"\n"):
                 raise UserError(
                     f"{path}:{number}: not a JSON object ({error}); the file was altered after it was written"
                 ) from None
-    before_last = content[: content.rstrip(b"\n").rfind(b"\n") + 1]
-    sha256 = hashlib.sha256(before_last).hexdigest()
-    torn = len(objects) < len(lines)
-    return JsonLines(path=path, objects=objects, texts=lines[: len(objects)], torn=torn, sha256=sha256)
+            return
+        yield text, content
 
 
 def _parse_object(line: str) -> dict[str, Any]:
@@ -87,8 +114,9 @@ def to_line(content: dict[str, Any]) -> str:
 
 
 def unlinked(path: Path) -> Path:
-    """`path`, and no symbolic link there any more: what it led to is somebody else's and is not written to."""
-    if path.is_symlink():
+    """`path`, and no symbolic link there any more: what it led to is somebody else's and is not written to. No FIFO
+    either, which would hold the process until somebody reads."""
+    if path.is_symlink() or path.is_fifo():
         path.unlink()
     return path
 
@@ -98,16 +126,17 @@ def half_replaced(folder: Path) -> list[Path]:
     return [path for path in folder.glob(".*.new") if re.fullmatch(r"\..+\.[0-9]+\.new", path.name)]
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Puts `text` at `path`: written beside, synced, renamed, so that a reader sees the old file or the new one."""
+def replace_file(path: Path, text: str | Iterable[str]) -> None:
+    """Puts `text`, or parts of one, at `path`: written beside, synced, renamed, so that a reader sees the old file or
+    the new one."""
     beside = unlinked(path.with_name(f".{path.name}.{os.getpid()}.new"))
     try:
         with open(beside, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-            file.write(text)
+            file.writelines([text] if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
-    except OSError:
+    except (OSError, UserError):
         # On a full disk what was written so far is in the way.
         beside.unlink(missing_ok=True)
         raise

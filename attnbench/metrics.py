@@ -7,11 +7,12 @@ import logging
 import math
 import os
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from attnbench.errors import UserError
-from attnbench.jsonlines import JsonLines, read_json_lines, replace_file, to_line
+from attnbench.jsonlines import replace_file, stream_json_lines, to_line
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +40,8 @@ class MetricsLog:
     def __init__(self, path: Path, resume_step: int | None, num_rows: int | None = None) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [] if resume_step is None else _kept(path, resume_step, num_rows)
-        self.num_rows = len(kept)
-        replace_file(path, "".join(map(_metrics_line, kept)))
+        self.num_rows = 0
+        replace_file(path, map(self._line, () if resume_step is None else _kept(path, resume_step, num_rows)))
         # Line-buffered: a row is with the operating system as soon as it is written, whatever becomes of the process.
         self._file = open(path, "a", encoding="utf-8", buffering=1, newline="\n")  # noqa: SIM115
 
@@ -52,8 +52,12 @@ class MetricsLog:
             ValueError: there is no `step`.
             TypeError: a value is neither number, text, truth value nor None.
         """
-        self._file.write(_metrics_line(row))
+        self._file.write(self._line(row))
+
+    def _line(self, row: dict[str, Any]) -> str:
+        line = _metrics_line(row)
         self.num_rows += 1
+        return line
 
     def sync(self) -> None:
         """What was written outlives the machine too: asked for before a checkpoint that counts on it."""
@@ -64,50 +68,58 @@ class MetricsLog:
         self._file.close()
 
 
-def _kept(path: Path, resume_step: int, num_rows: int | None) -> list[dict[str, Any]]:
+def _kept(path: Path, resume_step: int, num_rows: int | None) -> Iterator[dict[str, Any]]:
     """The rows up to the checkpoint's step, all that it counts."""
     if not path.exists():
         if num_rows:
             log.warning(f"{path}: is gone, and with it the {num_rows} rows up to step {resume_step}")
-        return []
-    way_out = "rename it to go on with a new one"
+        return
+    way_out, num_kept = "rename it to go on with a new one", 0
     try:
-        rows = read_metrics(path)
+        for row in stream_metrics(path):
+            if row["step"] <= resume_step:
+                num_kept += 1
+                yield row
     except UserError as error:
         raise UserError(f"{error}; {way_out}") from None
-    kept = [row for row in rows if row["step"] <= resume_step]
-    if num_rows is not None and len(kept) != num_rows:
+    if num_rows is not None and num_kept != num_rows:
         raise UserError(
-            f"{path}: has {len(kept)} rows up to step {resume_step}, and the checkpoint of that step counts {num_rows};"
+            f"{path}: has {num_kept} rows up to step {resume_step}, and the checkpoint of that step counts {num_rows};"
             f" {way_out}"
         )
-    return kept
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All rows of a metrics.jsonl; see `stream_metrics`."""
+    return list(stream_metrics(path))
+
+
+def stream_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a metrics.jsonl, also of a run that is still writing it; a torn last line is left out.
+
+    A long training's file may be longer than memory: it is read a line at a time.
 
     Raises:
         UserError: the file cannot be read, or a line of it is no row or was altered.
     """
-    lines = read_json_lines(path)
-    # The first versions wrote none: either every line has one, or none.
-    is_checked = any(CHECKSUM in row for row in lines.objects)
-    for index, row in enumerate(lines.objects):
+    is_checked = None
+    for number, (text, row) in enumerate(stream_json_lines(path), start=1):
         if not isinstance(row.get("step"), int):
-            raise UserError(f"{lines.where(index)}: a row of metrics needs a whole number as its step")
-        if is_checked:
-            _check(lines, index)
-    return [{name: _number_of_text(value) for name, value in row.items() if name != CHECKSUM} for row in lines.objects]
+            raise UserError(f"{path}:{number}: a row of metrics needs a whole number as its step")
+        # The first versions wrote none: either every line has one, or none.
+        has_checksum = CHECKSUM in row
+        is_checked = has_checksum if is_checked is None else is_checked
+        if has_checksum != is_checked or (is_checked and not _is_as_written(text)):
+            # Where lines before this one have none, it is the first of them that has lost it.
+            altered = number if is_checked else 1
+            raise UserError(f"{path}:{altered}: altered after it was written, it does not match its checksum")
+        yield {name: _number_of_text(value) for name, value in row.items() if name != CHECKSUM}
 
 
-def _check(lines: JsonLines, index: int) -> None:
-    """Line `index` is as it was written."""
-    text = lines.texts[index]
+def _is_as_written(text: str) -> bool:
     # By its text, as equal numbers can be written in several ways.
     start = text.rfind(f', "{CHECKSUM}"')
-    if start < 0 or text[start:] != _ending(text[:start]):
-        raise UserError(f"{lines.where(index)}: altered after it was written, it does not match its checksum")
+    return start >= 0 and text[start:] == _ending(text[:start])
 
 
 def _ending(text: str) -> str:

@@ -18,7 +18,7 @@ from attnbench.matching import Matched, match_model
 from attnbench.model import LanguageModel, build_model, resolve_mixer
 from attnbench.results import Identity
 from attnbench.runtime import environment_id, resolve_compile, resolve_device, resolve_precision
-from attnbench.settings import MixerSettings, ModelSettings, RunSettings, TrainSettings
+from attnbench.settings import MOST_STEPS, MixerSettings, ModelSettings, RunSettings, TrainSettings
 
 NOT_HASHED = ("log_interval_steps", "checkpoint_interval_seconds", "num_epochs", "num_steps", "precision", "compile")
 """Training settings that change no number, or stand in the hash as what they were resolved to."""
@@ -108,6 +108,10 @@ def prepare(settings: RunSettings) -> Run:
     num_blocks = (len(corpus.tokens["train"]) - 1) // settings.seq_len
     steps_per_epoch = max(1, num_blocks // settings.train.batch_size)
     num_steps = settings.train.num_steps or steps_per_epoch * (settings.train.num_epochs or 1)
+    if num_steps > MOST_STEPS:
+        raise UserError(
+            f"train.num_epochs={settings.train.num_epochs}: {num_steps} steps, at most {MOST_STEPS} are made"
+        )
     prepared = Run(
         settings=settings,
         device=device,

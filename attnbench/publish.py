@@ -6,6 +6,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
+from attnbench.documents import read_object
 from attnbench.errors import UserError
 from attnbench.escaping import markdown_text
 from attnbench.jsonlines import replace_file
@@ -53,11 +54,11 @@ def publish(folders: Sequence[Path], target: Path, *, title: str, command: str, 
     if not rows:
         raise UserError(f"{', '.join(map(str, folders))}: no results to publish")
     corpus = same_corpus(rows)
-    stamps = {(folder / "environment.json").read_text(encoding="utf-8") for folder in folders}
+    stamps = [read_object(folder / "environment.json") for folder in folders]
     measured = {row.identity.environment for row in rows}
-    if len(stamps) > 1 or len(measured) > 1:
+    if any(stamp != stamps[0] for stamp in stamps) or len(measured) > 1:
         raise UserError(f"{target}: the rows come from several environments or commits; publish one at a time")
-    stamp = json.loads(stamps.pop())
+    stamp = stamps[0]
     target.mkdir(parents=True, exist_ok=True)
     write_csv(rows, target / "results.csv")
     replace_file(target / "environment.json", json.dumps(stamp, indent=2) + "\n")
@@ -73,6 +74,6 @@ def _page(title: str, corpus: str | None, table: str, command: str, note: str, s
         "PPL is that of the checkpoint with the lowest validation loss. Seconds and token/s are of "
         "training steps, token/s without the first step, which compiles; peak MiB is all memory reserved on the device."
         f"{paragraph}\n\nMade by\n\n{indent(command, '    ')}\n\n"
-        f"at commit `{stamp['commit']}` on {stamp['device']} ({machine}). results.csv has all rows, among them other "
-        "checkpoints, positions in the block and longer blocks; environment.json has the whole environment.\n"
+        f"at commit `{stamp.get('commit')}` on {stamp.get('device')} ({machine}). results.csv has all rows, among them "
+        "other checkpoints, positions in the block and longer blocks; environment.json has the whole environment.\n"
     )

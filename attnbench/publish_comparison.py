@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.aggregate import Cell, Summary, families, figures, summary, to_rows
+from attnbench.documents import read_object
 from attnbench.errors import UserError
 from attnbench.escaping import markdown_text, printable
 from attnbench.jsonlines import replace_file
@@ -36,7 +37,7 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
     ranked = families(summed, rank=inputs.protocol.rank, reference=inputs.protocol.reference)
     target.mkdir(parents=True, exist_ok=True)
     write_csv([*inputs.rows, *to_rows(summed)], target / "results.csv")
-    content = json.loads(record.read_text(encoding="utf-8"))
+    content = read_object(record)
     # The rows stand in results.csv here.
     content.pop("files", None)
     replace_file(target / "comparison.json", json.dumps(content, indent=1) + "\n")

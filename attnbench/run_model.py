@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from attnbench.cells import Cell, by_kind, execute, system_cell
+from attnbench.documents import MOST_JSON_BYTES, read_bounded
 from attnbench.folder import holding
 from attnbench.jsonlines import replace_file
 from attnbench.locks import device_lock
@@ -97,7 +98,7 @@ def remember_cells(folder: Path, cells: Sequence[Cell]) -> None:
     Cells of an evaluation that was made again, with other settings, take the place of the former ones.
     """
     path, experiment = folder / "cells.txt", folder.parent
-    known = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    known = read_bounded(path, MOST_JSON_BYTES).splitlines() if path.exists() else []
     made_now = tuple(f"cells/{cell.group}-" for cell in cells)
     found = [cell.results[0].parents[1].relative_to(experiment).as_posix() for cell in cells]
     lines = [*(line for line in known if not line.startswith(made_now)), *found]

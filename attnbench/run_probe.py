@@ -27,7 +27,7 @@ from attnbench.runtime import computing, keep_freed_memory, start_afresh, synchr
 from attnbench.settings import LoggerSettings
 from attnbench.stopping import StopRequest
 from attnbench.timing import OutOfMemory, attempt
-from attnbench.train import Batch, learning_rates, train
+from attnbench.train import Batch, train
 
 PLATEAU = 0.95
 """The value of `selection` that steps_to_95 waits for."""
@@ -194,9 +194,9 @@ def _hooks(
         mirror=_no_mirror(prepared),
         bar=bar,
         stopwatch=stopwatch,
-        rates=learning_rates(prepared.train, task.num_steps),
+        settings=prepared.train,
+        num_steps=task.num_steps,
         tokens_per_step=tokens_per_step,
-        interval=CHECK_STEPS,
     )
     plateau = Plateau(
         select=lambda: task.selection(state.model, seed, device),

@@ -21,7 +21,7 @@ from attnbench.folder import ROOT, recording, stamp_environment, write_config
 from attnbench.hooks import Checkpoints, DivergedError, Estimate, Logging, Stopwatch, Validation
 from attnbench.identity import code_of, hash_with_code
 from attnbench.locks import device_lock
-from attnbench.metrics import MetricsLog, read_metrics
+from attnbench.metrics import MetricsLog, stream_metrics
 from attnbench.mirror import WandbMirror
 from attnbench.prepare_run import Run, identity, prepare, resolved_config
 from attnbench.progress import ProgressBar
@@ -31,7 +31,7 @@ from attnbench.runtime import keep_freed_memory, peak_memory_mib, start_afresh
 from attnbench.settings import EvaluationSettings, RunSettings
 from attnbench.stopping import StopRequest
 from attnbench.timing import memory_reason
-from attnbench.train import Batch, learning_rates, train
+from attnbench.train import Batch, train
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ def _hooks(
     stack.push(lambda kind, *_: mirror.close(exit_code=0 if kind is None else 1))
     log.info(mirror.notice)
     if is_resumed:
-        mirror.replay(read_metrics(prepared.folder / "metrics.jsonl"))
+        mirror.replay(stream_metrics(prepared.folder / "metrics.jsonl"))
     tokens_per_step = train_settings.batch_size * settings.seq_len
     if is_resumed:
         log.info(f"resumes at step {state.step} of {prepared.num_steps}: {prepared.folder}")
@@ -172,9 +172,9 @@ def _hooks(
         mirror=mirror,
         bar=bar,
         stopwatch=stopwatch,
-        rates=learning_rates(train_settings, prepared.num_steps),
+        settings=train_settings,
+        num_steps=prepared.num_steps,
         tokens_per_step=tokens_per_step,
-        interval=train_settings.log_interval_steps,
     )
     validation_tokens_N = prepared.corpus.tokens["validation"].to(prepared.device)
     validation = Validation(

@@ -21,6 +21,12 @@ SELECTION_SEED = 1_000_000
 
 MOST_NAME_CHARACTERS = 80
 
+MOST_STEPS = 10**8 - 1
+"""Of a training: the names of its checkpoints have eight digits."""
+
+MOST_VARIANTS = 256
+"""Of a plan, and learning rates of one."""
+
 MOST_PAIRED = 6
 """Variants of which every pair is compared; with more, each is compared with a reference alone."""
 
@@ -79,7 +85,7 @@ class TrainSettings:
     """How long, and how."""
 
     num_epochs: int | None = setting(None, minimum=1)
-    num_steps: int | None = setting(None, minimum=1)
+    num_steps: int | None = setting(None, minimum=1, maximum=MOST_STEPS)
     """Exactly one of the two is given."""
     batch_size: int = setting(128, minimum=1)
     """Sequences per optimizer step."""
@@ -336,6 +342,8 @@ def check_plan(plan: PlanSettings) -> None:
             raise UserError(f"plan.{name}={values}: must name at least one")
         if len(set(values)) < len(values):
             raise UserError(f"plan.{name}={values}: names something twice")
+        if name in ("variants", "learning_rates") and len(values) > MOST_VARIANTS:
+            raise UserError(f"plan.{name}: names {len(values)}, and a plan may have {MOST_VARIANTS}")
     for name in ("seeds", "probe_seeds"):
         for seed in getattr(plan, name):
             if type(seed) is not int or not 0 <= seed < SELECTION_SEED:

@@ -17,6 +17,9 @@ from attnbench.model import LanguageModel
 from attnbench.runtime import computing, multiplying, wake_compiler
 from attnbench.settings import TrainSettings
 
+RATES_AT_A_TIME = 2**12
+"""Learning rates that are on the device at once."""
+
 
 class Batch(NamedTuple):
     """Sequences and the labels that are scored: at every position, or at `positions_BL` alone."""
@@ -72,11 +75,14 @@ def train(
         compiled, captured: see `stepper`.
     """
     device = next(state.model.parameters()).device
-    rates = learning_rates(settings, num_steps).to(device)
+    known, rates_S = range(0), torch.empty(0)
     step = stepper(state, settings, precision, compiled=compiled, captured=captured)
     state.model.train()
     while state.step < num_steps:
-        report = step(batches(state.step), rates[state.step])
+        if state.step not in known:
+            known = range(state.step, min(state.step + RATES_AT_A_TIME, num_steps))
+            rates_S = learning_rates(settings, num_steps, known).to(device)
+        report = step(batches(state.step), rates_S[state.step - known.start])
         state.step += 1
         for hook in hooks:
             hook(state, report)
@@ -221,12 +227,16 @@ def update(
             )
 
 
-def learning_rates(settings: TrainSettings, num_steps: int) -> Tensor:
-    """The rate of every step, (num_steps,): a linear warm-up, then a cosine down to `final_rate_fraction`."""
+def learning_rates(settings: TrainSettings, num_steps: int, steps: range | None = None) -> Tensor:
+    """The rates of a training's steps, one a step: a linear warm-up, then a cosine down to `final_rate_fraction`.
+
+    Args:
+        steps: those whose rates are wanted, from 0; None: all `num_steps` of them.
+    """
     warmup = min(settings.warmup_steps, num_steps)
     floor = settings.learning_rate * settings.final_rate_fraction
     rates = []
-    for step in range(num_steps):
+    for step in steps if steps is not None else range(num_steps):
         if step < warmup:
             rates.append(settings.learning_rate * (step + 1) / warmup)
         else:

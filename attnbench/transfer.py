@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from attnbench.documents import parse_json, parse_yaml
+from attnbench.documents import MOST_JSON_BYTES, parse_json, parse_yaml, read_bounded
 from attnbench.errors import UserError
 from attnbench.jsonlines import read_json_lines, replace_file, to_line
 from attnbench.results import is_complete, read_results
@@ -28,7 +28,7 @@ def export_cells(experiment: Path, target: Path) -> int:
     beside = [path for folder in folders for name in ("environment*.json", "config.yaml") for path in folder.glob(name)]
     beside += experiment.glob("comparison.json")
     lines = [
-        to_line({"path": path.relative_to(experiment).as_posix(), "text": path.read_text(encoding="utf-8")})
+        to_line({"path": path.relative_to(experiment).as_posix(), "text": read_bounded(path, MOST_JSON_BYTES)})
         for path in (*beside, *results)
     ]
     try:

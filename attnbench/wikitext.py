@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from attnbench.corpora import SPLITS, Texts, naming, read_splits, split_files
+from attnbench.documents import open_regular
 from attnbench.errors import UserError
 from attnbench.network import answers
 from attnbench.pieces import Text
@@ -131,7 +132,9 @@ def check_published(folder: Path, version: str) -> None:
     if version == "raw":
         for split in SPLITS:
             for path in files[split]:
-                if hashlib.sha256(path.read_bytes()).hexdigest() != RAW_SHA256[split]:
+                with open_regular(path) as file:
+                    found = hashlib.file_digest(file, "sha256").hexdigest()
+                if found != RAW_SHA256[split]:
                     raise UserError(f"{path}: its sha256 is not that of the published file; get it again")
     if version_of(splits) != version:
         found = ", ".join(f"{split} {len(splits[split]):,}" for split in SPLITS)

@@ -45,6 +45,7 @@ BAD = {
     "outputs_dir=": ["outputs_dir", "folder"],
     "train.micro_batch_size=5": ["train.micro_batch_size=5", "divide", "batch_size=16"],
     "train.num_epochs=null": ["train.num_epochs=None", "num_steps"],
+    "train.num_steps=1000000000000": ["train.num_steps=1000000000000", "at most 99999999"],
     "train.precision=fp8": ["train.precision=fp8", "bfloat16"],
     "train.precision=tf32": ["train.precision=tf32", "CUDA"],
     "train.compile=maybe": ["train.compile=maybe", "true or false"],

@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import asdict
@@ -22,21 +23,24 @@ from scripts_here import run_here
 from small import TINY_RUN, fresh_state, python_path, record
 from test_structure import imported, modules
 
-from attnbench import checkpoint, corpora
+from attnbench import checkpoint, corpora, jsonlines
 from attnbench.config import compose
 from attnbench.corpora import read_text
-from attnbench.documents import MOST_JSON_BYTES, MOST_YAML_BYTES, parse_json, parse_yaml
+from attnbench.documents import MOST_JSON_BYTES, MOST_YAML_BYTES, parse_json, parse_yaml, read_object
 from attnbench.errors import UserError
 from attnbench.escaping import OneLine, markdown_text
 from attnbench.folder import recording, write_config
-from attnbench.jsonlines import MOST_LINES, replace_file
-from attnbench.metrics import read_metrics
+from attnbench.jsonlines import MOST_LINE_BYTES, MOST_LINES, replace_file
+from attnbench.metrics import MetricsLog, read_metrics, stream_metrics
 from attnbench.mixers.base import Mixer
 from attnbench.reading import stored_settings
 from attnbench.registry import resolve
-from attnbench.results import ResultsWriter, read_results
+from attnbench.report.inputs import read_inputs
+from attnbench.results import ResultsWriter, read_csv, read_results
+from attnbench.settings import GenerationSettings
 from attnbench.tables import read_folders
 from attnbench.transfer import import_cells
+from attnbench.writing import read_prompt
 
 SENTINEL = "sentinel-0123456789abcdef0123456789abcdef"
 KEYS = ("WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "OPENAI_API_KEY")
@@ -178,15 +182,124 @@ def test_json_is_bounded(text):
 @pytest.mark.parametrize("content", [b" " * (MOST_JSON_BYTES + 1), b"{}\n" * (MOST_LINES + 1)])
 def test_a_file_of_json_lines_is_bounded_before_it_is_parsed(content, tmp_path):
     (tmp_path / "rows.jsonl").write_bytes(content)
-    for read in (read_results, read_metrics, lambda path: import_cells(path, tmp_path / "outputs")):
+    for read in (read_results, lambda path: import_cells(path, tmp_path / "outputs")):
         with pytest.raises(UserError, match=r"rows\.jsonl: (longer|more) than"):
             read(tmp_path / "rows.jsonl")
+
+
+def test_a_line_of_metrics_is_bounded_and_their_number_is_not(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, None)
+    for step in range(100):
+        log.write({"step": step, "loss": 1.5})
+    log.close()
+    # Of 64 MiB a run of our own has more than enough time to write: it is read a line at a time.
+    monkeypatch.setattr(jsonlines, "MOST_JSON_BYTES", 1000)
+    monkeypatch.setattr(jsonlines, "MOST_LINES", 10)
+    assert MetricsLog(path, 98).num_rows == 99
+    assert [row["step"] for row in stream_metrics(path)] == list(range(99))
+    path.write_bytes(b" " * (MOST_LINE_BYTES + 1))
+    with pytest.raises(UserError, match=r"metrics\.jsonl:1: longer than"):
+        read_metrics(path)
 
 
 @pytest.mark.parametrize("text", ["!!python/object/apply:os.system [id]", "[" * 5000, "a: 2001-99-99", "? {[]: 1}"])
 def test_yaml_is_data(text):
     with pytest.raises(ValueError, match=r"constructor|deep|month|hash|parsing|expected"):
         parse_yaml(text)
+
+
+def test_an_alias_which_makes_gigabytes_of_a_few_bytes_is_refused(tmp_path):
+    levels = [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, 9)]
+    bomb = "\n".join(["a0: &a0 [x]", *levels])
+    with pytest.raises(ValueError, match=r"\*a0: an alias"):
+        parse_yaml(bomb)
+    (tmp_path / "config.yaml").write_text(bomb)
+    with pytest.raises(UserError, match="an alias"):
+        stored_settings(tmp_path)
+
+
+READERS = {
+    "text.txt": read_text,
+    "text.parquet": read_text,
+    "cells.jsonl": lambda path: import_cells(path, path.parent / "outputs"),
+    "results/rows.jsonl": read_results,
+    "metrics.jsonl": read_metrics,
+    "results.csv": read_csv,
+    "cells.txt": lambda path: read_folders([path.parent]),
+    "comparison.json": lambda path: read_inputs(path.parent),
+    "environment.json": read_object,
+    "prompt.txt": lambda path: read_prompt(compose_generation(path)),
+    "config.yaml": lambda path: stored_settings(path.parent),
+    **{
+        f"checkpoint/final/{name}": lambda path: checkpoint.load_model(path.parent)
+        for name in ("state.json", "config.json", "weights.safetensors")
+    },
+    "checkpoint/step-00000000/optimizer.safetensors": lambda path: checkpoint.load_last(
+        path.parents[1], fresh_state().model
+    ),
+}
+
+
+def compose_generation(prompt: Path) -> GenerationSettings:
+    return GenerationSettings(
+        run="", checkpoint="final", prompt=None, prompt_file=str(prompt), num_tokens=1, num_samples=1,
+        temperature=0.0, top_k=None, seed=0, recompute=False, backend=None, device="cpu",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def within_seconds():
+    """What waits for ever, for somebody to write into a FIFO say, fails."""
+
+    def hangs(number, frame):
+        pytest.fail("hangs")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["fifo", "device"])
+def test_what_is_no_regular_file_is_refused(name, make, tmp_path, within_seconds):
+    path = tmp_path / name
+    if name.startswith("checkpoint"):
+        checkpoint.save_step(path.parents[1], fresh_state(), record())
+        (path.parents[1] / "step-00000000").rename(path.parent)
+        path.unlink()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    make(path)
+    with pytest.raises(UserError, match="not a regular file") as caught:
+        READERS[name](path)
+    assert path.name in str(caught.value)
+
+
+def test_a_fifo_where_a_run_writes_is_replaced(tmp_path, within_seconds):
+    identity = next(row.identity for row in read_results(next(write_experiment(tmp_path / "e").rglob("rows.jsonl"))))
+    for name in ("rows.jsonl", "train.log", "metrics.jsonl", "config.yaml"):
+        os.mkfifo(tmp_path / name)
+    ResultsWriter(tmp_path / "rows.jsonl", identity).complete()
+    MetricsLog(tmp_path / "metrics.jsonl", None).close()
+    write_config(tmp_path, {"a": 1})
+    with recording(tmp_path, waits=False):
+        pass
+    assert not [path for path in tmp_path.iterdir() if path.is_fifo()]
+
+
+@pytest.mark.parametrize("part", ["variants", "rates"])
+def test_a_record_of_a_hundred_thousand_is_refused(part, tmp_path, within_seconds):
+    path = write_experiment(tmp_path, seeds=1, evaluations=["copy"]) / "comparison.json"
+    content = json.loads(path.read_text())
+    if part == "variants":
+        content["variants"] += [f"v{number}" for number in range(100_000)]
+    else:
+        content["rates"][0]["grid"] = [float(number) for number in range(100_000)]
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="a report shows at most 256"):
+        read_inputs(tmp_path)
 
 
 def test_a_long_config_is_refused_before_it_is_parsed(tmp_path):

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._dynamo.backends.debugging import aot_eager
 from torch._functorch._aot_autograd.autograd_cache import check_cacheable
 
+import attnbench.train
 from attnbench.checkpoint import TrainState
 from attnbench.errors import UserError
 from attnbench.hooks import DivergedError, Logging, Stopwatch
@@ -27,7 +28,7 @@ from attnbench.metrics import MetricsLog
 from attnbench.mirror import WandbMirror
 from attnbench.progress import ProgressBar
 from attnbench.runtime import _assembler_version, computing, resolve_device, wake_compiler
-from attnbench.settings import LoggerSettings
+from attnbench.settings import MOST_STEPS, LoggerSettings
 from attnbench.train import (
     Batch,
     StepReport,
@@ -202,6 +203,21 @@ def test_the_rate_warms_up_and_ends_at_its_fraction():
     assert (rates[4:].diff() < 0).all()
 
 
+def test_the_rates_of_a_long_training_are_made_a_piece_at_a_time(monkeypatch):
+    def end(state, report):
+        if state.step == 3:
+            raise StopIteration
+
+    with pytest.raises(StopIteration):
+        train(fresh_state(), batch_of, TRAIN, precision="float32", num_steps=MOST_STEPS, hooks=[end])
+    torch.testing.assert_close(learning_rates(TRAIN, 12, range(5, 9)), learning_rates(TRAIN, 12)[5:9])
+    whole, in_pieces = fresh_state(), fresh_state()
+    for state, at_a_time in ((whole, 2**12), (in_pieces, 5)):
+        monkeypatch.setattr(attnbench.train, "RATES_AT_A_TIME", at_a_time)
+        train(state, batch_of, TRAIN, precision="float32", num_steps=12, hooks=[])
+    assert_equal_numbers(numbers_of(in_pieces), numbers_of(whole))
+
+
 @pytest.mark.parametrize(
     ("warmup_steps", "num_steps", "expected"),
     [
@@ -248,9 +264,9 @@ def logging_hook(state: TrainState, folder: Path, num_steps: int, interval: int)
         mirror=mirror,
         bar=ProgressBar(num_steps, 1, 0, "small"),
         stopwatch=Stopwatch(state, CPU),
-        rates=learning_rates(TRAIN, num_steps),
+        settings=replace(TRAIN, log_interval_steps=interval),
+        num_steps=num_steps,
         tokens_per_step=TRAIN.batch_size * SEQ_LEN,
-        interval=interval,
     )
 
 

@@ -1,6 +1,5 @@
 """What a bench found: its tables on the terminal, and as a page of docs/results with its rows and environments."""
 
-import json
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from rich.console import Console
 from attnbench.bench.base import Bench
 from attnbench.bench.running import CEILINGS, cell_file, cell_name, told_cell
 from attnbench.bench.tables import WIDTH, grids, narrowed, reasons
-from attnbench.documents import MOST_YAML_BYTES, parse_yaml, read_bounded
+from attnbench.documents import MOST_YAML_BYTES, parse_yaml, read_bounded, read_object
 from attnbench.errors import UserError
 from attnbench.escaping import markdown_text, printable
 from attnbench.jsonlines import replace_file
@@ -72,7 +71,7 @@ def write_page(folders: Sequence[Path], target: Path, *, title: str, note: str =
     (measured,) = found
     target.mkdir(parents=True, exist_ok=True)
     _write_rows(measured, target)
-    stamps = [json.loads(path.read_text("utf-8")) for folder in folders for path in folder.glob("environment*.json")]
+    stamps = [read_object(path) for folder in folders for path in folder.glob("environment*.json")]
     write_environments(target, {environment_id(stamp): stamp for stamp in stamps})
     replace_file(target / "README.md", _page(title, note, measured))
 

@@ -1,12 +1,12 @@
 """What was measured beside peers as a page: README.md with a table a case, results.csv, environments, figures."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from attnbench.aggregate import figures
+from attnbench.documents import read_object
 from attnbench.errors import UserError
 from attnbench.escaping import markdown_text, printable
 from attnbench.jsonlines import replace_file
@@ -50,9 +50,9 @@ def write_page(outputs: Path, target: Path, *, title: str, with_figures: bool) -
     write_csv(rows, target / "results.csv")
     measured = {row.identity.environment for row in rows}
     paths = {path.stem.removeprefix("environment-"): path for one in places for path in one.glob("environment-*.json")}
-    write_environments(target, {name: json.loads(paths[name].read_text("utf-8")) for name in paths if name in measured})
+    write_environments(target, {name: read_object(paths[name]) for name in paths if name in measured})
     drawn = _draw(rows, target) if with_figures else []
-    records = [json.loads((place / "case.json").read_text(encoding="utf-8")) for place in places]
+    records = [read_object(place / "case.json") for place in places]
     replace_file(target / "README.md", _page(title, rows, records, drawn))
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import yaml
 
 from attnbench.bench.base import Bench
-from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded
+from attnbench.documents import read_object
 from attnbench.errors import UserError
 from attnbench.evals.base import Evaluation
 from attnbench.figures import told_apart
 from attnbench.registry import check_options, resolve
 from attnbench.results import ALL_SEEDS, DEVICE, ResultRow, is_complete, read_csv, read_results
 from attnbench.runtime import environment_id
-from attnbench.settings import CONF, MOST_PAIRED
+from attnbench.settings import CONF, MOST_PAIRED, MOST_VARIANTS
 
 EVALUATION_YAMLS, BENCH_YAMLS = CONF / "eval", CONF / "bench"
 
@@ -166,7 +166,12 @@ def _protocol(record: dict[str, Any] | None, rows: Sequence[ResultRow], folder: 
         path = folder / "comparison.json"
         raise UserError(f"{path}: its rates, evaluations or other entries are no comparison's ({error})") from error
     protocol = Protocol(**{**defaults, **given})
-    known = [*protocol.variants, *(name for name in variants if name not in protocol.variants)]
+    known = list(dict.fromkeys([*protocol.variants, *variants]))
+    grid = {rate for choice in protocol.rates for rate in choice.grid}
+    # Each is a line in every plot, or a column of a table.
+    for what, number in (("variants", len(known)), ("learning rates", len(grid))):
+        if number > MOST_VARIANTS:
+            raise UserError(f"{folder}: has {number} {what}, and a report shows at most {MOST_VARIANTS}")
     return Protocol(**{**{name: getattr(protocol, name) for name in names}, "variants": known})
 
 
@@ -187,12 +192,4 @@ def _environments(folders: Iterable[Path], rows: Sequence[ResultRow]) -> dict[st
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     """The object in `path`; None where there is no such file."""
-    if not path.exists():
-        return None
-    try:
-        content = parse_json(read_bounded(path, MOST_JSON_BYTES))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: must hold a JSON object")
-    return content
+    return read_object(path) if path.exists() else None

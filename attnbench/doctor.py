@@ -1,16 +1,29 @@
-"""What this machine has, which backend `auto` chooses on it and why, and whether each backend that runs is right."""
+"""What this machine has, which backend `auto` chooses on it and why, whether each backend that runs is right, and
+whether mixers from outside attnbench keep the contract."""
 
 import json
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from attnbench.correctness import ALLOWED, LENGTHS, OTHER_SHAPES, PART_FACTOR, TOLERANCES, Deviation, worst
+from attnbench.contract import PROMISES, breach
+from attnbench.correctness import (
+    ALLOWED,
+    LENGTHS,
+    OTHER_SHAPES,
+    PART_FACTOR,
+    TOLERANCES,
+    USUAL,
+    Deviation,
+    build_mixer,
+    worst,
+)
 from attnbench.errors import UserError, one_line
 from attnbench.escaping import printable
 from attnbench.examination import (
@@ -28,14 +41,16 @@ from attnbench.examination import (
 from attnbench.folder import ROOT
 from attnbench.jsonlines import replace_file
 from attnbench.locks import device_lock
+from attnbench.mixers.base import Mixer
 from attnbench.prepare_run import measured_by
+from attnbench.registry import is_own, resolve
 from attnbench.results import Identity, Measurement, ResultRow, write_csv
 from attnbench.runtime import KERNEL_LIBRARIES, environment, resolve_device, resolve_precision
 from attnbench.settings import DoctorSettings, MixerSettings
 from attnbench.shared_operators import OPERATORS, Check, check_operators, have_kernels
 
 WIDTH = 79
-STYLES = {"wrong": "bold red", "refused": "dim"}
+STYLES = {"wrong": "bold red", "broken": "bold red", "refused": "dim"}
 ERRORS = ("output", "input_gradient", "position", "parameter_gradient")
 """What is compared, as fields of a Deviation are called."""
 
@@ -63,8 +78,8 @@ def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings], trusted:
         trusted: classes outside attnbench that may be built, see registry.py.
 
     Raises:
-        UserError: a backend that `auto` chooses here is wrong or cannot train, or an operator that all mixers share
-            is wrong.
+        UserError: a backend that `auto` chooses here is wrong or cannot train, a mixer from outside attnbench breaks
+            its contract, or an operator that all mixers share is wrong.
     """
     device, say = resolve_device(settings.device), Spoken()
     stamp = environment(device, ROOT)
@@ -82,12 +97,14 @@ def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings], trusted:
                 findings.append(finding)
         findings += _other_shapes(say, mixers, device, trusted)
         checks = _operators(say, device) + _pieces(say, mixers, device, trusted)
+        promises = _contracts(say, [mixer for mixer in mixers if not is_own(mixer.target)], device, trusted)
         resolved = [with_backend(mixer, name) for mixer in mixers if (name := choices[mixer.name].backend)]
         steps = list(zip(resolved, _first_steps(say, resolved, device, trusted), strict=True))
     wrong = [finding for finding in findings if finding.verdict == "wrong"]
     problems = [
         *_advice([finding for finding in wrong if finding.is_chosen], findings),
         *(f"{check.name} in {check.precision}: wrong" for _, check in checks if check.is_chosen and not check.is_right),
+        *(f"attn={mixer.name} breaks a promise: {own.reason}" for mixer, own in promises if own.status == "failed"),
         *(
             f"attn={mixer.name} backend={mixer.options['backend']}: its first training step failed: {step.reason}"
             for mixer, step in steps
@@ -99,6 +116,7 @@ def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings], trusted:
         say("What auto chooses is right.")
     rows = [_row(finding.mixer, finding.precision, stamp, own) for finding in findings for own in _errors(finding)]
     rows += [_row(mixer, check.precision, stamp, own) for mixer, check in checks for own in _check_errors(check)]
+    rows += [_row(mixer, "float32", stamp, own) for mixer, own in promises]
     rows += [_row(mixer, precision, stamp, step) for mixer, step in steps]
     folder = _leave(Path(settings.outputs_dir) / "doctor", say, rows, stamp)
     if problems:
@@ -234,6 +252,39 @@ def _check_errors(check: Check) -> Iterator[Measurement]:
     if check.failure:
         lost: dict[str, Any] = {"value": None, "status": "failed", "reason": check.failure}
         yield Measurement(metric="output_error", unit="", settings=settings, **lost)
+
+
+def _contracts(
+    say: Spoken, mixers: Sequence[MixerSettings], device: torch.device, trusted: Collection[str]
+) -> list[tuple[MixerSettings, Measurement]]:
+    """A line and a row for each promise of each mixer, with the backend that `auto` is in float32."""
+    found: list[tuple[MixerSettings, Measurement]] = []
+    for mixer in mixers:
+        say()
+        say(f"The contract that {mixer.name}, from outside attnbench, has to keep; in float32", style="bold")
+        backend, reason = choice(mixer, "float32", device, trusted)
+        if backend is None:
+            say(f"Not looked at: {reason}", indent=2, style=STYLES["refused"])
+            continue
+        own = with_backend(mixer, backend)
+        only_trains = backend in resolve(mixer.target, Mixer, trusted).trains_only
+        build = partial(build_mixer, own, device, trusted)
+        for promise in (one for one in PROMISES if not (one.needs_state and only_trains)):
+            broken = breach(promise, build, USUAL)
+            verdict = "broken" if broken else "kept"
+            say(f"{promise.words:38} {verdict}", indent=2, style=STYLES.get(verdict))
+            if broken:
+                say(broken, indent=6, style=STYLES[verdict])
+            found.append((own, _promise_row(promise.words, broken)))
+    return found
+
+
+def _promise_row(promise: str, broken: str) -> Measurement:
+    settings = {"promise": promise}
+    if not broken:
+        return Measurement(metric="promise_kept", value=1, unit="", settings=settings)
+    lost: dict[str, Any] = {"value": None, "status": "failed", "reason": f"{promise}: {broken}"}
+    return Measurement(metric="promise_kept", unit="", settings=settings, **lost)
 
 
 def _first_steps(

@@ -1,5 +1,6 @@
-"""How the tests build a mixer: from its yaml, on the meta device first, every parameter filled by init_weights."""
+"""How the tests build a mixer, from its yaml, every parameter filled by init_weights, and compare two forms of it."""
 
+import copy
 import importlib
 import inspect
 import zlib
@@ -14,6 +15,7 @@ from attnbench.mixers.base import Mixer
 
 CONF = Path(__file__).parents[1] / "conf" / "attn"
 DIM, HEAD_WIDTH = 64, 32
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 4e-2}
 FROM_MODEL = {"dim", "head_width", "layer", "num_layers"}
 
 
@@ -66,3 +68,20 @@ def assert_near(actual: Tensor, expected: Tensor, tolerance: float, what: str = 
     difference = (actual.double() - expected.double()).abs().max()
     scale = expected.double().abs().max()
     assert difference <= tolerance * scale, f"{what} differs by {difference:.2e} where the largest entry is {scale:.2e}"
+
+
+def output_and_gradients(mixer: Mixer, y: Tensor, x: Tensor, weight: Tensor) -> dict[str, Tensor]:
+    names, parameters = zip(*mixer.named_parameters(), strict=True)
+    gradients = torch.autograd.grad((y * weight).sum(), (x, *parameters))
+    return {"output": y.detach(), **dict(zip(("input", *names), gradients, strict=True))}
+
+
+def check_against_definition(mixer: Mixer, length: int, dtype: torch.dtype, tolerance: float | None = None) -> None:
+    """Outputs and gradients against the definition in float64, from the same rounded weights and inputs."""
+    x, weight = example_input(2, length, dtype=dtype), example_input(2, length, dtype=dtype, seed=1)
+    exact, wide = copy.deepcopy(mixer).double(), x.double().requires_grad_()
+    expected = output_and_gradients(exact, exact.reference(wide), wide, weight.double())
+    x.requires_grad_()
+    actual = output_and_gradients(mixer, mixer(x)[0], x, weight)
+    for what, tensor in actual.items():
+        assert_near(tensor, expected[what], TOLERANCES[dtype] if tolerance is None else tolerance, what)

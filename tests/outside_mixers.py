@@ -18,7 +18,7 @@ class DeltaState(NamedTuple):
 class SeparateProjections(Mixer):
     """M_t = d M_(t-1) + f(k_t) v_t^T, y_t = norm(M_t^T f(q_t)), f(x) = elu(x) + 1, a projection each for q, k and v.
 
-    At a single position the norm takes away all that the query does but a sign.
+    At a single position the norm takes away all that query and key do.
     """
 
     decay: ClassVar[float] = 0.9
@@ -65,3 +65,94 @@ class LosesTheQuery(SeparateProjections):
         mixed = super().forward(x_BTD, state)
         hook.remove()
         return mixed
+
+
+class SeesOneAhead(SeparateProjections):
+    """Training reads the input one position early; so does its definition."""
+
+    def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
+        return super().forward(x_BTD if state is not None else _one_ahead(x_BTD), state)
+
+    def reference(self, x_BTD: Tensor) -> Tensor:
+        return super().reference(_one_ahead(x_BTD))
+
+
+def _one_ahead(x_BTD: Tensor) -> Tensor:
+    return torch.cat([x_BTD[:, 1:], x_BTD[:, -1:]], dim=1)
+
+
+class SeesTheFutureWithoutGradient(SeparateProjections):
+    """Divides by the largest number of the whole sequence, which gets no gradient."""
+
+    def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
+        return super().forward(x_BTD / x_BTD.detach().abs().amax(dim=(1, 2), keepdim=True), state)
+
+    def reference(self, x_BTD: Tensor) -> Tensor:
+        return self.forward(x_BTD)[0]
+
+
+class NormsOverTime(SeparateProjections):
+    """Takes away the mean over the positions that it is given."""
+
+    def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
+        return super().forward(x_BTD - x_BTD.mean(dim=1, keepdim=True), state)
+
+    def reference(self, x_BTD: Tensor) -> Tensor:
+        return self.forward(x_BTD)[0]
+
+
+class NormsOverTheBatch(SeparateProjections):
+    """Takes away the mean over the sequences of the batch."""
+
+    def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
+        return super().forward(x_BTD - x_BTD.mean(dim=0), state)
+
+
+class StepsDecayTwice(SeparateProjections):
+    """In a step the memory decays before it is read and again as it is."""
+
+    def step(self, x_BD: Tensor, state: DeltaState) -> tuple[Tensor, DeltaState]:
+        state.memory_BHKV.mul_(self.decay)
+        return super().step(x_BD, state)
+
+
+class OnePercentOff(SeparateProjections):
+    """What runs is 1 % more than its definition."""
+
+    def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
+        mixed_BTD, state = super().forward(x_BTD, state)
+        return 1.01 * mixed_BTD, state
+
+
+class CheapOnPaper(SeparateProjections):
+    """States 7 operations a position."""
+
+    def mixing_flops(self, length: int) -> int:
+        return 7 * length
+
+
+class PairsOnPaper(SeparateProjections):
+    """States all pairs of positions as if it were attention."""
+
+    def mixing_flops(self, length: int) -> int:
+        return super().mixing_flops(length) * (length + 1) // 2
+
+
+class TrainsLess(SeparateProjections):
+    """Its key gets no gradient."""
+
+    def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
+        with torch.no_grad():
+            hidden = F.linear(x_BTD, self.key.weight)
+        hook = self.key.register_forward_hook(lambda module, inputs, key: hidden)
+        mixed = super().forward(x_BTD, state)
+        hook.remove()
+        return mixed
+
+
+class HandsOnAnother(SeparateProjections):
+    """The state that comes out is a new one."""
+
+    def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
+        mixed_BTD, state = super().forward(x_BTD, state)
+        return mixed_BTD, state if state is None else DeltaState(state.memory_BHKV.clone())

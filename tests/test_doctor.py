@@ -1,6 +1,7 @@
 """What the doctor finds: right kernels right, each broken one wrong, and an exit code for what auto chooses."""
 
 import math
+import re
 import sys
 from dataclasses import replace
 from importlib import metadata
@@ -14,6 +15,7 @@ from scripts_here import run_here
 
 from attnbench import doctor
 from attnbench.config import CONF
+from attnbench.contract import PROMISES
 from attnbench.correctness import (
     LENGTHS,
     OTHER_SHAPES,
@@ -255,6 +257,30 @@ def test_the_command_s_exit_code_tells_of_a_user_s_broken_mixer(tmp_path):
     assert "attn=softmax" not in errors
     # What was found is kept.
     assert read_csv(tmp_path / "doctor" / "results.csv")
+    # Of one from outside attnbench, the contract too.
+    promises = dict(re.findall(r"^  (\S.*?) {2,}(kept|broken)$", output, re.MULTILINE))
+    assert promises.keys() == {promise.words for promise in PROMISES}
+    assert [words for words, verdict in promises.items() if verdict == "broken"] == ["equals its definition"]
+    assert "The contract that mine, from outside attnbench" in output
+    assert "The contract that softmax" not in output
+    assert "attn=mine breaks a promise: equals its definition: at length 63 forward differs from reference" in errors
+
+
+def test_a_contract_s_rows_say_which_promise_is_broken(tmp_path, capsys):
+    target = "outside_mixers.CheapOnPaper"
+    settings = MixerSettings(name="mine", target=target, options={"backend": "auto"})
+    with pytest.raises(UserError, match=r"^attn=mine breaks a promise: states the FLOPs of its mixing: mixing_flops"):
+        diagnose(DoctorSettings(**SETTINGS, outputs_dir=str(tmp_path)), [settings], {target})
+    rows = read_csv(tmp_path / "doctor" / "results.csv")
+    found = {row.measurement.settings["promise"]: row for row in rows if row.measurement.metric == "promise_kept"}
+    assert found.keys() == {promise.words for promise in PROMISES}
+    (broken,) = (row.measurement for row in found.values() if row.measurement.status != "ok")
+    assert broken.status == "failed"
+    assert broken.reason.startswith(
+        "states the FLOPs of its mixing: mixing_flops(127) is 889, and the definition does "
+    )
+    said = " ".join(capsys.readouterr().out.split())
+    assert broken.reason.partition(": ")[2] in said
 
 
 def test_lifted_guards_are_both_guards_and_come_down_again(tmp_path, monkeypatch):

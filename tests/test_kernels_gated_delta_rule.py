@@ -6,11 +6,11 @@ import warnings
 import pytest
 import torch
 from kernel_checks import DEVICE, assert_near, interpreted
-from mixer_building import build, example_input
-from test_mixers import check_against_definition, in_pieces
+from mixer_building import build, check_against_definition, example_input
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from attnbench.contract import in_pieces
 from attnbench.errors import UserError
 from attnbench.kernels import delta_rule_launch
 from attnbench.kernels.delta_rule_launch import DeltaRule

@@ -4,10 +4,10 @@ import pytest
 import torch
 from kernel_checks import DEVICE, assert_near, normal
 from mixer_building import assert_near as assert_near_everywhere
-from mixer_building import build, example_input
-from test_mixers import check_against_definition, in_pieces
+from mixer_building import build, check_against_definition, example_input
 from torch import Tensor
 
+from attnbench.contract import in_pieces
 from attnbench.kernels import linear_attention as kernels
 from attnbench.kernels.linear_attention import linear_attention, mix
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from mixer_building import DIM, HEAD_WIDTH, assert_near, build, example_input
-from test_mixers import check_against_definition, in_pieces
+from mixer_building import DIM, HEAD_WIDTH, assert_near, build, check_against_definition, example_input
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from attnbench.contract import in_pieces
 from attnbench.errors import UserError
 from attnbench.mixers.fla_support import refuse_miscompiled_gates
 from attnbench.mixers.gated_deltanet import (

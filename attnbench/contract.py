@@ -5,23 +5,29 @@ conf/attn, `scripts/doctor.py` over mixers from outside attnbench.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from attnbench.correctness import Shape, by_backend, by_definition, compare, example
-from attnbench.errors import one_line
+from attnbench.errors import UserError, one_line
 from attnbench.flops import UncountableError, counted_mixing
 from attnbench.mixers.base import Mixer, state_bytes
+from attnbench.model import LanguageModel
+from attnbench.registry import is_own
 from attnbench.runtime import computing, dtype_of
+from attnbench.settings import MixerSettings
 
 LENGTHS = (1, 63, 64, 65, 133)
 """Around the border of a chunk of 64, and over two of them with a ragged end."""
 
 POSITIONS = (0, 63, 64, 100)
-"""Whose outputs are looked at among LENGTHS[-1], and before which the future is changed."""
+"""Whose outputs are looked at for what they have of later positions."""
+
+LONGEST_CHECK = 256
+"""Positions, of what is looked at before a training."""
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 4e-2}
 """Of relative errors, by the dtype of the weights."""
@@ -62,7 +68,7 @@ def breach(promise: Promise, build: Callable[[], Mixer], shape: Shape) -> str:
 def shape_and_dtype(mixer: Mixer, shape: Shape) -> str:
     """Of the output, at every length; without a state none is returned."""
     for length in LENGTHS:
-        x_BTD, _ = _example(mixer, length, shape)
+        x_BTD = _example(mixer, length, shape.model.dim)
         y_BTD, state = mixer(x_BTD)
         if (y_BTD.shape, y_BTD.dtype) != (x_BTD.shape, x_BTD.dtype):
             return f"{tuple(x_BTD.shape)} {x_BTD.dtype} became {tuple(y_BTD.shape)} {y_BTD.dtype}"
@@ -73,27 +79,34 @@ def shape_and_dtype(mixer: Mixer, shape: Shape) -> str:
     return ""
 
 
-def causality(mixer: Mixer, shape: Shape, precision: str = "float32") -> str:
-    """Nothing from the future, by the gradient and by what changes where the future does.
+def causality(mixer: Mixer, shape: Shape) -> str:
+    """Nothing from the future, by the gradient and by what changes where the future does."""
+    return seen_of_the_future(mixer, shape.model.dim, LENGTHS[-1])
+
+
+def seen_of_the_future(mixer: Mixer, dim: int, length: int, precision: str = "float32") -> str:
+    """What an output has of later positions, in words, or nothing.
 
     Args:
-        precision: that it computes in, the weights being float32.
+        dim: of the model.
+        precision: that it computes in, its weights being float32.
     """
-    x_BTD, noise_BTD = _example(mixer, LENGTHS[-1], shape)
+    x_BTD = _example(mixer, length, dim)
     x_BTD.requires_grad_()
+    positions = [position for position in (*POSITIONS, length // 2) if position < length - 1]
     with computing(precision, x_BTD.device):
         y_BTD, _ = mixer(_narrowed(x_BTD, precision))
-        for position in POSITIONS:
+        for position in positions:
             total = y_BTD[:, position].square().sum()
             (gradient_BTD,) = torch.autograd.grad(total, x_BTD, retain_graph=True, materialize_grads=True)
             share_T = gradient_BTD.norm(dim=(0, 2)) / gradient_BTD.norm()
-            seen = [index for index in range(position + 1, len(share_T)) if share_T[index] > LEAK]
+            seen = [index for index in range(position + 1, length) if share_T[index] > LEAK]
             if seen:
                 return f"position {position} sees position {seen[0]}: {share_T[seen[0]]:.1%} of its gradient is there"
         with torch.no_grad():
             # What has no gradient, as an argmax or a detached mean, shows in the output alone.
-            for position in POSITIONS:
-                changed_BTD = torch.cat([x_BTD[:, : position + 1], noise_BTD[:, position + 1 :]], dim=1)
+            for position in positions:
+                changed_BTD = torch.cat([x_BTD[:, : position + 1], -3 * x_BTD[:, position + 1 :]], dim=1)
                 other_BTD, _ = mixer(_narrowed(changed_BTD, precision))
                 error = _difference(other_BTD[:, : position + 1], y_BTD[:, : position + 1])
                 if not error <= max(LEAK, torch.finfo(y_BTD.dtype).eps):
@@ -101,9 +114,31 @@ def causality(mixer: Mixer, shape: Shape, precision: str = "float32") -> str:
     return ""
 
 
+def check_causality(mixers: Sequence[MixerSettings], model: LanguageModel, seq_len: int, precision: str) -> None:
+    """Looks at the layers of a model whose mixers are from outside attnbench, before they are trained: what sees the
+    future scores well in everything that is measured here.
+
+    Args:
+        seq_len: of the training; more than LONGEST_CHECK positions are not looked at.
+
+    Raises:
+        UserError: one sees the future.
+    """
+    for settings, block in zip(mixers, model.layers, strict=True):
+        if is_own(settings.target):
+            continue
+        dim = model.embedding.embedding_dim
+        seen = seen_of_the_future(block.mixer, dim, min(seq_len, LONGEST_CHECK), precision)
+        if seen:
+            raise UserError(
+                f"attn={settings.name}: {seen}, so that a model reads what it shall predict; it is not trained. "
+                f"`python scripts/doctor.py --config-dir ... 'mixers=[{settings.name}]'` runs the whole contract"
+            )
+
+
 def past(mixer: Mixer, shape: Shape) -> str:
     """An output depends on an earlier input: what does not mixes nothing."""
-    x_BTD, _ = _example(mixer, LENGTHS[-1], shape)
+    x_BTD = _example(mixer, LENGTHS[-1], shape.model.dim)
     position = POSITIONS[-1]
     total = mixer(x_BTD.requires_grad_())[0][:, position].square().sum()
     (gradient_BTD,) = torch.autograd.grad(total, x_BTD, materialize_grads=True)
@@ -112,7 +147,7 @@ def past(mixer: Mixer, shape: Shape) -> str:
 
 def independence(mixer: Mixer, shape: Shape) -> str:
     """Sequences of a batch do not mix."""
-    x_BTD, _ = _example(mixer, 70, shape)
+    x_BTD = _example(mixer, 70, shape.model.dim)
     y_BTD, _ = mixer(x_BTD.requires_grad_())
     for index, other in ((0, 1), (1, 0)):
         total = y_BTD[index].square().sum()
@@ -146,7 +181,7 @@ def pieces(mixer: Mixer, shape: Shape) -> str:
     """The whole equals its pieces and its single steps, each handing its state on."""
     with torch.no_grad():
         for length in LENGTHS:
-            x_BTD, _ = _example(mixer, length, shape)
+            x_BTD = _example(mixer, length, shape.model.dim)
             whole_BTD, _ = mixer(x_BTD)
             for words, sizes in _cuts(length):
                 error_T = _differences(in_pieces(mixer, x_BTD, sizes), whole_BTD)
@@ -186,7 +221,7 @@ def in_pieces(mixer: Mixer, x_BTD: Tensor, sizes: tuple[int, ...]) -> Tensor:
 
 def state(mixer: Mixer, shape: Shape) -> str:
     """It is updated in place, by a piece and by a step, and grows with `max_length` only if the class says so."""
-    x_BTD, _ = _example(mixer, 71, shape)
+    x_BTD = _example(mixer, 71, shape.model.dim)
     short, long = (state_bytes(mixer.init_state(1, length, x_BTD.dtype)) for length in (64, 128))
     if (long > short) != mixer.state_grows or long < short:
         return f"state_grows is {mixer.state_grows}, and it has {short} bytes for 64 positions, {long} for 128"
@@ -202,7 +237,7 @@ def state(mixer: Mixer, shape: Shape) -> str:
 
 def gradients(mixer: Mixer, shape: Shape) -> str:
     """Every parameter is trained: it gets a gradient that is finite and not 0."""
-    x_BTD, _ = _example(mixer, 70, shape)
+    x_BTD = _example(mixer, 70, shape.model.dim)
     names, parameters = zip(*mixer.named_parameters(), strict=True)
     total = mixer(x_BTD)[0].square().sum()
     found = dict(zip(names, torch.autograd.grad(total, parameters, allow_unused=True), strict=True))
@@ -253,11 +288,10 @@ PROMISES = (
 )
 
 
-def _example(mixer: Mixer, length: int, shape: Shape) -> tuple[Tensor, Tensor]:
-    """Two inputs, (B, T, D) each, in the dtype of the weights and where they are."""
+def _example(mixer: Mixer, length: int, dim: int) -> Tensor:
+    """An input, (B, T, D), in the dtype of the weights and where they are."""
     weight = next(mixer.parameters())
-    x_BTD, other_BTD = (x.to(weight.dtype) for x in example(length, shape.model.dim, weight.device))
-    return x_BTD, other_BTD
+    return example(length, dim, weight.device)[0].to(weight.dtype)
 
 
 def _narrowed(x_BTD: Tensor, precision: str) -> Tensor:

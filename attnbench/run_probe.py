@@ -10,6 +10,7 @@ import torch
 
 from attnbench import checkpoint
 from attnbench.checkpoint import TrainState
+from attnbench.contract import check_causality
 from attnbench.data import block_order
 from attnbench.divergence import located
 from attnbench.evals.base import Task
@@ -146,6 +147,8 @@ def _train(prepared: ProbeRun, stop: StopRequest) -> tuple[TrainState, dict[str,
     sequences = TrainingSequences(task, seed, device)
     speeds = {"generator_tokens_per_second": sequences.tokens_per_second}
     resumed = checkpoint.load_last(folder / "checkpoint", model)
+    if resumed is None:
+        check_causality(prepared.mixers, model, sequences.length, prepared.precision)
     state = resumed or TrainState.fresh(model)
     tokens_per_step = task.batch_size * sequences.length
     stopwatch = Stopwatch(state, device)

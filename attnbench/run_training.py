@@ -12,6 +12,7 @@ from typing import Any
 
 from attnbench import checkpoint
 from attnbench.checkpoint import TrainState
+from attnbench.contract import check_causality
 from attnbench.data import Batches, evaluation_batches
 from attnbench.divergence import located
 from attnbench.errors import UserError
@@ -100,6 +101,8 @@ def _train(prepared: Run, shares_device: bool) -> None:
     stamp = stamp_environment(prepared.folder, prepared.device)
     model = prepared.new_model()
     resumed = checkpoint.load_last(prepared.checkpoints, model)
+    if resumed is None:
+        check_causality(prepared.mixers, model, settings.seq_len, prepared.precision)
     state = resumed or TrainState.fresh(model)
     batches = Batches(
         prepared.corpus.tokens["train"], settings.seq_len, train_settings.batch_size, settings.seed, prepared.device

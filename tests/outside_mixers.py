@@ -1,6 +1,6 @@
 """Mixers as people write them outside attnbench, right and deliberately wrong."""
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +9,14 @@ from torch import Tensor
 
 from attnbench.layers import Projection, RMSNorm
 from attnbench.mixers.base import Mixer, head_count
+from attnbench.settings import MixerSettings
+
+
+def settings_of(kind: str) -> dict[str, Any]:
+    """A run's settings that name a class of this file: its mixer, and that it may be built."""
+    target = f"{__name__}.{kind}"
+    mixer = MixerSettings(name="mine", target=target, options={"backend": "auto"})
+    return {"mixer": mixer, "trusted": frozenset({target})}
 
 
 class DeltaState(NamedTuple):

@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from outside_mixers import settings_of
 from scripts_here import run_here
 from small import compose_once, python_path
 
 from attnbench import checkpoint
-from attnbench.checkpoint import load_model
+from attnbench.checkpoint import TrainState, load_model
 from attnbench.config import launch
 from attnbench.errors import Interrupted, UserError
 from attnbench.folder import ROOT
@@ -544,6 +545,25 @@ def test_outputs_that_cannot_be_written_are_named(folder, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"outputs_dir=.*file"):
         run(compose_once(words(folder, f"outputs_dir={tmp_path / 'file'}")))
+
+
+def test_a_mixer_from_outside_that_sees_the_future_is_not_trained(folder, tmp_path, monkeypatch):
+    settings = replace(
+        compose_once(words(folder, outputs=str(tmp_path))), evaluations=[], **settings_of("SeesOneAhead")
+    )
+    with pytest.raises(UserError, match=r"^attn=mine: position 0 sees position 1: 100\.0% of .*it is not trained"):
+        run(settings)
+    assert not prepare(settings).checkpoints.exists()
+    right = run(replace(settings, **settings_of("SeparateProjections")))
+    assert rows_of(right, "training")
+    # It costs seconds, once: what goes on from a checkpoint was looked at.
+    looked = []
+    monkeypatch.setattr("attnbench.contract.seen_of_the_future", lambda *_: looked.append(1) or "")
+    run(replace(settings, seed=1, **settings_of("SeparateProjections")))
+    assert looked == [1] * settings.model.num_layers
+    monkeypatch.setattr(checkpoint, "load_last", lambda folder, model: TrainState.fresh(model))
+    run(replace(settings, seed=2, **settings_of("SeparateProjections")))
+    assert len(looked) == settings.model.num_layers
 
 
 @pytest.mark.parametrize("given", ["[0]", "[-1]", "[a]", "[1.5]", "[true]", "[[2]]"])

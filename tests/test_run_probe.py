@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from outside_mixers import settings_of
 from probe_settings import probe_settings
 
 from attnbench import checkpoint, run_probe
@@ -242,6 +243,16 @@ def test_a_wish_that_a_mixer_cannot_have_stands_in_its_rows(tmp_path):
     found = rows(replace(settings, mixer=mixer, trusted=frozenset({target})))
     assert all(row.measurement.settings["not_applicable"] == ["conv_size", "output_gate"] for row in found)
     assert {row.identity.mixer for row in found} == {"WithoutConvolution"}
+
+
+def test_a_mixer_from_outside_that_sees_the_future_is_not_trained(tmp_path):
+    settings = replace(probe_settings(tmp_path), **settings_of("SeesTheFutureWithoutGradient"))
+    with pytest.raises(UserError, match=r"^attn=mine: outputs up to position .* it is not trained"):
+        rows(settings)
+    assert not is_complete(prepared(settings).results)
+    assert not (prepared(settings).folder / "checkpoint").exists()
+    found = rows(replace(settings, **settings_of("SeparateProjections")))
+    assert all(row.measurement.status in ("ok", "not_reached") for row in found)
 
 
 def test_the_size_is_the_task_s_whatever_the_mixer_or_the_run_has(tmp_path):

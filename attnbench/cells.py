@@ -44,11 +44,22 @@ class Cell:
         return self.evaluation is not None and self.task is None
 
     def is_done(self) -> bool:
-        """Whether all its results are there; those of a training that failed say so."""
+        """Whether all its results are there; those of a training that failed say so.
+
+        A file that was altered is none: run, the cell makes it again, or says what is wrong with it and the way out.
+        """
         first, *others = self.results
-        if not is_complete(first):
+        if not is_whole(first):
             return False
-        return all(map(is_complete, others)) or any(row.measurement.status != "ok" for row in read_results(first))
+        return all(map(is_whole, others)) or any(row.measurement.status != "ok" for row in read_results(first))
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file of complete results is there that can be read."""
+    try:
+        return is_complete(path) and read_results(path) is not None
+    except UserError:
+        return False
 
 
 def execute(cell: Cell) -> None:

@@ -16,7 +16,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from attnbench.documents import MOST_JSON_BYTES, open_regular, parse_json, read_bounded
 from attnbench.errors import UserError
+from attnbench.jsonlines import sync
 from attnbench.model import LanguageModel, build_meta
 from attnbench.registry import check_options
 from attnbench.settings import MixerSettings, ModelSettings, check, setting
@@ -42,7 +44,11 @@ UNFINISHED = re.compile(rf"\.(final|({STEP}|{BEST})-{NUMBER})\.(partial|removed)
 MOST_HEADER_BYTES = 2**24
 """Of a safetensors file; one of ours has a hundred a tensor."""
 NEEDED = ("config.json", "weights.safetensors")
-COUNTERS = ("step", "seconds", "warm_steps", "warm_seconds", "best_step", "best_nats", "num_metrics_rows")
+COUNTERS = (
+    *("step", "seconds", "warm_steps", "warm_seconds", "shared_device", "best_step", "best_nats", "num_metrics_rows"),
+)
+LATER_COUNTERS = ("shared_device", "num_metrics_rows")
+"""Those that the first checkpoints of this format came without."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,6 +82,8 @@ class TrainState:
     warm_steps: int = 0
     warm_seconds: float = 0.0
     """The same without each sitting's first step, which compiles."""
+    shared_device: bool = False
+    """Others ran on the device during one of the sittings: the seconds are no speed."""
     best_step: int = 0
     best_nats: float | None = None
     """Validation nats a character at `best_step`."""
@@ -137,8 +145,8 @@ def kept(folder: Path, kind: str) -> list[Path]:
 
 
 def is_final(folder: Path) -> bool:
-    """Whether the training that writes here is complete."""
-    return (folder / "final" / "state.json").exists()
+    """Whether the training that writes here is complete, be its checkpoint damaged or not."""
+    return (folder / "final").exists()
 
 
 def load_last(folder: Path, model: LanguageModel) -> TrainState | None:
@@ -175,7 +183,34 @@ def load_record(folder: Path) -> ModelRecord:
     Raises:
         UserError: it cannot be read, or is no record.
     """
-    return _record(folder / "config.json")
+    with _naming_the_way_out(folder):
+        return _record(folder / "config.json")
+
+
+def load_counters(folder: Path) -> dict[str, Any]:
+    """The `COUNTERS` of a checkpoint; those of LATER_COUNTERS may be missing.
+
+    Raises:
+        UserError: its state.json is missing, torn or altered.
+    """
+    with _naming_the_way_out(folder):
+        content = _read_state(folder / "state.json")
+        missing = set(COUNTERS) - set(LATER_COUNTERS) - set(content)
+        if missing:
+            raise UserError(f"{folder / 'state.json'}: has no {', '.join(sorted(missing))}")
+    return {name: content[name] for name in COUNTERS if name in content}
+
+
+@contextmanager
+def _naming_the_way_out(folder: Path) -> Iterator[None]:
+    """What is wrong with a finished training's checkpoint is said with what to do; load_last knows of the others."""
+    try:
+        yield
+    except UserError as error:
+        if folder.name != "final" and not folder.name.startswith(BEST):
+            raise
+        final = folder.parent / "final"
+        raise UserError(f"{error}; once {final} is removed, the command that trained it trains again") from None
 
 
 def load_model(
@@ -195,8 +230,9 @@ def load_model(
     Raises:
         UserError: a missing, torn, altered or foreign file, or a class that may not be built.
     """
-    _, weights, _ = _read(folder)
-    record = _record(folder / "config.json")
+    with _naming_the_way_out(folder):
+        _, weights, _ = _read(folder)
+        record = _record(folder / "config.json")
     try:
         model = build_meta(
             record.mixers if mixers is None else mixers,
@@ -244,7 +280,7 @@ def _write(target: Path, state: TrainState, record: ModelRecord, optimizer: dict
     if target.exists():
         _remove(target)
     beside.rename(target)
-    _sync(target.parent)
+    sync(target.parent)
 
 
 def _fill_folder(
@@ -261,7 +297,7 @@ def _fill_folder(
     content["own_sha256"] = _own_sha256(content)
     (beside / "state.json").write_text(json.dumps(content), encoding="utf-8")
     for path in [*beside.iterdir(), beside]:
-        _sync(path)
+        sync(path)
 
 
 def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
@@ -394,11 +430,3 @@ def _compare(own: dict[str, Tensor], stored: dict[str, Tensor], folder: Path) ->
 def _sha256(path: Path) -> str:
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from attnbench.cells import Cell, execute
+from attnbench.cells import Cell, execute, is_whole
 from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded
 from attnbench.errors import UserError
 from attnbench.evals.base import Evaluation
@@ -26,7 +26,7 @@ from attnbench.jsonlines import replace_file
 from attnbench.mirror import choose_mode
 from attnbench.plan import Comparison, Compose
 from attnbench.registry import resolve
-from attnbench.results import is_complete, read_results
+from attnbench.results import read_results
 from attnbench.runtime import resolve_device
 from attnbench.settings import ComparisonSettings
 from attnbench.stopping import interruptible
@@ -234,7 +234,7 @@ def _former(comparison: Comparison) -> dict[str, Any]:
 
 def _files(cells: Sequence[Cell]) -> list[Path]:
     """The complete results of these cells."""
-    return [path for cell in cells for path in cell.results if is_complete(path)]
+    return [path for cell in cells for path in cell.results if is_whole(path)]
 
 
 def _described(comparison: Comparison) -> dict[str, Any]:

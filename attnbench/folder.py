@@ -3,6 +3,7 @@
 config.yaml environment.json train.log metrics.jsonl checkpoint/ results/<evaluation>-<hash>.jsonl failed.txt
 """
 
+import errno
 import json
 import logging
 from collections.abc import Iterator
@@ -13,10 +14,10 @@ from typing import Any
 import torch
 import yaml
 
-from attnbench.documents import MOST_JSON_BYTES, read_bounded
+from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded
 from attnbench.errors import UserError
 from attnbench.escaping import OneLine
-from attnbench.jsonlines import half_replaced, replace_file, unlinked
+from attnbench.jsonlines import half_replaced, replace_file, unlinked_log
 from attnbench.locks import folder_lock
 from attnbench.runtime import environment, environment_id
 from attnbench.stopping import interruptible
@@ -28,6 +29,10 @@ ROOT = Path(__file__).resolve().parents[1]
 def data_root() -> Path:
     """The folder whose data/ has corpora: the checkout or, without one, the folder that the process is in."""
     return ROOT if (ROOT / "pyproject.toml").is_file() else Path.cwd()
+
+
+IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP)
+"""What the system says where a folder or a link has the name of a file, or a file that of a folder."""
 
 
 @contextmanager
@@ -51,11 +56,18 @@ def holding(folder: Path, *, waits: bool) -> Iterator[None]:
                 stale.unlink()
             yield
     except OSError as error:
-        where = error.filename if error.filename is not None else folder
-        what = error.strerror or error
-        raise UserError(
-            f"{where}: {what}; what was kept before stands, and the same command goes on from it"
-        ) from error
+        # Of a renaming that failed the second name is the file's, the first that of what was to replace it.
+        where = error.filename2 or error.filename or folder
+        raise UserError(f"{where}: {error.strerror or error}; {_way_out(error)}") from error
+
+
+def _way_out(error: OSError) -> str:
+    """What to do about it, for the same command to go on."""
+    if error.errno in IN_THE_WAY:
+        return "it is in the way: once it is renamed or removed, the same command goes on"
+    if error.errno == errno.ENOENT:
+        return "it is gone: the same command starts again with what is left"
+    return "what was kept before stands: once that is mended, the same command goes on from it"
 
 
 @contextmanager
@@ -92,7 +104,7 @@ class _LogFile(logging.FileHandler):
 
 
 def _keep_log(path: Path, stack: ExitStack) -> None:
-    handler = _LogFile(unlinked(path), encoding="utf-8")
+    handler = _LogFile(unlinked_log(path), encoding="utf-8")
     handler.setFormatter(OneLine("%(asctime)s %(message)s"))
     logger = logging.getLogger("attnbench")
     stack.callback(logger.setLevel, logger.level)
@@ -107,6 +119,23 @@ def write_config(folder: Path, content: dict[str, Any]) -> None:
     """config.yaml: the settings as given, and what they were resolved to."""
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     replace_file(folder / "config.yaml", text)
+
+
+def first_environment(folder: Path) -> dict[str, Any]:
+    """The environment of a training's first sitting.
+
+    Raises:
+        UserError: nobody knows it any more.
+    """
+    path = folder / "environment.json"
+    try:
+        stamp = parse_json(read_bounded(path, MOST_JSON_BYTES))
+        if not isinstance(stamp, dict) or not {"device", "commit", "dirty"} <= stamp.keys():
+            raise ValueError("no environment")
+    except (OSError, ValueError) as error:
+        reason = f"does not say where the training ran ({error}), so its rows cannot be made again"
+        raise UserError(f"{path}: {reason}; rerun=true trains again") from None
+    return stamp
 
 
 def stamp_environment(folder: Path, device: torch.device) -> dict[str, Any]:

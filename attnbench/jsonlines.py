@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from io import BytesIO
@@ -30,7 +31,7 @@ class JsonLines:
     texts: list[str]
     """The lines that they were read from, without their ends."""
     torn: bool
-    """The last line was cut off in the middle of writing and is left out of `objects`."""
+    """The last line was cut off in the middle of writing, or a hole is where lines would be: `objects` ends before."""
     sha256: str
     """Of all lines before the last."""
 
@@ -42,8 +43,8 @@ class JsonLines:
 def read_json_lines(path: Path) -> JsonLines:
     """Every line of `path`.
 
-    Only the last line can be torn by a process that died, and then lacks its end: any other that is no JSON object
-    was altered.
+    Only the last line can be torn by a process that died, and then lacks its end; a machine that died may leave NUL
+    bytes where it had not written yet. Any other line that is no JSON object was altered.
 
     Raises:
         UserError: the file cannot be read, is longer than any of ours, or a line that is not torn is no JSON object.
@@ -87,7 +88,7 @@ def _whole_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[str, dict
         try:
             content = _parse_object(text)
         except ValueError as error:
-            if line.endswith(b"\n"):
+            if line.endswith(b"\n") and b"\0" not in line:
                 raise UserError(
                     f"{path}:{number}: not a JSON object ({error}); the file was altered after it was written"
                 ) from None
@@ -114,11 +115,20 @@ def to_line(content: dict[str, Any]) -> str:
 
 
 def unlinked(path: Path) -> Path:
-    """`path`, and no symbolic link there any more: what it led to is somebody else's and is not written to. No FIFO
-    either, which would hold the process until somebody reads."""
-    if path.is_symlink() or path.is_fifo():
+    """`path`, and no link there any more, symbolic or hard: what else it names is somebody else's, a copy made by
+    `cp -al` say, and is not written to. No FIFO either, which would hold the process until somebody reads."""
+    if path.is_symlink() or path.is_fifo() or (path.is_file() and path.stat().st_nlink > 1):
         path.unlink()
     return path
+
+
+def unlinked_log(path: Path) -> Path:
+    """The same of a file that is written on: it keeps what it had, unless that stood behind a symbolic link."""
+    if path.is_file() and not path.is_symlink() and path.stat().st_nlink > 1:
+        beside = _beside(path)
+        shutil.copyfile(path, beside)
+        os.replace(beside, path)
+    return unlinked(path)
 
 
 def half_replaced(folder: Path) -> list[Path]:
@@ -129,7 +139,7 @@ def half_replaced(folder: Path) -> list[Path]:
 def replace_file(path: Path, text: str | Iterable[str]) -> None:
     """Puts `text`, or parts of one, at `path`: written beside, synced, renamed, so that a reader sees the old file or
     the new one."""
-    beside = unlinked(path.with_name(f".{path.name}.{os.getpid()}.new"))
+    beside = _beside(path)
     try:
         with open(beside, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
             file.writelines([text] if isinstance(text, str) else text)
@@ -140,3 +150,16 @@ def replace_file(path: Path, text: str | Iterable[str]) -> None:
         # On a full disk what was written so far is in the way.
         beside.unlink(missing_ok=True)
         raise
+
+
+def _beside(path: Path) -> Path:
+    return unlinked(path.with_name(f".{path.name}.{os.getpid()}.new"))
+
+
+def sync(path: Path) -> None:
+    """Waits until a file's content, or a folder's names, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from attnbench.checkpoint import ModelRecord, best_folder, load_model
+from attnbench.checkpoint import ModelRecord, best_folder, is_final, load_model
 from attnbench.data import Corpus, load_corpus
 from attnbench.documents import MOST_YAML_BYTES, parse_yaml, read_bounded
 from attnbench.errors import UserError
@@ -144,7 +144,7 @@ def reopen(folder: Path, settings: RunSettings) -> Run:
         UserError: no finished training is there, its settings are not those that it was trained with, or it was trained
             on another corpus than the one that is found.
     """
-    if not (folder / "checkpoint" / "final" / "state.json").exists():
+    if not is_final(folder / "checkpoint"):
         raise UserError(f"run={folder}: has no finished training; the train.py command that made it goes on with it")
     try:
         resolved = parse_yaml(read_bounded(folder / "config.yaml", MOST_YAML_BYTES))["resolved"]

@@ -10,14 +10,16 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded, whole_number
 from attnbench.errors import UserError
-from attnbench.jsonlines import JsonLines, read_json_lines, replace_file, to_line, unlinked
+from attnbench.jsonlines import JsonLines, read_json_lines, replace_file, sync, to_line, unlinked
 from attnbench.registry import check_options
 from attnbench.settings import SELECTION_SEED as SELECTION_SEED
 
@@ -204,10 +206,15 @@ class ResultsWriter:
         return row
 
     def complete(self) -> None:
-        """Writes the record that says the file is complete, and closes it."""
+        """Writes the record that says the file is complete, and closes it; all of it outlives the machine then."""
+        # The rows first: what a machine that died leaves must not be called complete.
+        os.fsync(self._file.fileno())
         ending = {"schema": SCHEMA, "complete": True, "num_rows": self.num_rows, "sha256": self._digest.hexdigest()}
         self._file.write(to_line(ending))
+        self._file.flush()
+        os.fsync(self._file.fileno())
         self.close()
+        sync(self.path.parent)
 
     def close(self) -> None:
         """Closes the file as it is."""
@@ -230,8 +237,22 @@ def read_results(path: Path, *, allow_incomplete: bool = False) -> list[ResultRo
         allow_incomplete: also takes a file that was cut off, and gives the rows that were written whole.
 
     Raises:
-        UserError: file and line of what is unreadable, of another schema, or missing at the end.
+        UserError: file and line of what is unreadable, of another schema, or missing at the end, and the way out.
     """
+    with _naming_the_way_out():
+        return parse_results(path, allow_incomplete=allow_incomplete)
+
+
+@contextmanager
+def _naming_the_way_out() -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{error}; once it is removed, the command that made it makes it again") from None
+
+
+def parse_results(path: Path, *, allow_incomplete: bool = False) -> list[ResultRow]:
+    """As read_results, of a file that nobody here could make again."""
     lines = read_json_lines(path)
     objects, complete = lines.objects, _completeness(lines)
     if complete:
@@ -239,7 +260,7 @@ def read_results(path: Path, *, allow_incomplete: bool = False) -> list[ResultRo
     elif not allow_incomplete:
         number = len(objects) + 1
         what = "is torn" if lines.torn else "lacks the record that the file is complete"
-        raise UserError(f"{path}:{number}: the end {what}; run the evaluation again")
+        raise UserError(f"{path}:{number}: the end {what}")
     rows = []
     for index, content in enumerate(objects):
         try:
@@ -260,10 +281,11 @@ def is_complete(path: Path) -> bool:
     """
     if not path.exists():
         return False
-    lines = read_json_lines(path)
-    if not _completeness(lines):
-        return False
-    _check_sum(lines)
+    with _naming_the_way_out():
+        lines = read_json_lines(path)
+        if not _completeness(lines):
+            return False
+        _check_sum(lines)
     return True
 
 

@@ -15,7 +15,8 @@ from attnbench.locks import device_lock
 from attnbench.prepare_probe import build_tasks
 from attnbench.prepare_run import Run, reopen
 from attnbench.rates import probe_cells, probe_choice, probe_searches
-from attnbench.run_training import evaluate, run_training
+from attnbench.results import is_complete
+from attnbench.run_training import evaluate, run_training, training_results
 from attnbench.runtime import resolve_device, start_afresh
 from attnbench.settings import EvaluationSettings, RunSettings
 from attnbench.stopping import interruptible
@@ -51,6 +52,8 @@ def evaluate_again(folder: Path, settings: RunSettings) -> Path:
     prepared = reopen(folder, settings)
     of_checkpoints, probes, system = by_kind(settings)
     with holding(folder, waits=True), device_lock(prepared.device, shared=True):
+        if not is_complete(training_results(prepared)):
+            log.warning(f"{folder}: the rows of its training are missing; the command that trained it makes them again")
         for evaluation in of_checkpoints:
             evaluate(prepared, evaluation)
     _run_cells(prepared, settings, probes, system)

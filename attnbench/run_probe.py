@@ -79,7 +79,7 @@ def run_probe(prepared: ProbeRun, *, shares_device: bool = False) -> Path:
     stop = StopRequest()
     with recording(prepared.folder, waits=True), device_lock(prepared.device, shared=shares_device):
         # Asked inside: another process may have finished it while this one waited.
-        if is_complete(prepared.results) and not prepared.settings.rerun:
+        if not prepared.settings.rerun and is_complete(prepared.results):
             return prepared.results
         write_config(prepared.folder, probe_config(prepared))
         stamp = stamp_environment(prepared.folder, prepared.device)

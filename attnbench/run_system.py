@@ -45,7 +45,7 @@ def run_system(settings: RunSettings, evaluation: EvaluationSettings) -> Path:
     built = build(evaluation.target, evaluation.options, SystemEvaluation, settings.trusted)
     with recording(prepared.folder, waits=True), device_lock(prepared.device, shared=False):
         # Asked inside: another process may have finished it while this one waited.
-        if is_complete(path) and not settings.rerun:
+        if not settings.rerun and is_complete(path):
             return path
         write_config(prepared.folder, resolved_config(prepared))
         stamp = stamp_environment(prepared.folder, prepared.device)

@@ -4,7 +4,7 @@ outputs/<experiment>/<variant>-<model>-T<seq_len>-seed<n>-<hash>/
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from attnbench.divergence import located
 from attnbench.errors import UserError
 from attnbench.evals.base import CheckpointEvaluation
 from attnbench.evals.rows import until_out_of_memory
-from attnbench.folder import ROOT, recording, stamp_environment, write_config
+from attnbench.folder import ROOT, first_environment, recording, stamp_environment, write_config
 from attnbench.hooks import Checkpoints, DivergedError, Estimate, Logging, Stopwatch, Validation
 from attnbench.identity import code_of, hash_with_code
 from attnbench.locks import device_lock
@@ -58,6 +58,8 @@ def run_training(settings: RunSettings, *, shares_device: bool = False, waits: b
             _clear(prepared)
         if checkpoint.is_final(prepared.checkpoints):
             log.info("finished before, not trained again (rerun=true does): %s", prepared.folder)
+            if not is_complete(training_results(prepared)):
+                _write_rows_again(prepared)
         else:
             # Rows that are there nevertheless are of a training that failed.
             _remove_results(prepared)
@@ -77,7 +79,7 @@ def results_of(prepared: Run, evaluation: EvaluationSettings) -> Path:
 def evaluate(prepared: Run, evaluation: EvaluationSettings) -> None:
     """Runs one evaluation on a finished training, unless its complete results are there."""
     path = results_of(prepared, evaluation)
-    if is_complete(path) and not prepared.settings.rerun:
+    if not prepared.settings.rerun and is_complete(path):
         return
     built = build(evaluation.target, evaluation.options, CheckpointEvaluation, prepared.settings.trusted)
     log.info(f"evaluating {evaluation.name} of {prepared.settings.mixer.name}")
@@ -104,6 +106,7 @@ def _train(prepared: Run, shares_device: bool) -> None:
     if resumed is None:
         check_causality(prepared.mixers, model, settings.seq_len, prepared.precision)
     state = resumed or TrainState.fresh(model)
+    state.shared_device |= shares_device
     batches = Batches(
         prepared.corpus.tokens["train"], settings.seq_len, train_settings.batch_size, settings.seed, prepared.device
     )
@@ -141,7 +144,7 @@ def _train(prepared: Run, shares_device: bool) -> None:
                 f"out of memory at train.batch_size={train_settings.batch_size}: a smaller train.micro_batch_size "
                 "divides a step without changing its result"
             ) from None
-    rows = _measurements(prepared, state, stopwatch, shares_device)
+    rows = _measurements(prepared, state.counters(), stopwatch)
     _write_rows(prepared, stamp, training_results(prepared), rows)
     checkpoint.save_final(prepared.checkpoints, state, prepared.record())
     if stop.signal is not None:
@@ -238,6 +241,18 @@ def _write_rows(prepared: Run, stamp: dict[str, Any], path: Path, measurements: 
             writer.write(measurement)
 
 
+def _write_rows_again(prepared: Run) -> None:
+    """The rows of a finished training whose file is missing or was cut off, from its checkpoint and its environment.
+
+    Raises:
+        UserError: one of them is missing or damaged.
+    """
+    final, path = prepared.checkpoints / "final", training_results(prepared)
+    counters, stamp = checkpoint.load_counters(final), first_environment(prepared.folder)
+    log.info(f"{path}: made again from {final}, without the memory and the first step's time, which it does not keep")
+    _write_rows(prepared, stamp, path, _measurements(prepared, counters, stopwatch=None))
+
+
 def _write_failure(prepared: Run, stamp: dict[str, Any], status: str, reason: str) -> None:
     """Rows without numbers, of the training and of the evaluations that would have followed it."""
     speed = Measurement(metric="tokens_per_second", value=None, unit="token/s", status=status, reason=reason)
@@ -247,28 +262,33 @@ def _write_failure(prepared: Run, stamp: dict[str, Any], status: str, reason: st
         _write_rows(prepared, stamp, results_of(prepared, evaluation), built.failed(prepared, status, reason))
 
 
-def _measurements(prepared: Run, state: TrainState, stopwatch: Stopwatch, shares_device: bool) -> Iterator[Measurement]:
-    """What the training itself showed: its best loss and, where it had the device alone, its speed and memory."""
-    if not shares_device:
-        yield from _speed(prepared, state, stopwatch)
-    # A process that trains one after the other keeps what libraries and graphs of former ones hold.
-    peak = peak_memory_mib(prepared.device) if not shares_device else None
-    if peak is not None:
-        yield Measurement(metric="peak_memory_mib", value=peak, unit="MiB")
+def _measurements(prepared: Run, counters: Mapping[str, Any], stopwatch: Stopwatch | None) -> Iterator[Measurement]:
+    """What the training itself showed: its best loss and, where it had the device alone, its speed and memory.
+
+    Args:
+        counters: of the state at its end; one of a version that did not say who had the device gives no speed.
+        stopwatch: of the sitting that ends here; None long after it.
+    """
+    if not counters.get("shared_device", True):
+        yield from _speed(prepared, counters)
+        if stopwatch is not None and stopwatch.first_step_seconds is not None:
+            yield Measurement(metric="first_step_seconds", value=stopwatch.first_step_seconds, unit="s")
+        # A process that trains one after the other keeps what libraries and graphs of former ones hold.
+        peak = peak_memory_mib(prepared.device) if stopwatch is not None else None
+        if peak is not None:
+            yield Measurement(metric="peak_memory_mib", value=peak, unit="MiB")
     yield Measurement(metric="forward_flops_per_token", value=prepared.matched.flops_per_token, unit="FLOP")
     if prepared.matched.state_bytes is not None:
         yield Measurement(metric="state_bytes", value=prepared.matched.state_bytes, unit="B")
-    if state.best_nats is not None:
+    if counters["best_nats"] is not None:
         axes = {"split": "validation", "checkpoint": "best"}
-        yield Measurement(metric="nats_per_character", value=state.best_nats, unit="nat", settings=axes)
+        yield Measurement(metric="nats_per_character", value=counters["best_nats"], unit="nat", settings=axes)
 
 
-def _speed(prepared: Run, state: TrainState, stopwatch: Stopwatch) -> Iterator[Measurement]:
+def _speed(prepared: Run, counters: Mapping[str, Any]) -> Iterator[Measurement]:
     """Without each sitting's first step, which compiles."""
-    tokens_per_step = prepared.settings.train.batch_size * prepared.settings.seq_len
-    if state.warm_steps:
-        speed, num_tokens = state.warm_steps * tokens_per_step / state.warm_seconds, state.warm_steps * tokens_per_step
+    num_tokens = counters["warm_steps"] * prepared.settings.train.batch_size * prepared.settings.seq_len
+    if num_tokens:
+        speed = num_tokens / counters["warm_seconds"]
         yield Measurement(metric="tokens_per_second", value=speed, unit="token/s", num_samples=num_tokens)
-    yield Measurement(metric="train_seconds", value=state.seconds, unit="s", num_samples=state.step)
-    if stopwatch.first_step_seconds is not None:
-        yield Measurement(metric="first_step_seconds", value=stopwatch.first_step_seconds, unit="s")
+    yield Measurement(metric="train_seconds", value=counters["seconds"], unit="s", num_samples=counters["step"])

@@ -12,7 +12,7 @@ from rich.text import Text
 from attnbench.documents import MOST_JSON_BYTES, read_bounded
 from attnbench.errors import UserError
 from attnbench.escaping import markdown_text, printable
-from attnbench.results import Identity, ResultRow, read_results, same_corpus
+from attnbench.results import Identity, ResultRow, is_complete, read_results, same_corpus
 
 LABELS = {"variant": "variant", "backend": "backend", "parameters": "params"}
 """Columns that every table has, and what stands above them."""
@@ -52,12 +52,12 @@ def read_folders(folders: Sequence[Path], *, last_only: bool = False) -> list[Re
     """All rows of the runs in `folders`, those of their cells too.
 
     Args:
-        last_only: of an evaluation that a run has with several settings, only what was measured last.
+        last_only: of an evaluation that a run has with several settings, only what was measured last, and to its end.
     """
     everywhere = [place for folder in folders for place in (folder, *_cells_of(folder))]
     files = [path for place in dict.fromkeys(everywhere) for path in sorted((place / "results").glob("*.jsonl"))]
     if last_only:
-        by_time = sorted(files, key=lambda path: path.stat().st_mtime_ns)
+        by_time = sorted(filter(is_complete, files), key=lambda path: path.stat().st_mtime_ns)
         last = {(path.parent, path.stem.rpartition("-")[0]): path for path in by_time}
         files = [path for path in files if path in last.values()]
     return [row for path in files for row in read_results(path)]

@@ -8,7 +8,7 @@ from typing import Any
 from attnbench.documents import MOST_JSON_BYTES, parse_json, parse_yaml, read_bounded
 from attnbench.errors import UserError
 from attnbench.jsonlines import read_json_lines, replace_file, to_line
-from attnbench.results import is_complete, read_results
+from attnbench.results import is_complete, parse_results
 
 CARRIED = re.compile(r"comparison\.json|(cells/)?[^/]+/(results/[^/]+\.jsonl|environment[^/]*\.json|config\.yaml)")
 """Paths in an experiment's folder that such a file may hold."""
@@ -95,7 +95,7 @@ def _check(path: Path, text: str, staging: Path) -> None:
     if path.suffix == ".jsonl":
         copy = staging / "results.jsonl"
         copy.write_text(text, encoding="utf-8")
-        names = {f"{row.identity.evaluation}-{row.identity.config_hash}" for row in read_results(copy)}
+        names = {f"{row.identity.evaluation}-{row.identity.config_hash}" for row in parse_results(copy)}
         if names != {path.stem}:
             raise ValueError(f"rows of {', '.join(sorted(names)) or 'nothing'}")
     else:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from attnbench.errors import Interrupted, UserError
-from attnbench.jsonlines import unlinked
+from attnbench.jsonlines import unlinked_log
 from attnbench.stopping import SIGNALS
 
 Item = TypeVar("Item")
@@ -182,7 +182,7 @@ def _serve(function: Callable[[Any], Any], connection: Connection, log: str, num
     """A worker's life: items in, None or an error out, until the other end closes."""
     # In a session of its own, Ctrl-C on the terminal reaches the parent alone, which then asks it to stop, once.
     os.setsid()
-    descriptor = os.open(unlinked(Path(log)), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    descriptor = os.open(unlinked_log(Path(log)), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(descriptor, stream.fileno())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from attnbench.checkpoint import ModelRecord, best_folder, load_model, load_record
+from attnbench.checkpoint import ModelRecord, best_folder, is_final, load_model, load_record
 from attnbench.data import decode, encode
 from attnbench.documents import read_bounded
 from attnbench.errors import UserError
@@ -132,7 +132,7 @@ def _checkpoint(folder: Path, which: str) -> Path:
         UserError: there is none.
     """
     checkpoints = folder / "checkpoint"
-    if not (checkpoints / "final" / "state.json").exists():
+    if not is_final(checkpoints):
         raise UserError(f"run={folder}: has no finished training; the train.py command that made it goes on with it")
     return best_folder(checkpoints) if which == "best" else checkpoints / "final"
 

@@ -397,7 +397,7 @@ def test_a_file_without_a_checksum_is_not_read(file, tmp_path):
         load_model(path.parent)
 
 
-@pytest.mark.parametrize("dies_in", ["save_file", "_sha256", "_sync"])
+@pytest.mark.parametrize("dies_in", ["save_file", "_sha256", "sync"])
 def test_a_write_that_was_cut_off_is_passed_over_and_swept_up(dies_in, tmp_path, monkeypatch):
     state = saved_at(tmp_path, 4)
 

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -333,6 +334,48 @@ def test_a_cell_that_dies_is_recorded_and_tried_again_the_next_time(
     compare.compare(own, compose)
     assert len(ran) == num_tried_again
     assert record(tmp_path / "little")["failures"] == []
+
+
+@pytest.fixture
+def copied(whole, tmp_path) -> Path:
+    """The comparison's folder, in a place where a test may damage it."""
+    folder, _ = whole
+    return Path(shutil.copytree(folder, tmp_path / "outputs" / folder.name))
+
+
+@pytest.mark.parametrize("how", ["missing", "empty", "torn", "a hole in it"])
+def test_a_cell_whose_rows_were_cut_off_is_made_again(how, copied, text, ran):
+    before = rows(copied)
+    for kind in ("softmax-*/results/training-*", "cells/copy-plain-*/results/*", "cells/throughput-plain-*/results/*"):
+        path = sorted(copied.glob(kind))[0]
+        content = path.read_bytes()
+        path.unlink()
+        if how == "a hole in it":
+            path.write_bytes(b"\0" * 4096 + content[4096:])
+        elif how != "missing":
+            path.write_bytes(content[:-9] if how == "torn" else b"")
+    compare.compare(settings(text, copied.parent), compose)
+    assert sorted(cell.group for cell in ran) == ["copy", "throughput", "training"]
+    assert rows(copied) == before
+
+
+def test_an_altered_cell_fails_by_its_file_and_the_others_are_run(copied, text, ran):
+    before = rows(copied)
+    altered = [next(copied.glob(f"cells/copy-plain-*-seed{seed}-*/results/*.jsonl")) for seed in (SELECTION_SEED, 0)]
+    [torn] = copied.glob("cells/throughput-plain-*/results/*.jsonl")
+    for path in altered:
+        path.write_bytes(path.read_bytes().replace(b'"num_devices": 1', b'"num_devices": 2', 1))
+    torn.write_bytes(torn.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"failed, listed in comparison\.json"):
+        compare.compare(settings(text, copied.parent), compose)
+    reasons = [failure["reason"] for failure in record(copied)["failures"]]
+    [reason] = [reason for reason in reasons if str(altered[0]) in reason]
+    assert reason.endswith("once it is removed, the command that made it makes it again")
+    assert compare.is_whole(torn)
+    for path in altered:
+        path.unlink()
+    compare.compare(settings(text, copied.parent), compose)
+    assert [row["value"] for row in rows(copied)] == [row["value"] for row in before]
 
 
 def test_a_training_that_diverges_is_done_and_no_failure(text, tmp_path, ran):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from small import TINY_RUN, compose_once, fresh_state, record, small_model
+from test_results import IDENTITY
 
 from attnbench import checkpoint
 from attnbench.checkpoint import load_last, save_step
@@ -18,7 +19,8 @@ from attnbench.folder import recording
 from attnbench.hooks import Checkpoints
 from attnbench.jsonlines import replace_file
 from attnbench.metrics import MetricsLog, read_metrics
-from attnbench.results import ResultRow, is_complete, read_results
+from attnbench.prepare_run import prepare
+from attnbench.results import Measurement, ResultRow, ResultsWriter, is_complete, read_results
 from attnbench.run_model import run
 
 
@@ -60,7 +62,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(share, tmp_path):
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
-@pytest.mark.parametrize("place", ["save_file", "_sync"])
+@pytest.mark.parametrize("place", ["save_file", "sync"])
 def test_a_disk_that_fills_up_is_one_line_and_the_same_command_goes_on(code, place, tmp_path, monkeypatch):
     own, calls, act = settings(tmp_path), [], getattr(checkpoint, place)
 
@@ -119,6 +121,60 @@ def test_a_folder_that_may_not_be_written_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "open", refused)
     with pytest.raises(UserError, match="Read-only file system"), recording(tmp_path, waits=False):
         pass
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "config.yaml", "results", "train.log", "checkpoint"])
+def test_what_is_in_the_way_is_named_and_so_is_the_way_out(name, tmp_path):
+    own = settings(tmp_path)
+    place = prepare(own).folder / name
+    place.parent.mkdir(parents=True)
+    place.mkdir() if "." in name else place.write_text("")
+    if name == "metrics.jsonl":
+        # Not replaced by a rename where nothing is in it.
+        (place / "own").mkdir()
+    with pytest.raises(UserError) as caught:
+        run(own)
+    assert f"{place}: " in str(caught.value) or f"{place}/" in str(caught.value)
+    assert "it is in the way: once it is renamed or removed, the same command goes on" in str(caught.value)
+    place.rename(tmp_path / "elsewhere")
+    assert run(own) == place.parent
+
+
+def test_a_file_with_other_names_is_replaced_and_they_keep_what_they_had(tmp_path):
+    own = settings(tmp_path, "eval=perplexity")
+    folder = run(own)
+    copy = tmp_path / "snapshot"
+    shutil.copytree(folder, copy, copy_function=os.link)
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    own.rerun = True
+    run(own)
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+    # A log that is written on keeps what it had.
+    assert (folder / "train.log").read_bytes().startswith((copy / "train.log").read_bytes())
+    # Cut off and made again, the file itself is there.
+    [path] = (folder / "results").glob("perplexity-*.jsonl")
+    path.write_bytes(path.read_bytes()[:1000])
+    os.link(path, tmp_path / "cut")
+    own.rerun = False
+    run(own)
+    assert is_complete(path)
+    assert (tmp_path / "cut").stat().st_size == 1000
+
+
+def test_results_are_on_the_disk_before_they_are_called_complete(tmp_path, monkeypatch):
+    synced = []
+
+    def watched(descriptor, sync=os.fsync):
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append((path, path.read_text() if path.is_file() else None))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    path = tmp_path / "results" / "perplexity.jsonl"
+    with ResultsWriter(path, IDENTITY) as writer:
+        writer.write(Measurement(metric="loss", value=1, unit="nats"))
+    lines = path.read_text().splitlines(keepends=True)
+    assert synced == [(path, lines[0]), (path, "".join(lines)), (path.parent, None)]
 
 
 def test_a_replacement_that_does_not_fit_leaves_the_old_file(tmp_path, monkeypatch):

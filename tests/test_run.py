@@ -33,6 +33,7 @@ from attnbench.prepare_run import prepare
 from attnbench.publish import publish
 from attnbench.results import ResultRow, read_results
 from attnbench.run_model import run
+from attnbench.run_training import run_training
 from attnbench.terminal import print_summary
 
 CLOCKS = ("seconds", "tokens_per_second")
@@ -296,6 +297,110 @@ def test_a_rerun_trains_again_to_the_same_numbers(folder, tmp_path):
     assert final_bytes(first) == weights
     assert not (first / "results" / "perplexity-0123abcd.jsonl").exists()
     assert all(path.exists() for path in own)
+
+
+def cut(content: bytes, how: str) -> bytes | None:
+    ending = content.rstrip(b"\n").rfind(b"\n") + 1
+    return {
+        "missing": None,
+        "empty": b"",
+        "torn": content[: len(content) // 2],
+        "without its end": content[:ending],
+        "torn in its end": content[: ending + 9],
+        "a hole in it": content[:40] + b"\0" * 4096 + content[40:],
+    }[how]
+
+
+@pytest.mark.parametrize("how", ["missing", "empty", "torn", "without its end", "torn in its end", "a hole in it"])
+def test_the_rows_of_a_finished_training_are_made_again_from_its_checkpoint(how, folder, finished):
+    [path] = (finished / "results").glob("training-*.jsonl")
+    whole, rows = path.read_bytes(), read_results(path)
+    weights = (finished / "checkpoint" / "final" / "state.json").stat().st_mtime_ns
+    damaged = cut(whole, how)
+    try:
+        path.unlink()
+        if damaged is not None:
+            path.write_bytes(damaged)
+        code, output, errors = run_here("train.py", *words(folder))
+        again = read_results(path)
+    finally:
+        path.write_bytes(whole)
+    assert code == 0, errors
+    assert f"{path}: made again from" in errors
+    # Nobody kept how long the first step took.
+    assert again == [row for row in rows if row.measurement.metric != "first_step_seconds"]
+    assert len(again) < len(rows)
+    assert f"{value(again, 'tokens_per_second')[0]:,.0f}" in output
+    assert (finished / "checkpoint" / "final" / "state.json").stat().st_mtime_ns == weights
+
+
+def test_the_speed_of_a_training_that_was_not_alone_is_not_made_up(folder, tmp_path):
+    write_text(tmp_path / "small.txt", seed=0)
+    settings = compose_once(words(tmp_path))
+    prepared = run_training(replace(settings, evaluations=[]), shares_device=True)
+    [path] = (prepared.folder / "results").glob("training-*.jsonl")
+    rows = read_results(path)
+    assert not {row.measurement.metric for row in rows} & {"tokens_per_second", "train_seconds"}
+    path.unlink()
+    # Alone this time, which says nothing of back then.
+    run_training(replace(settings, evaluations=[]), shares_device=False)
+    assert read_results(path) == rows
+
+
+def test_a_cut_off_file_of_other_settings_is_no_obstacle(folder, finished):
+    [path] = (finished / "results").glob("perplexity-*.jsonl")
+    other = path.with_name("perplexity-0123abcd.jsonl")
+    other.write_bytes(path.read_bytes()[:1000])
+    try:
+        code, output, errors = run_here("train.py", *words(folder))
+    finally:
+        other.unlink()
+    assert code == 0, errors
+    assert "softmax" in output
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "state.json", "config.json"])
+@pytest.mark.parametrize("how", ["missing", "torn", "a folder"])
+def test_a_damaged_final_checkpoint_names_a_way_out_that_leads_out(how, file, folder, finished, tmp_path):
+    write_text(tmp_path / "small.txt", seed=0)
+    copy = tmp_path / "outputs" / "demo" / finished.name
+    shutil.copytree(finished, copy)
+    final = copy / "checkpoint" / "final"
+    content = (final / file).read_bytes()
+    (final / file).unlink()
+    if how == "torn":
+        (final / file).write_bytes(content[: len(content) // 2])
+    elif how == "a folder":
+        (final / file).mkdir()
+    shutil.rmtree(copy / "results")
+    settings = compose_once(words(tmp_path))
+    with pytest.raises(UserError) as caught:
+        run(settings)
+    message = str(caught.value)
+    assert str(final / file) in message
+    assert f"once {final} is removed, the command that trained it trains again" in message
+    assert "the same command goes on" not in message
+    shutil.rmtree(final)
+    assert run(settings) == copy
+    assert final_bytes(copy) == final_bytes(finished)
+
+
+def test_altered_results_name_a_way_out_that_leads_out(folder, finished, tmp_path):
+    write_text(tmp_path / "small.txt", seed=0)
+    copy = tmp_path / "outputs" / "demo" / finished.name
+    shutil.copytree(finished, copy)
+    settings = compose_once(words(tmp_path))
+    for evaluation in ("training", "perplexity"):
+        [path] = (copy / "results").glob(f"{evaluation}-*.jsonl")
+        whole = path.read_bytes()
+        path.write_bytes(whole.replace(b'"num_devices": 1', b'"num_devices": 2', 1))
+        with pytest.raises(UserError, match="altered after it was written") as caught:
+            run(settings)
+        assert f"{path}: " in str(caught.value)
+        assert "once it is removed, the command that made it makes it again" in str(caught.value)
+        path.unlink()
+        run(settings)
+        assert {row.identity.num_devices for row in read_results(path)} == {1}
 
 
 def test_an_evaluation_that_is_new_or_cut_off_runs_without_a_training(folder, finished):

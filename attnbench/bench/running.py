@@ -97,7 +97,7 @@ class Results:
     def cell(self, name: str, measure: Callable[[], Iterable[Measurement]]) -> Iterator[ResultRow]:
         """The rows of a cell as they come; those of a cell that was cut off are measured again."""
         path = cell_file(self.folder, self.identity.evaluation, name)
-        if is_complete(path) and not self.rerun:
+        if not self.rerun and is_complete(path):
             yield from read_results(path)
             return
         with ResultsWriter(path, self.identity) as writer:

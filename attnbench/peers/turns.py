@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attnbench.jsonlines import replace_file
+from attnbench.jsonlines import replace_file, unlinked
 from attnbench.peers.cases import Case, Peer
 from attnbench.peers.implementations import Job
 from attnbench.peers.rows import OURS, Contestant, measurements_of, write_rows
@@ -113,7 +113,7 @@ def _built(
     """
     log = folder / "output.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_text("")
+    unlinked(log).write_text("")
     ours = Peer(name=OURS, kind=case.kind, options=case.options)
     found: list[Contestant] = []
     parameters = None

@@ -1,6 +1,6 @@
 """What several mixers and the model share: norm, projections, feed-forward, short convolution, rotary positions.
 
-Every module with parameters initialises itself through `init_weights(generator, num_layers)`; see `Mixer`.
+Every module with parameters initialises itself through `init_weights(generator, num_branches)`; see `Mixer`.
 """
 
 from typing import ClassVar
@@ -20,16 +20,16 @@ class Projection(nn.Linear):
     """A linear map without bias.
 
     Args:
-        residual: its output is added to the residual stream, so its initial scale shrinks with the model's depth.
+        residual: its output is added to the residual stream, so the more branches there are the smaller it starts.
     """
 
     def __init__(self, in_features: int, out_features: int, *, residual: bool = False) -> None:
         super().__init__(in_features, out_features, bias=False)
         self.residual = residual
 
-    def init_weights(self, generator: torch.Generator, num_layers: int) -> None:
-        """Normal with INITIAL_DEVIATION, over sqrt(2 × depth) where it writes to the residual stream (GPT-2)."""
-        deviation = INITIAL_DEVIATION / (2 * num_layers) ** 0.5 if self.residual else INITIAL_DEVIATION
+    def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
+        """Normal with INITIAL_DEVIATION, over sqrt(num_branches) where it writes to the residual stream (GPT-2)."""
+        deviation = INITIAL_DEVIATION / num_branches**0.5 if self.residual else INITIAL_DEVIATION
         nn.init.normal_(self.weight, std=deviation, generator=generator)
 
 
@@ -43,7 +43,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(width))
 
-    def init_weights(self, generator: torch.Generator, num_layers: int) -> None:
+    def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
         nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class ShortConvolution(nn.Module):
             raise UserError(f"attn.conv_size={size}: must be positive, or 0 for no convolution")
         self.weight = nn.Parameter(torch.empty(channels, size))
 
-    def init_weights(self, generator: torch.Generator, num_layers: int) -> None:
+    def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
         bound = self.size**-0.5
         nn.init.uniform_(self.weight, -bound, bound, generator=generator)
 

@@ -33,6 +33,8 @@ class Matched:
     match: str
     parameters: int
     reference_parameters: int
+    num_branches: int
+    """See `LanguageModel.num_branches`."""
     flops_per_token: float
     """Forward, at the run's sequence length."""
     reference_flops_per_token: float
@@ -111,6 +113,7 @@ def match_model(
         match=match if match == "state" or model.feed_forward_width else "none",
         parameters=chosen.num_parameters(),
         reference_parameters=reference.num_parameters(),
+        num_branches=chosen.num_branches,
         flops_per_token=flops(chosen),
         reference_flops_per_token=flops(reference),
         state_bytes=_state_bytes(chosen, layers, seq_len, precision),

@@ -50,7 +50,7 @@ class Embedding(nn.Embedding):
     def reset_parameters(self) -> None:
         """Nothing: `init_weights` draws the weights, and to draw them on the meta device torch loads its compiler."""
 
-    def init_weights(self, generator: torch.Generator, num_layers: int) -> None:
+    def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
         nn.init.normal_(self.weight, std=0.02, generator=generator)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -117,6 +117,11 @@ class LanguageModel(nn.Module):
         from attnbench.kernels.embedding import embed
 
         return embed(tokens.flatten(), weight, dtype).unflatten(0, tokens.shape)
+
+    @property
+    def num_branches(self) -> int:
+        """Outputs added to the residual stream: two a layer, one where there is no feed-forward."""
+        return sum(1 if block.feed_forward is None else 2 for block in self.layers)
 
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> list[State]:
         """One empty state a layer."""
@@ -208,7 +213,7 @@ def build_model(
     built = build_meta(mixers, model, vocabulary_size=vocabulary_size, trusted=trusted)
     # Weights are drawn on the CPU and then moved: generators of two devices give different numbers.
     built.to_empty(device="cpu")
-    init_weights(built, seed, model.num_layers)
+    init_weights(built, seed, built.num_branches)
     if model.initial_deviation is not None:
         with torch.no_grad():
             for module in built.modules():
@@ -217,7 +222,7 @@ def build_model(
     return built.to(device)
 
 
-def init_weights(model: nn.Module, seed: int, num_layers: int) -> None:
+def init_weights(model: nn.Module, seed: int, num_branches: int) -> None:
     """Initialises every module with a generator of its own, seeded by (seed, full name): an option shifts nothing else.
 
     Several modules at a time, each in a thread: one core draws a hundred million numbers a second, and a large model
@@ -233,7 +238,7 @@ def init_weights(model: nn.Module, seed: int, num_layers: int) -> None:
             module_seed = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7])
             initialise: Any = getattr(module, "init_weights", None)
             if initialise is not None:
-                drawn.append(threads.submit(initialise, torch.Generator().manual_seed(module_seed), num_layers))
+                drawn.append(threads.submit(initialise, torch.Generator().manual_seed(module_seed), num_branches))
             elif hasattr(module, "reset_parameters"):
                 with torch.random.fork_rng(devices=[]):
                     torch.manual_seed(module_seed)

@@ -17,7 +17,7 @@ from attnbench.identity import code_of, config_hash
 from attnbench.matching import Matched, match_model
 from attnbench.mixers.base import Mixer
 from attnbench.model import resolve_mixer
-from attnbench.prepare_run import measured_by, without_names
+from attnbench.prepare_run import hashed_model, measured_by
 from attnbench.registry import build, resolve
 from attnbench.results import Identity
 from attnbench.runtime import resolve_device, resolve_precision
@@ -90,7 +90,7 @@ def prepare_probe(settings: RunSettings, evaluation: EvaluationSettings, index: 
         "mixers": [{"target": own.target, **own.options} for own in mixers],
         "evaluation": evaluation.target,
         "task": {name: value for name, value in asdict(task).items() if name != "model"},
-        "model": without_names(asdict(matched.model if matched is not None else task.model)),
+        "model": hashed_model(matched.model if matched is not None else task.model, matched),
         "train": {name: value for name, value in asdict(train_settings).items() if name != "log_interval_steps"},
         "device": device.type,
         "seed": settings.seed,

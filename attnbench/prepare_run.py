@@ -162,7 +162,10 @@ def reopen(folder: Path, settings: RunSettings) -> Run:
     if corpus_label(prepared.corpus) != corpus:
         raise UserError(f"run={folder}: was trained on {corpus}, and {corpus_label(prepared.corpus)} is what is found")
     if config_hash(_identity_of_training(_as_trained(prepared, resolved))) != hashed:
-        raise UserError(f"{folder / 'config.yaml'}: does not describe the training {hashed}; was it altered?")
+        raise UserError(
+            f"{folder / 'config.yaml'}: does not describe the training {hashed} as this version of attnbench makes it; "
+            "was it altered?"
+        )
     prepared.folder, prepared.config_hash = folder, hashed
     return prepared
 
@@ -201,7 +204,7 @@ def _identity_of_training(prepared: Run) -> dict[str, Any]:
     training = {key: value for key, value in asdict(prepared.settings.train).items() if key not in NOT_HASHED}
     return {
         "mixers": [{"target": mixer.target, **mixer.options} for mixer in prepared.mixers],
-        "model": without_names(asdict(prepared.matched.model)),
+        "model": hashed_model(prepared.matched.model, prepared.matched),
         "data": {"fingerprint": prepared.corpus.fingerprint, "vocabulary_size": prepared.corpus.vocabulary_size},
         "train": {**training, "num_steps": prepared.num_steps, "compile": prepared.compile},
         "precision": prepared.precision,
@@ -217,9 +220,14 @@ def code_of_training(prepared: Run) -> dict[str, Any]:
     return code_of([mixer.target for mixer in prepared.mixers], TRAINED, prepared.settings.trusted)
 
 
-def without_names(model: dict[str, Any]) -> dict[str, Any]:
-    """What of a model's settings changes its numbers."""
-    return {key: value for key, value in model.items() if key not in ("name", "parameters")}
+def hashed_model(model: ModelSettings, matched: Matched | None) -> dict[str, Any]:
+    """What of a model's settings changes its numbers, and how many branches its initial weights are scaled for.
+
+    Two a layer say nothing and are null, which no hash has.
+    """
+    settings = {key: value for key, value in asdict(model).items() if key not in ("name", "parameters")}
+    num_branches = matched.num_branches if matched is not None else None
+    return {**settings, "num_branches": None if num_branches == 2 * model.num_layers else num_branches}
 
 
 def resolved_config(prepared: Run) -> dict[str, Any]:

@@ -8,11 +8,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.config import compose
 from attnbench.errors import UserError
+from attnbench.layers import Projection
 from attnbench.matching import REFERENCE, match_model
 from attnbench.mixers.base import Mixer, state_bytes
 from attnbench.mixers.linear import LinearAttention
 from attnbench.model import build_meta, build_model, init_weights
-from attnbench.prepare_run import prepare
+from attnbench.prepare_run import hashed_model, prepare
 from attnbench.registry import resolve
 from attnbench.settings import MixerSettings, ModelSettings
 
@@ -46,7 +47,7 @@ def test_initial_weights_do_not_depend_on_how_many_threads_draw_them(monkeypatch
 
 def test_what_goes_wrong_while_weights_are_drawn_is_raised():
     class Broken(nn.Module):
-        def init_weights(self, generator, num_layers):
+        def init_weights(self, generator, num_branches):
             raise RuntimeError("no weights")
 
     with pytest.raises(RuntimeError, match="no weights"):
@@ -293,3 +294,17 @@ def test_another_initial_deviation_scales_the_projections_and_nothing_else():
     for name, weight in usual.items():
         factor = 3 if name in projections or name.endswith(("down.weight", "decay.weight", "beta.weight")) else 1
         torch.testing.assert_close(wide[name], factor * weight, msg=name)
+
+
+@pytest.mark.parametrize(("feed_forward_width", "num_branches"), [(24, 4), (0, 2)])
+def test_what_is_added_to_the_residual_stream_starts_scaled_by_the_branches_there_are(feed_forward_width, num_branches):
+    size = ModelSettings(name="s", dim=256, num_layers=2, head_width=64, feed_forward_width=feed_forward_width)
+    mixers = [mixer_settings("gated_deltanet")] * 2
+    model = build_model(mixers, size, vocabulary_size=10, seed=0)
+    residual = [module.weight for module in model.modules() if isinstance(module, Projection) and module.residual]
+    assert len(residual) == model.num_branches == num_branches
+    for weight in residual:
+        assert weight.std().item() == pytest.approx(0.02 / num_branches**0.5, rel=0.05)
+    # In the identity only where it is not twice the depth, so that no hash of a model with feed-forwards has moved.
+    matched = match_model(mixers, size, match="none", seq_len=16, vocabulary_size=10)
+    assert hashed_model(size, matched)["num_branches"] == (None if feed_forward_width else num_branches)

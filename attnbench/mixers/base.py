@@ -80,13 +80,14 @@ class Mixer(nn.Module, ABC):
         """
         return []
 
-    def init_weights(self, generator: torch.Generator, num_layers: int) -> None:
+    def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
         """Fills the parameters this module itself owns, drawing from the generator alone: others, submodules too, are
         asked for theirs at the same time, in threads.
 
         Args:
             generator: a CPU generator seeded by the run's seed and this module's full name.
-            num_layers: depth of the model, for scaling what is added to the residual stream.
+            num_branches: how many outputs are added to the residual stream, one a mixer and one a feed-forward, for
+                scaling what is added.
         """
 
     @abstractmethod

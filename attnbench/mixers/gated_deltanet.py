@@ -118,7 +118,7 @@ class GatedDeltaNet(Mixer):
             if key_width * (width / key_width) == width
         ]
 
-    def init_weights(self, generator: torch.Generator, num_layers: int) -> None:
+    def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
         """Decays of 0.001 to 0.4 a position, spread evenly by ratio over the heads, the slowest first: time steps
         through softplus's inverse, times a rate of 1. Drawn, as in Mamba-2, it is luck whether a model of one head can
         remember the beginning of a sequence; and one that forgets slowly begins to learn recall sooner."""

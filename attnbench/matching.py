@@ -53,11 +53,13 @@ class Matched:
         parameters = self.parameters / self.reference_parameters - 1
         flops = self.flops_per_token / self.reference_flops_per_token - 1
         state = "no state" if self.state_bytes is None else f"{self.state_bytes:,} state bytes"
+        solvable = self.match == "state" or self.model.feed_forward_width
+        unsolved = "" if solvable else " (no feed-forward whose width could be solved)"
         return (
-            f"match={self.match}: {mixer} has {self.parameters:,} parameters ({parameters:+.2%} of softmax's) and "
-            f"{self.flops_per_token / 1e6:.2f} forward MFLOPs a token ({flops:+.2%}), "
-            f"feed_forward_width {self.model.feed_forward_width}, {state} a sequence of {self.seq_len:,} in "
-            f"{self.precision}{self._memory_statement()}"
+            f"match={self.match}{unsolved}: {mixer} has {self.parameters:,} parameters "
+            f"({parameters:+.2%} of softmax's) and {self.flops_per_token / 1e6:.2f} forward MFLOPs a token "
+            f"({flops:+.2%}), feed_forward_width {self.model.feed_forward_width}, {state} a sequence of "
+            f"{self.seq_len:,} in {self.precision}{self._memory_statement()}"
         )
 
     def _memory_statement(self) -> str:
@@ -80,8 +82,9 @@ def match_model(
     """Solves `feed_forward_width`, in steps of 8 where that comes within 1 %, of 1 otherwise; or the mixers' states.
 
     Width, depth and head width of the model stay alike across mixers. A model without feed-forward has no width to
-    solve. With match=state the feed-forward stays as it is, and each layer's mixer gets the legal value of its own
-    setting at which its memory is nearest that of Gated DeltaNet in this model; see `Mixer.state_choices`.
+    solve: it is matched by nothing, and says so. With match=state the feed-forward stays as it is, and each layer's
+    mixer gets the legal value of its own setting at which its memory is nearest that of Gated DeltaNet in this model;
+    see `Mixer.state_choices`.
 
     Args:
         mixers: one a layer, backends resolved.

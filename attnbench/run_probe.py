@@ -1,5 +1,6 @@
 """One training of a probe's task, from its first step to its scores, in a folder of its own."""
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -35,6 +36,8 @@ PLATEAU = 0.95
 
 
 VALIDATION = {"split": "validation"}
+
+log = logging.getLogger(__name__)
 
 
 class TrainingSequences:
@@ -99,6 +102,7 @@ def _measurements(prepared: ProbeRun, shares_device: bool, stop: StopRequest) ->
     if prepared.matched is None:
         yield from _failed(prepared, "unsupported", prepared.obstacle)
         return
+    log.info(prepared.matched.statement(prepared.settings.mixer.name))
     yield from _budget(prepared.matched)
     try:
         trained = attempt(lambda: _train(prepared, stop))
@@ -192,7 +196,7 @@ def _hooks(
     stack.callback(metrics_log.close)
     bar = ProgressBar(task.num_steps, tokens_per_step, state.step, prepared.settings.mixer.name)
     stack.callback(bar.close)
-    logging = Logging(
+    shown = Logging(
         log=metrics_log,
         mirror=_no_mirror(prepared),
         bar=bar,
@@ -204,7 +208,7 @@ def _hooks(
     plateau = Plateau(
         select=lambda: task.selection(state.model, seed, device),
         precision=prepared.precision,
-        logging=logging,
+        logging=shown,
         stopwatch=stopwatch,
         interval=CHECK_STEPS,
         num_steps=task.num_steps,
@@ -219,7 +223,7 @@ def _hooks(
         validation_interval=task.num_steps,
         num_steps=task.num_steps,
     )
-    return [logging, plateau, checkpoints]
+    return [shown, plateau, checkpoints]
 
 
 def _no_mirror(prepared: ProbeRun) -> WandbMirror:

@@ -164,6 +164,8 @@ def test_a_model_without_feed_forward_has_a_state_to_match_but_no_width():
     assert match_state(settings, bare).mixers[1].options["value_expansion"] == 2
     widths = match_model([settings] * 2, bare, match="params", seq_len=100, vocabulary_size=30)
     assert (widths.match, widths.mixers) == ("none", [settings] * 2)
+    assert widths.statement("x").startswith("match=none (no feed-forward whose width could be solved): x has ")
+    assert "could be solved" not in match_state(settings, bare).statement("x")
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ def test_a_scored_training_has_every_row(tmp_path):
     assert {"config.yaml", "environment.json", "train.log", "metrics.jsonl"} <= {
         path.name for path in own.folder.iterdir()
     }
+    assert "match=none (no feed-forward whose width could be solved): " in (own.folder / "train.log").read_text()
 
 
 def test_the_seed_that_rates_are_chosen_on_is_not_scored(tmp_path):

@@ -82,7 +82,10 @@ def _budgets(figures: Sequence[Figure]) -> list[Markup]:
     if not lines:
         return []
     headers = ["Variant", "Backend", "Model of", "Parameters", "Forward FLOPs a token", "State bytes a sequence"]
-    note = f"Percentages are differences from {lines[0][0]}’s model of the same task."
+    note = (
+        f"Percentages are differences from {lines[0][0]}’s model of the same task. Models are matched by the width "
+        "of their feed-forward: where a task’s models have none, as recall’s, they differ by what their mixers need."
+    )
     return [table("Budgets achieved", headers, lines, num_labels=3), element("p", note, class_="note")]
 
 

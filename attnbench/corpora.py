@@ -190,13 +190,17 @@ def split_files(folder: Path, suffix: str = ".parquet", prefix: str = "") -> dic
     return {split: list(parts[split].values()) for split in SPLITS if split in parts}
 
 
-def read_splits(folder: Path, files: dict[str, list[Path]]) -> dict[str, Text]:
-    """The text of every split of `files`, parts joined in order; a UserError names a split that is missing."""
-    missing = [split for split in SPLITS if split not in files]
+def read_splits(folder: Path, files: dict[str, list[Path]], wanted: tuple[str, ...] = SPLITS) -> dict[str, Text]:
+    """The text of every split of `files`, parts joined in order, empty where there is none; a UserError names one of
+    `wanted` that is missing."""
+    missing = [split for split in wanted if split not in files]
     if missing:
         has = next((f" beside {paths[0].name}" for paths in files.values()), "")
-        raise UserError(f"{folder}: has no {' and no '.join(missing)} split{has}; add it, or give a file as data=text")
-    return {split: joined(map(read_text, files[split])) for split in SPLITS}
+        without = "; data=text with data.test_fraction=0 does without" if missing == ["test"] else ""
+        raise UserError(
+            f"{folder}: has no {' and no '.join(missing)} split{has}; add it, or give a file as data=text{without}"
+        )
+    return {split: joined(map(read_text, files.get(split, []))) for split in SPLITS}
 
 
 def cut(text: Text, validation_fraction: float, test_fraction: float) -> dict[str, Text]:
@@ -211,7 +215,9 @@ def cut(text: Text, validation_fraction: float, test_fraction: float) -> dict[st
         )
     num_characters = len(text)
     validation_start = text.line_start(0, round(num_characters * (1 - validation_fraction - test_fraction)))
-    test_start = text.line_start(validation_start, round(num_characters * (1 - test_fraction)))
+    test_start = num_characters
+    if test_fraction:
+        test_start = text.line_start(validation_start, round(num_characters * (1 - test_fraction)))
     return {
         "train": text.between(0, validation_start),
         "validation": text.between(validation_start, test_start),
@@ -240,7 +246,7 @@ def read_user_texts(path: Path, validation_fraction: float, test_fraction: float
     if named and strays:
         raise UserError(f"{path}: {strays[0]} belongs to no split, other files do; move it away or rename it")
     if named:
-        splits = read_splits(path, named)
+        splits = read_splits(path, named, SPLITS if test_fraction else ("train", "validation"))
     else:
         splits = cut(joined(map(read_text, files)), validation_fraction, test_fraction)
     return Texts(name=f"text:{path.resolve().stem}", origin=str(path), splits=splits)

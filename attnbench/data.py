@@ -34,7 +34,8 @@ class Corpus:
     vocabulary_size: int
     """Symbols that the embedding must have: those of `vocabulary`, or more where the settings pad it."""
     tokens: dict[str, Tensor]
-    """Of each split, on the CPU: (number of characters,), of the smallest of uint8, int16 and int32 that fits."""
+    """Of each split, on the CPU: (number of characters,), of the smallest of uint8, int16 and int32 that fits; none
+    of a test split that is not there."""
     num_unknown: dict[str, int]
     """How often UNKNOWN stands in each split."""
 
@@ -51,7 +52,8 @@ def load_corpus(settings: DataSettings, seq_len: int, root: Path) -> Corpus:
     """Reads the corpus that `settings` names.
 
     Args:
-        seq_len: every split must hold at least one block of this many characters and the one after it.
+        seq_len: every split must hold at least one block of this many characters and the one after it, a test split
+            that is not wanted (data.test_fraction=0) apart.
         root: the project's folder, whose data/ is looked at; a relative data.path starts at the working directory.
 
     Raises:
@@ -59,7 +61,8 @@ def load_corpus(settings: DataSettings, seq_len: int, root: Path) -> Corpus:
     """
     texts = _read_texts(settings, root)
     for split in SPLITS:
-        if len(texts.splits[split]) <= seq_len:
+        is_wanted = split != "test" or len(texts.splits[split]) or settings.test_fraction
+        if is_wanted and len(texts.splits[split]) <= seq_len:
             raise UserError(
                 f"{texts.origin}: its {split} split has {len(texts.splits[split])} characters and seq_len={seq_len}"
                 f" needs {seq_len + 1}; give a longer text or a smaller seq_len"

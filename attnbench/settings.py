@@ -71,8 +71,9 @@ class DataSettings:
     vocabulary_size: int | None = setting(None, minimum=2, maximum=2**24)
     """Pads the embedding up to this number of symbols; null: the corpus's own vocabulary."""
     validation_fraction: float = setting(0.05, above=0, maximum=0.5)
-    test_fraction: float = setting(0.05, above=0, maximum=0.5)
-    """Shares of the characters, cut from the end; used where the corpus comes without splits (embedded, text)."""
+    test_fraction: float = setting(0.05, minimum=0, maximum=0.5)
+    """Shares of the characters, cut from the end; used where the corpus comes without splits (embedded, text). 0 leaves
+    the test split empty."""
 
 
 PRECISIONS = ("float32", "tf32", "bfloat16")

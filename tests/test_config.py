@@ -63,6 +63,8 @@ BAD = {
     "device=tpu": ["device=tpu", "cpu"],
     "model.head_width=48": ["head_width=48", "dim=128"],
     "model.dim=0": ["model.dim=0", "at least 1"],
+    "data.validation_fraction=0": ["data.validation_fraction=0", "above 0"],
+    "data.test_fraction=-0.1": ["data.test_fraction=-0.1", "at least 0"],
     "data.validation_fraction=0.9": ["data.validation_fraction=0.9", "at most 0.5"],
     "data=text": ["data.path=null", "data=text"],
     "logger.mode=loud": ["logger.mode=loud", "offline"],

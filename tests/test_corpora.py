@@ -64,6 +64,7 @@ def test_a_cut_moves_to_the_start_of_its_line_and_inside_a_line_without_end():
     assert [*map(str, splits.values())] == ["aaaa\n", "bbbb\n", "cccc\ndddd\n"]
     assert [*splits] == ["train", "validation", "test"]
     assert [len(text) for text in cut(Text.of("x" * 100), 0.1, 0.2).values()] == [70, 10, 20]
+    assert [*map(str, cut(Text.of("aaaa\nbbbb\ncc"), 0.4, 0).values())] == ["aaaa\n", "bbbb\ncc", ""]
     with pytest.raises(UserError, match="leave nothing to train on"):
         cut(Text.of("x" * 100), 0.5, 0.5)
 

@@ -78,6 +78,17 @@ def test_files_named_for_splits_keep_them_and_others_are_joined(tmp_path):
     assert "".join(map(str, joined.splits.values())) == "\n".join(["yyyy" * 9, "abcd" * 9, "abxd" * 9])
 
 
+def test_a_corpus_without_a_test_split_is_asked_for(tmp_path):
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.txt").write_text("abcd" * 9)
+    with pytest.raises(UserError, match=r"has no test split beside train\.txt; .* data.test_fraction=0 does without"):
+        from_path(tmp_path)
+    named = from_path(tmp_path, test_fraction=0)
+    assert {split: len(tokens) for split, tokens in named.tokens.items()} == {"train": 36, "validation": 36, "test": 0}
+    whole = from_path(tmp_path / "train.txt", seq_len=2, validation_fraction=0.25, test_fraction=0)
+    assert {split: len(tokens) for split, tokens in whole.tokens.items()} == {"train": 27, "validation": 9, "test": 0}
+
+
 def test_the_fingerprint_follows_the_texts_and_their_splits(tmp_path):
     prints = {
         from_path(write_splits(tmp_path / name, **rows), "wikitext2").fingerprint

@@ -10,6 +10,7 @@ from small import compose_once
 
 from attnbench import cells
 from attnbench.cells import Cell, by_kind, execute, system_cell, training_cell
+from attnbench.evals import perplexity
 from attnbench.evals.base import Evaluation
 from attnbench.figures import figures
 from attnbench.prepare_run import prepare
@@ -103,6 +104,16 @@ def test_one_value_more_changes_no_other_row(name, text, tmp_path):
     )
     assert few <= more
     assert name == "scaling" or few < more
+
+
+def test_perplexity_without_a_test_split_is_rows_that_say_so(text, tmp_path):
+    found = [row.measurement for row in measured(settings("perplexity", text, tmp_path, "data.test_fraction=0"))]
+    of = {split: [own for own in found if own.settings["split"] == split] for split in ("validation", "test")}
+    assert {own.status for own in of["validation"]} == {"ok"}
+    assert {(own.status, own.reason) for own in of["test"]} == {("unsupported", perplexity.NO_TEST_SPLIT)}
+    assert {(own.settings["checkpoint"], own.settings["sequence_length"]) for own in of["test"]} == {
+        *(("best", 32), ("final", 32), ("final", 64)),
+    }
 
 
 @pytest.mark.parametrize("name", EVALUATIONS)

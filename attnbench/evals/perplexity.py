@@ -15,6 +15,8 @@ from attnbench.loss import perplexity, split_nats
 from attnbench.results import Measurement
 from attnbench.timing import OutOfMemory, attempt
 
+NO_TEST_SPLIT = "the corpus has no test split (data.test_fraction=0)"
+
 UNITS = {"perplexity": "1", "bits_per_character": "bit", "nats_per_character": "nat"}
 
 
@@ -55,6 +57,9 @@ class Perplexity(CheckpointEvaluation):
             model = subject.trained_model(checkpoint)
             for split in ("validation", "test"):
                 axes = {"split": split, "checkpoint": checkpoint, "sequence_length": subject.seq_len}
+                if not len(subject.corpus.tokens[split]):
+                    yield from without_numbers(UNITS, axes, "unsupported", NO_TEST_SPLIT)
+                    continue
                 nats_T, count_T = self._nats(model, subject, split, subject.seq_len)
                 yield from _measurements(float(nats_T.sum()), round(float(count_T.sum())), axes)
                 if (checkpoint, split) == ("final", "test"):
@@ -63,8 +68,9 @@ class Perplexity(CheckpointEvaluation):
                 for multiple in self.extrapolation:
                     length = multiple * subject.seq_len
                     axes = {"split": "test", "checkpoint": "final", "sequence_length": length}
-                    if length > len(subject.corpus.tokens["test"]):
-                        reason = f"the test split has {len(subject.corpus.tokens['test'])} characters"
+                    num_test = len(subject.corpus.tokens["test"])
+                    if length > num_test:
+                        reason = f"the test split has {num_test} characters" if num_test else NO_TEST_SPLIT
                         yield Measurement(
                             metric="perplexity",
                             value=None,

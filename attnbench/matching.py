@@ -76,6 +76,7 @@ def match_model(
     match: str,
     seq_len: int,
     vocabulary_size: int,
+    num_logits: int | None = None,
     precision: str = "float32",
     trusted: Collection[str] = (),
 ) -> Matched:
@@ -89,6 +90,7 @@ def match_model(
     Args:
         mixers: one a layer, backends resolved.
         match: "params", "flops" (at `seq_len`), "state" or "none".
+        num_logits: positions of a sequence at which logits are read, and FLOPs counted; None: all.
         precision: of the training; the caches of a state have its dtype. Changes `state_bytes` alone.
 
     Raises:
@@ -100,7 +102,7 @@ def match_model(
         return build_meta(layers, settings, vocabulary_size=vocabulary_size, trusted=trusted)
 
     def flops(candidate: LanguageModel) -> float:
-        return candidate.forward_flops(seq_len) / seq_len
+        return candidate.forward_flops(seq_len, num_logits) / seq_len
 
     reference = built(model.feed_forward_width, [REFERENCE] * model.num_layers)
     width, mismatch, layers, values = model.feed_forward_width, None, list(mixers), []

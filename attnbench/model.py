@@ -131,13 +131,19 @@ class LanguageModel(nn.Module):
         """The tied embedding counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def forward_flops(self, length: int) -> int:
+    def forward_flops(self, length: int, num_logits: int | None = None) -> int:
         """Operations of one forward pass over one sequence; a multiply-add counts 2, a training step three of these.
 
-        Every weight matrix is used once a token (short convolutions too); the mixers count their own mixing.
+        Every weight matrix is used once a token (short convolutions too), but that of the logits where they are read;
+        the mixers count their own mixing.
+
+        Args:
+            num_logits: positions at which logits are read; None: all.
         """
-        matrices = sum(parameter.numel() for parameter in self.parameters() if parameter.dim() > 1)
-        return 2 * matrices * length + sum(block.mixer.mixing_flops(length) for block in self.layers)
+        of_logits = self.embedding.weight.numel()
+        matrices = sum(parameter.numel() for parameter in self.parameters() if parameter.dim() > 1) - of_logits
+        products = matrices * length + of_logits * (length if num_logits is None else num_logits)
+        return 2 * products + sum(block.mixer.mixing_flops(length) for block in self.layers)
 
     def undecayed(self) -> set[str]:
         """Full names of the parameters that take no weight decay, as the modules that own them declare."""

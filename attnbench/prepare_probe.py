@@ -22,6 +22,7 @@ from attnbench.registry import build, resolve
 from attnbench.results import Identity
 from attnbench.runtime import resolve_device, resolve_precision
 from attnbench.settings import SELECTION_SEED, EvaluationSettings, MixerSettings, RunSettings, TrainSettings
+from attnbench.train import Batch
 
 CHECK_STEPS = 100
 """How often `selection` is looked at while a task trains."""
@@ -134,12 +135,14 @@ def _matched(
     task: Task, mixer: MixerSettings, settings: RunSettings, device_type: str, precision: str
 ) -> tuple[list[MixerSettings], Matched]:
     resolved = resolve_mixer(mixer, task.model, device_type=device_type, precision=precision, trusted=settings.trusted)
+    batch = _one_sequence(task)
     matched = match_model(
         [resolved] * task.model.num_layers,
         task.model,
         match=settings.match,
-        seq_len=train_length(task),
+        seq_len=batch.tokens_BT.shape[1],
         vocabulary_size=task.vocabulary_size,
+        num_logits=batch.targets_BT.shape[1],
         precision=precision,
         trusted=settings.trusted,
     )
@@ -148,7 +151,11 @@ def _matched(
 
 def train_length(task: Task) -> int:
     """Positions of a training sequence."""
-    return task.sequences("train", 0, 0, 1, torch.device("cpu")).tokens_BT.shape[1]
+    return _one_sequence(task).tokens_BT.shape[1]
+
+
+def _one_sequence(task: Task) -> Batch:
+    return task.sequences("train", 0, 0, 1, torch.device("cpu"))
 
 
 def probe_identity(prepared: ProbeRun, stamp: dict[str, Any]) -> Identity:

@@ -278,6 +278,10 @@ def test_forward_flops_are_those_that_torch_counts():
     square = 2 * heads * 4 * 16 * length**2
     half = 2 * heads * 4 * 16 * length * (length + 1) // 2
     assert counter.get_total_flops() - square == model.forward_flops(length) - half
+    # A probe reads logits at its labels alone.
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(TOKENS_BT[:1] % 10, positions_BL=torch.tensor([[1, 4, 4]]))
+    assert counter.get_total_flops() - square == model.forward_flops(length, num_logits=3) - half
 
 
 def test_another_initial_deviation_scales_the_projections_and_nothing_else():

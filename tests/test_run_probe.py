@@ -17,6 +17,7 @@ from attnbench.errors import Interrupted, UserError
 from attnbench.hooks import Checkpoints
 from attnbench.metrics import read_metrics
 from attnbench.mixers.softmax import Softmax
+from attnbench.model import build_model
 from attnbench.prepare_probe import ProbeRun, build_tasks, prepare_probe
 from attnbench.results import ResultRow, is_complete, read_results
 from attnbench.settings import SELECTION_SEED, RunSettings
@@ -62,6 +63,7 @@ def weights(own: ProbeRun) -> bytes:
 def test_a_scored_training_has_every_row(tmp_path):
     settings = probe_settings(tmp_path, name="recall")
     own = prepared(settings)
+    assert own.matched is not None
     found = rows(settings)
     metrics = [row.measurement.metric for row in found]
     assert sorted(metrics) == sorted(
@@ -79,6 +81,9 @@ def test_a_scored_training_has_every_row(tmp_path):
         assert (row.identity.seed, row.identity.corpus, row.identity.model) == (0, None, "recall-16")
         assert row.identity.config_hash == own.config_hash
         assert row.identity.parameters == by_metric["parameters"].value
+    # Of 16 positions two ask for the value of a pair, and logits are read there alone.
+    model = build_model(own.mixers, own.matched.model, vocabulary_size=own.task.vocabulary_size, seed=0)
+    assert by_metric["forward_flops_per_token"].value == model.forward_flops(16, num_logits=2) / 16
     assert own.folder.parent == tmp_path / "demo" / "cells"
     assert checkpoint.is_final(own.folder / "checkpoint")
     assert {"config.yaml", "environment.json", "train.log", "metrics.jsonl"} <= {

@@ -7,11 +7,24 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attnbench.errors import UserError
-from attnbench.results import ALL_SEEDS, SELECTION_SEED, Identity, Measurement, ResultRow, same_corpus
+from attnbench.results import (
+    ALL_SEEDS,
+    EVALUATION_OPTIONS,
+    MIXER_OPTIONS,
+    SELECTION_SEED,
+    Identity,
+    Measurement,
+    ResultRow,
+    same_corpus,
+)
 from attnbench.statistics import mean_interval, proportion_interval
 
-PER_RUN = ("learning_rate", "not_applicable", "rate_at_edge", "rate_from", "backend")
-"""Settings that say how a run came about; they are no axis, and may differ between the seeds of one figure."""
+PER_RUN = (
+    *("learning_rate", "not_applicable", "rate_at_edge", "rate_from", "backend"),
+    *(MIXER_OPTIONS, EVALUATION_OPTIONS),
+)
+"""Settings that say how a run came about; they are no axis, and may differ between the seeds of one figure. Options of
+an evaluation that do differ become axes first, see `with_options_as_axes`."""
 
 ALIKE = ("mixer", "backend", "model", "parameters", "seq_len", "precision", "num_devices")
 """Columns in which the seeds of one figure may not differ: they would be figures of different things."""
@@ -74,7 +87,7 @@ def figures(rows: Iterable[ResultRow]) -> list[Figure]:
     """
     places: dict[tuple[str, str, str], list[ResultRow]] = {}
     groups: dict[tuple[str, ...], list[ResultRow]] = {}
-    for row in _with_precision(list(rows)):
+    for row in with_options_as_axes(_with_precision(list(rows))):
         if row.identity.seed == SELECTION_SEED:
             continue
         place = place_of(row.identity.evaluation, row.measurement.metric, axes(row.measurement.settings))
@@ -98,6 +111,32 @@ def _told(row: ResultRow) -> ResultRow:
     return replace(row, measurement=replace(row.measurement, settings=settings))
 
 
+def with_options_as_axes(rows: Sequence[ResultRow]) -> list[ResultRow]:
+    """The rows, with those options of their evaluation among the axes that differ between rows at one place.
+
+    What was trained for 500 steps is then at another place than what was trained for 1,500, and neither averaged nor
+    compared with it.
+    """
+    places: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        options = row.measurement.settings.get(EVALUATION_OPTIONS)
+        if isinstance(options, dict):
+            place = place_of(row.identity.evaluation, row.measurement.metric, axes(row.measurement.settings))
+            places.setdefault(place, []).append(options)
+    telling: dict[str, dict[str, None]] = {}
+    for (evaluation, *_), found in places.items():
+        for name in dict.fromkeys(name for options in found for name in options):
+            if len({json.dumps(options.get(name), sort_keys=True) for options in found}) > 1:
+                telling.setdefault(evaluation, {})[name] = None
+    return [_with_axes(row, telling.get(row.identity.evaluation, {})) for row in rows]
+
+
+def _with_axes(row: ResultRow, names: Iterable[str]) -> ResultRow:
+    settings = row.measurement.settings
+    added = {name: settings.get(EVALUATION_OPTIONS, {}).get(name) for name in names}
+    return replace(row, measurement=replace(row.measurement, settings={**added, **settings})) if added else row
+
+
 def axes(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings without those that belong to a run."""
     return {name: value for name, value in settings.items() if name not in PER_RUN}
@@ -112,6 +151,7 @@ def told_apart(rows: Sequence[ResultRow]) -> list[ResultRow]:
     """Models of one variant at several lengths, sizes or precisions, a sweep's say, under names of their own:
     "softmax T512". What else tells those of a variant and seed apart only their hash can name. Of operators, which are
     no mixer's, `figures` takes what differs for a setting."""
+    rows = with_options_as_axes(rows)
     measured: dict[tuple[Any, ...], list[Identity]] = {}
     for row in (row for row in rows if row.identity.mixer):
         place = place_of(row.identity.evaluation, row.measurement.metric, axes(row.measurement.settings))

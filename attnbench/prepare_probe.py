@@ -17,9 +17,9 @@ from attnbench.identity import code_of, config_hash
 from attnbench.matching import Matched, match_model
 from attnbench.mixers.base import Mixer
 from attnbench.model import resolve_mixer
-from attnbench.prepare_run import hashed_model, measured_by
+from attnbench.prepare_run import hashed_model, measured_by, mixer_options
 from attnbench.registry import build, resolve
-from attnbench.results import Identity
+from attnbench.results import EVALUATION_OPTIONS, MIXER_OPTIONS, Identity
 from attnbench.runtime import resolve_device, resolve_precision
 from attnbench.settings import SELECTION_SEED, EvaluationSettings, MixerSettings, RunSettings, TrainSettings
 from attnbench.train import Batch
@@ -121,13 +121,18 @@ def task_label(task: Task) -> str:
 
 
 def _apply(task: Task, settings: RunSettings) -> tuple[MixerSettings, list[str]]:
-    """The variant's mixer at the task's head width, with its wishes; and the wishes that it has no setting for."""
+    """The variant's mixer at the task's head width, with its wishes; and the wishes that it has no setting for.
+
+    What the variant names, its number of heads or their width too, wins over the wishes, and these over the yaml.
+    """
     known = inspect.signature(resolve(settings.mixer.target, Mixer, settings.trusted)).parameters
     given = settings.mixer.options
+    named = {name: value for name, value in given.items() if name in settings.named_options}
     shape = {name: None for name in ("num_heads", "num_key_value_heads") if name in given}
     kept = {name: value for name, value in given.items() if name != "head_width"}
     wishes = {name: value for name, value in task.mixer_options.items() if name in known}
-    mixer = MixerSettings(name=settings.mixer.name, target=settings.mixer.target, options={**kept, **shape, **wishes})
+    options = {**kept, **shape, **wishes, **named}
+    mixer = MixerSettings(name=settings.mixer.name, target=settings.mixer.target, options=options)
     return mixer, sorted(set(task.mixer_options) - set(wishes))
 
 
@@ -176,6 +181,25 @@ def probe_identity(prepared: ProbeRun, stamp: dict[str, Any]) -> Identity:
         config_hash=prepared.config_hash,
         **measured_by(stamp),
     )
+
+
+def probe_settings(prepared: ProbeRun) -> dict[str, Any]:
+    """Settings of all rows: the task's axes, the rate, the mixer as it was built, and everything else that was set."""
+    task, wishes = prepared.task, prepared.not_applicable
+    of_task = asdict(task)
+    # Before matching: that a variant's feed-forward is wider is no difference of what was asked.
+    model = of_task.pop("model")
+    told = ("settings", "mixer_options", "name", "parameters")
+    return {
+        **task.settings,
+        "learning_rate": prepared.train.learning_rate,
+        **({"not_applicable": wishes} if wishes else {}),
+        MIXER_OPTIONS: mixer_options(prepared.mixers),
+        EVALUATION_OPTIONS: {
+            **{name: value for name, value in {**of_task, **model}.items() if name not in told},
+            "match": prepared.settings.match,
+        },
+    }
 
 
 def probe_record(prepared: ProbeRun) -> ModelRecord:

@@ -1,6 +1,6 @@
 """From settings to a run with everything resolved: device, kernel, corpus, matched model, identity, folder."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,9 +16,16 @@ from attnbench.folder import data_root
 from attnbench.identity import TRAINED, code_of, config_hash
 from attnbench.matching import Matched, match_model
 from attnbench.model import LanguageModel, build_model, resolve_mixer
-from attnbench.results import Identity
+from attnbench.results import EVALUATION_OPTIONS, MIXER_OPTIONS, Identity
 from attnbench.runtime import environment_id, resolve_compile, resolve_device, resolve_precision
-from attnbench.settings import MOST_STEPS, MixerSettings, ModelSettings, RunSettings, TrainSettings
+from attnbench.settings import (
+    MOST_STEPS,
+    EvaluationSettings,
+    MixerSettings,
+    ModelSettings,
+    RunSettings,
+    TrainSettings,
+)
 
 NOT_HASHED = ("log_interval_steps", "checkpoint_interval_seconds", "num_epochs", "num_steps", "precision", "compile")
 """Training settings that change no number, or stand in the hash as what they were resolved to."""
@@ -277,6 +284,19 @@ def identity(prepared: Run, stamp: dict[str, Any], path: Path) -> Identity:
         config_hash=hashed,
         **measured_by(stamp),
     )
+
+
+def mixer_options(mixers: Sequence[MixerSettings]) -> Any:
+    """The options of the mixer as it is built but for its kernel, which has a column of its own in rows; a list of each
+    layer's where layers differ."""
+    found = [{name: value for name, value in own.options.items() if name != "backend"} for own in mixers]
+    return found[0] if all(own == found[0] for own in found) else found
+
+
+def row_settings(prepared: Run, evaluation: EvaluationSettings | None = None) -> dict[str, Any]:
+    """Settings of all rows of a run, and of an evaluation of it."""
+    options = {EVALUATION_OPTIONS: evaluation.options} if evaluation is not None else {}
+    return {MIXER_OPTIONS: mixer_options(prepared.mixers), **options}
 
 
 def measured_by(stamp: dict[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def read_settings(config: DictConfig, hydra_config: Any) -> RunSettings:
     evaluations = [_evaluation(name, options) for name, options in (values.pop("eval", None) or {}).items()]
     mixer = MixerSettings(name=choices["attn"], **_open("attn", values.pop("attn")))
     values |= {"experiment": Path(choices.get("experiment") or "default").name, "trusted": _trusted(hydra_config)}
-    values |= {**closed, "mixer": mixer, "evaluations": evaluations}
+    values |= {**closed, "mixer": mixer, "evaluations": evaluations, "named_options": _named_options(hydra_config)}
     return _checked(values)
 
 
@@ -237,6 +237,22 @@ def _give_way(train: dict[str, Any], words: Sequence[str]) -> None:
     named = [name for name in lengths if any(setting_of(word) == f"train.{name}" for word in words)]
     if len(named) == 1 and train.get(named[0]) is not None:
         train |= {name: None for name in lengths if name not in named}
+
+
+def _named_options(hydra_config: Any) -> list[str]:
+    """Options of the mixer that words of the command line name, or a yaml of experiment/ that one of them chooses."""
+    words = [setting_of(word).split(".") for word in hydra_config.overrides.task]
+    named = {parts[1] for parts in words if parts[0] == "attn" and len(parts) > 1}
+    folders = [Path(source.path, "experiment") for source in hydra_config.runtime.config_sources]
+    todo = [str(hydra_config.runtime.choices.get("experiment"))]
+    for name in todo:
+        for path in (folder / f"{name}.yaml" for folder in folders):
+            content = OmegaConf.load(path) if path.is_file() else OmegaConf.create()
+            named |= {str(option) for option in OmegaConf.select(content, "attn") or ()}
+            # Experiments that this one begins with; what it chooses of other groups is a mapping.
+            begun = [own for own in OmegaConf.select(content, "defaults") or () if isinstance(own, str)]
+            todo += [own for own in begun if own not in todo]
+    return sorted(named)
 
 
 def _closed(cls: type, group: str, values: dict[str, Any]) -> Any:

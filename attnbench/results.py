@@ -37,6 +37,10 @@ DEVICE = "device"
 HASH = "[0-9a-f]" * 8
 """In the names of files, as glob finds it; what lies beside them under other names is the user's own."""
 
+MIXER_OPTIONS, EVALUATION_OPTIONS = "mixer_options", "evaluation_options"
+"""Settings of every row of a mixer: its options as it was built, and all that the evaluation was set to. Of the latter
+those that tell rows apart are axes, see figures.py."""
+
 COLUMNS = (
     *("schema", "experiment", "run", "mixer", "variant", "backend", "model", "parameters", "seq_len", "evaluation"),
     *("metric", "value", "unit", "low", "high", "num_samples", "status", "reason"),
@@ -175,10 +179,13 @@ class ResultsWriter:
 
     A file that is there is replaced: an evaluation that was cut off is measured again as a whole. Left by an
     exception, the file stays without its last record, and `is_complete` says so.
+
+    Args:
+        settings: of all rows, beside those of each measurement.
     """
 
-    def __init__(self, path: Path, identity: Identity) -> None:
-        self.path, self.identity, self.num_rows = path, identity, 0
+    def __init__(self, path: Path, identity: Identity, settings: Mapping[str, Any] | None = None) -> None:
+        self.path, self.identity, self.settings, self.num_rows = path, identity, settings or {}, 0
         self._digest = hashlib.sha256()
         # Without parents: a run whose folder is gone must not leave results alone in a new one.
         path.parent.mkdir(exist_ok=True)
@@ -195,6 +202,8 @@ class ResultsWriter:
             ValueError, TypeError: the settings hold what JSON cannot say.
         """
         identity = self.identity
+        if self.settings:
+            measurement = replace(measurement, settings={**self.settings, **measurement.settings})
         if variant is not None:
             identity = replace(identity, variant=variant, backend=variant if backend is None else backend)
         row = ResultRow(identity=identity, measurement=measurement)

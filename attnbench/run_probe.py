@@ -22,7 +22,7 @@ from attnbench.matching import Matched
 from attnbench.metrics import MetricsLog, read_metrics
 from attnbench.mirror import WandbMirror
 from attnbench.model import build_model
-from attnbench.prepare_probe import CHECK_STEPS, ProbeRun, probe_config, probe_identity, probe_record
+from attnbench.prepare_probe import CHECK_STEPS, ProbeRun, probe_config, probe_identity, probe_record, probe_settings
 from attnbench.progress import ProgressBar
 from attnbench.results import Measurement, ResultsWriter, is_complete
 from attnbench.runtime import computing, keep_freed_memory, start_afresh, synchronize
@@ -86,9 +86,8 @@ def run_probe(prepared: ProbeRun, *, shares_device: bool = False) -> Path:
             return prepared.results
         write_config(prepared.folder, probe_config(prepared))
         stamp = stamp_environment(prepared.folder, prepared.device)
-        with ResultsWriter(prepared.results, probe_identity(prepared, stamp)) as writer:
+        with ResultsWriter(prepared.results, probe_identity(prepared, stamp), probe_settings(prepared)) as writer:
             for measurement in _measurements(prepared, shares_device, stop):
-                measurement.settings = {**_common(prepared), **measurement.settings}
                 writer.write(measurement)
     if stop.signal is not None:
         # It came during the last step, when there was nothing left to stop but what follows.
@@ -262,9 +261,3 @@ def _failed(prepared: ProbeRun, status: str, reason: str) -> Iterator[Measuremen
     for metric, settings in (("selection", VALIDATION), ("steps_to_95", VALIDATION), *scores):
         unit = "step" if metric == "steps_to_95" else ""
         yield Measurement(metric=metric, value=None, unit=unit, settings=settings, status=status, reason=reason)
-
-
-def _common(prepared: ProbeRun) -> dict[str, Any]:
-    """Settings of all rows of a cell."""
-    wishes = {"not_applicable": prepared.not_applicable} if prepared.not_applicable else {}
-    return {**prepared.task.settings, "learning_rate": prepared.train.learning_rate, **wishes}

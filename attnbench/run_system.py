@@ -13,7 +13,7 @@ from attnbench.evals.rows import first_metric_without_number, until_out_of_memor
 from attnbench.folder import ROOT, recording, stamp_environment, write_config
 from attnbench.identity import code_of, hash_with_code
 from attnbench.locks import device_lock
-from attnbench.prepare_run import Run, identity, prepare, resolved_config
+from attnbench.prepare_run import Run, identity, prepare, resolved_config, row_settings
 from attnbench.registry import build
 from attnbench.results import ResultsWriter, is_complete
 from attnbench.runtime import environment
@@ -52,7 +52,7 @@ def run_system(settings: RunSettings, evaluation: EvaluationSettings) -> Path:
         whose = identity(prepared, stamp, path)
         if built.own_sizes:
             whose = replace(whose, model="", parameters=None)
-        with ResultsWriter(path, whose) as writer:
+        with ResultsWriter(path, whose, row_settings(prepared, evaluation)) as writer:
             instead = partial(first_metric_without_number, built, evaluation.name)
             for measurement in until_out_of_memory(iter(built.run(prepared)), instead):
                 row = writer.write(measurement).measurement

@@ -24,7 +24,7 @@ from attnbench.identity import code_of, hash_with_code
 from attnbench.locks import device_lock
 from attnbench.metrics import MetricsLog, stream_metrics
 from attnbench.mirror import WandbMirror
-from attnbench.prepare_run import Run, identity, prepare, resolved_config
+from attnbench.prepare_run import Run, identity, prepare, resolved_config, row_settings
 from attnbench.progress import ProgressBar
 from attnbench.registry import build
 from attnbench.results import HASH, Measurement, ResultsWriter, is_complete
@@ -85,7 +85,7 @@ def evaluate(prepared: Run, evaluation: EvaluationSettings) -> None:
     log.info(f"evaluating {evaluation.name} of {prepared.settings.mixer.name}")
     instead = partial(built.failed, prepared, "out_of_memory")
     rows = until_out_of_memory(iter(built.run(prepared)), instead)
-    _write_rows(prepared, stamp_environment(prepared.folder, prepared.device), path, rows)
+    _write_rows(prepared, stamp_environment(prepared.folder, prepared.device), path, rows, evaluation)
 
 
 def training_results(prepared: Run) -> Path:
@@ -235,8 +235,15 @@ def _remove_results(prepared: Run) -> None:
         path.unlink()
 
 
-def _write_rows(prepared: Run, stamp: dict[str, Any], path: Path, measurements: Iterable[Measurement]) -> None:
-    with ResultsWriter(path, identity(prepared, stamp, path)) as writer:
+def _write_rows(
+    prepared: Run,
+    stamp: dict[str, Any],
+    path: Path,
+    measurements: Iterable[Measurement],
+    evaluation: EvaluationSettings | None = None,
+) -> None:
+    """Those of an evaluation, or of the training itself."""
+    with ResultsWriter(path, identity(prepared, stamp, path), row_settings(prepared, evaluation)) as writer:
         for measurement in measurements:
             writer.write(measurement)
 
@@ -259,7 +266,8 @@ def _write_failure(prepared: Run, stamp: dict[str, Any], status: str, reason: st
     _write_rows(prepared, stamp, training_results(prepared), [speed])
     for evaluation in prepared.settings.evaluations:
         built = build(evaluation.target, evaluation.options, CheckpointEvaluation, prepared.settings.trusted)
-        _write_rows(prepared, stamp, results_of(prepared, evaluation), built.failed(prepared, status, reason))
+        rows = built.failed(prepared, status, reason)
+        _write_rows(prepared, stamp, results_of(prepared, evaluation), rows, evaluation)
 
 
 def _measurements(prepared: Run, counters: Mapping[str, Any], stopwatch: Stopwatch | None) -> Iterator[Measurement]:

@@ -154,6 +154,9 @@ class RunSettings:
     train: TrainSettings
     logger: LoggerSettings
     evaluations: list[EvaluationSettings]
+    named_options: list[str] = field(default_factory=list)
+    """Options of the mixer that the command line or its experiment names: they win over what a probe wishes, which wins
+    over the yaml of the mixer."""
     trusted: frozenset[str] = frozenset()
     """Classes outside attnbench that the user's own --config-dir names; see registry.py."""
     seq_len: int = setting(minimum=1, maximum=2**31 - 1)

@@ -54,6 +54,24 @@ def one(rows):
     return figure
 
 
+def test_an_option_of_the_evaluation_that_differs_is_an_axis_and_one_that_does_not_is_none():
+    def settings(steps):
+        return {"length": 5, "evaluation_options": {"num_steps": steps, "batch_size": 8}, "mixer_options": {"a": steps}}
+
+    rows = [*rows_of("a", 0.5, 0.6, settings=settings(500)), *rows_of("b", 0.9, settings=settings(500))]
+    assert [figure.settings for figure in figures(rows)] == [{"length": 5}] * 2
+    rows += rows_of("b", 0.95, settings=settings(1500))
+    longer = [figure for figure in figures(rows) if figure.settings["num_steps"] == 1500]
+    assert [(figure.variant, figure.mean, figure.settings) for figure in longer] == [
+        ("b", 0.95, {"num_steps": 1500, "length": 5})
+    ]
+    first, second = families(figures(rows), rank=["a", "b"], reference=None)
+    assert [figure.variant for figure in first.figures] == ["a", "b"]
+    assert [figure.variant for figure in second.figures] == ["b"]
+    # Rows kept without their options are at the place of those that have the usual ones.
+    assert [figure.settings for figure in figures(rows_of("c", 0.5, settings={"length": 5}))] == [{"length": 5}]
+
+
 def one_family(rows, **how):
     (family,) = families(figures(rows), **{"reference": None, **how})
     return family

@@ -24,8 +24,9 @@ from small import python_path
 from attnbench import cells, compare, config
 from attnbench.aggregate import figures
 from attnbench.cells import Cell
-from attnbench.config import ROOT
 from attnbench.errors import UserError
+from attnbench.figures import PER_RUN
+from attnbench.folder import ROOT
 from attnbench.results import read_results
 from attnbench.settings import SELECTION_SEED, ComparisonSettings, LoggerSettings, PlanSettings, RunSettings
 from attnbench.workers import Outcome, run_in_processes
@@ -231,7 +232,7 @@ def test_figures_over_its_seeds(whole):
             if (row.identity.variant, row.identity.evaluation, row.measurement.metric)
             == (figure.variant, figure.evaluation, figure.metric)
             and figure.settings.items() <= row.measurement.settings.items()
-            and set(row.measurement.settings) <= {*figure.settings, "learning_rate"}
+            and set(row.measurement.settings) <= {*figure.settings, *PER_RUN}
         ]
         numbers = [value for value in own if value is not None]
         assert len(own) == (1 if figure.evaluation == "throughput" else 2)

@@ -13,7 +13,9 @@ from probe_settings import probe_settings
 
 from attnbench import checkpoint, run_probe
 from attnbench.cells import execute, probe_cell
+from attnbench.config import CONF, compose
 from attnbench.errors import Interrupted, UserError
+from attnbench.figures import PER_RUN
 from attnbench.hooks import Checkpoints
 from attnbench.metrics import read_metrics
 from attnbench.mixers.softmax import Softmax
@@ -191,7 +193,8 @@ def expect_failed(found: list[ResultRow], settings: RunSettings, status: str, re
     places = [(metric, own) for metric, own in task.axes()]
     places += [("selection", {"split": "validation"}), ("steps_to_95", {"split": "validation"})]
     named = [(own.metric, json.dumps(own.settings, sort_keys=True)) for own in failed]
-    common = {**task.settings, "learning_rate": found[0].measurement.settings["learning_rate"]}
+    said = found[0].measurement.settings
+    common = {**task.settings, **{name: said[name] for name in PER_RUN if name in said}}
     expected = [(metric, json.dumps({**common, **own}, sort_keys=True)) for metric, own in places]
     assert sorted(named) == sorted(expected)
 
@@ -264,13 +267,64 @@ def test_a_mixer_from_outside_that_sees_the_future_is_not_trained(tmp_path):
 def test_the_size_is_the_task_s_whatever_the_mixer_or_the_run_has(tmp_path):
     given = {"attn": "gated_deltanet", "name": "recall", "recall_widths": [32]}
     plain = prepared(probe_settings(tmp_path, **given))
-    for overrides in (["attn.num_heads=2", "+attn.head_width=32"], ["model.dim=128", "model.head_width=64"]):
-        own = prepared(probe_settings(tmp_path, *overrides, **given))
-        assert own.config_hash == plain.config_hash
-        assert own.matched is not None
-        assert (own.matched.model.dim, own.matched.model.head_width) == (32, 32)
-        assert own.mixers[0].options["conv_size"] == 4
-        assert own.mixers[0].options["output_gate"] is False
+    own = prepared(probe_settings(tmp_path, "model.dim=128", "model.head_width=64", **given))
+    assert own.config_hash == plain.config_hash
+    assert own.matched is not None
+    assert (own.matched.model.dim, own.matched.model.head_width) == (32, 32)
+    assert own.mixers[0].options["conv_size"] == 4
+    assert own.mixers[0].options["output_gate"] is False
+
+
+@pytest.mark.parametrize(
+    ("word", "attn"),
+    [
+        ("attn.conv_size=0", "softmax"),
+        ("attn.conv_size=0", "gated_deltanet"),
+        ("attn.num_key_value_heads=1", "softmax"),
+        ("attn.num_heads=4", "linear"),
+        ("+attn.head_width=16", "softmax"),
+        ("attn.output_gate=true", "softmax"),
+        ("attn.qk_norm=true", "linear"),
+    ],
+)
+@pytest.mark.parametrize("name", ["copy", "recall"])
+def test_what_a_variant_names_wins_over_what_a_probe_wishes(word, attn, name, tmp_path):
+    given = {"copy": {"copy_width": 32, "copy_head_width": 16}, "recall": {"recall_widths": [32]}}[name]
+    plain = prepared(probe_settings(tmp_path, attn=attn, name=name, **given))
+    own = prepared(probe_settings(tmp_path, word, attn=attn, name=name, **given))
+    option, _, value = word.removeprefix("+").removeprefix("attn.").partition("=")
+    assert own.mixers[0].options[option] == json.loads(value)
+    assert own.config_hash != plain.config_hash
+    assert {name: kept for name, kept in own.mixers[0].options.items() if name != option} == {
+        name: kept for name, kept in plain.mixers[0].options.items() if name != option
+    }
+
+
+def test_what_an_experiment_names_wins_too_and_what_a_yaml_of_the_mixer_says_does_not(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "attn").mkdir()
+    (tmp_path / "experiment" / "first.yaml").write_text("# @package _global_\nattn: {conv_size: 0}\n")
+    (tmp_path / "experiment" / "bare.yaml").write_text(
+        "# @package _global_\ndefaults: [first, override /model: tiny]\nattn: {output_gate: true}\n"
+    )
+    content = (CONF / "attn" / "softmax.yaml").read_text().replace("conv_size: 0", "conv_size: 2")
+    (tmp_path / "attn" / "twice.yaml").write_text(content)
+    words = ["device=cpu", "eval=[copy]", f"hydra.searchpath=[file://{tmp_path}]", "attn=twice"]
+    assert compose([*words, "experiment=bare"]).named_options == ["conv_size", "output_gate"]
+    plain = compose(words)
+    assert plain.named_options == []
+    assert prepared(plain).mixers[0].options["conv_size"] == 4
+
+
+def test_a_row_says_what_the_mixer_and_the_evaluation_were(tmp_path):
+    for row in rows(probe_settings(tmp_path, "attn.qk_norm=true")):
+        settings = row.measurement.settings
+        assert settings["mixer_options"] == {
+            **{"num_heads": None, "num_key_value_heads": None, "rotary_theta": 10000.0, "conv_size": 4},
+            **{"output_gate": False, "qk_norm": True},
+        }
+        expected = {"num_steps": 10, "batch_size": 8, "dim": 16, "num_layers": 2, "max_length": 4, "selective": False}
+        assert expected.items() <= settings["evaluation_options"].items()
 
 
 @pytest.mark.parametrize("override", ["outputs_dir=elsewhere", "rerun=true", "logger=offline", "seq_len=64"])

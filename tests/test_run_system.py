@@ -16,9 +16,9 @@ from small import compose_once, python_path
 
 from attnbench import run_model, run_system, train
 from attnbench.cells import execute
-from attnbench.config import ROOT
 from attnbench.errors import UserError
 from attnbench.evals.throughput import Throughput
+from attnbench.folder import ROOT
 from attnbench.prepare_run import Run, prepare
 from attnbench.results import is_complete, read_results
 from attnbench.run_system import prepare_system

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attnbench.families import TEST_OF_BEST, Family, Score, families, score_of
-from attnbench.figures import PER_RUN, Figure, figures, place_of, to_rows
+from attnbench.figures import PER_RUN, Figure, figures, place_of, same_models, to_rows
 from attnbench.tables import format_number
 
 __all__ = [
     "PER_RUN", "SUMMARY", "Cell", "Column", "Family", "Figure", "Headline", "Score", "Summary",
-    "families", "figures", "headline", "score_of", "summary", "to_rows",
+    "families", "figures", "headline", "same_models", "score_of", "summary", "to_rows",
 ]  # fmt: skip
 
 
@@ -196,7 +196,7 @@ def summary(summed: Sequence[Figure], ranked: Sequence[Family], variants: Iterab
     columns = [column for evaluation in evaluations for column in headline(summed, evaluation)]
     lines = []
     for variant in dict.fromkeys([*variants, *(figure.variant for figure in summed)]):
-        own = [figure for figure in summed if figure.variant == variant]
+        own = [figure for figure in summed if variant in figure.names]
         lines.append([Cell(text=variant), *(_cell(own, column, ranked) for column in columns)])
     return Summary(headers=["variant", *(column.header for column in columns)], columns=columns, lines=lines)
 

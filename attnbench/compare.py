@@ -85,7 +85,7 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
     files = _files([*scored, *comparison.timed()])
     if not files:
         raise UserError(f"{folder}: no cell has results; {len(comparison.failures)} failed")
-    _show(folder, settings, files, mirrored=mode != "none")
+    _show(comparison, files, mirrored=mode != "none")
     if comparison.failures:
         raise UserError(
             f"{len(comparison.failures)} failed, listed in comparison.json; the same command tries them again"
@@ -177,10 +177,17 @@ def _list_cells(comparison: Comparison, searches: Sequence[Cell], timed: Sequenc
             log.info(f"  to do  {name}: {number} scored cells, at the rates that the searches will give")
 
 
-def _show(folder: Path, settings: ComparisonSettings, files: Sequence[Path], *, mirrored: bool) -> None:
+def _show(comparison: Comparison, files: Sequence[Path], *, mirrored: bool) -> None:
     """The summary, the report, and the run in wandb; what these need is imported here, as a comparison goes without."""
-    plan, rows = settings.plan, [row for path in files for row in read_results(path)]
-    print_comparison(rows, list(plan.variants), rank=plan.rank or list(plan.variants), reference=plan.reference)
+    settings, folder, plan = comparison.settings, comparison.folder, comparison.plan
+    rows = [row for path in files for row in read_results(path)]
+    print_comparison(
+        rows,
+        list(plan.variants),
+        rank=plan.rank or list(plan.variants),
+        reference=plan.reference,
+        shared=comparison.shared_by_evaluation(),
+    )
     if settings.report:
         from attnbench.report.page import write_report
 
@@ -201,6 +208,7 @@ def _record(comparison: Comparison, scored: Sequence[Cell]) -> None:
         "variants": list(plan.variants),
         "rank": plan.rank or list(plan.variants),
         "reference": plan.reference,
+        "shared": comparison.shared_by_evaluation(),
         "evaluations": _described(comparison),
         "missing": [
             *(cell.label for cell in (*comparison.searches(), *shown) if not cell.is_done()),

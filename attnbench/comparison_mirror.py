@@ -35,7 +35,7 @@ def show_comparison(folder: Path, settings: LoggerSettings, *, root: Path = ROOT
         UserError: as WandbMirror, or for an experiment that read_inputs refuses.
     """
     inputs = read_inputs(folder)
-    summed = figures(inputs.rows)
+    summed = figures(inputs.rows, inputs.protocol.shared)
     plan = inputs.protocol.plan
     tables, charts, numbers = {ROWS: (COLUMNS, _table(inputs))}, _charts(inputs, summed), _summary(inputs, summed)
     mirror = WandbMirror(
@@ -97,7 +97,7 @@ def _chart(plots: Sequence[Plot]) -> LineChart:
             if figure.mean is not None:
                 value = figure.settings[first.axis]
                 x = value if is_numeric else positions.index(value)
-                lines.setdefault(", ".join(filter(None, (figure.variant, fixed))), []).append((x, figure.mean))
+                lines.setdefault(", ".join(filter(None, (figure.label, fixed))), []).append((x, figure.mean))
     axis = words.axis_name(first.axis)
     if not is_numeric:
         axis += f" ({', '.join(f'{index}: {value}' for index, value in enumerate(positions))})"

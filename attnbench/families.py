@@ -65,6 +65,7 @@ def families(summed: Sequence[Figure], *, rank: Sequence[str], reference: str | 
         UserError: more than 6 variants without a reference, or a reference that is not among them.
     """
     rank = list(dict.fromkeys(rank))
+    rank_names = frozenset(rank)
     if reference is None and len(rank) > MOST_PAIRED:
         raise UserError(
             f"rank={','.join(rank)}: has {len(rank)} variants, and more than {MOST_PAIRED} need a reference "
@@ -72,12 +73,19 @@ def families(summed: Sequence[Figure], *, rank: Sequence[str], reference: str | 
         )
     if reference is not None and reference not in rank:
         raise UserError(f"reference={reference}: must be one of the ranked variants, {', '.join(rank)}")
+    # Variants that are one model in an evaluation are one member there.
+    one = {(figure.evaluation, name): figure.variant for figure in summed for name in figure.names}
     groups: dict[tuple[str, str, str], dict[str, Figure]] = {}
     for figure in summed:
-        if figure.variant in rank and _is_ranked(figure):
+        if not rank_names.isdisjoint(figure.names) and _is_ranked(figure):
             place = place_of(figure.evaluation, figure.metric, figure.settings)
             groups.setdefault(place, {})[figure.variant] = figure
-    return [_family([group[name] for name in rank if name in group], rank, reference) for group in groups.values()]
+    found = []
+    for (evaluation, *_), group in groups.items():
+        members = list(dict.fromkeys(one.get((evaluation, name), name) for name in rank))
+        compared_with = one.get((evaluation, reference), reference) if reference is not None else None
+        found.append(_family([group[name] for name in members if name in group], members, compared_with))
+    return found
 
 
 def _is_ranked(figure: Figure) -> bool:

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,6 +39,8 @@ class Figure:
 
     experiment: str
     variant: str
+    names: tuple[str, ...]
+    """The variant, and others that are one model with it in this evaluation and have no figure of their own."""
     backend: str
     mixer: str
     model: str
@@ -74,12 +76,20 @@ class Figure:
     environments: frozenset[str]
     commits: frozenset[str]
 
+    @property
+    def label(self) -> str:
+        """All its names: "softmax = flash"."""
+        return " = ".join(self.names)
 
-def figures(rows: Iterable[ResultRow]) -> list[Figure]:
+
+def figures(rows: Iterable[ResultRow], shared: Mapping[str, Mapping[str, str]] | None = None) -> list[Figure]:
     """One figure for every (variant, evaluation, metric, setting), in the order in which the rows name them.
 
     Of an operator the precision is a setting like any other, where its rows have several. Rows of the seed
     that learning rates are chosen on are left out.
+
+    Args:
+        shared: by evaluation, variants whose rows there are another's, and whose.
 
     Raises:
         UserError: two rows of one seed for one figure, seeds of one figure that ran differently, rows of several
@@ -95,7 +105,7 @@ def figures(rows: Iterable[ResultRow]) -> list[Figure]:
         groups.setdefault((row.identity.variant, *place), []).append(row)
     for group in places.values():
         same_corpus(group)
-    return [_figure(group) for group in groups.values()]
+    return [_figure(group, shared or {}) for group in groups.values()]
 
 
 def _with_precision(rows: list[ResultRow]) -> list[ResultRow]:
@@ -109,6 +119,15 @@ def _with_precision(rows: list[ResultRow]) -> list[ResultRow]:
 def _told(row: ResultRow) -> ResultRow:
     settings = {**row.measurement.settings, "precision": row.identity.precision}
     return replace(row, measurement=replace(row.measurement, settings=settings))
+
+
+def same_models(shared: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Which variants are one model with another in which evaluations, in words: "flash is softmax in recall, copy"."""
+    pairs: dict[tuple[str, str], list[str]] = {}
+    for evaluation, found in shared.items():
+        for name, first in found.items():
+            pairs.setdefault((name, first), []).append(evaluation)
+    return [f"{name} is {first} in {', '.join(names)}" for (name, first), names in pairs.items()]
 
 
 def with_options_as_axes(rows: Sequence[ResultRow]) -> list[ResultRow]:
@@ -181,7 +200,7 @@ def to_rows(summed: Iterable[Figure]) -> list[ResultRow]:
     return [ResultRow(identity=_identity(figure), measurement=_measurement(figure)) for figure in summed]
 
 
-def _figure(group: list[ResultRow]) -> Figure:
+def _figure(group: list[ResultRow], shared: Mapping[str, Mapping[str, str]]) -> Figure:
     """The figure of rows that differ in their seed alone."""
     by_seed = _by_seed(group)
     first, measurements = group[0], {seed: row.measurement for seed, row in by_seed.items()}
@@ -192,6 +211,7 @@ def _figure(group: list[ResultRow]) -> Figure:
     return Figure(
         experiment=_joined(row.identity.experiment for row in group),
         variant=first.identity.variant,
+        names=(first.identity.variant, *_also(first.identity, shared)),
         evaluation=first.identity.evaluation,
         metric=first.measurement.metric,
         unit=first.measurement.unit,
@@ -212,6 +232,10 @@ def _figure(group: list[ResultRow]) -> Figure:
         commits=frozenset(row.identity.commit for row in group),
         **{name: _alike(group, name) for name in ALIKE},
     )
+
+
+def _also(identity: Identity, shared: Mapping[str, Mapping[str, str]]) -> list[str]:
+    return [name for name, first in shared.get(identity.evaluation, {}).items() if first == identity.variant]
 
 
 def _by_seed(group: Sequence[ResultRow]) -> dict[int, ResultRow]:

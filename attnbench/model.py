@@ -1,6 +1,7 @@
 """The language model every mixer is put into: pre-norm blocks, SwiGLU, tied embeddings, no positions of its own."""
 
 import hashlib
+import inspect
 import os
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -170,6 +171,23 @@ def resolve_mixer(
     options = {"head_width": model.head_width, **settings.options}
     backend = cls.choose_backend(options, device_type=device_type, precision=precision)
     return MixerSettings(name=settings.name, target=settings.target, options={**settings.options, "backend": backend})
+
+
+def function_of(settings: MixerSettings, trusted: Collection[str] = ()) -> dict[str, Any]:
+    """Target and options of the function that a mixer computes, whatever the kernel; see `Mixer.same_function`."""
+    options = {name: value for name, value in settings.options.items() if name != "backend"}
+    cls = resolve(settings.target, Mixer, trusted)
+    # Of the class alone: what derives from it may compute anything.
+    other = vars(cls).get("same_function")
+    if not other:
+        return {"target": settings.target, **options}
+    shared = inspect.signature(resolve(other, Mixer, trusted)).parameters
+    is_same = not any(value for name, value in options.items() if name not in shared)
+    return (
+        {"target": other, **{name: options[name] for name in options if name in shared}}
+        if is_same
+        else {"target": settings.target, **options}
+    )
 
 
 def build_meta(

@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from attnbench.cells import TRAINING, ByKind, Cell, by_kind, system_cell, task_name
+from attnbench.coinciding import Shared, shared_cells
 from attnbench.errors import UserError
+from attnbench.figures import same_models
 from attnbench.prepare_probe import build_tasks
 from attnbench.prepare_run import Run, corpus_label, prepare
 from attnbench.rates import (
@@ -22,7 +24,7 @@ from attnbench.rates import (
     training_choice,
     training_searches,
 )
-from attnbench.settings import ComparisonSettings, RunSettings, setting_of
+from attnbench.settings import ComparisonSettings, EvaluationSettings, RunSettings, setting_of
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +65,24 @@ class Comparison:
         if len(set(corpora.values())) > 1:
             named = ", ".join(f"{name} reads {corpus}" for name, corpus in corpora.items())
             raise UserError(f"plan.variants: scores on different corpora compare nothing; {named}")
+        self.shared = shared_cells(self.variants)
+        for line in same_models(self.shared):
+            log.info(f"{line}: run once")
         # What cannot run here is recorded, and the others are compared.
         for name, reason in errors.items():
             self.fail(name, reason)
+
+    def _run(self, prepared: Run, evaluations: Sequence[EvaluationSettings]) -> list[EvaluationSettings]:
+        """Those in which the variant has cells of its own."""
+        return [own for own in evaluations if prepared.mixer not in self.shared.get(own.name, {})]
+
+    def _trains(self, prepared: Run, kinds: ByKind) -> bool:
+        return bool(kinds.of_checkpoints) and prepared.mixer not in self.shared.get(TRAINING, {})
+
+    def shared_by_evaluation(self) -> Shared:
+        """`shared` by the evaluations that rows name: those of a model's checkpoints are shared as its training is."""
+        of_checkpoints = {own.name for _, kinds in self.variants.values() for own in kinds.of_checkpoints}
+        return self.shared | {name: self.shared[TRAINING] for name in of_checkpoints if TRAINING in self.shared}
 
     def _settings(self, name: str, words: Sequence[str], compose: Compose) -> RunSettings:
         words = [f"device={self.settings.device}", *self.plan.overrides, *words]
@@ -108,9 +125,9 @@ class Comparison:
         """The trainings that learning rates are chosen by."""
         cells = []
         for prepared, kinds in self.variants.values():
-            for evaluation in kinds.probes:
+            for evaluation in self._run(prepared, kinds.probes):
                 cells += probe_searches(prepared.settings, evaluation)
-            if kinds.of_checkpoints:
+            if self._trains(prepared, kinds):
                 cells += training_searches(prepared, self.plan.learning_rates)
         return self._in_order(cells)
 
@@ -122,14 +139,14 @@ class Comparison:
         cells, self.choices, self.undecided = [], [], []
         for prepared, kinds in self.variants.values():
             settings = prepared.settings
-            for evaluation in kinds.probes:
+            for evaluation in self._run(prepared, kinds.probes):
                 for index in range(len(build_tasks(settings, evaluation)[1])):
                     name = task_name(settings, evaluation, index)
                     choose = partial(probe_choice, settings, evaluation, index)
                     choice = self._choice(name, evaluation.name, len(self.plan.probe_seeds), choose)
                     if choice is not None:
                         cells += probe_cells(settings, evaluation, index, choice.chosen, self.plan.probe_seeds)
-            if kinds.of_checkpoints:
+            if self._trains(prepared, kinds):
                 grid = self.plan.learning_rates
                 choose = partial(training_choice, prepared, grid)
                 choice = self._choice(f"training {prepared.mixer}", TRAINING, len(self.plan.seeds), choose)
@@ -139,17 +156,21 @@ class Comparison:
 
     def timed(self) -> list[Cell]:
         """What runs alone."""
-        cells = [system_cell(own, evaluation) for own, kinds in self.variants.values() for evaluation in kinds.system]
+        cells = [
+            system_cell(prepared, evaluation)
+            for prepared, kinds in self.variants.values()
+            for evaluation in self._run(prepared, kinds.system)
+        ]
         return self._in_order(cells)
 
     def num_scored(self) -> Counter[str]:
         """How many cells `scored` will give to run, by evaluation."""
         numbers: Counter[str] = Counter()
         for prepared, kinds in self.variants.values():
-            for evaluation in kinds.probes:
+            for evaluation in self._run(prepared, kinds.probes):
                 num_tasks = len(build_tasks(prepared.settings, evaluation)[1])
                 numbers[evaluation.name] += num_tasks * len(self.plan.probe_seeds)
-            if kinds.of_checkpoints:
+            if self._trains(prepared, kinds):
                 numbers[TRAINING] += len(self.plan.seeds)
         return Counter({group: number for group, number in numbers.items() if self._is_wanted(group)})
 

@@ -16,7 +16,7 @@ from attnbench.evals.base import Probe, Task
 from attnbench.identity import code_of, config_hash
 from attnbench.matching import Matched, match_model
 from attnbench.mixers.base import Mixer
-from attnbench.model import resolve_mixer
+from attnbench.model import function_of, resolve_mixer
 from attnbench.prepare_run import hashed_model, measured_by, mixer_options
 from attnbench.registry import build, resolve
 from attnbench.results import EVALUATION_OPTIONS, MIXER_OPTIONS, Identity
@@ -46,6 +46,8 @@ class ProbeRun:
     not_applicable: list[str]
     """The task's wishes that this mixer has no setting for."""
     config_hash: str
+    function_hash: str
+    """The same for mixers that are one function by other kernels."""
     folder: Path
 
     @property
@@ -98,6 +100,7 @@ def prepare_probe(settings: RunSettings, evaluation: EvaluationSettings, index: 
         **code_of([mixer.target, evaluation.target], ["mixers", "model", "training", "evals"], settings.trusted),
     }
     hashed = config_hash(content)
+    functions = [function_of(own, settings.trusted) for own in mixers]
     words = [evaluation.name, settings.mixer.name, task_label(task), f"lr{rate:g}", f"seed{settings.seed}", hashed]
     return ProbeRun(
         settings=settings,
@@ -111,6 +114,7 @@ def prepare_probe(settings: RunSettings, evaluation: EvaluationSettings, index: 
         obstacle=obstacle,
         not_applicable=not_applicable,
         config_hash=hashed,
+        function_hash=config_hash({**content, "mixers": functions}),
         folder=Path(settings.outputs_dir) / settings.experiment / "cells" / "-".join(filter(None, words)),
     )
 

@@ -15,7 +15,7 @@ from attnbench.errors import UserError
 from attnbench.folder import data_root
 from attnbench.identity import TRAINED, code_of, config_hash
 from attnbench.matching import Matched, match_model
-from attnbench.model import LanguageModel, build_model, resolve_mixer
+from attnbench.model import LanguageModel, build_model, function_of, resolve_mixer
 from attnbench.results import EVALUATION_OPTIONS, MIXER_OPTIONS, Identity
 from attnbench.runtime import environment_id, resolve_compile, resolve_device, resolve_precision
 from attnbench.settings import (
@@ -220,6 +220,12 @@ def _identity_of_training(prepared: Run) -> dict[str, Any]:
         "seed": prepared.settings.seed,
         **code_of_training(prepared),
     }
+
+
+def function_hash(prepared: Run) -> str:
+    """The `config_hash` of the training, the same for mixers that are one function by other kernels."""
+    functions = [function_of(mixer, prepared.settings.trusted) for mixer in prepared.mixers]
+    return config_hash({**_identity_of_training(prepared), "mixers": functions})
 
 
 def code_of_training(prepared: Run) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
     if not record.exists():
         raise UserError(f"{record}: is not there; compare.py writes it")
     inputs = read_inputs(experiment)
-    summed = figures(inputs.rows)
+    summed = figures(inputs.rows, inputs.protocol.shared)
     ranked = families(summed, rank=inputs.protocol.rank, reference=inputs.protocol.reference)
     target.mkdir(parents=True, exist_ok=True)
     write_csv([*inputs.rows, *to_rows(summed)], target / "results.csv")

@@ -56,5 +56,5 @@ def run_system(settings: RunSettings, evaluation: EvaluationSettings) -> Path:
             instead = partial(first_metric_without_number, built, evaluation.name)
             for measurement in until_out_of_memory(iter(built.run(prepared)), instead):
                 row = writer.write(measurement).measurement
-                log.info(f"{row.metric} {row.settings}: {row.value if row.value is not None else row.status}")
+                log.info(f"{row.metric} {measurement.settings}: {row.value if row.value is not None else row.status}")
     return path

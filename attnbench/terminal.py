@@ -1,6 +1,6 @@
 """What a finished command prints: a table of what was trained, one of what was measured, and where the files are."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich import box
@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from attnbench.aggregate import Summary, families, figures, summary
+from attnbench.aggregate import Summary, families, figures, same_models, summary
 from attnbench.escaping import printable
 from attnbench.figures import told_apart
 from attnbench.results import ResultRow
@@ -49,11 +49,16 @@ def print_summary(folders: Sequence[Path]) -> None:
 
 
 def print_comparison(
-    rows: Sequence[ResultRow], variants: Sequence[str], *, rank: Sequence[str], reference: str | None
+    rows: Sequence[ResultRow],
+    variants: Sequence[str],
+    *,
+    rank: Sequence[str],
+    reference: str | None,
+    shared: Mapping[str, Mapping[str, str]],
 ) -> None:
     """Prints the summary of a comparison to standard output, a line a score and a column a variant, one of which all
     failed included."""
-    found = figures(rows)
+    found = figures(rows, shared)
     ranked = families(found, rank=rank, reference=reference)
     content = summary(found, ranked, variants)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
@@ -65,6 +70,8 @@ def print_comparison(
         table.add_row(Text(printable(header)), *cells)
     console = Console()
     console.print(table)
+    for line in same_models(shared):
+        console.print(printable(f"{line}: one model, run once."), markup=False, highlight=False)
     exploratory = [family for family in ranked if family.exploratory]
     if exploratory and len(exploratory) == len(ranked):
         console.print(f"Exploratory: fewer than {MIN_SEEDS} seeds, so nobody is ranked.")

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,18 @@ import pytest
 import torch
 import yaml
 from probe_settings import smoke_words
-from small import python_path
+from small import mixer_settings, python_path
 
 from attnbench import cells, compare, config
-from attnbench.aggregate import figures
+from attnbench.aggregate import families, figures, summary
 from attnbench.cells import Cell
 from attnbench.errors import UserError
 from attnbench.figures import PER_RUN
 from attnbench.folder import ROOT
-from attnbench.results import read_results
+from attnbench.mixers.flash import Flash
+from attnbench.model import function_of
+from attnbench.report.inputs import read_inputs
+from attnbench.results import is_complete, read_results
 from attnbench.settings import SELECTION_SEED, ComparisonSettings, LoggerSettings, PlanSettings, RunSettings
 from attnbench.workers import Outcome, run_in_processes
 
@@ -39,6 +42,7 @@ OVERRIDES = [
     *("train.num_epochs=null", "train.num_steps=6", "train.batch_size=4", "train.warmup_steps=2", "data=text"),
 ]
 RATES = [1e-2, 3e-2]
+GROUPS = ("copy", "training", "throughput")
 
 
 @cache
@@ -535,7 +539,74 @@ def test_stopped_and_continued_is_what_was_never_stopped(whole, text, tmp_path, 
     compare.compare(settings(text, tmp_path), compose)
     assert (
         not {path.relative_to(tmp_path) for cell in ran for path in cell.results}
-        & {path for path in done if compare.is_complete(tmp_path / path)}
+        & {path for path in done if is_complete(tmp_path / path)}
         or ran
     )
     assert rows(tmp_path / "little") == rows(folder)
+
+
+def test_variants_that_are_one_model_in_an_evaluation_share_its_cells_there(text, tmp_path, ran, capsys):
+    variants = {
+        "softmax": ["attn=softmax"],
+        "convolved": ["attn=softmax", "attn.conv_size=4"],
+        "flash": ["attn=flash"],
+        "linear": ["attn=linear"],
+    }
+    given = {
+        "variants": variants,
+        "seeds": [0],
+        "probe_seeds": [0],
+        "evaluations": ["copy", "perplexity", "throughput"],
+    }
+    folder = compare.compare(settings(text, tmp_path, report=True, **given), compose)
+    by_evaluation = {group: [cell.settings.mixer.name for cell in ran if cell.group == group] for group in GROUPS}
+    # Copy gives all a convolution; flash is softmax by another kernel, whose speed is its own.
+    assert set(by_evaluation["copy"]) == {"softmax", "linear"}
+    assert set(by_evaluation["training"]) == {"softmax", "convolved", "linear"}
+    assert set(by_evaluation["throughput"]) == set(variants)
+    assert record(folder)["shared"] == {
+        "copy": {"convolved": "softmax", "flash": "softmax"},
+        **{name: {"flash": "softmax"} for name in ("training", "perplexity")},
+    }
+    shown = capsys.readouterr().out
+    assert "convolved is softmax in copy: one model, run once." in shown
+    assert "flash is softmax in copy, training, perplexity: one model, run once." in " ".join(shown.split())
+    inputs = read_inputs(folder)
+    summed = figures(inputs.rows, inputs.protocol.shared)
+    ranked = families(summed, rank=list(variants), reference=None)
+    pairs = {family.evaluation: {(pair.first, pair.second) for pair in family.comparisons} for family in ranked}
+    assert pairs["copy"] == {("softmax", "linear")}
+    assert pairs["perplexity"] == {("softmax", "convolved"), ("softmax", "linear"), ("convolved", "linear")}
+    table = summary(summed, ranked, variants)
+    index = next(index for index, header in enumerate(table.headers) if header.startswith("copy"))
+    told = {line[0].text: line[index].text for line in table.lines}
+    assert told["softmax"] == told["convolved"] == told["flash"] != "–"
+    page = (folder / "report" / "index.html").read_text()
+    assert "softmax = convolved = flash" in page
+    assert "softmax = flash" in page
+
+
+def test_variants_that_are_one_model_everywhere_are_refused(text, tmp_path, ran):
+    variants = {"softmax": ["attn=softmax"], "again": ["attn=softmax", "attn.conv_size=4"]}
+    with pytest.raises(UserError, match=r"plan\.variants: softmax and again are one model in every evaluation"):
+        compare.compare(settings(text, tmp_path, variants=variants, evaluations=["copy"]), compose)
+    assert not ran
+
+
+def test_a_mixer_is_another_s_function_only_where_it_says_so_itself():
+    def function(name: str, **options) -> dict[str, Any]:
+        return function_of(mixer_settings(name, **options))
+
+    assert function("flash") == function("softmax")
+    assert function("flash", qk_norm=True) == function("softmax", qk_norm=True) != function("softmax")
+    flash = mixer_settings("flash")
+    windowed = replace(flash, options={**flash.options, "window": 8})
+    assert function_of(windowed) == {**function("softmax"), "target": flash.target, "window": 8}
+
+    class Other(Flash):
+        """What derives from a class may compute anything."""
+
+    derived = replace(mixer_settings("flash"), target=f"{__name__}.Other")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "Other", Other, raising=False)
+        assert function_of(derived, {derived.target})["target"] == derived.target

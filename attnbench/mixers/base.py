@@ -43,6 +43,10 @@ class Mixer(nn.Module, ABC):
     no_weight_decay: ClassVar[frozenset[str]] = frozenset()
     """Names of this module's own parameters that take no weight decay."""
 
+    same_function: ClassVar[str] = ""
+    """`_target_` of the mixer whose function this class computes by another kernel, wherever options that only this one
+    has are null or false. Both count as one where it is asked what a mixer can do. Never inherited."""
+
     state_grows: ClassVar[bool] = False
     """True where the state's size depends on `max_length`, as a cache's does."""
 

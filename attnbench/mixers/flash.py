@@ -44,6 +44,8 @@ class Flash(Softmax):
     backends: ClassVar[tuple[str, ...]] = ("sdpa", "cudnn", "flash_attn", "triton")
     auto_rule: ClassVar[str] = "CUDA: cudnn in bfloat16, triton in float32; CPU: sdpa; triton with a window"
 
+    same_function: ClassVar[str] = "attnbench.mixers.softmax.Softmax"
+
     without_vmap: ClassVar[frozenset[str]] = frozenset({"sdpa", "cudnn", "flash_attn"})
 
     def __init__(

@@ -168,8 +168,10 @@ def _look(plot: Plot, variants: Sequence[str]) -> Look:
     def cycled(choices: Sequence[Any]) -> list[Any]:
         return [choices[index % len(choices)] for index in range(len(variants))]
 
-    shown = [name for name in variants if any(figure.variant == name for figure in plot.figures)]
-    domain = list(variants)
+    # One of several names has its own place, and is shown with all of them.
+    labels = {figure.variant: figure.label for figure in plot.figures}
+    shown = [labels[name] for name in variants if name in labels]
+    domain = [labels.get(name, name) for name in variants]
     legend = None
     if len(plot.positions) > 1:
         # The lines of crosses stand between the legend and the plot.
@@ -205,8 +207,8 @@ def _lines(plot: Plot, look: Look) -> list[alt.Chart]:
 def _crosses(plot: Plot, look: Look, x: alt.X) -> list[alt.Chart]:
     """Above the plot's top edge, a line of them for each variant, so that they do not hide each other."""
     layers = []
-    for variant in (name for name in look.shown if any(figure.variant == name for figure in plot.missing)):
-        own = [_datum(plot, figure) for figure in plot.missing if figure.variant == variant]
+    for variant in (name for name in look.shown if any(figure.label == name for figure in plot.missing)):
+        own = [_datum(plot, figure) for figure in plot.missing if figure.label == variant]
         mark = alt.Chart(alt.Data(values=own)).mark_point(shape=CROSS, size=36, strokeWidth=2.2, opacity=1)
         height = alt.value(-8 - CROSS_HEIGHT * len(layers))
         layers.append(mark.encode(x=x, y=height, color=look.color, tooltip=_tooltip(plot)))
@@ -277,7 +279,7 @@ def _datum(plot: Plot, figure: Figure) -> dict[str, Any]:
     """One figure as the charts read it, numbers also as text."""
     seeds = len(figure.values)
     datum = {
-        "variant": figure.variant,
+        "variant": figure.label,
         "x": _position(plot, figure.settings[plot.axis]),
         "at": words.shown_value(figure.settings[plot.axis]),
         "text": words.outcome(figure),

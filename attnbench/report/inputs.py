@@ -58,6 +58,8 @@ class Protocol:
     files: list[str] | None
     """Results files, relative to the experiment's folder; None: all that lie there."""
     evaluations: dict[str, About] = field(default_factory=dict)
+    shared: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By evaluation, variants that are one model with another there and have no rows of their own, and with whom."""
     rates: list[Rate] = field(default_factory=list)
     failures: list[dict[str, str]] = field(default_factory=list)
     """`cell` and `reason` of what left no rows."""

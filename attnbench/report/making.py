@@ -65,8 +65,8 @@ def _budgets(figures: Sequence[Figure]) -> list[Markup]:
             metrics = {"parameters": float(figure.parameters), **metrics}
         for metric, mean in metrics.items():
             if mean is not None:
-                places.setdefault(key, {}).setdefault(figure.variant, {})[metric] = mean
-                backends[key[0], figure.variant] = figure.backend
+                places.setdefault(key, {}).setdefault(figure.label, {})[metric] = mean
+                backends[key[0], figure.label] = figure.backend
     # Models that are alike at several settings have one line for all of them.
     alike: dict[str, tuple[str, list[str], dict[str, dict[str, float]]]] = {}
     for (evaluation, where), variants in places.items():
@@ -163,7 +163,7 @@ def _failures(inputs: Inputs, figures: Sequence[Figure]) -> list[Markup]:
     for figure in figures:
         if any(status != "ok" for status in figure.statuses):
             status = next(status for status in figure.statuses if status != "ok")
-            key = (figure.variant, figure.evaluation, words.place(figure.settings), status, figure.reason)
+            key = (figure.label, figure.evaluation, words.place(figure.settings), status, figure.reason)
             groups.setdefault(key, []).append(figure)
     lines: list[list[object]] = [
         [

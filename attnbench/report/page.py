@@ -36,7 +36,7 @@ def write_report(folder: Path, *, target: Path | None = None) -> Path:
         UserError: no rows, a file that cannot be read, or rows that cannot stand in one report.
     """
     inputs = read_inputs(folder)
-    summed = figures(inputs.rows)
+    summed = figures(inputs.rows, inputs.protocol.shared)
     ranked = families(summed, rank=inputs.protocol.rank, reference=inputs.protocol.reference)
     written = chapters(summed, ranked, inputs.protocol)
     variants = inputs.protocol.variants

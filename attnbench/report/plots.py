@@ -89,7 +89,7 @@ def describe(plot: Plot) -> str:
     """The plot as a sentence, for who does not see it: its ends, and what is missing."""
     by_variant: dict[str, list[Figure]] = {}
     for figure in sorted((f for f in plot.figures if f.mean is not None), key=_place_in(plot)):
-        by_variant.setdefault(figure.variant, []).append(figure)
+        by_variant.setdefault(figure.label, []).append(figure)
     parts = []
     for variant, own in by_variant.items():
         if plot.is_whole:
@@ -114,7 +114,7 @@ def missing_text(plot: Plot) -> str:
     """ "softmax out of memory at 16,384 and 32,768; linear diverged at 200"."""
     groups: dict[tuple[str, str], list[Figure]] = {}
     for figure in sorted(plot.missing, key=_place_in(plot)):
-        groups.setdefault((figure.variant, words.outcome(figure)), []).append(figure)
+        groups.setdefault((figure.label, words.outcome(figure)), []).append(figure)
     return "; ".join(
         f"{variant} {what} at {words.listed(words.shown_value(figure.settings[plot.axis]) for figure in own)}"
         for (variant, what), own in groups.items()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from attnbench.aggregate import Cell, Column, Family, Figure, Summary, headline
+from attnbench.aggregate import Cell, Column, Family, Figure, Summary, headline, same_models
 from attnbench.report import words
 from attnbench.report.inputs import Inputs, Protocol, about
 from attnbench.report.markup import Markup, TableCell, breakable, element, join, scrolling, table
@@ -180,7 +180,7 @@ def _details(figures: Sequence[Figure], *, is_open: bool) -> list[Markup]:
     """Every number: a table for each metric with several settings, and one for all that have a single one."""
     metrics: dict[str, dict[str, dict[str, Figure]]] = {}
     for figure in figures:
-        metrics.setdefault(figure.metric, {}).setdefault(_place(figure), {})[figure.variant] = figure
+        metrics.setdefault(figure.metric, {}).setdefault(_place(figure), {})[figure.label] = figure
     names = {figure.metric: words.capitalized(words.metric_name(figure.metric, figure.unit)) for figure in figures}
     several = {metric: lines for metric, lines in metrics.items() if len(lines) > 1}
     drawn = [
@@ -270,6 +270,7 @@ def _not_ranked_note(inputs: Inputs) -> Markup | None:
     parts = []
     if others:
         parts.append(f"Shown, not ranked: {words.listed(others)}.")
+    parts += [f"{line}: one model, run once." for line in same_models(protocol.shared)]
     if protocol.reference is not None:
         parts.append(f"All others are compared with {protocol.reference} alone, so only it could be best of all.")
     return element("p", " ".join(parts), class_="note") if parts else None

@@ -109,7 +109,7 @@ def listed(words: Iterable[str], last: str = "and") -> str:
 def ranked_answer(family: Family) -> str:
     """One sentence on a ranked metric at one setting; names a best variant only where the comparisons separated it."""
     ordered = _by_mean(family.figures, descending=family.higher_is_better)
-    shown = [f"{figure.variant} {outcome(figure)}" for figure in ordered]
+    shown = [f"{figure.label} {outcome(figure)}" for figure in ordered]
     where = _opening(family.settings)
     what = metric_name(family.metric)
     if family.exploratory:
@@ -117,14 +117,15 @@ def ranked_answer(family: Family) -> str:
     if family.best is not None:
         others = listed(text for figure, text in zip(ordered, shown, strict=True) if figure.variant != family.best)
         winner = next(figure for figure in ordered if figure.variant == family.best)
-        return f"{where}{family.best} has the best {what}, {outcome(winner)}, separated from {others}."
+        return f"{where}{winner.label} has the best {what}, {outcome(winner)}, separated from {others}."
     leader = ordered[0].variant
     apart = [
         pair.second if pair.first == leader else pair.first
         for pair in family.comparisons
         if pair.is_separated and leader in (pair.first, pair.second)
     ]
-    ending = f"{leader} is separated from {listed(apart)} only" if apart else f"{leader} is separated from none"
+    label = ordered[0].label
+    ending = f"{label} is separated from {listed(apart)} only" if apart else f"{label} is separated from none"
     return f"{where}no variant is best in {what}: {listed(shown)}; {ending}."
 
 
@@ -160,7 +161,7 @@ def plain_answer(figures: Sequence[Figure], column: Column) -> str:
     """One sentence on a metric that nobody ranks, such as a timing."""
     own = [figure for figure in figures if column.takes(figure)]
     ordered = _by_mean(own, descending=column.higher_is_better is not False)
-    shown = listed(f"{figure.variant} {outcome(figure)}" for figure in ordered)
+    shown = listed(f"{figure.label} {outcome(figure)}" for figure in ordered)
     return f"{_opening(column.settings)}{metric_name(column.metric, column.unit)} is {shown}; measured, not ranked."
 
 

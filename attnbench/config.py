@@ -36,6 +36,7 @@ from attnbench.jsonlines import replace_file
 from attnbench.reading import read_mixer, read_settings
 from attnbench.settings import CONF, MixerSettings, RunSettings
 from attnbench.stopping import interruptible
+from attnbench.streams import lasting_streams
 
 SUBMITIT = ("submitit_local", "submitit_slurm")
 MOST_WORD_CHARACTERS = 2**14
@@ -61,6 +62,7 @@ class Outcome:
     """One line, where there is no folder."""
 
 
+@lasting_streams()
 def launch(
     main: Callable[[Any], Path],
     config_name: str,
@@ -125,6 +127,7 @@ def _refuse_rerun(words: Sequence[str]) -> None:
             raise UserError(f"{word}: {RERUN} runs whatever its file holds; the same command goes on with a run")
 
 
+@lasting_streams()
 def _do_job(main: Callable[[Any], Path], read: Callable[..., Any], config: DictConfig, show_traceback: bool) -> Outcome:
     """Whatever ends it, a job says so at once and the sweep's other jobs still run."""
     _show_log()

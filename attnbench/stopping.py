@@ -10,6 +10,7 @@ from typing import Any
 
 from attnbench.errors import Interrupted, UserError
 from attnbench.escaping import printable
+from attnbench.streams import lasting_streams
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -57,7 +58,7 @@ def ending_in_one_line(interrupted: str = "interrupted; the same command starts 
         SystemExit: 1 after a UserError, 130 after SIGINT, 143 after SIGTERM.
     """
     try:
-        with interruptible(interrupted):
+        with lasting_streams(), interruptible(interrupted):
             yield
     except UserError as error:
         sys.exit(f"error: {printable(str(error))}")

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 from attnbench.errors import Interrupted, UserError
 from attnbench.jsonlines import unlinked_log
 from attnbench.stopping import SIGNALS
+from attnbench.streams import lasting_streams
 
 Item = TypeVar("Item")
 
@@ -190,7 +191,7 @@ def _serve(function: Callable[[Any], Any], connection: Connection, log: str, num
         import torch
 
         torch.set_num_threads(num_threads)
-    with suppress(EOFError, ConnectionError):
+    with lasting_streams(), suppress(EOFError, ConnectionError):
         while True:
             connection.send(_error_of(function, connection.recv()))
 

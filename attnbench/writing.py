@@ -1,13 +1,13 @@
 """What generate.py does: a run's model opened for this device, a prompt read, and text written as it comes."""
 
 import logging
-import os
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TextIO
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from attnbench.locks import device_lock
 from attnbench.model import LanguageModel, resolve_mixer
 from attnbench.runtime import computing, device_name, dtype_of, resolve_device, resolve_precision
 from attnbench.settings import GenerationSettings, RunSettings, check
+from attnbench.streams import lose, raising
 
 log = logging.getLogger(__name__)
 
@@ -244,13 +245,19 @@ def _show(prompt: str, tokens: Iterator[Tensor], vocabulary: Sequence[str], num_
 
     Returns:
         How many characters were made of each, fewer where nobody reads on.
+
+    Raises:
+        UserError: standard output cannot be written to.
     """
-    made = Counted(tokens)
+    made, output = Counted(tokens), raising(sys.stdout)
     try:
-        _print(prompt, made, tuple(vocabulary), num_samples)
-    except BrokenPipeError:
-        # Who reads has seen enough. What is left in the buffer must not raise once more when the process ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _print(prompt, made, tuple(vocabulary), num_samples, output)
+        output.flush()
+    except OSError as error:
+        lose(output)
+        # Who reads a pipe may have seen enough.
+        if not isinstance(error, BrokenPipeError):
+            raise UserError(f"standard output: cannot be written to ({error.strerror})") from None
     return made.count
 
 
@@ -266,14 +273,14 @@ class Counted:
             yield token_B
 
 
-def _print(prompt: str, tokens: Iterable[Tensor], names: tuple[str, ...], num_samples: int) -> None:
+def _print(prompt: str, tokens: Iterable[Tensor], names: tuple[str, ...], num_samples: int, output: TextIO) -> None:
     if num_samples == 1:
-        print(printable_text(prompt), end="", flush=True)
+        print(printable_text(prompt), end="", flush=True, file=output)
         for token_B in tokens:
-            print(printable_text(decode(token_B, names)), end="", flush=True)
-        print()
+            print(printable_text(decode(token_B, names)), end="", flush=True, file=output)
+        print(file=output)
         return
     written_BT = torch.stack(list(tokens), dim=1)
     for index, token_T in enumerate(written_BT, start=1):
-        print(f"--- {index} of {num_samples}")
-        print(printable_text(prompt + decode(token_T, names)))
+        print(f"--- {index} of {num_samples}", file=output)
+        print(printable_text(prompt + decode(token_T, names)), file=output)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 ORDER = [
-    "escaping", "errors", "stopping", "documents", "settings", "registry", "identity", "jsonlines", "network",
-    "results", "statistics", "figures", "tables", "families", "aggregate", "terminal", "publish",
+    "escaping", "errors", "streams", "stopping", "documents", "settings", "registry", "identity", "jsonlines",
+    "network", "results", "statistics", "figures", "tables", "families", "aggregate", "terminal", "publish",
     "kernels.support", "runtime", "locks", "process_memory", "timing", "graphs", "workers", "folder",
     "kernels",
     "layers", "mixers.base", "mixers.fla_support", "mixers.scan", "mixers", "model", "correctness", "flops", "contract",

@@ -31,6 +31,8 @@ ROWS_AT_A_TIME = 256
 WINDOW_CHARACTERS = 128
 """So many in a row stand once in the embedded corpus, so that no split quotes another wherever it is cut."""
 
+RENAME = "rename the one that holds the text"
+
 SPLIT_NAME = re.compile(r"(train|validation|test)(?:-(\d+)-of-(\d+))?")
 
 
@@ -96,8 +98,8 @@ def _rows(path: Path, stream: BinaryIO) -> Text:
     if path.suffix == ".arrow":
         # As a whole: from a file, memory is taken for whatever length a message claims.
         batches = pa.ipc.open_stream(stream.read())
-        _check_column(path, batches.schema)
-        return _text_of(path, map(_validated, batches))
+        check_column(path, batches.schema)
+        return text_of(path, map(_validated, batches))
     reading: dict[str, Any] = {
         # By default a row group is read as a whole, and is often the whole file.
         "pre_buffer": False,
@@ -106,12 +108,12 @@ def _rows(path: Path, stream: BinaryIO) -> Text:
         "thrift_container_size_limit": MOST_FOOTER_ENTRIES,
     }
     footer = pq.ParquetFile(stream, **reading)
-    _check_column(path, footer.schema_arrow)
-    # A value that stands a thousand times in the file is in memory once (see `_text_of`), and values that differ are
+    check_column(path, footer.schema_arrow)
+    # A value that stands a thousand times in the file is in memory once (see `text_of`), and values that differ are
     # an error of pyarrow where one batch has 2 GiB of them.
     parquet = pq.ParquetFile(stream, metadata=footer.metadata, read_dictionary=["text"], **reading)
     # In pieces: a file of a kilobyte can stand for terabytes, whatever its footer says of their size.
-    return _text_of(path, parquet.iter_batches(batch_size=ROWS_AT_A_TIME, columns=["text"]))
+    return text_of(path, parquet.iter_batches(batch_size=ROWS_AT_A_TIME, columns=["text"]))
 
 
 def _validated(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -120,25 +122,30 @@ def _validated(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-def _check_column(path: Path, schema: pa.Schema) -> None:
-    if schema.names.count("text") != 1:
+def check_column(origin: Path | str, schema: pa.Schema, column: str = "text", way_out: str = RENAME) -> None:
+    """Raises UserError unless there is one column of that name, of strings."""
+    if schema.names.count(column) != 1:
         found = ", ".join(schema.names) or "none at all"
-        raise UserError(f"{path}: has no column 'text' (its columns: {found}); rename the one that holds the text")
-    kind = schema.field("text").type
+        raise UserError(f"{origin}: has no column '{column}' (its columns: {found}); {way_out}")
+    kind = schema.field(column).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise UserError(f"{path}: column 'text' holds {kind}, must hold strings; convert it")
+        raise UserError(f"{origin}: column '{column}' holds {kind}, must hold strings; convert it")
 
 
-def _text_of(path: Path, batches: Iterable[pa.RecordBatch]) -> Text:
-    """The rows that are not blank, a line end between two, counted before they are decoded."""
+def text_of(origin: Path | str, batches: Iterable[pa.RecordBatch], column_name: str = "text") -> Text:
+    """The rows that are not blank, a line end between two, counted before they are decoded.
+
+    Raises:
+        UserError: more than MOST_TEXT_BYTES, or a null.
+    """
     text, num_bytes, num_nulls = Text(), 0, 0
     for batch in batches:
-        column = batch.column("text")
+        column = batch.column(column_name)
         row_ends = np.cumsum(_row_bytes(column))
         num_bytes, num_nulls = num_bytes + int(row_ends[-1:].sum()), num_nulls + column.null_count
         if num_bytes > MOST_TEXT_BYTES:
-            raise UserError(f"{path}: holds more than {MOST_TEXT_BYTES} bytes of text; give a part of it")
+            raise UserError(f"{origin}: holds more than {MOST_TEXT_BYTES} bytes of text; give a part of it")
         first = 0
         while first < len(column) and not num_nulls:
             # As many rows as make a piece, and one of any length.
@@ -149,7 +156,7 @@ def _text_of(path: Path, batches: Iterable[pa.RecordBatch]) -> Text:
                 text.append("\n" * bool(text.pieces) + "\n".join(rows))
             first = last
     if num_nulls:
-        raise UserError(f"{path}: column 'text' has {num_nulls} nulls; remove these rows or make them ''")
+        raise UserError(f"{origin}: column '{column_name}' has {num_nulls} nulls; remove these rows or make them ''")
     return text
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attnbench.corpora import SPLITS, Texts, embedded_texts, read_user_texts
 from attnbench.errors import UserError
+from attnbench.hub import read_hub
 from attnbench.pieces import Text
 from attnbench.settings import DataSettings
 from attnbench.wikitext import read_wikitext2
@@ -26,7 +27,8 @@ class Corpus:
     """A text as tokens, one a character."""
 
     name: str
-    """wikitext2-raw-v1, wikitext2-v1, embedded, text:<file>, or parquet:<folder> for other files in its form."""
+    """wikitext2-raw-v1, wikitext2-v1, embedded, text:<file>, hub:<owner>/<name>:<configuration>, or parquet:<folder>
+    for other files in WikiText-2's form."""
     fingerprint: str
     """12 hex digits of a hash over the names and texts of the splits: equal texts, equal fingerprint."""
     vocabulary: tuple[str, ...]
@@ -95,6 +97,8 @@ def _read_texts(settings: DataSettings, root: Path) -> Texts:
         if path is not None:
             raise UserError(f"data.path={path}: data=embedded reads no file; leave it out, or use data=text")
         return embedded_texts(root, *fractions)
+    if settings.name != "text":
+        return read_hub(settings.name, settings.config, settings.column, *fractions)
     if path is None:
         raise UserError("data.path=null: data=text needs data.path=FILE_OR_FOLDER of .txt or .parquet")
     return read_user_texts(path, *fractions)

@@ -57,7 +57,7 @@ class Matched:
         unsolved = "" if solvable else " (no feed-forward whose width could be solved)"
         return (
             f"match={self.match}{unsolved}: {mixer} has {self.parameters:,} parameters "
-            f"({parameters:+.2%} of softmax's) and {self.flops_per_token / 1e6:.2f} forward MFLOPs a token "
+            f"({parameters:+.2%} of plain softmax's) and {self.flops_per_token / 1e6:.2f} forward MFLOPs a token "
             f"({flops:+.2%}), feed_forward_width {self.model.feed_forward_width}, {state} a sequence of "
             f"{self.seq_len:,} in {self.precision}{self._memory_statement()}"
         )

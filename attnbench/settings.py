@@ -65,15 +65,24 @@ class ModelSettings:
 class DataSettings:
     """On what."""
 
-    name: str = setting(choices=("wikitext2", "embedded", "text"))
+    name: str
+    """wikitext2, embedded, text, or OWNER/NAME of a data set on the Hugging Face Hub, or a folder laid out as one."""
+    config: str | None = None
+    """Of a data set on the Hub: which of its configurations; null: the only one."""
+    column: str = "text"
+    """Of a data set on the Hub: the one that holds the text."""
     path: str | None = None
     """A folder of parquet files or, for `text`, a file or folder of .txt or parquet; null: the usual places."""
     vocabulary_size: int | None = setting(None, minimum=2, maximum=2**24)
     """Pads the embedding up to this number of symbols; null: the corpus's own vocabulary."""
     validation_fraction: float = setting(0.05, above=0, maximum=0.5)
     test_fraction: float = setting(0.05, minimum=0, maximum=0.5)
-    """Shares of the characters, cut from the end; used where the corpus comes without splits (embedded, text). 0 leaves
-    the test split empty."""
+    """Shares of the characters, cut from the end; used where the corpus comes without these splits. 0 leaves the test
+    split empty."""
+
+
+CORPORA = ("wikitext2", "embedded", "text")
+"""Values of `DataSettings.name` that are no data set on the Hub."""
 
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
@@ -311,6 +320,17 @@ def check_run(settings: RunSettings) -> None:
         raise UserError(f"seed={SELECTION_SEED}: is the one that learning rates are searched with, and never scored")
     if not settings.outputs_dir:
         raise UserError("outputs_dir=: must name a folder; outputs is the usual one")
+    is_hub = "/" in data.name
+    if data.name not in CORPORA and not is_hub:
+        raise UserError(
+            f"data.name={data.name}: must be one of {', '.join(CORPORA)}, or, with data=hub, OWNER/NAME of a data set "
+            "on the Hugging Face Hub"
+        )
+    if is_hub and data.path is not None:
+        raise UserError(f"data.path={data.path}: data=hub reads data.name={data.name}; leave it out, or use data=text")
+    for name, usual in (("config", None), ("column", "text")):
+        if not is_hub and getattr(data, name) != usual:
+            raise UserError(f"data.{name}={getattr(data, name)}: data.name={data.name} has none; only data=hub has")
     if data.name == "text" and data.path is None:
         raise UserError("data.path=null: data=text needs a .txt or parquet file, or a folder of them")
     if data.validation_fraction + data.test_fraction > 0.9:

@@ -5,13 +5,11 @@ import os
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
-from urllib.parse import urlsplit
 
 from attnbench.corpora import SPLITS, Texts, naming, read_splits, split_files
 from attnbench.documents import open_regular
 from attnbench.errors import UserError
-from attnbench.network import answers
+from attnbench.hub import download, read_hub, unreachable
 from attnbench.pieces import Text
 
 REPOSITORY = "Salesforce/wikitext"
@@ -28,7 +26,10 @@ RAW_SHA256 = {
 }
 """Of the parquet files as the Hub has them."""
 
-PROBE_SECONDS = 1.5
+WAY_OUT = (
+    "run scripts/prepare_data.py where there is a network and bring its data/ here, or give data.path=FOLDER, or use "
+    "data=embedded"
+)
 
 
 def read_wikitext2(path: Path | None, root: Path) -> Texts:
@@ -38,7 +39,9 @@ def read_wikitext2(path: Path | None, root: Path) -> Texts:
     in a folder that the user gave train as well, under the folder's name.
     """
     folder, files = (path, split_files(path)) if path is not None else find(root)
-    if path is not None and not files:
+    if folder is None:
+        return _loaded(root)
+    if not files:
         raise UserError(f"data.path={path}: has no train.parquet nor train-00000-of-00001.parquet; correct data.path")
     splits = read_splits(folder, files)
     version = version_of(splits)
@@ -52,8 +55,18 @@ def version_of(splits: dict[str, Text]) -> str | None:
     return next((version for version, characters in CHARACTERS.items() if characters == found), None)
 
 
-def find(root: Path) -> tuple[Path, dict[str, list[Path]]]:
-    """Folder and files by split: from data/ under `root`, else the Hugging Face caches, else the Hub.
+def _loaded(root: Path) -> Texts:
+    """From the Hub, as `datasets` loads it and keeps it in its cache."""
+    if obstacle := unreachable():
+        looked_at = f"neither in {root / 'data'} nor in the Hugging Face cache {_cache_home()}"
+        raise UserError(f"WikiText-2 is {looked_at}: {obstacle}; {WAY_OUT}")
+    splits = read_hub(REPOSITORY, FOLDERS["raw"], "text", 0.0, 0.0).splits
+    _check_characters(splits, "raw", REPOSITORY)
+    return Texts(name="wikitext2-raw-v1", origin=REPOSITORY, splits=splits)
+
+
+def find(root: Path) -> tuple[Path | None, dict[str, list[Path]]]:
+    """Folder and files by split: from data/ under `root`, else the Hugging Face caches; None and none where nowhere.
 
     Each place is asked for raw before v1. A folder of data/ that holds any split is taken, and must then be whole; in
     the caches what is not whole is passed over, as a cut-off download leaves such folders behind.
@@ -69,9 +82,7 @@ def find(root: Path) -> tuple[Path, dict[str, list[Path]]]:
             files = split_files(folder, suffix, prefix)
             if set(files) == set(SPLITS):
                 return folder, files
-    folder = download("raw", looked_at=f" is neither in {data} nor in the Hugging Face cache {_cache_home()}")
-    check_published(folder, "raw")
-    return folder, split_files(folder)
+    return None, {}
 
 
 def _cache_home() -> Path:
@@ -90,39 +101,13 @@ def _cached(version_folder: str) -> list[tuple[Path, str, str]]:
     return found + [(folder, ".arrow", "wikitext-") for folder in sorted({table.parent for table in tables})]
 
 
-def download(version: str, looked_at: str = "") -> Path:
-    """Brings the files of `version` into the Hugging Face cache and returns their folder.
-
-    Args:
-        looked_at: what the error says after "WikiText-2", where other places were asked before.
-
-    Raises:
-        UserError: the Hub cannot be reached (said within two seconds), or the download fails.
-    """
-    way_out = (
-        "run scripts/prepare_data.py where there is a network and bring its data/ here,"
-        " or give data.path=FOLDER, or use data=embedded"
-    )
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    host = urlsplit(endpoint).hostname or endpoint
-    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    if offline or not answers(endpoint, PROBE_SECONDS):
-        reason = "HF_HUB_OFFLINE is set" if offline else f"{host} cannot be reached"
-        raise UserError(f"WikiText-2{looked_at}: {reason}; {way_out}")
-
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError
-
-    # The bases are the root of the errors of the HTTP library in use, which huggingface_hub has changed twice; its
-    # second way of transfer, hf_xet, raises RuntimeError.
-    failures: Any = (OSError, RuntimeError, *HfHubHTTPError.__bases__)
-    files = [f"{FOLDERS[version]}/{split}-00000-of-00001.parquet" for split in SPLITS]
+def _downloaded(version: str) -> Path:
+    """The files as they were published, in the Hugging Face cache."""
     try:
-        paths = [hf_hub_download(REPOSITORY, file, repo_type="dataset") for file in files]
-    except failures as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"WikiText-2 could not be downloaded from {host}: {reason}; try again, or {way_out}") from None
-    return Path(paths[0]).parent
+        files = [f"{FOLDERS[version]}/{split}-00000-of-00001.parquet" for split in SPLITS]
+        return download(REPOSITORY, files)[0].parent
+    except UserError as error:
+        raise UserError(f"WikiText-2: {error}; {WAY_OUT}") from None
 
 
 def check_published(folder: Path, version: str) -> None:
@@ -136,9 +121,13 @@ def check_published(folder: Path, version: str) -> None:
                     found = hashlib.file_digest(file, "sha256").hexdigest()
                 if found != RAW_SHA256[split]:
                     raise UserError(f"{path}: its sha256 is not that of the published file; get it again")
+    _check_characters(splits, version, str(folder))
+
+
+def _check_characters(splits: dict[str, Text], version: str, origin: str) -> None:
     if version_of(splits) != version:
         found = ", ".join(f"{split} {len(splits[split]):,}" for split in SPLITS)
-        raise UserError(f"{folder}: is not WikiText-2 {version}, by its characters ({found}); get it again")
+        raise UserError(f"{origin}: is not WikiText-2 {version}, by its characters ({found}); get it again")
 
 
 def prepare(version: str, source: Path | None, root: Path) -> Path:
@@ -150,7 +139,7 @@ def prepare(version: str, source: Path | None, root: Path) -> Path:
     if target.exists():
         check_published(target, version)
         return target
-    folder = source if source is not None else download(version)
+    folder = source if source is not None else _downloaded(version)
     check_published(folder, version)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ DEMO = ["experiment=demo", "device=cpu"]
 BAD = {
     "attn=nope": ["attn=nope", "flash", "gated_deltanet", "linear", "softmax"],
     "model=5m": ["model=5m", "tiny", "4m"],
-    "data=c4": ["data=c4", "embedded", "text", "wikitext2"],
+    "data=c4": ["data=c4", "embedded", "hub", "text", "wikitext2"],
     "train.foo=1": ["train.foo=1", "unknown setting", "learning_rate"],
     "+train.foo=1": ["train.foo=1", "unknown setting", "learning_rate"],
     "++train.foo=1": ["train.foo=1", "unknown setting", "learning_rate"],

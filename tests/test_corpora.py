@@ -1,6 +1,7 @@
 """Files of text: what is read from them, and every kind of bad input with its message."""
 
 import io
+import os
 import sys
 from pathlib import Path
 
@@ -187,8 +188,7 @@ def test_a_file_without_permission_is_named(tmp_path, monkeypatch):
 
     parquet, text = write_parquet(tmp_path / "a.parquet", LINES), tmp_path / "a.txt"
     text.write_text("abc")
-    monkeypatch.setattr(Path, "open", refuse)
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     monkeypatch.setattr(Path, "iterdir", refuse)
     for path in (parquet, text, tmp_path):
         with pytest.raises(UserError, match=f"{path}: permission denied"):

@@ -28,6 +28,9 @@ ELSEWHERE = {
     "wandb sync wandb/offline-run-*": "needs wandb's server",
     "python scripts/train.py -m hydra/launcher=submitit_slurm device=cuda hydra.launcher.gpus_per_node=1 "
     "hydra.launcher.timeout_min=600 attn=softmax,linear": "needs a Slurm cluster",
+    "python scripts/train.py attn=linear data=hub data.name=Salesforce/wikitext data.config=wikitext-103-raw-v1": (
+        "needs the Hugging Face Hub; test_hub.py loads a folder laid out as one of its data sets"
+    ),
     "python scripts/train.py attn=gated_deltanet eval=battery": "test_docs.py, where another mixer goes through it",
 }
 """Commands of the README that are not run here, and who does it."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from corpora_on_disk import LINES, ROOT, V1, from_path, needs_real_data, write_parquet, write_splits
 
-from attnbench import wikitext
+from attnbench import hub, wikitext
 from attnbench.data import load_corpus
 from attnbench.errors import UserError
 from attnbench.settings import DataSettings
@@ -104,7 +104,7 @@ def test_without_a_network_the_way_out_is_said_within_two_seconds(away, monkeypa
 
 def test_offline_mode_asks_nobody(away, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(wikitext, "answers", lambda *asked: pytest.fail("the network was asked"))
+    monkeypatch.setattr(hub, "answers", lambda *asked: pytest.fail("the network was asked"))
     with pytest.raises(UserError, match="HF_HUB_OFFLINE is set"):
         load_corpus(DataSettings(name="wikitext2"), 8, away)
 
@@ -121,24 +121,52 @@ def test_behind_a_proxy_it_is_the_proxy_that_must_answer(away, monkeypatch):
     assert asked == [("proxy.example", 3128)]
 
 
-def test_a_download_is_checked_and_a_failing_one_is_one_line(away, monkeypatch):
-    import huggingface_hub
+def break_off(*args, **kwargs):
+    raise RuntimeError("connection reset\nrequest id")
+
+
+def test_what_datasets_loads_is_checked_and_a_failure_is_one_line(away, monkeypatch):
+    import datasets
 
     source = publish(monkeypatch, away / "hub" / wikitext.FOLDERS["raw"])
-    monkeypatch.setattr(wikitext, "answers", lambda url, limit_seconds: True)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repository, file, repo_type: source.parent / file)
-    assert load_corpus(DataSettings(name="wikitext2"), 8, away).name == "wikitext2-raw-v1"
+    asked = []
+
+    def load(name: str, config: str, load_dataset=datasets.load_dataset):
+        asked.append((name, config))
+        return load_dataset(str(source))
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", away / "tables")
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(hub, "answers", lambda url, limit_seconds: True)
+    corpus = load_corpus(DataSettings(name="wikitext2"), 8, away)
+    assert (corpus.name, asked) == ("wikitext2-raw-v1", [("Salesforce/wikitext", "wikitext-2-raw-v1")])
+    assert corpus.fingerprint == from_path(source, "wikitext2").fingerprint
+    write_parquet(source / "test-00000-of-00001.parquet", LINES[1:])
+    with pytest.raises(UserError, match=r"Salesforce/wikitext: is not WikiText-2 raw, by its characters \(train "):
+        load_corpus(DataSettings(name="wikitext2"), 8, away)
+    monkeypatch.setattr(datasets, "load_dataset", break_off)
+    with pytest.raises(UserError, match=r"data.config=wikitext-2-raw-v1: cannot be loaded \(connection reset request"):
+        load_corpus(DataSettings(name="wikitext2"), 8, away)
+
+
+def test_a_download_is_checked_and_a_failing_one_is_one_line(away, monkeypatch):
+    import datasets
+
+    source = publish(monkeypatch, away / "hub" / wikitext.FOLDERS["raw"])
+
+    def fetch(manager, urls: list[str]) -> list[str]:
+        assert all(url.startswith("hf://datasets/Salesforce/wikitext/wikitext-2-raw-v1/") for url in urls)
+        return [str(source / url.rpartition("/")[2]) for url in urls]
+
+    monkeypatch.setattr(hub, "answers", lambda url, limit_seconds: True)
+    monkeypatch.setattr(datasets.DownloadManager, "download", fetch)
     assert prepare("raw", None, away / "project").is_dir()
     write_parquet(source / "test-00000-of-00001.parquet", LINES[1:])
     with pytest.raises(UserError, match=r"test-00000-of-00001\.parquet: its sha256 is not"):
-        load_corpus(DataSettings(name="wikitext2"), 8, away)
-
-    def break_off(*args, **kwargs):
-        raise huggingface_hub.errors.HfHubHTTPError.__bases__[0]("connection reset\nrequest id")
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", break_off)
-    with pytest.raises(UserError, match=r"could not be downloaded from huggingface.co: connection reset; try again"):
-        load_corpus(DataSettings(name="wikitext2"), 8, away)
+        prepare("raw", None, away / "another")
+    monkeypatch.setattr(datasets.DownloadManager, "download", break_off)
+    with pytest.raises(UserError, match=r"huggingface.co failed \(connection reset request id\); run scripts/prep"):
+        prepare("raw", None, away / "another")
 
 
 def test_prepare_refuses_a_source_that_is_not_the_published_one(away, monkeypatch):

@@ -46,8 +46,9 @@ MOST_HEADER_BYTES = 2**24
 NEEDED = ("config.json", "weights.safetensors")
 COUNTERS = (
     *("step", "seconds", "warm_steps", "warm_seconds", "shared_device", "best_step", "best_nats", "num_metrics_rows"),
+    "validation_due",
 )
-LATER_COUNTERS = ("shared_device", "num_metrics_rows")
+LATER_COUNTERS = ("shared_device", "num_metrics_rows", "validation_due")
 """Those that the first checkpoints of this format came without."""
 
 
@@ -89,6 +90,8 @@ class TrainState:
     """Validation nats a character at `best_step`."""
     num_metrics_rows: int | None = None
     """Of metrics.jsonl, when this was last kept; None where a former version kept it."""
+    validation_due: bool = False
+    """A stop cut off the validation of this step."""
 
     @classmethod
     def fresh(cls, model: LanguageModel) -> "TrainState":

@@ -1,6 +1,7 @@
 """From text to batches: vocabulary, one token tensor a split, and batch n as a function of (seed, n)."""
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,6 +222,19 @@ def block_order(num_blocks: int, seed: int, epoch: int) -> Tensor:
     digest = hashlib.sha256(f"order of blocks, seed {seed}, epoch {epoch}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
     return torch.randperm(num_blocks, generator=generator)
+
+
+def first_characters(tokens_N: Tensor, wanted: int | None) -> tuple[Tensor, dict[str, int]]:
+    """The first tokens of a split, and what a row of them says beside its number; all and nothing where `wanted` is
+    None or as many as there are."""
+    if wanted is None or wanted >= len(tokens_N):
+        return tokens_N, {}
+    return tokens_N[:wanted], {"characters": wanted}
+
+
+def num_evaluation_batches(num_characters: int, seq_len: int, batch_size: int) -> int:
+    """How many batches `evaluation_batches` gives of so many characters."""
+    return math.ceil((num_characters - 1) / (seq_len * batch_size))
 
 
 def evaluation_batches(tokens_N: Tensor, seq_len: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

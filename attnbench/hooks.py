@@ -3,7 +3,8 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,11 +62,11 @@ class Stopwatch:
         steps, seconds = self.state.step - self.marked_step, now - self.mark
         self.mark, self.marked_step = now, self.state.step
         self.state.seconds += seconds
-        if self.first_step_seconds is None:
-            self.first_step_seconds = seconds
-        else:
+        if self.first_step_seconds is not None:
             self.state.warm_steps += steps
             self.state.warm_seconds += seconds
+        elif steps:
+            self.first_step_seconds = seconds
         return steps, seconds
 
     @contextmanager
@@ -135,41 +136,79 @@ class Logging:
         self.mirror.write(row)
 
 
-class Validation:
-    """Measures the validation split every `interval` steps and at the last one, and keeps the best weights."""
+class Validating(ABC):
+    """Looks at validation data every `interval` steps and at the last one, which may take minutes.
+
+    A stop cuts that off. The state then says that it is due, and whoever resumes it calls this before the next step.
+    """
+
+    def __init__(
+        self, *, logging: Logging, stopwatch: Stopwatch, stop: StopRequest, interval: int, num_steps: int
+    ) -> None:
+        self.logging, self.stopwatch, self.stop = logging, stopwatch, stop
+        self.interval, self.num_steps = interval, num_steps
+
+    def __call__(self, state: TrainState, report: StepReport | None = None) -> None:
+        if state.step % self.interval and state.step != self.num_steps:
+            return
+        with self.stopwatch.paused():
+            found = self.stop.unless_stopped(lambda: self.measured(state))
+            # Cut off, it is still as a validation needs it.
+            state.model.train()
+            state.validation_due = found is None
+            if found is not None:
+                self.keep(state, found)
+
+    @abstractmethod
+    def measured(self, state: TrainState) -> float:
+        """What is looked at; changes nothing but the model's mode."""
+
+    @abstractmethod
+    def keep(self, state: TrainState, found: float) -> None:
+        """Writes it down."""
+
+
+class Validation(Validating):
+    """Measures the validation split, and keeps the best weights.
+
+    Args:
+        part: what the row says of a split that is not read as a whole, see `data.first_characters`.
+    """
 
     def __init__(
         self,
         *,
         batches: Callable[[], Iterable[tuple[Tensor, Tensor, Tensor]]],
-        logging: Logging,
-        stopwatch: Stopwatch,
         folder: Path,
         record: ModelRecord,
+        part: dict[str, int],
+        logging: Logging,
+        stopwatch: Stopwatch,
+        stop: StopRequest,
         interval: int,
         num_steps: int,
     ) -> None:
-        self.batches, self.logging, self.stopwatch = batches, logging, stopwatch
-        self.folder, self.record, self.interval, self.num_steps = folder, record, interval, num_steps
+        super().__init__(logging=logging, stopwatch=stopwatch, stop=stop, interval=interval, num_steps=num_steps)
+        self.batches, self.folder, self.record, self.part = batches, folder, record, part
 
-    def __call__(self, state: TrainState, report: StepReport) -> None:
-        if state.step % self.interval and state.step != self.num_steps:
-            return
-        with self.stopwatch.paused():
-            # Not compiled: a second graph for one pass in a thousand steps takes longer than it saves.
-            with uncompiled():
-                nats_T, count_T = split_nats(state.model, self.batches(), self.record.precision)
-            nats = float(nats_T.sum() / count_T.sum())
-            if state.best_nats is None or nats < state.best_nats:
-                state.best_nats, state.best_step = nats, state.step
-                save_best(self.folder, state, self.record)
-            self.logging.write(
-                state, {"split": "validation", "nats_per_character": nats, "perplexity": perplexity(nats)}
-            )
+    def measured(self, state: TrainState) -> float:
+        """Nats a character."""
+        # Not compiled: a second graph for one pass in a thousand steps takes longer than it saves.
+        with uncompiled():
+            nats_T, count_T = split_nats(state.model, self.batches(), self.record.precision)
+        return float(nats_T.sum() / count_T.sum())
+
+    def keep(self, state: TrainState, found: float) -> None:
+        """The weights, if they are the best so far; and a row."""
+        if state.best_nats is None or found < state.best_nats:
+            state.best_nats, state.best_step = found, state.step
+            save_best(self.folder, state, self.record)
+        row = {"split": "validation", "nats_per_character": found, "perplexity": perplexity(found), **self.part}
+        self.logging.write(state, row)
 
 
-class Plateau:
-    """Looks every `interval` steps, and at the last, at what a probe's rates are chosen by; logs it as `selection`."""
+class Plateau(Validating):
+    """Looks at what a probe's rates are chosen by; logs it as `selection`."""
 
     def __init__(
         self,
@@ -178,21 +217,22 @@ class Plateau:
         precision: str,
         logging: Logging,
         stopwatch: Stopwatch,
+        stop: StopRequest,
         interval: int,
         num_steps: int,
     ) -> None:
-        self.select, self.precision, self.logging = select, precision, logging
-        self.stopwatch, self.interval, self.num_steps = stopwatch, interval, num_steps
+        super().__init__(logging=logging, stopwatch=stopwatch, stop=stop, interval=interval, num_steps=num_steps)
+        self.select, self.precision = select, precision
 
-    def __call__(self, state: TrainState, report: StepReport) -> None:
-        if state.step % self.interval and state.step != self.num_steps:
-            return
-        with self.stopwatch.paused():
-            state.model.eval()
-            with torch.no_grad(), computing(self.precision, report.loss.device):
-                selected = self.select()
-            state.model.train()
-            self.logging.write(state, {"split": "validation", "selection": selected})
+    def measured(self, state: TrainState) -> float:
+        """The accuracy that rates are chosen by."""
+        state.model.eval()
+        with torch.no_grad(), computing(self.precision, next(state.model.parameters()).device):
+            return self.select()
+
+    def keep(self, state: TrainState, found: float) -> None:
+        """A row."""
+        self.logging.write(state, {"split": "validation", "selection": found})
 
 
 class Checkpoints:
@@ -218,8 +258,10 @@ class Checkpoints:
         self.interval_seconds, self.validation_interval = interval_seconds, validation_interval
         self.num_steps, self.last = num_steps, time.monotonic()
 
-    def __call__(self, state: TrainState, report: StepReport) -> None:
-        if state.step == self.num_steps:
+    def __call__(self, state: TrainState, report: StepReport | None = None) -> None:
+        # From now on a stop would lose steps.
+        self.stop.saves = True
+        if state.step == self.num_steps and not state.validation_due:
             return
         is_due = time.monotonic() - self.last >= self.interval_seconds or state.step % self.validation_interval == 0
         if not is_due and self.stop.signal is None:
@@ -233,6 +275,17 @@ class Checkpoints:
             raise self.stop.interruption(
                 f"stopped at step {state.step} of {self.num_steps}, saved in {self.folder}; the same command resumes it"
             )
+
+
+def make_up(state: TrainState, hooks: Sequence[Any]) -> None:
+    """Validates what a stop cut off, before the next step.
+
+    Args:
+        hooks: the last two of which validate and keep the state.
+    """
+    if state.validation_due:
+        for hook in hooks[-2:]:
+            hook(state)
 
 
 class Estimate:

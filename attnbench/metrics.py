@@ -69,7 +69,7 @@ class MetricsLog:
 
 
 def _kept(path: Path, resume_step: int, num_rows: int | None) -> Iterator[dict[str, Any]]:
-    """The rows up to the checkpoint's step, all that it counts."""
+    """The rows up to the checkpoint's step, as many as it counts: one of the same step may have come after it."""
     if not path.exists():
         if num_rows:
             log.warning(f"{path}: is gone, and with it the {num_rows} rows up to step {resume_step}")
@@ -77,7 +77,7 @@ def _kept(path: Path, resume_step: int, num_rows: int | None) -> Iterator[dict[s
     way_out, num_kept = "rename it to go on with a new one", 0
     try:
         for row in stream_metrics(path):
-            if row["step"] <= resume_step:
+            if row["step"] < resume_step or (row["step"] == resume_step and num_kept != num_rows):
                 num_kept += 1
                 yield row
     except UserError as error:

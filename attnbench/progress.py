@@ -3,6 +3,8 @@
 import sys
 import time
 from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 from tqdm import tqdm
 
@@ -13,6 +15,11 @@ WINDOW_SECONDS = 10.0
 
 LINE_SECONDS = 30.0
 """Without a terminal, a line is printed this often, or at every tenth of the run if that is sooner."""
+
+PASSING_SECONDS = 1.0
+"""What takes less has no bar of its own inside of something longer."""
+
+Item = TypeVar("Item")
 
 
 class ProgressBar:
@@ -25,10 +32,14 @@ class ProgressBar:
         tokens_per_step: over all devices.
         start_step: steps done before, by the run that this one resumes.
         description: who runs; cut to 20 characters.
+        passing: part of something longer: shown only while it lasts, where that is long; as lines every LINE_SECONDS.
     """
 
-    def __init__(self, total_steps: int, tokens_per_step: int, start_step: int, description: str) -> None:
+    def __init__(
+        self, total_steps: int, tokens_per_step: int, start_step: int, description: str, *, passing: bool = False
+    ) -> None:
         self.total_steps, self.tokens_per_step, self.step = total_steps, tokens_per_step, start_step
+        self.passing = passing
         self.description = printable(description)[:20]
         self._loss: float | None = None
         self._recent: deque[tuple[float, int]] = deque()
@@ -38,7 +49,15 @@ class ProgressBar:
             # The widest figures and the description leave the bar a few columns of 80.
             shape = "{desc} |{bar}|{postfix}"
             desc = self.description
-            self._bar = tqdm(total=total_steps, initial=start_step, desc=desc, ncols=79, bar_format=shape)
+            self._bar = tqdm(
+                total=total_steps,
+                initial=start_step,
+                desc=desc,
+                ncols=79,
+                bar_format=shape,
+                leave=not passing,
+                delay=PASSING_SECONDS if passing else 0,
+            )
 
     def update(self, step: int, loss: float | None = None) -> None:
         """Says that `step` steps are done; the loss of a step that logs it stays on show until the next one.
@@ -54,8 +73,11 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.set_postfix_str(self._figures(), refresh=False)
             self._bar.update(step - self._bar.n)
-        elif (step - self._line_step) * 10 >= self.total_steps or now - self._line_time >= LINE_SECONDS:
+        elif now - self._line_time >= LINE_SECONDS or (not self.passing and self._is_tenth(step)):
             self._print_line()
+
+    def _is_tenth(self, step: int) -> bool:
+        return (step - self._line_step) * 10 >= self.total_steps
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -69,7 +91,7 @@ class ProgressBar:
         """Leaves the last state on show."""
         if self._bar is not None:
             self._bar.close()
-        elif self.step != self._line_step:
+        elif self.step != self._line_step and not self.passing:
             self._print_line()
 
     def _figures(self) -> str:
@@ -86,6 +108,17 @@ class ProgressBar:
         share = 100 * self.step // max(1, self.total_steps)
         print(f"{self.description} {share:3d}% {self._figures()}", file=sys.stderr, flush=True)
         self._line_step, self._line_time = self.step, time.perf_counter()
+
+
+def watched(items: Iterable[Item], total: int, tokens_per_item: int, description: str) -> Iterator[Item]:
+    """The items, with a passing bar that shows how many of them are done."""
+    bar = ProgressBar(total, tokens_per_item, 0, description, passing=True)
+    try:
+        for number, item in enumerate(items, start=1):
+            yield item
+            bar.update(number)
+    finally:
+        bar.close()
 
 
 def short_number(value: float) -> str:

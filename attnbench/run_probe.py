@@ -16,7 +16,7 @@ from attnbench.data import block_order
 from attnbench.divergence import located
 from attnbench.evals.base import Task
 from attnbench.folder import ROOT, recording, stamp_environment, write_config
-from attnbench.hooks import Checkpoints, DivergedError, Logging, Plateau, Stopwatch
+from attnbench.hooks import Checkpoints, DivergedError, Logging, Plateau, Stopwatch, make_up
 from attnbench.locks import device_lock
 from attnbench.matching import Matched
 from attnbench.metrics import MetricsLog, read_metrics
@@ -160,6 +160,7 @@ def _train(prepared: ProbeRun, stop: StopRequest) -> tuple[TrainState, dict[str,
         hooks = _hooks(prepared, state, stopwatch, stop, stack, tokens_per_step, is_resumed=resumed is not None)
         stopwatch.restart()
         try:
+            make_up(state, hooks)
             train(
                 state,
                 sequences.batch,
@@ -209,6 +210,7 @@ def _hooks(
         precision=prepared.precision,
         logging=shown,
         stopwatch=stopwatch,
+        stop=stop,
         interval=CHECK_STEPS,
         num_steps=task.num_steps,
     )

@@ -10,22 +10,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from attnbench import checkpoint
 from attnbench.checkpoint import TrainState
 from attnbench.contract import check_causality
-from attnbench.data import Batches, evaluation_batches
+from attnbench.data import Batches, evaluation_batches, first_characters, num_evaluation_batches
 from attnbench.divergence import located
 from attnbench.errors import UserError
 from attnbench.evals.base import CheckpointEvaluation
 from attnbench.evals.rows import until_out_of_memory
 from attnbench.folder import ROOT, first_environment, recording, stamp_environment, write_config
-from attnbench.hooks import Checkpoints, DivergedError, Estimate, Logging, Stopwatch, Validation
+from attnbench.hooks import Checkpoints, DivergedError, Estimate, Logging, Stopwatch, Validation, make_up
 from attnbench.identity import code_of, hash_with_code
 from attnbench.locks import device_lock
 from attnbench.metrics import MetricsLog, stream_metrics
 from attnbench.mirror import WandbMirror
 from attnbench.prepare_run import Run, identity, prepare, resolved_config, row_settings
-from attnbench.progress import ProgressBar
+from attnbench.progress import ProgressBar, watched
 from attnbench.registry import build
 from attnbench.results import HASH, Measurement, ResultsWriter, is_complete
 from attnbench.runtime import keep_freed_memory, peak_memory_mib, start_afresh
@@ -120,6 +122,7 @@ def _train(prepared: Run, shares_device: bool) -> None:
         hooks = _hooks(prepared, state, stopwatch, stop, stack, is_resumed=resumed is not None)
         stopwatch.restart()
         try:
+            make_up(state, hooks)
             train(
                 state,
                 batch_of,
@@ -182,13 +185,22 @@ def _hooks(
         num_steps=prepared.num_steps,
         tokens_per_step=tokens_per_step,
     )
-    validation_tokens_N = prepared.corpus.tokens["validation"].to(prepared.device)
+    tokens_N, part = _validation_tokens(prepared)
+    tokens_N = tokens_N.to(prepared.device)
+    shape = settings.seq_len, train_settings.batch_size
     validation = Validation(
-        batches=lambda: evaluation_batches(validation_tokens_N, settings.seq_len, train_settings.batch_size),
-        logging=logging,
-        stopwatch=stopwatch,
+        batches=lambda: watched(
+            evaluation_batches(tokens_N, *shape),
+            num_evaluation_batches(len(tokens_N), *shape),
+            tokens_per_step,
+            "validation",
+        ),
         folder=prepared.checkpoints,
         record=record,
+        part=part,
+        logging=logging,
+        stopwatch=stopwatch,
+        stop=stop,
         interval=prepared.validation_interval,
         num_steps=prepared.num_steps,
     )
@@ -204,6 +216,11 @@ def _hooks(
     )
     estimate = Estimate(num_steps=prepared.num_steps, start_step=state.step)
     return [logging, *([estimate] if prepared.device.type == "cpu" else []), validation, checkpoints]
+
+
+def _validation_tokens(prepared: Run) -> tuple[Tensor, dict[str, int]]:
+    """What validations read, and what their rows say of it."""
+    return first_characters(prepared.corpus.tokens["validation"], prepared.settings.train.validation_characters)
 
 
 def _mirror(prepared: Run, is_resumed: bool) -> WandbMirror:
@@ -289,7 +306,7 @@ def _measurements(prepared: Run, counters: Mapping[str, Any], stopwatch: Stopwat
     if prepared.matched.state_bytes is not None:
         yield Measurement(metric="state_bytes", value=prepared.matched.state_bytes, unit="B")
     if counters["best_nats"] is not None:
-        axes = {"split": "validation", "checkpoint": "best"}
+        axes = {"split": "validation", "checkpoint": "best", **_validation_tokens(prepared)[1]}
         yield Measurement(metric="nats_per_character", value=counters["best_nats"], unit="nat", settings=axes)
 
 

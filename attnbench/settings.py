@@ -116,6 +116,8 @@ class TrainSettings:
     log_interval_steps: int = setting(10, minimum=1)
     validation_interval_steps: int | None = setting(None, minimum=1)
     """null: at the end of every epoch."""
+    validation_characters: int | None = setting(None, minimum=2)
+    """Of the validation split, the first ones; null: all."""
     checkpoint_interval_seconds: float = setting(60.0, minimum=0)
     """A checkpoint is also written at every validation and when the run is interrupted."""
 

@@ -4,13 +4,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from attnbench.errors import Interrupted, UserError
 from attnbench.escaping import printable
 from attnbench.streams import lasting_streams
+
+Value = TypeVar("Value")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -70,11 +72,15 @@ def ending_in_one_line(interrupted: str = "interrupted; the same command starts 
 class StopRequest:
     """Set by either signal; training looks at it between two steps, saves and stops.
 
-    A second signal ends the process at once.
+    Before there is anything to save, and in what `unless_stopped` calls, a signal ends what runs at once. A second
+    signal ends the process.
     """
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.saves = False
+        """Whether a stop waits for a save: a first step may compile for minutes, and nothing is lost with it."""
+        self._only_reads = False
 
     @contextmanager
     def listening(self) -> Iterator["StopRequest"]:
@@ -104,7 +110,32 @@ class StopRequest:
         if self.signal is not None:
             os._exit(128 + number)
         self.signal = number
-        print(f"\n{signal.Signals(number).name}: saving, then stopping", file=sys.stderr, flush=True)
+        if self.saves:
+            print(f"\n{signal.Signals(number).name}: saving, then stopping", file=sys.stderr, flush=True)
+        if self._only_reads or not self.saves:
+            self._only_reads = False
+            raise self.interruption("stopped before a step was done; the same command goes on")
+
+    def unless_stopped(self, measure: Callable[[], Value]) -> Value | None:
+        """What `measure` returns; None where a stop was asked for before it, or while it ran.
+
+        A signal cuts it off wherever it is, so that one of minutes is no reason to wait: it may only read, and what it
+        has set for the while, as a model's mode, is for the caller to set back.
+        """
+        if self.signal is not None:
+            return None
+        try:
+            self._only_reads = True
+            value = measure()
+            self._only_reads = False
+        except BaseException:
+            self._only_reads = False
+            # Whatever a library has made of it on its way out.
+            if self.signal is None:
+                raise
+            return None
+        # One that a library has lost on its way leaves a value that is not to be trusted.
+        return value if self.signal is None else None
 
     def interruption(self, message: str) -> Interrupted:
         """The exception to raise once everything is saved."""

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from attnbench.progress import ProgressBar
+from attnbench import progress
+from attnbench.progress import ProgressBar, watched
 
 
 @pytest.fixture
@@ -51,6 +52,28 @@ def test_without_a_terminal_a_line_after_half_a_minute(clock, capsys):
         clock.append(clock[-1] + 20)
         bar.update(step)
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_what_is_part_of_something_longer_says_nothing_unless_it_is_long(clock, capsys):
+    for seconds, num_lines in ((0.5, 0), (10.0, 3)):
+        for _ in watched(range(10), 10, 1000, "validation"):
+            clock.append(clock[-1] + seconds)
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == num_lines
+        assert all(line.startswith("validation ") for line in lines)
+
+
+def test_a_part_s_bar_is_gone_when_it_is_done(monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(progress, "PASSING_SECONDS", 0.1)
+    for _ in watched(range(5), 5, 1000, "validation"):
+        time.sleep(0.12)
+    assert "validation |" in screen.getvalue()
+    assert "4/5" in screen.getvalue()
+    assert "\n" not in screen.getvalue()
+    assert screen.getvalue().endswith("\r")
 
 
 def test_on_a_terminal_one_line_within_80_columns(monkeypatch):

@@ -89,6 +89,22 @@ def rows_of(run_folder: Path, evaluation: str) -> list[ResultRow]:
     return read_results(path)
 
 
+def test_a_bounded_number_says_so_in_its_row(folder, finished):
+    bounds = ("train.validation_characters=60", "eval.perplexity.characters=100")
+    place = run(compose_once(words(folder, *bounds, outputs="bounded")))
+    assert {row["characters"] for row in read_metrics(place / "metrics.jsonl") if "split" in row} == {60}
+    found = {row.measurement.settings["characters"] for row in rows_of(place, "training") if row.measurement.settings}
+    assert found == {60}
+    scored = [row.measurement for row in rows_of(place, "perplexity")]
+    assert {own.settings["characters"] for own in scored} == {100}
+    assert {own.num_samples for own in scored if "position_bucket" not in own.settings} == {99}
+    # More than there are are all, and nothing is said of it but in the identity.
+    more = run(compose_once(words(folder, "eval.perplexity.characters=1000000", outputs="more")))
+    assert more.name == finished.name
+    found = [[row.measurement for row in rows_of(one, "perplexity")] for one in (more, finished)]
+    assert found[0] == found[1]
+
+
 def value(rows: Sequence[ResultRow], metric: str, **settings: object) -> tuple[float, int]:
     """The one row of these settings: its number and its number of samples."""
     [found] = [

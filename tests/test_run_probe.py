@@ -172,8 +172,38 @@ def test_stopped_and_resumed_is_to_the_bit_what_was_never_stopped(attn, tmp_path
     assert weights(own) == weights(prepared(whole))
 
 
+@pytest.mark.parametrize("call", [2, 4, 5], ids=["amid", "at the last step", "scoring"])
+def test_a_stop_cuts_off_a_look_at_validation_data_which_is_made_again(call, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_probe, "CHECK_STEPS", 3)
+    expected, own = (
+        rows(probe_settings(tmp_path / "whole", copy_num_steps=12)),
+        probe_settings(tmp_path, copy_num_steps=12),
+    )
+    _, [task] = build_tasks(own, own.evaluations[0])
+    calls = []
+
+    act = type(task).selection
+
+    def select(*given):
+        calls.append(given)
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGTERM)
+            pytest.fail("went on")
+        return act(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(task), "selection", select)
+        with pytest.raises(Interrupted) as caught:
+            rows(own)
+    assert caught.value.exit_code == 143
+    assert not is_complete(prepared(own).results)
+    assert numbers(rows(own)) == numbers(expected)
+    assert steps(prepared(own)) == steps(prepared(probe_settings(tmp_path / "whole", copy_num_steps=12)))
+
+
 def test_a_signal_during_the_last_step_ends_the_command_after_the_scores(tmp_path, monkeypatch):
     def signalled(self, state, report):
+        self.stop.saves = True
         if state.step == 10:
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -11,11 +11,13 @@ import pytest
 from small import compose_once
 from test_run import ROOT, command, environment, launched, words, write_text
 
-from attnbench import checkpoint
+from attnbench import checkpoint, run_training, train
+from attnbench.data import num_evaluation_batches
 from attnbench.errors import Interrupted, UserError
 from attnbench.hooks import Checkpoints
 from attnbench.metrics import read_metrics
 from attnbench.prepare_run import prepare
+from attnbench.results import read_results
 from attnbench.run_model import run
 from attnbench.stopping import StopRequest, ending_in_one_line
 
@@ -92,6 +94,65 @@ def test_a_signal_while_tensors_are_loaded_loses_nothing(number, folder, monkeyp
     assert [row["step"] for row in read_metrics(run_folder / "metrics.jsonl") if "loss" in row] == [2, 4, 6, 8, 10, 12]
 
 
+@pytest.mark.parametrize("step", [8, 12], ids=["amid", "at the end"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_cuts_off_a_validation_which_is_made_again(number, step, folder, monkeypatch):
+    whole = run(compose_once(words(folder, outputs="whole")))
+    settings = compose_once(words(folder, outputs=f"cut{number}{step}"))
+    place, taken = prepare(settings).folder, []
+
+    def batches(*given, act=run_training.evaluation_batches):
+        for batch in act(*given):
+            yield batch
+            taken.append(batch)
+            # In the second or the third validation, after its first batch.
+            if len(taken) == (step // 4 - 1) * num_batches + 1:
+                os.kill(os.getpid(), number)
+
+    tokens_N = prepare(settings).corpus.tokens["validation"]
+    num_batches = num_evaluation_batches(len(tokens_N), settings.seq_len, settings.train.batch_size)
+    assert num_batches > 1
+    with monkeypatch.context() as patch:
+        patch.setattr(run_training, "evaluation_batches", batches)
+        with pytest.raises(Interrupted, match=f"stopped at step {step} of 12") as caught:
+            run(settings)
+    assert caught.value.exit_code == 128 + number
+    assert len(taken) == (step // 4 - 1) * num_batches + 1
+    assert [row["step"] for row in read_metrics(place / "metrics.jsonl") if "split" in row] == [4, 8][: step // 4 - 1]
+    if step == 12:
+        # Ended once more, by what nobody hears, after the validation and before the state is kept.
+        with monkeypatch.context() as patch:
+            patch.setattr(Checkpoints, "__call__", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                run(settings)
+    assert run(settings) == place
+    assert left_of(place) == left_of(whole)
+
+
+def left_of(place: Path) -> tuple:
+    """What two equal trainings agree in."""
+    clocks = ("seconds", "tokens_per_second")
+    rows = [{name: row[name] for name in row if name not in clocks} for row in read_metrics(place / "metrics.jsonl")]
+    weights = {path.parent.name: path.read_bytes() for path in place.rglob("weights.safetensors")}
+    [measured] = place.glob("results/perplexity-*.jsonl")
+    return rows, weights, [row.measurement for row in read_results(measured)]
+
+
+def test_a_stop_before_anything_is_there_to_save_is_heard_at_once(folder, monkeypatch):
+    settings = compose_once(words(folder, outputs="first"))
+
+    def compile_for_minutes(*given):
+        os.kill(os.getpid(), signal.SIGTERM)
+        pytest.fail("went on")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "train_step", compile_for_minutes)
+        with pytest.raises(Interrupted, match="before a step was done; the same command goes on"):
+            run(settings)
+    assert not (prepare(settings).folder / "checkpoint").exists()
+    assert left_of(run(settings)) == left_of(run(compose_once(words(folder, outputs="whole"))))
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_torch_loads_ends_the_command(number, folder):
     process = subprocess.Popen(
@@ -126,7 +187,8 @@ def test_a_script_ends_in_one_line_after_what_users_can_mend_and_lets_faults_thr
 def test_what_fails_after_a_signal_is_no_failure_unless_it_is_the_save():
     # Ctrl-C ends the compiler too, which is a process of the same terminal.
     def fail(error, number=None):
-        with StopRequest().listening():
+        with StopRequest().listening() as stop:
+            stop.saves = True
             if number is not None:
                 os.kill(os.getpid(), number)
             raise error

@@ -7,11 +7,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from attnbench.data import evaluation_batches
+from attnbench.data import evaluation_batches, first_characters, num_evaluation_batches
 from attnbench.errors import UserError
 from attnbench.evals.base import CheckpointEvaluation, Subject
 from attnbench.evals.rows import without_numbers
 from attnbench.loss import perplexity, split_nats
+from attnbench.progress import watched
 from attnbench.results import Measurement
 from attnbench.timing import OutOfMemory, attempt
 
@@ -27,10 +28,11 @@ class Perplexity(CheckpointEvaluation):
 
     Args:
         extrapolation: multiples of the training length at which the final model is measured too, on the test split.
+        characters: of each split that are read, the first ones; None: all. Rows of a part name it.
         batch_tokens: characters in one forward pass; changes the memory, not the result.
 
     Raises:
-        UserError: a multiple that is no positive whole number.
+        UserError: a multiple that is no positive whole number, or fewer than two characters.
     """
 
     plots: ClassVar[tuple[tuple[str, str], ...]] = (
@@ -39,16 +41,19 @@ class Perplexity(CheckpointEvaluation):
     )
     smoke: ClassVar[dict[str, Any]] = {"extrapolation": [2], "batch_tokens": 4096}
 
-    def __init__(self, *, extrapolation: list, batch_tokens: int) -> None:
+    def __init__(self, *, extrapolation: list, characters: int | None, batch_tokens: int) -> None:
         if not all(type(multiple) is int and multiple > 0 for multiple in extrapolation):
             raise UserError(f"eval.perplexity.extrapolation={extrapolation}: must be positive whole numbers")
+        if characters is not None and characters < 2:
+            raise UserError(f"eval.perplexity.characters={characters}: must be at least 2, or null for all")
         self.extrapolation = extrapolation
+        self.characters = characters
         self.batch_tokens = batch_tokens
 
     def failed(self, subject: Subject, status: str, reason: str) -> Iterator[Measurement]:
         """Both splits for both checkpoints, at the training length."""
         for checkpoint, split in product(("best", "final"), ("validation", "test")):
-            axes = {"split": split, "checkpoint": checkpoint, "sequence_length": subject.seq_len}
+            axes = self._axes(subject, split, checkpoint, subject.seq_len)
             yield from without_numbers(UNITS, axes, status, reason)
 
     def run(self, subject: Subject) -> Iterator[Measurement]:
@@ -56,7 +61,7 @@ class Perplexity(CheckpointEvaluation):
         for checkpoint in ("best", "final"):
             model = subject.trained_model(checkpoint)
             for split in ("validation", "test"):
-                axes = {"split": split, "checkpoint": checkpoint, "sequence_length": subject.seq_len}
+                axes = self._axes(subject, split, checkpoint, subject.seq_len)
                 if not len(subject.corpus.tokens[split]):
                     yield from without_numbers(UNITS, axes, "unsupported", NO_TEST_SPLIT)
                     continue
@@ -67,10 +72,10 @@ class Perplexity(CheckpointEvaluation):
             if checkpoint == "final":
                 for multiple in self.extrapolation:
                     length = multiple * subject.seq_len
-                    axes = {"split": "test", "checkpoint": "final", "sequence_length": length}
-                    num_test = len(subject.corpus.tokens["test"])
+                    axes = self._axes(subject, "test", "final", length)
+                    num_test = len(self._part(subject, "test")[0])
                     if length > num_test:
-                        reason = f"the test split has {num_test} characters" if num_test else NO_TEST_SPLIT
+                        reason = f"of the test split {num_test} characters are read" if num_test else NO_TEST_SPLIT
                         yield Measurement(
                             metric="perplexity",
                             value=None,
@@ -88,9 +93,17 @@ class Perplexity(CheckpointEvaluation):
                     yield from _measurements(float(nats_T.sum()), round(float(count_T.sum())), axes)
 
     def _nats(self, model: Any, subject: Subject, split: str, length: int) -> tuple[Tensor, Tensor]:
-        batch_size = max(1, self.batch_tokens // length)
-        batches = evaluation_batches(subject.corpus.tokens[split].to(subject.device), length, batch_size)
-        return split_nats(model, batches, subject.precision)
+        batch_size, (tokens_N, _) = max(1, self.batch_tokens // length), self._part(subject, split)
+        batches = evaluation_batches(tokens_N.to(subject.device), length, batch_size)
+        number = num_evaluation_batches(len(tokens_N), length, batch_size)
+        return split_nats(model, watched(batches, number, batch_size * length, f"{split} T{length}"), subject.precision)
+
+    def _part(self, subject: Subject, split: str) -> tuple[Tensor, dict[str, int]]:
+        return first_characters(subject.corpus.tokens[split], self.characters)
+
+    def _axes(self, subject: Subject, split: str, checkpoint: str, length: int) -> dict[str, Any]:
+        part = self._part(subject, split)[1]
+        return {"split": split, "checkpoint": checkpoint, "sequence_length": length, **part}
 
 
 def _measurements(nats: float, count: int, axes: dict[str, Any]) -> Iterator[Measurement]:

@@ -174,6 +174,13 @@ class Cell:
     is_best: bool = False
     is_exploratory: bool = False
     """The column is ranked, and has too few seeds for it."""
+    without: str = ""
+    """Words for what the mixer did not get of the evaluation's settings, having none of the name; or nothing."""
+
+    @property
+    def in_full(self) -> str:
+        """The text, and these words behind it."""
+        return f"{self.text} {self.without}".strip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +288,7 @@ def _cell(own: Sequence[Figure], column: Column, ranked: Sequence[Family]) -> Ce
     num_seeds = sum(figure.statuses.values())
     if figure.mean is None:
         status = next(iter(figure.statuses))
-        return Cell(text=status.replace("_", " "), status=status)
+        return Cell(text=status.replace("_", " "), status=status, without=figure.without)
     partly = f" ({len(figure.values)} of {num_seeds} seeds)" if len(figure.values) < num_seeds else ""
     family = next((family for family in ranked if figure in family.figures), None)
     return Cell(
@@ -292,4 +299,5 @@ def _cell(own: Sequence[Figure], column: Column, ranked: Sequence[Family]) -> Ce
         status="ok",
         is_best=family is not None and family.best == figure.variant,
         is_exploratory=family is not None and family.exploratory,
+        without=figure.without,
     )

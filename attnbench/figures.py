@@ -68,6 +68,8 @@ class Figure:
     """Of the first row that is not ok."""
     learning_rates: dict[int, float]
     """By seed; empty where the rows name none."""
+    not_applicable: tuple[str, ...]
+    """Settings that the evaluation gives every mixer that has them, and this one has not."""
     precision: str
     device: str
     """Several names, with commas between, where the seeds were measured on several."""
@@ -80,6 +82,11 @@ class Figure:
     def label(self) -> str:
         """All its names: "softmax = flash"."""
         return " = ".join(self.names)
+
+    @property
+    def without(self) -> str:
+        """These settings in words that stand beside the score, or nothing."""
+        return f"without {', '.join(self.not_applicable)}" if self.not_applicable else ""
 
 
 def figures(rows: Iterable[ResultRow], shared: Mapping[str, Mapping[str, str]] | None = None) -> list[Figure]:
@@ -207,6 +214,7 @@ def _figure(group: list[ResultRow], shared: Mapping[str, Mapping[str, str]]) -> 
     measured = [measurement for measurement in measurements.values() if measurement.status == "ok"]
     mean, low, high = _over_seeds(measured)
     item_low, item_high = _over_items(measured)
+    wishes = first.measurement.settings.get("not_applicable")
     rates = {seed: measurement.settings.get("learning_rate") for seed, measurement in measurements.items()}
     return Figure(
         experiment=_joined(row.identity.experiment for row in group),
@@ -226,6 +234,7 @@ def _figure(group: list[ResultRow], shared: Mapping[str, Mapping[str, str]]) -> 
         statuses=dict(Counter(measurement.status for measurement in measurements.values())),
         reason=next((entry.reason for entry in measurements.values() if entry.status != "ok"), ""),
         learning_rates={seed: rate for seed, rate in rates.items() if rate is not None},
+        not_applicable=tuple(map(str, wishes)) if isinstance(wishes, list) else (),
         device=_joined(row.identity.device for row in group),
         corpus=first.identity.corpus,
         environments=frozenset(row.identity.environment for row in group),

@@ -90,9 +90,10 @@ def summary_table(content: Summary) -> str:
 
 def _shown(cell: Cell) -> str:
     text = f"**{cell.text}**" if cell.is_best else cell.text
-    if cell.low is None or cell.high is None:
-        return text
-    return f"{text} [{format_number(cell.low)}, {format_number(cell.high)}]"
+    interval = (
+        "" if cell.low is None or cell.high is None else f"[{format_number(cell.low)}, {format_number(cell.high)}]"
+    )
+    return " ".join(filter(None, (text, interval, cell.without)))
 
 
 def _listed(what: str, labels: Sequence[Any]) -> list[str]:

@@ -66,7 +66,7 @@ def print_comparison(
     for variant, *_ in content.lines:
         table.add_column(Text(printable(variant.text)), justify="right", overflow="fold")
     for index, header in enumerate(content.headers[1:], start=1):
-        cells = (Text(printable(line[index].text), style="bold" * line[index].is_best) for line in content.lines)
+        cells = (Text(printable(line[index].in_full), style="bold" * line[index].is_best) for line in content.lines)
         table.add_row(Text(printable(header)), *cells)
     console = Console()
     console.print(table)
@@ -100,5 +100,5 @@ def _drawn(name: str, content: Summary) -> Table:
     for index, header in enumerate(content.headers):
         table.add_column(Text(printable(header)), justify="left" if index == 0 else "right", overflow="fold")
     for line in content.lines:
-        table.add_row(*(Text(printable(cell.text)) for cell in line))
+        table.add_row(*(Text(printable(cell.in_full)) for cell in line))
     return table

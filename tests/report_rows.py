@@ -116,7 +116,9 @@ def _copy(variant: str, skill: float, draw: random.Random) -> Iterator[Measureme
 
 def _recall(variant: str, skill: float, draw: random.Random) -> Iterator[Measurement]:
     for length, pairs in ((64, 4), (128, 8), (256, 16), (512, 64)):
-        task = {"sequence_length": length, "num_pairs": pairs, "learning_rate": 0.01}
+        task: dict[str, Any] = {"sequence_length": length, "num_pairs": pairs, "learning_rate": 0.01}
+        if variant == "linear":
+            task["not_applicable"] = ["conv_size", "<b>gate</b>"]
         value = 1.0 if variant == "softmax" else min(1.0, skill ** (pairs / 8) + draw.uniform(-0.01, 0.01))
         yield _accuracy("accuracy", max(0.0, value), {**task, "split": "test", "chance": 1 / 4096}, 1000 * pairs)
         yield from _cell_rows(skill, task)

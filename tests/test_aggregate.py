@@ -7,7 +7,9 @@ import pytest
 
 from attnbench.aggregate import SUMMARY, families, figures, headline, score_of, summary, to_rows
 from attnbench.errors import UserError
+from attnbench.publish_comparison import summary_table
 from attnbench.results import COLUMNS, SELECTION_SEED, Identity, Measurement, ResultRow
+from attnbench.terminal import print_comparison
 
 IDENTITY = Identity(
     experiment="compare",
@@ -301,6 +303,24 @@ def test_the_summary_marks_the_best_and_what_is_exploratory():
 def test_the_summary_has_a_line_for_a_variant_that_has_not_run():
     shown = summary(figures(rows_of("softmax", 0.5)), [], ["linear", "softmax"])
     assert [[cell.text for cell in line] for line in shown.lines] == [["linear", "–"], ["softmax", "0.5"]]
+
+
+def test_what_a_mixer_did_not_get_stands_beside_its_score(capsys):
+    settings = {"length": 50, "beyond_training": False}
+    bare = {**settings, "not_applicable": ["conv_size", "output_gate"]}
+    rows = [*rows_of("softmax", 0.5, 0.75, settings=settings), *rows_of("mine", 0.25, 0.25, settings=bare)]
+    rows += rows_of("lost", None, settings=bare)
+    shown = summary(figures(rows), [])
+    # It is no axis: one column for all.
+    assert shown.headers == ["variant", "copy at 50"]
+    assert [line[1].in_full for line in shown.lines] == [
+        *("0.625", "0.25 without conv_size, output_gate", "out of memory without conv_size, output_gate")
+    ]
+    assert "| 0.25 [0.25, 0.25] without conv_size, output_gate |" in summary_table(shown)
+    print_comparison(rows, ["softmax", "mine"], rank=[], reference=None, shared={})
+    said = capsys.readouterr().out
+    assert "0.25 without" in said
+    assert said.count("output_gate") == 2
 
 
 def test_the_summary_says_how_many_seeds_are_behind_a_number():

@@ -92,6 +92,15 @@ def summed(inputs):
     return figures(inputs.rows)
 
 
+def test_what_a_mixer_did_not_get_stands_beside_its_score(page, summed):
+    scores = [figure for figure in of(summed, "recall", "accuracy") if figure.variant == "linear"]
+    assert {figure.without for figure in scores} == {"without conv_size, <b>gate</b>"}
+    # In the summary, and in the chapter's own table, there of the budgets too.
+    small = re.findall(r"<small>(without [^/]*/b&gt;)</small>", page.source)
+    assert set(small) == {"without conv_size, &lt;b&gt;gate&lt;/b&gt;"}
+    assert len(small) > 2 * len(scores)
+
+
 def of(summed, evaluation, metric=None):
     return [f for f in summed if f.evaluation == evaluation and metric in (None, f.metric)]
 

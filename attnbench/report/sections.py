@@ -153,14 +153,16 @@ def _score_header(column: Column) -> Markup:
 
 
 def _summary_cell(cell: Cell) -> Markup:
+    without = element("small", cell.without) if cell.without else None
     if cell.status not in ("", "ok"):
-        return element("td", _cross(cell.text), class_="number lost")
+        return element("td", _cross(cell.text), without, class_="number lost")
     spread = words.interval(cell.low, cell.high)
     return element(
         "td",
         element("span", "best", class_="badge") if cell.is_best else None,
         element("span", cell.text, class_="value"),
         element("small", spread) if spread else None,
+        without,
         element("small", "exploratory") if cell.is_exploratory else None,
         class_="number best" if cell.is_best else "number",
     )
@@ -217,12 +219,14 @@ def _value(figure: Figure | None) -> object:
     if figure is None:
         return "–"
     if figure.mean is None:
-        return TableCell(content=_cross(words.outcome(figure)), kind="lost")
+        lost = " ".join(filter(None, (words.outcome(figure), figure.without)))
+        return TableCell(content=_cross(lost), kind="lost")
     items, num_items = words.interval(figure.item_low, figure.item_high), len(figure.values) * (figure.num_samples or 0)
     lost = {name: count for name, count in figure.statuses.items() if name != "ok"}
     notes = [
         words.interval(figure.low, figure.high),
         f"items {items} of {num_items:,}" if items else "",
+        figure.without,
         *(f"{words.status_name(name)} {count} of {sum(figure.statuses.values())}" for name, count in lost.items()),
     ]
     return join([element("span", words.outcome(figure), class_="value"), *(element("small", n) for n in notes if n)])

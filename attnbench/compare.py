@@ -23,7 +23,7 @@ from attnbench.evals.base import Evaluation
 from attnbench.folder import holding
 from attnbench.hooks import duration
 from attnbench.jsonlines import replace_file
-from attnbench.mirror import choose_mode
+from attnbench.mirror import beside, choose_mode
 from attnbench.plan import Comparison, Compose
 from attnbench.registry import resolve
 from attnbench.results import read_results
@@ -195,7 +195,7 @@ def _show(comparison: Comparison, files: Sequence[Path], *, mirrored: bool) -> N
     if mirrored:
         from attnbench.comparison_mirror import show_comparison
 
-        show_comparison(folder, settings.logger)
+        show_comparison(folder, settings.logger, root=beside(settings.outputs_dir))
 
 
 def _record(comparison: Comparison, scored: Sequence[Cell]) -> None:

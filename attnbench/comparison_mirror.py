@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.aggregate import Figure, families, figures, summary
-from attnbench.folder import ROOT
 from attnbench.mirror import LineChart, WandbMirror
 from attnbench.report import words
 from attnbench.report.inputs import Inputs, about, read_inputs
@@ -23,7 +22,7 @@ ROWS = "results"
 """The key of the table of all rows."""
 
 
-def show_comparison(folder: Path, settings: LoggerSettings, *, root: Path = ROOT) -> None:
+def show_comparison(folder: Path, settings: LoggerSettings, *, root: Path) -> None:
     """Shows the experiment in `folder` as one run of job type `comparison`, in the group of its trainings.
 
     The same folder is the same run: shown again, it is updated.

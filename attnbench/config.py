@@ -30,11 +30,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from tqdm import tqdm
 
-from attnbench.errors import Interrupted, UserError
+from attnbench.errors import Interrupted, UserError, did_you_mean
 from attnbench.escaping import OneLine, printable
+from attnbench.help_text import list_groups, list_settings, scripts_with
 from attnbench.jsonlines import replace_file
 from attnbench.reading import read_mixer, read_settings
-from attnbench.settings import CONF, MixerSettings, RunSettings
+from attnbench.settings import CONF, MixerSettings, RunSettings, setting_of
 from attnbench.stopping import interruptible
 from attnbench.streams import lasting_streams
 
@@ -78,6 +79,7 @@ def launch(
     """
     _show_log()
     _keep_environment_out()
+    _explain_settings(config_name)
     own: list[Outcome] = []
     # Without this Hydra prints tracebacks, or eight lines, and ends the process itself.
     show_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
@@ -224,6 +226,24 @@ def _keep_environment_out() -> None:
     OmegaConf.register_new_resolver("oc.env", refuse, replace=True)
 
 
+def _explain_settings(config_name: str) -> None:
+    """What the yamls' help templates name as ${help:groups} and ${help:settings}."""
+
+    def explained(what: str, *, _root_: DictConfig) -> str:
+        choices, sources = _root_.hydra.runtime.choices, _root_.hydra.runtime.config_sources
+        folders = [Path(source.path) for source in sources if source.schema == "file"]
+        if what == "groups":
+            text = list_groups(config_name, folders)
+        else:
+            shown = OmegaConf.masked_copy(_root_, [str(name) for name in _root_ if name != "hydra"])
+            values: Any = OmegaConf.to_container(shown)
+            text = list_settings(values, choices, config_name, folders)
+        # Hydra fills in names behind a dollar sign.
+        return text.replace("$", "$$")
+
+    OmegaConf.register_new_resolver("help", explained, replace=True)
+
+
 def _show_log() -> None:
     """attnbench's own lines go to standard error, bare; standard output is for results."""
     logger = logging.getLogger("attnbench")
@@ -290,7 +310,8 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         if group == "hydra/launcher" and name in SUBMITIT:
             return f"{group}={name}: not installed; pip install 'hydra-submitit-launcher==1.2.0'"
-        return f"{group}={name}: unknown; there is {', '.join(sorted(error.options or _options(group, str(error))))}"
+        known = sorted(error.options or _options(group, str(error)))
+        return f"{group}={name}: unknown{did_you_mean(name, known)}; there is {', '.join(known)}"
     if type(error).__module__.startswith("submitit."):
         # Its second line says what is the matter; jobs that it had not come to yet know nothing of it.
         return f"{' '.join(str(error).splitlines()[:2])}; its log lies there, and jobs that still run go on"
@@ -304,10 +325,24 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
         )
     cause = error.__cause__
     if isinstance(error, ConfigCompositionException) and isinstance(cause, OmegaConfBaseException):
-        known = ", ".join(key for key in map(str, cause.parent_node or ()) if key not in ("_target_", "hydra"))
-        given = next((word for word in overrides if word.split("=")[0] == cause.full_key), cause.full_key)
-        return f"{given}: unknown setting; there is {known}" if known else _first_line(cause)
+        known = [key for key in map(str, cause.parent_node or ()) if key not in ("_target_", "hydra")]
+        key = str(cause.full_key)
+        given = next((word for word in overrides if f"{setting_of(word)}.".startswith(f"{key}.")), key)
+        if known:
+            near, others = did_you_mean(key.rpartition(".")[2], known), "" if "." in key else _elsewhere(given)
+            return f"{given}: unknown setting{near}; there is {', '.join(known)}{others}"
+        return _first_line(cause)
+    group = re.match(r"Could not override '([^'@]+)", str(error))
+    if isinstance(error, ConfigCompositionException) and group:
+        given = next((word for word in overrides if setting_of(word) == group[1]), group[1])
+        return f"{given}: unknown setting{_elsewhere(given)}"
     return _first_line(error)
+
+
+def _elsewhere(word: str) -> str:
+    """Which scripts take this word of a command line, where it is another that does."""
+    scripts = scripts_with(setting_of(word).partition(".")[0])
+    return f"; {' and '.join(scripts)} has it: python scripts/{scripts[0]} {word}" if scripts else ""
 
 
 def _unread(error: BaseException, overrides: Sequence[str]) -> str | None:

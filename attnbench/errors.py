@@ -1,5 +1,8 @@
 """The one exception that is shown to the user without a traceback, and how others are told of."""
 
+import difflib
+from collections.abc import Iterable
+
 from attnbench.escaping import printable
 
 MOST_CHARACTERS = 2000
@@ -16,6 +19,12 @@ class UserError(Exception):
         text = printable(super().__str__())
         half = MOST_CHARACTERS // 2 - 2
         return text if len(text) <= MOST_CHARACTERS else f"{text[:half]}...{text[-half:]}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """ " (did you mean NAME?)", to stand behind a name that is not known; empty where none that is known is near."""
+    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
+    return f" (did you mean {nearest[0]}?)" if nearest else ""
 
 
 def one_line(error: BaseException) -> str:

@@ -99,10 +99,10 @@ class WandbMirror:
             "project": settings.project,
             "dir": str(root.resolve()),
             "id": legal_run_id(run_id),
-            "name": name[:128],
+            "name": (settings.name or name)[:128],
             "group": group[:128],
             "job_type": job_type[:64],
-            "tags": [tag[:64] for tag in tags if tag],
+            "tags": [tag[:64] for tag in dict.fromkeys([*tags, *settings.tags]) if tag],
             "config": config,
         }
         self._open(arguments, root, must_be_online=self.reason != REACHABLE, resume=resume)
@@ -204,6 +204,11 @@ class WandbMirror:
         self._run, self.reason = None, f"wandb's own process ended ({type(error).__name__})"
         self.notice = f"wandb: off ({self.reason}); metrics.jsonl goes on"
         logging.getLogger(__name__).warning(self.notice)
+
+
+def beside(outputs_dir: str) -> Path:
+    """The folder that outputs_dir lies in, and wandb/ beside it."""
+    return Path(outputs_dir).absolute().parent
 
 
 def legal_run_id(text: str) -> str:

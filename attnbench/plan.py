@@ -103,7 +103,7 @@ class Comparison:
             mixer=replace(composed.mixer, name=name),
             experiment=self.plan.name,
             outputs_dir=self.settings.outputs_dir,
-            logger=self.settings.logger,
+            logger=replace(self.settings.logger, name=None),
             rerun=self.settings.rerun,
         )
 

@@ -1,8 +1,9 @@
 """From a composed configuration to plain settings: every name, type and value checked before torch is loaded."""
 
+import logging
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from attnbench.documents import MOST_YAML_BYTES, parse_yaml, read_bounded
-from attnbench.errors import UserError
+from attnbench.errors import UserError, did_you_mean
+from attnbench.help_text import scripts_with
 from attnbench.registry import build, check_options, resolve
 from attnbench.settings import (
     BenchSettings,
@@ -33,6 +35,8 @@ from attnbench.settings import (
     setting_of,
 )
 
+log = logging.getLogger(__name__)
+
 CLOSED_GROUPS = {"model": ModelSettings, "data": DataSettings, "train": TrainSettings, "logger": LoggerSettings}
 
 
@@ -51,7 +55,7 @@ def read_settings(config: DictConfig, hydra_config: Any) -> RunSettings:
     closed = {group: _closed(cls, group, values.pop(group)) for group, cls in CLOSED_GROUPS.items()}
     evaluations = [_evaluation(name, options) for name, options in (values.pop("eval", None) or {}).items()]
     mixer = MixerSettings(name=choices["attn"], **_open("attn", values.pop("attn")))
-    values |= {"experiment": Path(choices.get("experiment") or "default").name, "trusted": _trusted(hydra_config)}
+    values |= {"experiment": _experiment(hydra_config), "trusted": _trusted(hydra_config)}
     values |= {**closed, "mixer": mixer, "evaluations": evaluations, "named_options": _named_options(hydra_config)}
     return _checked(values)
 
@@ -77,10 +81,8 @@ def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings
     values |= {"exported": values.pop("export", None), "imported": values.pop("import", None)}
     values["command"] = _typed("compare", hydra_config)
     own = ("outputs_dir", "device", "rerun", "report", "exported", "imported")
-    for name, value in values.items():
-        if name not in ("plan", "logger", "command", *own):
-            names = "device, outputs_dir, rerun, report, export, import"
-            raise UserError(f"{name}={value}: unknown setting; at the top level there is {names}")
+    shown = ("device", "outputs_dir", "rerun", "report", "export", "import")
+    _refuse_unknown(values, shown, but=("plan", "logger", "command", *own))
     given = {name: values[name] for name in own}
     check_options(ComparisonSettings, given, given=("plan", "logger", "command"), group="")
     settings = ComparisonSettings(**values)
@@ -97,10 +99,7 @@ def read_doctor(config: DictConfig, hydra_config: Any) -> DoctorSettings:
         UserError: as read_settings.
     """
     values = _plain(config, hydra_config)
-    known = [entry.name for entry in fields(DoctorSettings)]
-    for name, value in values.items():
-        if name not in known:
-            raise UserError(f"{name}={value}: unknown setting; there is {', '.join(known)}")
+    _refuse_unknown(values, [entry.name for entry in fields(DoctorSettings)])
     check_options(DoctorSettings, values, group="")
     return DoctorSettings(**values)
 
@@ -115,9 +114,7 @@ def read_bench(config: DictConfig, hydra_config: Any) -> BenchSettings:
     if not isinstance(values.get("bench"), dict):
         raise UserError(f"bench={values.get('bench')}: must name a yaml of bench/")
     own = ("precision", "device", "outputs_dir", "rerun")
-    for name, value in values.items():
-        if name not in ("bench", *own):
-            raise UserError(f"{name}={value}: unknown setting; at the top level there is {', '.join(own)}")
+    _refuse_unknown(values, own, but=("bench",))
     given = {name: values[name] for name in own}
     check_options(BenchSettings, given, given=("name", "target", "options", "command"), group="")
     settings = BenchSettings(
@@ -157,9 +154,7 @@ def read_evaluation(config: DictConfig, hydra_config: Any) -> tuple[Path, RunSet
     stored = stored_settings(folder)
     evaluations = [_evaluation(name, options) for name, options in (values.pop("eval", None) or {}).items()]
     now = {"device": values.pop("device"), "rerun": values.pop("rerun")}
-    for name, value in values.items():
-        if name != "run":
-            raise UserError(f"{name}={value}: unknown setting; at the top level there is run, device, rerun")
+    _refuse_unknown(values, ("run", *now))
     others = {entry.name for entry in fields(RunSettings)} - set(now)
     check_options(RunSettings, now, given=others, group="")
     # A run that was moved has its cells beside it, where it lies now.
@@ -176,10 +171,7 @@ def read_generation(config: DictConfig, hydra_config: Any) -> tuple[GenerationSe
         UserError: as read_settings; two prompts, or the folder holds no run.
     """
     values = _plain(config, hydra_config)
-    known = [entry.name for entry in fields(GenerationSettings)]
-    for name, value in values.items():
-        if name not in known:
-            raise UserError(f"{name}={value}: unknown setting; there is {', '.join(known)}")
+    _refuse_unknown(values, [entry.name for entry in fields(GenerationSettings)])
     check_options(GenerationSettings, values, group="")
     settings = GenerationSettings(**values)
     check(settings)
@@ -229,6 +221,18 @@ def _plain(config: DictConfig, hydra_config: Any) -> dict[str, Any]:
     names = [str(name) for name in config if name != "hydra"]
     values: Any = OmegaConf.to_container(OmegaConf.masked_copy(config, names), resolve=True, throw_on_missing=True)
     return values
+
+
+def _refuse_unknown(values: dict[str, Any], known: Collection[str], but: Collection[str] = ()) -> None:
+    """Refuses a name at the top level that is neither of `known`, which the message lists, nor one of `but`."""
+    for name in values:
+        if name not in known and name not in but:
+            # A group that was added with a plus is a mapping.
+            given = name if isinstance(values[name], dict) else f"{name}={values[name]}"
+            scripts = " and ".join(scripts_with(name))
+            others = f"; {scripts} has it" if scripts else ""
+            near = did_you_mean(name, known)
+            raise UserError(f"{given}: unknown setting{near}; there is {', '.join(known)}{others}")
 
 
 def _give_way(train: dict[str, Any], words: Sequence[str]) -> None:
@@ -282,6 +286,33 @@ def _open(group: str, values: dict[str, Any]) -> dict[str, Any]:
     return {"target": values["_target_"], "options": {key: value for key, value in values.items() if key != "_target_"}}
 
 
+def _experiment(hydra_config: Any) -> str:
+    """The recipe of experiment/ that was chosen or, where none has the name, a study of the user's own.
+
+    Raises:
+        UserError: a name so near to a recipe's that it may be meant, or several.
+    """
+    several = next((word for word in hydra_config.overrides.task if word.startswith("experiment=[")), None)
+    if several is not None:
+        raise UserError(f"{several}: must be one name, of a recipe or of a study of your own")
+    chosen = hydra_config.runtime.choices.get("experiment")
+    if chosen is None:
+        return "default"
+    folders = [source.path for source in hydra_config.runtime.config_sources if source.schema == "file"]
+    recipes = [path for folder in folders for path in Path(folder, "experiment").rglob("*.yaml")]
+    if any(path == Path(folder, "experiment", f"{chosen}.yaml") for folder in folders for path in recipes):
+        return Path(chosen).name
+    check_name("experiment", chosen)
+    near = did_you_mean(chosen, [path.stem for path in recipes])
+    if near:
+        raise UserError(f"experiment={chosen}: no recipe has this name{near}; a study of your own needs another name")
+    log.info(
+        f"experiment={chosen}: no recipe (there is {', '.join(sorted(path.stem for path in recipes))}): it changes no "
+        "setting, and names the folder that the runs of this study share"
+    )
+    return chosen
+
+
 def _evaluation(name: str, values: Any) -> EvaluationSettings:
     if not isinstance(values, dict):
         raise UserError(f"eval.{name}={values}: unknown setting; eval=[NAME, ...] chooses evaluations")
@@ -292,9 +323,7 @@ def _checked(values: dict[str, Any]) -> RunSettings:
     """What stands at the top level, and what only fits or fails together; torch is imported last."""
     top_level = ("seq_len", "seed", "device", "match", "outputs_dir", "rerun")
     known = {entry.name for entry in fields(RunSettings)}
-    for name, value in values.items():
-        if name not in known:
-            raise UserError(f"{name}={value}: unknown setting; at the top level there is {', '.join(top_level)}")
+    _refuse_unknown(values, top_level, but=known)
     given = {name: values[name] for name in top_level if name in values}
     check_options(RunSettings, given, given=known - set(top_level), group="")
     settings = RunSettings(**values)

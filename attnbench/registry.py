@@ -12,7 +12,7 @@ import types
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from attnbench.errors import UserError
+from attnbench.errors import UserError, did_you_mean
 
 Class = TypeVar("Class")
 
@@ -81,7 +81,8 @@ def check_options(cls: type, options: dict[str, Any], *, given: Collection[str] 
     for name, value in options.items():
         if name not in parameters:
             raise UserError(
-                f"{prefix}{name}={value}: unknown setting of {cls.__name__}, which has {', '.join(settable)}"
+                f"{prefix}{name}={value}: unknown setting of {cls.__name__}{did_you_mean(name, settable)}, which has "
+                f"{', '.join(settable)}"
             )
         if name in types_of and not _matches(value, types_of[name]):
             raise UserError(f"{prefix}{name}={_shown(value)}: must be {_described(types_of[name])}")

@@ -15,7 +15,7 @@ from attnbench.contract import check_causality
 from attnbench.data import block_order
 from attnbench.divergence import located
 from attnbench.evals.base import Task
-from attnbench.folder import ROOT, recording, stamp_environment, write_config
+from attnbench.folder import recording, stamp_environment, write_config
 from attnbench.hooks import Checkpoints, DivergedError, Logging, Plateau, Stopwatch, make_up
 from attnbench.locks import device_lock
 from attnbench.matching import Matched
@@ -230,7 +230,7 @@ def _hooks(
 def _no_mirror(prepared: ProbeRun) -> WandbMirror:
     """Hundreds of small trainings would bury a project; compare shows wandb their scores instead."""
     return WandbMirror(
-        LoggerSettings(mode="none"), root=ROOT, run_id="", name="", group="", job_type="", config={}, resume=False
+        LoggerSettings(mode="none"), root=Path(), run_id="", name="", group="", job_type="", config={}, resume=False
     )
 
 

@@ -20,12 +20,12 @@ from attnbench.divergence import located
 from attnbench.errors import UserError
 from attnbench.evals.base import CheckpointEvaluation
 from attnbench.evals.rows import until_out_of_memory
-from attnbench.folder import ROOT, first_environment, recording, stamp_environment, write_config
+from attnbench.folder import first_environment, recording, stamp_environment, write_config
 from attnbench.hooks import Checkpoints, DivergedError, Estimate, Logging, Stopwatch, Validation, make_up
 from attnbench.identity import code_of, hash_with_code
 from attnbench.locks import device_lock
 from attnbench.metrics import MetricsLog, stream_metrics
-from attnbench.mirror import WandbMirror
+from attnbench.mirror import WandbMirror, beside
 from attnbench.prepare_run import Run, identity, prepare, resolved_config, row_settings
 from attnbench.progress import ProgressBar, watched
 from attnbench.registry import build
@@ -227,7 +227,7 @@ def _mirror(prepared: Run, is_resumed: bool) -> WandbMirror:
     settings = prepared.settings
     return WandbMirror(
         settings.logger,
-        root=ROOT,
+        root=beside(settings.outputs_dir),
         run_id=f"{settings.experiment}-{prepared.folder.name}",
         name=prepared.folder.name,
         group=settings.experiment,

@@ -130,6 +130,10 @@ class LoggerSettings:
     """wandb's mode; auto: online if logged in and the server can be reached, otherwise offline."""
     project: str = "attnbench"
     entity: str | None = None
+    name: str | None = None
+    """Of the run in wandb; null: as its folder. A comparison's trainings keep theirs."""
+    tags: list[str] = field(default_factory=list)
+    """Of the run in wandb, besides its mixer, model and corpus."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,9 +1,12 @@
 """Every mistake on a command line is one line that names the setting, the value and what is allowed."""
 
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from small import python_path
 
 from attnbench.config import CONF, compose
 from attnbench.errors import UserError
+from attnbench.help_text import read_comments
 from attnbench.matching import REFERENCE
 from attnbench.model import build_meta
 from attnbench.settings import ModelSettings
@@ -28,6 +32,18 @@ BAD = {
     "++train.foo=1": ["train.foo=1", "unknown setting", "learning_rate"],
     "+foo=1": ["foo=1", "unknown setting", "seq_len"],
     "foo=1": ["foo=1", "unknown setting", "seq_len"],
+    "trian.num_steps=5": ["trian.num_steps=5", "did you mean train?"],
+    "train.num_step=5": ["train.num_step=5", "did you mean num_steps?"],
+    "model=tinny": ["model=tinny", "did you mean tiny?"],
+    "+attn.con_size=4": ["attn.con_size=4", "did you mean conv_size?"],
+    "eval=[recal]": ["eval=recal", "did you mean recall?"],
+    "plan=demo": ["plan=demo", "python scripts/compare.py plan=demo"],
+    "+plan=demo": ["plan: unknown setting", "compare.py has it"],
+    "num_tokens=5": ["num_tokens=5", "python scripts/generate.py num_tokens=5"],
+    "experiment=dmeo": ["experiment=dmeo", "did you mean demo?"],
+    "experiment=[demo,mine]": ["experiment=[demo,mine]", "one name"],
+    "experiment=../mine": ["experiment=../mine", "letters"],
+    "logger.tags=mine": ["logger.tags=mine", "a list"],
     "attn.foo=1": ["attn.foo=1", "unknown setting", "conv_size"],
     "+attn.foo=1": ["attn.foo=1", "unknown setting", "conv_size"],
     "+eval.perplexity.foo=1": ["eval.perplexity.foo=1", "unknown setting", "extrapolation"],
@@ -92,6 +108,9 @@ BAD_OF_OTHERS = {
     (BENCHMARK, "device=tpu"): ["device=tpu", "cpu"],
     (BENCHMARK, "outputs_dir="): ["outputs_dir", "folder"],
     (COMPARE, "plan=nope"): ["plan=nope", "compare", "demo", "published"],
+    (COMPARE, "plan=dmeo"): ["plan=dmeo", "did you mean demo?"],
+    (COMPARE, "attn=linear"): ["attn=linear", "python scripts/train.py attn=linear"],
+    (COMPARE, "reprt=false"): ["reprt=false", "did you mean report?"],
     (COMPARE, "plan.foo=1"): ["plan.foo=1", "unknown setting", "variants"],
     (COMPARE, "foo=1"): ["foo=1", "unknown setting", "outputs_dir"],
     (COMPARE, "+foo=1"): ["foo=1", "unknown setting", "outputs_dir"],
@@ -120,9 +139,9 @@ BAD_OF_OTHERS = {
     (COMPARE, "report=maybe"): ["report=maybe", "true or false"],
     (COMPARE, "export=cells.jsonl"): ["export=cells.jsonl", "no complete results"],
     (COMPARE, "import=cells.jsonl"): ["cells.jsonl", "cannot be read"],
-    (DOCTOR, "mixers=[sofmax]"): ["attn=sofmax: unknown; there is flash"],
+    (DOCTOR, "mixers=[sofmax]"): ["attn=sofmax: unknown (did you mean softmax?); there is flash"],
     (DOCTOR, "mixers=softmax"): ["mixers=softmax: must be a list or null"],
-    (DOCTOR, "+mixer=softmax"): ["mixer=softmax: unknown setting; there is mixers"],
+    (DOCTOR, "+mixer=softmax"): ["mixer=softmax: unknown setting (did you mean mixers?); there is mixers"],
     (DOCTOR, "lift_guards=true"): ["lift_guards=true: flash-linear-attention"],
     (EVALUATE, "eval=[nope]"): ["eval=nope", "recall"],
     (EVALUATE, "eval.recall.preset=tiny"): ["eval.recall", "perplexity"],
@@ -274,6 +293,62 @@ def test_a_length_on_the_command_line_replaces_the_other_of_a_yaml() -> None:
 @pytest.mark.parametrize("experiment", sorted(path.stem for path in (CONF / "experiment").glob("*.yaml")))
 def test_every_recipe_composes_under_its_name(experiment: str) -> None:
     assert compose([f"experiment={experiment}", "device=cpu"]).experiment == experiment
+
+
+def test_a_study_of_ones_own_needs_no_recipe(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        own = compose(["experiment=warmups", "device=cpu"])
+    assert own == replace(compose(["device=cpu"]), experiment="warmups")
+    # A recipe that was meant is not taken for one without a word.
+    assert "experiment=warmups: no recipe (there is demo)" in caplog.text
+
+
+GROUPS = {
+    "benchmark": {"bench"},
+    "compare": {"logger", "plan"},
+    "doctor": set(),
+    "evaluate": {"eval"},
+    "generate": set(),
+    "train": {"attn", "data", "eval", "experiment", "logger", "model", "train"},
+}
+SHOWN = {"train": ["eval=[throughput,memory,copy,recall,perplexity,inference]"], "benchmark": ["bench=decode"]}
+"""What more of a script's settings is looked at."""
+
+
+@pytest.mark.parametrize("script", sorted(path.stem for path in CONF.glob("*.yaml")))
+def test_help_lists_the_groups_there_are_and_explains_every_setting(script: str, tmp_path: Path) -> None:
+    code, said, _ = run_here(f"{script}.py", *SHOWN.get(script, []), "--help")
+    assert code == 0
+    before, _, shown = said.partition("as this command line leaves them:")
+    _, _, groups = before.partition("Groups (group=option):")
+    assert set(re.findall(r"^(\w+): ", groups, re.MULTILINE)) == GROUPS[script]
+    # The settings are a yaml, but for what some scripts say below them.
+    path = tmp_path / "shown.yaml"
+    path.write_text(shown.partition("\nThe same command finds")[0])
+    values, comments = yaml.safe_load(path.read_text()), read_comments(path)
+    names = {place for place in leaves(values) if place[:2] != ("plan", "variants") and place[-1] != "_target_"}
+    assert not names - set(comments)
+    assert len(names) > 3
+
+
+def leaves(values: dict, place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Where the settings of a nested configuration are."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from leaves(value, (*place, name))
+        else:
+            yield (*place, name)
+
+
+def test_help_shows_what_a_yaml_of_ones_own_says(my_conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (my_conf / "attn" / "shown.yaml").write_text(
+        "# A mixer of mine: $5.\n_target_: my_mixers.Mine\nbackend: auto # torch is all\n# many a tap\nconv_size: 3\n"
+    )
+    code, said, _ = run_here("train.py", "--config-dir", str(my_conf), "attn=shown", "attn.conv_size=5", "--help")
+    assert code == 0
+    assert "attn: flash, gated_deltanet, linear, mine, shown, softmax\n" in said
+    assert "\nattn:  # A mixer of mine: $5.\n  _target_: my_mixers.Mine\n  backend: auto  # torch is all\n" in said
+    assert "\n  conv_size: 5  # many a tap\n" in said
 
 
 def test_a_yaml_that_is_none_is_an_error_that_says_where(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -376,13 +375,10 @@ def test_a_configuration_reads_no_environment_variable(monkeypatch):
 
 @pytest.mark.slow
 def test_keys_of_the_environment_are_in_nothing_that_a_run_leaves(root, tmp_path, monkeypatch):
-    # wandb's folder lies in the project's own.
-    for name in ("attnbench", "conf", "scripts"):
-        shutil.copytree(root / name, tmp_path / name)
     (tmp_path / "text.txt").write_text("a line of a text\n" * 200)
     words = [*TINY_RUN, f"data.path={tmp_path / 'text.txt'}", f"outputs_dir={tmp_path / 'outputs'}", "device=cpu"]
-    environment = {**python_path(tmp_path), **dict.fromkeys(KEYS, SENTINEL), "HOME": str(tmp_path)}
-    command = [sys.executable, tmp_path / "scripts" / "train.py", *words, "logger=offline"]
+    environment = {**python_path(root), **dict.fromkeys(KEYS, SENTINEL), "HOME": str(tmp_path)}
+    command = [sys.executable, root / "scripts" / "train.py", *words, "logger=offline"]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for name in KEYS:
@@ -393,6 +389,7 @@ def test_keys_of_the_environment_are_in_nothing_that_a_run_leaves(root, tmp_path
     left = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert {"config.yaml", "environment.json", "train.log", "index.html"} <= {path.name for path in left}
     [mirrored] = [content for path, content in left.items() if path.suffix == ".wandb"]
+    assert (tmp_path / "wandb").is_dir(), "it lies beside outputs_dir"
     # Its records are not packed: what it was given can be read there.
     assert b"learning_rate" in mirrored
     assert not [path for path, content in left.items() if SENTINEL.encode() in content]

@@ -34,7 +34,8 @@ from attnbench.errors import UserError
 from attnbench.settings import LoggerSettings
 
 def mirror(mode, resume=False):
-    return mirrors.WandbMirror(LoggerSettings(mode=mode), root=Path("."), run_id="demo/softmax", name="softmax",
+    settings = LoggerSettings(mode=mode, tags=["study", "tiny"])
+    return mirrors.WandbMirror(settings, root=Path("."), run_id="demo/softmax", name="softmax",
         group="demo", job_type="train", tags=["tiny"], config={"model": {"dim": 128}}, resume=resume)
 
 def row(step, split="train"):
@@ -99,6 +100,7 @@ print(second.mode, second.notice, sep="\\n")
     run = next(record["run"] for record in records if record["type"] == "run")
     assert run["config"]["update"]["model"] == {"dim": 128}
     assert (run["run_id"], run["run_group"], run["job_type"]) == ("demo-softmax", "demo", "train")
+    assert (run["display_name"], run["tags"]) == ("softmax", ["tiny", "study"])
     assert any(record.get("metric", {}).get("step_metric") == "tokens" for record in records)
     assert [record["exit"] for record in records if record["type"] == "exit"] == [{"exit_code": 0}]
     files = [file for file in (tmp_path / "wandb").rglob("*") if file.is_file()]
@@ -185,13 +187,13 @@ show_comparison(Path("experiment"), LoggerSettings(mode="none"), root=Path("."))
 print("wandb" in sys.modules, Path("wandb").exists())
 # A second time it is the same run, and not a second one.
 for _ in range(2):
-    show_comparison(Path("experiment"), LoggerSettings(mode="offline"), root=Path("."))
+    show_comparison(Path("experiment"), LoggerSettings(mode="offline", name="mine"), root=Path("."))
 """
     assert in_a_process(script, tmp_path) == "False False\n"
     (folder,) = (tmp_path / "wandb").glob("offline-run-*")
     records = inspected(folder)
     run = next(record["run"] for record in records if record["type"] == "run")
-    assert (run["display_name"], run["run_group"], run["job_type"]) == ("demo", "demo", "comparison")
+    assert (run["display_name"], run["run_group"], run["job_type"]) == ("mine", "demo", "comparison")
     inputs = read_inputs(tmp_path / "experiment")
     rows = inputs.rows
     media = folder / "files" / "media" / "table"

@@ -28,7 +28,7 @@ ORDER = [
     "bench.gate", "bench.implementations", "bench.passes", "bench.operator",
     "bench.tables", "bench.steps", "bench.decoding", "bench.generation",
     "bench", "bench.running", "bench.page",
-    "shared_operators", "examination", "doctor", "dashboard", "compare", "reading", "config",
+    "shared_operators", "examination", "doctor", "dashboard", "compare", "help_text", "reading", "config",
 ]  # fmt: skip
 DOORS = {
     "hydra": {"config"},

@@ -49,7 +49,7 @@ def _load(name: str, config: str | None) -> Any:
         raise UserError(f"data.name={name}: is no folder, and no OWNER/NAME of a data set on the Hugging Face Hub")
     obstacle = "" if is_folder else unreachable()
 
-    import datasets.config  # pyright: ignore[reportMissingImports]
+    import datasets.config
 
     called = f"data.name={name}" + (f" data.config={config}" if config else "")
     try:
@@ -92,7 +92,7 @@ def download(repository: str, files: list[str]) -> list[Path]:
     if obstacle := unreachable():
         raise UserError(obstacle)
 
-    import datasets  # pyright: ignore[reportMissingImports]
+    import datasets
 
     urls = [f"hf://datasets/{repository}/{file}" for file in files]
     try:

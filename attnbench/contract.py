@@ -100,16 +100,18 @@ def seen_of_the_future(mixer: Mixer, dim: int, length: int, precision: str = "fl
             total = y_BTD[:, position].square().sum()
             (gradient_BTD,) = torch.autograd.grad(total, x_BTD, retain_graph=True, materialize_grads=True)
             share_T = gradient_BTD.norm(dim=(0, 2)) / gradient_BTD.norm()
-            seen = [index for index in range(position + 1, length) if share_T[index] > LEAK]
-            if seen:
-                return f"position {position} sees position {seen[0]}: {share_T[seen[0]]:.1%} of its gradient is there"
+            seen = (share_T[position + 1 :] > LEAK).nonzero()
+            if len(seen):
+                first = position + 1 + int(seen[0])
+                return f"position {position} sees position {first}: {share_T[first]:.1%} of its gradient is there"
         with torch.no_grad():
             # What has no gradient, as an argmax or a detached mean, shows in the output alone.
             for position in positions:
                 changed_BTD = torch.cat([x_BTD[:, : position + 1], -3 * x_BTD[:, position + 1 :]], dim=1)
                 other_BTD, _ = mixer(_narrowed(changed_BTD, precision))
                 error = _difference(other_BTD[:, : position + 1], y_BTD[:, : position + 1])
-                if not error <= max(LEAK, torch.finfo(y_BTD.dtype).eps):
+                # Where it has no finite output anyway, that is no knowledge of the future.
+                if not error <= max(LEAK, torch.finfo(y_BTD.dtype).eps) and y_BTD.isfinite().all():
                     return f"outputs up to position {position} change by {error:.1e} where only later inputs do"
     return ""
 

@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 from scripts_here import run_here
-from small import TINY_RUN, python_path, smoke_overrides
+from small import TINY_RUN, compose_once, python_path, smoke_overrides
+
+from attnbench.contract import PROMISES
+from attnbench.evals.base import Probe
+from attnbench.registry import build
 
 BATTERY = ("recall", "copy", "perplexity", "throughput", "memory", "scaling")
 
@@ -77,32 +81,47 @@ def evaluation(root, tmp_path_factory) -> Package:
 
 
 def test_the_example_mixer_keeps_the_contract(mixer):
-    # Compiling a loop over 133 positions takes half a minute, and the mixers of conf/attn are compiled in test_mixers.
-    words = ["-v", "-p", "no:cacheprovider", "-k", "not compiles", str(mixer.root / "tests" / "test_mixers.py")]
+    words = ["-v", "-p", "no:cacheprovider", "-k", "fading", str(mixer.root / "tests" / "test_mixers.py")]
     said = mixer.python(
         "-c",
         "import sys, pathlib, pytest, mixer_building\n"
         "mixer_building.CONF = pathlib.Path('my_conf/attn').resolve()\n"
         f"sys.exit(pytest.main({words}))",
     )
-    assert len(re.findall(r"average\] PASSED", said)) > 25, said
+    assert len(re.findall(r"fading\] PASSED", said)) > 25, said
     assert "softmax]" not in said
+
+
+def test_the_doctor_runs_the_contract_on_the_example_mixer(mixer):
+    said = mixer.script_here("doctor.py", "mixers=[fading]")
+    kept = re.findall(r"^  (\S.*?) {2,}kept$", said, re.MULTILINE)
+    assert kept == [promise.words for promise in PROMISES]
+
+
+def test_the_example_mixer_takes_all_that_evaluations_put_around_every_mixer(mixer):
+    """So that nothing stands beside its scores as what it did not get."""
+    settings = yaml.safe_load(mixer.files["my_conf/attn/fading.yaml"])
+    for probe in ("recall", "copy"):
+        evaluation = compose_once([f"eval=[{probe}]"]).evaluations[0]
+        for task in build(evaluation.target, evaluation.options, Probe).tasks():
+            assert task.mixer_options
+            assert task.mixer_options.keys() <= settings.keys()
 
 
 @pytest.mark.slow
 def test_the_example_mixer_trains_and_goes_through_the_battery_into_the_report(mixer):
-    assert "average-" in mixer.script("train.py", "attn=average", "experiment=demo", *mixer.overrides, "logger=none")
+    assert "fading-" in mixer.script("train.py", "attn=fading", "experiment=demo", *mixer.overrides, "logger=none")
     mixer.overrides += smoke_overrides(*BATTERY)
-    folder = mixer.compare("average", *BATTERY)
+    folder = mixer.compare("fading", *BATTERY)
     record = json.loads((folder / "comparison.json").read_text())
     assert record["failures"] == []
     assert {Path(name).name.split("-")[0] for name in record["files"]} == {"training", *BATTERY}
-    assert "average" in (folder / "report" / "index.html").read_text()
+    assert "fading" in (folder / "report" / "index.html").read_text()
 
 
 def test_the_plan_of_the_example_mixer_is_the_demo_and_one_more(mixer):
-    said = mixer.script_here("compare.py", "plan=average", "plan.dry_run=true")
-    assert all(f"throughput {name}\n" in said for name in ("average", "softmax", "flash", "linear", "gated_deltanet"))
+    said = mixer.script_here("compare.py", "plan=fading", "plan.dry_run=true")
+    assert all(f"throughput {name}\n" in said for name in ("fading", "softmax", "flash", "linear", "gated_deltanet"))
 
 
 @pytest.mark.slow

@@ -30,7 +30,8 @@ from torch import Tensor
 from attnbench.documents import MOST_JSON_BYTES, open_regular, parse_json, read_bounded
 from attnbench.errors import UserError
 from attnbench.jsonlines import sync
-from attnbench.model import LanguageModel, build_meta
+from attnbench.model import LanguageModel, build_meta, num_bytes
+from attnbench.process_memory import check_free
 from attnbench.registry import check_options
 from attnbench.settings import MixerSettings, ModelSettings, check, setting
 
@@ -43,7 +44,7 @@ UNFINISHED = re.compile(rf"\.(final|({STEP}|{BEST})-{NUMBER})\.(partial|removed)
 """Names of a checkpoint while it is written, and while it is removed."""
 MOST_HEADER_BYTES = 2**24
 """Of a safetensors file; one of ours has a hundred a tensor."""
-NEEDED = ("config.json", "weights.safetensors")
+NEEDED, OPTIMIZER = ("config.json", "weights.safetensors"), "optimizer.safetensors"
 COUNTERS = (
     *("step", "seconds", "warm_steps", "warm_seconds", "shared_device", "best_step", "best_nats", "num_metrics_rows"),
     "validation_due",
@@ -95,8 +96,14 @@ class TrainState:
 
     @classmethod
     def fresh(cls, model: LanguageModel) -> "TrainState":
-        """The state before the first step."""
+        """The state before the first step.
+
+        Raises:
+            UserError: on a CPU there is not enough memory for it and for the gradients.
+        """
         parameters = dict(model.named_parameters())
+        if model.embedding.weight.device.type == "cpu":
+            check_free(3 * num_bytes(model), f"gradients and moments of {model.num_parameters():,} weights")
         return cls(
             model=model,
             first_moment={name: torch.zeros_like(tensor) for name, tensor in parameters.items()},
@@ -293,7 +300,7 @@ def _fill_folder(
     weights = {name: tensor.detach().contiguous() for name, tensor in _weights(state.model)}
     _save_tensors(weights, beside / "weights.safetensors")
     if optimizer is not None:
-        _save_tensors(optimizer, beside / "optimizer.safetensors")
+        _save_tensors(optimizer, beside / OPTIMIZER)
     (beside / "config.json").write_text(json.dumps(asdict(record), ensure_ascii=False), encoding="utf-8")
     checksums = {path.name: _sha256(path) for path in sorted(beside.iterdir())}
     content = {"format": FORMAT, **state.counters(), "sha256": checksums}
@@ -344,10 +351,10 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Te
     checksums = content["sha256"]
     try:
         for name, expected in checksums.items():
-            if Path(name).name != name or _sha256(folder / name) != expected:
+            if _sha256(folder / name) != expected:
                 raise UserError(f"{folder / name}: altered or torn, its checksum does not match state.json")
         weights = _tensors(folder / "weights.safetensors")
-        optimizer = _tensors(folder / "optimizer.safetensors") if "optimizer.safetensors" in checksums else {}
+        optimizer = _tensors(folder / OPTIMIZER) if OPTIMIZER in checksums else {}
     except FileNotFoundError as error:
         raise UserError(f"{error.filename}: missing, so {folder} is no complete checkpoint") from None
     except (SafetensorError, OSError) as error:
@@ -386,6 +393,8 @@ def _read_state(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: {error}") from None
     if any(value is not None and value < 0 for value in counters.values()):
         raise UserError(f"{path}: a counter is below 0")
+    if not set(checksums) <= {*NEEDED, OPTIMIZER}:
+        raise UserError(f"{path}: has checksums of files that are none of a checkpoint's")
     for name in NEEDED:
         if name not in checksums:
             raise UserError(f"{path.parent / name}: not in a complete checkpoint, {path.name} has no checksum of it")
@@ -410,6 +419,8 @@ def _record(path: Path) -> ModelRecord:
         check(built, "model.")
         record = ModelRecord(mixers=[MixerSettings(**entry) for entry in mixers], model=built, **content)
         check(record)
+        if any(len(symbol) != 1 for symbol in record.vocabulary) or len(record.vocabulary) > record.vocabulary_size:
+            raise ValueError("its vocabulary is no list of single characters, or longer than vocabulary_size")
         return record
     except FileNotFoundError:
         raise UserError(f"{path}: missing, so {path.parent} is no complete checkpoint") from None

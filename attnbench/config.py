@@ -30,7 +30,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from tqdm import tqdm
 
-from attnbench.errors import Interrupted, UserError, did_you_mean
+from attnbench.errors import Interrupted, UserError, did_you_mean, mendable
 from attnbench.escaping import OneLine, printable
 from attnbench.help_text import list_groups, list_settings, scripts_with
 from attnbench.jsonlines import replace_file
@@ -46,7 +46,8 @@ MOST_WORD_CHARACTERS = 2**14
 INTERRUPTED = "interrupted; the same command goes on from what is finished"
 """Outside training, which handles signals itself, there is nothing to save."""
 
-EXPECTED = (UserError, HydraException, OmegaConfBaseException)
+EXPECTED = (HydraException, OmegaConfBaseException)
+"""What is the user's to mend beside what `mendable` says."""
 
 RERUN = "--experimental-rerun"
 """Hydra's own option, which unpickles the file that it names: whoever wrote the file then runs what they like."""
@@ -114,8 +115,11 @@ def launch(
     if folders and summarise is not None and exit_code in (0, 2):
         try:
             summarise(folders)
-        except UserError as error:
-            print(f"error: {printable(str(error))}", file=sys.stderr)
+        except Exception as error:
+            text = mendable(error)
+            if text is None or show_traceback:
+                raise
+            print(f"error: {text}", file=sys.stderr)
             exit_code = exit_code or 2
     if failures or exit_code:
         raise SystemExit(exit_code or 1)
@@ -140,7 +144,7 @@ def _do_job(main: Callable[[Any], Path], read: Callable[..., Any], config: DictC
             return Outcome(job=name, folder=str(main(read(config, HydraConfig.get()))))
     except Exception as error:
         print(f"error: {explain(error)}", file=sys.stderr, flush=True)
-        if show_traceback or not isinstance(error, EXPECTED):
+        if show_traceback or not (mendable(error) or isinstance(error, EXPECTED)):
             traceback.print_exc()
         return Outcome(job=name, folder=None, error=explain(error))
 
@@ -310,8 +314,16 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         if group == "hydra/launcher" and name in SUBMITIT:
             return f"{group}={name}: not installed; pip install 'hydra-submitit-launcher==1.2.0'"
+        if name and not group:
+            known = sorted(path.stem for path in CONF.glob("*.yaml"))
+            return (
+                f"--config-name {name}: unknown in the folder that was searched; attnbench's own has {', '.join(known)}"
+            )
         known = sorted(error.options or _options(group, str(error)))
         return f"{group}={name}: unknown{did_you_mean(name, known)}; there is {', '.join(known)}"
+    text = mendable(error)
+    if text is not None:
+        return text
     if type(error).__module__.startswith("submitit."):
         # Its second line says what is the matter; jobs that it had not come to yet know nothing of it.
         return f"{' '.join(str(error).splitlines()[:2])}; its log lies there, and jobs that still run go on"
@@ -368,8 +380,6 @@ def _options(group: str, message: str) -> set[str]:
 
 
 def _first_line(error: BaseException) -> str:
-    if isinstance(error, UserError):
-        return str(error)
     lines = [printable(line.strip()) for line in str(error).splitlines() if line.strip()]
     setting = getattr(error, "full_key", None)
     line = lines[0] if lines else type(error).__name__

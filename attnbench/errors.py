@@ -1,4 +1,4 @@
-"""The one exception that is shown to the user without a traceback, and how others are told of."""
+"""The one exception that is shown to the user without a traceback, and what of others is the user's to mend."""
 
 import difflib
 from collections.abc import Iterable
@@ -25,6 +25,51 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """ " (did you mean NAME?)", to stand behind a name that is not known; empty where none that is known is near."""
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
     return f" (did you mean {nearest[0]}?)" if nearest else ""
+
+
+OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "std::bad_alloc",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "[CUDA]: out of memory",
+)
+"""What a RuntimeError says where memory ran out: torch's allocator on a CPU, C++, and, past torch's allocator on CUDA,
+the driver, cuBLAS and Triton."""
+
+
+def mendable(error: BaseException) -> str | None:
+    """One line on what the user can mend: a setting, a disk, too little memory. None where it is a fault of ours."""
+    if isinstance(error, UserError):
+        return str(error)
+    reason = memory_reason(error)
+    if reason is not None:
+        return printable(f"out of memory ({reason}); a smaller model, batch or text takes less")
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return printable(f"{where}{error.strerror or error}")
+    return None
+
+
+def memory_reason(error: BaseException) -> str | None:
+    """What says that memory ran out, of the exception or of the one that the compiler wrapped in it; None where it did
+    not. Two sentences: that it did, and what was asked for. Torch's others are advice."""
+    inner = getattr(error, "inner_exception", None)
+    if isinstance(inner, BaseException):
+        return memory_reason(inner)
+    lines = str(error).strip().splitlines() or ["out of memory"]
+    # Torch's own by its name: whoever reads settings does without torch.
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return _brief(lines[0])
+    if not isinstance(error, RuntimeError):
+        return None
+    line = next((line for line in lines if any(words in line for words in OUT_OF_MEMORY)), None)
+    return None if line is None else _brief(line)
+
+
+def _brief(line: str) -> str:
+    return ". ".join(line.split(". ")[:2])
 
 
 def one_line(error: BaseException) -> str:

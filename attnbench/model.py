@@ -15,6 +15,7 @@ from attnbench.errors import UserError
 from attnbench.kernels.support import on_kernels
 from attnbench.layers import INITIAL_DEVIATION, FeedForward, Projection, RMSNorm
 from attnbench.mixers.base import Mixer, State
+from attnbench.process_memory import check_free
 from attnbench.registry import build, resolve
 from attnbench.settings import MixerSettings, ModelSettings
 
@@ -235,6 +236,7 @@ def build_model(
         trusted: classes outside attnbench that may be built, see registry.py.
     """
     built = build_meta(mixers, model, vocabulary_size=vocabulary_size, trusted=trusted)
+    check_free(num_bytes(built), f"model={model.name}: {built.num_parameters():,} weights")
     # Weights are drawn on the CPU and then moved: generators of two devices give different numbers.
     built.to_empty(device="cpu")
     init_weights(built, seed, built.num_branches)
@@ -244,6 +246,11 @@ def build_model(
                 if isinstance(module, Projection):
                     module.weight.mul_(model.initial_deviation / INITIAL_DEVIATION)
     return built.to(device)
+
+
+def num_bytes(model: nn.Module) -> int:
+    """Of its weights."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 def init_weights(model: nn.Module, seed: int, num_branches: int) -> None:

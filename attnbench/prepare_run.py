@@ -31,6 +31,17 @@ NOT_HASHED = ("log_interval_steps", "checkpoint_interval_seconds", "num_epochs",
 """Training settings that change no number, or stand in the hash as what they were resolved to."""
 
 
+TYPES_OF_RESOLVED = {
+    "backend": str,
+    "precision": str,
+    "compile": bool,
+    "device": str,
+    "corpus": str,
+    "config_hash": str,
+}
+"""What of a run's config.yaml enters its identity as it was resolved back then."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Run:
     """A run with everything resolved that its settings leave open."""
@@ -156,7 +167,11 @@ def reopen(folder: Path, settings: RunSettings) -> Run:
     try:
         resolved = parse_yaml(read_bounded(folder / "config.yaml", MOST_YAML_BYTES))["resolved"]
         hashed, corpus = resolved["config_hash"], resolved["corpus"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        for name, kind in TYPES_OF_RESOLVED.items():
+            if not isinstance(resolved[name], kind):
+                raise TypeError(f"resolved.{name}={resolved[name]}")
+        torch.device(resolved["device"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise UserError(f"{folder / 'config.yaml'}: does not say what was trained ({error})") from None
     prepared = prepare(settings)
     stored = {name: resolved.get(name, {}) for name in ("numbers_version", "sources")}

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from attnbench.errors import UserError
+
 PROCESS = Path("/proc/self")
 
 
@@ -51,6 +53,13 @@ def available_mib() -> float | None:
     """What the system can still give without swapping; None where it does not tell."""
     path = Path("/proc/meminfo")
     return _entry_mib(path, "MemAvailable") if path.exists() else None
+
+
+def check_free(num_bytes: int, what: str) -> None:
+    """Raises UserError where the system cannot give so much: it would end this process, or another, without a word."""
+    available, needed = available_mib(), num_bytes / 2**20
+    if available is not None and needed > available:
+        raise UserError(f"{what} take {needed:,.0f} MiB of memory, and {available:,.0f} are free; give a smaller model")
 
 
 def _entry_mib(path: Path, name: str) -> float:

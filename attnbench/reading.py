@@ -1,5 +1,6 @@
 """From a composed configuration to plain settings: every name, type and value checked before torch is loaded."""
 
+import json
 import logging
 import os
 import shlex
@@ -37,6 +38,9 @@ from attnbench.settings import (
 
 log = logging.getLogger(__name__)
 
+TOP_LEVEL = ("seq_len", "seed", "device", "match", "outputs_dir", "rerun")
+"""Settings of a training that belong to no group."""
+
 CLOSED_GROUPS = {"model": ModelSettings, "data": DataSettings, "train": TrainSettings, "logger": LoggerSettings}
 
 
@@ -55,6 +59,8 @@ def read_settings(config: DictConfig, hydra_config: Any) -> RunSettings:
     closed = {group: _closed(cls, group, values.pop(group)) for group, cls in CLOSED_GROUPS.items()}
     evaluations = [_evaluation(name, options) for name, options in (values.pop("eval", None) or {}).items()]
     mixer = MixerSettings(name=choices["attn"], **_open("attn", values.pop("attn")))
+    # Before what is made here, which would take the place of one of the same name without a word.
+    _refuse_unknown(values, TOP_LEVEL)
     values |= {"experiment": _experiment(hydra_config), "trusted": _trusted(hydra_config)}
     values |= {**closed, "mixer": mixer, "evaluations": evaluations, "named_options": _named_options(hydra_config)}
     return _checked(values)
@@ -70,6 +76,7 @@ def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings
     choices = hydra_config.runtime.choices
     if not isinstance(values.get("plan"), dict):
         raise UserError(f"plan={values.get('plan')}: must name a yaml of plan/")
+    _refuse_unknown(values, ("device", "outputs_dir", "rerun", "report", "export", "import"), but=("plan", "logger"))
     plan = {"name": Path(choices["plan"]).name, **values.pop("plan")}
     if isinstance(plan.get("variants"), dict):
         # Nothing can be deleted on a command line.
@@ -81,8 +88,6 @@ def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings
     values |= {"exported": values.pop("export", None), "imported": values.pop("import", None)}
     values["command"] = _typed("compare", hydra_config)
     own = ("outputs_dir", "device", "rerun", "report", "exported", "imported")
-    shown = ("device", "outputs_dir", "rerun", "report", "export", "import")
-    _refuse_unknown(values, shown, but=("plan", "logger", "command", *own))
     given = {name: values[name] for name in own}
     check_options(ComparisonSettings, given, given=("plan", "logger", "command"), group="")
     settings = ComparisonSettings(**values)
@@ -195,6 +200,8 @@ def stored_settings(folder: Path) -> RunSettings:
     path = folder / "config.yaml"
     try:
         content = parse_yaml(read_bounded(path, MOST_YAML_BYTES))
+        # Dates, bytes and sets, which yaml has, and numbers that are not finite are no settings.
+        json.dumps(content, allow_nan=False)
         del content["resolved"], content["evaluations"]
         closed = {group: _closed(cls, group, content.pop(group)) for group, cls in CLOSED_GROUPS.items()}
         check_options(RunSettings, content, given=(*closed, "evaluations"), group="")
@@ -321,11 +328,8 @@ def _evaluation(name: str, values: Any) -> EvaluationSettings:
 
 def _checked(values: dict[str, Any]) -> RunSettings:
     """What stands at the top level, and what only fits or fails together; torch is imported last."""
-    top_level = ("seq_len", "seed", "device", "match", "outputs_dir", "rerun")
-    known = {entry.name for entry in fields(RunSettings)}
-    _refuse_unknown(values, top_level, but=known)
-    given = {name: values[name] for name in top_level if name in values}
-    check_options(RunSettings, given, given=known - set(top_level), group="")
+    others = {entry.name for entry in fields(RunSettings)} - set(TOP_LEVEL)
+    check_options(RunSettings, {name: values[name] for name in TOP_LEVEL if name in values}, given=others, group="")
     settings = RunSettings(**values)
     check(settings)
     check_run(settings)

@@ -19,6 +19,7 @@ from typing import Any
 
 from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded, whole_number
 from attnbench.errors import UserError
+from attnbench.escaping import printable
 from attnbench.jsonlines import JsonLines, read_json_lines, replace_file, sync, to_line, unlinked
 from attnbench.registry import check_options
 from attnbench.settings import SELECTION_SEED as SELECTION_SEED
@@ -322,13 +323,15 @@ def _check_sum(lines: JsonLines) -> None:
 
 
 def write_csv(rows: Iterable[ResultRow], path: Path) -> None:
-    """Writes results.csv: COLUMNS in order, settings as a JSON object, empty where there is no number."""
+    """Writes results.csv: COLUMNS in order, settings as a JSON object, empty where there is no number; of texts what a
+    terminal would obey is spelled out."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fieldnames=COLUMNS, lineterminator="\n")
     writer.writeheader()
     for row in rows:
         content = row.to_dict()
-        writer.writerow({**content, "settings": json.dumps(content["settings"], allow_nan=False, sort_keys=True)})
+        shown = {name: printable(value) if isinstance(value, str) else value for name, value in content.items()}
+        writer.writerow({**shown, "settings": json.dumps(content["settings"], allow_nan=False, sort_keys=True)})
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, text.getvalue())
 

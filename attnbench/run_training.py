@@ -17,7 +17,7 @@ from attnbench.checkpoint import TrainState
 from attnbench.contract import check_causality
 from attnbench.data import Batches, evaluation_batches, first_characters, num_evaluation_batches
 from attnbench.divergence import located
-from attnbench.errors import UserError
+from attnbench.errors import UserError, memory_reason
 from attnbench.evals.base import CheckpointEvaluation
 from attnbench.evals.rows import until_out_of_memory
 from attnbench.folder import first_environment, recording, stamp_environment, write_config
@@ -33,7 +33,6 @@ from attnbench.results import HASH, Measurement, ResultsWriter, is_complete
 from attnbench.runtime import keep_freed_memory, peak_memory_mib, start_afresh
 from attnbench.settings import EvaluationSettings, RunSettings
 from attnbench.stopping import StopRequest
-from attnbench.timing import memory_reason
 from attnbench.train import Batch, train
 
 log = logging.getLogger(__name__)

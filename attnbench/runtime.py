@@ -46,7 +46,8 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
+    # A CPU has no index; torch would take any, and compute on the one there is.
+    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index is not None):
         raise UserError(f"device={name}: must be auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         there = f"{torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "no CUDA device"

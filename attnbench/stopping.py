@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from attnbench.errors import Interrupted, UserError
+from attnbench.errors import Interrupted, UserError, mendable
 from attnbench.escaping import printable
 from attnbench.streams import lasting_streams
 
@@ -51,22 +51,25 @@ def interruptible(message: str) -> Iterator[None]:
 @contextmanager
 def ending_in_one_line(interrupted: str = "interrupted; the same command starts over") -> Iterator[None]:
     """Around a script that Hydra does not run: what users can do something about, and a signal, end it without a
-    traceback.
+    traceback, which HYDRA_FULL_ERROR=1 shows as it does for the others.
 
     Args:
         interrupted: said after a signal.
 
     Raises:
-        SystemExit: 1 after a UserError, 130 after SIGINT, 143 after SIGTERM.
+        SystemExit: 1 after what is `errors.mendable`, 128 and its number after a signal.
     """
     try:
         with lasting_streams(), interruptible(interrupted):
             yield
-    except UserError as error:
-        sys.exit(f"error: {printable(str(error))}")
     except Interrupted as interruption:
         print(printable(str(interruption)), file=sys.stderr)
         raise SystemExit(interruption.exit_code) from None
+    except Exception as error:
+        text = mendable(error)
+        if text is None or os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        sys.exit(f"error: {text}")
 
 
 class StopRequest:

@@ -10,22 +10,12 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
+from attnbench.errors import memory_reason
 from attnbench.process_memory import reset_resident_peak, resident_peak_mib, trim
 from attnbench.runtime import dtype_of, forget_compiled, multiplying, peak_memory_mib, start_afresh, synchronize
 
 MINIMUM_REPEATS = 3
 """However long one takes: below this there is no median to speak of."""
-
-OUT_OF_MEMORY = (
-    "can't allocate memory",
-    "not enough memory",
-    "std::bad_alloc",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "[CUDA]: out of memory",
-)
-"""What a RuntimeError says where memory ran out: torch's allocator on a CPU, C++, and, past torch's allocator on CUDA,
-the driver, cuBLAS and Triton."""
 
 BUFFER_BYTES = 2**28
 """Several times the last-level cache of any GPU there is."""
@@ -224,23 +214,6 @@ def attempt(function: Callable[[], Value]) -> Value | OutOfMemory:
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     return OutOfMemory(reason=reason)
-
-
-def memory_reason(error: BaseException) -> str | None:
-    """What says that memory ran out, of the exception or of the one that the compiler wrapped in it; None where it did
-    not. Two sentences: that it did, and what was asked for. Torch's others are advice."""
-    inner = getattr(error, "inner_exception", None)
-    if isinstance(inner, BaseException):
-        return memory_reason(inner)
-    lines = str(error).strip().splitlines() or ["out of memory"]
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return _brief(lines[0])
-    line = next((line for line in lines if any(words in line for words in OUT_OF_MEMORY)), None)
-    return None if line is None else _brief(line)
-
-
-def _brief(line: str) -> str:
-    return ". ".join(line.split(". ")[:2])
 
 
 def _clear_frames(error: BaseException) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
@@ -218,7 +218,7 @@ def _tokens(
     settings: GenerationSettings, model: LanguageModel, record: ModelRecord, tokens_T: Tensor
 ) -> Iterator[Tensor]:
     prompt_BT, device = tokens_T.expand(settings.num_samples, -1), tokens_T.device
-    sampling = Sampling(
+    sampling = FiniteSampling(
         batch_size=settings.num_samples,
         # What is unknown, and what pads the embedding, is no character.
         num_characters=len(record.vocabulary) - 1,
@@ -228,7 +228,7 @@ def _tokens(
         device=device,
     )
     if settings.recompute:
-        return write_by_recomputation(model, prompt_BT, settings.num_tokens, sampling)
+        return _finite(write_by_recomputation(model, prompt_BT, settings.num_tokens, sampling), sampling, record)
     writer = Writer(
         model,
         sampling,
@@ -237,7 +237,42 @@ def _tokens(
         dtype=dtype_of(record.precision),
         captured=device.type == "cuda",
     )
-    return writer.write(prompt_BT, settings.num_tokens)
+    return _finite(writer.write(prompt_BT, settings.num_tokens), sampling, record)
+
+
+class FiniteSampling(Sampling):
+    """Remembers whether all logits were finite: of others the most likely token says nothing."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self.is_finite = torch.ones((), dtype=torch.bool, device=self.noise_BC.device)
+
+    def choose(self, logits_BC: Tensor) -> Tensor:
+        """As Sampling's; reads nothing from the device."""
+        self.is_finite.logical_and_(logits_BC.isfinite().all())
+        return super().choose(logits_BC)
+
+
+def _finite(tokens: Iterator[Tensor], sampling: FiniteSampling, record: ModelRecord) -> Iterator[Tensor]:
+    """The tokens, for as long as they mean something.
+
+    Raises:
+        UserError: logits were not finite.
+    """
+    # One text is shown as it is written, and waits for the device anyway; of several all are made first.
+    is_shown = len(sampling.noise_BC) == 1
+    for token_B in tokens:
+        if is_shown:
+            _check_finite(sampling, record)
+        yield token_B
+    _check_finite(sampling, record)
+
+
+def _check_finite(sampling: FiniteSampling, record: ModelRecord) -> None:
+    if not sampling.is_finite:
+        raise UserError(
+            f"the model's logits are not finite in {record.precision}: its weights are damaged, or too large for it"
+        )
 
 
 def _show(prompt: str, tokens: Iterator[Tensor], vocabulary: Sequence[str], num_samples: int) -> int:

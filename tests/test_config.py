@@ -77,6 +77,10 @@ BAD = {
     "match=size": ["match=size", "params", "state"],
     "device=cuda": ["device=cuda", "no CUDA device"],
     "device=tpu": ["device=tpu", "cpu"],
+    "device=cpu:7": ["device=cpu:7", "cpu, cuda"],
+    "+trusted=[os.system]": ["trusted=['os.system']", "unknown setting", "seq_len"],
+    "+mixer=x": ["mixer=x", "unknown setting"],
+    "+evaluations=[]": ["evaluations=[]", "unknown setting"],
     "model.head_width=48": ["head_width=48", "dim=128"],
     "model.dim=0": ["model.dim=0", "at least 1"],
     "data.validation_fraction=0": ["data.validation_fraction=0", "above 0"],
@@ -114,6 +118,8 @@ BAD_OF_OTHERS = {
     (COMPARE, "plan.foo=1"): ["plan.foo=1", "unknown setting", "variants"],
     (COMPARE, "foo=1"): ["foo=1", "unknown setting", "outputs_dir"],
     (COMPARE, "+foo=1"): ["foo=1", "unknown setting", "outputs_dir"],
+    (COMPARE, "+command=x"): ["command=x", "unknown setting"],
+    (COMPARE, "+exported=x"): ["exported=x", "unknown setting", "export"],
     (COMPARE, "~plan"): ["~plan", "cannot be deleted"],
     (COMPARE, "plan.only=[nope]"): ["plan.only", "nope", "recall", "scaling"],
     (COMPARE, "plan.only=recall"): ["plan.only=recall", "a list"],
@@ -386,3 +392,11 @@ def test_a_mixer_of_ones_own_comes_from_the_config_dir_and_only_from_there(
 
     assert "attn.nope=1: unknown setting of Mine" in train("--config-dir", str(my_conf), "+attn.nope=1")
     assert "attn=mine: unknown" in train()
+
+
+@pytest.mark.parametrize("script", ["train.py", "doctor.py"])
+def test_a_configuration_of_another_name_is_one_line(script):
+    code, _, errors = run_here(script, "--config-name", "nothere")
+    assert code == 2
+    assert errors.startswith("error: --config-name nothere: unknown")
+    assert errors.count("\n") == 1

@@ -9,7 +9,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from small import TINY_RUN, compose_once, fresh_state, record, small_model
+from scripts_here import run_here
+from small import TINY_RUN, bench_words, compose_once, fresh_state, record, small_model
 from test_results import IDENTITY
 
 from attnbench import checkpoint
@@ -175,6 +176,30 @@ def test_results_are_on_the_disk_before_they_are_called_complete(tmp_path, monke
         writer.write(Measurement(metric="loss", value=1, unit="nats"))
     lines = path.read_text().splitlines(keepends=True)
     assert synced == [(path, lines[0]), (path, "".join(lines)), (path.parent, None)]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_a_full_or_read_only_disk_ends_the_scripts_in_one_line(code, tmp_path, monkeypatch):
+    trained = run(settings(tmp_path, "eval=perplexity"))
+
+    def fails(descriptor):
+        raise OSError(code, os.strerror(code), "the disk")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    target = str(tmp_path / "target")
+    for script, *words in (
+        ("report.py", str(trained), "--output", target),
+        ("dashboard.py", "--mode", "offline", "--output", f"{target}.json"),
+        ("publish.py", target, str(trained), "--title", "t", "--command", "c"),
+        ("evaluate.py", f"run={trained}", "device=cpu", "rerun=true"),
+        ("benchmark.py", *bench_words("decode"), "bench=decode", "device=cpu", f"outputs_dir={target}"),
+    ):
+        exit_code, _, errors = run_here(script, *words)
+        assert exit_code == 1, errors
+        lines = [line for line in errors.splitlines() if "error: " in line]
+        assert len(lines) == 1, errors
+        assert os.strerror(code) in lines[0]
+        assert "Traceback" not in errors
 
 
 def test_a_replacement_that_does_not_fit_leaves_the_old_file(tmp_path, monkeypatch):

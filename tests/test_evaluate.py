@@ -1,7 +1,9 @@
 """evaluate.py: what was trained before is evaluated where it lies now, and only what is not there yet is measured."""
 
 import random
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -119,6 +121,16 @@ def test_other_settings_of_an_evaluation_are_rows_of_their_own(folder, monkeypat
     assert "test PPL" in capsys.readouterr().out
 
 
+def with_resolved(name: str, value: str) -> Callable[[str], str]:
+    """What makes this of an entry of what a run's settings were resolved to."""
+
+    def alter(text: str) -> str:
+        given, _, resolved = text.partition("\nresolved:")
+        return given + "\nresolved:" + re.sub(rf"(?m)^  {name}: .*", f"  {name}: {value}", resolved)
+
+    return alter
+
+
 @pytest.mark.parametrize(
     ("alter", "message"),
     [
@@ -128,6 +140,20 @@ def test_other_settings_of_an_evaluation_are_rows_of_their_own(folder, monkeypat
         (lambda text: text.replace("rotary_theta", "theta"), "theta"),
         (lambda text: text.replace("attnbench.mixers.softmax.Softmax", "os.system"), "os.system"),
         (lambda text: text.partition("resolved")[0], "not the config of a run"),
+        *(
+            (with_resolved(name, value), f"does not say what was trained (resolved.{name}=")
+            for name, value in (
+                *(("backend", "[torch]"), ("backend", "{a: b}"), ("precision", "null"), ("precision", "3")),
+                *(("compile", "[]"), ("compile", "maybe"), ("device", "3"), ("device", "[cpu]")),
+                *(("config_hash", "1"), ("corpus", "{}")),
+            )
+        ),
+        (with_resolved("device", "warp"), "does not say what was trained"),
+        (with_resolved("device", "'cpu:x'"), "does not say what was trained"),
+        (with_resolved("backend", "2001-01-01"), "not the config of a run"),
+        (with_resolved("config_hash", "!!binary aGk="), "not the config of a run"),
+        (lambda text: re.sub("(?ms)^resolved:.*", "resolved: 3\n", text), "does not say what was trained"),
+        (lambda text: text.replace("seed: 0", "seed: 2001-01-01"), "not the config of a run"),
         (lambda text: "x: [", "not the config of a run"),
         (lambda text: "", "not the config of a run"),
     ],

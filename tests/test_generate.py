@@ -1,13 +1,17 @@
 """generate.py: the same text by cache and by recomputation, sampled as asked, and nothing that a terminal obeys."""
 
 import io
+import json
 import re
+import shutil
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from scripts_here import run_here
 from small import MIXERS, TINY_RUN, mixer_settings
 from test_inference import MODEL, VOCABULARY, prompt, small_model
@@ -162,6 +166,23 @@ def test_nothing_is_written_that_a_terminal_obeys(folder, monkeypatch, capsys):
     assert "\x1b" not in said.out + said.err
     assert said.out.count("\\x1b") > 1
     assert printable_text("a\tb\nc\r\x1b\u202e") == "a\tb\nc\\r\\x1b\\u202e"
+
+
+@pytest.mark.parametrize("how", [[], ["recompute=true"], ["num_samples=2"]])
+def test_a_model_whose_logits_are_not_finite_writes_nothing(how, folder, monkeypatch, capsys, tmp_path):
+    broken = Path(shutil.copytree(folder, tmp_path / "broken"))
+    final = broken / "checkpoint" / "final"
+    weights = load_file(final / "weights.safetensors")
+    weights["norm.weight"][0] = torch.nan
+    save_file(weights, final / "weights.safetensors")
+    state = json.loads((final / "state.json").read_text())
+    del state["own_sha256"]
+    state["sha256"]["weights.safetensors"] = sha256((final / "weights.safetensors").read_bytes()).hexdigest()
+    (final / "state.json").write_text(json.dumps(state))
+    assert generate(monkeypatch, broken, "prompt=the", *how) == 1
+    said = capsys.readouterr()
+    assert "logits are not finite in float32" in said.err
+    assert said.out.strip() in ("", "the")
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(folder, root):

@@ -10,7 +10,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,7 +27,7 @@ from attnbench.config import compose
 from attnbench.corpora import read_text
 from attnbench.documents import MOST_JSON_BYTES, MOST_YAML_BYTES, parse_json, parse_yaml, read_object
 from attnbench.errors import UserError
-from attnbench.escaping import OneLine, markdown_text
+from attnbench.escaping import OneLine, markdown_text, printable
 from attnbench.folder import recording, write_config
 from attnbench.jsonlines import MOST_LINE_BYTES, MOST_LINES, replace_file
 from attnbench.metrics import MetricsLog, read_metrics, stream_metrics
@@ -149,6 +149,27 @@ def test_counters_of_another_type_are_refused(name, value, tmp_path):
     (stored / "state.json").write_text(json.dumps({**state, name: value}))
     with pytest.raises(UserError, match=r"state\.json"):
         checkpoint.load_last(tmp_path, fresh_state().model)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "/etc/passwd", "x\x00", "n" * 300, "train.log"])
+def test_names_in_state_json_are_those_of_a_checkpoint(name, tmp_path):
+    stored = saved(tmp_path)
+    state = json.loads((stored / "state.json").read_text())
+    del state["own_sha256"]
+    state["sha256"][name] = "0" * 64
+    (stored / "state.json").write_text(json.dumps(state))
+    with pytest.raises(UserError, match=r"state\.json: has checksums of files that are none"):
+        checkpoint.load_model(stored)
+
+
+@pytest.mark.parametrize("vocabulary", [["ab", "c"], ["", "a"], [["a"]], [1, 2], "abc", {"a": 1}, ["a"] * 5000])
+def test_a_record_s_vocabulary_is_single_characters(vocabulary, tmp_path):
+    stored = saved(tmp_path)
+    content = json.loads((stored / "config.json").read_text())
+    content["vocabulary"] = vocabulary
+    rewrite(stored, "config.json", json.dumps(content).encode())
+    with pytest.raises(UserError, match=r"config\.json: not a record of a model"):
+        checkpoint.load_record(stored)
 
 
 @pytest.mark.parametrize(("num_bytes", "num_rows"), [(100_000, 20_000), (2**20, 1024), (2**26, 3)])
@@ -355,6 +376,26 @@ def test_errors_and_log_lines_are_one_printable_line():
     handler.setFormatter(OneLine("%(message)s"))
     handler.emit(logging.LogRecord("attnbench", logging.INFO, "", 0, "evaluating %s", (hostile,), None))
     assert stream.getvalue().removesuffix("\n").isprintable()
+
+
+def test_what_a_terminal_would_obey_leaves_a_report_s_files_spelled_out(root, tmp_path):
+    """In a process of its own: the plotting library ends it where such a character reaches it."""
+    character = "\x07\x00\x1b[2J\uffff\ud800\u202e"
+    for path in write_experiment(tmp_path, seeds=1, evaluations=["copy"], record=False).rglob("rows.jsonl"):
+        rows = read_results(path)
+        if rows[0].identity.variant == "linear":
+            with ResultsWriter(path, replace(rows[0].identity, variant=f"a{character}b")) as writer:
+                for row in rows:
+                    writer.write(replace(row.measurement, unit=f"u{character}", reason=f"r{character}"))
+    command = [sys.executable, root / "scripts" / "report.py", tmp_path]
+    done = subprocess.run(command, env=python_path(root), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    made = [path for path in (tmp_path / "report").rglob("*") if path.suffix in (".csv", ".html", ".svg")]
+    assert len(made) > 2
+    for path in made:
+        text = path.read_text(encoding="utf-8")
+        assert f"a{printable(character)}b" in text, path
+        assert not set(character.replace("[2J", "")) & set(text), path
 
 
 def test_a_cell_of_a_page_holds_no_html_and_no_link():

@@ -6,18 +6,33 @@ from small import MIXERS, MODEL, VOCABULARY, mixer_settings, small_model
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from attnbench import process_memory
+from attnbench.checkpoint import TrainState
 from attnbench.config import compose
 from attnbench.errors import UserError
 from attnbench.layers import Projection
 from attnbench.matching import REFERENCE, match_model
 from attnbench.mixers.base import Mixer, state_bytes
 from attnbench.mixers.linear import LinearAttention
-from attnbench.model import build_meta, build_model, init_weights
+from attnbench.model import build_meta, build_model, init_weights, num_bytes
 from attnbench.prepare_run import hashed_model, prepare
 from attnbench.registry import resolve
 from attnbench.settings import MixerSettings, ModelSettings
 
 TOKENS_BT = torch.arange(2 * 21).reshape(2, 21) % len(VOCABULARY)
+
+
+def test_a_model_larger_than_memory_is_refused_before_it_takes_any(monkeypatch):
+    free = num_bytes(small_model()) / 2**20
+    monkeypatch.setattr(process_memory, "available_mib", lambda: 2 * free)
+    # Its gradients and moments take three times as much again.
+    model = small_model()
+    with pytest.raises(UserError, match=r"gradients and moments of .* weights take .* give a smaller model"):
+        TrainState.fresh(model)
+    monkeypatch.setattr(process_memory, "available_mib", lambda: free / 2)
+    monkeypatch.setattr(torch.nn.Module, "to_empty", lambda *_, **__: pytest.fail("allocated"))
+    with pytest.raises(UserError, match=r"model=small: .* weights take .* give a smaller model"):
+        small_model()
 
 
 def test_parts_of_equal_name_and_shape_start_equal_across_mixers_and_options():

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 from small import compose_once
 from test_run import ROOT, command, environment, launched, words, write_text
 
@@ -182,6 +183,38 @@ def test_a_script_ends_in_one_line_after_what_users_can_mend_and_lets_faults_thr
         raise UserError("no folder \x1b[2J")
     with pytest.raises(ZeroDivisionError), ending_in_one_line():
         _ = 1 / 0
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(30, "Read-only file system", "/x\x1b[2J/y"), r"/x\x1b[2J/y: Read-only file system"),
+        (OSError("no number"), "no number"),
+        (MemoryError(), "out of memory"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried\nmore"),
+            "can't allocate memory: you tried",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. Advice."), "Tried to allocate 2 GiB"),
+    ],
+)
+def test_what_users_can_mend_is_one_line_in_every_command(error, said, folder, monkeypatch, capsys):
+    def fail(*_):
+        raise error
+
+    with pytest.raises(SystemExit) as caught, ending_in_one_line():
+        fail()
+    assert said in str(caught.value)
+    assert str(caught.value).isprintable()
+    for main, summarise in ((fail, None), (lambda settings: folder, fail)):
+        assert launched(monkeypatch, main, words(folder), summarise) in (1, 2)
+        stderr = capsys.readouterr().err
+        assert stderr.startswith("error: ")
+        assert said in stderr
+        assert stderr.count("\n") == 1
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(type(error)), ending_in_one_line():
+        fail()
 
 
 def test_what_fails_after_a_signal_is_no_failure_unless_it_is_the_save():

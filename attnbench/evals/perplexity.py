@@ -110,12 +110,15 @@ def _measurements(nats: float, count: int, axes: dict[str, Any]) -> Iterator[Mea
     mean = nats / count
     values = {"perplexity": perplexity(mean), "bits_per_character": mean / math.log(2), "nats_per_character": mean}
     for metric, value in values.items():
-        unit = UNITS[metric]
-        if math.isfinite(value):
-            yield Measurement(metric=metric, value=value, unit=unit, settings=axes, num_samples=count)
-        else:
-            reason = f"{mean:.4g} nats a character"
-            yield Measurement(metric=metric, value=None, unit=unit, settings=axes, status="diverged", reason=reason)
+        yield _measurement(metric, value, mean, axes, count)
+
+
+def _measurement(metric: str, value: float, mean: float, axes: dict[str, Any], count: int) -> Measurement:
+    unit = UNITS[metric]
+    if math.isfinite(value):
+        return Measurement(metric=metric, value=value, unit=unit, settings=axes, num_samples=count)
+    reason = f"{mean:.4g} nats a character"
+    return Measurement(metric=metric, value=None, unit=unit, settings=axes, status="diverged", reason=reason)
 
 
 def _by_position(nats_T: Tensor, count_T: Tensor, axes: dict[str, Any]) -> Iterator[Measurement]:
@@ -124,11 +127,7 @@ def _by_position(nats_T: Tensor, count_T: Tensor, axes: dict[str, Any]) -> Itera
     while start < len(nats_T):
         end = min(stop, len(nats_T))
         count = round(float(count_T[start:end].sum()))
-        yield Measurement(
-            metric="nats_per_character",
-            value=float(nats_T[start:end].sum()) / count,
-            unit=UNITS["nats_per_character"],
-            settings={**axes, "position_bucket": f"{start}-{end - 1}"},
-            num_samples=count,
-        )
+        mean = float(nats_T[start:end].sum()) / count
+        place = {**axes, "position_bucket": f"{start}-{end - 1}"}
+        yield _measurement("nats_per_character", mean, mean, place, count)
         start, stop = stop, 2 * stop

@@ -14,6 +14,7 @@ import altair as alt
 import vl_convert
 
 from attnbench.aggregate import Figure
+from attnbench.escaping import printable
 from attnbench.report import words
 from attnbench.report.plots import Plot, chance_text, describe, missing_text, share
 
@@ -70,6 +71,8 @@ def specification(plot: Plot, variants: Sequence[str]) -> dict[str, Any]:
         description=describe(plot),
     )
     spec = chart.to_dict()
+    # Where text goes out: the library dies of a control character, with the process.
+    spec = _printable(spec)
     # The address of the schema is of no use to who draws the chart, and the page names no address at all.
     del spec["$schema"], spec["config"]
     return spec
@@ -128,8 +131,17 @@ def to_svg(spec: dict[str, Any], plot: Plot) -> str:
     """The chart as a picture on white with its title, without a browser."""
     below = [f"dashed: {chance_text(plot)}" if plot.chance() else "", missing_text(plot)]
     title = {"text": plot.title, "subtitle": [line for line in below if line], "anchor": "start", "offset": 16}
-    static = {**spec, "width": STATIC_WIDTH, "title": title}
+    static = {**spec, "width": STATIC_WIDTH, "title": _printable(title)}
     return vl_convert.vegalite_to_svg(static, vl_version=VEGA_LITE, config=_on_white())
+
+
+def _printable(content: Any) -> Any:
+    """Plain data with every text as a terminal may see it."""
+    if isinstance(content, dict):
+        return {name: _printable(value) for name, value in content.items()}
+    if isinstance(content, list):
+        return [_printable(value) for value in content]
+    return printable(content) if isinstance(content, str) else content
 
 
 def to_png(svg: str) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any
 
 from attnbench.aggregate import Figure, families, figures, summary, to_rows
 from attnbench.cells import TRAINING
+from attnbench.escaping import printable
 from attnbench.jsonlines import replace_file, unlinked
 from attnbench.report import charts, words
 from attnbench.report.inputs import Inputs, read_inputs
@@ -68,7 +69,7 @@ def _page(
 ) -> str:
     themes = {"light": charts.config(dark=False), "dark": charts.config(dark=True)}
     scripts = [charts.runtime(), (HERE / "page.js").read_text(encoding="utf-8")] if specs else []
-    drawn = {"charts": specs, "themes": themes, "variants": inputs.protocol.variants}
+    drawn = {"charts": specs, "themes": themes, "variants": [printable(name) for name in inputs.protocol.variants]}
     title = f"{inputs.protocol.plan}: attention variants compared"
     head = element(
         "head",

@@ -21,10 +21,10 @@ from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded
 from attnbench.errors import UserError
 from attnbench.evals.base import Evaluation
 from attnbench.folder import holding
-from attnbench.hooks import duration
 from attnbench.jsonlines import replace_file
 from attnbench.mirror import beside, choose_mode
 from attnbench.plan import Comparison, Compose
+from attnbench.plan_progress import Progress, list_cells, say_why_again
 from attnbench.registry import resolve
 from attnbench.results import read_results
 from attnbench.runtime import resolve_device
@@ -62,17 +62,19 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
     """Runs the cells that are not done, and shows what all of them came to."""
     comparison = Comparison(settings, compose)
     searches, timed = (comparison.wanted(cells) for cells in (comparison.searches(), comparison.timed()))
-    progress = Progress(
-        Counter(cell.group for cell in (*searches, *timed)) + comparison.num_scored(), settings.plan.num_workers
-    )
-    log.info(f"plan={settings.plan.name}: {progress.total} cells, in {folder}/")
+    number = Counter(cell.group for cell in (*searches, *timed)) + comparison.num_scored()
+    log.info(f"plan={settings.plan.name}: {number.total()} cells, in {folder}/")
     if settings.plan.dry_run:
-        _list_cells(comparison, searches, timed)
+        list_cells(comparison, searches, timed)
         return folder
     log.info(f"{settings.plan.num_workers} at a time, timed ones alone; their output: {folder}/output.log")
     # Asked now, so that a mode that cannot be is refused before hours of work and not after.
     mode, _ = choose_mode(settings.logger)
-    with interruptible(f"stopped, what is finished is in {folder}; the same command goes on"):
+    progress = Progress(number, settings.plan.num_workers, settings.plan.costs)
+    with (
+        interruptible(f"stopped, what is finished is in {folder}; the same command goes on"),
+        closing(progress),
+    ):
         _run_cells(comparison, searches, progress)
         scored = comparison.scored()
         try:
@@ -93,7 +95,7 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
     return folder
 
 
-def _run_cells(comparison: Comparison, cells: Sequence[Cell], progress: "Progress") -> None:
+def _run_cells(comparison: Comparison, cells: Sequence[Cell], progress: Progress) -> None:
     """Runs those that are not done: timed ones alone, the others `num_workers` at a time."""
     settings = comparison.settings
     todo = [cell for cell in cells if settings.rerun or not cell.is_done()]
@@ -102,9 +104,13 @@ def _run_cells(comparison: Comparison, cells: Sequence[Cell], progress: "Progres
     for is_timed in (False, True):
         group = [cell for cell in todo if cell.is_timed == is_timed]
         num_workers = 1 if is_timed else max(1, min(settings.plan.num_workers, len(group)))
+        if is_timed:
+            say_why_again(group)
+        group = [replace(cell, shares_device=num_workers > 1) for cell in group]
+        progress.begin(group, num_workers)
         outcomes = run_in_processes(
             execute,
-            [replace(cell, shares_device=num_workers > 1) for cell in group],
+            group,
             num_workers=num_workers,
             log=comparison.folder / "output.log",
             # On a CPU the workers share the cores; small models gain little from a second thread anyway.
@@ -126,57 +132,6 @@ def _judge(comparison: Comparison, outcome: Outcome[Cell]) -> None:
         comparison.failures[cell.label] = reason
 
 
-class Progress:
-    """One line a finished cell, with how long the rest will take.
-
-    Args:
-        left: how many cells there are of each evaluation.
-        num_workers: cells at a time, of those that are not timed.
-    """
-
-    def __init__(self, left: Counter[str], num_workers: int) -> None:
-        self.left, self.total, self.num_workers = left, left.total(), num_workers
-        self.seconds: dict[str, list[float]] = {}
-
-    def skip(self, cells: Sequence[Cell]) -> None:
-        """These were done before."""
-        self.left.subtract(cell.group for cell in cells)
-        if cells:
-            log.info(f"[{self.total - self.left.total()}/{self.total}] {len(cells)} were done before")
-
-    def report(self, outcome: Outcome[Cell]) -> None:
-        """Says what became of a cell."""
-        cell = outcome.item
-        self.left[cell.group] -= 1
-        # What ran beside others took its time from them too.
-        share = outcome.seconds / (self.num_workers if cell.shares_device else 1)
-        self.seconds.setdefault(cell.group, []).append(share)
-        became = duration(outcome.seconds) if outcome.error is None else f"failed: {outcome.error}"
-        log.info(f"[{self.total - self.left.total()}/{self.total}] {cell.label}: {became}{self._estimate()}")
-
-    def _estimate(self) -> str:
-        """By the mean of each evaluation's cells so far, of all where none of it has run."""
-        if not self.left.total():
-            return ""
-        overall = [seconds for group in self.seconds.values() for seconds in group]
-        total = sum(number * _mean(self.seconds.get(name, overall)) for name, number in self.left.items())
-        return f" (about {duration(total)} to go)"
-
-
-def _mean(seconds: Sequence[float]) -> float:
-    return sum(seconds) / len(seconds)
-
-
-def _list_cells(comparison: Comparison, searches: Sequence[Cell], timed: Sequence[Cell]) -> None:
-    """What would run, and what is done; scored trainings by number alone while their rates are not chosen."""
-    scored = comparison.wanted(comparison.scored()) if all(cell.is_done() for cell in searches) else []
-    for cell in (*searches, *scored, *timed):
-        log.info(f"  {'done' if cell.is_done() else 'to do'}  {cell.label}")
-    if not scored:
-        for name, number in comparison.num_scored().items():
-            log.info(f"  to do  {name}: {number} scored cells, at the rates that the searches will give")
-
-
 def _show(comparison: Comparison, files: Sequence[Path], *, mirrored: bool) -> None:
     """The summary, the report, and the run in wandb; what these need is imported here, as a comparison goes without."""
     settings, folder, plan = comparison.settings, comparison.folder, comparison.plan
@@ -191,7 +146,9 @@ def _show(comparison: Comparison, files: Sequence[Path], *, mirrored: bool) -> N
     if settings.report:
         from attnbench.report.page import write_report
 
-        log.info(f"report: {write_report(folder)}")
+        log.info(f"report, for a browser: {write_report(folder)}")
+    log.info("another variant beside these, whose cells are not run again:")
+    log.info(f"  {settings.command} \"+plan.variants.mine=['attn=linear','attn.conv_size=4']\"")
     if mirrored:
         from attnbench.comparison_mirror import show_comparison
 

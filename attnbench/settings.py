@@ -209,8 +209,10 @@ class PlanSettings:
     """With more than 6 of them: the one that each is compared with."""
     num_workers: int = setting(1, minimum=1)
     """Cells at a time on the device; what is timed runs alone."""
+    costs: dict[str, float] = field(default_factory=dict)
+    """Seconds a cell of an evaluation, or of `training`, takes in it: measured once, where the time left begins."""
     dry_run: bool = False
-    """List the cells and stop."""
+    """List the cells, say how long they will take here, and stop."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cache
@@ -29,6 +30,7 @@ from attnbench.figures import PER_RUN
 from attnbench.folder import ROOT
 from attnbench.mixers.flash import Flash
 from attnbench.model import function_of
+from attnbench.plan_progress import Progress
 from attnbench.report.inputs import read_inputs
 from attnbench.results import is_complete, read_results
 from attnbench.settings import SELECTION_SEED, ComparisonSettings, LoggerSettings, PlanSettings, RunSettings
@@ -487,15 +489,60 @@ def test_a_list_of_evaluations_is_refused_by_name(text, tmp_path, ran):
     assert ran == []
 
 
-def test_progress_counts_down_and_estimates(text, tmp_path, ran, caplog):
-    caplog.set_level("INFO", logger="attnbench.compare")
-    own = settings(text, tmp_path, evaluations=["copy"], probe_seeds=[0], num_workers=1)
+def test_progress_says_what_came_out_what_runs_and_how_long_the_rest_takes(text, tmp_path, ran, caplog):
+    caplog.set_level("INFO", logger="attnbench")
+    own = settings(text, tmp_path, evaluations=["copy"], probe_seeds=[0], num_workers=1, costs={"copy": 60.0})
     compare.compare(own, compose)
-    lines = [record.message for record in caplog.records if record.message.startswith("[")]
+    said = [record.message for record in caplog.records]
+    # Before anything has run the plan's measured costs count, and then the one second that each cell takes.
+    assert any(line.startswith("[0/6] (about 6:00 to go, now copy softmax") for line in said)
+    lines = [line for line in said if re.match(r"\[\d/6\] copy", line)]
     assert [line.split("]")[0] for line in lines] == [f"[{number}/6" for number in range(1, 7)]
-    # Of one second each.
-    assert lines[0].endswith("(about 0:05 to go)")
-    assert lines[-1].endswith(": 0:01")
+    assert re.search(r"softmax.* search: selection [\d.]+, 0:01 \(about 0:05 to go, now copy softmax", lines[0])
+    assert re.search(r": symbol_accuracy [\d.e-]+ at length \d+, 0:01$", lines[-1])
+    # The last lines say how the comparison grows.
+    assert any("+plan.variants.mine=" in line and line.strip().startswith(own.command) for line in said)
+
+
+def test_the_time_left_begins_with_the_plan_s_costs_and_follows_what_runs():
+    progress = Progress(Counter(copy=2, training=1), 1, {"copy": 10.0, "training": 100.0})
+    assert progress.seconds_left() == 120
+    assert Progress(Counter(copy=2), 1, {}).seconds_left() is None
+    # Twice as slow as where the costs are of.
+    progress.seconds, progress.left = {"copy": [20.0]}, Counter(copy=1, training=1)
+    assert progress.seconds_left() == 20 + 200
+
+
+def test_a_dry_run_says_how_long_it_will_take_here(text, tmp_path, ran, caplog):
+    caplog.set_level("INFO", logger="attnbench")
+    own = settings(text, tmp_path, evaluations=["copy", "throughput"], dry_run=True)
+    compare.compare(own, compose)
+    (line,) = [record.message for record in caplog.records if record.message.startswith("about ")]
+    assert re.match(r"about \d+:\d\d here for \d+ cells: trainings by a few steps of each", line)
+    assert "not counted: 2 of throughput" in line
+    assert ran == []
+    assert not list(tmp_path.glob("**/results"))
+
+
+def test_one_variant_more_runs_its_own_cells_alone(text, tmp_path, ran):
+    compare.compare(settings(text, tmp_path, evaluations=["copy"], probe_seeds=[0]), compose)
+    before = len(ran)
+    variants = {"softmax": ["attn=softmax"], "plain": ["attn=linear"], "mine": ["attn=linear", "attn.qk_norm=true"]}
+    compare.compare(settings(text, tmp_path, evaluations=["copy"], probe_seeds=[0], variants=variants), compose)
+    assert {cell.settings.mixer.name for cell in ran[before:]} == {"mine"}
+
+
+def test_another_number_of_threads_is_named_where_timed_cells_run_again(text, tmp_path, ran, caplog):
+    caplog.set_level("INFO", logger="attnbench")
+    own = settings(text, tmp_path, evaluations=["throughput"])
+    compare.compare(own, compose)
+    assert "measured again" not in caplog.text
+    torch.set_num_threads(2)
+    compare.compare(own, compose)
+    assert len(ran) == 4
+    (line,) = [record.message for record in caplog.records if "measured again" in record.message]
+    assert "(1 threads) is" in line
+    assert "(2 threads) now (OMP_NUM_THREADS" in line
 
 
 def test_the_plans_that_come_with_it_compose(text):

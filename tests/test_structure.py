@@ -17,7 +17,7 @@ ORDER = [
     "evals.base", "evals.options", "evals.task_data", "evals.scoring", "evals.recall_sizes", "evals.rows",
     "evals.capped_child", "evals.step_cost", "evals",
     "prepare_run", "prepare_probe", "run_training", "run_probe", "run_system",
-    "cells", "coinciding", "rates", "run_model", "plan", "transfer",
+    "cells", "coinciding", "rates", "run_model", "plan", "plan_progress", "transfer",
     "bench.roofline", "bench.base",
     "report.inputs", "report.words", "report.plots", "report.charts", "report.markup", "report.sections",
     "report.making", "report.page", "report",

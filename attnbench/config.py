@@ -1,5 +1,6 @@
 """Hydra's side: from a command line to `RunSettings`, and from every mistake to one line that names the setting."""
 
+import fcntl
 import json
 import logging
 import os
@@ -7,8 +8,8 @@ import re
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -177,7 +178,11 @@ class SweepOutcomes(Callback):
         with suppress(OSError):
             # Where nothing can be written, the sweep itself says so.
             folder.mkdir(parents=True, exist_ok=True)
-            self.folder = os.environ[self.VARIABLE] = mkdtemp(prefix=".sweep-", dir=folder)
+            with _held(folder):
+                _remove_abandoned(folder)
+                self.folder = os.environ[self.VARIABLE] = mkdtemp(prefix=".sweep-", dir=folder)
+                # For as long as this process lives, so that no other sweep takes the folder for one left behind.
+                _try_to_hold(os.open(self.folder, os.O_RDONLY))
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         """Writes a job's outcome, in the process that ran it."""
@@ -196,6 +201,36 @@ class SweepOutcomes(Callback):
         ]
         shutil.rmtree(folder)
         return found
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """No other sweep looks for abandoned folders, or makes its own, inside; where the file system has locks."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Removes what sweeps that were killed have left."""
+    for path in folder.glob(".sweep-????????"):
+        descriptor = os.open(path, os.O_RDONLY)
+        if _try_to_hold(descriptor):
+            shutil.rmtree(path)
+        os.close(descriptor)
+
+
+def _try_to_hold(descriptor: int) -> bool:
+    """Whether nobody else holds the file; this process then does, until it closes it or ends."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def compose_mixers(names: Sequence[str] | None) -> tuple[list[MixerSettings], frozenset[str]]:

@@ -84,7 +84,7 @@ class Interrupted(BaseException):
 
     Args:
         message: what was saved, and how to go on.
-        exit_code: 130 after SIGINT, 143 after SIGTERM.
+        exit_code: 129 after SIGHUP, 130 after SIGINT, 143 after SIGTERM.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:

@@ -40,7 +40,7 @@ def device_lock(device: torch.device, *, shared: bool) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
         except BlockingIOError:
-            log.info(f"waiting for {device}, which another process of attnbench uses ({path})")
+            log.warning(f"waiting for {device}, which another process of attnbench uses ({path})")
             fcntl.flock(descriptor, operation)
         yield
     finally:
@@ -94,7 +94,7 @@ def _locked(path: Path, waits: bool) -> int:
                     raise UserError(
                         f"{path.parent}: in use by {owner}; wait for it or stop it, the same command then goes on"
                     ) from None
-                log.info(f"waiting for {path.parent}, in use by {owner}")
+                log.warning(f"waiting for {path.parent}, in use by {owner}")
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             if _is_at(descriptor, path):
                 return descriptor

@@ -1,4 +1,5 @@
-"""Being asked to stop, by Ctrl-C or SIGTERM: at once, or after a save where something would be lost."""
+"""Being asked to stop, by Ctrl-C, SIGTERM or a terminal that closes: at once, or after a save where something would be
+lost."""
 
 import os
 import signal
@@ -14,12 +15,17 @@ from attnbench.streams import lasting_streams
 
 Value = TypeVar("Value")
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def heard() -> list[signal.Signals]:
+    """Those of SIGNALS that mean a stop to this process: not the closed terminal that `nohup` has it ignore."""
+    return [own for own in SIGNALS if own != signal.SIGHUP or signal.getsignal(own) is not signal.SIG_IGN]
 
 
 @contextmanager
 def interruptible(message: str) -> Iterator[None]:
-    """Inside, both signals raise `Interrupted` with this message, whatever becomes of it on its way out.
+    """Inside, the signals raise `Interrupted` with this message, whatever becomes of it on its way out.
 
     A library that was in the middle of something, loading tensors or itself, may turn any exception into an error of
     its own, or lose it; what it was about to do is not to be trusted then. In a thread other than the main one, which
@@ -31,10 +37,13 @@ def interruptible(message: str) -> Iterator[None]:
     came: list[int] = []
 
     def stop(number: int, frame: Any) -> None:
+        if came and number == signal.SIGHUP:
+            # Of a terminal that closes both the shell and the system tell; what ends by now must not be cut short.
+            return
         came.append(number)
         raise Interrupted(message, 128 + number)
 
-    before = {number: signal.signal(number, stop) for number in SIGNALS}
+    before = {number: signal.signal(number, stop) for number in heard()}
     try:
         yield
     except Exception as error:
@@ -73,7 +82,7 @@ def ending_in_one_line(interrupted: str = "interrupted; the same command starts 
 
 
 class StopRequest:
-    """Set by either signal; training looks at it between two steps, saves and stops.
+    """Set by any of the signals; training looks at it between two steps, saves and stops.
 
     Before there is anything to save, and in what `unless_stopped` calls, a signal ends what runs at once. A second
     signal ends the process.
@@ -87,13 +96,13 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator["StopRequest"]:
-        """Handles both signals inside the block, and gives them back after it.
+        """Handles the signals inside the block, and gives them back after it.
 
         Raises:
             Interrupted: something failed after a signal. Ctrl-C reaches every process of the terminal, and a compiler
                 that it ends is no error of the run.
         """
-        before = {number: signal.getsignal(number) for number in SIGNALS}
+        before = {number: signal.getsignal(number) for number in heard()}
         for number in before:
             signal.signal(number, self._request)
         try:
@@ -111,6 +120,9 @@ class StopRequest:
 
     def _request(self, number: int, frame: Any) -> None:
         if self.signal is not None:
+            # Of a terminal that closes both the shell and the system tell: that is no impatience.
+            if number == signal.SIGHUP:
+                return
             os._exit(128 + number)
         self.signal = number
         if self.saves:

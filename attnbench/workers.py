@@ -1,9 +1,14 @@
-"""Work in processes of its own: several at once, or each item in a fresh one; what dies there is an outcome here."""
+"""Work in processes of its own: several at once, or each item in a fresh one; what dies there is an outcome here.
 
+What a worker warns of is said here too. Workers end with their parent, however that ends.
+"""
+
+import logging
 import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections import deque
@@ -16,14 +21,17 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from attnbench.errors import Interrupted, UserError
+from attnbench.escaping import OneLine
 from attnbench.jsonlines import unlinked_log
 from attnbench.stopping import SIGNALS
 from attnbench.streams import lasting_streams
 
+logger = logging.getLogger(__name__)
+
 Item = TypeVar("Item")
 
 STOP_SECONDS = 60.0
-"""Longest wait for workers to save what they are at when the whole is interrupted."""
+"""Longest wait for workers to save what they are at when the whole is interrupted, or their parent has died."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -34,6 +42,13 @@ class Outcome(Generic[Item]):
     seconds: float
     error: str | None
     """None where the function returned."""
+
+
+@dataclass(slots=True, frozen=True)
+class _Warning:
+    """What a worker has to say before it is done."""
+
+    line: str
 
 
 @dataclass(slots=True)
@@ -55,8 +70,8 @@ def run_in_processes(
 ) -> Generator[Outcome[Item], None, None]:
     """Calls `function(item)` for every item in other processes, and yields outcomes as they come.
 
-    A worker that dies is an outcome with an error, and another takes its place. Interrupted (Ctrl-C, SIGTERM) or
-    closed, it asks the workers to stop, waits until they have saved, and raises on. The caller closes it, see
+    A worker that dies is an outcome with an error, and another takes its place. Interrupted (Ctrl-C, SIGTERM, SIGHUP)
+    or closed, it asks the workers to stop, waits until they have saved, and raises on. The caller closes it, see
     `contextlib.closing`: an exception of the caller's own would otherwise leave the workers running.
 
     Args:
@@ -78,6 +93,8 @@ def run_in_processes(
             ready = wait([worker.connection for worker in workers])
             for worker in [worker for worker in workers if worker.connection in ready]:
                 outcome, is_alive = _outcome(worker)
+                if outcome is None:
+                    continue
                 if is_alive and waiting and not fresh:
                     _give(worker, waiting.popleft())
                 else:
@@ -129,11 +146,14 @@ def _give(worker: _Worker[Item], item: Item) -> None:
         worker.connection.send(item)
 
 
-def _outcome(worker: _Worker[Item]) -> tuple[Outcome[Item], bool]:
-    """What the worker says, or that it says nothing any more; and whether it lives."""
+def _outcome(worker: _Worker[Item]) -> tuple[Outcome[Item] | None, bool]:
+    """What became of its item, None where the worker only had a warning; and whether it lives."""
     assert worker.item is not None
     try:
         error, is_alive = worker.connection.recv(), True
+        if isinstance(error, _Warning):
+            logger.warning(error.line)
+            return None, True
     except (EOFError, ConnectionError):
         worker.process.join()
         error, is_alive = cause_of_death(worker.process.exitcode), False
@@ -180,20 +200,59 @@ def _kill_group(worker: _Worker[Item]) -> None:
 
 
 def _serve(function: Callable[[Any], Any], connection: Connection, log: str, num_threads: int | None) -> None:
-    """A worker's life: items in, None or an error out, until the other end closes."""
+    """A worker's life: items in, warnings and then None or an error out, until the other end closes."""
     # In a session of its own, Ctrl-C on the terminal reaches the parent alone, which then asks it to stop, once.
     os.setsid()
     descriptor = os.open(unlinked_log(Path(log)), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(descriptor, stream.fileno())
+    # Also where the parent ignores a terminal that closes: here it means that the parent has died.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    logging.getLogger("attnbench").addHandler(_ToParent(connection))
     if num_threads is not None:
         import torch
 
         torch.set_num_threads(num_threads)
-    with lasting_streams(), suppress(EOFError, ConnectionError):
-        while True:
-            connection.send(_error_of(function, connection.recv()))
+    try:
+        with lasting_streams(), suppress(EOFError, ConnectionError):
+            while True:
+                connection.send(_error_of(function, connection.recv()))
+    finally:
+        if not parent.is_alive():
+            # Nobody else ends what this process has started.
+            os.killpg(os.getpid(), signal.SIGKILL)
+
+
+def _end_with(parent: BaseProcess) -> None:
+    """Waits until the parent has died; then stops this process, as the parent would have."""
+    parent.join()
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    # To the thread that Python handles signals in: it may be waiting for a lock, which a signal ends. One that cuts no
+    # save short, where the parent had asked for a stop before it died.
+    signal.pthread_kill(main_thread, signal.SIGHUP)
+    time.sleep(STOP_SECONDS)
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
+class _ToParent(logging.Handler):
+    """Sends warnings to where they are read; on standard error they stand as well, which is the worker's log."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(logging.WARNING)
+        self.connection = connection
+        self.setFormatter(OneLine("%(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Sends a line."""
+        line = self.format(record)
+        print(line, file=sys.stderr, flush=True)
+        with suppress(OSError):
+            self.connection.send(_Warning(line))
 
 
 def _error_of(function: Callable[[Any], Any], item: Any) -> str | None:

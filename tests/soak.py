@@ -1,9 +1,9 @@
 """Runs killed again and again, and what is left held against one that was never stopped: `make soak`.
 
-Each sitting is a fork of this process, so that nothing is imported anew. It gets SIGKILL, SIGTERM or SIGINT either at
-a random moment or, by a fault put into its own copy of the code, in the middle of writing, renaming or removing a
-file. After each, every checkpoint that has its name must read; at the end, weights, optimizer, metrics and results
-must be to the bit those of a run that was never stopped.
+Each sitting is a fork of this process, so that nothing is imported anew. It gets SIGKILL, SIGTERM, SIGINT or SIGHUP
+either at a random moment or, by a fault put into its own copy of the code, in the middle of writing, renaming or
+removing a file. After each, every checkpoint that has its name must read; at the end, weights, optimizer, metrics and
+results must be to the bit those of a run that was never stopped.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from attnbench.settings import ComparisonSettings, LoggerSettings, PlanSettings
 from attnbench.stopping import interruptible
 from attnbench.workers import Outcome
 
-SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 CLOCKS = ("tokens_per_second", "generator_tokens_per_second", "train_seconds", "first_step_seconds", "peak_memory_mib")
 OPTIMIZER = "optimizer.sha256"
 """A file beside a run's own, written by these forks alone: the final checkpoint has no optimizer."""
@@ -296,7 +296,7 @@ def soak(kind: str, num_stops: int, seed: int, folder: Path) -> Figures:
             is_left_alone = figures.stops.total() >= num_stops or chance.random() < 0.1
             code, how = sitting(start, outputs, log, None if is_left_alone else chance, seconds)
             figures.sittings += 1
-            expected_codes = (0, 130, 143, -signal.SIGKILL)
+            expected_codes = (0, 129, 130, 143, -signal.SIGKILL)
             assert code in expected_codes, f"{how}: {code}\n{log.read_text()[-3000:]}"
             check_left(outputs)
             if code == 0:

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 from scripts_here import run_here
 from small import python_path
 
-from attnbench.config import CONF, compose
+from attnbench.config import CONF, SweepOutcomes, compose
 from attnbench.errors import UserError
 from attnbench.help_text import read_comments
 from attnbench.matching import REFERENCE
@@ -199,6 +200,30 @@ def test_a_bad_override_of_another_script_is_one_line(script: str, override: str
     assert said.count("\n") == 1, said
     for part in BAD_OF_OTHERS[script, override]:
         assert part in said, said
+
+
+def test_what_killed_sweeps_left_is_removed_by_the_next_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setenv(SweepOutcomes.VARIABLE, "")
+    config = OmegaConf.create(
+        {
+            "device": "cpu",
+            "hydra": {
+                "overrides": {"task": []},
+                "runtime": {"choices": {"hydra/launcher": "basic"}},
+                "sweep": {"dir": str(tmp_path)},
+            },
+        }
+    )
+    (tmp_path / ".sweep-0a_b1c2d").mkdir()
+    (tmp_path / ".sweep-0a_b1c2d" / "000000.json").write_text("{}")
+    (tmp_path / ".sweep-notes").mkdir()
+    SweepOutcomes().on_multirun_start(config)
+    [under_way] = {path.name for path in tmp_path.iterdir()} - {".sweep-notes"}
+    # As long as a process holds its folder, another sweep leaves it.
+    SweepOutcomes().on_multirun_start(config)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {under_way, ".sweep-notes"} < names
+    assert len(names) == 3
 
 
 @pytest.mark.parametrize(

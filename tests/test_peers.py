@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from test_workers import is_running, wait_for
 
 from attnbench import layers, loss
 from attnbench.config import compose
@@ -152,7 +153,8 @@ def test_what_was_measured_before_it_was_cut_off_is_kept(measure, tmp_path, monk
     assert [(speed.status, speed.num_samples) for speed in speeds] == [("ok", 1)] * 2
 
 
-def test_a_signal_ends_the_command_and_its_workers(tmp_path, overrides):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_signal_ends_the_command_and_its_workers(number, tmp_path, overrides):
     script = [sys.executable, "scripts/benchmark_peers.py", "--cases", "flash-cpu-plain", "--seconds", "1000"]
     process = subprocess.Popen(
         [*script, "--outputs", str(tmp_path / "peers"), *overrides],
@@ -164,12 +166,15 @@ def test_a_signal_ends_the_command_and_its_workers(tmp_path, overrides):
     # Both are built, so that no process is being started when the signal comes.
     said = [process.stdout.readline() for _ in range(2)]
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
     assert [line.split(": ")[1] for line in said] == ["plain GPT", "attnbench"]
-    assert process.returncode == 128 + signal.SIGTERM
-    assert re.fullmatch(r"interrupted; what was measured is in \S+peers\n", stderr)
     assert len(children) == 2
+    if number == signal.SIGKILL:
+        wait_for(lambda: not any(is_running(int(child)) for child in children), seconds=5)
+        return
+    assert process.returncode == 128 + number
+    assert re.fullmatch(r"interrupted; what was measured is in \S+peers\n", stderr)
     assert not [child for child in children if Path(f"/proc/{child}").exists()]
 
 

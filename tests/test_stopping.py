@@ -20,7 +20,7 @@ from attnbench.metrics import read_metrics
 from attnbench.prepare_run import prepare
 from attnbench.results import read_results
 from attnbench.run_model import run
-from attnbench.stopping import StopRequest, ending_in_one_line
+from attnbench.stopping import StopRequest, ending_in_one_line, interruptible
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_a_signal_outside_training_ends_the_command_without_a_traceback(
     assert "the same command" in stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_tensors_are_loaded_loses_nothing(number, folder, monkeypatch):
     settings = compose_once(words(folder, outputs=f"loading{number}"))
 
@@ -154,7 +154,7 @@ def test_a_stop_before_anything_is_there_to_save_is_heard_at_once(folder, monkey
     assert left_of(run(settings)) == left_of(run(compose_once(words(folder, outputs="whole"))))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_torch_loads_ends_the_command(number, folder):
     process = subprocess.Popen(
         command(*words(folder, outputs="never")), cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True
@@ -215,6 +215,34 @@ def test_what_users_can_mend_is_one_line_in_every_command(error, said, folder, m
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(type(error)), ending_in_one_line():
         fail()
+
+
+def test_a_closed_terminal_that_a_process_was_told_to_ignore_is_no_stop():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interruptible("stopped"), StopRequest().listening() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.signal is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_closed_terminal_is_told_of_twice_and_cuts_no_save_short():
+    def stop_twice() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            os.kill(os.getpid(), signal.SIGHUP)
+
+    with pytest.raises(Interrupted) as caught, interruptible("stopped"):
+        stop_twice()
+    assert caught.value.exit_code == 143
+    with StopRequest().listening() as stop:
+        stop.saves = True
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.signal == signal.SIGHUP
 
 
 def test_what_fails_after_a_signal_is_no_failure_unless_it_is_the_save():

@@ -6,8 +6,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from small import python_path
@@ -15,6 +16,7 @@ from worker_acts import act
 
 from attnbench import workers
 from attnbench.errors import UserError
+from attnbench.locks import folder_lock
 from attnbench.workers import Outcome, run_alone, run_in_processes
 
 ROOT = Path(__file__).parents[1]
@@ -91,6 +93,23 @@ def test_what_workers_print_is_in_the_log_and_not_on_the_terminal(tmp_path, capf
     assert "hello on standard error" in text
 
 
+def test_a_worker_that_waits_for_a_folder_says_so_here(tmp_path, caplog):
+    held = ExitStack()
+    held.enter_context(folder_lock(tmp_path, waits=False))
+
+    def release() -> None:
+        with held:
+            wait_for(lambda: caplog.messages, seconds=60)
+
+    releasing = Thread(target=release)
+    releasing.start()
+    assert [outcome.error for outcome in outcomes([("hold", str(tmp_path))], tmp_path, num_workers=1)] == [None]
+    releasing.join()
+    [message] = caplog.messages
+    assert message.startswith(f"waiting for {tmp_path}, in use by pid {os.getpid()} on ")
+    assert message in (tmp_path / "log" / "output.log").read_text()
+
+
 def test_alone_a_failure_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r"^no: cannot be\\nand more$"):
         run_alone(act, ("refuse", "no"), log=tmp_path / "output.log", num_threads=1)
@@ -122,24 +141,22 @@ def test_who_does_not_stop_in_time_is_ended(tmp_path, monkeypatch):
 
 
 PARENT = """
-import signal
 import sys
 from contextlib import closing
 from pathlib import Path
 from attnbench.errors import Interrupted
+from attnbench.stopping import interruptible
 from attnbench.workers import run_in_processes
 from worker_acts import act
 
-def stop(number, frame):
-    raise Interrupted("stopped", 128 + number)
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, stop)
     folder = Path(sys.argv[1])
     items = [("wait", "0"), ("wait", "0"), ("stay", str(folder))]
     try:
-        with closing(run_in_processes(act, items, num_workers=3, log=folder / "output.log")) as found:
+        with (
+            interruptible("stopped"),
+            closing(run_in_processes(act, items, num_workers=3, log=folder / "output.log")) as found,
+        ):
             for outcome in found:
                 print(outcome.item, flush=True)
     except Interrupted as interruption:
@@ -148,7 +165,8 @@ if __name__ == "__main__":
 """
 
 
-def test_a_parent_that_is_stopped_stops_its_workers_after_they_have_saved(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_parent_that_is_stopped_stops_its_workers_after_they_have_saved(number, tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     process = subprocess.Popen(
@@ -159,9 +177,14 @@ def test_a_parent_that_is_stopped_stops_its_workers_after_they_have_saved(tmp_pa
         text=True,
     )
     wait_for(lambda: len(list(tmp_path.glob("pid-*"))) == 2)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     printed, _ = process.communicate(timeout=30)
-    assert process.returncode == 143, printed
-    assert (tmp_path / "saved").exists()
-    assert printed.splitlines()[-1] == "stopped"
+    if number == signal.SIGKILL:
+        # It could not ask them, nor wait for them.
+        assert process.returncode == -number
+        wait_for((tmp_path / "saved").exists)
+    else:
+        assert process.returncode == 128 + number, printed
+        assert printed.splitlines()[-1] == "stopped"
+        assert (tmp_path / "saved").exists()
     wait_for(lambda: not any(is_running(int(path.name[4:])) for path in tmp_path.glob("pid-*")), seconds=2)

@@ -30,19 +30,25 @@ def act(item: tuple[str, str]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "wait":
         time.sleep(float(where))
+    elif what == "hold":
+        from attnbench.locks import folder_lock
+
+        with folder_lock(Path(where), waits=True):
+            pass
     elif what == "stay":
         save_when_stopped(Path(where))
 
 
 def save_when_stopped(folder: Path) -> None:
-    """Until SIGTERM; then as a training does: it saves, which takes a moment, and goes."""
+    """Until a signal; then as a training does: it saves, which takes a moment, and goes."""
 
     def stop(number: int, frame: object) -> None:
         time.sleep(0.3)
         (folder / "saved").touch()
         sys.exit(128 + number)
 
-    signal.signal(signal.SIGTERM, stop)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
     # What it has started itself must not be left behind either.
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     (folder / f"pid-{child.pid}").touch()

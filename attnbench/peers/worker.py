@@ -1,11 +1,13 @@
 """An implementation in a process of its own, which the parent asks in lines of JSON over pipes.
 
 {"ask": "build", "job": ...} -> {"parameters": ..., "first_step_seconds": ...}, then "time", "losses" and "memory". What
-goes wrong is an answer too: {"status": ..., "reason": ...}. The end of its input ends the process.
+goes wrong is an answer too: {"status": ..., "reason": ...}. The end of its input ends the process, and what it has
+started, whatever it is at.
 """
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -16,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from threading import Timer
+from threading import Thread, Timer
 from typing import Any
 
 from attnbench.errors import UserError
@@ -245,11 +247,21 @@ def _answer(session: _Session, request: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
+def _end_with_input() -> None:
+    """Waits until the parent has closed its end, or has died; nothing here is worth saving."""
+    poll = select.poll()
+    # Of no event but the hang-up, which is always told: what there is to read is the main thread's.
+    poll.register(sys.stdin, 0)
+    poll.poll()
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
 def main() -> None:
     """Answers until its input ends."""
     # Standard output is for answers: what libraries print there goes where errors go.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    Thread(target=_end_with_input, daemon=True).start()
     session = _Session()
     for line in sys.stdin:
         answers.write(json.dumps(_answer(session, json.loads(line))) + "\n")

@@ -100,7 +100,7 @@ def parse_yaml(text: str) -> Any:
         ValueError: it is no yaml, has an alias, or is nested deeper than the parser can go.
     """
     try:
-        return yaml.load(text, _NoAliases)
+        return _NoAliases(text).get_single_data()
     except RecursionError:
         raise ValueError("nested too deeply") from None
     # Its constructors let through what they stumble over.

@@ -77,7 +77,7 @@ class Progress:
         """These are run, in this order."""
         self.waiting, self.at_a_time = list(cells), at_a_time
         if cells:
-            self._show(f"[{self.total - self.left.total()}/{self.total}]")
+            self._show(f"[{self.total - self.left.total()}/{self.total}]" if self._line is None else "")
 
     def report(self, outcome: Outcome[Cell]) -> None:
         """Says what became of a cell."""
@@ -106,7 +106,8 @@ class Progress:
         if self._line is None:
             log.info(f"{line} ({status})" if status else line)
             return
-        log.info(line)
+        if line:
+            log.info(line)
         status = printable(status)
         self._line.set_description_str(status if len(status) <= COLUMNS else f"{status[: COLUMNS - 1]}…")
 
@@ -143,7 +144,8 @@ def what_came_out(cell: Cell) -> str:
         found = [row for row in rows if row.metric == metric and _is_score(row)]
         if found:
             last = found[-1]
-            where = f" at {axis} {last.settings[axis]}" if axis in last.settings else ""
+            # The label of one of several tasks says where already.
+            where = f" at {axis} {last.settings[axis]}" if axis in last.settings and axis not in cell.label else ""
             return f"{metric} {last.value:.4g}{f' {last.unit}' if last.unit else ''}{where}"
     reason = next((f"{row.status}: {row.reason}" for row in rows if row.status != "ok"), "no number")
     return reason

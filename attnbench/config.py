@@ -44,6 +44,9 @@ SUBMITIT = ("submitit_local", "submitit_slurm")
 MOST_WORD_CHARACTERS = 2**14
 """Hydra's parser takes a second for each hundred thousand."""
 
+FULL_ERROR = "HYDRA_FULL_ERROR"
+"""The environment's variable that has Hydra raise its errors, and a user see tracebacks."""
+
 INTERRUPTED = "interrupted; the same command goes on from what is finished"
 """Outside training, which handles signals itself, there is nothing to save."""
 
@@ -83,9 +86,7 @@ def launch(
     _keep_environment_out()
     _explain_settings(config_name)
     own: list[Outcome] = []
-    # Without this Hydra prints tracebacks, or eight lines, and ends the process itself.
-    show_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
-    os.environ["HYDRA_FULL_ERROR"] = "1"
+    show_traceback = os.environ.get(FULL_ERROR) == "1"
 
     # May be sent to another process, and then `own` is a copy there: what it returns is what counts.
     @hydra.main(config_path=str(CONF), config_name=config_name, version_base="1.3")
@@ -95,7 +96,7 @@ def launch(
 
     exit_code = 0
     try:
-        with interruptible(INTERRUPTED):
+        with interruptible(INTERRUPTED), _errors_of_hydra_raised():
             _refuse_rerun(sys.argv[1:])
             job()
     except Interrupted as interruption:
@@ -124,6 +125,19 @@ def launch(
             exit_code = exit_code or 2
     if failures or exit_code:
         raise SystemExit(exit_code or 1)
+
+
+@contextmanager
+def _errors_of_hydra_raised() -> Iterator[None]:
+    """Inside, Hydra raises what went wrong; otherwise it prints tracebacks, or eight lines, and ends the process."""
+    before = os.environ.get(FULL_ERROR)
+    os.environ[FULL_ERROR] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[FULL_ERROR]
+        if before is not None:
+            os.environ[FULL_ERROR] = before
 
 
 def _refuse_rerun(words: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from attnbench import cells
 from attnbench.cells import Cell, by_kind, execute, system_cell, training_cell
 from attnbench.evals import perplexity
 from attnbench.evals.base import Evaluation
-from attnbench.figures import figures
+from attnbench.figures import axes, figures
 from attnbench.prepare_run import prepare
 from attnbench.rates import probe_cells
 from attnbench.registry import resolve
@@ -92,8 +92,13 @@ def test_an_evaluation_has_the_rows_that_it_plots(name, text, tmp_path):
 def test_one_value_more_changes_no_other_row(name, text, tmp_path):
     def numbers(found: list[ResultRow]) -> set[tuple]:
         return {
-            (own.metric, str(sorted(own.settings.items())), own.status, own.value if own.metric in COUNTED else None)
-            for own in (row.measurement for row in found)
+            (
+                own.metric,
+                str(sorted(axes(own.settings).items())),
+                own.status,
+                own.value if own.metric in COUNTED else None,
+            )
+            for own, place in ((row.measurement, axes(row.measurement.settings)) for row in found)
             # A slope through all lengths is another one with another length.
             if own.metric != "growth_exponent"
         }

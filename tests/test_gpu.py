@@ -145,7 +145,7 @@ def test_an_implementation_of_operator_tables_passes_the_gate(name, head_width, 
             problem = Problem(
                 batch_size=2,
                 num_heads=3,
-                length=length,
+                sequence_length=length,
                 head_width=head_width,
                 causal=causal,
                 with_gradients=not implementation.is_plain,

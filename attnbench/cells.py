@@ -55,7 +55,7 @@ class Cell:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file of complete results is there that can be read."""
+    """True where a file of complete results is there and can be read."""
     try:
         return is_complete(path) and read_results(path) is not None
     except UserError:

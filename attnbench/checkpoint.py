@@ -39,7 +39,7 @@ FORMAT = 1
 KEPT = 2
 STEP, BEST = "step", "best"
 NUMBER = r"([0-9]{8}|[1-9][0-9]{8,})"
-"""Of the step, in the name of a checkpoint."""
+"""The step in the name of a checkpoint."""
 UNFINISHED = re.compile(rf"\.(final|({STEP}|{BEST})-{NUMBER})\.(partial|removed)")
 """Names of a checkpoint while it is written, and while it is removed."""
 MOST_HEADER_BYTES = 2**24
@@ -155,7 +155,7 @@ def kept(folder: Path, kind: str) -> list[Path]:
 
 
 def is_final(folder: Path) -> bool:
-    """Whether the training that writes here is complete, be its checkpoint damaged or not."""
+    """True where the training that writes here is complete, be its checkpoint damaged or not."""
     return (folder / "final").exists()
 
 
@@ -213,7 +213,7 @@ def load_counters(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def _naming_the_way_out(folder: Path) -> Iterator[None]:
-    """What is wrong with a finished training's checkpoint is said with what to do; load_last knows of the others."""
+    """Add the way out to what is wrong with a finished training's checkpoint; load_last knows that of the others."""
     try:
         yield
     except UserError as error:

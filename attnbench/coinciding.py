@@ -14,7 +14,7 @@ Shared = dict[str, dict[str, str]]
 
 
 def shared_cells(variants: Mapping[str, tuple[Run, ByKind]]) -> Shared:
-    """Which variants share the cells of another one, the first of them, in which evaluation, TRAINING among these.
+    """Variants that share the cells of another one, the first of them, by evaluation, TRAINING among these.
 
     In evaluations of what a mixer can do those are one whose model computes one function, in evaluations of the system
     those alone whose kernels are one too.

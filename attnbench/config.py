@@ -51,7 +51,7 @@ INTERRUPTED = "interrupted; the same command goes on from what is finished"
 """Outside training, which handles signals itself, there is nothing to save."""
 
 EXPECTED = (HydraException, OmegaConfBaseException)
-"""What is the user's to mend beside what `mendable` says."""
+"""Errors that are the user's to mend beside those of `mendable`."""
 
 RERUN = "--experimental-rerun"
 """Hydra's own option, which unpickles the file that it names: whoever wrote the file then runs what they like."""
@@ -239,7 +239,7 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _try_to_hold(descriptor: int) -> bool:
-    """Whether nobody else holds the file; this process then does, until it closes it or ends."""
+    """Hold the file, until this process closes it or ends; False where another one does."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -280,7 +280,7 @@ def _keep_environment_out() -> None:
 
 
 def _explain_settings(config_name: str) -> None:
-    """What the yamls' help templates name as ${help:groups} and ${help:settings}."""
+    """Define ${help:groups} and ${help:settings}, which the yamls' help templates name."""
 
     def explained(what: str, *, _root_: DictConfig) -> str:
         choices, sources = _root_.hydra.runtime.choices, _root_.hydra.runtime.config_sources
@@ -401,7 +401,7 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
 
 
 def _elsewhere(word: str) -> str:
-    """Which scripts take this word of a command line, where it is another that does."""
+    """The scripts that take this word of a command line, where it is not the one that was called."""
     scripts = scripts_with(setting_of(word).partition(".")[0])
     return f"; {' and '.join(scripts)} has it: python scripts/{scripts[0]} {word}" if scripts else ""
 

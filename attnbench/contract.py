@@ -24,13 +24,13 @@ LENGTHS = (1, 63, 64, 65, 133)
 """Around the border of a chunk of 64, and over two of them with a ragged end."""
 
 POSITIONS = (0, 63, 64, 100)
-"""Whose outputs are looked at for what they have of later positions."""
+"""Outputs at these are looked at for what they have of later positions."""
 
 LONGEST_CHECK = 256
 """Positions, of what is looked at before a training."""
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 4e-2}
-"""Of relative errors, by the dtype of the weights."""
+"""Largest relative errors, by the dtype of the weights."""
 
 LEAK = {"float32": 1e-5, "tf32": 1e-2, "bfloat16": 3e-2}
 """Share of a gradient or an output that may come from where nothing should, by precision: the rounding of a convolution
@@ -50,11 +50,11 @@ class Promise(NamedTuple):
     check: Callable[[Mixer, Shape], str]
     """Takes a mixer in a model of that shape; returns what breaks the promise, or nothing."""
     needs_state: bool = False
-    """Whether a backend that only trains need not keep it."""
+    """True where a backend that only trains need not keep it."""
 
 
 def breach(promise: Promise, build: Callable[[], Mixer], shape: Shape) -> str:
-    """What breaks the promise, in words, or nothing. Whatever building or running the mixer raises breaks it.
+    """Words on what breaks the promise, or none. Whatever building or running the mixer raises breaks it.
 
     Args:
         build: makes the mixer, of a model of that shape, with initial weights.
@@ -67,7 +67,7 @@ def breach(promise: Promise, build: Callable[[], Mixer], shape: Shape) -> str:
 
 
 def shape_and_dtype(mixer: Mixer, shape: Shape) -> str:
-    """Of the output, at every length; without a state none is returned."""
+    """The output has those of the input, at every length; without a state none is returned."""
     for length in LENGTHS:
         x_BTD = _example(mixer, length, shape.model.dim)
         y_BTD, state = mixer(x_BTD)
@@ -86,7 +86,7 @@ def causality(mixer: Mixer, shape: Shape) -> str:
 
 
 def seen_of_the_future(mixer: Mixer, dim: int, length: int, precision: str = "float32") -> str:
-    """What an output has of later positions, in words, or nothing.
+    """Words on what an output has of later positions, or none.
 
     Args:
         dim: of the model.
@@ -299,7 +299,7 @@ def _example(mixer: Mixer, length: int, dim: int) -> Tensor:
 
 
 def _narrowed(x_BTD: Tensor, precision: str) -> Tensor:
-    """As a model gives it: what is wider than float32 stays."""
+    """The input as a model gives it: what is wider than float32 stays."""
     dtype = dtype_of(precision)
     return x_BTD if dtype == torch.float32 else x_BTD.to(dtype)
 

@@ -258,7 +258,7 @@ def position_error(actual_BTD: Tensor, expected_BTD: Tensor) -> float:
 
 
 def possible_norm(size: int, gradients: Iterable[Tensor]) -> float:
-    """Of a gradient with so many numbers, if they were as large as those of the largest of these gradients."""
+    """Norm of a gradient with so many numbers, if they were as large as those of the largest of these gradients."""
     norm, largest = max((float(gradient.double().norm()), gradient.numel()) for gradient in gradients)
     return norm * math.sqrt(size / largest)
 

@@ -37,8 +37,8 @@ class Corpus:
     vocabulary_size: int
     """Symbols that the embedding must have: those of `vocabulary`, or more where the settings pad it."""
     tokens: dict[str, Tensor]
-    """Of each split, on the CPU: (number of characters,), of the smallest of uint8, int16 and int32 that fits; none
-    of a test split that is not there."""
+    """Tokens of each split, on the CPU: (number of characters,), of the smallest of uint8, int16 and int32 that fits;
+    none of a test split that is not there."""
     num_unknown: dict[str, int]
     """How often UNKNOWN stands in each split."""
 
@@ -233,7 +233,7 @@ def first_characters(tokens_N: Tensor, wanted: int | None) -> tuple[Tensor, dict
 
 
 def num_evaluation_batches(num_characters: int, seq_len: int, batch_size: int) -> int:
-    """How many batches `evaluation_batches` gives of so many characters."""
+    """Number of batches that `evaluation_batches` gives of so many characters."""
     return math.ceil((num_characters - 1) / (seq_len * batch_size))
 
 

@@ -1,5 +1,5 @@
-"""What this machine has, which backend `auto` chooses on it and why, whether each backend that runs is right, and
-whether mixers from outside attnbench keep the contract."""
+"""A report on this machine: what it has, which backend `auto` chooses on it and why, whether each backend that runs is
+right, and whether mixers from outside attnbench keep the contract."""
 
 import json
 import textwrap

@@ -35,7 +35,7 @@ OUT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "[CUDA]: out of memory",
 )
-"""What a RuntimeError says where memory ran out: torch's allocator on a CPU, C++, and, past torch's allocator on CUDA,
+"""Words of a RuntimeError where memory ran out: torch's allocator on a CPU, C++, and, past torch's allocator on CUDA,
 the driver, cuBLAS and Triton."""
 
 
@@ -53,8 +53,8 @@ def mendable(error: BaseException) -> str | None:
 
 
 def memory_reason(error: BaseException) -> str | None:
-    """What says that memory ran out, of the exception or of the one that the compiler wrapped in it; None where it did
-    not. Two sentences: that it did, and what was asked for. Torch's others are advice."""
+    """The line that says that memory ran out, of the exception or of the one that the compiler wrapped in it, or None.
+    Two sentences: that it did, and what was asked for. Torch's others are advice."""
     inner = getattr(error, "inner_exception", None)
     if isinstance(inner, BaseException):
         return memory_reason(inner)

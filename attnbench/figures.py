@@ -129,7 +129,7 @@ def _told(row: ResultRow) -> ResultRow:
 
 
 def same_models(shared: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Which variants are one model with another in which evaluations, in words: "flash is softmax in recall, copy"."""
+    """Variants that are one model with another, and where, in words: "flash is softmax in recall, copy"."""
     pairs: dict[tuple[str, str], list[str]] = {}
     for evaluation, found in shared.items():
         for name, first in found.items():

@@ -20,7 +20,7 @@ SUMS = ("sum", "mean", "cumsum", "cumprod", "prod")
 """One operation an element of the operand."""
 
 PRODUCTS_WITH_A_VECTOR = {"mv": 0, "dot": 0, "vdot": 0, "addmv": 1}
-"""Which torch's own formulas leave out: two operations an element of the operand with this index."""
+"""Products that torch's own formulas leave out: two operations an element of the operand with this index."""
 
 
 class UncountableError(Exception):
@@ -41,7 +41,7 @@ class OperationCounter(TorchDispatchMode):
         self.length = length
         self.total = 0.0
         self.shared_depth = 0
-        """How many modules deep in parts that count their products alone."""
+        """Depth in modules that count their products alone."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))

@@ -32,7 +32,7 @@ def data_root() -> Path:
 
 
 IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP)
-"""What the system says where a folder or a link has the name of a file, or a file that of a folder."""
+"""Errors of the system where a folder or a link has the name of a file, or a file that of a folder."""
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def holding(folder: Path, *, waits: bool) -> Iterator[None]:
 
 
 def _way_out(error: OSError) -> str:
-    """What to do about it, for the same command to go on."""
+    """The way out, for the same command to go on."""
     if error.errno in IN_THE_WAY:
         return "it is in the way: once it is renamed or removed, the same command goes on"
     if error.errno == errno.ENOENT:

@@ -1,4 +1,4 @@
-"""What --help says: each setting with its value and the comment that its yaml has for it."""
+"""The text of --help: each setting with its value and the comment that its yaml has for it."""
 
 import shutil
 import textwrap
@@ -76,7 +76,7 @@ def scripts_with(name: str) -> list[str]:
 
 
 def read_comments(path: Path) -> Comments:
-    """What the comments of a yaml say: of a setting behind its value or in whole lines above it."""
+    """Comments of a yaml: of a setting behind its value or in whole lines above it."""
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
     node = yaml.compose(text, Loader=yaml.SafeLoader)

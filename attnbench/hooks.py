@@ -161,7 +161,7 @@ class Validating(ABC):
 
     @abstractmethod
     def measured(self, state: TrainState) -> float:
-        """What is looked at; changes nothing but the model's mode."""
+        """Measure; changes nothing but the model's mode."""
 
     @abstractmethod
     def keep(self, state: TrainState, found: float) -> None:

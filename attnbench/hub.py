@@ -16,7 +16,7 @@ from attnbench.pieces import Text
 PROBE_SECONDS = 1.5
 
 MOST_REASON_CHARACTERS = 300
-"""Of what a library says, passed on in an error of ours."""
+"""Longest part of a library's message that is passed on in an error of ours."""
 
 
 def read_hub(name: str, config: str | None, column: str, validation_fraction: float, test_fraction: float) -> Texts:

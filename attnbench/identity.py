@@ -1,4 +1,4 @@
-"""What a result is kept under: a hash of its settings and of the code that decides its numbers.
+"""The identity that a result is kept under: a hash of its settings and of the code that decides its numbers.
 
 Of attnbench's own code that is NUMBERS_VERSION, whose integers are raised by hand; of a class from elsewhere it is the
 source itself, because nobody raises anything there.

@@ -21,7 +21,7 @@ MOST_LINES = 2**20
 """Of a file; an object that says nothing takes thirty times its bytes."""
 
 MOST_LINE_BYTES = 2**20
-"""Of a file that is read a line at a time, however many there are."""
+"""Longest line of a file that is read a line at a time, however many there are."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -180,15 +180,10 @@ def function_of(settings: MixerSettings, trusted: Collection[str] = ()) -> dict[
     cls = resolve(settings.target, Mixer, trusted)
     # Of the class alone: what derives from it may compute anything.
     other = vars(cls).get("same_function")
-    if not other:
-        return {"target": settings.target, **options}
-    shared = inspect.signature(resolve(other, Mixer, trusted)).parameters
-    is_same = not any(value for name, value in options.items() if name not in shared)
-    return (
-        {"target": other, **{name: options[name] for name in options if name in shared}}
-        if is_same
-        else {"target": settings.target, **options}
-    )
+    shared = inspect.signature(resolve(other, Mixer, trusted)).parameters if other else {}
+    if other and not any(value for name, value in options.items() if name not in shared):
+        return {"target": other, **{name: value for name, value in options.items() if name in shared}}
+    return {"target": settings.target, **options}
 
 
 def build_meta(
@@ -249,7 +244,7 @@ def build_model(
 
 
 def num_bytes(model: nn.Module) -> int:
-    """Of its weights."""
+    """Bytes of its weights."""
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 

@@ -72,7 +72,7 @@ class Comparison:
         for name, reason in errors.items():
             self.fail(name, reason)
 
-    def _run(self, prepared: Run, evaluations: Sequence[EvaluationSettings]) -> list[EvaluationSettings]:
+    def _with_cells(self, prepared: Run, evaluations: Sequence[EvaluationSettings]) -> list[EvaluationSettings]:
         """Those in which the variant has cells of its own."""
         return [own for own in evaluations if prepared.mixer not in self.shared.get(own.name, {})]
 
@@ -81,7 +81,7 @@ class Comparison:
 
     def shared_by_evaluation(self) -> Shared:
         """`shared` by the evaluations that rows name: those of a model's checkpoints are shared as its training is."""
-        of_checkpoints = {own.name for _, kinds in self.variants.values() for own in kinds.of_checkpoints}
+        of_checkpoints = [own.name for _, kinds in self.variants.values() for own in kinds.of_checkpoints]
         return self.shared | {name: self.shared[TRAINING] for name in of_checkpoints if TRAINING in self.shared}
 
     def _settings(self, name: str, words: Sequence[str], compose: Compose) -> RunSettings:
@@ -125,7 +125,7 @@ class Comparison:
         """The trainings that learning rates are chosen by."""
         cells = []
         for prepared, kinds in self.variants.values():
-            for evaluation in self._run(prepared, kinds.probes):
+            for evaluation in self._with_cells(prepared, kinds.probes):
                 cells += probe_searches(prepared.settings, evaluation)
             if self._trains(prepared, kinds):
                 cells += training_searches(prepared, self.plan.learning_rates)
@@ -139,7 +139,7 @@ class Comparison:
         cells, self.choices, self.undecided = [], [], []
         for prepared, kinds in self.variants.values():
             settings = prepared.settings
-            for evaluation in self._run(prepared, kinds.probes):
+            for evaluation in self._with_cells(prepared, kinds.probes):
                 for index in range(len(build_tasks(settings, evaluation)[1])):
                     name = task_name(settings, evaluation, index)
                     choose = partial(probe_choice, settings, evaluation, index)
@@ -159,7 +159,7 @@ class Comparison:
         cells = [
             system_cell(prepared, evaluation)
             for prepared, kinds in self.variants.values()
-            for evaluation in self._run(prepared, kinds.system)
+            for evaluation in self._with_cells(prepared, kinds.system)
         ]
         return self._in_order(cells)
 
@@ -167,7 +167,7 @@ class Comparison:
         """How many cells `scored` will give to run, by evaluation."""
         numbers: Counter[str] = Counter()
         for prepared, kinds in self.variants.values():
-            for evaluation in self._run(prepared, kinds.probes):
+            for evaluation in self._with_cells(prepared, kinds.probes):
                 num_tasks = len(build_tasks(prepared.settings, evaluation)[1])
                 numbers[evaluation.name] += num_tasks * len(self.plan.probe_seeds)
             if self._trains(prepared, kinds):

@@ -1,4 +1,4 @@
-"""How far a plan is: what came out of each cell, which run now, and how long the rest will take."""
+"""Progress of a plan: what came out of each cell, which run now, and how long the rest will take."""
 
 import logging
 import statistics
@@ -45,7 +45,7 @@ TRIAL_STEPS = 4
 """Steps that are timed to estimate a training; the first, which compiles, counts once."""
 
 TRIAL_SEQUENCES = 4
-"""Of a step that is timed on a CPU, where its time grows with them."""
+"""Sequences of a step that is timed on a CPU, where its time grows with them."""
 
 
 class Progress:
@@ -157,7 +157,7 @@ def _is_score(row: Measurement) -> bool:
 
 
 def list_cells(comparison: Comparison, searches: Sequence[Cell], timed: Sequence[Cell]) -> None:
-    """What would run, what is done, and about how long the rest takes here; scored trainings by number alone while
+    """List what would run, what is done, and about how long the rest takes here; scored trainings by number alone while
     their rates are not chosen."""
     scored = comparison.wanted(comparison.scored()) if all(cell.is_done() for cell in searches) else []
     left: Counter[str] = Counter()
@@ -182,7 +182,7 @@ def list_cells(comparison: Comparison, searches: Sequence[Cell], timed: Sequence
 
 
 def _seconds_a_training(comparison: Comparison, groups: Iterable[str]) -> dict[str, float]:
-    """What the rest of a comparison waits for one training of an evaluation, the mean over variants and tasks."""
+    """Seconds that a comparison waits for one training of an evaluation, the mean over variants and tasks."""
     found: dict[str, list[float]] = {}
     workers, threads = comparison.plan.num_workers, torch.get_num_threads()
     on_cpu = resolve_device(comparison.settings.device).type == "cpu"
@@ -243,7 +243,7 @@ def _seconds_of(
     *,
     compiled: bool,
 ) -> float:
-    """Of a training of `num_steps` steps, by its first ones; 0 where they do not fit into memory."""
+    """Seconds of a training of `num_steps` steps, by its first ones; 0 where they do not fit into memory."""
 
     def timed() -> float:
         state = TrainState.fresh(built())

@@ -39,7 +39,7 @@ TYPES_OF_RESOLVED = {
     "corpus": str,
     "config_hash": str,
 }
-"""What of a run's config.yaml enters its identity as it was resolved back then."""
+"""Entries of a run's config.yaml that are in its identity as they were resolved back then."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -249,7 +249,7 @@ def code_of_training(prepared: Run) -> dict[str, Any]:
 
 
 def hashed_model(model: ModelSettings, matched: Matched | None) -> dict[str, Any]:
-    """What of a model's settings changes its numbers, and how many branches its initial weights are scaled for.
+    """The settings of a model that change its numbers, and how many branches its initial weights are scaled for.
 
     Two a layer say nothing and are null, which no hash has.
     """

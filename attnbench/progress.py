@@ -17,7 +17,7 @@ LINE_SECONDS = 30.0
 """Without a terminal, a line is printed this often, or at every tenth of the run if that is sooner."""
 
 PASSING_SECONDS = 1.0
-"""What takes less has no bar of its own inside of something longer."""
+"""Shortest part of something longer that has a bar of its own."""
 
 Item = TypeVar("Item")
 

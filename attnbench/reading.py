@@ -243,7 +243,7 @@ def _refuse_unknown(values: dict[str, Any], known: Collection[str], but: Collect
 
 
 def _give_way(train: dict[str, Any], words: Sequence[str]) -> None:
-    """Of num_epochs and num_steps, that which only a yaml gives is null where the command line gives the other."""
+    """Set to null whichever of num_epochs and num_steps only a yaml gives, where the command line gives the other."""
     lengths = ("num_epochs", "num_steps")
     named = [name for name in lengths if any(setting_of(word) == f"train.{name}" for word in words)]
     if len(named) == 1 and train.get(named[0]) is not None:

@@ -32,7 +32,7 @@ def resolve(target: str, base: type[Class], trusted: Collection[str] = ()) -> ty
 
 
 def is_own(target: str) -> bool:
-    """Whether it is a class of attnbench."""
+    """True for a class of attnbench."""
     return target.startswith("attnbench.")
 
 
@@ -58,7 +58,7 @@ def import_module(target: str, trusted: Collection[str] = ()) -> types.ModuleTyp
 
 
 def _file_of(target: str) -> str:
-    """Of the module in which a class is looked for: mine/average.py."""
+    """File of the module in which a class is looked for: mine/average.py."""
     return target.rpartition(".")[0].replace(".", "/") + ".py"
 
 

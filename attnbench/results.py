@@ -262,7 +262,7 @@ def _naming_the_way_out() -> Iterator[None]:
 
 
 def parse_results(path: Path, *, allow_incomplete: bool = False) -> list[ResultRow]:
-    """As read_results, of a file that nobody here could make again."""
+    """The same as read_results, of a file that nobody here could make again."""
     lines = read_json_lines(path)
     objects, complete = lines.objects, _completeness(lines)
     if complete:

@@ -218,7 +218,7 @@ def _hooks(
 
 
 def _validation_tokens(prepared: Run) -> tuple[Tensor, dict[str, int]]:
-    """What validations read, and what their rows say of it."""
+    """Tokens that validations read, and what their rows say of it."""
     return first_characters(prepared.corpus.tokens["validation"], prepared.settings.train.validation_characters)
 
 

@@ -22,10 +22,10 @@ SELECTION_SEED = 1_000_000
 MOST_NAME_CHARACTERS = 80
 
 MOST_STEPS = 10**8 - 1
-"""Of a training: the names of its checkpoints have eight digits."""
+"""Longest training: the names of its checkpoints have eight digits."""
 
 MOST_VARIANTS = 256
-"""Of a plan, and learning rates of one."""
+"""Most variants of a plan, and learning rates of one."""
 
 MOST_PAIRED = 6
 """Variants of which every pair is compared; with more, each is compared with a reference alone."""
@@ -68,9 +68,9 @@ class DataSettings:
     name: str
     """wikitext2, embedded, text, or OWNER/NAME of a data set on the Hugging Face Hub, or a folder laid out as one."""
     config: str | None = None
-    """Of a data set on the Hub: which of its configurations; null: the only one."""
+    """Configuration of a data set on the Hub; null: the only one."""
     column: str = "text"
-    """Of a data set on the Hub: the one that holds the text."""
+    """Column of a data set on the Hub that holds the text."""
     path: str | None = None
     """A folder of parquet files or, for `text`, a file or folder of .txt or parquet; null: the usual places."""
     vocabulary_size: int | None = setting(None, minimum=2, maximum=2**24)
@@ -117,7 +117,7 @@ class TrainSettings:
     validation_interval_steps: int | None = setting(None, minimum=1)
     """null: at the end of every epoch."""
     validation_characters: int | None = setting(None, minimum=2)
-    """Of the validation split, the first ones; null: all."""
+    """Number of the validation split's characters that are read, the first ones; null: all."""
     checkpoint_interval_seconds: float = setting(60.0, minimum=0)
     """A checkpoint is also written at every validation and when the run is interrupted."""
 
@@ -131,9 +131,9 @@ class LoggerSettings:
     project: str = "attnbench"
     entity: str | None = None
     name: str | None = None
-    """Of the run in wandb; null: as its folder. A comparison's trainings keep theirs."""
+    """Name of the run in wandb; null: as its folder. A comparison's trainings keep theirs."""
     tags: list[str] = field(default_factory=list)
-    """Of the run in wandb, besides its mixer, model and corpus."""
+    """Tags of the run in wandb, besides its mixer, model and corpus."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -91,7 +91,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal: int | None = None
         self.saves = False
-        """Whether a stop waits for a save: a first step may compile for minutes, and nothing is lost with it."""
+        """True where a stop waits for a save: a first step may compile for minutes, and nothing is lost with it."""
         self._only_reads = False
 
     @contextmanager
@@ -132,7 +132,7 @@ class StopRequest:
             raise self.interruption("stopped before a step was done; the same command goes on")
 
     def unless_stopped(self, measure: Callable[[], Value]) -> Value | None:
-        """What `measure` returns; None where a stop was asked for before it, or while it ran.
+        """Return what `measure` does; None where a stop was asked for before it, or while it ran.
 
         A signal cuts it off wherever it is, so that one of minutes is no reason to wait: it may only read, and what it
         has set for the while, as a model's mode, is for the caller to set back.

@@ -46,7 +46,7 @@ class Outcome(Generic[Item]):
 
 @dataclass(slots=True, frozen=True)
 class _Warning:
-    """What a worker has to say before it is done."""
+    """A line that a worker has to say before it is done."""
 
     line: str
 
@@ -147,7 +147,7 @@ def _give(worker: _Worker[Item], item: Item) -> None:
 
 
 def _outcome(worker: _Worker[Item]) -> tuple[Outcome[Item] | None, bool]:
-    """What became of its item, None where the worker only had a warning; and whether it lives."""
+    """Outcome of its item, None where the worker only had a warning; and whether it lives."""
     assert worker.item is not None
     try:
         error, is_alive = worker.connection.recv(), True

@@ -248,7 +248,7 @@ class FiniteSampling(Sampling):
         self.is_finite = torch.ones((), dtype=torch.bool, device=self.noise_BC.device)
 
     def choose(self, logits_BC: Tensor) -> Tensor:
-        """As Sampling's; reads nothing from the device."""
+        """The same as Sampling's; reads nothing from the device."""
         self.is_finite.logical_and_(logits_BC.isfinite().all())
         return super().choose(logits_BC)
 

@@ -32,7 +32,7 @@ TOLERANCE = 1e-5
 """Relative: versions of torch and processors round otherwise."""
 
 ERROR_BOUND = 1e-5
-"""Of what the gate before an operator table finds in float32."""
+"""Largest error that the gate before an operator table may find in float32."""
 
 CLOCKS = ("tokens_per_second", "generator_tokens_per_second", "train_seconds", "first_step_seconds", "seconds")
 ELSEWHERE = ("schema", "device", "environment", "commit")

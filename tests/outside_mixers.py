@@ -125,7 +125,7 @@ class StepsDecayTwice(SeparateProjections):
 
 
 class OnePercentOff(SeparateProjections):
-    """What runs is 1 % more than its definition."""
+    """A forward pass 1 % above its definition."""
 
     def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
         mixed_BTD, state = super().forward(x_BTD, state)

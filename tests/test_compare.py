@@ -651,7 +651,7 @@ def test_a_mixer_is_another_s_function_only_where_it_says_so_itself():
     assert function_of(windowed) == {**function("softmax"), "target": flash.target, "window": 8}
 
     class Other(Flash):
-        """What derives from a class may compute anything."""
+        """A class that derives from another may compute anything."""
 
     derived = replace(mixer_settings("flash"), target=f"{__name__}.Other")
     with pytest.MonkeyPatch.context() as patch:

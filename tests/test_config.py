@@ -343,7 +343,7 @@ GROUPS = {
     "train": {"attn", "data", "eval", "experiment", "logger", "model", "train"},
 }
 SHOWN = {"train": ["eval=[throughput,memory,copy,recall,perplexity,inference]"], "benchmark": ["bench=decode"]}
-"""What more of a script's settings is looked at."""
+"""More of a script's settings that is looked at."""
 
 
 @pytest.mark.parametrize("script", sorted(path.stem for path in CONF.glob("*.yaml")))
@@ -363,7 +363,7 @@ def test_help_lists_the_groups_there_are_and_explains_every_setting(script: str,
 
 
 def leaves(values: dict, place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Where the settings of a nested configuration are."""
+    """Paths of the settings of a nested configuration."""
     for name, value in values.items():
         if isinstance(value, dict):
             yield from leaves(value, (*place, name))

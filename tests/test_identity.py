@@ -1,4 +1,4 @@
-"""What results are kept under: settings, the source of classes from elsewhere, and versions of attnbench's own code."""
+"""Identities that results are kept under: settings, source from elsewhere, versions of attnbench's own code."""
 
 import importlib
 import sys
@@ -59,7 +59,7 @@ def forget() -> None:
 
 
 def edit(path: Path, text: str) -> None:
-    """As in an editor, between two commands: another process sees the new source."""
+    """Change a source as in an editor, between two commands: another process sees the new one."""
     path.write_text(text)
     forget()
     for cached in path.parent.rglob("__pycache__/*.pyc"):

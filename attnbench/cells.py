@@ -9,13 +9,11 @@ from attnbench.evals.base import CheckpointEvaluation, Evaluation, Probe, System
 from attnbench.prepare_probe import build_tasks, prepare_probe
 from attnbench.prepare_run import Run
 from attnbench.registry import resolve
-from attnbench.results import is_complete, read_results
+from attnbench.results import TRAINING, is_complete, read_results
 from attnbench.run_probe import run_probe
 from attnbench.run_system import prepare_system, run_system
 from attnbench.run_training import results_of, run_training, training_results
 from attnbench.settings import SELECTION_SEED, EvaluationSettings, RunSettings
-
-TRAINING = "training"
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)

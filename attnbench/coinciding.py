@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 
-from attnbench.cells import TRAINING, ByKind
+from attnbench.cells import ByKind
 from attnbench.errors import UserError
 from attnbench.identity import config_hash
 from attnbench.prepare_probe import build_tasks, prepare_probe
 from attnbench.prepare_run import Run, function_hash
+from attnbench.results import TRAINING
 from attnbench.run_system import prepare_system
 
 Shared = dict[str, dict[str, str]]

@@ -5,7 +5,7 @@ conf/attn, `scripts/doctor.py` over mixers from outside attnbench.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +15,6 @@ from attnbench.correctness import Shape, by_backend, by_definition, compare, exa
 from attnbench.errors import UserError, one_line
 from attnbench.flops import UncountableError, counted_mixing
 from attnbench.mixers.base import Mixer, state_bytes
-from attnbench.model import LanguageModel
 from attnbench.registry import is_own
 from attnbench.runtime import computing, dtype_of
 from attnbench.settings import MixerSettings
@@ -118,21 +117,25 @@ def seen_of_the_future(mixer: Mixer, dim: int, length: int, precision: str = "fl
     return ""
 
 
-def check_causality(mixers: Sequence[MixerSettings], model: LanguageModel, seq_len: int, precision: str) -> None:
-    """Looks at the layers of a model whose mixers are from outside attnbench, before they are trained: what sees the
-    future scores well in everything that is measured here.
+def check_causality(
+    mixers: Sequence[MixerSettings], layers: Iterable[Mixer], dim: int, seq_len: int, precision: str
+) -> None:
+    """Looks at a model's mixers from outside attnbench before they are trained: what sees the future scores well in
+    everything that is measured here.
 
     Args:
+        mixers: settings of the layers.
+        layers: the mixers built.
+        dim: of the model.
         seq_len: of the training; more than LONGEST_CHECK positions are not looked at.
 
     Raises:
         UserError: one sees the future.
     """
-    for settings, block in zip(mixers, model.layers, strict=True):
+    for settings, mixer in zip(mixers, layers, strict=True):
         if is_own(settings.target):
             continue
-        dim = model.embedding.embedding_dim
-        seen = seen_of_the_future(block.mixer, dim, min(seq_len, LONGEST_CHECK), precision)
+        seen = seen_of_the_future(mixer, dim, min(seq_len, LONGEST_CHECK), precision)
         if seen:
             raise UserError(
                 f"attn={settings.name}: {seen}, so that a model reads what it shall predict; it is not trained. "

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from attnbench.mixers.base import Mixer
-from attnbench.model import build_model
 from attnbench.runtime import computing, dtype_of
 from attnbench.settings import MixerSettings, ModelSettings
 
@@ -137,24 +136,6 @@ class Deviation:
             and self.position <= PART_FACTOR * tolerance
             and self.parameter_gradient <= PART_FACTOR * tolerance
         )
-
-
-def build_mixer(
-    settings: MixerSettings, device: torch.device, trusted: Collection[str] = (), shape: Shape = USUAL
-) -> Mixer:
-    """A mixer with the initial weights of a model's first layer, float32.
-
-    Args:
-        settings: with the backend that shall run.
-        trusted: classes outside attnbench that may be built, see registry.py.
-        shape: its options in place of the settings' own.
-    """
-    built = build_model([shape.of(settings)], shape.model, vocabulary_size=1, seed=0, device=device, trusted=trusted)
-    mixer = built.layers[0].mixer
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter.copy_(exact(parameter))
-    return mixer
 
 
 def by_definition(mixer: Mixer, length: int, shape: Shape = USUAL) -> Outcome:

@@ -21,7 +21,6 @@ from attnbench.correctness import (
     TOLERANCES,
     USUAL,
     Deviation,
-    build_mixer,
     worst,
 )
 from attnbench.errors import UserError, one_line
@@ -30,6 +29,7 @@ from attnbench.examination import (
     LENGTH_IN_PIECES,
     Choice,
     Finding,
+    build_mixer,
     choice,
     examine,
     examine_pieces,

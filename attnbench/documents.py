@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import shutil
 import stat
 from io import BufferedReader
 from pathlib import Path
@@ -121,3 +122,24 @@ def finite_number(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text[:20]} is not finite")
     return number
+
+
+def unlinked(path: Path) -> Path:
+    """`path`, and no link there any more, symbolic or hard: what else it names is somebody else's, a copy made by
+    `cp -al` say, and is not written to. No FIFO either, which would hold the process until somebody reads."""
+    if path.is_symlink() or path.is_fifo() or (path.is_file() and path.stat().st_nlink > 1):
+        path.unlink()
+    return path
+
+
+def unlinked_log(path: Path) -> Path:
+    """The same of a file that is written on: it keeps what it had, unless that stood behind a symbolic link."""
+    if path.is_file() and not path.is_symlink() and path.stat().st_nlink > 1:
+        beside = name_beside(path)
+        shutil.copyfile(path, beside)
+        os.replace(beside, path)
+    return unlinked(path)
+
+
+def name_beside(path: Path) -> Path:
+    return unlinked(path.with_name(f".{path.name}.{os.getpid()}.new"))

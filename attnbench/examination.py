@@ -21,10 +21,10 @@ from attnbench.correctness import (
     Deviation,
     Outcome,
     Shape,
-    build_mixer,
     by_backend,
     by_definition,
     compare,
+    exact,
     example,
     in_pieces,
     relative_error,
@@ -88,6 +88,24 @@ class Finding:
         if self.refusal:
             return "refused"
         return "wrong" if self.failure or self.wrong_lengths else "right"
+
+
+def build_mixer(
+    settings: MixerSettings, device: torch.device, trusted: Collection[str] = (), shape: Shape = USUAL
+) -> Mixer:
+    """A mixer with the initial weights of a model's first layer, float32.
+
+    Args:
+        settings: with the backend that shall run.
+        trusted: classes outside attnbench that may be built, see registry.py.
+        shape: its options in place of the settings' own.
+    """
+    built = build_model([shape.of(settings)], shape.model, vocabulary_size=1, seed=0, device=device, trusted=trusted)
+    mixer = built.layers[0].mixer
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.copy_(exact(parameter))
+    return mixer
 
 
 def choice(settings: MixerSettings, precision: str, device: torch.device, trusted: Collection[str] = ()) -> Choice:

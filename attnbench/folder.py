@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import yaml
 
-from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded
+from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded, unlinked_log
 from attnbench.errors import UserError
 from attnbench.escaping import OneLine
-from attnbench.jsonlines import half_replaced, replace_file, unlinked_log
+from attnbench.jsonlines import half_replaced, replace_file
 from attnbench.locks import folder_lock
 from attnbench.runtime import environment, environment_id
 from attnbench.stopping import interruptible

@@ -4,14 +4,13 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from attnbench.documents import MOST_JSON_BYTES, open_regular, parse_json, read_bounded_bytes
+from attnbench.documents import MOST_JSON_BYTES, name_beside, open_regular, parse_json, read_bounded_bytes
 from attnbench.errors import UserError
 
 HOLE = b"\0" * 8
@@ -117,23 +116,6 @@ def to_line(content: dict[str, Any]) -> str:
     return json.dumps(content, allow_nan=False) + "\n"
 
 
-def unlinked(path: Path) -> Path:
-    """`path`, and no link there any more, symbolic or hard: what else it names is somebody else's, a copy made by
-    `cp -al` say, and is not written to. No FIFO either, which would hold the process until somebody reads."""
-    if path.is_symlink() or path.is_fifo() or (path.is_file() and path.stat().st_nlink > 1):
-        path.unlink()
-    return path
-
-
-def unlinked_log(path: Path) -> Path:
-    """The same of a file that is written on: it keeps what it had, unless that stood behind a symbolic link."""
-    if path.is_file() and not path.is_symlink() and path.stat().st_nlink > 1:
-        beside = _beside(path)
-        shutil.copyfile(path, beside)
-        os.replace(beside, path)
-    return unlinked(path)
-
-
 def half_replaced(folder: Path) -> list[Path]:
     """Files beside those that a process which died was about to replace."""
     return [path for path in folder.glob(".*.new") if re.fullmatch(r"\..+\.[0-9]+\.new", path.name)]
@@ -142,7 +124,7 @@ def half_replaced(folder: Path) -> list[Path]:
 def replace_file(path: Path, text: str | Iterable[str]) -> None:
     """Puts `text`, or parts of one, at `path`: written beside, synced, renamed, so that a reader sees the old file or
     the new one."""
-    beside = _beside(path)
+    beside = name_beside(path)
     try:
         with open(beside, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
             file.writelines([text] if isinstance(text, str) else text)
@@ -153,10 +135,6 @@ def replace_file(path: Path, text: str | Iterable[str]) -> None:
         # On a full disk what was written so far is in the way.
         beside.unlink(missing_ok=True)
         raise
-
-
-def _beside(path: Path) -> Path:
-    return unlinked(path.with_name(f".{path.name}.{os.getpid()}.new"))
 
 
 def sync(path: Path) -> None:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from attnbench.cells import TRAINING, ByKind, Cell, by_kind, system_cell, task_name
+from attnbench.cells import ByKind, Cell, by_kind, system_cell, task_name
 from attnbench.coinciding import Shared, shared_cells
 from attnbench.errors import UserError
 from attnbench.figures import same_models
@@ -24,6 +24,7 @@ from attnbench.rates import (
     training_choice,
     training_searches,
 )
+from attnbench.results import TRAINING
 from attnbench.settings import ComparisonSettings, EvaluationSettings, RunSettings, setting_of
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from tqdm import tqdm
 
-from attnbench.cells import TRAINING, Cell, is_whole
+from attnbench.cells import Cell, is_whole
 from attnbench.checkpoint import TrainState
 from attnbench.data import Batches
 from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded
@@ -25,7 +25,7 @@ from attnbench.model import LanguageModel, build_model
 from attnbench.plan import Comparison
 from attnbench.prepare_probe import build_tasks, prepare_probe
 from attnbench.registry import resolve
-from attnbench.results import Measurement, read_results
+from attnbench.results import TRAINING, Measurement, read_results
 from attnbench.run_system import UNHASHED
 from attnbench.runtime import environment, resolve_device, synchronize
 from attnbench.settings import TrainSettings

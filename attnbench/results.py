@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded, whole_number
+from attnbench.documents import MOST_JSON_BYTES, parse_json, read_bounded, unlinked, whole_number
 from attnbench.errors import UserError
 from attnbench.escaping import printable
-from attnbench.jsonlines import JsonLines, read_json_lines, replace_file, sync, to_line, unlinked
+from attnbench.jsonlines import JsonLines, read_json_lines, replace_file, sync, to_line
 from attnbench.registry import check_options
 from attnbench.settings import SELECTION_SEED as SELECTION_SEED
 
@@ -28,6 +28,9 @@ SCHEMA = 1
 """Number of the row format; a file with another one is refused."""
 
 STATUSES = ("ok", "out_of_memory", "unsupported", "not_reached", "diverged", "failed")
+
+TRAINING = "training"
+"""What stands as the evaluation of a training's own rows."""
 
 ALL_SEEDS = "all"
 """The `seed` of a figure over seeds, whose num_samples counts them."""

@@ -151,7 +151,13 @@ def _train(prepared: ProbeRun, stop: StopRequest) -> tuple[TrainState, dict[str,
     speeds = {"generator_tokens_per_second": sequences.tokens_per_second}
     resumed = checkpoint.load_last(folder / "checkpoint", model)
     if resumed is None:
-        check_causality(prepared.mixers, model, sequences.length, prepared.precision)
+        check_causality(
+            prepared.mixers,
+            [block.mixer for block in model.layers],
+            prepared.matched.model.dim,
+            sequences.length,
+            prepared.precision,
+        )
     state = resumed or TrainState.fresh(model)
     tokens_per_step = task.batch_size * sequences.length
     stopwatch = Stopwatch(state, device)

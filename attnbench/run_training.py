@@ -105,7 +105,13 @@ def _train(prepared: Run, shares_device: bool) -> None:
     model = prepared.new_model()
     resumed = checkpoint.load_last(prepared.checkpoints, model)
     if resumed is None:
-        check_causality(prepared.mixers, model, settings.seq_len, prepared.precision)
+        check_causality(
+            prepared.mixers,
+            [block.mixer for block in model.layers],
+            prepared.matched.model.dim,
+            settings.seq_len,
+            prepared.precision,
+        )
     state = resumed or TrainState.fresh(model)
     state.shared_device |= shares_device
     batches = Batches(

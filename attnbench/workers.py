@@ -20,9 +20,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from attnbench.documents import unlinked_log
 from attnbench.errors import Interrupted, UserError
 from attnbench.escaping import OneLine
-from attnbench.jsonlines import unlinked_log
 from attnbench.stopping import SIGNALS
 from attnbench.streams import lasting_streams
 

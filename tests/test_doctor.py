@@ -21,7 +21,6 @@ from attnbench.correctness import (
     OTHER_SHAPES,
     TOLERANCES,
     Deviation,
-    build_mixer,
     by_backend,
     by_definition,
     compare,
@@ -31,7 +30,7 @@ from attnbench.correctness import (
 )
 from attnbench.doctor import diagnose
 from attnbench.errors import UserError
-from attnbench.examination import choice, examine, examine_shapes, guards_lifted
+from attnbench.examination import build_mixer, choice, examine, examine_shapes, guards_lifted
 from attnbench.mixers import fla_support, gated_deltanet
 from attnbench.mixers.softmax import Softmax
 from attnbench.results import read_csv

@@ -18,8 +18,9 @@ from attnbench.bench.implementations import IMPLEMENTATIONS
 from attnbench.bench.passes import Passes, Problem, Repetition, example_of
 from attnbench.bench.roofline import Ceilings
 from attnbench.checkpoint import TrainState
-from attnbench.correctness import LENGTHS, MODEL, TOLERANCES, build_mixer, by_backend, by_definition, compare
+from attnbench.correctness import LENGTHS, MODEL, TOLERANCES, by_backend, by_definition, compare
 from attnbench.errors import UserError
+from attnbench.examination import build_mixer
 from attnbench.model import build_model, resolve_mixer
 from attnbench.runtime import multiplying
 from attnbench.settings import ModelSettings

@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.func import functional_call
 
 from attnbench.contract import PROMISES, breach, causality, definition, flops, gradients, independence, pieces, state
-from attnbench.correctness import Shape, build_mixer
+from attnbench.correctness import Shape
 from attnbench.errors import UserError
+from attnbench.examination import build_mixer
 from attnbench.settings import MixerSettings
 
 SHAPE = Shape(name="", head_width=HEAD_WIDTH)

@@ -10,7 +10,8 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from attnbench.correctness import Shape, build_mixer, by_backend, by_definition, compare, relative_error, worst
+from attnbench.correctness import Shape, by_backend, by_definition, compare, relative_error, worst
+from attnbench.examination import build_mixer
 from attnbench.settings import MixerSettings
 
 TOLERANCES = {"float32": 1e-4, "tf32": 0.01, "bfloat16": 0.03, "float16": 0.01}

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attnbench.jsonlines import replace_file, unlinked
+from attnbench.documents import unlinked
+from attnbench.jsonlines import replace_file
 from attnbench.peers.cases import Case, Peer
 from attnbench.peers.implementations import Job
 from attnbench.peers.rows import OURS, Contestant, measurements_of, write_rows

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.aggregate import Figure, families, figures, summary, to_rows
-from attnbench.cells import TRAINING
+from attnbench.documents import unlinked
 from attnbench.escaping import printable
-from attnbench.jsonlines import replace_file, unlinked
+from attnbench.jsonlines import replace_file
 from attnbench.report import charts, words
 from attnbench.report.inputs import Inputs, read_inputs
 from attnbench.report.making import making_section, mixed_commits
 from attnbench.report.markup import Markup, element, embedded_json, join
 from attnbench.report.sections import Chapter, anchor, chapters, evaluation_section, summary_section
-from attnbench.results import write_csv
+from attnbench.results import TRAINING, write_csv
 
 HERE = Path(__file__).parent
 

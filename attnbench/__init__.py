@@ -9,13 +9,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnbench.config import compose
-    from attnbench.prepare_run import prepare
-    from attnbench.run_model import run
-    from attnbench.tables import read_folders
-    from attnbench.writing import load_checkpoint, sample
+    from attnbench.cli.compose import compose
+    from attnbench.cli.writing import load_checkpoint, sample
+    from attnbench.comparison.run_model import run
+    from attnbench.results.tables import read_folders
+    from attnbench.training.prepare import prepare
 
 __all__ = ["compose", "load_checkpoint", "prepare", "read_folders", "run", "sample"]
+
+ROOMS = (
+    "settings",
+    "machine",
+    "results",
+    "data",
+    "kernels",
+    "ops",
+    "mixers",
+    "model",
+    "training",
+    "evals",
+    "verdict",
+    "correctness",
+    "bench",
+    "report",
+    "comparison",
+    "cli",
+)
+"""Folders of the package in the order of the flow: a file imports from its own room and from rooms before it."""
 
 NUMBERS_VERSION = {"data": 0, "mixers": 0, "model": 0, "training": 0, "evals": 1, "timing": 0}
 """Versions of the numbers that each part of the code gives, `mixers` with their kernels.
@@ -25,12 +45,12 @@ part takes part in, so that a result of earlier numbers is measured again and ne
 """
 
 DEFINED_IN = {
-    "compose": "config",
-    "load_checkpoint": "writing",
-    "prepare": "prepare_run",
-    "read_folders": "tables",
-    "run": "run_model",
-    "sample": "writing",
+    "compose": "cli.compose",
+    "load_checkpoint": "cli.writing",
+    "prepare": "training.prepare",
+    "read_folders": "results.tables",
+    "run": "comparison.run_model",
+    "sample": "cli.writing",
 }
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnbench.config import compose_mixers, launch
-from attnbench.reading import read_bench
-from attnbench.settings import BenchSettings
+from attnbench.cli.compose import compose_mixers, launch
+from attnbench.cli.reading import read_bench
+from attnbench.settings.schema import BenchSettings
 
 
 def main(settings: BenchSettings) -> Path:

@@ -11,15 +11,17 @@ import shlex
 import sys
 from pathlib import Path
 
-from attnbench.config import compose
-from attnbench.errors import UserError
-from attnbench.peers.benchmark import Request, benchmark
-from attnbench.peers.turns import Places
-from attnbench.peers.worker import LIMIT_SECONDS
-from attnbench.stopping import ending_in_one_line
+from attnbench.cli.compose import compose
+from attnbench.machine.signals import ending_in_one_line
+from attnbench.settings.errors import UserError
 
 
 def main() -> None:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from benchmarks.peers.benchmark import Request, benchmark
+    from benchmarks.peers.turns import Places
+    from benchmarks.peers.worker import LIMIT_SECONDS
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("settings", nargs="*", help="of train.py, GROUP.SETTING=VALUE")
     parser.add_argument("--cases", nargs="+", metavar="NAME", help="default: all that are meant for the device")
@@ -35,8 +37,7 @@ def main() -> None:
     parser.add_argument("--outputs", type=Path, default=Path("outputs/peers"))
     given = parser.parse_intermixed_args()
     with ending_in_one_line(f"interrupted; what was measured is in {given.outputs}"):
-        variables = dict(word.split("=", 1) for word in given.peer_env if "=" in word)
-        if len(variables) < len(given.peer_env):
+        if len(variables := dict(word.split("=", 1) for word in given.peer_env if "=" in word)) < len(given.peer_env):
             raise UserError(f"--peer-env {' '.join(given.peer_env)}: each must be KEY=VALUE, and no KEY twice")
         places = Places(nanogpt=given.nanogpt, fla=tuple(given.fla), variables=variables, limit_seconds=given.limit)
         request = Request(

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from attnbench.config import compose, launch
-from attnbench.reading import read_comparison
-from attnbench.settings import ComparisonSettings
+from attnbench.cli.compose import compose, launch
+from attnbench.cli.reading import read_comparison
+from attnbench.settings.schema import ComparisonSettings
 
 
 def main(settings: ComparisonSettings) -> Path:
     """Imports the comparison only once the configuration stands: torch takes longer to load than all its checks."""
-    from attnbench.compare import compare
+    from attnbench.comparison.compare import compare
 
     return compare(settings, compose)
 

@@ -3,9 +3,9 @@
 import argparse
 from pathlib import Path
 
-from attnbench.dashboard import make_dashboard
-from attnbench.settings import LoggerSettings
-from attnbench.stopping import ending_in_one_line
+from attnbench.machine.signals import ending_in_one_line
+from attnbench.report.workspace import make_dashboard
+from attnbench.settings.schema import LoggerSettings
 
 
 def main() -> None:

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from attnbench.config import compose_mixers, launch
-from attnbench.reading import read_doctor
-from attnbench.settings import DoctorSettings
+from attnbench.cli.compose import compose_mixers, launch
+from attnbench.cli.reading import read_doctor
+from attnbench.settings.schema import DoctorSettings
 
 
 def main(settings: DoctorSettings) -> Path:
     """Imports the doctor only once the configuration stands: torch takes longer to load than all its checks."""
-    from attnbench.doctor import diagnose
+    from attnbench.correctness.doctor import diagnose
 
     return diagnose(settings, *compose_mixers(settings.mixers))
 

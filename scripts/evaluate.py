@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from attnbench.config import launch
-from attnbench.reading import read_evaluation
-from attnbench.settings import RunSettings
-from attnbench.terminal import print_summary
+from attnbench.cli.compose import launch
+from attnbench.cli.reading import read_evaluation
+from attnbench.report.terminal import print_summary
+from attnbench.settings.schema import RunSettings
 
 
 def main(wanted: tuple[Path, RunSettings]) -> Path:
     """Imports the evaluations only once the configuration stands: torch takes longer to load than all its checks."""
-    from attnbench.run_model import evaluate_again
+    from attnbench.comparison.run_model import evaluate_again
 
     return evaluate_again(*wanted)
 

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from attnbench.stopping import ending_in_one_line
-from attnbench.wikitext import FOLDERS, prepare
+from attnbench.data.wikitext import FOLDERS, prepare
+from attnbench.machine.signals import ending_in_one_line
 
 
 def main() -> None:

@@ -1,17 +1,21 @@
 """Publishes what was measured: `python scripts/publish.py docs/results/NAME-MACHINE outputs/PLAN --title ...`."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from attnbench.bench.page import is_bench
 from attnbench.bench.page import write_page as write_bench_page
-from attnbench.peers.page import write_page
-from attnbench.publish import publish
-from attnbench.publish_comparison import publish_comparison
-from attnbench.stopping import ending_in_one_line
+from attnbench.comparison.publish import publish_comparison
+from attnbench.machine.signals import ending_in_one_line
+from attnbench.results.publish import publish
 
 
 def main() -> None:
+    # The peers are no part of the package that is installed.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from benchmarks.peers.page import write_page
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", type=Path, help="folder to write, docs/results/<table>-<machine>")
     parser.add_argument(

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
+from attnbench.machine.signals import ending_in_one_line
 from attnbench.report.page import write_report
-from attnbench.stopping import ending_in_one_line
 
 
 def main() -> None:

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from attnbench.config import launch
-from attnbench.settings import RunSettings
-from attnbench.terminal import print_summary
+from attnbench.cli.compose import launch
+from attnbench.report.terminal import print_summary
+from attnbench.settings.schema import RunSettings
 
 
 def main(settings: RunSettings) -> Path:
     """Imports the trainer only once the configuration stands: torch takes longer to load than all its checks."""
-    from attnbench.run_model import run
+    from attnbench.comparison.run_model import run
 
     return run(settings)
 

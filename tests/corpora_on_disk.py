@@ -6,8 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from attnbench.data import Corpus, load_corpus
-from attnbench.settings import DataSettings
+from attnbench.data.batches import Corpus, load_corpus
+from attnbench.settings.schema import DataSettings
 
 ROOT = Path(__file__).parents[1]
 REAL = ROOT.parent / "shared" / "data"

@@ -17,9 +17,9 @@ from typing import Any
 from fuzz_kinds import KINDS, Kind
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from attnbench.errors import UserError
-from attnbench.evals.capped_child import CappedChild
-from attnbench.timing import OutOfMemory
+from attnbench.machine.capped_child import CappedChild
+from attnbench.machine.timing import OutOfMemory
+from attnbench.settings.errors import UserError
 
 LIMIT_SECONDS = 10
 MOST_DEATHS = 20

@@ -22,15 +22,15 @@ from hypothesis import strategies as st
 from report_rows import write_experiment
 from small import fresh_state, record
 
-from attnbench import checkpoint
-from attnbench.aggregate import families, figures, summary
-from attnbench.config import compose
-from attnbench.corpora import read_text, read_user_texts
-from attnbench.metrics import MetricsLog, read_metrics
-from attnbench.reading import stored_settings
+from attnbench.cli.compose import compose
+from attnbench.cli.reading import stored_settings
+from attnbench.comparison.transfer import export_cells, import_cells
+from attnbench.data.texts import read_text, read_user_texts
 from attnbench.report.inputs import read_inputs
-from attnbench.results import ResultsWriter, read_csv, read_results, write_csv
-from attnbench.transfer import export_cells, import_cells
+from attnbench.report.summary import families, figures, summary
+from attnbench.results.rows import ResultsWriter, read_csv, read_results, write_csv
+from attnbench.training import checkpoint
+from attnbench.training.metrics import MetricsLog, read_metrics
 
 JSON_WORDS = [
     *(b"null", b"true", b"[]", b"{}", b"-1", b"0", b"1e999", b"NaN", b'""', b'"x"', b"[", b"{", b'{"a":', b'"', b"\\"),
@@ -97,8 +97,8 @@ class Texts(Kind):
         return [("Ein Satz, 中文, \N{GRINNING FACE}.\n".encode() * 40, words)]
 
     def read(self, content: bytes, original: int) -> None:
-        from attnbench.data import load_corpus
-        from attnbench.settings import DataSettings
+        from attnbench.data.batches import load_corpus
+        from attnbench.settings.schema import DataSettings
 
         path = self.put("corpus.txt", content)
         load_corpus(DataSettings(name="text", path=str(path)), 8, self.folder)
@@ -149,7 +149,7 @@ class Checkpoints(Kind):
             b"__metadata__",
             b"attnbench.mixers.softmax",
         ]
-        words += [b"os.system", b"attnbench.workers.Worker", b"_target_", b"target"]
+        words += [b"os.system", b"attnbench.machine.processes.Worker", b"_target_", b"target"]
         return [((stored / name).read_bytes(), words) for name in self.FILES]
 
     def read(self, content: bytes, original: int) -> None:
@@ -180,7 +180,7 @@ class Checkpoints(Kind):
             self.read(json.dumps(state).encode(), 2)
 
     def _load(self, folder: Path) -> None:
-        from attnbench.errors import UserError
+        from attnbench.settings.errors import UserError
 
         for load in (checkpoint.load_model, lambda path: checkpoint.load_last(path.parent, fresh_state().model)):
             try:

@@ -2,7 +2,7 @@
 
     python tests/golden.py --write
 
-writes data/golden.json anew, which is done on purpose and in a commit of its own that says why numbers change.
+writes stored/golden.json anew, which is done on purpose and in a commit of its own that says why numbers change.
 """
 
 import argparse
@@ -18,16 +18,16 @@ import torch
 from probe_settings import smoke_words
 from small import bench_words
 
-from attnbench import compare
 from attnbench.bench.running import run_bench
-from attnbench.config import compose, compose_mixers
-from attnbench.metrics import read_metrics
-from attnbench.reading import read_bench
-from attnbench.results import ResultRow, read_results
-from attnbench.run_model import run
-from attnbench.settings import ComparisonSettings, LoggerSettings, PlanSettings
+from attnbench.cli.compose import compose, compose_mixers
+from attnbench.cli.reading import read_bench
+from attnbench.comparison import compare
+from attnbench.comparison.run_model import run
+from attnbench.results.rows import ResultRow, read_results
+from attnbench.settings.schema import ComparisonSettings, LoggerSettings, PlanSettings
+from attnbench.training.metrics import read_metrics
 
-GOLDEN = Path(__file__).parent / "data" / "golden.json"
+GOLDEN = Path(__file__).parent / "stored" / "golden.json"
 TOLERANCE = 1e-5
 """Relative: versions of torch and processors round otherwise."""
 
@@ -44,7 +44,7 @@ MODEL = [
     *("train.validation_interval_steps=4", "train.log_interval_steps=4", "logger=none", "device=cpu"),
 ]
 MEANING = """
-These rows are not those of tests/data/golden.json. A refactoring changes none: then look for what it changed.
+These rows are not those of tests/stored/golden.json. A refactoring changes none: then look for what it changed.
 Where numbers change on purpose: raise the entry of NUMBERS_VERSION (attnbench/__init__.py) whose part it is, so that
 results kept by earlier versions are not taken for new ones, then `python tests/golden.py --write`, look at the
 difference, and commit both alone, with the reason. Where a hash alone moved: every result kept under the old one is
@@ -126,7 +126,7 @@ def _bench(folder: Path) -> Iterator[dict[str, Any]]:
     from hydra import compose as compose_hydra
     from hydra import initialize_config_dir
 
-    from attnbench.config import CONF
+    from attnbench.cli.compose import CONF
 
     words = ["bench=attention", "device=cpu", f"outputs_dir={folder / 'bench'}", *bench_words("attention")]
     with initialize_config_dir(str(CONF), version_base="1.3"):

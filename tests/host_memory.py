@@ -18,10 +18,11 @@ import pyarrow.parquet as pq
 from probe_settings import smoke_words
 from small import python_path
 
-from attnbench import config, run_probe
-from attnbench.prepare_probe import prepare_probe
-from attnbench.process_memory import reset_resident_peak, resident_peak_mib, trim
-from attnbench.settings import RunSettings
+from attnbench.cli import compose as config
+from attnbench.evals.runners import probe as run_probe
+from attnbench.evals.runners.prepare_probe import prepare_probe
+from attnbench.machine.memory import reset_resident_peak, resident_peak_mib, trim
+from attnbench.settings.schema import RunSettings
 
 ROOT = Path(__file__).parents[1]
 ASCII = [*"abcdefghijklmnopqrstuvwxyz ETAOIN.,\n"]
@@ -61,7 +62,7 @@ def write_corpus(path: Path, alphabet: str, num_mebibytes: int) -> int:
 
 def training(path: str) -> Iterator[float]:
     """MiB that are resident at most while a text is prepared and trained on, beyond what is resident before."""
-    from attnbench.run_model import run
+    from attnbench.comparison.run_model import run
 
     with tempfile.TemporaryDirectory() as folder:
         settings = config.compose([*TINY, f"data.path={path}", f"outputs_dir={folder}"])

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from broken_mixers import LosesTheTail
 from torch import Tensor
 
-from attnbench.layers import Projection, RMSNorm
 from attnbench.mixers.base import Mixer, head_count
-from attnbench.settings import MixerSettings
+from attnbench.mixers.layers import Projection, RMSNorm
+from attnbench.settings.schema import MixerSettings
 
 
 def settings_of(kind: str) -> dict[str, Any]:

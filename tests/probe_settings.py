@@ -8,10 +8,10 @@ from typing import Any
 import yaml
 from small import compose_once
 
-from attnbench.config import CONF
+from attnbench.cli.compose import CONF
 from attnbench.evals.base import Evaluation
-from attnbench.registry import resolve
-from attnbench.settings import RunSettings
+from attnbench.settings.registry import resolve
+from attnbench.settings.schema import RunSettings
 
 EVALUATIONS = sorted(path.stem for path in (CONF / "eval").glob("*.yaml") if path.stem != "battery")
 """The names of conf/eval; `battery` is a list of most of them."""

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from attnbench.results import Identity, Measurement, ResultsWriter
-from attnbench.runtime import environment_id
+from attnbench.machine.device import environment_id
+from attnbench.results.rows import Identity, Measurement, ResultsWriter
 
 HOSTILE = "<script>window.executed = 1</script>\"'&"
 SKILL = {"softmax": 1.0, "linear": 0.72, "gated_deltanet": 0.97, HOSTILE: 0.9}

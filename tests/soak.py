@@ -25,17 +25,20 @@ from pathlib import Path
 import torch
 from probe_settings import smoke_words
 
-from attnbench import checkpoint, compare, config, metrics, run_probe
-from attnbench.checkpoint import TrainState
-from attnbench.errors import Interrupted
-from attnbench.metrics import read_metrics
-from attnbench.plan import Comparison
-from attnbench.prepare_probe import prepare_probe
-from attnbench.results import read_results
-from attnbench.run_model import run
-from attnbench.settings import ComparisonSettings, LoggerSettings, PlanSettings
-from attnbench.stopping import interruptible
-from attnbench.workers import Outcome
+from attnbench.cli import compose as config
+from attnbench.comparison import compare
+from attnbench.comparison.plan import Comparison
+from attnbench.comparison.run_model import run
+from attnbench.evals.runners import probe as run_probe
+from attnbench.evals.runners.prepare_probe import prepare_probe
+from attnbench.machine.processes import Outcome
+from attnbench.machine.signals import interruptible
+from attnbench.results.rows import read_results
+from attnbench.settings.errors import Interrupted
+from attnbench.settings.schema import ComparisonSettings, LoggerSettings, PlanSettings
+from attnbench.training import checkpoint, metrics
+from attnbench.training.checkpoint import TrainState
+from attnbench.training.metrics import read_metrics
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 CLOCKS = ("tokens_per_second", "generator_tokens_per_second", "train_seconds", "first_step_seconds", "peak_memory_mib")

@@ -11,10 +11,10 @@ from mixer_building import mixer_names, read
 from safetensors.torch import save_file
 from small import TRAIN, VOCABULARY, batch_of, mixer_settings
 
-from attnbench.checkpoint import TrainState
-from attnbench.model import build_model
-from attnbench.settings import ModelSettings
-from attnbench.train import train
+from attnbench.model.language_model import build_model
+from attnbench.settings.schema import ModelSettings
+from attnbench.training.checkpoint import TrainState
+from attnbench.training.loop import train
 
 NUM_STEPS = 30
 SETTINGS = ModelSettings(name="small", dim=128, num_layers=2, head_width=64, feed_forward_width=128)

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from attnbench.errors import UserError
+from attnbench.settings.errors import UserError
 
 
 def act(item: tuple[str, str]) -> None:
@@ -31,7 +31,7 @@ def act(item: tuple[str, str]) -> None:
     elif what == "wait":
         time.sleep(float(where))
     elif what == "hold":
-        from attnbench.locks import folder_lock
+        from attnbench.machine.locks import folder_lock
 
         with folder_lock(Path(where), waits=True):
             pass

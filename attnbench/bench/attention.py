@@ -17,8 +17,8 @@ from attnbench.bench.base import (
 from attnbench.bench.implementations import OURS, check_implementations
 from attnbench.bench.operator import HELD, measure_attention
 from attnbench.bench.passes import Problem, Repetition
-from attnbench.evals.rows import check_counts
-from attnbench.results import Measurement
+from attnbench.evals.lib.rows import check_counts
+from attnbench.results.rows import Measurement
 
 LINES = ("head_width", "sequence_length")
 

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import torch
 
 from attnbench.bench.roofline import Ceilings
-from attnbench.results import Measurement, ResultRow
-from attnbench.runtime import dtype_of
-from attnbench.settings import MixerSettings
-from attnbench.timing import Times
+from attnbench.machine.device import dtype_of
+from attnbench.machine.timing import Times
+from attnbench.results.rows import Measurement, ResultRow
+from attnbench.settings.schema import MixerSettings
 
 MILLISECONDS = "_milliseconds"
 """How the names of times end, those of passes before it."""

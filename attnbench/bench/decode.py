@@ -25,10 +25,10 @@ from attnbench.bench.generation import (
 )
 from attnbench.bench.passes import Repetition
 from attnbench.bench.steps import SPLIT, WHOLE, Shape, check_steps
-from attnbench.errors import UserError
-from attnbench.evals.rows import check_counts, without_numbers
-from attnbench.results import Measurement
-from attnbench.settings import ModelSettings, check
+from attnbench.evals.lib.rows import check_counts, without_numbers
+from attnbench.results.rows import Measurement
+from attnbench.settings.errors import UserError
+from attnbench.settings.schema import ModelSettings, check
 
 POSITION, TEXT, CONTEXT = "position", "text", "context"
 """Tables; a cell belongs to one."""

@@ -11,10 +11,10 @@ from attnbench.bench.gate import largest_error
 from attnbench.bench.operator import Missing, tried
 from attnbench.bench.passes import Repetition
 from attnbench.bench.steps import STEPS, Example, Shape, Step, compared_heads
-from attnbench.evals.rows import without_numbers
-from attnbench.results import Measurement
-from attnbench.runtime import multiplying
-from attnbench.timing import ColdCaches, OutOfMemory, attempt, time_repeats
+from attnbench.evals.lib.rows import without_numbers
+from attnbench.machine.device import multiplying
+from attnbench.machine.timing import ColdCaches, OutOfMemory, attempt, time_repeats
+from attnbench.results.rows import Measurement
 
 DECODE = f"decode{MILLISECONDS}"
 

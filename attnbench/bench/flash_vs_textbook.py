@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from attnbench.bench.attention import AttentionBench, layouts_for
 from attnbench.bench.base import Layout
 from attnbench.bench.implementations import IMPLEMENTATIONS
-from attnbench.errors import UserError
+from attnbench.settings.errors import UserError
 
 TEXTBOOK = "textbook"
 

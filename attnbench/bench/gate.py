@@ -10,9 +10,9 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from attnbench.correctness import Shape, by_backend, by_definition, compare, relative_error, worst
-from attnbench.examination import build_mixer
-from attnbench.settings import MixerSettings
+from attnbench.correctness.backends import build_mixer
+from attnbench.mixers.definition import Shape, by_backend, by_definition, compare, relative_error, worst
+from attnbench.settings.schema import MixerSettings
 
 TOLERANCES = {"float32": 1e-4, "tf32": 0.01, "bfloat16": 0.03, "float16": 0.01}
 """Of the relative errors |a - b| / |b| of the output and of each gradient."""

@@ -16,18 +16,18 @@ from attnbench.bench.decoding import DECODE
 from attnbench.bench.gate import TOLERANCES, GateError
 from attnbench.bench.operator import Missing, tried
 from attnbench.bench.passes import Repetition
-from attnbench.correctness import relative_error
-from attnbench.errors import UserError
-from attnbench.evals import step_cost
 from attnbench.evals.inference import time_decoding
-from attnbench.evals.rows import without_numbers
-from attnbench.generate import Sampling, Writer, decoder, read
-from attnbench.graphs import CapturedCall
-from attnbench.matching import match_model
-from attnbench.model import LanguageModel, build_model, resolve_mixer
-from attnbench.results import Measurement
-from attnbench.runtime import computing, synchronize
-from attnbench.settings import PRECISIONS, MixerSettings, ModelSettings
+from attnbench.evals.lib import step_cost
+from attnbench.evals.lib.rows import without_numbers
+from attnbench.machine.cuda_graph import CapturedCall
+from attnbench.machine.device import computing, synchronize
+from attnbench.mixers.definition import relative_error
+from attnbench.model.language_model import LanguageModel, build_model, resolve_mixer
+from attnbench.model.matching import match_model
+from attnbench.model.sampling import Sampling, Writer, decoder, read
+from attnbench.results.rows import Measurement
+from attnbench.settings.errors import UserError
+from attnbench.settings.schema import PRECISIONS, MixerSettings, ModelSettings
 
 EAGER, CAPTURED, FASTER = "eager_seconds", "captured_seconds", "captured_faster_percent"
 RATE = "tokens_per_second"

@@ -18,9 +18,9 @@ from attnbench.bench.base import (
 from attnbench.bench.implementations import OURS, check_implementations
 from attnbench.bench.operator import measure_attention
 from attnbench.bench.passes import Problem, Repetition
-from attnbench.evals.rows import check_counts
+from attnbench.evals.lib.rows import check_counts
 from attnbench.kernels.cuda_flash_attention import STEPS
-from attnbench.results import Measurement
+from attnbench.results.rows import Measurement
 
 AXES = {"batch_size": "B", "num_heads": "H", "sequence_length": "N", "head_width": "D"}
 """And what stands above them."""

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attnbench.errors import UserError
 from attnbench.kernels.cuda_flash_attention import STEPS, WIDTHS, load_cuda_attention
-from attnbench.kernels.support import require_triton
+from attnbench.machine.kernel_support import require_triton
 from attnbench.mixers.flash import load_flash_attn
+from attnbench.settings.errors import UserError
 
 HALVES = ("bfloat16", "float16")
 OURS = ("triton", *STEPS)

@@ -10,15 +10,15 @@ from attnbench.bench.gate import mixer_error
 from attnbench.bench.operator import Missing, tried
 from attnbench.bench.passes import Repetition
 from attnbench.bench.roofline import Work
-from attnbench.errors import UserError
-from attnbench.evals.rows import check_counts, without_numbers
-from attnbench.matching import match_model
-from attnbench.model import LanguageModel, build_model, resolve_mixer
-from attnbench.results import Measurement
-from attnbench.runtime import computing
-from attnbench.settings import MixerSettings, ModelSettings, check
-from attnbench.timing import time_repeats
-from attnbench.train import Batch, batch_nats, loss_and_gradients
+from attnbench.evals.lib.rows import check_counts, without_numbers
+from attnbench.machine.device import computing
+from attnbench.machine.timing import time_repeats
+from attnbench.model.language_model import LanguageModel, build_model, resolve_mixer
+from attnbench.model.matching import match_model
+from attnbench.results.rows import Measurement
+from attnbench.settings.errors import UserError
+from attnbench.settings.schema import MixerSettings, ModelSettings, check
+from attnbench.training.loop import Batch, batch_nats, loss_and_gradients
 
 PARAMETERS = "parameters"
 PASSES = {"forward": 1, "total": 3}

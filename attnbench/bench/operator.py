@@ -8,11 +8,11 @@ from attnbench.bench.gate import GateError, largest_error
 from attnbench.bench.implementations import IMPLEMENTATIONS, Implementation
 from attnbench.bench.passes import Example, Passes, Problem, example_of
 from attnbench.bench.roofline import attention_work
-from attnbench.errors import UserError
-from attnbench.evals.rows import without_numbers
-from attnbench.results import Measurement
-from attnbench.runtime import forget_compiled, multiplying
-from attnbench.timing import ColdCaches, OutOfMemory, attempt, time_repeats
+from attnbench.evals.lib.rows import without_numbers
+from attnbench.machine.device import forget_compiled, multiplying
+from attnbench.machine.timing import ColdCaches, OutOfMemory, attempt, time_repeats
+from attnbench.results.rows import Measurement
+from attnbench.settings.errors import UserError
 
 HELD = "memory_before_backward_mib"
 NO_DEVICE_MEMORY = "memory held is counted on CUDA devices alone"

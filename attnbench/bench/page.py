@@ -12,14 +12,14 @@ from rich.console import Console
 from attnbench.bench.base import Bench
 from attnbench.bench.running import CEILINGS, cell_file, cell_name, told_cell
 from attnbench.bench.tables import WIDTH, grids, narrowed, reasons
-from attnbench.documents import MOST_YAML_BYTES, parse_yaml, read_bounded, read_object
-from attnbench.errors import UserError
-from attnbench.escaping import markdown_text, printable
-from attnbench.jsonlines import replace_file
-from attnbench.registry import build, resolve
-from attnbench.results import ResultRow, is_complete, read_results, write_csv, write_environments
-from attnbench.runtime import environment_id
-from attnbench.tables import format_number, markdown_grid, terminal_table
+from attnbench.machine.device import environment_id
+from attnbench.results.files import replace_file
+from attnbench.results.rows import ResultRow, is_complete, read_results, write_csv, write_environments
+from attnbench.results.tables import format_number, markdown_grid, terminal_table
+from attnbench.settings.documents import MOST_YAML_BYTES, parse_yaml, read_bounded, read_object
+from attnbench.settings.errors import UserError
+from attnbench.settings.escaping import markdown_text, printable
+from attnbench.settings.registry import build, resolve
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)

@@ -9,10 +9,10 @@ from attnbench.bench.base import MAX_ERROR, ROOFLINE, SPEEDUP, Bench, Layout, Su
 from attnbench.bench.passes import Repetition
 from attnbench.bench.profile_attention import PEAK, Shape, check_attentions, profile_attention
 from attnbench.bench.profile_step import CAPTURED, EAGER, StepCase, profile_step
-from attnbench.errors import UserError
-from attnbench.evals.rows import check_counts
-from attnbench.results import Measurement, ResultRow
-from attnbench.settings import ModelSettings, check
+from attnbench.evals.lib.rows import check_counts
+from attnbench.results.rows import Measurement, ResultRow
+from attnbench.settings.errors import UserError
+from attnbench.settings.schema import ModelSettings, check
 
 ATTENTION, STEP = {"subject": "attention"}, {"subject": "training step"}
 

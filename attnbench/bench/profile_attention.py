@@ -19,12 +19,12 @@ from attnbench.bench.profile_rows import operator_rows, peak_row
 from attnbench.bench.recording import Recording, record
 from attnbench.bench.roofline import Work, attention_work
 from attnbench.bench.traces import write_trace
-from attnbench.errors import UserError
-from attnbench.evals.rows import without_numbers
-from attnbench.layers import rotate, rotation
-from attnbench.results import Measurement
-from attnbench.runtime import multiplying
-from attnbench.timing import ColdCaches, OutOfMemory, PeakMemory, Times, attempt, time_repeats
+from attnbench.evals.lib.rows import without_numbers
+from attnbench.machine.device import multiplying
+from attnbench.machine.timing import ColdCaches, OutOfMemory, PeakMemory, Times, attempt, time_repeats
+from attnbench.mixers.layers import rotate, rotation
+from attnbench.results.rows import Measurement
+from attnbench.settings.errors import UserError
 
 THETA = 10000.0
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from attnbench.bench.parts import IDLE, Breakdown
 from attnbench.bench.recording import Line, top
-from attnbench.results import Measurement
-from attnbench.timing import UNKNOWN_PEAK
+from attnbench.machine.timing import UNKNOWN_PEAK
+from attnbench.results.rows import Measurement
 
 MOST_NAME_CHARACTERS = 90
 """The name of a kernel made from a template fills a page."""

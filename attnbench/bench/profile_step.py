@@ -16,16 +16,16 @@ from attnbench.bench.recording import Line, Recording, record
 from attnbench.bench.regions import labelled, labelled_nats, weight_parts
 from attnbench.bench.roofline import Work as Cost
 from attnbench.bench.traces import Work, write_trace
-from attnbench.checkpoint import TrainState
-from attnbench.errors import UserError
-from attnbench.evals.rows import without_numbers
-from attnbench.graphs import CapturedCall
-from attnbench.matching import match_model
-from attnbench.model import LanguageModel, build_model, resolve_mixer
-from attnbench.results import Measurement
-from attnbench.settings import PRECISIONS, MixerSettings, ModelSettings, TrainSettings
-from attnbench.timing import PeakMemory, Times, time_repeats
-from attnbench.train import Batch, StepReport, stepper, train_step
+from attnbench.evals.lib.rows import without_numbers
+from attnbench.machine.cuda_graph import CapturedCall
+from attnbench.machine.timing import PeakMemory, Times, time_repeats
+from attnbench.model.language_model import LanguageModel, build_model, resolve_mixer
+from attnbench.model.matching import match_model
+from attnbench.results.rows import Measurement
+from attnbench.settings.errors import UserError
+from attnbench.settings.schema import PRECISIONS, MixerSettings, ModelSettings, TrainSettings
+from attnbench.training.checkpoint import TrainState
+from attnbench.training.loop import Batch, StepReport, stepper, train_step
 
 CAPTURED, EAGER = "captured", "eager"
 PEAK = "peak_memory_mib"

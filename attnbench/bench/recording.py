@@ -13,8 +13,8 @@ from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsag
 from torch.profiler import ProfilerActivity, profile
 
 from attnbench.bench.traces import Reading, Work, read_trace
-from attnbench.errors import UserError
-from attnbench.runtime import synchronize
+from attnbench.machine.device import synchronize
+from attnbench.settings.errors import UserError
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)

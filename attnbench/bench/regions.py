@@ -7,11 +7,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from attnbench.layers import FeedForward, RMSNorm
-from attnbench.loss import nats_of
 from attnbench.mixers.base import Mixer
-from attnbench.model import LanguageModel
-from attnbench.train import Batch
+from attnbench.mixers.layers import FeedForward, RMSNorm
+from attnbench.model.language_model import LanguageModel
+from attnbench.model.loss import nats_of
+from attnbench.training.loop import Batch
 
 NORMS = (RMSNorm, nn.RMSNorm, nn.LayerNorm, nn.GroupNorm)
 

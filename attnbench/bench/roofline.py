@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from attnbench.timing import copy_ceiling, matrix_product_ceiling
+from attnbench.machine.timing import copy_ceiling, matrix_product_ceiling
 
 
 class Ceilings(NamedTuple):

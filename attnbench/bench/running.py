@@ -14,18 +14,18 @@ import torch
 
 from attnbench.bench.base import MILLISECONDS, Bench, Subject
 from attnbench.bench.roofline import Ceilings, measure_ceilings
-from attnbench.errors import UserError
-from attnbench.escaping import printable
-from attnbench.folder import ROOT, recording, stamp_environment, write_config
-from attnbench.identity import code_of, hash_with_code
-from attnbench.locks import device_lock
-from attnbench.prepare_run import measured_by
-from attnbench.registry import build, is_own
-from attnbench.results import DEVICE, Identity, Measurement, ResultRow, ResultsWriter, is_complete, read_results
-from attnbench.run_system import UNHASHED
-from attnbench.runtime import environment, resolve_device, resolve_precision
-from attnbench.settings import BenchSettings, MixerSettings
-from attnbench.tables import format_number
+from attnbench.evals.runners.system import UNHASHED
+from attnbench.machine.device import environment, resolve_device, resolve_precision
+from attnbench.machine.locks import device_lock
+from attnbench.results.folder import ROOT, recording, stamp_environment, write_config
+from attnbench.results.identity import code_of, hash_with_code
+from attnbench.results.rows import DEVICE, Identity, Measurement, ResultRow, ResultsWriter, is_complete, read_results
+from attnbench.results.tables import format_number
+from attnbench.settings.errors import UserError
+from attnbench.settings.escaping import printable
+from attnbench.settings.registry import build, is_own
+from attnbench.settings.schema import BenchSettings, MixerSettings
+from attnbench.training.prepare import measured_by
 
 log = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from attnbench.bench.base import Layout, Values
-from attnbench.errors import UserError
-from attnbench.escaping import printable
-from attnbench.results import DEVICE, Measurement, ResultRow
-from attnbench.tables import Grid, format_number
+from attnbench.results.rows import DEVICE, Measurement, ResultRow
+from attnbench.results.tables import Grid, format_number
+from attnbench.settings.errors import UserError
+from attnbench.settings.escaping import printable
 
 WIDTH = 79
 GAP = 3

@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from attnbench.data import Corpus
-from attnbench.model import LanguageModel
-from attnbench.results import Measurement
-from attnbench.settings import ModelSettings, TrainSettings
-from attnbench.train import Batch
+from attnbench.data.batches import Corpus
+from attnbench.model.language_model import LanguageModel
+from attnbench.results.rows import Measurement
+from attnbench.settings.schema import ModelSettings, TrainSettings
+from attnbench.training.loop import Batch
 
 
 class Subject(Protocol):

@@ -7,21 +7,21 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from attnbench.errors import UserError
 from attnbench.evals.base import NUM_SELECTION, Probe, Task
-from attnbench.evals.options import (
+from attnbench.evals.lib.options import (
     check_counts,
     check_different_counts,
     check_training,
     mixer_wishes,
     probe_deviation,
 )
-from attnbench.evals.scoring import accuracy, correct_labels, mean_accuracy
-from attnbench.evals.task_data import ABSENT, SPLITS, hashed, hashes_in_split, in_pieces, integers_below, shuffled
-from attnbench.model import LanguageModel
-from attnbench.results import Measurement
-from attnbench.settings import ModelSettings
-from attnbench.train import Batch
+from attnbench.evals.lib.scoring import accuracy, correct_labels, mean_accuracy
+from attnbench.evals.lib.task_data import ABSENT, SPLITS, hashed, hashes_in_split, in_pieces, integers_below, shuffled
+from attnbench.model.language_model import LanguageModel
+from attnbench.results.rows import Measurement
+from attnbench.settings.errors import UserError
+from attnbench.settings.schema import ModelSettings
+from attnbench.training.loop import Batch
 
 NUM_SYMBOLS = 26
 START, SEPARATOR, PADDING, BLANK = range(NUM_SYMBOLS, NUM_SYMBOLS + 4)

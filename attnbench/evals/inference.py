@@ -8,18 +8,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from attnbench.data import Batches
+from attnbench.data.batches import Batches
 from attnbench.evals.base import Subject, SystemEvaluation
-from attnbench.evals.rows import check_counts, without_numbers
-from attnbench.evals.step_cost import Repetition, lacks_text, settle
-from attnbench.generate import decoder, read
-from attnbench.graphs import CapturedCall
+from attnbench.evals.lib.rows import check_counts, without_numbers
+from attnbench.evals.lib.step_cost import Repetition, lacks_text, settle
+from attnbench.machine.cuda_graph import CapturedCall
+from attnbench.machine.device import computing
+from attnbench.machine.memory import available_mib, memory_capped
+from attnbench.machine.timing import OutOfMemory, Times, attempt, time_repeats
 from attnbench.mixers.base import state_bytes
-from attnbench.model import LanguageModel
-from attnbench.process_memory import available_mib, memory_capped
-from attnbench.results import Measurement
-from attnbench.runtime import computing
-from attnbench.timing import OutOfMemory, Times, attempt, time_repeats
+from attnbench.model.language_model import LanguageModel
+from attnbench.model.sampling import decoder, read
+from attnbench.results.rows import Measurement
 
 PREFILL, DECODE, STATE = "prefill_tokens_per_second", "decode_tokens_per_second", "state_bytes"
 

@@ -7,17 +7,17 @@ from typing import Any, ClassVar
 
 import torch
 
-from attnbench.errors import UserError
 from attnbench.evals.base import Subject, SystemEvaluation
-from attnbench.evals.capped_child import CappedChild
-from attnbench.evals.rows import check_counts, doublings
+from attnbench.evals.lib.rows import check_counts, doublings
+from attnbench.machine.capped_child import CappedChild
+from attnbench.machine.device import computing, start_afresh
+from attnbench.machine.memory import reset_resident_peak, resident_peak_mib, return_freed_memory
+from attnbench.machine.timing import UNKNOWN_PEAK, OutOfMemory, attempt
 from attnbench.mixers.base import state_bytes
-from attnbench.model import LanguageModel
-from attnbench.process_memory import reset_resident_peak, resident_peak_mib, return_freed_memory
-from attnbench.results import Measurement
-from attnbench.runtime import computing, start_afresh
-from attnbench.timing import UNKNOWN_PEAK, OutOfMemory, attempt
-from attnbench.train import Batch, loss_and_gradients
+from attnbench.model.language_model import LanguageModel
+from attnbench.results.rows import Measurement
+from attnbench.settings.errors import UserError
+from attnbench.training.loop import Batch, loss_and_gradients
 
 METRICS = {"forward": "forward_peak_mib", "training": "training_peak_mib"}
 """The metric of each mode: a forward pass without gradient, or forward and backward of the loss."""

@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from attnbench.data import evaluation_batches, first_characters, num_evaluation_batches
-from attnbench.errors import UserError
+from attnbench.data.batches import evaluation_batches, first_characters, num_evaluation_batches
 from attnbench.evals.base import CheckpointEvaluation, Subject
-from attnbench.evals.rows import without_numbers
-from attnbench.loss import perplexity, split_nats
-from attnbench.progress import watched
-from attnbench.results import Measurement
-from attnbench.timing import OutOfMemory, attempt
+from attnbench.evals.lib.rows import without_numbers
+from attnbench.machine.timing import OutOfMemory, attempt
+from attnbench.model.loss import perplexity, split_nats
+from attnbench.results.rows import Measurement
+from attnbench.settings.errors import UserError
+from attnbench.training.progress import watched
 
 NO_TEST_SPLIT = "the corpus has no test split (data.test_fraction=0)"
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from attnbench.evals.base import NUM_SELECTION, Probe, Task
-from attnbench.evals.options import check_choice, check_counts, check_training, mixer_wishes, probe_deviation
-from attnbench.evals.recall_sizes import PRESETS, Sizes, check_sizes
-from attnbench.evals.scoring import accuracy, correct_labels, mean_accuracy
-from attnbench.evals.task_data import (
+from attnbench.evals.lib.options import check_choice, check_counts, check_training, mixer_wishes, probe_deviation
+from attnbench.evals.lib.recall_sizes import PRESETS, Sizes, check_sizes
+from attnbench.evals.lib.scoring import accuracy, correct_labels, mean_accuracy
+from attnbench.evals.lib.task_data import (
     SPLITS,
     choose,
     choose_by_power,
@@ -21,10 +21,10 @@ from attnbench.evals.task_data import (
     integers_below,
     shuffled,
 )
-from attnbench.model import LanguageModel
-from attnbench.results import Measurement
-from attnbench.settings import ModelSettings
-from attnbench.train import Batch
+from attnbench.model.language_model import LanguageModel
+from attnbench.results.rows import Measurement
+from attnbench.settings.schema import ModelSettings
+from attnbench.training.loop import Batch
 
 BLANK = 0
 

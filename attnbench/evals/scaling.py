@@ -8,19 +8,19 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from attnbench.checkpoint import TrainState
-from attnbench.data import Batches, evaluation_batches
-from attnbench.errors import UserError
+from attnbench.data.batches import Batches, evaluation_batches
 from attnbench.evals.base import Subject, SystemEvaluation
-from attnbench.evals.rows import check_counts, without_numbers
-from attnbench.evals.step_cost import Repetition, lacks_text, measure_step, settle
-from attnbench.loss import split_nats
-from attnbench.registry import check_options
-from attnbench.results import Measurement
-from attnbench.runtime import start_afresh
-from attnbench.settings import ModelSettings, check
-from attnbench.timing import OutOfMemory, attempt
-from attnbench.train import Batch, train
+from attnbench.evals.lib.rows import check_counts, without_numbers
+from attnbench.evals.lib.step_cost import Repetition, lacks_text, measure_step, settle
+from attnbench.machine.device import start_afresh
+from attnbench.machine.timing import OutOfMemory, attempt
+from attnbench.model.loss import split_nats
+from attnbench.results.rows import Measurement
+from attnbench.settings.errors import UserError
+from attnbench.settings.registry import check_options
+from attnbench.settings.schema import ModelSettings, check
+from attnbench.training.checkpoint import TrainState
+from attnbench.training.loop import Batch, train
 
 COSTS = {"parameters": "", "step_milliseconds": "ms", "peak_memory_mib": "MiB"}
 LOSS = {"nats_per_character": "nat"}

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from attnbench.errors import UserError
 from attnbench.evals.base import Subject, SystemEvaluation
-from attnbench.evals.rows import check_counts, doublings, without_numbers
-from attnbench.evals.step_cost import Repetition, StepCost, lacks_text, measure_step, settle
-from attnbench.results import Measurement
-from attnbench.timing import OutOfMemory, matrix_product_ceiling
+from attnbench.evals.lib.rows import check_counts, doublings, without_numbers
+from attnbench.evals.lib.step_cost import Repetition, StepCost, lacks_text, measure_step, settle
+from attnbench.machine.timing import OutOfMemory, matrix_product_ceiling
+from attnbench.results.rows import Measurement
+from attnbench.settings.errors import UserError
 
 UNITS = {
     "first_step_seconds": "s",

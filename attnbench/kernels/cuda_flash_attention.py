@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.errors import UserError
+from attnbench.settings.errors import UserError
 
 STEPS = {"cuda_mma": 1, "cuda_ldmatrix": 2, "cuda_async": 3, "cuda_stages": 4}
 """What each adds stands at the head of the source."""

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from attnbench.errors import UserError
 from attnbench.kernels.batching import join_the_batch
 from attnbench.kernels.delta_rule_launch import WIDE, DeltaRule, backward, forward, positions_of_chunk
 from attnbench.kernels.delta_rule_tiles import FACTORS
 from attnbench.kernels.launching import register_fake
+from attnbench.settings.errors import UserError
 
 DTYPES = (torch.bfloat16, torch.float32)
 

@@ -21,8 +21,8 @@ from torch.library import CustomOpDef  # pyright: ignore[reportPrivateImportUsag
 from torch.types import py_sym_types
 from triton.runtime.errors import OutOfResources
 
-from attnbench.errors import UserError
-from attnbench.kernels.support import interpreted
+from attnbench.machine.kernel_support import interpreted
+from attnbench.settings.errors import UserError
 
 MAX_THREADS = 8
 

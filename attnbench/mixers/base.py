@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from attnbench.errors import UserError
+from attnbench.settings.errors import UserError
 
 State = Any
 """What a mixer carries from one call to the next: a NamedTuple of tensors of its own."""

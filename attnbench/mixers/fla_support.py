@@ -4,7 +4,7 @@ from importlib import metadata, util
 
 import torch
 
-from attnbench.errors import UserError
+from attnbench.settings.errors import UserError
 
 
 def require_fla(setting: str, device_type: str) -> None:

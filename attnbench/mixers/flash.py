@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attnbench.errors import UserError
-from attnbench.kernels.support import require_triton
-from attnbench.layers import rotation
+from attnbench.machine.kernel_support import require_triton
+from attnbench.mixers.layers import rotation
 from attnbench.mixers.softmax import AttentionState, Softmax
+from attnbench.settings.errors import UserError
 
 SDPA_KERNELS = {"sdpa": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 WITH_WINDOW = ("triton", "flash_attn")

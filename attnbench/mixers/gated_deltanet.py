@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnbench.errors import UserError
-from attnbench.kernels.support import require_triton
-from attnbench.layers import GatedOutput, Projection, QueryKeyValue, RMSNorm
+from attnbench.machine.kernel_support import require_triton
 from attnbench.mixers.base import Mixer, head_count
 from attnbench.mixers.fla_support import require_gated_fla
+from attnbench.mixers.layers import GatedOutput, Projection, QueryKeyValue, RMSNorm
 from attnbench.mixers.scan import affine_scan
+from attnbench.settings.errors import UserError
 
 MOST_FORGETTING = 30.0
 """Largest -log a_t. It leaves 1e-13 of the memory, nothing in float32. Beyond it sums of log decays over a chunk lose

@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnbench.errors import UserError
-from attnbench.kernels.support import require_triton
-from attnbench.layers import GatedOutput, QueryKeyValue, RMSNorm
+from attnbench.machine.kernel_support import require_triton
 from attnbench.mixers.base import Mixer, head_count
 from attnbench.mixers.fla_support import require_fla
+from attnbench.mixers.layers import GatedOutput, QueryKeyValue, RMSNorm
+from attnbench.settings.errors import UserError
 
 
 class LinearState(NamedTuple):

@@ -10,10 +10,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from attnbench.errors import UserError
-from attnbench.kernels.support import on_kernels
-from attnbench.layers import GatedOutput, QueryKeyValue, RMSNorm, at_least_float32, rotate, rotation
+from attnbench.machine.kernel_support import on_kernels
 from attnbench.mixers.base import Mixer, head_count
+from attnbench.mixers.layers import GatedOutput, QueryKeyValue, RMSNorm, at_least_float32, rotate, rotation
+from attnbench.settings.errors import UserError
 
 
 class AttentionState(NamedTuple):

@@ -13,10 +13,10 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from attnbench.aggregate import Figure
-from attnbench.escaping import printable
 from attnbench.report import words
 from attnbench.report.plots import Plot, chance_text, describe, missing_text, share
+from attnbench.report.summary import Figure
+from attnbench.settings.escaping import printable
 
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"

@@ -8,14 +8,14 @@ from typing import Any
 import yaml
 
 from attnbench.bench.base import Bench
-from attnbench.documents import read_object
-from attnbench.errors import UserError
 from attnbench.evals.base import Evaluation
-from attnbench.figures import told_apart
-from attnbench.registry import check_options, resolve
-from attnbench.results import ALL_SEEDS, DEVICE, ResultRow, is_complete, read_csv, read_results
-from attnbench.runtime import environment_id
-from attnbench.settings import CONF, MOST_PAIRED, MOST_VARIANTS
+from attnbench.machine.device import environment_id
+from attnbench.results.rows import ALL_SEEDS, DEVICE, ResultRow, is_complete, read_csv, read_results
+from attnbench.settings.documents import read_object
+from attnbench.settings.errors import UserError
+from attnbench.settings.registry import check_options, resolve
+from attnbench.settings.schema import CONF, MOST_PAIRED, MOST_VARIANTS
+from attnbench.verdict.seeds import told_apart
 
 EVALUATION_YAMLS, BENCH_YAMLS = CONF / "eval", CONF / "bench"
 

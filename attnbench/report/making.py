@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from attnbench.aggregate import Figure
 from attnbench.report import words
 from attnbench.report.inputs import Inputs, Rate
 from attnbench.report.markup import Markup, TableCell, element, join, table
-from attnbench.results import SELECTION_SEED
+from attnbench.report.summary import Figure
+from attnbench.results.rows import SELECTION_SEED
 
 BUDGETS = ("parameters", "forward_flops_per_token", "state_bytes")
 

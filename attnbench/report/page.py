@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attnbench.aggregate import Figure, families, figures, summary, to_rows
-from attnbench.documents import unlinked
-from attnbench.escaping import printable
-from attnbench.jsonlines import replace_file
 from attnbench.report import charts, words
 from attnbench.report.inputs import Inputs, read_inputs
 from attnbench.report.making import making_section, mixed_commits
 from attnbench.report.markup import Markup, element, embedded_json, join
 from attnbench.report.sections import Chapter, anchor, chapters, evaluation_section, summary_section
-from attnbench.results import TRAINING, write_csv
+from attnbench.report.summary import Figure, families, figures, summary, to_rows
+from attnbench.results.files import replace_file
+from attnbench.results.rows import TRAINING, write_csv
+from attnbench.settings.documents import unlinked
+from attnbench.settings.escaping import printable
 
 HERE = Path(__file__).parent
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench.aggregate import Figure
 from attnbench.report import words
+from attnbench.report.summary import Figure
 
 TOKENS = "tokens_per_step"
 """A fixed product of sequence length and batch size: along such a series both settings vary."""

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from attnbench.aggregate import Cell, Column, Family, Figure, Summary, headline, same_models
 from attnbench.report import words
 from attnbench.report.inputs import Inputs, Protocol, about
 from attnbench.report.markup import Markup, TableCell, breakable, element, join, scrolling, table
 from attnbench.report.plots import Plot, chance_text, describe, missing_text, plots_of
+from attnbench.report.summary import Cell, Column, Family, Figure, Summary, headline, same_models
 
 MIN_RANKED_SEEDS = 3
 HOW_RANKED = (

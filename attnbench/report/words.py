@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from attnbench.aggregate import PER_RUN, Column, Family, Figure
-from attnbench.tables import format_number
+from attnbench.report.summary import PER_RUN, Column, Family, Figure
+from attnbench.results.tables import format_number
 
 NAMES = {
     "steps_to_95": "steps to 95 %",

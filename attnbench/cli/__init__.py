@@ -1,0 +1,1 @@
+"""Command line to settings, and mistakes to one line."""

@@ -1,0 +1,168 @@
+"""The text of --help: each setting with its value and the comment that its yaml has for it."""
+
+import shutil
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from attnbench.settings.schema import CONF
+
+Comments = dict[tuple[str, ...], str]
+"""By the path of a setting, ("train", "batch_size"); at () what a yaml says of itself in its first lines."""
+
+INDENT = 2
+MIN_WIDTH, MAX_WIDTH = 80, 120
+
+
+def list_groups(script: str, folders: Sequence[Path]) -> str:
+    """A line a group that a script takes, with its options.
+
+    Args:
+        script: whose own yaml lies in the first of the folders, beside the groups.
+        folders: in which yamls are looked for; the first that has one counts.
+    """
+    lines = []
+    for group in groups_of(folders[0] / f"{script}.yaml"):
+        lines.append(_wrapped(f"{group}: {', '.join(_options(group, folders))}", " " * INDENT) + "\n")
+    return "".join(lines)
+
+
+def list_settings(values: Mapping[str, Any], choices: Mapping[str, Any], script: str, folders: Sequence[Path]) -> str:
+    """The settings as yaml, each with its comment.
+
+    Args:
+        values: what the command line composes.
+        choices: the option that a group has; the evaluations' are the names of `values["eval"]`.
+        script, folders: as list_groups.
+    """
+    path = folders[0] / f"{script}.yaml"
+    own = {place: comment for place, comment in read_comments(path).items() if place}
+    siblings: Comments = {}
+    chosen: Comments = {}
+    for group in groups_of(path):
+        if group == "eval":
+            for name in values[group] or {}:
+                chosen |= _of_option(f"{group}/{name}.yaml", (group, name), folders)
+        elif group in values:
+            chosen |= _of_option(f"{group}/{choices[group]}.yaml", (group,), folders)
+            # What an option takes over from another of its group is explained there.
+            for name in _options(group, folders):
+                found = _of_option(f"{group}/{name}.yaml", (group,), folders)
+                siblings |= {place: comment for place, comment in found.items() if len(place) == 2}
+    return "".join(f"{line}\n" for line in _lines(values, siblings | own | chosen, ()))
+
+
+def _options(group: str, folders: Sequence[Path]) -> list[str]:
+    return sorted({path.stem for folder in folders for path in folder.glob(f"{group}/*.yaml")})
+
+
+def groups_of(path: Path) -> list[str]:
+    """The groups in the defaults list of a script's yaml."""
+    defaults = yaml.safe_load(path.read_text(encoding="utf-8"))["defaults"]
+    names = [name for entry in defaults if isinstance(entry, dict) for name in entry]
+    return sorted(name.removeprefix("optional ") for name in names if not name.startswith("override "))
+
+
+def scripts_with(name: str) -> list[str]:
+    """The scripts that have a group or a setting of this name at the top level: train.py."""
+    found = []
+    for path in sorted(CONF.glob("*.yaml")):
+        names = {*groups_of(path), *yaml.safe_load(path.read_text(encoding="utf-8"))} - {"defaults", "hydra"}
+        found += [f"{path.stem}.py"] if name in names else []
+    return found
+
+
+def read_comments(path: Path) -> Comments:
+    """Comments of a yaml: of a setting behind its value or in whole lines above it."""
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    comments = dict(_of_mapping(node, lines, ())) if isinstance(node, yaml.MappingNode) else {}
+    header = _block(lines, 0, 1)
+    if header:
+        comments[()] = header
+    return comments
+
+
+def _of_mapping(node: yaml.MappingNode, lines: Sequence[str], path: tuple[str, ...]) -> Iterator[tuple[Any, str]]:
+    for key, value in node.value:
+        here = (*path, str(key.value))
+        is_block = isinstance(value, yaml.CollectionNode) and not value.flow_style
+        # What is written over several lines has its comment behind the key.
+        line, column = (key.end_mark.line, key.end_mark.column + 1) if is_block else _end(value)
+        behind = lines[line][column:].strip() if line < len(lines) else ""
+        above = _block(lines, key.start_mark.line - 1, -1)
+        comment = behind.lstrip("# ") if behind.startswith("#") else above
+        if comment:
+            yield here, comment
+        if isinstance(value, yaml.MappingNode):
+            yield from _of_mapping(value, lines, here)
+
+
+def _end(node: yaml.Node) -> tuple[int, int]:
+    mark = node.end_mark
+    assert mark is not None
+    return mark.line, mark.column
+
+
+def _block(lines: Sequence[str], start: int, step: int) -> str:
+    """The comment in whole lines from `start`, downwards or upwards; one that begins the file is the file's own."""
+    found = []
+    index = start
+    while 0 <= index < len(lines) and lines[index].lstrip().startswith("#"):
+        if not lines[index].startswith("# @package"):
+            found.append(lines[index].strip().lstrip("# "))
+        index += step
+    if step < 0 and index < 0:
+        return ""
+    return " ".join(found[::step])
+
+
+def _of_option(name: str, place: tuple[str, ...], folders: Sequence[Path]) -> Comments:
+    """The comments of a group's yaml, whose settings stand at `place`."""
+    path = next((folder / name for folder in folders if (folder / name).is_file()), None)
+    found = read_comments(path) if path is not None else {}
+    return {(*place, *rest): comment for rest, comment in found.items()}
+
+
+def _lines(values: Mapping[str, Any], comments: Comments, path: tuple[str, ...]) -> Iterator[str]:
+    indent = " " * INDENT * len(path)
+    for name, value in values.items():
+        here = (*path, str(name))
+        comment = comments.get(here, "")
+        nested = isinstance(value, dict) and bool(value)
+        written = f"{indent}{name}:" if nested else f"{indent}{name}: {_written(value)}"
+        if comment and len(written) + len(comment) + 4 > _width():
+            yield _wrapped(comment, f"{indent}# ", f"{indent}# ")
+            comment = ""
+        if not nested and len(written) > _width() and isinstance(value, list):
+            yield f"{indent}{name}:" + (f"  # {comment}" if comment else "")
+            yield from (f"{indent}  - {_written(entry)}" for entry in value)
+        else:
+            yield written + (f"  # {comment}" if comment else "")
+        if isinstance(value, dict):
+            yield from _lines(value, comments, here)
+
+
+def _written(value: Any) -> str:
+    """A value as yaml has it, on one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _wrapped(text: str, later: str, first: str = "") -> str:
+    return textwrap.fill(
+        text,
+        _width(),
+        initial_indent=first,
+        subsequent_indent=later,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _width() -> int:
+    return min(max(shutil.get_terminal_size().columns, MIN_WIDTH), MAX_WIDTH)

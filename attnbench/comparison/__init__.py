@@ -1,0 +1,1 @@
+"""Many jobs: a plan, its cells, its searches of rates, carried out."""

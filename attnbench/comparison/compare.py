@@ -1,0 +1,213 @@
+"""A plan carried out: each of its cells run once, then one record and one report.
+
+Learning rates are searched first, then everything is scored, several cells at a time; what is timed runs last and
+alone, each cell in a fresh process. What is there is not run again, so a comparison that was cut off goes on.
+"""
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnbench.comparison.cells import Cell, execute, is_whole
+from attnbench.comparison.plan import Comparison, Compose
+from attnbench.comparison.progress import Progress, list_cells, say_why_again
+from attnbench.comparison.transfer import export_cells, import_cells
+from attnbench.evals.base import Evaluation
+from attnbench.machine.device import resolve_device
+from attnbench.machine.processes import Outcome, run_in_processes
+from attnbench.machine.signals import interruptible
+from attnbench.report.terminal import print_comparison
+from attnbench.results.files import replace_file
+from attnbench.results.folder import holding
+from attnbench.results.rows import read_results
+from attnbench.settings.documents import MOST_JSON_BYTES, parse_json, read_bounded
+from attnbench.settings.errors import UserError
+from attnbench.settings.registry import resolve
+from attnbench.settings.schema import ComparisonSettings
+from attnbench.training.wandb import beside, choose_mode
+
+log = logging.getLogger(__name__)
+
+
+def compare(settings: ComparisonSettings, compose: Compose) -> Path:
+    """Carries out a plan and writes comparison.json and report/, mirrored to wandb; returns the experiment's folder.
+
+    Args:
+        compose: from the words of a train.py command line to its settings.
+
+    Raises:
+        UserError: another process is at this plan, nothing could be run, cells failed (after the others were run and
+            the report was written), or wandb is to be online and cannot be.
+    """
+    folder = Path(settings.outputs_dir) / settings.plan.name
+    is_only_read = settings.imported is None and (settings.exported is not None or settings.plan.dry_run)
+    with nullcontext() if is_only_read else holding(folder, waits=False):
+        if settings.imported is not None:
+            log.info(f"{import_cells(Path(settings.imported), folder)} cells taken over from {settings.imported}")
+        if settings.exported is not None:
+            log.info(f"{export_cells(folder, Path(settings.exported))} cells written to {settings.exported}")
+            return folder
+        return _carry_out(settings, compose, folder)
+
+
+def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> Path:
+    """Runs the cells that are not done, and shows what all of them came to."""
+    comparison = Comparison(settings, compose)
+    searches, timed = (comparison.wanted(cells) for cells in (comparison.searches(), comparison.timed()))
+    number = Counter(cell.group for cell in (*searches, *timed)) + comparison.num_scored()
+    log.info(f"plan={settings.plan.name}: {number.total()} cells, in {folder}/")
+    if settings.plan.dry_run:
+        list_cells(comparison, searches, timed)
+        return folder
+    log.info(f"{settings.plan.num_workers} at a time, timed ones alone; their output: {folder}/output.log")
+    # Asked now, so that a mode that cannot be is refused before hours of work and not after.
+    mode, _ = choose_mode(settings.logger)
+    progress = Progress(number, settings.plan.num_workers, settings.plan.costs)
+    with (
+        interruptible(f"stopped, what is finished is in {folder}; the same command goes on"),
+        closing(progress),
+    ):
+        _run_cells(comparison, searches, progress)
+        scored = comparison.scored()
+        try:
+            _run_cells(comparison, comparison.wanted(scored), progress)
+            _run_cells(comparison, timed, progress)
+        finally:
+            # Cut off, too: report.py then shows what there is. Before the rates are known a former record says more.
+            # Of all evaluations, whichever of them were to run now: the others' cells are there, or missing.
+            _record(comparison, scored)
+    files = _files([*scored, *comparison.timed()])
+    if not files:
+        raise UserError(f"{folder}: no cell has results; {len(comparison.failures)} failed")
+    _show(comparison, files, mirrored=mode != "none")
+    if comparison.failures:
+        raise UserError(
+            f"{len(comparison.failures)} failed, listed in comparison.json; the same command tries them again"
+        )
+    return folder
+
+
+def _run_cells(comparison: Comparison, cells: Sequence[Cell], progress: Progress) -> None:
+    """Runs those that are not done: timed ones alone, the others `num_workers` at a time."""
+    settings = comparison.settings
+    todo = [cell for cell in cells if settings.rerun or not cell.is_done()]
+    progress.skip([cell for cell in cells if cell not in todo])
+    on_cpu = resolve_device(settings.device).type == "cpu"
+    for is_timed in (False, True):
+        group = [cell for cell in todo if cell.is_timed == is_timed]
+        num_workers = 1 if is_timed else max(1, min(settings.plan.num_workers, len(group)))
+        if is_timed:
+            say_why_again(group)
+        group = [replace(cell, shares_device=num_workers > 1) for cell in group]
+        progress.begin(group, num_workers)
+        outcomes = run_in_processes(
+            execute,
+            group,
+            num_workers=num_workers,
+            log=comparison.folder / "output.log",
+            # On a CPU the workers share the cores; small models gain little from a second thread anyway.
+            num_threads=max(1, torch.get_num_threads() // num_workers) if on_cpu else None,
+            fresh=is_timed,
+        )
+        with closing(outcomes):
+            for outcome in outcomes:
+                progress.report(outcome)
+                _judge(comparison, outcome)
+
+
+def _judge(comparison: Comparison, outcome: Outcome[Cell]) -> None:
+    """Records a cell that left no results; one whose results say why there are no numbers is done."""
+    cell, error = outcome.item, outcome.error
+    # What a rerun leaves as it was says nothing of this time.
+    if not cell.is_done() or (error is not None and cell.settings.rerun):
+        reason = error if error is not None else f"it left no {cell.results[0].name}"
+        comparison.failures[cell.label] = reason
+
+
+def _show(comparison: Comparison, files: Sequence[Path], *, mirrored: bool) -> None:
+    """The summary, the report, and the run in wandb; what these need is imported here, as a comparison goes without."""
+    settings, folder, plan = comparison.settings, comparison.folder, comparison.plan
+    rows = [row for path in files for row in read_results(path)]
+    print_comparison(
+        rows,
+        list(plan.variants),
+        rank=plan.rank or list(plan.variants),
+        reference=plan.reference,
+        shared=comparison.shared_by_evaluation(),
+    )
+    if settings.report:
+        from attnbench.report.page import write_report
+
+        log.info(f"report, for a browser: {write_report(folder)}")
+    log.info("another variant beside these, whose cells are not run again:")
+    log.info(f"  {settings.command} \"+plan.variants.mine=['attn=linear','attn.conv_size=4']\"")
+    if mirrored:
+        from attnbench.report.wandb import show_comparison
+
+        show_comparison(folder, settings.logger, root=beside(settings.outputs_dir))
+
+
+def _record(comparison: Comparison, scored: Sequence[Cell]) -> None:
+    """comparison.json: what the report needs to know besides the rows of the scored and the timed cells."""
+    plan, shown = comparison.plan, [*scored, *comparison.timed()]
+    former = _former(comparison)
+    content = {
+        "plan": plan.name,
+        "command": comparison.settings.command,
+        "variants": list(plan.variants),
+        "rank": plan.rank or list(plan.variants),
+        "reference": plan.reference,
+        "shared": comparison.shared_by_evaluation(),
+        "evaluations": _described(comparison),
+        "missing": [
+            *(cell.label for cell in (*comparison.searches(), *shown) if not cell.is_done()),
+            *comparison.undecided,
+        ],
+        "files": [str(path.relative_to(comparison.folder)) for path in _files(shown)],
+        "rates": [asdict(choice) for choice in comparison.choices],
+        "failures": [{"cell": cell, "reason": reason} for cell, reason in comparison.failures.items()],
+        "started": former.get("started", comparison.started.isoformat(timespec="seconds")),
+        "seconds": round(time.monotonic() - comparison.mark) + former.get("seconds", 0),
+    }
+    comparison.folder.mkdir(parents=True, exist_ok=True)
+    replace_file(comparison.folder / "comparison.json", json.dumps(content, indent=1) + "\n")
+
+
+def _former(comparison: Comparison) -> dict[str, Any]:
+    """The record of the sittings before this one; empty where there was none, or where all is run again."""
+    path = comparison.folder / "comparison.json"
+    is_anew = comparison.settings.rerun and comparison.settings.plan.only is None
+    if is_anew or not path.exists():
+        return {}
+    try:
+        former = parse_json(read_bounded(path, MOST_JSON_BYTES))
+    except ValueError:
+        former = None
+    if isinstance(former, dict) and type(former.get("seconds")) is int and type(former.get("started")) is str:
+        return former
+    # Cut off or altered it is written anew.
+    return {}
+
+
+def _files(cells: Sequence[Cell]) -> list[Path]:
+    """The complete results of these cells."""
+    return [path for cell in cells for path in cell.results if is_whole(path)]
+
+
+def _described(comparison: Comparison) -> dict[str, Any]:
+    """What each evaluation says of itself, for a report that may not import a class from elsewhere."""
+    found = {}
+    for prepared, _ in comparison.variants.values():
+        for evaluation in prepared.settings.evaluations:
+            cls = resolve(evaluation.target, Evaluation, prepared.settings.trusted)
+            purpose = (cls.__doc__ or "").strip().partition("\n")[0]
+            found[evaluation.name] = {"purpose": purpose, "plots": [list(pair) for pair in cls.plots]}
+    return found

@@ -1,0 +1,298 @@
+"""Progress of a plan: what came out of each cell, which run now, and how long the rest will take."""
+
+import logging
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from tqdm import tqdm
+
+from attnbench.comparison.cells import Cell, is_whole
+from attnbench.comparison.plan import Comparison
+from attnbench.data.batches import Batches
+from attnbench.evals.base import Evaluation
+from attnbench.evals.runners.prepare_probe import build_tasks, prepare_probe
+from attnbench.evals.runners.system import UNHASHED
+from attnbench.machine.device import environment, resolve_device, synchronize
+from attnbench.machine.processes import Outcome
+from attnbench.machine.timing import OutOfMemory, attempt
+from attnbench.model.language_model import LanguageModel, build_model
+from attnbench.results.folder import ROOT
+from attnbench.results.rows import TRAINING, Measurement, read_results
+from attnbench.settings.documents import MOST_JSON_BYTES, parse_json, read_bounded
+from attnbench.settings.escaping import printable
+from attnbench.settings.registry import resolve
+from attnbench.settings.schema import TrainSettings
+from attnbench.training.checkpoint import TrainState
+from attnbench.training.hooks import duration
+from attnbench.training.loop import Batch, StepReport, train
+from attnbench.verdict.ranking import TEST_OF_BEST
+
+log = logging.getLogger(__name__)
+
+FIRST_WEIGHT = 2
+"""The cost that a plan states counts as much as so many finished cells of an evaluation: the first to finish are often
+the cheapest variant's."""
+
+COLUMNS = 79
+
+TRIAL_STEPS = 4
+"""Steps that are timed to estimate a training; the first, which compiles, counts once."""
+
+TRIAL_SEQUENCES = 4
+"""Sequences of a step that is timed on a CPU, where its time grows with them."""
+
+
+class Progress:
+    """A line a finished cell, with what came out; and what runs now, with the time left: on a terminal below the lines,
+    in a file behind each.
+
+    Args:
+        left: how many cells there are of each evaluation.
+        num_workers: cells at a time, of those that are not timed.
+        costs: seconds a cell of each evaluation, as the plan states them; without one the mean of what has run counts.
+    """
+
+    def __init__(self, left: Counter[str], num_workers: int, costs: Mapping[str, float]) -> None:
+        self.left, self.total, self.num_workers, self.costs = left, left.total(), num_workers, costs
+        self.seconds: dict[str, list[float]] = {}
+        self.waiting: list[Cell] = []
+        self.at_a_time = 1
+        self._line = None
+        if sys.stderr.isatty():
+            self._line = tqdm(bar_format="{desc}", leave=False, ncols=COLUMNS)
+
+    def skip(self, cells: Sequence[Cell]) -> None:
+        """These were done before."""
+        self.left.subtract(cell.group for cell in cells)
+        if cells:
+            log.info(f"[{self.total - self.left.total()}/{self.total}] {len(cells)} were done before")
+
+    def begin(self, cells: Sequence[Cell], at_a_time: int) -> None:
+        """These are run, in this order."""
+        self.waiting, self.at_a_time = list(cells), at_a_time
+        if cells:
+            self._show(f"[{self.total - self.left.total()}/{self.total}]" if self._line is None else "")
+
+    def report(self, outcome: Outcome[Cell]) -> None:
+        """Says what became of a cell."""
+        cell = outcome.item
+        self.left[cell.group] -= 1
+        self.waiting.remove(cell)
+        # What ran beside others took its time from them too.
+        share = outcome.seconds / (self.num_workers if cell.shares_device else 1)
+        self.seconds.setdefault(cell.group, []).append(share)
+        became = what_came_out(cell) if outcome.error is None else f"failed: {outcome.error}"
+        self._show(
+            f"[{self.total - self.left.total()}/{self.total}] {cell.label}: {became}, {duration(outcome.seconds)}"
+        )
+
+    def close(self) -> None:
+        """Takes away what stands below the lines."""
+        if self._line is not None:
+            self._line.close()
+
+    def _show(self, line: str) -> None:
+        left = self.seconds_left()
+        parts = [f"about {duration(left)} to go"] if left else []
+        if self.waiting:
+            parts.append("now " + "; ".join(cell.label for cell in self.waiting[: self.at_a_time]))
+        status = ", ".join(parts)
+        if self._line is None:
+            log.info(f"{line} ({status})" if status else line)
+            return
+        if line:
+            log.info(line)
+        status = printable(status)
+        self._line.set_description_str(status if len(status) <= COLUMNS else f"{status[: COLUMNS - 1]}…")
+
+    def seconds_left(self) -> float | None:
+        """By what each evaluation's cells took and what the plan says that they take; None where neither says."""
+        ran = [(seconds, self.costs.get(name)) for name, group in self.seconds.items() for seconds in group]
+        known = [(seconds, cost) for seconds, cost in ran if cost]
+        # How much slower this machine is than the one that the plan's costs are of.
+        scale = sum(seconds for seconds, _ in known) / sum(cost for _, cost in known) if known else 1.0
+        overall = statistics.fmean(seconds for seconds, _ in ran) if ran else None
+        total = 0.0
+        for name, number in self.left.items():
+            own, stated = self.seconds.get(name, []), self.costs.get(name)
+            if stated:
+                cost = (FIRST_WEIGHT * stated * scale + sum(own)) / (FIRST_WEIGHT + len(own))
+            elif own or overall is not None:
+                cost = statistics.fmean(own) if own else overall
+            elif number:
+                return None
+            else:
+                cost = 0.0
+            total += number * (cost or 0.0)
+        return total
+
+
+def what_came_out(cell: Cell) -> str:
+    """The score that a cell is for, or the reason why it has none: accuracy 0.98 at num_pairs 16."""
+    rows = [row.measurement for path in cell.results if is_whole(path) for row in read_results(path)]
+    evaluations = [cell.evaluation] if cell.evaluation is not None else cell.settings.evaluations
+    trusted = cell.settings.trusted
+    plots = [pair for own in evaluations for pair in resolve(own.target, Evaluation, trusted).plots[:1]]
+    # Searches have the number alone that rates are chosen by.
+    for metric, axis in (*plots, ("selection", ""), ("nats_per_character", "")):
+        found = [row for row in rows if row.metric == metric and _is_score(row)]
+        if found:
+            last = found[-1]
+            # The label of one of several tasks says where already.
+            where = f" at {axis} {last.settings[axis]}" if axis in last.settings and axis not in cell.label else ""
+            return f"{metric} {last.value:.4g}{f' {last.unit}' if last.unit else ''}{where}"
+    reason = next((f"{row.status}: {row.reason}" for row in rows if row.status != "ok"), "no number")
+    return reason
+
+
+def _is_score(row: Measurement) -> bool:
+    is_read = all(row.settings.get(name, value) == value for name, value in TEST_OF_BEST.items())
+    return row.value is not None and (is_read or row.metric in ("selection", "nats_per_character"))
+
+
+def list_cells(comparison: Comparison, searches: Sequence[Cell], timed: Sequence[Cell]) -> None:
+    """List what would run, what is done, and about how long the rest takes here; scored trainings by number alone while
+    their rates are not chosen."""
+    scored = comparison.wanted(comparison.scored()) if all(cell.is_done() for cell in searches) else []
+    left: Counter[str] = Counter()
+    for cell in (*searches, *scored, *timed):
+        left[cell.group] += not cell.is_done()
+        log.info(f"  {'done' if cell.is_done() else 'to do'}  {cell.label}")
+    if not scored:
+        for name, number in comparison.num_scored().items():
+            left[name] += number
+            log.info(f"  to do  {name}: {number} scored cells, at the rates that the searches will give")
+    left = +left
+    if left:
+        trained = _seconds_a_training(comparison, left)
+        costs = {**comparison.plan.costs, **trained}
+        total = sum(number * costs.get(name, 0.0) for name, number in left.items())
+        unknown = [f"{number} of {name}" for name, number in left.items() if name not in costs]
+        log.info(
+            f"about {duration(total)} here for {left.total()} cells: trainings by a few steps of each, timed now"
+            + (", the rest by plan.costs" if left.keys() - trained.keys() and not unknown else "")
+            + (f"; not counted: {', '.join(unknown)}, which plan.costs does not name" if unknown else "")
+        )
+
+
+def _seconds_a_training(comparison: Comparison, groups: Iterable[str]) -> dict[str, float]:
+    """Seconds that a comparison waits for one training of an evaluation, the mean over variants and tasks."""
+    found: dict[str, list[float]] = {}
+    workers, threads = comparison.plan.num_workers, torch.get_num_threads()
+    on_cpu = resolve_device(comparison.settings.device).type == "cpu"
+    # As the workers will share the cores.
+    torch.set_num_threads(max(1, threads // workers) if on_cpu else threads)
+    try:
+        for prepared, kinds in comparison.variants.values():
+            settings = prepared.settings
+            for evaluation in kinds.probes:
+                for index in range(len(build_tasks(settings, evaluation)[1]) if evaluation.name in groups else 0):
+                    probe = prepare_probe(settings, evaluation, index, rate=1e-3)
+                    task, matched = probe.task, probe.matched
+                    if matched is None:
+                        continue
+
+                    def built(probe=probe, task=task, matched=matched) -> LanguageModel:
+                        model, trusted, device = matched.model, probe.settings.trusted, probe.device
+                        size = task.vocabulary_size
+                        return build_model(
+                            probe.mixers, model, vocabulary_size=size, seed=0, device=device, trusted=trusted
+                        )
+
+                    def sequences(count: int, task=task, probe=probe) -> Callable[[int], Batch]:
+                        batch = task.sequences("train", 0, 0, count, probe.device)
+                        return lambda step: batch
+
+                    seconds = _seconds_of(
+                        built, sequences, probe.train, probe.precision, task.num_steps, compiled=False
+                    )
+                    found.setdefault(evaluation.name, []).append(seconds)
+            if kinds.of_checkpoints and TRAINING in groups:
+
+                def batches(count: int, own=prepared) -> Callable[[int], Batch]:
+                    corpus = Batches(own.corpus.tokens["train"], own.seq_len, count, own.seed, own.device)
+                    return lambda step: Batch(*corpus.train_batch(step))
+
+                seconds = _seconds_of(
+                    prepared.new_model,
+                    batches,
+                    prepared.train,
+                    prepared.precision,
+                    prepared.num_steps,
+                    compiled=prepared.compile,
+                )
+                found.setdefault(TRAINING, []).append(seconds)
+    finally:
+        torch.set_num_threads(threads)
+    known = {name: [one for one in seconds if one] for name, seconds in found.items()}
+    return {name: statistics.fmean(seconds) / workers for name, seconds in known.items() if seconds}
+
+
+def _seconds_of(
+    built: Callable[[], LanguageModel],
+    batches: Callable[[int], Callable[[int], Batch]],
+    settings: TrainSettings,
+    precision: str,
+    num_steps: int,
+    *,
+    compiled: bool,
+) -> float:
+    """Seconds of a training of `num_steps` steps, by its first ones; 0 where they do not fit into memory."""
+
+    def timed() -> float:
+        state = TrainState.fresh(built())
+        device = next(state.model.parameters()).device
+        is_cpu = device.type == "cpu"
+        count = min(settings.batch_size, TRIAL_SEQUENCES) if is_cpu else settings.batch_size
+        micro = None if is_cpu else settings.micro_batch_size
+        own = replace(settings, batch_size=count, micro_batch_size=micro)
+        marks = [time.perf_counter()]
+
+        def mark(state: TrainState, report: StepReport) -> None:
+            synchronize(device)
+            marks.append(time.perf_counter())
+
+        train(
+            state,
+            batches(count),
+            own,
+            precision=precision,
+            num_steps=TRIAL_STEPS,
+            hooks=[mark],
+            compiled=compiled,
+            captured=device.type == "cuda" and compiled,
+        )
+        first, *later = [after - before for before, after in pairwise(marks)]
+        step = statistics.median(later) * settings.batch_size / count
+        return num_steps * step + (0.0 if is_cpu else first)
+
+    seconds = attempt(timed)
+    return 0.0 if isinstance(seconds, OutOfMemory) else seconds
+
+
+def say_why_again(cells: Sequence[Cell]) -> None:
+    """Names what of the machine is another than when these timed cells were measured before, where they were."""
+    said: set[str] = set()
+    for cell in cells:
+        folder = cell.results[0].parents[1]
+        now = environment(resolve_device(cell.settings.device), ROOT)
+        for other in sorted(folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*/environment.json")):
+            if other.parent == folder or not any(other.parent.glob("results/*.jsonl")):
+                continue
+            try:
+                then = parse_json(read_bounded(other, MOST_JSON_BYTES))
+            except (OSError, ValueError):
+                continue
+            names = [name for name in now if name not in UNHASHED and isinstance(then, dict) and name in then]
+            changed = [f"{name} {then[name]} is {now[name]} now" for name in names if then[name] != now[name]]
+            if changed:
+                said.add("; ".join(changed))
+    for difference in sorted(said):
+        why = " (OMP_NUM_THREADS, or the cores that the process may use)" if "threads)" in difference else ""
+        log.info(f"what is timed is measured again, as it was on another machine: {difference}{why}")

@@ -1,0 +1,1 @@
+"""Fast forms held against definitions, on this device."""

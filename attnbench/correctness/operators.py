@@ -1,0 +1,251 @@
+"""Kernels that no setting chooses, and those of decoding, on this very device, held against float64."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attnbench.machine.device import dtype_of, multiplying
+from attnbench.machine.kernel_support import interpreted
+from attnbench.mixers.definition import ALLOWED, exact, relative_error, worst
+from attnbench.mixers.gated_deltanet import recurrent_gated_delta_rule, unit_length
+from attnbench.mixers.layers import rotate, rotation
+from attnbench.mixers.softmax import attend, visible
+from attnbench.settings.errors import one_line
+
+
+@dataclass(slots=True, kw_only=True)
+class Check:
+    """One operator, or one way through a mixer, in one precision."""
+
+    name: str
+    precision: str
+    is_chosen: bool = True
+    """Whether it is what runs here unless something else is named."""
+    output: float | None = None
+    """The worst relative error of what it gives."""
+    gradient: float | None = None
+    """The worst of its inputs' gradients; None where it has none."""
+    failure: str = ""
+    """What it raised; empty if it ran through."""
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it ran through and is within the tolerance of its precision, which what is not finite never is."""
+        errors = [error for error in (self.output, self.gradient) if error is not None]
+        return not self.failure and bool(errors) and all(error <= ALLOWED[self.precision] for error in errors)
+
+
+class Problem(NamedTuple):
+    """An operator on inputs, and its definition on the same inputs in float64; each gives a tuple of tensors."""
+
+    inputs: tuple[Tensor, ...]
+    """Gradients are compared of those that require them."""
+    operator: Callable[..., tuple[Tensor, ...]]
+    definition: Callable[..., tuple[Tensor, ...]]
+
+
+class _Numbers:
+    """Draws inputs on the CPU, as generators of two devices give different numbers."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.generator = device, torch.Generator().manual_seed(0)
+
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float32, learns: bool = True) -> Tensor:
+        drawn = exact(torch.randn(*shape, generator=self.generator)).to(self.device, dtype)
+        return drawn.requires_grad_(learns)
+
+    def below(self, high: int, *shape: int) -> Tensor:
+        return torch.randint(high, shape, generator=self.generator).to(self.device)
+
+
+def _swiglu(numbers: _Numbers, dtype: torch.dtype) -> Problem:
+    from attnbench.kernels.swiglu import swiglu
+
+    def definition(packed: Tensor) -> tuple[Tensor, ...]:
+        gate, up = packed.chunk(2, dim=-1)
+        return (F.silu(gate) * up,)
+
+    return Problem((numbers.normal(33, 300, dtype=dtype),), lambda packed: (swiglu(packed),), definition)
+
+
+def _embed(numbers: _Numbers, dtype: torch.dtype) -> Problem:
+    """So many positions that several programs share the sum of the gradient."""
+    from attnbench.kernels.embedding import embed
+
+    tokens_N = numbers.below(117, 1100)
+    return Problem(
+        (numbers.normal(130, 72),), lambda weight: (embed(tokens_N, weight, dtype),), lambda weight: (weight[tokens_N],)
+    )
+
+
+def _loss(numbers: _Numbers, dtype: torch.dtype, num_symbols: int = 61, is_weighted: bool = True) -> Problem:
+    from attnbench.kernels.linear_cross_entropy import linear_cross_entropy
+
+    targets_N = numbers.below(num_symbols, 37)
+    weight_N = numbers.below(3, 37).float() if is_weighted else None
+
+    def definition(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        nats_N = F.cross_entropy(x @ weight.T, targets_N, reduction="none")
+        return ((nats_N if weight_N is None else nats_N * weight_N).sum(),)
+
+    return Problem(
+        (numbers.normal(37, 72, dtype=dtype), numbers.normal(num_symbols, 72)),
+        lambda x, weight: linear_cross_entropy(x, weight, targets_N, weight_N, True)[:1],
+        definition,
+    )
+
+
+def _loss_of_many(numbers: _Numbers, dtype: torch.dtype) -> Problem:
+    """More symbols than a program holds at once."""
+    return _loss(numbers, dtype, num_symbols=5003, is_weighted=False)
+
+
+def _rotary(numbers: _Numbers, dtype: torch.dtype) -> Problem:
+    from attnbench.kernels.rotary import split_rotated
+
+    angles = rotation(37, 24, 3, 10000.0, numbers.device)
+
+    def definition(packed: Tensor) -> tuple[Tensor, ...]:
+        query, key, value = packed.unflatten(-1, (-1, 24)).split([4, 2, 2], dim=2)
+        return rotate(query, angles), rotate(key, angles), value
+
+    return Problem(
+        (numbers.normal(2, 37, 8 * 24, dtype=dtype),), lambda packed: split_rotated(packed, angles, 4, 2), definition
+    )
+
+
+def _convolution(numbers: _Numbers, dtype: torch.dtype) -> Problem:
+    """Without SiLU, behind a history: as a mixer that is given a convolution has it."""
+    from attnbench.kernels.short_convolution import short_convolution
+
+    def definition(x: Tensor, weight: Tensor, history: Tensor) -> tuple[Tensor, ...]:
+        padded = torch.cat([history, x], dim=1)
+        return (sum(padded[:, tap : tap + x.shape[1]] * weight[:, tap] for tap in range(weight.shape[1])),)  # pyright: ignore[reportReturnType]
+
+    history = numbers.normal(2, 3, 90, dtype=dtype, learns=False)
+    return Problem(
+        (numbers.normal(2, 70, 90, dtype=dtype), numbers.normal(90, 4), history),
+        lambda x, weight, history: (short_convolution(x, weight, history),),
+        definition,
+    )
+
+
+def _attention(numbers: _Numbers, dtype: torch.dtype) -> Problem:
+    """Query, key and value apart, as norms of query and key leave them, two heads to a key and a width to be padded."""
+    from attnbench.kernels.flash_attention import flash_attention
+
+    def definition(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        position_T = torch.arange(70, device=query.device)
+        return (attend(query, key, value, visible(position_T[:, None] - position_T, None)),)
+
+    return Problem(
+        tuple(numbers.normal(2, 70, heads, 48, dtype=dtype) for heads in (4, 2, 2)),
+        lambda query, key, value: (flash_attention(query, key, value, causal=True),),
+        definition,
+    )
+
+
+def _decoding(numbers: _Numbers, dtype: torch.dtype, heads: int = 2, window: int | None = None) -> Problem:
+    from attnbench.kernels.flash_decoding import flash_decoding
+
+    position = torch.tensor(140, device=numbers.device)
+
+    def definition(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        past_S = position - torch.arange(key.shape[1], device=query.device)
+        return (attend(query[:, None], key, value, visible(past_S, window)[None])[:, 0],)
+
+    cache = (numbers.normal(2, 150, 2, 64, dtype=dtype, learns=False) for _ in range(2))
+    return Problem(
+        (numbers.normal(2, heads, 64, dtype=dtype, learns=False), *cache),
+        # So many splits also where there is one multiprocessor.
+        lambda query, key, value: (flash_decoding(query, key, value, position, window=window, splits=3),),
+        definition,
+    )
+
+
+def _decoding_in_groups(numbers: _Numbers, dtype: torch.dtype) -> Problem:
+    return _decoding(numbers, dtype, heads=6, window=90)
+
+
+def _delta_rule_step(numbers: _Numbers, dtype: torch.dtype) -> Problem:
+    from attnbench.kernels.delta_rule_step import gated_delta_rule_step
+
+    H, K, V = 3, 32, 48
+
+    def operator(mixed: Tensor, log_decay: Tensor, beta: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
+        own = memory.clone()
+        return gated_delta_rule_step(mixed, log_decay, beta, own, True), own
+
+    def definition(mixed: Tensor, log_decay: Tensor, beta: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
+        query, key, value = mixed[:, None].split([H * K, H * K, H * V], dim=-1)
+        query, key = unit_length(query.unflatten(-1, (H, K)), K**-0.5), unit_length(key.unflatten(-1, (H, K)))
+        value = value.unflatten(-1, (H, V))
+        y, last = recurrent_gated_delta_rule(query, key, value, log_decay[:, None], beta[:, None], memory)
+        return y[:, 0], last
+
+    gates = numbers.normal(2, 5, H, learns=False).sigmoid()
+    mixed = numbers.normal(5, H * (2 * K + V), dtype=dtype, learns=False)
+    return Problem((mixed, -gates[0], gates[1], numbers.normal(5, H, K, V, learns=False)), operator, definition)
+
+
+OPERATORS: dict[str, Callable[[_Numbers, torch.dtype], Problem]] = {
+    "swiglu": _swiglu,
+    "embed": _embed,
+    "linear_cross_entropy": _loss,
+    "the same of 5,003 symbols": _loss_of_many,
+    "split_rotated": _rotary,
+    "short_convolution without SiLU": _convolution,
+    "flash_attention": _attention,
+    "flash_decoding": _decoding,
+    "the same of grouped heads": _decoding_in_groups,
+    "gated_delta_rule_step": _delta_rule_step,
+}
+"""Those that have no backend to be named by, by what the table calls them."""
+
+IN_TF32 = ("linear_cross_entropy", "flash_attention", "flash_decoding", "the same of grouped heads")
+"""Those whose products are other ones there."""
+
+
+def have_kernels(device: torch.device) -> bool:
+    """Whether these operators run there as kernels of ours; otherwise layers take torch's own form of them."""
+    return device.type == "cuda" or interpreted()
+
+
+def check_operators(device: torch.device, names: Sequence[str] = tuple(OPERATORS)) -> Iterator[Check]:
+    """Each operator in every precision it has here, as soon as it is known."""
+    for name in names:
+        # The interpreter multiplies bfloat16 wrongly, and has no TF32.
+        for precision in ("float32",) if interpreted() else ALLOWED:
+            if precision == "tf32" and name not in IN_TF32:
+                continue
+            check = Check(name=name, precision=precision)
+            # Whatever a kernel or its compiler raises is what is looked for here: it is told, and the others still run.
+            try:
+                with multiplying(precision):
+                    _hold(check, OPERATORS[name](_Numbers(device), dtype_of(precision)))
+            except Exception as error:
+                check.failure = one_line(error)
+            yield check
+
+
+def _hold(check: Check, problem: Problem) -> None:
+    actual = problem.operator(*problem.inputs)
+    wide = [x.detach().double().requires_grad_(x.requires_grad) for x in problem.inputs]
+    expected = problem.definition(*wide)
+    check.output = worst(relative_error(a.detach(), b.detach()) for a, b in zip(actual, expected, strict=True))
+    learning = [index for index, x in enumerate(wide) if x.requires_grad]
+    if not learning:
+        return
+    generator = torch.Generator().manual_seed(1)
+    weights = [exact(torch.randn(x.shape, generator=generator)).to(x.device) for x in expected]
+    own = torch.autograd.grad(
+        actual,
+        [problem.inputs[index] for index in learning],
+        [w.to(x.dtype) for w, x in zip(weights, actual, strict=True)],
+    )
+    other = torch.autograd.grad(expected, [wide[index] for index in learning], [w.double() for w in weights])
+    check.gradient = worst(relative_error(a, b) for a, b in zip(own, other, strict=True))

@@ -1,0 +1,1 @@
+"""Text to tokens to batch n, a function of (seed, n)."""

@@ -1,0 +1,119 @@
+"""Texts from the Hugging Face Hub, through its package `datasets`, which is imported here alone and only where used."""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from attnbench.data.pieces import Text
+from attnbench.data.texts import ROWS_AT_A_TIME, SPLITS, Texts, check_column, cut, text_of
+from attnbench.machine.network import answers
+from attnbench.settings.errors import UserError
+
+PROBE_SECONDS = 1.5
+
+MOST_REASON_CHARACTERS = 300
+"""Longest part of a library's message that is passed on in an error of ours."""
+
+
+def read_hub(name: str, config: str | None, column: str, validation_fraction: float, test_fraction: float) -> Texts:
+    """A data set of the Hub, OWNER/NAME, or a folder that is laid out as one.
+
+    Its splits called train, validation and test are taken as they are. One that is missing is cut by its fraction from
+    the end of train, or of the only split there is; others are left out.
+
+    Raises:
+        UserError: it is neither in reach nor in the cache, or has no such configuration, no such column, or no train.
+    """
+    loaded, origin = _load(name, config), f"data.name={name}"
+    train = "train" if "train" in loaded else next(iter(loaded))
+    if train != "train" and len(loaded) > 1:
+        raise UserError(f"{origin}: has no train split, only {', '.join(loaded)}; give its files as data=text")
+    there = {split: _text(loaded[split], column, origin) for split in SPLITS[1:] if split in loaded and split != train}
+    fractions = [
+        0.0 if split in there else fraction
+        for split, fraction in (("validation", validation_fraction), ("test", test_fraction))
+    ]
+    splits = {**cut(_text(loaded[train], column, origin), *fractions), **there}
+    called = Path(name).resolve().name if Path(name).is_dir() else name
+    return Texts(name=":".join(filter(None, ("hub", called, config))), origin=origin, splits=splits)
+
+
+def _load(name: str, config: str | None) -> Any:
+    """The data set's splits; where the Hub cannot be reached, as they were loaded before into the package's cache."""
+    is_folder = Path(name).is_dir()
+    if not is_folder and not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise UserError(f"data.name={name}: is no folder, and no OWNER/NAME of a data set on the Hugging Face Hub")
+    obstacle = "" if is_folder else unreachable()
+
+    import datasets.config
+
+    called = f"data.name={name}" + (f" data.config={config}" if config else "")
+    try:
+        with _offline(datasets.config, bool(obstacle)):
+            return datasets.load_dataset(name, config)
+    # Each library below it (HTTP, file systems, yaml, Arrow) has errors of its own, and they have no common root.
+    except Exception as error:
+        if obstacle:
+            raise UserError(
+                f"{called}: {obstacle}, and the cache of `datasets` does not have it; load it once where there is a "
+                "network, or give its files as data=text data.path=FOLDER"
+            ) from None
+        raise UserError(f"{called}: cannot be loaded ({_said(error)}); correct data.name and data.config") from None
+
+
+def _text(rows: Any, column: str, origin: str) -> Text:
+    """The text of one split."""
+    check_column(origin, rows.features.arrow_schema, column, "name another as data.column")
+    tables = rows.select_columns([column]).with_format("arrow").iter(batch_size=ROWS_AT_A_TIME)
+    return text_of(origin, (batch for table in tables for batch in table.to_batches()), column)
+
+
+@contextmanager
+def _offline(settings: Any, is_offline: bool) -> Iterator[None]:
+    """Has `datasets` look into its cache alone: it would wait for a network, and reads its variable when imported."""
+    before = settings.HF_HUB_OFFLINE
+    settings.HF_HUB_OFFLINE = before or is_offline
+    try:
+        yield
+    finally:
+        settings.HF_HUB_OFFLINE = before
+
+
+def download(repository: str, files: list[str]) -> list[Path]:
+    """Brings files of a data set into the Hugging Face cache as they are.
+
+    Raises:
+        UserError: the Hub cannot be reached (said within two seconds), or the download fails.
+    """
+    if obstacle := unreachable():
+        raise UserError(obstacle)
+
+    import datasets
+
+    urls = [f"hf://datasets/{repository}/{file}" for file in files]
+    try:
+        found: Any = datasets.DownloadManager().download(urls)
+    except Exception as error:  # As in `_load`.
+        raise UserError(f"the download from {_endpoint()} failed ({_said(error)})") from None
+    return [Path(path) for path in found]
+
+
+def unreachable() -> str:
+    """Why the Hub cannot be asked, found out within two seconds; empty where it answers."""
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE"):
+            return f"{name} is set"
+    endpoint = _endpoint()
+    return "" if answers(endpoint, PROBE_SECONDS) else f"{urlsplit(endpoint).hostname or endpoint} cannot be reached"
+
+
+def _endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split())[:MOST_REASON_CHARACTERS] or type(error).__name__

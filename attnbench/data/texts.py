@@ -1,0 +1,312 @@
+"""Where texts come from: .txt and parquet files, and the prose that every CPython brings along. Knows no torch."""
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from platform import python_version
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from attnbench.data.pieces import PIECE_BYTES, Text, joined
+from attnbench.settings.documents import open_regular
+from attnbench.settings.errors import UserError
+
+SPLITS = ("train", "validation", "test")
+MOST_TEXT_BYTES = 4 * 2**30
+"""Of one file, decompressed; a character-level model trains for weeks on that."""
+
+MOST_FOOTER_BYTES, MOST_FOOTER_ENTRIES = 2**22, 2**20
+"""Of one text and one list in a parquet file's metadata, refused before memory is taken for them."""
+
+ROWS_AT_A_TIME = 256
+
+WINDOW_CHARACTERS = 128
+"""So many in a row stand once in the embedded corpus, so that no split quotes another wherever it is cut."""
+
+RENAME = "rename the one that holds the text"
+
+SPLIT_NAME = re.compile(r"(train|validation|test)(?:-(\d+)-of-(\d+))?")
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Texts:
+    """A corpus before it becomes tokens."""
+
+    name: str
+    """What rows and tables call it."""
+    origin: str
+    """What error messages call it: the file or folder it was read from."""
+    splits: dict[str, Text]
+    """By split, in the order of SPLITS."""
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Turns what can go wrong with the file or folder `path` into a UserError of one line that names it."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file or folder; correct data.path") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: is a folder where a file is expected; move it away or correct data.path") from None
+    except NotADirectoryError:
+        raise UserError(f"{path}: is a file where a folder is expected; correct data.path") from None
+    except PermissionError:
+        raise UserError(f"{path}: permission denied; make it readable for this user") from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}: not valid UTF-8 ({error.reason} at byte {error.start}); convert it to UTF-8"
+        ) from None
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"{path}: cannot be read, cut off or not {path.suffix}: {reason}; get it again") from None
+
+
+def read_text(path: Path) -> Text:
+    """The text of one file, by its suffix.
+
+    A .txt file is its characters as they stand. A .parquet file has a string column `text`, as has a .arrow file of
+    the `datasets` library; rows that are not blank are joined by a line end (which doubles the one that a row of
+    WikiText ends with: so did the published experiment).
+
+    Raises:
+        UserError: the file cannot be read, is not what its suffix says, holds no text, or its column is not as above.
+    """
+    with naming(path), open_regular(path) as stream:
+        text = _characters(path, stream) if path.suffix == ".txt" else _rows(path, stream)
+    if text.is_blank():
+        raise UserError(f"{path}: holds no text; remove it or give another file")
+    return text
+
+
+def _characters(path: Path, stream: BinaryIO) -> Text:
+    num_bytes = os.fstat(stream.fileno()).st_size
+    if num_bytes > MOST_TEXT_BYTES:
+        raise UserError(f"{path}: holds more than {MOST_TEXT_BYTES} bytes of text; give a part of it")
+    return Text.read(stream)
+
+
+def _rows(path: Path, stream: BinaryIO) -> Text:
+    if path.suffix == ".arrow":
+        # As a whole: from a file, memory is taken for whatever length a message claims.
+        batches = pa.ipc.open_stream(stream.read())
+        check_column(path, batches.schema)
+        return text_of(path, map(_validated, batches))
+    reading: dict[str, Any] = {
+        # By default a row group is read as a whole, and is often the whole file.
+        "pre_buffer": False,
+        "buffer_size": PIECE_BYTES,
+        "thrift_string_size_limit": MOST_FOOTER_BYTES,
+        "thrift_container_size_limit": MOST_FOOTER_ENTRIES,
+    }
+    footer = pq.ParquetFile(stream, **reading)
+    check_column(path, footer.schema_arrow)
+    # A value that stands a thousand times in the file is in memory once (see `text_of`), and values that differ are
+    # an error of pyarrow where one batch has 2 GiB of them.
+    parquet = pq.ParquetFile(stream, metadata=footer.metadata, read_dictionary=["text"], **reading)
+    # In pieces: a file of a kilobyte can stand for terabytes, whatever its footer says of their size.
+    return text_of(path, parquet.iter_batches(batch_size=ROWS_AT_A_TIME, columns=["text"]))
+
+
+def _validated(batch: pa.RecordBatch) -> pa.RecordBatch:
+    # Its offsets are taken from the file as they stand: damaged ones would end the process.
+    batch.validate(full=True)
+    return batch
+
+
+def check_column(origin: Path | str, schema: pa.Schema, column: str = "text", way_out: str = RENAME) -> None:
+    """Raises UserError unless there is one column of that name, of strings."""
+    if schema.names.count(column) != 1:
+        found = ", ".join(schema.names) or "none at all"
+        raise UserError(f"{origin}: has no column '{column}' (its columns: {found}); {way_out}")
+    kind = schema.field(column).type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise UserError(f"{origin}: column '{column}' holds {kind}, must hold strings; convert it")
+
+
+def text_of(origin: Path | str, batches: Iterable[pa.RecordBatch], column_name: str = "text") -> Text:
+    """The rows that are not blank, a line end between two, counted before they are decoded.
+
+    Raises:
+        UserError: more than MOST_TEXT_BYTES, or a null.
+    """
+    text, num_bytes, num_nulls = Text(), 0, 0
+    for batch in batches:
+        column = batch.column(column_name)
+        row_ends = np.cumsum(_row_bytes(column))
+        num_bytes, num_nulls = num_bytes + int(row_ends[-1:].sum()), num_nulls + column.null_count
+        if num_bytes > MOST_TEXT_BYTES:
+            raise UserError(f"{origin}: holds more than {MOST_TEXT_BYTES} bytes of text; give a part of it")
+        first = 0
+        while first < len(column) and not num_nulls:
+            # As many rows as make a piece, and one of any length.
+            piece_end = (row_ends[first - 1] if first else 0) + PIECE_BYTES
+            last = max(first + 1, int(np.searchsorted(row_ends, piece_end, side="right")))
+            rows = [row for row in column.slice(first, last - first).to_pylist() if row and not row.isspace()]
+            if rows:
+                text.append("\n" * bool(text.pieces) + "\n".join(rows))
+            first = last
+    if num_nulls:
+        raise UserError(f"{origin}: column '{column_name}' has {num_nulls} nulls; remove these rows or make them ''")
+    return text
+
+
+def _row_bytes(column: pa.Array) -> np.ndarray:
+    """Bytes of each row and the line end behind it, (rows,) int64; a null counts as an empty one."""
+    is_dictionary = isinstance(column, pa.DictionaryArray)
+    lengths = pc.call_function("binary_length", [column.dictionary if is_dictionary else column])
+    lengths = lengths.take(column.indices) if is_dictionary else lengths
+    return lengths.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64) + 1
+
+
+def list_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """What lies in `folder` under one of the suffixes, sorted by name, hidden files apart."""
+    with naming(folder):
+        return sorted(path for path in folder.iterdir() if path.suffix in suffixes and not path.name.startswith("."))
+
+
+def split_files(folder: Path, suffix: str = ".parquet", prefix: str = "") -> dict[str, list[Path]]:
+    """The files of each split that `folder` has: train.parquet, or train-00000-of-00002.parquet and its sisters.
+
+    Raises:
+        UserError: a part of several is missing, or one split lies there twice.
+    """
+    parts: dict[str, dict[tuple[str, str], Path]] = {}
+    for path in list_files(folder, (suffix,)):
+        match = SPLIT_NAME.fullmatch(path.stem.removeprefix(prefix))
+        if match and path.stem.startswith(prefix):
+            split, part, num_parts = match.groups(default="")
+            parts.setdefault(split, {})[part, num_parts] = path
+    for split, paths in parts.items():
+        totals = {num_parts for _, num_parts in paths}
+        if len(totals) > 1:
+            names = ", ".join(path.name for path in paths.values())
+            raise UserError(f"{folder}: holds the {split} split more than once ({names}); keep one")
+        expected = int(totals.pop() or 1)
+        if len(paths) != expected:
+            raise UserError(f"{folder}: has {len(paths)} of the {expected} files of the {split} split; add the others")
+    return {split: list(parts[split].values()) for split in SPLITS if split in parts}
+
+
+def read_splits(folder: Path, files: dict[str, list[Path]], wanted: tuple[str, ...] = SPLITS) -> dict[str, Text]:
+    """The text of every split of `files`, parts joined in order, empty where there is none; a UserError names one of
+    `wanted` that is missing."""
+    missing = [split for split in wanted if split not in files]
+    if missing:
+        has = next((f" beside {paths[0].name}" for paths in files.values()), "")
+        without = "; data=text with data.test_fraction=0 does without" if missing == ["test"] else ""
+        raise UserError(
+            f"{folder}: has no {' and no '.join(missing)} split{has}; add it, or give a file as data=text{without}"
+        )
+    return {split: joined(map(read_text, files.get(split, []))) for split in SPLITS}
+
+
+def cut(text: Text, validation_fraction: float, test_fraction: float) -> dict[str, Text]:
+    """Splits `text` from its end into shares of its characters, each cut moved back to the start of its line.
+
+    A line longer than its split (some corpora are one single line) is cut inside.
+    """
+    if validation_fraction + test_fraction >= 1:
+        raise UserError(
+            f"data.validation_fraction={validation_fraction} and data.test_fraction={test_fraction} leave nothing"
+            " to train on; their sum must be below 1"
+        )
+    num_characters = len(text)
+    validation_start = text.line_start(0, round(num_characters * (1 - validation_fraction - test_fraction)))
+    test_start = num_characters
+    if test_fraction:
+        test_start = text.line_start(validation_start, round(num_characters * (1 - test_fraction)))
+    return {
+        "train": text.between(0, validation_start),
+        "validation": text.between(validation_start, test_start),
+        "test": text.between(test_start, num_characters),
+    }
+
+
+def read_user_texts(path: Path, validation_fraction: float, test_fraction: float) -> Texts:
+    """A user's own file, or folder of files: .txt or .parquet.
+
+    Files named for the splits (train.txt, validation.txt, test.txt, or parquet likewise) keep them; otherwise the
+    files are joined in the order of their names and the splits are cut from the end.
+    """
+    suffixes = (".txt", ".parquet")
+    with naming(path):
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
+    if not is_folder and path.suffix not in suffixes:
+        raise UserError(f"{path}: must end in .txt (UTF-8) or .parquet (a string column 'text'), or be a folder")
+    files = list_files(path, suffixes) if is_folder else [path]
+    if not files:
+        raise UserError(f"{path}: has no .txt and no .parquet file; put the text there or correct data.path")
+    if len({file.suffix for file in files}) > 1:
+        raise UserError(f"{path}: holds both .txt and .parquet files; keep one kind, lest a text counts twice")
+    named = split_files(path, files[0].suffix) if is_folder else {}
+    strays = [file.name for file in files if not any(file in parts for parts in named.values())]
+    if named and strays:
+        raise UserError(f"{path}: {strays[0]} belongs to no split, other files do; move it away or rename it")
+    if named:
+        splits = read_splits(path, named, SPLITS if test_fraction else ("train", "validation"))
+    else:
+        splits = cut(joined(map(read_text, files)), validation_fraction, test_fraction)
+    return Texts(name=f"text:{path.resolve().stem}", origin=str(path), splits=splits)
+
+
+def embedded_texts(root: Path, validation_fraction: float, test_fraction: float) -> Texts:
+    """English prose that needs no download: CPython's language reference, as its `help()` carries it.
+
+    About 370 thousand characters. They differ between versions of Python, and so does the corpus's fingerprint.
+    Written once under `root`/data as parquet, a line a row like WikiText-2, and read like it from then on.
+    """
+    path = root / "data" / "embedded" / f"distinct-python-{python_version()}.parquet"
+    if not path.exists():
+        _write_rows(path, _embedded_rows())
+    splits = cut(read_text(path), validation_fraction, test_fraction)
+    return Texts(name="embedded", origin=str(path), splits=splits)
+
+
+def _embedded_rows() -> list[str]:
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise UserError(
+            f"data=embedded: Python {python_version()} here lacks its module pydoc_data.topics;"
+            " install it, or use data=text data.path=FILE"
+        ) from None
+    paragraphs = re.split(r"\n\s*\n", "\n\n".join(topics[name] for name in sorted(topics)))
+    return [row for rows in _distinct([f"{line}\n" for line in p.splitlines()] for p in paragraphs) for row in rows]
+
+
+def _distinct(paragraphs: Iterable[list[str]]) -> Iterator[list[str]]:
+    """The paragraphs, each a list of rows, but those with which WINDOW_CHARACTERS would stand twice.
+
+    Topics quote each other by the page: without this a sixth of a test split is text that was trained on.
+    """
+    seen: set[str] = set()
+    tail = ""
+    for rows in paragraphs:
+        # As `read_text` joins them.
+        text = tail + "".join(f"{row}\n" for row in rows)
+        windows = [text[start : start + WINDOW_CHARACTERS] for start in range(len(text) - WINDOW_CHARACTERS + 1)]
+        if len(set(windows) - seen) == len(windows):
+            seen.update(windows)
+            tail = text[1 - WINDOW_CHARACTERS :]
+            yield rows
+
+
+def _write_rows(path: Path, rows: list[str]) -> None:
+    """Writes one column `text`; beside its place first, so that another process never reads half of it."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"text": rows}), beside)
+        beside.rename(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error}); make its folder writable") from None

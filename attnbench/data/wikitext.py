@@ -1,0 +1,156 @@
+"""WikiText-2: where it may lie on this machine, how it comes here, and what tells its two versions apart."""
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from attnbench.data.hub import download, read_hub, unreachable
+from attnbench.data.pieces import Text
+from attnbench.data.texts import SPLITS, Texts, naming, read_splits, split_files
+from attnbench.settings.documents import open_regular
+from attnbench.settings.errors import UserError
+
+REPOSITORY = "Salesforce/wikitext"
+FOLDERS = {"raw": "wikitext-2-raw-v1", "v1": "wikitext-2-v1"}
+"""Raw keeps every character and is what the published experiment used; in v1 rare words read <unk>."""
+
+CHARACTERS = {"raw": (10_916_756, 1_144_610, 1_288_512), "v1": (10_778_301, 1_120_054, 1_254_974)}
+"""Characters of train, validation and test as `read_text` joins them."""
+
+RAW_SHA256 = {
+    "train": "e83889baabc497075506f91975be5fac0d45c5290b6b20582c8cd1e853d0c9f7",
+    "validation": "204929b7ff9d6184953f867dedb860e40aa69c078fc1e54b3baaa8fb28511c4c",
+    "test": "5f1bea067869d04849c0f975a2b29c4ff47d867f484f5010ea5e861eab246d91",
+}
+"""Of the parquet files as the Hub has them."""
+
+WAY_OUT = (
+    "run scripts/prepare_data.py where there is a network and bring its data/ here, or give data.path=FOLDER, or use "
+    "data=embedded"
+)
+
+
+def read_wikitext2(path: Path | None, root: Path) -> Texts:
+    """WikiText-2 from `path`, or from the first usual place that has it (see `find`).
+
+    The name says what was read, not what was asked for: it is given by the numbers of characters. Other parquet files
+    in a folder that the user gave train as well, under the folder's name.
+    """
+    folder, files = (path, split_files(path)) if path is not None else find(root)
+    if folder is None:
+        return _loaded(root)
+    if not files:
+        raise UserError(f"data.path={path}: has no train.parquet nor train-00000-of-00001.parquet; correct data.path")
+    splits = read_splits(folder, files)
+    version = version_of(splits)
+    name = f"wikitext2-{'raw-v1' if version == 'raw' else 'v1'}" if version else f"parquet:{folder.resolve().name}"
+    return Texts(name=name, origin=str(folder), splits=splits)
+
+
+def version_of(splits: dict[str, Text]) -> str | None:
+    """ "raw" or "v1" if the splits have the known numbers of characters, otherwise None."""
+    found = tuple(len(splits[split]) for split in SPLITS)
+    return next((version for version, characters in CHARACTERS.items() if characters == found), None)
+
+
+def _loaded(root: Path) -> Texts:
+    """From the Hub, as `datasets` loads it and keeps it in its cache."""
+    if obstacle := unreachable():
+        looked_at = f"neither in {root / 'data'} nor in the Hugging Face cache {_cache_home()}"
+        raise UserError(f"WikiText-2 is {looked_at}: {obstacle}; {WAY_OUT}")
+    splits = read_hub(REPOSITORY, FOLDERS["raw"], "text", 0.0, 0.0).splits
+    _check_characters(splits, "raw", REPOSITORY)
+    return Texts(name="wikitext2-raw-v1", origin=REPOSITORY, splits=splits)
+
+
+def find(root: Path) -> tuple[Path | None, dict[str, list[Path]]]:
+    """Folder and files by split: from data/ under `root`, else the Hugging Face caches; None and none where nowhere.
+
+    Each place is asked for raw before v1. A folder of data/ that holds any split is taken, and must then be whole; in
+    the caches what is not whole is passed over, as a cut-off download leaves such folders behind.
+    """
+    data = root / "data"
+    for folder in (data / FOLDERS["raw"], data, data / FOLDERS["v1"]):
+        with naming(folder):
+            files = split_files(folder) if folder.is_dir() else {}
+        if files:
+            return folder, files
+    for version in FOLDERS:
+        for folder, suffix, prefix in _cached(FOLDERS[version]):
+            files = split_files(folder, suffix, prefix)
+            if set(files) == set(SPLITS):
+                return folder, files
+    return None, {}
+
+
+def _cache_home() -> Path:
+    # The same variables in the same order as huggingface_hub and datasets, whose import would take seconds.
+    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
+    return Path(os.environ.get("HF_HOME", default)).expanduser()
+
+
+def _cached(version_folder: str) -> list[tuple[Path, str, str]]:
+    """Folders of the caches that may hold this version, with the suffix and prefix of their files."""
+    hub = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or _cache_home() / "hub"
+    arrow = os.environ.get("HF_DATASETS_CACHE") or _cache_home() / "datasets"
+    snapshots = Path(hub).expanduser().glob(f"datasets--Salesforce--wikitext/snapshots/*/{version_folder}")
+    tables = Path(arrow).expanduser().glob(f"Salesforce___wikitext/{version_folder}/*/*/wikitext-train*.arrow")
+    found = [(folder, ".parquet", "") for folder in sorted(snapshots)]
+    return found + [(folder, ".arrow", "wikitext-") for folder in sorted({table.parent for table in tables})]
+
+
+def _downloaded(version: str) -> Path:
+    """The files as they were published, in the Hugging Face cache."""
+    try:
+        files = [f"{FOLDERS[version]}/{split}-00000-of-00001.parquet" for split in SPLITS]
+        return download(REPOSITORY, files)[0].parent
+    except UserError as error:
+        raise UserError(f"WikiText-2: {error}; {WAY_OUT}") from None
+
+
+def check_published(folder: Path, version: str) -> None:
+    """Raises UserError unless `folder` holds what was published: raw by the files' sha256, v1 by its characters."""
+    files = split_files(folder)
+    splits = read_splits(folder, files)
+    if version == "raw":
+        for split in SPLITS:
+            for path in files[split]:
+                with open_regular(path) as file:
+                    found = hashlib.file_digest(file, "sha256").hexdigest()
+                if found != RAW_SHA256[split]:
+                    raise UserError(f"{path}: its sha256 is not that of the published file; get it again")
+    _check_characters(splits, version, str(folder))
+
+
+def _check_characters(splits: dict[str, Text], version: str, origin: str) -> None:
+    if version_of(splits) != version:
+        found = ", ".join(f"{split} {len(splits[split]):,}" for split in SPLITS)
+        raise UserError(f"{origin}: is not WikiText-2 {version}, by its characters ({found}); get it again")
+
+
+def prepare(version: str, source: Path | None, root: Path) -> Path:
+    """Puts WikiText-2 into data/ under `root`, from the folder `source` or from the Hub; returns the new folder.
+
+    Only whole and checked: files are copied beside and the folder is renamed. One that is there already is checked.
+    """
+    target = root / "data" / FOLDERS[version]
+    if target.exists():
+        check_published(target, version)
+        return target
+    folder = source if source is not None else _downloaded(version)
+    check_published(folder, version)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Removed whatever happens.
+        with TemporaryDirectory(dir=target.parent, prefix=".partial-") as partial:
+            copied = Path(partial) / target.name
+            copied.mkdir()
+            for paths in split_files(folder).values():
+                for path in paths:
+                    shutil.copyfile(path, copied / path.name)
+            copied.rename(target)
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written ({error.strerror}); make room or give --root=FOLDER") from None
+    return target

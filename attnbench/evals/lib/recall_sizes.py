@@ -1,0 +1,85 @@
+"""The sizes of associative recall: presets, and what must fit together."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from attnbench.evals.lib.options import check_choice, check_counts, check_different_counts, is_count
+from attnbench.settings.errors import UserError
+
+MAX_LENGTH = 2**15
+"""Positions of a sequence: choose_by_power counts in whole numbers, which overflow beyond."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What a preset sets, see Recall."""
+
+    cells: list[Any]
+    widths: list[int]
+    vocabulary_size: int
+    num_train: int
+    num_test: int
+    num_steps: int
+    batch_size: int
+    long_batch_size: int
+    """Of sequences of 512 positions and more."""
+    filler: str
+
+
+def _small_sizes(cell: list[Any], width: int) -> Sizes:
+    steps = {"num_steps": 1500, "batch_size": 64, "long_batch_size": 64}
+    return Sizes(
+        cells=[cell], widths=[width], vocabulary_size=64, num_train=20_000, num_test=3_000, filler="random", **steps
+    )
+
+
+PRESETS = {
+    "small": _small_sizes([32, 4], width=32),
+    "published": _small_sizes([64, [3, 5, 8, 10, 15]], width=64),
+    "zoology": Sizes(
+        cells=[[64, 4], [128, 8], [256, 16], [512, 64]],
+        widths=[64, 128, 256, 512],
+        vocabulary_size=8192,
+        num_train=50_000,
+        num_test=1_000,
+        num_steps=1500,
+        batch_size=256,
+        long_batch_size=128,
+        filler="blank",
+    ),
+}
+"""small is learnt on a CPU in a minute; published has the numbers of pairs of that table, at which language models that
+were never trained to recall are at chance; zoology is the task of Arora et al. (2024), at which mixers part."""
+
+
+def check_sizes(sizes: Sizes) -> None:
+    check_counts("eval.recall.", num_train=sizes.num_train, num_test=sizes.num_test, num_steps=sizes.num_steps)
+    check_counts("eval.recall.", batch_size=sizes.batch_size)
+    check_counts("eval.recall.", 4, vocabulary_size=sizes.vocabulary_size)
+    check_choice("eval.recall.filler", sizes.filler, ("blank", "random"))
+    check_different_counts("eval.recall.widths", sizes.widths)
+    if not sizes.cells:
+        raise UserError("eval.recall.cells=[]: must name a cell, as [[256, 16]]; null takes the preset's")
+    for cell in sizes.cells:
+        _check_cell(cell, sizes.vocabulary_size)
+    places = [(length, 0 if isinstance(pairs, list) else pairs) for length, pairs in sizes.cells]
+    if len(set(places)) < len(places):
+        raise UserError(
+            f"eval.recall.cells={sizes.cells}: each cell may stand once, and one list of pairs at each length"
+        )
+
+
+def _check_cell(cell: Any, vocabulary_size: int) -> None:
+    name = f"eval.recall.cells: {cell}"
+    if not (isinstance(cell, list) and len(cell) == 2 and is_count(cell[0])):
+        raise UserError(f"{name}: must be [length, pairs], both positive whole numbers")
+    length, pairs = cell
+    check_different_counts(f"{name}: pairs", pairs if isinstance(pairs, list) else [pairs])
+    most = max(pairs) if isinstance(pairs, list) else pairs
+    if not 4 * most <= length <= MAX_LENGTH:
+        raise UserError(f"{name}: {most} pairs and as many slots need a length of {4 * most} to {MAX_LENGTH}")
+    if most > vocabulary_size // 2 - 1:
+        raise UserError(
+            f"{name}: {most} pairs need a vocabulary_size of {2 * most + 2} and it is {vocabulary_size};"
+            " eval.recall.cells=null takes the preset's cells"
+        )

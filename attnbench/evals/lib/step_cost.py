@@ -1,0 +1,171 @@
+"""What one training step of a mixer's model costs: time, memory and arithmetic. Throughput and scaling measure it."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from attnbench.data.batches import Batches
+from attnbench.evals.base import Subject
+from attnbench.machine.device import keep_freed_memory, synchronize
+from attnbench.machine.memory import available_mib, memory_capped
+from attnbench.machine.timing import UNKNOWN_PEAK, OutOfMemory, PeakMemory, Times, attempt, time_repeats
+from attnbench.model.language_model import LanguageModel
+from attnbench.results.rows import Measurement
+from attnbench.settings.schema import ModelSettings
+from attnbench.training.checkpoint import TrainState
+from attnbench.training.loop import Batch, StepReport, learning_rates, stepper
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Repetition:
+    """How often a step is repeated."""
+
+    warmup: int
+    """Steps after the first and before those that count."""
+    repeats: int
+    max_seconds: float
+    """Where the repeats would take longer there are fewer, at least three."""
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class StepCost:
+    """One setting, measured."""
+
+    parameters: int
+    flops: int
+    """Of a training step, from the mixer's own formula: three forward passes over the batch."""
+    first_step_seconds: float
+    times: Times
+    peak_mib: float | None
+    """Weights and optimizer included; None where the system does not tell."""
+
+    def milliseconds(self, settings: dict[str, Any]) -> Measurement:
+        """The row `step_milliseconds`, from the 20th to the 80th percentile."""
+        return Measurement(
+            metric="step_milliseconds",
+            value=self.times.median_ms,
+            unit="ms",
+            settings=settings,
+            low=self.times.low_ms,
+            high=self.times.high_ms,
+            num_samples=self.times.num_repeats,
+        )
+
+    def memory(self, settings: dict[str, Any]) -> Measurement:
+        """The row `peak_memory_mib`."""
+        unknown = self.peak_mib is None
+        return Measurement(
+            metric="peak_memory_mib",
+            value=self.peak_mib,
+            unit="MiB",
+            settings=settings,
+            status="unsupported" if unknown else "ok",
+            reason=UNKNOWN_PEAK if unknown else "",
+        )
+
+
+def settle(subject: Subject) -> None:
+    """What a process does once, before its first `measure_step`.
+
+    The allocator is set as training sets it; and what libraries load or reserve on first use is there already, so that
+    it stands in no setting's figures.
+    """
+    if subject.device.type == "cpu":
+        keep_freed_memory()
+        batches = Batches(subject.corpus.tokens["train"], 16, 1, subject.seed, subject.device)
+        _stepping(subject, TrainState.fresh(subject.new_model()), batches, 1)()
+        return
+    # cuBLAS has a workspace for each thread that calls it, and the backward pass has a thread of its own.
+    dtype = torch.bfloat16 if subject.precision == "bfloat16" else torch.float32
+    x_NN = torch.ones(256, 256, device=subject.device, dtype=dtype, requires_grad=True)
+    (x_NN @ x_NN).sum().backward()
+
+
+def measure_step(
+    subject: Subject, *, length: int, batch_size: int, repetition: Repetition, model: ModelSettings | None = None
+) -> StepCost | OutOfMemory:
+    """Trains a new model for as many steps as it takes, after `settle`, on the subject's corpus cut to this length.
+
+    Args:
+        model: another size; None for the run's own.
+
+    Raises:
+        UserError: the mixer cannot be matched at that size, or the corpus has no such batch.
+    """
+    build = subject.builder(model)
+    # Around the attempt: after an exception, which the attempt takes, the compiler would leave its folder behind.
+    on_cpu = subject.device.type == "cpu"
+    with _cold_compiler(subject.compile), memory_capped(available_mib() if on_cpu else None):
+        return attempt(lambda: _measure(subject, build, length, batch_size, repetition))
+
+
+def lacks_text(subject: Subject, length: int, batch_size: int) -> str | None:
+    """The reason where the train split does not fill one batch, otherwise None."""
+    there, needed = len(subject.corpus.tokens["train"]), length * batch_size + 1
+    return None if there >= needed else f"the train split has {there} characters and a batch needs {needed}"
+
+
+def _measure(
+    subject: Subject, build: Callable[[], LanguageModel], length: int, batch_size: int, repetition: Repetition
+) -> StepCost:
+    if subject.compile:
+        load_compiler(subject.device)
+    memory = PeakMemory(subject.device)
+    model = build()
+    batches = Batches(subject.corpus.tokens["train"], length, batch_size, subject.seed, subject.device)
+    state = TrainState.fresh(model)
+    step = _stepping(subject, state, batches, 1 + repetition.warmup + repetition.repeats)
+    synchronize(subject.device)
+    started = time.perf_counter()
+    step()
+    synchronize(subject.device)
+    first_step_seconds = time.perf_counter() - started
+    times = time_repeats(
+        step,
+        subject.device,
+        warmup=repetition.warmup,
+        repeats=repetition.repeats,
+        max_seconds=repetition.max_seconds,
+    )
+    return StepCost(
+        parameters=model.num_parameters(),
+        flops=3 * model.forward_flops(length) * batch_size,
+        first_step_seconds=first_step_seconds,
+        times=times,
+        peak_mib=memory.mib(),
+    )
+
+
+def _stepping(subject: Subject, state: TrainState, batches: Batches, num_steps: int) -> Callable[[], StepReport]:
+    """The step that trains, with the next batch at every call."""
+    rates = learning_rates(subject.train, num_steps).to(subject.device)
+    captured = subject.compile and subject.device.type == "cuda"
+    step = stepper(state, subject.train, subject.precision, compiled=subject.compile, captured=captured)
+    state.model.train()
+
+    def next_step() -> StepReport:
+        report = step(Batch(*batches.train_batch(state.step)), rates[state.step])
+        state.step += 1
+        return report
+
+    return next_step
+
+
+def _cold_compiler(is_compiled: bool) -> AbstractContextManager[None]:
+    """Inside, nothing that was compiled on this machine before is found again: the first step shows the whole price."""
+    if not is_compiled:
+        return nullcontext()
+    # Torch has no public name for it. Imported here: it loads the compiler.
+    from torch._inductor.utils import fresh_cache
+
+    return fresh_cache()
+
+
+def load_compiler(device: torch.device) -> None:
+    """Compiles next to nothing, forward and backward, so that the compiler is imported before the clock runs."""
+    compiled = torch.compile(lambda x: x.sin().sum())
+    compiled(torch.zeros(8, device=device, requires_grad=True)).backward()

@@ -1,0 +1,182 @@
+"""Random numbers for synthetic tasks: a hash of counters, so that a sequence depends on nothing but its own numbers.
+
+All of it is torch's int64 arithmetic, which wraps around and is exact, so every device gives the same sequences. Rows
+are drawn in bulk; no generator has a state, so what else was drawn, or in which order, changes nothing.
+
+Which split a sequence belongs to is a hash of its content. What is drawn for a split and belongs to another is drawn
+again, so splits cannot overlap, whatever the seeds.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from attnbench.settings.errors import UserError
+from attnbench.training.loop import Batch
+
+SPLITS = {"train": 0, "validation": 1, "test": 2}
+
+ABSENT = -1
+"""A token that is not there: behind the end of a content shorter than its row."""
+
+LARGEST = 2**63 - 1
+
+MAX_ATTEMPTS = 1000
+"""Each attempt hits the rarest split with probability 1/8; past this many there is nothing to be hit."""
+
+ROWS_AT_ONCE = {"cpu": 2**13, "cuda": 2**16}
+"""Sequences made together: bounds the memory, changes nothing else. A GPU is idle while it is given small pieces."""
+
+ATTEMPTS_AT_ONCE = 32
+"""Attempts of one sequence made together where only few are left to be found; changes the speed alone."""
+
+LOGARITHM_BITS = 16
+"""Of the uniform numbers that choose_by_power takes logarithms of."""
+
+
+def _signed(constant: int) -> int:
+    """The int64 of the same 64 bits."""
+    return constant - 2**64 if constant >= 2**63 else constant
+
+
+# SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014), with the multipliers and
+# shifts of David Stafford's "Mix13".
+INCREMENT = _signed(0x9E3779B97F4A7C15)
+FIRST_FACTOR = _signed(0xBF58476D1CE4E5B9)
+SECOND_FACTOR = _signed(0x94D049BB133111EB)
+
+
+def hashed(state: Tensor | int, *counters: Tensor | int) -> Tensor:
+    """A hash of all arguments, int64 over their broadcast shape; all 64 bits are random.
+
+    With one counter it is SplitMix64: `hashed(state, i)` is what that generator, seeded with `state`, returns at its
+    call i, from 0. Each further counter starts from the hash of those before it.
+    """
+    hash_ = torch.as_tensor(state)
+    for counter in counters:
+        # torch.as_tensor: a Python integer times the increment would not wrap around.
+        hash_ = _mix(hash_ + (torch.as_tensor(counter) + 1) * INCREMENT)
+    return hash_
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shifted(x, 30)) * FIRST_FACTOR
+    x = (x ^ _shifted(x, 27)) * SECOND_FACTOR
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """A logical shift to the right: torch's own copies the sign into the bits that become free."""
+    return (x >> bits) & (2 ** (64 - bits) - 1)
+
+
+def integers_below(hash_: Tensor, bound: Tensor | int) -> Tensor:
+    """Uniform over 0 ... bound - 1: 62 bits of the hash modulo the bound, so no number is favoured by 2^-40."""
+    return (hash_ & (2**62 - 1)) % bound
+
+
+def choose(hash_B: Tensor, num_items: int, num_chosen: int) -> Tensor:
+    """Different integers below `num_items` in random order, (B, num_chosen).
+
+    Robert Floyd's method ("A sample of brilliance", 1987) draws the set, number by number: one from a range that grows
+    by one, and where that was drawn before, the range's new last one. Its order is not random, so it is shuffled.
+    """
+    step_K = torch.arange(num_chosen, device=hash_B.device)
+    last_K = num_items - num_chosen + step_K
+    drawn_BK = integers_below(hashed(hash_B[:, None], 0, step_K), last_K + 1)
+    for step in range(1, num_chosen):
+        taken_B = (drawn_BK[:, :step] == drawn_BK[:, step, None]).any(1)
+        drawn_BK[:, step] = torch.where(taken_B, last_K[step], drawn_BK[:, step])
+    return drawn_BK.gather(1, shuffled(hashed(hash_B, 1), torch.ones_like(drawn_BK, dtype=torch.bool)))
+
+
+def shuffled(hash_B: Tensor, present_BK: Tensor) -> Tensor:
+    """The column numbers of each row in random order, (B, K), those that are not present behind the others."""
+    column_K = torch.arange(present_BK.shape[1], device=hash_B.device)
+    # Stable, as everywhere here: equal numbers would otherwise come in an order that depends on the device.
+    return hashed(hash_B[:, None], column_K).where(present_BK, LARGEST).argsort(dim=1, stable=True)
+
+
+def choose_by_power(hash_B: Tensor, num_slots_B: Tensor, max_slots: int, num_chosen: int, power: float) -> Tensor:
+    """Different slots drawn one after another with p(slot) ∝ slot^-power among those left; slots count from 1.
+
+    An exponential race: each slot arrives at time E / p, with E from the exponential distribution of rate 1; the first
+    to arrive are chosen (Efraimidis and Spirakis, 2006). Times are whole numbers, from a table of logarithms made on
+    the CPU: logarithms of two devices differ in the last bit, and could put two slots in another order.
+
+    Args:
+        num_slots_B: how many slots each row has, at least `num_chosen` for those chosen to be among them.
+        max_slots: the most that a row can have.
+        power: from 0 to 1.
+
+    Returns:
+        (B, num_chosen), in the order of their arrival.
+    """
+    slot_S = torch.arange(1, max_slots + 1, device=hash_B.device)
+    exponential_N = _exponential_table().to(hash_B.device)
+    # Of 2^15 slots the last can arrive at 12 × 2^32 times 2^15 × 2^12, which is still below 2^63.
+    inverse_weight_S = (torch.arange(1, max_slots + 1, dtype=torch.float64) ** power * 2**12).round().long()
+    column_BS = hashed(hash_B[:, None], slot_S) & (2**LOGARITHM_BITS - 1)
+    time_BS = exponential_N[column_BS] * inverse_weight_S.to(hash_B.device)
+    time_BS = time_BS.where(slot_S <= num_slots_B[:, None], LARGEST)
+    return 1 + time_BS.argsort(dim=1, stable=True)[:, :num_chosen]
+
+
+def _exponential_table() -> Tensor:
+    """-log of the middles of 2^16 equal parts of 0 ... 1, in units of 2^-32."""
+    middle_N = (torch.arange(2**LOGARITHM_BITS, dtype=torch.float64) + 0.5) / 2**LOGARITHM_BITS
+    return (-middle_N.log() * 2**32).round().long()
+
+
+def split_of(content_BT: Tensor) -> Tensor:
+    """The number in SPLITS of the split that each content belongs to, (B,): 6/8 train, 1/8 validation, 1/8 test.
+
+    Behind the end of a content stands ABSENT, and how much of it does not matter.
+    """
+    position_T = torch.arange(content_BT.shape[1], device=content_BT.device)
+    hash_BT = hashed(0, position_T, content_BT)
+    eighth_B = hashed(torch.where(content_BT == ABSENT, 0, hash_BT).sum(1), 0) & 7
+    return torch.where(eighth_B < 3, eighth_B, 0)
+
+
+def hashes_in_split(
+    split: str, row_B: Tensor, content: Callable[[Tensor, Tensor], Tensor], exempt_B: Tensor | None = None
+) -> Tensor:
+    """For each row the first of its hashes whose content belongs to the split, (B,).
+
+    Args:
+        row_B: a hash of what names the row: seed, split, index. Attempt n has `hashed(row, n)`.
+        content: the tokens (R, T) that R hashes give, called with the hashes and the numbers of their rows.
+        exempt_B: rows that take their first content, whatever split it belongs to.
+
+    Raises:
+        UserError: no content of the split turns up, as where there are only a handful of contents.
+    """
+    hash_B = hashed(row_B, 0)
+    pending_R = torch.arange(len(row_B), device=row_B.device)
+    if exempt_B is not None:
+        pending_R = pending_R[~exempt_B]
+    attempt = 0
+    while len(pending_R) and attempt < MAX_ATTEMPTS:
+        # Few rows make several attempts at once, so that the last one does not take a hundred rounds.
+        num_attempts = max(1, min(ATTEMPTS_AT_ONCE, ROWS_AT_ONCE[row_B.device.type] // len(pending_R)))
+        attempt_A = torch.arange(num_attempts, device=row_B.device)
+        hash_RA = hashed(row_B[pending_R, None], attempt + attempt_A)
+        contents = content(hash_RA.flatten(), pending_R.repeat_interleave(num_attempts))
+        belongs_RA = (split_of(contents) == SPLITS[split]).view_as(hash_RA)
+        first_R = torch.where(belongs_RA, attempt_A, num_attempts).amin(1)
+        found_R = first_R < num_attempts
+        hash_B[pending_R[found_R]] = hash_RA[found_R, first_R[found_R]]
+        pending_R = pending_R[~found_R]
+        attempt += num_attempts
+    if not len(pending_R):
+        return hash_B
+    raise UserError(f"{split} data: no sequence of it in {MAX_ATTEMPTS} draws; the task has too few different ones")
+
+
+def in_pieces(make: Callable[[Tensor], Batch], start: int, count: int, device: torch.device) -> Batch:
+    """The sequences start ... start + count - 1; `make` gives those of the indices (B,) that it is called with."""
+    indices = torch.arange(start, start + count, device=device).split(ROWS_AT_ONCE[device.type])
+    pieces = [make(index_B) for index_B in indices]
+    return pieces[0] if len(pieces) == 1 else Batch(*(torch.cat(tensors) for tensors in zip(*pieces, strict=True)))

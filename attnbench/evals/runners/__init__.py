@@ -1,0 +1,1 @@
+"""How evaluations of each kind are run."""

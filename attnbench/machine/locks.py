@@ -1,0 +1,112 @@
+"""Who may use a GPU now, what is timed alone, other work side by side; and who may write into a folder: one process."""
+
+import fcntl
+import logging
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from attnbench.settings.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def device_lock(device: torch.device, *, shared: bool) -> Iterator[None]:
+    """Waits until the GPU is free, and holds it inside; the lock goes with the process, however that ends.
+
+    A CPU has no lock: other programs use it anyway.
+
+    Args:
+        shared: side by side with others that share; otherwise alone, as everything is that reports a speed.
+    """
+    if device.type == "cpu":
+        yield
+        return
+    path = lock_path(device)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except PermissionError:
+        # Another user's file: a lock needs no more than reading.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    try:
+        try:
+            fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.warning(f"waiting for {device}, which another process of attnbench uses ({path})")
+            fcntl.flock(descriptor, operation)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def lock_path(device: torch.device) -> Path:
+    """One file a physical device of this machine, whatever index a process sees it under."""
+    return Path(tempfile.gettempdir()) / f"attnbench-{torch.cuda.get_device_properties(device).uuid}.lock"
+
+
+@contextmanager
+def folder_lock(folder: Path, *, waits: bool) -> Iterator[None]:
+    """Holds a folder that exists, so that no other process records in it.
+
+    The operating system frees the lock with the process that held it, however that ended: what a dead owner left in
+    the file blocks nobody. Not reentrant: the same process would wait for itself.
+
+    Args:
+        waits: for another process to be done with the folder; otherwise that is an error.
+
+    Raises:
+        UserError: another process holds it; the message says which.
+        OSError: the file system cannot be written, or has no locks.
+    """
+    path = folder / ".lock"
+    descriptor = _locked(path, waits)
+    try:
+        os.ftruncate(descriptor, 0)
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        os.write(descriptor, f"pid {os.getpid()} on {socket.gethostname()} since {started}\n".encode())
+        yield
+    finally:
+        # While it is held: who waits finds out that the name now means another file, or none.
+        if _is_at(descriptor, path):
+            with suppress(OSError):
+                path.unlink()
+        os.close(descriptor)
+
+
+def _locked(path: Path, waits: bool) -> int:
+    """A descriptor that holds the lock of the file that stands at `path`."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip() or "a process that just began"
+                if not waits:
+                    raise UserError(
+                        f"{path.parent}: in use by {owner}; wait for it or stop it, the same command then goes on"
+                    ) from None
+                log.warning(f"waiting for {path.parent}, in use by {owner}")
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_at(descriptor, path):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file still has this name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,90 @@
+"""The memory of this process as Linux counts it: its peak, a cap on it, and what the C library keeps of it."""
+
+import ctypes
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from attnbench.settings.errors import UserError
+
+PROCESS = Path("/proc/self")
+
+
+def reset_resident_peak() -> float | None:
+    """From here on `resident_peak_mib` counts anew: the MiB resident now; None on a system that cannot count anew."""
+    try:
+        (PROCESS / "clear_refs").write_text("5")
+    except OSError:
+        return None
+    return resident_peak_mib()
+
+
+def resident_peak_mib() -> float:
+    """The most that was resident since `reset_resident_peak`."""
+    return _entry_mib(PROCESS / "status", "VmHWM")
+
+
+@contextmanager
+def memory_capped(cap_mib: float | None) -> Iterator[None]:
+    """Inside, an allocation past the cap fails, instead of the system ending the process later.
+
+    Counted is private memory; shared libraries and files mapped for reading take no one's.
+
+    Args:
+        cap_mib: beyond what the process has now; None for no cap.
+    """
+    if cap_mib is None:
+        yield
+        return
+    # Imported here: only Unix has it.
+    import resource
+
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = int((_entry_mib(PROCESS / "status", "VmData") + cap_mib) * 2**20)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
+
+
+def available_mib() -> float | None:
+    """What the system can still give without swapping; None where it does not tell."""
+    path = Path("/proc/meminfo")
+    return _entry_mib(path, "MemAvailable") if path.exists() else None
+
+
+def check_free(num_bytes: int, what: str) -> None:
+    """Raises UserError where the system cannot give so much: it would end this process, or another, without a word."""
+    available, needed = available_mib(), num_bytes / 2**20
+    if available is not None and needed > available:
+        raise UserError(f"{what} take {needed:,.0f} MiB of memory, and {available:,.0f} are free; give a smaller model")
+
+
+def _entry_mib(path: Path, name: str) -> float:
+    for line in path.read_text().splitlines():
+        label, _, value = line.partition(":")
+        if label == name:
+            return int(value.split()[0]) / 2**10
+    raise KeyError(f"{path} has no {name}")
+
+
+def return_freed_memory() -> None:
+    """Has glibc return every large block when it is freed, so that the resident set is what is in use.
+
+    With another C library nothing changes.
+    """
+    if _is_glibc():
+        mmap_threshold = -3
+        ctypes.CDLL(None).mallopt(mmap_threshold, 2**16)
+
+
+def trim() -> None:
+    """Has glibc return once what it keeps of freed memory."""
+    if _is_glibc():
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _is_glibc() -> bool:
+    return platform.libc_ver()[0] == "glibc"

@@ -1,0 +1,157 @@
+"""Being asked to stop, by Ctrl-C, SIGTERM or a terminal that closes: at once, or after a save where something would be
+lost."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from attnbench.machine.streams import lasting_streams
+from attnbench.settings.errors import Interrupted, UserError, mendable
+from attnbench.settings.escaping import printable
+
+Value = TypeVar("Value")
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def heard() -> list[signal.Signals]:
+    """Those of SIGNALS that mean a stop to this process: not the closed terminal that `nohup` has it ignore."""
+    return [own for own in SIGNALS if own != signal.SIGHUP or signal.getsignal(own) is not signal.SIG_IGN]
+
+
+@contextmanager
+def interruptible(message: str) -> Iterator[None]:
+    """Inside, the signals raise `Interrupted` with this message, whatever becomes of it on its way out.
+
+    A library that was in the middle of something, loading tensors or itself, may turn any exception into an error of
+    its own, or lose it; what it was about to do is not to be trusted then. In a thread other than the main one, which
+    gets no signals, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+
+    def stop(number: int, frame: Any) -> None:
+        if came and number == signal.SIGHUP:
+            # Of a terminal that closes both the shell and the system tell; what ends by now must not be cut short.
+            return
+        came.append(number)
+        raise Interrupted(message, 128 + number)
+
+    before = {number: signal.signal(number, stop) for number in heard()}
+    try:
+        yield
+    except Exception as error:
+        if came:
+            raise Interrupted(message, 128 + came[0]) from error
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        raise Interrupted(message, 128 + came[0])
+
+
+@contextmanager
+def ending_in_one_line(interrupted: str = "interrupted; the same command starts over") -> Iterator[None]:
+    """Around a script that Hydra does not run: what users can do something about, and a signal, end it without a
+    traceback, which HYDRA_FULL_ERROR=1 shows as it does for the others.
+
+    Args:
+        interrupted: said after a signal.
+
+    Raises:
+        SystemExit: 1 after what is `errors.mendable`, 128 and its number after a signal.
+    """
+    try:
+        with lasting_streams(), interruptible(interrupted):
+            yield
+    except Interrupted as interruption:
+        print(printable(str(interruption)), file=sys.stderr)
+        raise SystemExit(interruption.exit_code) from None
+    except Exception as error:
+        text = mendable(error)
+        if text is None or os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        sys.exit(f"error: {text}")
+
+
+class StopRequest:
+    """Set by any of the signals; training looks at it between two steps, saves and stops.
+
+    Before there is anything to save, and in what `unless_stopped` calls, a signal ends what runs at once. A second
+    signal ends the process.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self.saves = False
+        """True where a stop waits for a save: a first step may compile for minutes, and nothing is lost with it."""
+        self._only_reads = False
+
+    @contextmanager
+    def listening(self) -> Iterator["StopRequest"]:
+        """Handles the signals inside the block, and gives them back after it.
+
+        Raises:
+            Interrupted: something failed after a signal. Ctrl-C reaches every process of the terminal, and a compiler
+                that it ends is no error of the run.
+        """
+        before = {number: signal.getsignal(number) for number in heard()}
+        for number in before:
+            signal.signal(number, self._request)
+        try:
+            yield self
+        except (UserError, OSError):
+            # A save that failed is what the user must know of.
+            raise
+        except Exception as error:
+            if self.signal is None:
+                raise
+            raise self.interruption("stopped before a step was done; the same command goes on") from error
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _request(self, number: int, frame: Any) -> None:
+        if self.signal is not None:
+            # Of a terminal that closes both the shell and the system tell: that is no impatience.
+            if number == signal.SIGHUP:
+                return
+            os._exit(128 + number)
+        self.signal = number
+        if self.saves:
+            print(f"\n{signal.Signals(number).name}: saving, then stopping", file=sys.stderr, flush=True)
+        if self._only_reads or not self.saves:
+            self._only_reads = False
+            raise self.interruption("stopped before a step was done; the same command goes on")
+
+    def unless_stopped(self, measure: Callable[[], Value]) -> Value | None:
+        """Return what `measure` does; None where a stop was asked for before it, or while it ran.
+
+        A signal cuts it off wherever it is, so that one of minutes is no reason to wait: it may only read, and what it
+        has set for the while, as a model's mode, is for the caller to set back.
+        """
+        if self.signal is not None:
+            return None
+        try:
+            self._only_reads = True
+            value = measure()
+            self._only_reads = False
+        except BaseException:
+            self._only_reads = False
+            # Whatever a library has made of it on its way out.
+            if self.signal is None:
+                raise
+            return None
+        # One that a library has lost on its way leaves a value that is not to be trusted.
+        return value if self.signal is None else None
+
+    def interruption(self, message: str) -> Interrupted:
+        """The exception to raise once everything is saved."""
+        return Interrupted(message, 128 + (self.signal or signal.SIGINT))

@@ -1,0 +1,321 @@
+"""The contract of a mixer, promise by promise: what training, matching and decoding take for granted of every one.
+
+A check returns what it saw of a broken promise, in words, or nothing. The tests run all of them over every yaml of
+conf/attn, `scripts/doctor.py` over mixers from outside attnbench.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnbench.machine.device import computing, dtype_of
+from attnbench.mixers.base import Mixer, state_bytes
+from attnbench.mixers.definition import Shape, by_backend, by_definition, compare, example
+from attnbench.mixers.flops import UncountableError, counted_mixing
+from attnbench.settings.errors import UserError, one_line
+from attnbench.settings.registry import is_own
+from attnbench.settings.schema import MixerSettings
+
+LENGTHS = (1, 63, 64, 65, 133)
+"""Around the border of a chunk of 64, and over two of them with a ragged end."""
+
+POSITIONS = (0, 63, 64, 100)
+"""Outputs at these are looked at for what they have of later positions."""
+
+LONGEST_CHECK = 256
+"""Positions, of what is looked at before a training."""
+
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 4e-2}
+"""Largest relative errors, by the dtype of the weights."""
+
+LEAK = {"float32": 1e-5, "tf32": 1e-2, "bfloat16": 3e-2}
+"""Share of a gradient or an output that may come from where nothing should, by precision: the rounding of a convolution
+by Fourier transform does, or of a largest number that cancels."""
+
+FLOP_LENGTHS = (31, 127)
+"""Primes, see OperationCounter. What grows with the square of the length is 17 times as much at the second."""
+MAX_FLOP_RATIO = 1.5
+MAX_GROWTH_DIFFERENCE = 0.2
+"""Between exponents of the growth: n log n is 0.2 above n here."""
+
+
+class Promise(NamedTuple):
+    """One promise, in words, and its check."""
+
+    words: str
+    check: Callable[[Mixer, Shape], str]
+    """Takes a mixer in a model of that shape; returns what breaks the promise, or nothing."""
+    needs_state: bool = False
+    """True where a backend that only trains need not keep it."""
+
+
+def breach(promise: Promise, build: Callable[[], Mixer], shape: Shape) -> str:
+    """Words on what breaks the promise, or none. Whatever building or running the mixer raises breaks it.
+
+    Args:
+        build: makes the mixer, of a model of that shape, with initial weights.
+    """
+    # A mixer of anybody's may raise anything: that is what is looked for here, and the other promises have their turn.
+    try:
+        return promise.check(build(), shape)
+    except Exception as error:
+        return one_line(error)
+
+
+def shape_and_dtype(mixer: Mixer, shape: Shape) -> str:
+    """The output has those of the input, at every length; without a state none is returned."""
+    for length in LENGTHS:
+        x_BTD = _example(mixer, length, shape.model.dim)
+        y_BTD, state = mixer(x_BTD)
+        if (y_BTD.shape, y_BTD.dtype) != (x_BTD.shape, x_BTD.dtype):
+            return f"{tuple(x_BTD.shape)} {x_BTD.dtype} became {tuple(y_BTD.shape)} {y_BTD.dtype}"
+        if state is not None:
+            return "a forward pass without a state returns one"
+        if not y_BTD.isfinite().all():
+            return f"at length {length} the output is not finite"
+    return ""
+
+
+def causality(mixer: Mixer, shape: Shape) -> str:
+    """Nothing from the future, by the gradient and by what changes where the future does."""
+    return seen_of_the_future(mixer, shape.model.dim, LENGTHS[-1])
+
+
+def seen_of_the_future(mixer: Mixer, dim: int, length: int, precision: str = "float32") -> str:
+    """Words on what an output has of later positions, or none.
+
+    Args:
+        dim: of the model.
+        precision: that it computes in, its weights being float32.
+    """
+    x_BTD = _example(mixer, length, dim)
+    x_BTD.requires_grad_()
+    positions = [position for position in (*POSITIONS, length // 2) if position < length - 1]
+    leak = LEAK[precision]
+    with computing(precision, x_BTD.device):
+        y_BTD, _ = mixer(_narrowed(x_BTD, precision))
+        for position in positions:
+            total = y_BTD[:, position].square().sum()
+            (gradient_BTD,) = torch.autograd.grad(total, x_BTD, retain_graph=True, materialize_grads=True)
+            share_T = gradient_BTD.norm(dim=(0, 2)) / gradient_BTD.norm()
+            ahead_T = share_T[position + 1 :]
+            if ahead_T.norm() > leak:
+                most = position + 1 + int(ahead_T.argmax())
+                return f"position {position} sees position {most}: {ahead_T.norm():.1%} of its gradient lies ahead"
+        with torch.no_grad():
+            # What has no gradient, as an argmax or a detached mean, shows in the output alone.
+            for position in positions:
+                changed_BTD = torch.cat([x_BTD[:, : position + 1], -3 * x_BTD[:, position + 1 :]], dim=1)
+                other_BTD, _ = mixer(_narrowed(changed_BTD, precision))
+                error = _difference(other_BTD[:, : position + 1], y_BTD[:, : position + 1])
+                # Where it has no finite output anyway, that is no knowledge of the future.
+                if not error <= max(leak, torch.finfo(y_BTD.dtype).eps) and y_BTD.isfinite().all():
+                    return f"outputs up to position {position} change by {error:.1e} where only later inputs do"
+    return ""
+
+
+def check_causality(
+    mixers: Sequence[MixerSettings], layers: Iterable[Mixer], dim: int, seq_len: int, precision: str
+) -> None:
+    """Looks at a model's mixers from outside attnbench before they are trained: what sees the future scores well in
+    everything that is measured here.
+
+    Args:
+        mixers: settings of the layers.
+        layers: the mixers built.
+        dim: of the model.
+        seq_len: of the training; more than LONGEST_CHECK positions are not looked at.
+
+    Raises:
+        UserError: one sees the future.
+    """
+    for settings, mixer in zip(mixers, layers, strict=True):
+        if is_own(settings.target):
+            continue
+        seen = seen_of_the_future(mixer, dim, min(seq_len, LONGEST_CHECK), precision)
+        if seen:
+            raise UserError(
+                f"attn={settings.name}: {seen}, so that a model reads what it shall predict; it is not trained. "
+                f"`python scripts/doctor.py --config-dir ... 'mixers=[{settings.name}]'` runs the whole contract"
+            )
+
+
+def past(mixer: Mixer, shape: Shape) -> str:
+    """An output depends on an earlier input: what does not mixes nothing."""
+    x_BTD = _example(mixer, LENGTHS[-1], shape.model.dim)
+    position = POSITIONS[-1]
+    total = mixer(x_BTD.requires_grad_())[0][:, position].square().sum()
+    (gradient_BTD,) = torch.autograd.grad(total, x_BTD, materialize_grads=True)
+    return "" if gradient_BTD[:, :position].any() else f"position {position} sees no position before it"
+
+
+def independence(mixer: Mixer, shape: Shape) -> str:
+    """Sequences of a batch do not mix."""
+    x_BTD = _example(mixer, 70, shape.model.dim)
+    y_BTD, _ = mixer(x_BTD.requires_grad_())
+    for index, other in ((0, 1), (1, 0)):
+        total = y_BTD[index].square().sum()
+        (gradient_BTD,) = torch.autograd.grad(total, x_BTD, retain_graph=True, materialize_grads=True)
+        share = float(gradient_BTD[other].norm() / gradient_BTD.norm())
+        if not share <= LEAK["float32"]:
+            return f"sequence {index} of a batch sees sequence {other}: {share:.1%} of its gradient is there"
+        alone_BTD, _ = mixer(x_BTD[index : index + 1].detach())
+        error = _difference(alone_BTD, y_BTD[index : index + 1])
+        if not error <= _tolerance(mixer):
+            return f"a sequence alone differs by {error:.1e} from the same in a batch"
+    return ""
+
+
+def definition(mixer: Mixer, shape: Shape) -> str:
+    """The forward pass equals `reference` in float64, in outputs and all gradients."""
+    allowed = _tolerance(mixer)
+    for length in LENGTHS:
+        actual, expected = by_backend(mixer, length, "float32", shape), by_definition(mixer, length, shape)
+        own = compare(actual, expected, shape)
+        if not own.is_within(allowed):
+            return (
+                f"at length {length} forward differs from reference by {own.output:.1e} in the output, "
+                f"{own.input_gradient:.1e} in the input's gradient, {own.position:.1e} at a single position, "
+                f"{own.parameter_gradient:.1e} in the gradient of {own.parameter}"
+            )
+    return ""
+
+
+def pieces(mixer: Mixer, shape: Shape) -> str:
+    """The whole equals its pieces and its single steps, each handing its state on."""
+    with torch.no_grad():
+        for length in LENGTHS:
+            x_BTD = _example(mixer, length, shape.model.dim)
+            whole_BTD, _ = mixer(x_BTD)
+            for words, sizes in _cuts(length):
+                error_T = _differences(in_pieces(mixer, x_BTD, sizes), whole_BTD)
+                wrong = [index for index, error in enumerate(error_T) if not error <= _tolerance(mixer)]
+                if wrong:
+                    return (
+                        f"{length} positions {words} differ from the whole, from position {wrong[0]} on, "
+                        f"by up to {float(error_T.max()):.1e}"
+                    )
+    return ""
+
+
+def _cuts(length: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    third = max(length // 3, 1)
+    thirds = (third,) * (length // third) + (length % third,) * (length % third > 0)
+    yield "read into a state at once", (length,)
+    yield "in single steps", (1,) * length
+    yield f"in pieces of {third}", thirds
+    if length == LENGTHS[-1]:
+        for sizes in ((64, 65, 1, 3), (1, 1, 63, 68)):
+            yield f"in pieces of {', '.join(map(str, sizes))}", sizes
+
+
+def in_pieces(mixer: Mixer, x_BTD: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """Outputs of consecutive calls; a piece of 1 is a step."""
+    state = mixer.init_state(x_BTD.shape[0], x_BTD.shape[1], x_BTD.dtype)
+    outputs = []
+    for piece_BTD in x_BTD.split(sizes, dim=1):
+        if piece_BTD.shape[1] == 1:
+            y_BD, state = mixer.step(piece_BTD[:, 0], state)
+            outputs.append(y_BD[:, None])
+        else:
+            y_BTD, state = mixer(piece_BTD, state)
+            outputs.append(y_BTD)
+    return torch.cat(outputs, dim=1)
+
+
+def state(mixer: Mixer, shape: Shape) -> str:
+    """It is updated in place, by a piece and by a step, and grows with `max_length` only if the class says so."""
+    x_BTD = _example(mixer, 71, shape.model.dim)
+    short, long = (state_bytes(mixer.init_state(1, length, x_BTD.dtype)) for length in (64, 128))
+    if (long > short) != mixer.state_grows or long < short:
+        return f"state_grows is {mixer.state_grows}, and it has {short} bytes for 64 positions, {long} for 128"
+    with torch.no_grad():
+        carried = mixer.init_state(x_BTD.shape[0], 71, x_BTD.dtype)
+        addresses = [tensor.data_ptr() for tensor in carried]
+        _, carried = mixer(x_BTD[:, :70], carried)
+        _, after = mixer.step(x_BTD[:, 70], carried)
+    if any([tensor.data_ptr() for tensor in one] != addresses for one in (carried, after)):
+        return "the state that comes out lies elsewhere than the one that was given"
+    return "" if any(tensor.any() for tensor in after) else "after 71 positions the state is all zeros"
+
+
+def gradients(mixer: Mixer, shape: Shape) -> str:
+    """Every parameter is trained: it gets a gradient that is finite and not 0."""
+    x_BTD = _example(mixer, 70, shape.model.dim)
+    names, parameters = zip(*mixer.named_parameters(), strict=True)
+    total = mixer(x_BTD)[0].square().sum()
+    found = dict(zip(names, torch.autograd.grad(total, parameters, allow_unused=True), strict=True))
+    for words, names in (
+        ("gets no gradient", [name for name, gradient in found.items() if gradient is None or not gradient.any()]),
+        (
+            "gets a gradient that is not finite",
+            [n for n, g in found.items() if g is not None and not g.isfinite().all()],
+        ),
+    ):
+        if names:
+            return f"{', '.join(names)} {words}"
+    return ""
+
+
+def flops(mixer: Mixer, shape: Shape) -> str:
+    """`mixing_flops` grows as the definition's operations do, and is within MAX_FLOP_RATIO of them."""
+    stated = [mixer.mixing_flops(length) for length in FLOP_LENGTHS]
+    if not all(isinstance(number, int) and number > 0 for number in stated):
+        return f"mixing_flops({FLOP_LENGTHS[0]}) is {stated[0]!r}, not a positive integer"
+    try:
+        counted = [counted_mixing(mixer, length, shape.model.dim) for length in FLOP_LENGTHS]
+    except UncountableError as error:
+        return (
+            f"the definition runs {error}, whose operations cannot be counted; "
+            "torch.utils.flop_counter.register_flop_formula says how many they are"
+        )
+    words = f"mixing_flops({FLOP_LENGTHS[-1]}) is {stated[-1]:,}, and the definition does {counted[-1]:,.0f} operations"
+    if min(counted) <= 0:
+        return f"{words} that are not of a matrix used once a position"
+    growth, expected = (math.log(b / a) / math.log(FLOP_LENGTHS[1] / FLOP_LENGTHS[0]) for a, b in (stated, counted))
+    if abs(growth - expected) > MAX_GROWTH_DIFFERENCE:
+        return f"{words}; it grows as length^{growth:.2f}, they as length^{expected:.2f}"
+    ratio = stated[-1] / counted[-1]
+    return "" if 1 / MAX_FLOP_RATIO <= ratio <= MAX_FLOP_RATIO else f"{words}, {1 / ratio:.2g} times as many"
+
+
+PROMISES = (
+    Promise("keeps shape and dtype", shape_and_dtype),
+    Promise("sees nothing of the future", causality),
+    Promise("sees something of the past", past),
+    Promise("keeps sequences of a batch apart", independence),
+    Promise("equals its definition", definition),
+    Promise("whole = pieces = single steps", pieces, needs_state=True),
+    Promise("updates its state in place", state, needs_state=True),
+    Promise("trains every parameter", gradients),
+    Promise("states the FLOPs of its mixing", flops),
+)
+
+
+def _example(mixer: Mixer, length: int, dim: int) -> Tensor:
+    """An input, (B, T, D), in the dtype of the weights and where they are."""
+    weight = next(mixer.parameters())
+    return example(length, dim, weight.device)[0].to(weight.dtype)
+
+
+def _narrowed(x_BTD: Tensor, precision: str) -> Tensor:
+    """The input as a model gives it: what is wider than float32 stays."""
+    dtype = dtype_of(precision)
+    return x_BTD if dtype == torch.float32 else x_BTD.to(dtype)
+
+
+def _tolerance(mixer: Mixer) -> float:
+    return TOLERANCES[next(mixer.parameters()).dtype]
+
+
+def _differences(actual_BTD: Tensor, expected_BTD: Tensor) -> Tensor:
+    """By position, the largest as a share of the largest entry of all."""
+    difference_BTD = (actual_BTD.double() - expected_BTD.double()).abs()
+    return difference_BTD.amax(dim=(0, 2)) / expected_BTD.double().abs().max()
+
+
+def _difference(actual_BTD: Tensor, expected_BTD: Tensor) -> float:
+    return float(_differences(actual_BTD.detach(), expected_BTD.detach()).max())

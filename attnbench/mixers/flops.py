@@ -1,0 +1,114 @@
+"""Operations of a mixer's definition, counted as torch dispatches them, to hold what `mixing_flops` states against."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from attnbench.mixers.base import Mixer
+from attnbench.mixers.layers import ShortConvolution
+
+ELEMENTWISE = {"add": 1, "sub": 1, "rsub": 1, "mul": 1, "div": 1, "lerp": 3, "addcmul": 2, "addcdiv": 2}
+"""Operations an element of the result. Exponentials and other functions of one number are not counted, as nowhere."""
+
+SUMS = ("sum", "mean", "cumsum", "cumprod", "prod")
+"""One operation an element of the operand."""
+
+PRODUCTS_WITH_A_VECTOR = {"mv": 0, "dot": 0, "vdot": 0, "addmv": 1}
+"""Products that torch's own formulas leave out: two operations an element of the operand with this index."""
+
+
+class UncountableError(Exception):
+    """An operator that says nothing of its operations."""
+
+
+class OperationCounter(TorchDispatchMode):
+    """Inside, adds up the operations of products, by torch's formulas, and those of single elements.
+
+    Args:
+        length: positions of the sequence, a prime that divides no other size. A tensor whose size it divides twice
+            holds something for every pair of positions, of which a causal algorithm needs those on and below the
+            diagonal alone: so many are counted of a masked form.
+    """
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+        self.total = 0.0
+        self.shared_depth = 0
+        """Depth in modules that count their products alone."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        operations = self._operations(func, args, kwargs or {}, out)
+        if operations and any(self._is_of_pairs(x) for x in (*args, out) if isinstance(x, Tensor)):
+            operations *= (self.length + 1) / (2 * self.length)
+        self.total += operations
+        return out
+
+    def _is_of_pairs(self, x: Tensor) -> bool:
+        return x.numel() > 0 and x.numel() % self.length**2 == 0
+
+    def _operations(self, func: Any, args: Any, kwargs: Any, out: Any) -> float:
+        packet, name = func.overloadpacket, func.overloadpacket.__name__.rstrip("_")
+        if packet in flop_registry:
+            products = flop_registry[packet](*args, **kwargs, out_val=out)
+            # An outer product adds nothing up.
+            return products / 2 if name in ("mm", "bmm") and args[0].shape[-1] == 1 else products
+        if func.namespace not in ("aten", "prim", "prims") or name.startswith("_fft"):
+            raise UncountableError(f"{func.namespace}::{name}")
+        if name in PRODUCTS_WITH_A_VECTOR:
+            return 2 * args[PRODUCTS_WITH_A_VECTOR[name]].numel()
+        is_number = isinstance(out, Tensor) and (out.is_floating_point() or out.is_complex())
+        if self.shared_depth or not is_number:
+            return 0
+        return args[0].numel() if name in SUMS else ELEMENTWISE.get(name, 0) * out.numel()
+
+
+def counted_mixing(mixer: Mixer, length: int, dim: int) -> float:
+    """Operations of `mixer.reference` on one sequence, without those that a model counts by itself: each matrix, once a
+    position, and what norms, gates and the like do to single elements.
+
+    Raises:
+        UncountableError: the definition runs an operator that torch knows no formula of.
+    """
+    weight = next(mixer.parameters())
+    x_BTD = torch.randn(1, length, dim, generator=torch.Generator().manual_seed(0)).to(weight)
+    matrices = sum(
+        # A short convolution is no product: as its taps are not counted, they are not subtracted.
+        parameter.numel() * (parameter.dim() > 1)
+        for module in mixer.modules()
+        if not isinstance(module, ShortConvolution)
+        for parameter in module.parameters(recurse=False)
+    )
+    counter = OperationCounter(length)
+    # Torch's own attention in its written-out form: of the fused ones a CPU's has no formula.
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _shared_parts(mixer, counter), counter:
+        mixer.reference(x_BTD)
+    return counter.total - 2 * matrices * length
+
+
+@contextmanager
+def _shared_parts(mixer: Mixer, counter: OperationCounter) -> Iterator[None]:
+    """Inside, modules of attnbench.mixers.layers and of torch count their products alone."""
+
+    def enter(module: nn.Module, inputs: Any) -> None:
+        counter.shared_depth += 1
+
+    def leave(module: nn.Module, inputs: Any, output: Any) -> None:
+        counter.shared_depth -= 1
+
+    hooks = []
+    for module in mixer.modules():
+        if type(module).__module__.startswith(("attnbench.mixers.layers", "torch.nn.")):
+            hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

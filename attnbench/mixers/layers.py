@@ -1,0 +1,255 @@
+"""What several mixers and the model share: norm, projections, feed-forward, short convolution, rotary positions.
+
+Every module with parameters initialises itself through `init_weights(generator, num_branches)`; see `Mixer`.
+"""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attnbench.machine.kernel_support import on_kernels
+from attnbench.settings.errors import UserError
+
+INITIAL_DEVIATION = 0.02
+"""Of a projection's weights (GPT-2), unless the model's settings name another."""
+
+
+class Projection(nn.Linear):
+    """A linear map without bias.
+
+    Args:
+        residual: its output is added to the residual stream, so the more branches there are the smaller it starts.
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, residual: bool = False) -> None:
+        super().__init__(in_features, out_features, bias=False)
+        self.residual = residual
+
+    def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
+        """Normal with INITIAL_DEVIATION, over sqrt(num_branches) where it writes to the residual stream (GPT-2)."""
+        deviation = INITIAL_DEVIATION / num_branches**0.5 if self.residual else INITIAL_DEVIATION
+        nn.init.normal_(self.weight, std=deviation, generator=generator)
+
+
+class RMSNorm(nn.Module):
+    """y = weight × x / sqrt(mean(x²) + eps), over the last axis, in float32 at least (Zhang and Sennrich, 2019)."""
+
+    no_weight_decay: ClassVar[frozenset[str]] = frozenset({"weight"})
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(width))
+
+    def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Keeps shape and dtype."""
+        # Compiled, torch's own is fused there too, and what was traced can be kept for the next process.
+        if x.device.type == "cpu" and not torch.compiler.is_compiling():
+            return _RMSNormCPU.apply(at_least_float32(x), self.weight, self.eps)[0].to(x.dtype)
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(x.dtype)
+
+
+class _RMSNormCPU(torch.autograd.Function):
+    """RMSNorm in few passes over the memory, for a CPU: torch has no fused kernel there, its own takes twice as long.
+
+    With n = x r, r = 1 / sqrt(mean(x²) + eps) and g = dL/dy, row by row:
+
+        dL/dx = r (g w - n mean(g w n)),   dL/dw = sum over rows of g n
+    """
+
+    # Nothing below is updated in place but what the gradient made: under vmap either of x and w may be one for all.
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1]
+        scale = (mean_square + eps).rsqrt()
+        return x * scale * weight, scale
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(*inputs[:2], output[1])
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight, scale = ctx.saved_tensors
+        gradient = gradient.to(x.dtype)
+        wide_weight = weight.to(x.dtype)
+        # LayerNorm's fused gradient around a mean of zero also takes away mean(g w), which is given back.
+        of_x, of_weight, _ = torch.ops.aten.native_layer_norm_backward(
+            gradient, x, weight.shape, torch.zeros_like(scale), scale, wide_weight, None, [True, True, False]
+        )
+        mean = (gradient @ wide_weight)[..., None] / x.shape[-1]
+        return of_x.add_(mean * scale), of_weight.to(weight.dtype), None
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: down(silu(gate(x)) × up(x)) (Shazeer, 2020). On a GPU gate and up are one matrix product."""
+
+    def __init__(self, dim: int, width: int) -> None:
+        super().__init__()
+        # On a CPU two products: contiguous results and gradients save more there than one larger product gains.
+        self.gate = Projection(dim, width)
+        self.up = Projection(dim, width)
+        self.down = Projection(width, dim, residual=True)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """(B, T, D), or (B, D) in a step of decoding."""
+        # Two in a step as well: autocast keeps what it has cast of each weight, but not of both in one, and every step
+        # would join and cast them again.
+        if x_BTD.dim() == 2 or not on_kernels(x_BTD):
+            return self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
+        from attnbench.kernels.swiglu import swiglu
+
+        packed = F.linear(x_BTD, torch.cat([self.gate.weight, self.up.weight]))
+        return self.down(swiglu(packed.flatten(0, -2)).unflatten(0, x_BTD.shape[:-1]))
+
+
+class ShortConvolution(nn.Module):
+    """y_t = sum_i weight_i x_(t - size + 1 + i), channel by channel: a position sees itself and size - 1 before it."""
+
+    def __init__(self, channels: int, size: int) -> None:
+        super().__init__()
+        self.size = size
+        if size < 1:
+            raise UserError(f"attn.conv_size={size}: must be positive, or 0 for no convolution")
+        self.weight = nn.Parameter(torch.empty(channels, size))
+
+    def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
+        bound = self.size**-0.5
+        nn.init.uniform_(self.weight, -bound, bound, generator=generator)
+
+    def forward(self, x_BTC: Tensor, history_BWC: Tensor | None = None, *, activation: bool = False) -> Tensor:
+        """Convolves T positions.
+
+        Args:
+            history_BWC: the size - 1 inputs before the first, updated in place to the last ones; None: zeros.
+            activation: apply SiLU after it.
+        """
+        length, taps = x_BTC.shape[1], self.size - 1
+        past_BWC = None if history_BWC is None else history_BWC.to(x_BTC.dtype)
+        if on_kernels(x_BTC) and 2 <= self.size <= 8:
+            from attnbench.kernels.short_convolution import short_convolution
+
+            y_BTC = short_convolution(x_BTC, self.weight, past_BWC, activation)
+        else:
+            y_BTC = self._convolve(x_BTC, past_BWC)
+            y_BTC = F.silu(y_BTC) if activation else y_BTC
+        if history_BWC is not None and past_BWC is not None:
+            last_BWC = torch.cat([past_BWC, x_BTC[:, max(length - taps, 0) :]], dim=1)[:, min(length, taps) :]
+            history_BWC.copy_(last_BWC)
+        return y_BTC
+
+    def _convolve(self, x_BTC: Tensor, past_BWC: Tensor | None) -> Tensor:
+        length, taps = x_BTC.shape[1], self.size - 1
+        padded = F.pad(x_BTC, (0, 0, taps, 0)) if past_BWC is None else torch.cat([past_BWC, x_BTC], dim=1)
+        weight_CW = self.weight.to(x_BTC.dtype)
+        y_BTC = padded[:, :length] * weight_CW[:, 0]
+        for tap in range(1, self.size):
+            y_BTC = torch.addcmul(y_BTC, padded[:, tap : tap + length], weight_CW[:, tap])
+        return y_BTC
+
+
+class QueryKeyValue(nn.Module):
+    """What every mixer here starts with: one projection to query, key and value, and an optional short convolution.
+
+    Args:
+        query_width, key_width, value_width: channels over all heads.
+        conv_size: taps of the convolution over all three; 0 for none.
+        activation: apply SiLU after it.
+    """
+
+    def __init__(
+        self, dim: int, query_width: int, key_width: int, value_width: int, *, conv_size: int, activation: bool = False
+    ) -> None:
+        super().__init__()
+        self.widths = [query_width, key_width, value_width]
+        self.projection = Projection(dim, sum(self.widths))
+        self.convolution = ShortConvolution(sum(self.widths), conv_size) if conv_size else None
+        self.activation = activation
+
+    def forward(self, x_BTD: Tensor, history_BWC: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns query, key and value, each (B, T, its width); `history_BWC` as in ShortConvolution."""
+        query, key, value = self.packed(x_BTD, history_BWC).split(self.widths, dim=-1)
+        return query, key, value
+
+    def packed(self, x_BTD: Tensor, history_BWC: Tensor | None = None) -> Tensor:
+        """The three side by side in one tensor, for a kernel that reads them there: (B, T, sum of the widths)."""
+        mixed = self.projection(x_BTD)
+        if self.convolution is not None:
+            return self.convolution(mixed, history_BWC, activation=self.activation)
+        return F.silu(mixed) if self.activation else mixed
+
+    def init_history(self, batch_size: int, dtype: torch.dtype) -> Tensor:
+        """The convolution's part of a state, (B, W, C): zeros, of length zero without a convolution."""
+        taps = self.convolution.size - 1 if self.convolution is not None else 0
+        device = self.projection.weight.device
+        return torch.zeros(batch_size, taps, sum(self.widths), dtype=dtype, device=device)
+
+
+class GatedOutput(nn.Module):
+    """What every mixer here ends with: an optional gate, y × silu(gate(x)), and the projection to the model's width."""
+
+    def __init__(self, dim: int, width: int, *, gate: bool) -> None:
+        super().__init__()
+        self.gate = Projection(dim, width) if gate else None
+        self.projection = Projection(width, dim, residual=True)
+
+    def forward(self, y_BTC: Tensor, x_BTD: Tensor) -> Tensor:
+        """y_BTC is what was mixed, heads side by side; x_BTD the mixer's input, which the gate reads."""
+        if self.gate is not None:
+            y_BTC = y_BTC * F.silu(self.gate(x_BTD))
+        return self.projection(y_BTC)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """In float32, or in float64 where it is already."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def rotation(length: int, width: int, position: Tensor | int, theta: float, device: torch.device) -> Tensor:
+    """cos and sin of the angles by which `rotate` turns channel pair i of position t, t × theta^(-2i/K): (2, T, K/2).
+
+    Args:
+        position: that of the first of the T positions; a tensor stays on the device.
+    """
+    # In float32: in bfloat16 neighbouring positions would fall together.
+    position_T = (torch.arange(length, device=device) + position).float()
+    # Uncompiled without the operator, whose first call loads the compiler, which takes more than a second.
+    return (_rotation if torch.compiler.is_compiling() else _angles)(position_T, width, theta)
+
+
+def _angles(position_T: Tensor, width: int, theta: float) -> Tensor:
+    exponent = torch.arange(0, width, 2, device=position_T.device, dtype=torch.float32) / width
+    angle_TK = position_T[:, None] * theta**-exponent
+    return torch.stack([angle_TK.cos(), angle_TK.sin()])
+
+
+_rotation = torch.library.custom_op("attnbench::rotation", _angles, mutates_args=())
+"""An operator, because the compiler would otherwise take cosines anew for every head and sequence it rotates."""
+
+
+@_rotation.register_fake
+def _(position_T: Tensor, width: int, theta: float) -> Tensor:
+    return position_T.new_empty(2, len(position_T), (width + 1) // 2)
+
+
+def rotate(x_BTHK: Tensor, rotation: Tensor) -> Tensor:
+    """Rotary positions: turns each pair of channels (2i, 2i + 1) by its angle (Su et al., 2021)."""
+    cos, sin = rotation[:, :, None]
+    pairs = at_least_float32(x_BTHK).unflatten(-1, (-1, 2))
+    if torch.compiler.is_compiling():
+        # Inductor generates no complex arithmetic. Written by flips, not by stacking first and second channels, its
+        # kernels read and write neighbouring addresses, backward too.
+        sign = torch.arange(-1, 2, 2, device=x_BTHK.device)
+        turned = pairs * cos[..., None] + pairs.flip(-1) * (sin[..., None] * sign)
+    else:
+        # The same as one complex product: a single pass over the memory.
+        turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.complex(cos, sin))
+    return turned.flatten(-2).to(x_BTHK.dtype)

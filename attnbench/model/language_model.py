@@ -1,0 +1,275 @@
+"""The language model every mixer is put into: pre-norm blocks, SwiGLU, tied embeddings, no positions of its own."""
+
+import hashlib
+import inspect
+import os
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attnbench.machine.kernel_support import on_kernels
+from attnbench.machine.memory import check_free
+from attnbench.mixers.base import Mixer, State
+from attnbench.mixers.layers import INITIAL_DEVIATION, FeedForward, Projection, RMSNorm
+from attnbench.settings.errors import UserError
+from attnbench.settings.registry import build, resolve
+from attnbench.settings.schema import MixerSettings, ModelSettings
+
+
+class Block(nn.Module):
+    """x + mixer(norm(x)), then x + feed_forward(norm(x)) where there is a feed-forward."""
+
+    def __init__(self, mixer: Mixer, dim: int, feed_forward_width: int) -> None:
+        super().__init__()
+        has_feed_forward = feed_forward_width > 0 and not mixer.replaces_feed_forward
+        self.mixer_norm = RMSNorm(dim)
+        self.mixer = mixer
+        self.feed_forward_norm = RMSNorm(dim) if has_feed_forward else None
+        self.feed_forward = FeedForward(dim, feed_forward_width) if has_feed_forward else None
+
+    def forward(self, x_BTD: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
+        mixed_BTD, state = self.mixer(self.mixer_norm(x_BTD), state)
+        return self.feed(x_BTD + mixed_BTD), state
+
+    def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        """One position."""
+        mixed_BD, state = self.mixer.step(self.mixer_norm(x_BD), state)
+        return self.feed(x_BD + mixed_BD), state
+
+    def feed(self, x: Tensor) -> Tensor:
+        if self.feed_forward is None or self.feed_forward_norm is None:
+            return x
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class Embedding(nn.Embedding):
+    """Symbols to vectors, and, used the other way round, vectors to logits."""
+
+    def reset_parameters(self) -> None:
+        """Nothing: `init_weights` draws the weights, and to draw them on the meta device torch loads its compiler."""
+
+    def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
+        nn.init.normal_(self.weight, std=0.02, generator=generator)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Of every symbol, (..., vocabulary)."""
+        return F.linear(x, self.weight)
+
+
+class LanguageModel(nn.Module):
+    """Tokens in, logits of the next token out.
+
+    Args:
+        mixers: one a layer, which also says how many layers there are.
+        feed_forward_width: hidden channels of the SwiGLU; 0 for none.
+    """
+
+    def __init__(self, mixers: Sequence[Mixer], *, vocabulary_size: int, dim: int, feed_forward_width: int) -> None:
+        super().__init__()
+        self.embedding = Embedding(vocabulary_size, dim)
+        self.blocks = nn.ModuleList(Block(mixer, dim, feed_forward_width) for mixer in mixers)
+        self.norm = RMSNorm(dim)
+        self.feed_forward_width = feed_forward_width
+
+    @property
+    def layers(self) -> list[Block]:
+        """The blocks, typed."""
+        return [block for block in self.blocks if isinstance(block, Block)]
+
+    def forward(
+        self, tokens_BT: Tensor, state: list[State] | None = None, positions_BL: Tensor | None = None
+    ) -> tuple[Tensor, list[State] | None]:
+        """Logits (B, T, vocabulary), or (B, L, vocabulary) at `positions_BL` alone, and the state after the last."""
+        x_BTD, state = self.hidden(tokens_BT, state, positions_BL)
+        return self.embedding.logits(x_BTD), state
+
+    def hidden(
+        self, tokens_BT: Tensor, state: list[State] | None = None, positions_BL: Tensor | None = None
+    ) -> tuple[Tensor, list[State] | None]:
+        """What logits are read from, (B, T, D) or (B, L, D), and the state after the last position."""
+        x_BTD = self.embed(tokens_BT)
+        states: list[State] = []
+        for index, block in enumerate(self.blocks):
+            x_BTD, after = block(x_BTD, state[index] if state is not None else None)
+            states.append(after)
+        if positions_BL is not None:
+            x_BTD = x_BTD.gather(1, positions_BL[..., None].expand(-1, -1, x_BTD.shape[-1]))
+        return self.norm(x_BTD), (states if state is not None else None)
+
+    def step(self, tokens_B: Tensor, state: list[State]) -> tuple[Tensor, list[State]]:
+        """Logits (B, vocabulary) after one more token; reads nothing from the device."""
+        x_BD = self.embed(tokens_B)
+        states = []
+        for block, before in zip(self.layers, state, strict=True):
+            x_BD, after = block.step(x_BD, before)
+            states.append(after)
+        return self.embedding.logits(self.norm(x_BD)), states
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """What the residual stream starts with. Under autocast it has the compute dtype: in float32 a step would spend
+        a tenth of its time on moving digits that every layer rounds off again before it reads them."""
+        weight, device = self.embedding.weight, tokens.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        if not (on_kernels(weight) and torch.is_grad_enabled()):
+            return self.embedding(tokens).to(dtype)
+        from attnbench.kernels.embedding import embed
+
+        return embed(tokens.flatten(), weight, dtype).unflatten(0, tokens.shape)
+
+    @property
+    def num_branches(self) -> int:
+        """Outputs added to the residual stream: two a layer, one where there is no feed-forward."""
+        return sum(1 if block.feed_forward is None else 2 for block in self.layers)
+
+    def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> list[State]:
+        """One empty state a layer."""
+        return [block.mixer.init_state(batch_size, max_length, dtype) for block in self.layers]
+
+    def num_parameters(self) -> int:
+        """The tied embedding counts once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def forward_flops(self, length: int, num_logits: int | None = None) -> int:
+        """Operations of one forward pass over one sequence; a multiply-add counts 2, a training step three of these.
+
+        Every weight matrix is used once a token (short convolutions too), but that of the logits where they are read;
+        the mixers count their own mixing.
+
+        Args:
+            num_logits: positions at which logits are read; None: all.
+        """
+        of_logits = self.embedding.weight.numel()
+        matrices = sum(parameter.numel() for parameter in self.parameters() if parameter.dim() > 1) - of_logits
+        products = matrices * length + of_logits * (length if num_logits is None else num_logits)
+        return 2 * products + sum(block.mixer.mixing_flops(length) for block in self.layers)
+
+    def undecayed(self) -> set[str]:
+        """Full names of the parameters that take no weight decay, as the modules that own them declare."""
+        return {
+            f"{name}.{own}" for name, module in self.named_modules() for own in getattr(module, "no_weight_decay", ())
+        }
+
+
+def resolve_mixer(
+    settings: MixerSettings,
+    model: ModelSettings,
+    *,
+    device_type: str,
+    precision: str,
+    trusted: Collection[str] = (),
+) -> MixerSettings:
+    """The same settings with the backend that will run in place of `auto`.
+
+    Raises:
+        UserError: a backend that does not exist or cannot run here.
+    """
+    cls = resolve(settings.target, Mixer, trusted)
+    # The model's head width, unless the mixer's yaml overrides it: kernels differ in the widths they can do.
+    options = {"head_width": model.head_width, **settings.options}
+    backend = cls.choose_backend(options, device_type=device_type, precision=precision)
+    return MixerSettings(name=settings.name, target=settings.target, options={**settings.options, "backend": backend})
+
+
+def function_of(settings: MixerSettings, trusted: Collection[str] = ()) -> dict[str, Any]:
+    """Target and options of the function that a mixer computes, whatever the kernel; see `Mixer.same_function`."""
+    options = {name: value for name, value in settings.options.items() if name != "backend"}
+    cls = resolve(settings.target, Mixer, trusted)
+    # Of the class alone: what derives from it may compute anything.
+    other = vars(cls).get("same_function")
+    shared = inspect.signature(resolve(other, Mixer, trusted)).parameters if other else {}
+    if other and not any(value for name, value in options.items() if name not in shared):
+        return {"target": other, **{name: value for name, value in options.items() if name in shared}}
+    return {"target": settings.target, **options}
+
+
+def build_meta(
+    mixers: Sequence[MixerSettings], model: ModelSettings, *, vocabulary_size: int, trusted: Collection[str] = ()
+) -> LanguageModel:
+    """The model without memory behind it: enough to count and to refuse what does not fit together."""
+    if len(mixers) != model.num_layers:
+        raise UserError(f"model.num_layers={model.num_layers}: {len(mixers)} mixers were given, one a layer is needed")
+    try:
+        with torch.device("meta"):
+            built = [
+                build(
+                    settings.target,
+                    settings.options,
+                    Mixer,
+                    trusted,
+                    dim=model.dim,
+                    head_width=model.head_width,
+                    layer=layer,
+                    num_layers=model.num_layers,
+                )
+                for layer, settings in enumerate(mixers)
+            ]
+            return LanguageModel(
+                built, vocabulary_size=vocabulary_size, dim=model.dim, feed_forward_width=model.feed_forward_width
+            )
+    except (RuntimeError, OverflowError) as error:
+        # Of a size below 0, or of more bytes than can be counted.
+        raise UserError(f"attn={mixers[0].name}: its settings make no tensor ({str(error).splitlines()[0]})") from error
+
+
+def build_model(
+    mixers: Sequence[MixerSettings],
+    model: ModelSettings,
+    *,
+    vocabulary_size: int,
+    seed: int,
+    device: torch.device | str = "cpu",
+    trusted: Collection[str] = (),
+) -> LanguageModel:
+    """A model with initial weights, the same on every device and for every mixer where names and shapes are the same.
+
+    Args:
+        mixers: one mixer's settings a layer, backends resolved (`resolve_mixer`).
+        trusted: classes outside attnbench that may be built, see registry.py.
+    """
+    built = build_meta(mixers, model, vocabulary_size=vocabulary_size, trusted=trusted)
+    check_free(num_bytes(built), f"model={model.name}: {built.num_parameters():,} weights")
+    # Weights are drawn on the CPU and then moved: generators of two devices give different numbers.
+    built.to_empty(device="cpu")
+    init_weights(built, seed, built.num_branches)
+    if model.initial_deviation is not None:
+        with torch.no_grad():
+            for module in built.modules():
+                if isinstance(module, Projection):
+                    module.weight.mul_(model.initial_deviation / INITIAL_DEVIATION)
+    return built.to(device)
+
+
+def num_bytes(model: nn.Module) -> int:
+    """Bytes of its weights."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def init_weights(model: nn.Module, seed: int, num_branches: int) -> None:
+    """Initialises every module with a generator of its own, seeded by (seed, full name): an option shifts nothing else.
+
+    Several modules at a time, each in a thread: one core draws a hundred million numbers a second, and a large model
+    has billions. A module of torch's own (nn.Linear, say) is asked for its `reset_parameters`, one after the other, as
+    those share torch's generator.
+
+    Raises:
+        ValueError: a module that owns parameters and has neither.
+    """
+    drawn = []
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for name, module in model.named_modules():
+            module_seed = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7])
+            initialise: Any = getattr(module, "init_weights", None)
+            if initialise is not None:
+                drawn.append(threads.submit(initialise, torch.Generator().manual_seed(module_seed), num_branches))
+            elif hasattr(module, "reset_parameters"):
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(module_seed)
+                    module.reset_parameters()  # pyright: ignore[reportCallIssue]
+            elif next(module.parameters(recurse=False), None) is not None:
+                raise ValueError(f"{type(module).__name__} ({name}) owns parameters but has no init_weights")
+    for one in drawn:
+        one.result()

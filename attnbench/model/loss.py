@@ -1,0 +1,66 @@
+"""Cross-entropy as a sum of nats and a count, so that means are taken once, over everything."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attnbench.machine.device import computing
+from attnbench.machine.kernel_support import on_kernels
+from attnbench.model.language_model import Embedding, LanguageModel
+
+
+def cross_entropy(logits_BTC: Tensor, targets_BT: Tensor, weight_BT: Tensor | None = None) -> Tensor:
+    """The sum over all labels of -log p(target), in nats, float32; a label of weight 0 is absent."""
+    # Float32 whatever the compute precision: a sum of exponentials over the vocabulary in bfloat16 has two digits.
+    logits_NC = logits_BTC.flatten(0, -2).float()
+    if weight_BT is None:
+        return F.cross_entropy(logits_NC, targets_BT.flatten(), reduction="sum")
+    nats_N = F.cross_entropy(logits_NC, targets_BT.flatten(), reduction="none")
+    return (nats_N * weight_BT.flatten()).sum()
+
+
+def nats_of(embedding: Embedding, hidden: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
+    """`cross_entropy` of the embedding's logits of `hidden` (..., D); on a GPU they are never in memory as a whole."""
+    if not on_kernels(hidden):
+        return cross_entropy(embedding.logits(hidden), targets, weight)
+    from attnbench.kernels.linear_cross_entropy import linear_cross_entropy
+
+    flat_weight = weight.flatten() if weight is not None else None
+    return linear_cross_entropy(
+        hidden.flatten(0, -2), embedding.weight, targets.flatten(), flat_weight, torch.is_grad_enabled()
+    )[0]
+
+
+def perplexity(nats: float) -> float:
+    """exp(nats), infinite where that is past the largest number: a model can be that wrong and still train on."""
+    try:
+        return math.exp(nats)
+    except OverflowError:
+        return math.inf
+
+
+@torch.no_grad()
+def split_nats(
+    model: LanguageModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]], precision: str
+) -> tuple[Tensor, Tensor]:
+    """Sums of nats and numbers of characters over a split, by position in the block: two (T,) float64 on the CPU.
+
+    Args:
+        batches: (inputs_BT, targets_BT, weight_BT), absent characters with weight 0.
+        precision: as the model was trained, see `runtime.computing`.
+    """
+    nats_T, count_T = torch.zeros(1), torch.zeros(1)
+    was_training = model.training
+    model.eval()
+    for inputs_BT, targets_BT, weight_BT in batches:
+        with computing(precision, inputs_BT.device):
+            logits_BTC, _ = model(inputs_BT)
+        nats_BT = F.cross_entropy(logits_BTC.flatten(0, 1).float(), targets_BT.flatten(), reduction="none")
+        # Summed over batches in float64: a million characters lose the seventh digit in float32.
+        nats_T = nats_T.to(nats_BT.device) + (nats_BT.view_as(weight_BT) * weight_BT).double().sum(0)
+        count_T = count_T.to(nats_BT.device) + weight_BT.double().sum(0)
+    model.train(was_training)
+    return nats_T.cpu(), count_T.cpu()

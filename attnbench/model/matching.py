@@ -1,0 +1,225 @@
+"""A mixer's model made comparable: the feed-forward width solved so that parameters or FLOPs are softmax's, or the
+mixer's own setting so that its state is Gated DeltaNet's."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from attnbench.mixers.base import Mixer, State, state_bytes
+from attnbench.model.language_model import LanguageModel, build_meta
+from attnbench.settings.errors import UserError
+from attnbench.settings.registry import build, resolve
+from attnbench.settings.schema import MixerSettings, ModelSettings
+
+REFERENCE = MixerSettings(name="softmax", target="attnbench.mixers.softmax.Softmax", options={"backend": "torch"})
+STATE_REFERENCE = MixerSettings(
+    name="gated_deltanet", target="attnbench.mixers.gated_deltanet.GatedDeltaNet", options={"backend": "torch"}
+)
+TOLERANCE = 0.01
+STATE_TOLERANCE = 0.1
+"""A state's size goes in the steps of heads and channels, so it cannot be met as nearly."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Matched:
+    """A model's settings after matching, and what was reached."""
+
+    mixers: list[MixerSettings]
+    """One a layer, with what match=state has changed in their options."""
+    model: ModelSettings
+    match: str
+    parameters: int
+    reference_parameters: int
+    num_branches: int
+    """See `LanguageModel.num_branches`."""
+    flops_per_token: float
+    """Forward, at the run's sequence length."""
+    reference_flops_per_token: float
+    state_bytes: int | None
+    """Of one sequence at the run's length, all layers together, caches in the compute dtype of `precision`; None where
+    the backend only trains."""
+    seq_len: int
+    precision: str
+    state_mismatch: float | None
+    """What match=state leaves, as a share of the reference's memory; None for another match."""
+    state_settings: list[str]
+    """What match=state has chosen, ["value_expansion 2"], each choice once; empty for another match."""
+
+    def statement(self, mixer: str) -> str:
+        """One line to print before training."""
+        parameters = self.parameters / self.reference_parameters - 1
+        flops = self.flops_per_token / self.reference_flops_per_token - 1
+        state = "no state" if self.state_bytes is None else f"{self.state_bytes:,} state bytes"
+        solvable = self.match == "state" or self.model.feed_forward_width
+        unsolved = "" if solvable else " (no feed-forward whose width could be solved)"
+        return (
+            f"match={self.match}{unsolved}: {mixer} has {self.parameters:,} parameters "
+            f"({parameters:+.2%} of plain softmax's) and {self.flops_per_token / 1e6:.2f} forward MFLOPs a token "
+            f"({flops:+.2%}), feed_forward_width {self.model.feed_forward_width}, {state} a sequence of "
+            f"{self.seq_len:,} in {self.precision}{self._memory_statement()}"
+        )
+
+    def _memory_statement(self) -> str:
+        if self.state_mismatch is None:
+            return ""
+        chosen = "; ".join(self.state_settings)
+        return f", its memory {self.state_mismatch:+.2%} of {STATE_REFERENCE.name}'s by {chosen}"
+
+
+def match_model(
+    mixers: Sequence[MixerSettings],
+    model: ModelSettings,
+    *,
+    match: str,
+    seq_len: int,
+    vocabulary_size: int,
+    num_logits: int | None = None,
+    precision: str = "float32",
+    trusted: Collection[str] = (),
+) -> Matched:
+    """Solves `feed_forward_width`, in steps of 8 where that comes within 1 %, of 1 otherwise; or the mixers' states.
+
+    Width, depth and head width of the model stay alike across mixers. A model without feed-forward has no width to
+    solve: it is matched by nothing, and says so. With match=state the feed-forward stays as it is, and each layer's
+    mixer gets the legal value of its own setting at which its memory is nearest that of Gated DeltaNet in this model;
+    see `Mixer.state_choices`.
+
+    Args:
+        mixers: one a layer, backends resolved.
+        match: "params", "flops" (at `seq_len`), "state" or "none".
+        num_logits: positions of a sequence at which logits are read, and FLOPs counted; None: all.
+        precision: of the training; the caches of a state have its dtype. Changes `state_bytes` alone.
+
+    Raises:
+        UserError: no width comes within 1 %, or no state within 10 %, with how near one can come; a state that grows.
+    """
+
+    def built(width: int, layers: Sequence[MixerSettings]) -> LanguageModel:
+        settings = replace(model, feed_forward_width=width)
+        return build_meta(layers, settings, vocabulary_size=vocabulary_size, trusted=trusted)
+
+    def flops(candidate: LanguageModel) -> float:
+        return candidate.forward_flops(seq_len, num_logits) / seq_len
+
+    reference = built(model.feed_forward_width, [REFERENCE] * model.num_layers)
+    width, mismatch, layers, values = model.feed_forward_width, None, list(mixers), []
+    if match == "state":
+        layers, mismatch, values = _match_states(mixers, model, trusted)
+    elif match != "none" and width:
+        measure = flops if match == "flops" else LanguageModel.num_parameters
+        width = solve_width(lambda candidate: measure(built(candidate, mixers)), measure(reference), match)
+    chosen = built(width, layers)
+    return Matched(
+        mixers=layers,
+        model=replace(model, feed_forward_width=width),
+        match=match if match == "state" or model.feed_forward_width else "none",
+        parameters=chosen.num_parameters(),
+        reference_parameters=reference.num_parameters(),
+        num_branches=chosen.num_branches,
+        flops_per_token=flops(chosen),
+        reference_flops_per_token=flops(reference),
+        state_bytes=_state_bytes(chosen, layers, seq_len, precision),
+        seq_len=seq_len,
+        precision=precision,
+        state_mismatch=mismatch,
+        state_settings=values,
+    )
+
+
+def solve_width(measure: Callable[[int], float], target: float, match: str, reference: str = "softmax") -> int:
+    """The width whose measure is nearest the target; the measure is linear in the width.
+
+    Args:
+        match, reference: what is matched, and whose the target is; for messages.
+
+    Raises:
+        UserError: no width comes within 1 %, or the measure does not depend on it.
+    """
+    smallest = measure(1)
+    slope = measure(2) - smallest
+    if slope == 0:
+        raise UserError(
+            f"match={match}: the mixer replaces the feed-forward, so there is no width to solve; match=none"
+        )
+    exact = max(1.0, 1 + (target - smallest) / slope)
+    for step in (8, 1):
+        width = max(1, round(exact / step)) * step
+        mismatch = measure(width) / target - 1
+        if abs(mismatch) <= TOLERANCE:
+            return width
+    raise UserError(
+        f"match={match}: the nearest this mixer comes to {reference}'s {target:,.0f} is {measure(width):,.0f} "
+        f"({mismatch:+.1%}, feed_forward_width {width}), over the 1 % allowed; make the mixer smaller or set match=none"
+    )
+
+
+def _match_states(
+    mixers: Sequence[MixerSettings], model: ModelSettings, trusted: Collection[str]
+) -> tuple[list[MixerSettings], float, list[str]]:
+    """Each layer's mixer with the memory nearest the reference's in that layer, the mismatch over all, the choices."""
+    matched, reached, wanted = [], 0, 0
+    values: dict[str, None] = {}
+    for layer, settings in enumerate(mixers):
+        target = _memory_bytes(STATE_REFERENCE, model, layer, ())
+        settings, memory, value = _solve_state(settings, target, model, layer, trusted)
+        matched.append(settings)
+        values[value] = None
+        reached, wanted = reached + memory, wanted + target
+    return matched, reached / wanted - 1, list(values)
+
+
+def _solve_state(
+    settings: MixerSettings, target: int, model: ModelSettings, layer: int, trusted: Collection[str]
+) -> tuple[MixerSettings, int, str]:
+    """The settings with the legal value whose memory is nearest the target, that memory in bytes, and the value.
+
+    Settings than which no value is nearer stay as they are.
+    """
+    cls = resolve(settings.target, Mixer, trusted)
+    if cls.state_grows:
+        raise UserError(f"match=state: the state of {settings.name} grows with the length; match=params, flops or none")
+    choices = cls.state_choices(settings.options, dim=model.dim, head_width=model.head_width)
+    if not choices:
+        raise UserError(f"match=state: {cls.__name__} names no setting that decides its state; match=params or none")
+
+    def memory(change: dict[str, Any]) -> int:
+        return _memory_bytes(_changed(settings, change), model, layer, trusted)
+
+    place = bisect_left(choices, target, key=memory)
+    change = min(choices[max(0, place - 1) : place + 1], key=lambda change: abs(memory(change) - target))
+    reached, value = memory(change), ", ".join(f"{name} {value}" for name, value in change.items())
+    if abs(reached / target - 1) > STATE_TOLERANCE:
+        raise UserError(
+            f"match=state: the nearest {settings.name} comes to {STATE_REFERENCE.name}'s {target:,} bytes a layer is "
+            f"{reached:,} ({reached / target - 1:+.1%}, {value}), over the 10 % allowed; change its other settings or "
+            "set match=none"
+        )
+    # As they stand where that is as near, so that a run that match=state does not change keeps its identity.
+    return settings if memory({}) == reached else _changed(settings, change), reached, value
+
+
+def _changed(settings: MixerSettings, change: dict[str, Any]) -> MixerSettings:
+    return replace(settings, options={**settings.options, **change})
+
+
+def _memory_bytes(settings: MixerSettings, model: ModelSettings, layer: int, trusted: Collection[str]) -> int:
+    """Bytes of what match=state counts in one layer; memories are float32 whatever the model computes in."""
+    given = {"dim": model.dim, "head_width": model.head_width, "layer": layer, "num_layers": model.num_layers}
+    with torch.device("meta"):
+        mixer = build(settings.target, settings.options, Mixer, trusted, **given)
+        state: State = mixer.init_state(1, 1, torch.float32)
+    return state_bytes(getattr(state, name) for name in mixer.state_memory)
+
+
+def _state_bytes(model: LanguageModel, mixers: Sequence[MixerSettings], seq_len: int, precision: str) -> int | None:
+    if any(
+        settings.options.get("backend") in block.mixer.trains_only
+        for settings, block in zip(mixers, model.layers, strict=True)
+    ):
+        return None
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    with torch.device("meta"):
+        return sum(state_bytes(state) for state in model.init_state(1, seq_len, dtype))

@@ -1,0 +1,161 @@
+"""Text from a trained model, a character at a time: through the mixers' states, or by reading all of it again."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from attnbench.machine.cuda_graph import CapturedCall
+from attnbench.mixers.base import State
+from attnbench.model.language_model import LanguageModel
+
+READ_LENGTH = 256
+"""Positions at a time while a prompt is read into a state: a mixer whose prefill of all of them at once does not fit
+writes all the same."""
+
+
+class Sampling:
+    """How the next token is chosen from its logits.
+
+    Noise is drawn from a generator of its own, on the device: a seed writes the same text there, whatever else runs.
+
+    Args:
+        num_characters: tokens that stand for a character, which come first; no other is ever chosen.
+        temperature: what logits are divided by; 0 takes the most likely token each time.
+        top_k: only the so many most likely ones are possible; None: all.
+    """
+
+    def __init__(
+        self,
+        *,
+        batch_size: int,
+        num_characters: int,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.num_characters, self.temperature = num_characters, temperature
+        self.top_k = top_k if top_k is not None and top_k < num_characters else None
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.noise_BC = torch.ones(batch_size, num_characters, device=device)
+
+    def draw(self) -> None:
+        """New noise, for one token; not part of `choose`, which may be recorded in a CUDA graph."""
+        if self.temperature > 0:
+            self.noise_BC.exponential_(generator=self.generator)
+
+    def choose(self, logits_BC: Tensor) -> Tensor:
+        """The next token of each sequence: the largest of x / temperature - log(e), e the exponential noise, is each
+        with the probability that softmax gives it (Gumbel, 1954)."""
+        logits_BC = logits_BC[:, : self.num_characters].float()
+        if self.temperature == 0:
+            return logits_BC.argmax(-1)
+        if self.top_k is not None:
+            least_B1 = logits_BC.topk(self.top_k).values[:, -1:]
+            logits_BC = logits_BC.masked_fill(logits_BC < least_B1, -torch.inf)
+        # The noise can be 0 in float32, whose logarithm and that of a weight of 0 would have no difference.
+        return (logits_BC / self.temperature - self.noise_BC.clamp(min=1e-30).log()).argmax(-1)
+
+
+class Writer:
+    """A model that continues text through its mixers' states, one step a token.
+
+    The caller sets the precision, and turns gradients off; both must stay for as long as it writes.
+
+    Args:
+        max_length: positions of prompt and text together, at most.
+        dtype: of the caches.
+        captured: replay the step as a CUDA graph, recorded once. Changes the speed, not the result.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        sampling: Sampling,
+        *,
+        batch_size: int,
+        max_length: int,
+        dtype: torch.dtype,
+        captured: bool,
+    ) -> None:
+        self.model, self.sampling = model, sampling
+        self.state = model.init_state(batch_size, max_length, dtype)
+        self.token_B = torch.zeros(batch_size, dtype=torch.int64, device=model.embedding.weight.device)
+        self.batch_size, self.max_length, self.dtype = batch_size, max_length, dtype
+        self.step = decoder(model, self.token_B, self.state, captured=captured, choose=sampling.choose)
+
+    def write(self, prompt_BT: Tensor, num_tokens: int) -> Iterator[Tensor]:
+        """The tokens (B,) that follow the prompt, one after another, on the device; reads nothing from it.
+
+        Raises:
+            ValueError: more positions than there is room for.
+        """
+        if prompt_BT.shape[1] + num_tokens > self.max_length:
+            raise ValueError(f"{prompt_BT.shape[1]} + {num_tokens} positions: there is room for {self.max_length}")
+        # In place, because a recorded step uses these very tensors.
+        fresh = self.model.init_state(self.batch_size, self.max_length, self.dtype)
+        for own, initial in zip(self.state, fresh, strict=True):
+            for tensor, value in zip(own, initial, strict=True):
+                tensor.copy_(value)
+        del fresh
+        logits_BC = read(self.model, prompt_BT, self.state)
+        self.sampling.draw()
+        self.token_B.copy_(self.sampling.choose(logits_BC))
+        yield self.token_B.clone()
+        for _ in range(num_tokens - 1):
+            self.sampling.draw()
+            self.step()
+            yield self.token_B.clone()
+
+
+def read(model: LanguageModel, tokens_BT: Tensor, state: list[State]) -> Tensor:
+    """Reads tokens into a state, in place, a piece at a time; the logits (B, C) of the token that follows."""
+    logits_BC = tokens_BT.new_empty(0)
+    for piece_BT in tokens_BT.split(READ_LENGTH, dim=1):
+        last_B1 = piece_BT.new_full((len(piece_BT), 1), piece_BT.shape[1] - 1)
+        logits_BC = model(piece_BT, state, last_B1)[0][:, 0]
+    return logits_BC
+
+
+def greedily(logits_BC: Tensor) -> Tensor:
+    """The most likely token of each sequence."""
+    return logits_BC.argmax(-1)
+
+
+def decoder(
+    model: LanguageModel,
+    token_B: Tensor,
+    state: list[State],
+    *,
+    captured: bool,
+    choose: Callable[[Tensor], Tensor] = greedily,
+) -> Callable[[], Tensor]:
+    """Each call takes one token a sequence, updates the state in place and returns the logits of the next token, from
+    which the token that the next call takes is chosen.
+
+    Args:
+        token_B: the first; overwritten by each next one.
+        captured: replay the step as a CUDA graph. Changes the speed, not the result.
+    """
+
+    def step() -> Tensor:
+        logits_BC, _ = model.step(token_B, state)
+        token_B.copy_(choose(logits_BC))
+        return logits_BC
+
+    return CapturedCall(step) if captured else step
+
+
+def write_by_recomputation(
+    model: LanguageModel, prompt_BT: Tensor, num_tokens: int, sampling: Sampling
+) -> Iterator[Tensor]:
+    """What `Writer.write` gives, without a state: all of the text is read again for every token."""
+    tokens_BT = prompt_BT
+    for _ in range(num_tokens):
+        last_B1 = tokens_BT.new_full((len(tokens_BT), 1), tokens_BT.shape[1] - 1)
+        logits_BC = model(tokens_BT, None, last_B1)[0][:, 0]
+        sampling.draw()
+        token_B = sampling.choose(logits_BC)
+        tokens_BT = torch.cat([tokens_BT, token_B[:, None]], dim=1)
+        yield token_B

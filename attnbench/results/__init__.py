@@ -1,0 +1,1 @@
+"""What was measured, on disk: rows, files, folders, identities, tables."""

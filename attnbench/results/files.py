@@ -1,0 +1,146 @@
+"""Files of one JSON object a line: read with errors that name file and line, replaced as a whole or not at all."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from attnbench.settings.documents import MOST_JSON_BYTES, name_beside, open_regular, parse_json, read_bounded_bytes
+from attnbench.settings.errors import UserError
+
+HOLE = b"\0" * 8
+"""At least, where a machine died before it had written; a bit that flips makes one NUL byte."""
+
+MOST_LINES = 2**20
+"""Of a file; an object that says nothing takes thirty times its bytes."""
+
+MOST_LINE_BYTES = 2**20
+"""Longest line of a file that is read a line at a time, however many there are."""
+
+
+@dataclass(slots=True, kw_only=True)
+class JsonLines:
+    """What a file of JSON lines holds."""
+
+    path: Path
+    objects: list[dict[str, Any]]
+    """One a line, in order; object i stands on line i + 1."""
+    texts: list[str]
+    """The lines that they were read from, without their ends."""
+    torn: bool
+    """The last line was cut off in the middle of writing, or a hole is where lines would be: `objects` ends before."""
+    sha256: str
+    """Of all lines before the last."""
+
+    def where(self, index: int) -> str:
+        """File and line of object `index`, as error messages name them."""
+        return f"{self.path}:{index + 1}"
+
+
+def read_json_lines(path: Path) -> JsonLines:
+    """Every line of `path`.
+
+    Only the last line can be torn by a process that died, and then lacks its end; a machine that died may leave NUL
+    bytes where it had not written yet. Any other line that is no JSON object was altered.
+
+    Raises:
+        UserError: the file cannot be read, is longer than any of ours, or a line that is not torn is no JSON object.
+    """
+    try:
+        content = read_bounded_bytes(path, MOST_JSON_BYTES)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    if content.count(b"\n") > MOST_LINES:
+        raise UserError(f"{path}: more than the {MOST_LINES} lines that such a file may have")
+    whole = [*_whole_lines(path, BytesIO(content))]
+    before_last = content[: content.rstrip(b"\n").rfind(b"\n") + 1]
+    return JsonLines(
+        path=path,
+        objects=[found for _, found in whole],
+        texts=[text for text, _ in whole],
+        torn=len(whole) < content.count(b"\n") + (content[-1:] not in (b"", b"\n")),
+        sha256=hashlib.sha256(before_last).hexdigest(),
+    )
+
+
+def stream_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every whole line of `path` without its end, and its object: of a file that may be longer than memory.
+
+    Raises:
+        UserError: as read_json_lines; or a line is longer than any of ours.
+    """
+    try:
+        with open_regular(path) as file:
+            yield from _whole_lines(path, iter(lambda: file.readline(MOST_LINE_BYTES + 1), b""))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _whole_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, line in enumerate(lines, start=1):
+        if len(line) > MOST_LINE_BYTES:
+            raise UserError(f"{path}:{number}: longer than the {MOST_LINE_BYTES} bytes that a line may have")
+        # Bytes that are no UTF-8 make a line unreadable, not the whole file.
+        text = line.removesuffix(b"\n").decode("utf-8", errors="replace")
+        try:
+            content = _parse_object(text)
+        except ValueError as error:
+            if line.endswith(b"\n") and HOLE not in line:
+                raise UserError(
+                    f"{path}:{number}: not a JSON object ({error}); the file was altered after it was written"
+                ) from None
+            return
+        yield text, content
+
+
+def _parse_object(line: str) -> dict[str, Any]:
+    # An object cut off anywhere lacks its closing brace, so whatever parses is whole.
+    content = parse_json(line)
+    if not isinstance(content, dict):
+        raise ValueError(f"it is a {type(content).__name__}")
+    return content
+
+
+def to_line(content: dict[str, Any]) -> str:
+    """One line of JSON with its newline.
+
+    Raises:
+        ValueError: a number is not finite, which JSON cannot say.
+        TypeError: a value is of a type that JSON does not have.
+    """
+    return json.dumps(content, allow_nan=False) + "\n"
+
+
+def half_replaced(folder: Path) -> list[Path]:
+    """Files beside those that a process which died was about to replace."""
+    return [path for path in folder.glob(".*.new") if re.fullmatch(r"\..+\.[0-9]+\.new", path.name)]
+
+
+def replace_file(path: Path, text: str | Iterable[str]) -> None:
+    """Puts `text`, or parts of one, at `path`: written beside, synced, renamed, so that a reader sees the old file or
+    the new one."""
+    beside = name_beside(path)
+    try:
+        with open(beside, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            file.writelines([text] if isinstance(text, str) else text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except (OSError, UserError):
+        # On a full disk what was written so far is in the way.
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def sync(path: Path) -> None:
+    """Waits until a file's content, or a folder's names, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

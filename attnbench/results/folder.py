@@ -1,0 +1,152 @@
+"""The folder that a run or a cell leaves behind: its log, its config, its environment, and what became of it.
+
+config.yaml environment.json train.log metrics.jsonl checkpoint/ results/<evaluation>-<hash>.jsonl failed.txt
+"""
+
+import errno
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from attnbench.machine.device import environment, environment_id
+from attnbench.machine.locks import folder_lock
+from attnbench.machine.signals import interruptible
+from attnbench.results.files import half_replaced, replace_file
+from attnbench.settings.documents import MOST_JSON_BYTES, parse_json, read_bounded, unlinked_log
+from attnbench.settings.errors import UserError
+from attnbench.settings.escaping import OneLine
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The checkout or, where the package is installed without it, the folder that packages lie in."""
+
+
+def data_root() -> Path:
+    """The folder whose data/ has corpora: the checkout or, without one, the folder that the process is in."""
+    return ROOT if (ROOT / "pyproject.toml").is_file() else Path.cwd()
+
+
+IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP)
+"""Errors of the system where a folder or a link has the name of a file, or a file that of a folder."""
+
+
+@contextmanager
+def holding(folder: Path, *, waits: bool) -> Iterator[None]:
+    """Makes the folder and keeps other processes of attnbench out of it; see `locks.folder_lock`.
+
+    Raises:
+        UserError: the folder cannot be made, another process holds it, or what is inside could not read or write: a
+            full disk, a folder that may not be written or is gone.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"outputs_dir={folder.parent.parent}: cannot hold {error.filename} ({error.strerror})"
+        ) from error
+    try:
+        with folder_lock(folder, waits=waits):
+            # What a process that was killed was about to rename: nobody else can be writing it now.
+            for stale in half_replaced(folder):
+                stale.unlink()
+            yield
+    except OSError as error:
+        # Of a renaming that failed the second name is the file's, the first that of what was to replace it.
+        where = error.filename2 or error.filename or folder
+        raise UserError(f"{where}: {error.strerror or error}; {_way_out(error)}") from error
+
+
+def _way_out(error: OSError) -> str:
+    """The way out, for the same command to go on."""
+    if error.errno in IN_THE_WAY:
+        return "it is in the way: once it is renamed or removed, the same command goes on"
+    if error.errno == errno.ENOENT:
+        return "it is gone: the same command starts again with what is left"
+    return "what was kept before stands: once that is mended, the same command goes on from it"
+
+
+@contextmanager
+def recording(folder: Path, *, waits: bool) -> Iterator[None]:
+    """Holds the folder; what is said inside also goes to its train.log, what fails inside to its failed.txt.
+
+    Raises:
+        UserError: as `holding`.
+        Interrupted: a signal came, and nothing inside has handled it.
+    """
+    with holding(folder, waits=waits):
+        with ExitStack() as stack:
+            _keep_log(folder / "train.log", stack)
+            try:
+                with interruptible("interrupted; the same command goes on from what was kept"):
+                    yield
+            except Exception as error:
+                # The folder tells what became of the run, whoever looks at it later; unless it is what failed.
+                with suppress(OSError):
+                    replace_file(folder / "failed.txt", f"{type(error).__name__}: {error}\n")
+                raise
+        (folder / "failed.txt").unlink(missing_ok=True)
+
+
+class _LogFile(logging.FileHandler):
+    """A log that a full disk cuts short, without a traceback on the terminal for every line of it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        pass
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
+
+def _keep_log(path: Path, stack: ExitStack) -> None:
+    handler = _LogFile(unlinked_log(path), encoding="utf-8")
+    handler.setFormatter(OneLine("%(asctime)s %(message)s"))
+    logger = logging.getLogger("attnbench")
+    stack.callback(logger.setLevel, logger.level)
+    # Called from Python, where nobody has asked for these lines on the terminal, the file has them all the same.
+    logger.setLevel(min(logger.getEffectiveLevel(), logging.INFO))
+    logger.addHandler(handler)
+    stack.callback(handler.close)
+    stack.callback(logger.removeHandler, handler)
+
+
+def write_config(folder: Path, content: dict[str, Any]) -> None:
+    """config.yaml: the settings as given, and what they were resolved to."""
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    replace_file(folder / "config.yaml", text)
+
+
+def first_environment(folder: Path) -> dict[str, Any]:
+    """The environment of a training's first sitting.
+
+    Raises:
+        UserError: nobody knows it any more.
+    """
+    path = folder / "environment.json"
+    try:
+        stamp = parse_json(read_bounded(path, MOST_JSON_BYTES))
+        if not isinstance(stamp, dict) or not {"device", "commit", "dirty"} <= stamp.keys():
+            raise ValueError("no environment")
+    except (OSError, ValueError) as error:
+        reason = f"does not say where the training ran ({error}), so its rows cannot be made again"
+        raise UserError(f"{path}: {reason}; rerun=true trains again") from None
+    return stamp
+
+
+def stamp_environment(folder: Path, device: torch.device) -> dict[str, Any]:
+    """The environment as it is now, kept in the folder.
+
+    environment.json is that of the first sitting. A later one, or an evaluation made later, on another commit or
+    machine has a file of its own, so that every row's `environment` can be looked up.
+    """
+    stamp = environment(device, ROOT)
+    text, first = json.dumps(stamp, indent=2) + "\n", folder / "environment.json"
+    is_first = not first.exists() or read_bounded(first, MOST_JSON_BYTES) == text
+    path = first if is_first else folder / f"environment-{environment_id(stamp)}.json"
+    replace_file(path, text)
+    return stamp

@@ -1,0 +1,141 @@
+"""The identity that a result is kept under: a hash of its settings and of the code that decides its numbers.
+
+Of attnbench's own code that is NUMBERS_VERSION, whose integers are raised by hand; of a class from elsewhere it is the
+source itself, because nobody raises anything there.
+"""
+
+import ast
+import functools
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attnbench
+from attnbench.settings.errors import UserError
+from attnbench.settings.registry import import_module, is_own
+
+TRAINED = ("data", "mixers", "model", "training")
+"""Parts of the code that decide a training's numbers."""
+
+INSTALLED = ("site-packages", "dist-packages")
+"""Folders in which everybody's packages lie beside each other."""
+
+
+def config_hash(identity: Any) -> str:
+    """Eight hex digits. Neutral values (null, false) are left out, so that a new option changes no old hash."""
+
+    def without_neutral(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: without_neutral(item) for key, item in value.items() if item is not None and item is not False}
+        return [without_neutral(item) for item in value] if isinstance(value, list) else value
+
+    return hashlib.sha256(json.dumps(without_neutral(identity), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def hash_with_code(content: list[Any], code: dict[str, Any]) -> str:
+    """The `config_hash` of what a result is of and of what `code_of` says of its code."""
+    return config_hash([*content, code] if code else content)
+
+
+def code_of(targets: Iterable[str], parts: Iterable[str], trusted: Collection[str]) -> dict[str, Any]:
+    """Whatever of the code an identity has to hold, empty where nothing does:
+
+        {"numbers_version": {"model": 1}, "sources": {"average.Average": "6dc9...e1"}}
+
+    Args:
+        targets: `_target_`s of the classes that take part.
+        parts: entries of NUMBERS_VERSION whose code takes part; 0 is left out.
+        trusted: classes outside attnbench that may be imported, see registry.py.
+
+    Raises:
+        UserError: a class outside attnbench that may not be imported, or has no source that can be read.
+    """
+    versions = {part: attnbench.NUMBERS_VERSION[part] for part in parts if attnbench.NUMBERS_VERSION[part]}
+    sources = {target: _source(import_module(target, trusted)) for target in targets if not is_own(target)}
+    return {name: found for name, found in (("numbers_version", versions), ("sources", sources)) if found}
+
+
+@functools.cache
+def _source(module: ModuleType) -> str:
+    """The sha256 of a module's source and that of all modules beside it that it imports, one through the other.
+
+    Of each the syntax tree without docstrings, so that comments, layout and documentation change nothing. Kept for the
+    module object, as Python keeps that: what is edited while a process runs is not what the process runs.
+
+    Raises:
+        UserError: a file is missing, is no Python, or cannot be read.
+    """
+    name = getattr(getattr(module, "__spec__", None), "name", module.__name__)
+    path = Path(getattr(module, "__file__", None) or "")
+    is_package = path.name == "__init__.py"
+    root = path.parents[name.count(".") + is_package] if path.suffix == ".py" else path
+    if root.name in INSTALLED:
+        # Beside it lies everything that is installed; its own is what it came with.
+        root, prefix = root / name.partition(".")[0], (name.partition(".")[0],)
+    else:
+        prefix = ()
+    found: dict[str, str] = {}
+    todo = [(name, path, is_package)]
+    while todo:
+        name, path, is_package = todo.pop()
+        if name in found:
+            continue
+        tree = _syntax_tree(name, path)
+        package = name.split(".") if is_package else name.split(".")[:-1]
+        todo += _beside(tree, package, root, prefix)
+        found[name] = ast.unparse(_without_docstrings(tree))
+    return hashlib.sha256(json.dumps(sorted(found.items())).encode()).hexdigest()
+
+
+def _syntax_tree(name: str, path: Path) -> ast.Module:
+    try:
+        if path.suffix != ".py":
+            raise OSError(None, "no .py file")
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        what = error.strerror if isinstance(error, OSError) else error
+        raise UserError(
+            f"{name}: its source cannot be read ({what}); results are kept under the source of classes from outside "
+            "attnbench, so that those of an edited one are not taken for its own"
+        ) from None
+
+
+def _beside(
+    tree: ast.Module, package: list[str], root: Path, prefix: tuple[str, ...]
+) -> Iterator[tuple[str, Path, bool]]:
+    """The modules under `root` that a module of `package` imports, the packages on the way to them included: name,
+    file, and whether it is a package."""
+    for name in _imported(tree, package):
+        parts = tuple(name.split("."))
+        if parts[0] == "attnbench" or parts[: len(prefix)] != prefix:
+            continue
+        for depth in range(len(prefix) or 1, len(parts) + 1):
+            place = root.joinpath(*parts[len(prefix) : depth])
+            own = ".".join(parts[:depth])
+            if (place / "__init__.py").is_file():
+                yield own, place / "__init__.py", True
+            elif place.with_suffix(".py").is_file():
+                yield own, place.with_suffix(".py"), False
+
+
+def _imported(tree: ast.Module, package: list[str]) -> Iterator[str]:
+    """Full names of what a module imports, wherever the import stands; the last part may be a name inside a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            whole = [*base, *(node.module.split(".") if node.module else [])]
+            yield from (".".join([*whole, alias.name]) for alias in node.names)
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and type(first.value.value) is str:
+                node.body[0] = ast.Pass()
+    return tree

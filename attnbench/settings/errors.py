@@ -1,0 +1,92 @@
+"""The one exception that is shown to the user without a traceback, and what of others is the user's to mend."""
+
+import difflib
+from collections.abc import Iterable
+
+from attnbench.settings.escaping import printable
+
+MOST_CHARACTERS = 2000
+"""Of a message; a longer one has lost its middle, which is a value that somebody gave."""
+
+
+class UserError(Exception):
+    """What the user can mend: one line that names the thing, says what is wrong with it and what to do.
+
+    Its text is printable whatever values it names: a terminal obeys nothing in it.
+    """
+
+    def __str__(self) -> str:
+        text = printable(super().__str__())
+        half = MOST_CHARACTERS // 2 - 2
+        return text if len(text) <= MOST_CHARACTERS else f"{text[:half]}...{text[-half:]}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """ " (did you mean NAME?)", to stand behind a name that is not known; empty where none that is known is near."""
+    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
+    return f" (did you mean {nearest[0]}?)" if nearest else ""
+
+
+OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "std::bad_alloc",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "[CUDA]: out of memory",
+)
+"""Words of a RuntimeError where memory ran out: torch's allocator on a CPU, C++, and, past torch's allocator on CUDA,
+the driver, cuBLAS and Triton."""
+
+
+def mendable(error: BaseException) -> str | None:
+    """One line on what the user can mend: a setting, a disk, too little memory. None where it is a fault of ours."""
+    if isinstance(error, UserError):
+        return str(error)
+    reason = memory_reason(error)
+    if reason is not None:
+        return printable(f"out of memory ({reason}); a smaller model, batch or text takes less")
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return printable(f"{where}{error.strerror or error}")
+    return None
+
+
+def memory_reason(error: BaseException) -> str | None:
+    """The line that says that memory ran out, of the exception or of the one that the compiler wrapped in it, or None.
+    Two sentences: that it did, and what was asked for. Torch's others are advice."""
+    inner = getattr(error, "inner_exception", None)
+    if isinstance(inner, BaseException):
+        return memory_reason(inner)
+    lines = str(error).strip().splitlines() or ["out of memory"]
+    # Torch's own by its name: whoever reads settings does without torch.
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return _brief(lines[0])
+    if not isinstance(error, RuntimeError):
+        return None
+    line = next((line for line in lines if any(words in line for words in OUT_OF_MEMORY)), None)
+    return None if line is None else _brief(line)
+
+
+def _brief(line: str) -> str:
+    return ". ".join(line.split(". ")[:2])
+
+
+def one_line(error: BaseException) -> str:
+    """The exception's kind and the first line of what it says."""
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+
+
+class Interrupted(BaseException):
+    """A signal asked the run to stop and its state is saved.
+
+    No `Exception`, so that a sweep ends with it instead of going on to its next job.
+
+    Args:
+        message: what was saved, and how to go on.
+        exit_code: 129 after SIGHUP, 130 after SIGINT, 143 after SIGTERM.
+    """
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

@@ -1,0 +1,426 @@
+"""Every closed group of settings as a dataclass. Knows no torch, so that a bad configuration is refused at once.
+
+The yaml files of conf/ hold the values; these classes hold the names, the types and what is allowed. Open groups
+(attn, eval) are `_target_` yamls whose constructor signature is their schema: `MixerSettings` and
+`EvaluationSettings` carry such a yaml.
+"""
+
+import math
+import re
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from attnbench.settings.errors import UserError
+
+CONF = (Path(__file__).parents[1] / "conf").resolve()
+"""The yamls: a link to conf/ in a checkout, a folder of the package where that is installed."""
+
+SELECTION_SEED = 1_000_000
+"""The seed that learning rates are chosen on. It is never scored, so rows of it stand in no table."""
+
+MOST_NAME_CHARACTERS = 80
+
+MOST_STEPS = 10**8 - 1
+"""Longest training: the names of its checkpoints have eight digits."""
+
+MOST_VARIANTS = 256
+"""Most variants of a plan, and learning rates of one."""
+
+MOST_PAIRED = 6
+"""Variants of which every pair is compared; with more, each is compared with a reference alone."""
+
+
+def setting(
+    default: Any = MISSING,
+    *,
+    choices: tuple[Any, ...] | None = None,
+    minimum: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    maximum: float | None = None,
+) -> Any:
+    """A dataclass field with the values that `check` lets through: one of `choices`, or a bounded number."""
+    allowed = {"choices": choices, "minimum": minimum, "above": above, "below": below, "maximum": maximum}
+    return field(default=default, metadata={name: bound for name, bound in allowed.items() if bound is not None})
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelSettings:
+    """How big. `feed_forward_width` is softmax's; matching solves it for every other mixer."""
+
+    name: str
+    dim: int = setting(minimum=1, maximum=2**16)
+    num_layers: int = setting(minimum=1, maximum=2**10)
+    head_width: int = setting(minimum=1, maximum=2**16)
+    feed_forward_width: int = setting(minimum=0, maximum=2**20)
+    """Hidden channels of the SwiGLU feed-forward; 0 leaves the feed-forward out."""
+    parameters: int | None = None
+    """What softmax has at WikiText-2 v1's vocabulary of 284; a statement that a test recomputes, never an input."""
+    initial_deviation: float | None = setting(None, above=0)
+    """Of the projections' weights; null: 0.02, GPT-2's."""
+
+
+@dataclass(slots=True, kw_only=True)
+class DataSettings:
+    """On what."""
+
+    name: str
+    """wikitext2, embedded, text, or OWNER/NAME of a data set on the Hugging Face Hub, or a folder laid out as one."""
+    config: str | None = None
+    """Configuration of a data set on the Hub; null: the only one."""
+    column: str = "text"
+    """Column of a data set on the Hub that holds the text."""
+    path: str | None = None
+    """A folder of parquet files or, for `text`, a file or folder of .txt or parquet; null: the usual places."""
+    vocabulary_size: int | None = setting(None, minimum=2, maximum=2**24)
+    """Pads the embedding up to this number of symbols; null: the corpus's own vocabulary."""
+    validation_fraction: float = setting(0.05, above=0, maximum=0.5)
+    test_fraction: float = setting(0.05, minimum=0, maximum=0.5)
+    """Shares of the characters, cut from the end; used where the corpus comes without these splits. 0 leaves the test
+    split empty."""
+
+
+CORPORA = ("wikitext2", "embedded", "text")
+"""Values of `DataSettings.name` that are no data set on the Hub."""
+
+
+PRECISIONS = ("float32", "tf32", "bfloat16")
+BENCH_PRECISIONS = ("auto", *PRECISIONS, "float16")
+"""Of operator tables; auto as in `TrainSettings.precision`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainSettings:
+    """How long, and how."""
+
+    num_epochs: int | None = setting(None, minimum=1)
+    num_steps: int | None = setting(None, minimum=1, maximum=MOST_STEPS)
+    """Exactly one of the two is given."""
+    batch_size: int = setting(128, minimum=1)
+    """Sequences per optimizer step."""
+    micro_batch_size: int | None = setting(None, minimum=1)
+    """Sequences per forward and backward pass; null: all at once. Changes the memory, not the result."""
+    learning_rate: float = setting(2e-3, above=0)
+    warmup_steps: int = setting(100, minimum=0)
+    final_rate_fraction: float = setting(0.1, minimum=0, maximum=1)
+    """The cosine ends at this share of the learning rate."""
+    weight_decay: float = setting(0.1, minimum=0)
+    beta1: float = setting(0.9, minimum=0, below=1)
+    beta2: float = setting(0.95, minimum=0, below=1)
+    clip_norm: float = setting(1.0, above=0)
+    precision: str = setting("auto", choices=("auto", *PRECISIONS))
+    """auto: bfloat16 on CUDA, float32 on a CPU."""
+    compile: bool | None = None
+    """null: on for CUDA, off for a CPU."""
+    log_interval_steps: int = setting(10, minimum=1)
+    validation_interval_steps: int | None = setting(None, minimum=1)
+    """null: at the end of every epoch."""
+    validation_characters: int | None = setting(None, minimum=2)
+    """Number of the validation split's characters that are read, the first ones; null: all."""
+    checkpoint_interval_seconds: float = setting(60.0, minimum=0)
+    """A checkpoint is also written at every validation and when the run is interrupted."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LoggerSettings:
+    """Shown where. The JSON-lines log in the run's folder is written in every mode."""
+
+    mode: str = setting("auto", choices=("auto", "online", "offline", "none"))
+    """wandb's mode; auto: online if logged in and the server can be reached, otherwise offline."""
+    project: str = "attnbench"
+    entity: str | None = None
+    name: str | None = None
+    """Name of the run in wandb; null: as its folder. A comparison's trainings keep theirs."""
+    tags: list[str] = field(default_factory=list)
+    """Tags of the run in wandb, besides its mixer, model and corpus."""
+
+
+@dataclass(slots=True, kw_only=True)
+class MixerSettings:
+    """A yaml of conf/attn: the class of the mixer and its options."""
+
+    name: str
+    """The name of the yaml, or of a plan's variant: what tables call it."""
+    target: str
+    options: dict[str, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class EvaluationSettings:
+    """A yaml of conf/eval: the class of the evaluation and its options."""
+
+    name: str
+    target: str
+    options: dict[str, Any]
+
+
+MATCHES = ("params", "flops", "state", "none")
+
+
+@dataclass(slots=True, kw_only=True)
+class RunSettings:
+    """One language-model training and the evaluations that follow it."""
+
+    experiment: str
+    mixer: MixerSettings
+    model: ModelSettings
+    data: DataSettings
+    train: TrainSettings
+    logger: LoggerSettings
+    evaluations: list[EvaluationSettings]
+    named_options: list[str] = field(default_factory=list)
+    """Options of the mixer that the command line or its experiment names: they win over what a probe wishes, which wins
+    over the yaml of the mixer."""
+    trusted: frozenset[str] = frozenset()
+    """Classes outside attnbench that the user's own --config-dir names; see registry.py."""
+    seq_len: int = setting(minimum=1, maximum=2**31 - 1)
+    seed: int = setting(minimum=0, maximum=2**31 - 1)
+    device: str
+    """auto (CUDA where there is one, otherwise the CPU), cpu, cuda, or cuda:N."""
+    outputs_dir: str
+    rerun: bool = False
+    """Train and measure again although a finished run of the same settings is there."""
+    match: str = setting(choices=MATCHES)
+
+
+@dataclass(slots=True, kw_only=True)
+class PlanSettings:
+    """What is compared: variants × evaluations × seeds."""
+
+    name: str
+    """The name of the yaml, and of the folder under outputs/."""
+    overrides: list
+    """What every variant's command line begins with, as train.py takes it."""
+    variants: dict
+    """Name to the rest of its command line: {softmax_conv: [attn=softmax, attn.conv_size=4]}."""
+    evaluations: list
+    """Names of conf/eval, in the order in which they are run."""
+    only: list | None = None
+    """Some of `evaluations`, where the others are not wanted now."""
+    seeds: list
+    """Of language models."""
+    probe_seeds: list
+    learning_rates: list
+    """Of language models, the grid; one value is no search. A probe's stands in its own yaml."""
+    rank: list | None = None
+    """The variants that are compared pair by pair; null: all."""
+    reference: str | None = None
+    """With more than 6 of them: the one that each is compared with."""
+    num_workers: int = setting(1, minimum=1)
+    """Cells at a time on the device; what is timed runs alone."""
+    costs: dict[str, float] = field(default_factory=dict)
+    """Seconds a cell of an evaluation, or of `training`, takes in it: measured once, where the time left begins."""
+    dry_run: bool = False
+    """List the cells, say how long they will take here, and stop."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ComparisonSettings:
+    """A plan, and where and how it is carried out."""
+
+    plan: PlanSettings
+    logger: LoggerSettings
+    outputs_dir: str
+    device: str
+    rerun: bool
+    report: bool
+    """Write the report at the end."""
+    exported: str | None
+    """File that gets the rows of all finished cells; nothing is run."""
+    imported: str | None
+    """File of such rows, made elsewhere, that are taken over first."""
+    command: str
+    """As typed."""
+
+
+@dataclass(slots=True, kw_only=True)
+class DoctorSettings:
+    """What the doctor looks at, and where."""
+
+    mixers: list | None
+    """Names of yamls of attn/; None for all there are."""
+    lift_guards: bool
+    """Run kernels of flash-linear-attention that are refused here because the compiler gets them wrong."""
+    device: str
+    outputs_dir: str
+
+
+@dataclass(slots=True, kw_only=True)
+class BenchSettings:
+    """A yaml of conf/bench, an operator table: its class and its options; and where and in what it is measured."""
+
+    name: str
+    target: str
+    options: dict[str, Any]
+    trusted: frozenset[str] = frozenset()
+    precision: str = setting(choices=BENCH_PRECISIONS)
+    device: str
+    outputs_dir: str
+    rerun: bool
+    """Measure again although complete cells are there."""
+    command: str
+    """As typed."""
+
+
+@dataclass(slots=True, kw_only=True)
+class GenerationSettings:
+    """What generate.py writes, with which model, after which prompt."""
+
+    run: str
+    checkpoint: str = setting(choices=("final", "best"))
+    prompt: str | None
+    prompt_file: str | None
+    """Both null: standard input."""
+    num_tokens: int = setting(minimum=1, maximum=2**24)
+    num_samples: int = setting(minimum=1, maximum=2**16)
+    temperature: float = setting(minimum=0)
+    top_k: int | None = setting(None, minimum=1)
+    seed: int = setting(minimum=0, maximum=2**31 - 1)
+    recompute: bool
+    """Without states: all text is read again for every character."""
+    backend: str | None
+    """null: what the run was given."""
+    device: str
+
+
+def check(settings: Any, prefix: str = "") -> None:
+    """Raises UserError for the first value outside what its field allows, naming setting, value and what is allowed."""
+    for entry in fields(settings):
+        value, name = getattr(settings, entry.name), prefix + entry.name
+        if is_dataclass(value):
+            check(value, name + ".")
+        elif value is not None:
+            _check_value(name, value, dict(entry.metadata))
+
+
+def check_name(setting_name: str, name: str) -> None:
+    """Raises UserError for a name that cannot be part of a folder's: folders are called after what they hold."""
+    if not re.fullmatch(r"[\w.+-]*\w[\w.+-]*", name) or len(name) > MOST_NAME_CHARACTERS:
+        raise UserError(
+            f"{setting_name}={name}: must be letters, digits and _ . + -, at most {MOST_NAME_CHARACTERS}; folders are "
+            "called so"
+        )
+
+
+def check_names(settings: RunSettings) -> None:
+    """Raises UserError for names that would lead a run's files somewhere else."""
+    check_name("experiment", settings.experiment)
+    check_name("attn", settings.mixer.name)
+    check_name("model.name", settings.model.name)
+    for evaluation in settings.evaluations:
+        check_name("eval", evaluation.name)
+
+
+def check_run(settings: RunSettings) -> None:
+    """Raises UserError for settings that are each allowed but impossible together."""
+    check_names(settings)
+    train, data = settings.train, settings.data
+    if (train.num_epochs is None) == (train.num_steps is None):
+        raise UserError(
+            f"train.num_epochs={train.num_epochs} and train.num_steps={train.num_steps}: set one, the other null"
+        )
+    if train.micro_batch_size is not None and train.batch_size % train.micro_batch_size:
+        raise UserError(
+            f"train.micro_batch_size={train.micro_batch_size}: must divide train.batch_size={train.batch_size}"
+        )
+    if settings.seed == SELECTION_SEED:
+        raise UserError(f"seed={SELECTION_SEED}: is the one that learning rates are searched with, and never scored")
+    if not settings.outputs_dir:
+        raise UserError("outputs_dir=: must name a folder; outputs is the usual one")
+    is_hub = "/" in data.name
+    if data.name not in CORPORA and not is_hub:
+        raise UserError(
+            f"data.name={data.name}: must be one of {', '.join(CORPORA)}, or, with data=hub, OWNER/NAME of a data set "
+            "on the Hugging Face Hub"
+        )
+    if is_hub and data.path is not None:
+        raise UserError(f"data.path={data.path}: data=hub reads data.name={data.name}; leave it out, or use data=text")
+    for name, usual in (("config", None), ("column", "text")):
+        if not is_hub and getattr(data, name) != usual:
+            raise UserError(f"data.{name}={getattr(data, name)}: data.name={data.name} has none; only data=hub has")
+    if data.name == "text" and data.path is None:
+        raise UserError("data.path=null: data=text needs a .txt or parquet file, or a folder of them")
+    if data.validation_fraction + data.test_fraction > 0.9:
+        raise UserError(
+            f"data.validation_fraction={data.validation_fraction} and data.test_fraction={data.test_fraction}: "
+            "together at most 0.9, so that something is left to train on"
+        )
+
+
+GIVEN_BY_PLANS = {
+    "train.learning_rate": "its rates from plan.learning_rates",
+    "seed": "its seeds from plan.seeds and plan.probe_seeds",
+    "eval": "what it measures from plan.evaluations",
+    "device": "device= beside plan=",
+    "outputs_dir": "outputs_dir= beside plan=",
+    "rerun": "rerun= beside plan=",
+    "logger": "logger= beside plan=",
+}
+"""Settings of a training that a plan's words may not name, and where a comparison has them from."""
+
+
+def setting_of(word: str) -> str:
+    """The name in a word of a command line, `+GROUP.NAME=VALUE`."""
+    return word.lstrip("+~").partition("=")[0]
+
+
+def check_plan(plan: PlanSettings) -> None:
+    """Raises UserError for a plan that compares nothing, or names what it does not have."""
+    check_name("plan.name", plan.name)
+    for name in ("variants", "evaluations", "seeds", "probe_seeds", "learning_rates"):
+        values = getattr(plan, name)
+        if not values:
+            raise UserError(f"plan.{name}={values}: must name at least one")
+        if len(set(values)) < len(values):
+            raise UserError(f"plan.{name}={values}: names something twice")
+        if name in ("variants", "learning_rates") and len(values) > MOST_VARIANTS:
+            raise UserError(f"plan.{name}: names {len(values)}, and a plan may have {MOST_VARIANTS}")
+    for name in ("seeds", "probe_seeds"):
+        for seed in getattr(plan, name):
+            if type(seed) is not int or not 0 <= seed < SELECTION_SEED:
+                raise UserError(
+                    f"plan.{name}={getattr(plan, name)}: must be whole numbers from 0 below {SELECTION_SEED}"
+                )
+    for rate in plan.learning_rates:
+        if type(rate) not in (int, float) or not 0 < rate < math.inf:
+            raise UserError(f"plan.learning_rates={plan.learning_rates}: must be positive numbers")
+    for variant, words in plan.variants.items():
+        check_name("plan.variants", str(variant))
+        if not isinstance(words, list) or not any(str(word).startswith("attn=") for word in words):
+            raise UserError(f"plan.variants.{variant}={words}: must be a list of overrides with attn=NAME among them")
+    for where, words in (("plan.overrides", plan.overrides), *plan.variants.items()):
+        for word in words:
+            if not isinstance(word, str):
+                raise UserError(f"{where}: {word} must be a text, as on train.py's command line")
+            name = setting_of(word)
+            if name in GIVEN_BY_PLANS:
+                raise UserError(f"{where}: {word} would count for nothing; a comparison takes {GIVEN_BY_PLANS[name]}")
+    for name, allowed, chosen in (
+        ("only", plan.evaluations, plan.only or []),
+        ("rank", list(plan.variants), plan.rank or []),
+        ("reference", list(plan.variants), [plan.reference] if plan.reference else []),
+    ):
+        for value in chosen:
+            if value not in allowed:
+                raise UserError(f"plan.{name}: {value} is none of {', '.join(map(str, allowed))}")
+    if len(plan.rank or plan.variants) > MOST_PAIRED and plan.reference is None:
+        raise UserError(
+            f"plan.reference=null: with more than {MOST_PAIRED} variants under plan.rank name the one to compare with"
+        )
+
+
+def _check_value(name: str, value: Any, allowed: dict[str, Any]) -> None:
+    if "choices" in allowed and value not in allowed["choices"]:
+        raise UserError(f"{name}={value}: must be one of {', '.join(map(str, allowed['choices']))}")
+    # Written as "not inside" so that NaN is refused too.
+    if "minimum" in allowed and not value >= allowed["minimum"]:
+        raise UserError(f"{name}={value}: must be at least {allowed['minimum']}")
+    if "above" in allowed and not value > allowed["above"]:
+        raise UserError(f"{name}={value}: must be above {allowed['above']}")
+    if "below" in allowed and not value < allowed["below"]:
+        raise UserError(f"{name}={value}: must be below {allowed['below']}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{name}={value}: must be finite")
+    if "maximum" in allowed and not value <= allowed["maximum"]:
+        raise UserError(f"{name}={value}: must be at most {allowed['maximum']}")

@@ -1,0 +1,1 @@
+"""One training: its steps, what happens around them, and what is kept of it."""

@@ -1,0 +1,245 @@
+"""Training: a loop of steps with hooks around it. `train_step` is the very function that throughput times."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+from torch.profiler import record_function
+
+from attnbench.kernels import import_kernels
+from attnbench.machine.cuda_graph import CapturedCall
+from attnbench.machine.device import computing, multiplying, wake_compiler
+from attnbench.model.language_model import LanguageModel
+from attnbench.model.loss import nats_of
+from attnbench.settings.schema import TrainSettings
+from attnbench.training.checkpoint import TrainState
+
+RATES_AT_A_TIME = 2**12
+"""Learning rates that are on the device at once."""
+
+
+class Batch(NamedTuple):
+    """Sequences and the labels that are scored: at every position, or at `positions_BL` alone."""
+
+    tokens_BT: Tensor
+    targets_BT: Tensor
+    """(B, T), or (B, L) where positions are given."""
+    weight_BT: Tensor | None = None
+    """1 where there is a label, 0 where there is none; None: everywhere."""
+    positions_BL: Tensor | None = None
+
+    def rows(self, part: slice | Tensor) -> "Batch":
+        """Some of the sequences: a slice, or their indices."""
+        tensors = (tensor[part] if tensor is not None else None for tensor in self)
+        return Batch(*tensors)  # pyright: ignore[reportArgumentType]
+
+
+class StepReport(NamedTuple):
+    """What a step leaves on the device; reading it waits for the device."""
+
+    loss: Tensor
+    """Nats a label."""
+    gradient_norm: Tensor
+    """Before clipping."""
+
+
+class Hook(Protocol):
+    """Called after every step; decides for itself whether it is its turn."""
+
+    def __call__(self, state: TrainState, report: StepReport) -> None: ...
+
+
+Step = Callable[[Batch, Tensor], StepReport]
+"""One training step: a batch and its learning rate, a scalar on the device."""
+
+
+def train(
+    state: TrainState,
+    batches: Callable[[int], Batch],
+    settings: TrainSettings,
+    *,
+    precision: str,
+    num_steps: int,
+    hooks: Sequence[Hook],
+    compiled: bool = False,
+    captured: bool = False,
+) -> None:
+    """Takes `state` to step `num_steps`, in place.
+
+    Args:
+        batches: the batch of each step, a function of the step alone, so that a resumed run sees what it would have.
+        precision: resolved, see `runtime.resolve_precision`.
+        compiled, captured: see `stepper`.
+    """
+    device = next(state.model.parameters()).device
+    known, rates_S = range(0), torch.empty(0)
+    step = stepper(state, settings, precision, compiled=compiled, captured=captured)
+    state.model.train()
+    while state.step < num_steps:
+        if state.step not in known:
+            known = range(state.step, min(state.step + RATES_AT_A_TIME, num_steps))
+            rates_S = learning_rates(settings, num_steps, known).to(device)
+        report = step(batches(state.step), rates_S[state.step - known.start])
+        state.step += 1
+        for hook in hooks:
+            hook(state, report)
+
+
+def batch_nats(model: LanguageModel, batch: Batch) -> Tensor:
+    """Nats over all labels of the batch, in the precision that is set: what is compiled, backward pass included."""
+    hidden, _ = model.hidden(batch.tokens_BT, positions_BL=batch.positions_BL)
+    return nats_of(model.embedding, hidden, batch.targets_BT, batch.weight_BT)
+
+
+def train_step(
+    state: TrainState,
+    batch: Batch,
+    rate: Tensor,
+    settings: TrainSettings,
+    precision: str,
+    nats: Callable[[LanguageModel, Batch], Tensor] = batch_nats,
+) -> StepReport:
+    """Forward, backward, clip, update. Nothing here waits for the device.
+
+    A profiler shows all that the step does under one of three labels: forward, backward, optimizer.
+
+    Args:
+        rate: a scalar on the device, so that a captured step can be given another.
+        nats: `batch_nats`, or the same compiled.
+    """
+    loss, gradients = loss_and_gradients(state.model, batch, settings.micro_batch_size, precision, nats)
+    with record_function("optimizer"):
+        norm = clip(gradients, settings.clip_norm)
+        update(state, gradients, norm, rate, settings)
+    return StepReport(loss, norm)
+
+
+def stepper(
+    state: TrainState, settings: TrainSettings, precision: str, *, compiled: bool = False, captured: bool = False
+) -> Step:
+    """The step that trains `state`, and the one to time.
+
+    Args:
+        compiled: forward, loss and backward through torch.compile, as one graph. Changes the result by rounding.
+        captured: replay it as a CUDA graph. Small models otherwise wait for the host to launch their kernels. Changes
+            the speed, not the result; for batches of one shape.
+    """
+    # Without padding: our operators want their inputs dense, and would have to copy what was padded.
+    options: dict[str, Any] = {"comprehensive_padding": False}
+    nats = batch_nats
+    if compiled:
+        device = next(state.model.parameters()).device
+        wake_compiler(device)
+        if device.type == "cuda":
+            import_kernels()
+        nats = torch.compile(batch_nats, dynamic=False, options=options)
+
+    def step(batch: Batch, rate: Tensor) -> StepReport:
+        return train_step(state, batch, rate, settings, precision, nats)
+
+    return _captured(step) if captured else step
+
+
+def _captured(step: Step) -> Step:
+    def on_tensors(rate: Tensor, tokens: Tensor, targets: Tensor, *rest: Tensor) -> StepReport:
+        # Weights and positions come together or not at all.
+        return step(Batch(tokens, targets, *rest), rate)
+
+    call = CapturedCall(on_tensors)
+
+    def replayed(batch: Batch, rate: Tensor) -> StepReport:
+        return call(rate, *(part for part in batch if part is not None))
+
+    return replayed
+
+
+def loss_and_gradients(
+    model: LanguageModel,
+    batch: Batch,
+    micro_batch_size: int | None,
+    precision: str,
+    nats: Callable[[LanguageModel, Batch], Tensor] = batch_nats,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean nats over all labels of the batch, and its gradients by name.
+
+    Micro-batches add up sums over the batch's own count of labels, so that their number does not change the result.
+    """
+    parameters = dict(model.named_parameters())
+    size = batch.tokens_BT.shape[0]
+    count = batch.weight_BT.sum() if batch.weight_BT is not None else batch.targets_BT.numel()
+    losses = []
+    for start in range(0, size, micro_batch_size or size):
+        part = batch.rows(slice(start, start + (micro_batch_size or size)))
+        with record_function("forward"), computing(precision, batch.tokens_BT.device):
+            loss = nats(model, part) / count
+        # Without autocast, which has decided each operator's dtype, but with the products of the forward pass.
+        with record_function("backward"), multiplying(precision):
+            loss.backward()
+        losses.append(loss.detach())
+    gradients = {name: tensor.grad for name, tensor in parameters.items() if tensor.grad is not None}
+    for tensor in parameters.values():
+        tensor.grad = None
+    return torch.stack(losses).sum(), gradients
+
+
+def clip(gradients: dict[str, Tensor], limit: float) -> Tensor:
+    """Scales all gradients, in place, so that their common norm is at most `limit`; returns the norm before."""
+    tensors = list(gradients.values())
+    norm = torch.nn.utils.get_total_norm(tensors)
+    torch._foreach_mul_(tensors, (limit / (norm + 1e-6)).clamp(max=1.0))  # pyright: ignore[reportPrivateImportUsage]
+    return norm
+
+
+def update(
+    state: TrainState, gradients: dict[str, Tensor], norm: Tensor, rate: Tensor, settings: TrainSettings
+) -> None:
+    """One AdamW step (Loshchilov and Hutter, 2019), in place, by torch's fused kernel.
+
+    Where `norm`, that of the gradients, is not finite, nothing changes: the weights stay those of the last good step.
+    """
+    parameters = dict(state.model.named_parameters())
+    spared = state.model.undecayed()
+    not_finite = (~torch.isfinite(norm)).float()
+    for decay, names in (
+        (settings.weight_decay, [name for name in gradients if name not in spared]),
+        (0.0, [name for name in gradients if name in spared]),
+    ):
+        with torch.no_grad():
+            adamw(
+                [parameters[name] for name in names],
+                [gradients[name] for name in names],
+                [state.first_moment[name] for name in names],
+                [state.second_moment[name] for name in names],
+                [],
+                [state.update_count[name] for name in names],
+                fused=True,
+                found_inf=not_finite,
+                amsgrad=False,
+                beta1=settings.beta1,
+                beta2=settings.beta2,
+                lr=rate,  # pyright: ignore[reportArgumentType]
+                weight_decay=decay,
+                eps=1e-8,
+                maximize=False,
+            )
+
+
+def learning_rates(settings: TrainSettings, num_steps: int, steps: range | None = None) -> Tensor:
+    """The rates of a training's steps, one a step: a linear warm-up, then a cosine down to `final_rate_fraction`.
+
+    Args:
+        steps: those whose rates are wanted, from 0; None: all `num_steps` of them.
+    """
+    warmup = min(settings.warmup_steps, num_steps)
+    floor = settings.learning_rate * settings.final_rate_fraction
+    rates = []
+    for step in steps if steps is not None else range(num_steps):
+        if step < warmup:
+            rates.append(settings.learning_rate * (step + 1) / warmup)
+        else:
+            progress = (step - warmup) / max(1, num_steps - 1 - warmup)
+            rates.append(floor + (settings.learning_rate - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
+    return torch.tensor(rates, dtype=torch.float32)

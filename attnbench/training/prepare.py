@@ -1,0 +1,335 @@
+"""From settings to a run with everything resolved: device, kernel, corpus, matched model, identity, folder."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnbench.data.batches import Corpus, load_corpus
+from attnbench.machine.device import environment_id, resolve_compile, resolve_device, resolve_precision
+from attnbench.model.language_model import LanguageModel, build_model, function_of, resolve_mixer
+from attnbench.model.matching import Matched, match_model
+from attnbench.results.folder import data_root
+from attnbench.results.identity import TRAINED, code_of, config_hash
+from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS, Identity
+from attnbench.settings.documents import MOST_YAML_BYTES, parse_yaml, read_bounded
+from attnbench.settings.errors import UserError
+from attnbench.settings.schema import (
+    MOST_STEPS,
+    EvaluationSettings,
+    MixerSettings,
+    ModelSettings,
+    RunSettings,
+    TrainSettings,
+)
+from attnbench.training.checkpoint import ModelRecord, best_folder, is_final, load_model
+
+NOT_HASHED = ("log_interval_steps", "checkpoint_interval_seconds", "num_epochs", "num_steps", "precision", "compile")
+"""Training settings that change no number, or stand in the hash as what they were resolved to."""
+
+
+TYPES_OF_RESOLVED = {
+    "backend": str,
+    "precision": str,
+    "compile": bool,
+    "device": str,
+    "corpus": str,
+    "config_hash": str,
+}
+"""Entries of a run's config.yaml that are in its identity as they were resolved back then."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """A run with everything resolved that its settings leave open."""
+
+    settings: RunSettings
+    device: torch.device
+    precision: str
+    compile: bool
+    corpus: Corpus
+    mixers: list[MixerSettings]
+    matched: Matched
+    num_steps: int
+    validation_interval: int
+    config_hash: str
+    folder: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoint"
+
+    def record(self) -> ModelRecord:
+        """What a checkpoint says of itself."""
+        return ModelRecord(
+            mixers=self.mixers,
+            model=self.matched.model,
+            vocabulary=list(self.corpus.vocabulary),
+            vocabulary_size=self.corpus.vocabulary_size,
+            corpus=corpus_label(self.corpus),
+            seq_len=self.settings.seq_len,
+            precision=self.precision,
+            match=self.settings.match,
+        )
+
+    @property
+    def mixer(self) -> str:
+        return self.settings.mixer.name
+
+    @property
+    def seed(self) -> int:
+        return self.settings.seed
+
+    @property
+    def seq_len(self) -> int:
+        return self.settings.seq_len
+
+    @property
+    def train(self) -> TrainSettings:
+        return self.settings.train
+
+    def builder(self, model: ModelSettings | None = None) -> Callable[[], LanguageModel]:
+        """See `evals.base.Subject`: builds the run's model with initial weights, or one of another size."""
+        mixers, matched = self.mixers, self.matched
+        if model is not None:
+            mixers, matched = _matched(self.settings, model, self.device, self.precision, self.corpus)
+        return partial(
+            build_model,
+            mixers,
+            matched.model,
+            vocabulary_size=self.corpus.vocabulary_size,
+            seed=self.settings.seed,
+            device=self.device,
+            trusted=self.settings.trusted,
+        )
+
+    def new_model(self, model: ModelSettings | None = None) -> LanguageModel:
+        """What `builder` builds."""
+        return self.builder(model)()
+
+    def trained_model(self, which: str = "final") -> LanguageModel:
+        """The run's own, of its `final` or its `best` checkpoint."""
+        folder = best_folder(self.checkpoints) if which == "best" else self.checkpoints / "final"
+        model, _ = load_model(folder, device=self.device, trusted=self.settings.trusted)
+        return model
+
+
+def prepare(settings: RunSettings) -> Run:
+    """Loads the corpus, resolves device, precision, backend, matching and identity; writes nothing."""
+    device = resolve_device(settings.device)
+    precision = resolve_precision(settings.train.precision, device.type)
+    corpus = load_corpus(settings.data, settings.seq_len, data_root())
+    mixers, matched = _matched(settings, settings.model, device, precision, corpus)
+    num_blocks = (len(corpus.tokens["train"]) - 1) // settings.seq_len
+    steps_per_epoch = max(1, num_blocks // settings.train.batch_size)
+    num_steps = settings.train.num_steps or steps_per_epoch * (settings.train.num_epochs or 1)
+    if num_steps > MOST_STEPS:
+        raise UserError(
+            f"train.num_epochs={settings.train.num_epochs}: {num_steps} steps, at most {MOST_STEPS} are made"
+        )
+    prepared = Run(
+        settings=settings,
+        device=device,
+        precision=precision,
+        compile=resolve_compile(settings.train.compile, device.type),
+        corpus=corpus,
+        mixers=mixers,
+        matched=matched,
+        num_steps=num_steps,
+        validation_interval=settings.train.validation_interval_steps or min(steps_per_epoch, num_steps),
+        config_hash="",
+        folder=Path(),
+    )
+    return again(prepared, settings)
+
+
+def again(prepared: Run, settings: RunSettings) -> Run:
+    """The same with another rate, seed or list of evaluations: another identity, nothing read or resolved anew."""
+    own = replace(prepared, settings=settings)
+    own.config_hash = config_hash(_identity_of_training(own))
+    name = f"{settings.mixer.name}-{settings.model.name}-T{settings.seq_len}-seed{settings.seed}-{own.config_hash}"
+    own.folder = Path(settings.outputs_dir) / settings.experiment / name
+    return own
+
+
+def reopen(folder: Path, settings: RunSettings) -> Run:
+    """A finished run as it was trained, on whatever device the settings name now.
+
+    Raises:
+        UserError: no finished training is there, its settings are not those that it was trained with, or it was trained
+            on another corpus than the one that is found.
+    """
+    if not is_final(folder / "checkpoint"):
+        raise UserError(f"run={folder}: has no finished training; the train.py command that made it goes on with it")
+    try:
+        resolved = parse_yaml(read_bounded(folder / "config.yaml", MOST_YAML_BYTES))["resolved"]
+        hashed, corpus = resolved["config_hash"], resolved["corpus"]
+        for name, kind in TYPES_OF_RESOLVED.items():
+            if not isinstance(resolved[name], kind):
+                raise TypeError(f"resolved.{name}={resolved[name]}")
+        torch.device(resolved["device"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise UserError(f"{folder / 'config.yaml'}: does not say what was trained ({error})") from None
+    prepared = prepare(settings)
+    stored = {name: resolved.get(name, {}) for name in ("numbers_version", "sources")}
+    for name, what in (("sources", "another source of its mixer"), ("numbers_version", "another version of attnbench")):
+        if stored[name] != code_of_training(prepared).get(name, {}):
+            raise UserError(
+                f"run={folder}: was trained by {what}, whose numbers are not those of this one; the train.py command "
+                "that made it trains it anew"
+            )
+    if corpus_label(prepared.corpus) != corpus:
+        raise UserError(f"run={folder}: was trained on {corpus}, and {corpus_label(prepared.corpus)} is what is found")
+    if config_hash(_identity_of_training(_as_trained(prepared, resolved))) != hashed:
+        raise UserError(
+            f"{folder / 'config.yaml'}: does not describe the training {hashed} as this version of attnbench makes it; "
+            "was it altered?"
+        )
+    prepared.folder, prepared.config_hash = folder, hashed
+    return prepared
+
+
+def _as_trained(prepared: Run, resolved: dict[str, Any]) -> Run:
+    """With the device, kernel and precision of back then, which may not be those that it is evaluated with."""
+    mixers = [replace(own, options={**own.options, "backend": resolved["backend"]}) for own in prepared.mixers]
+    return replace(
+        prepared,
+        mixers=mixers,
+        device=torch.device(resolved["device"]),
+        precision=resolved["precision"],
+        compile=resolved["compile"],
+    )
+
+
+def _matched(
+    settings: RunSettings, model: ModelSettings, device: torch.device, precision: str, corpus: Corpus
+) -> tuple[list[MixerSettings], Matched]:
+    """One resolved mixer a layer, and the model of this size matched for them."""
+    mixer = resolve_mixer(settings.mixer, model, device_type=device.type, precision=precision, trusted=settings.trusted)
+    matched = match_model(
+        [mixer] * model.num_layers,
+        model,
+        match=settings.match,
+        seq_len=settings.seq_len,
+        vocabulary_size=corpus.vocabulary_size,
+        precision=precision,
+        trusted=settings.trusted,
+    )
+    return matched.mixers, matched
+
+
+def _identity_of_training(prepared: Run) -> dict[str, Any]:
+    """Everything that can change the numbers of this training, and nothing else."""
+    training = {key: value for key, value in asdict(prepared.settings.train).items() if key not in NOT_HASHED}
+    return {
+        "mixers": [{"target": mixer.target, **mixer.options} for mixer in prepared.mixers],
+        "model": hashed_model(prepared.matched.model, prepared.matched),
+        "data": {"fingerprint": prepared.corpus.fingerprint, "vocabulary_size": prepared.corpus.vocabulary_size},
+        "train": {**training, "num_steps": prepared.num_steps, "compile": prepared.compile},
+        "precision": prepared.precision,
+        "device": prepared.device.type,
+        "seq_len": prepared.settings.seq_len,
+        "seed": prepared.settings.seed,
+        **code_of_training(prepared),
+    }
+
+
+def function_hash(prepared: Run) -> str:
+    """The `config_hash` of the training, the same for mixers that are one function by other kernels."""
+    functions = [function_of(mixer, prepared.settings.trusted) for mixer in prepared.mixers]
+    return config_hash({**_identity_of_training(prepared), "mixers": functions})
+
+
+def code_of_training(prepared: Run) -> dict[str, Any]:
+    """See `identity.code_of`."""
+    return code_of([mixer.target for mixer in prepared.mixers], TRAINED, prepared.settings.trusted)
+
+
+def hashed_model(model: ModelSettings, matched: Matched | None) -> dict[str, Any]:
+    """The settings of a model that change its numbers, and how many branches its initial weights are scaled for.
+
+    Two a layer say nothing and are null, which no hash has.
+    """
+    settings = {key: value for key, value in asdict(model).items() if key not in ("name", "parameters")}
+    num_branches = matched.num_branches if matched is not None else None
+    return {**settings, "num_branches": None if num_branches == 2 * model.num_layers else num_branches}
+
+
+def resolved_config(prepared: Run) -> dict[str, Any]:
+    """The settings as given, and what they were resolved to."""
+    given = asdict(prepared.settings)
+    del given["trusted"], given["rerun"]
+    return {
+        **given,
+        "resolved": {
+            "backend": prepared.mixers[0].options["backend"],
+            "precision": prepared.precision,
+            "compile": prepared.compile,
+            "device": str(prepared.device),
+            "num_steps": prepared.num_steps,
+            "feed_forward_width": prepared.matched.model.feed_forward_width,
+            "parameters": prepared.matched.parameters,
+            "corpus": corpus_label(prepared.corpus),
+            "vocabulary_size": prepared.corpus.vocabulary_size,
+            "num_unknown": prepared.corpus.num_unknown,
+            "config_hash": prepared.config_hash,
+            **code_of_training(prepared),
+        },
+    }
+
+
+def identity(prepared: Run, stamp: dict[str, Any], path: Path) -> Identity:
+    """The columns that all rows of one results file share.
+
+    Args:
+        stamp: the environment that measures them, see `runtime.environment`.
+        path: of the file, which is called <evaluation>-<hash>.
+    """
+    evaluation, _, hashed = path.stem.rpartition("-")
+    return Identity(
+        experiment=prepared.settings.experiment,
+        run=prepared.folder.name,
+        mixer=prepared.mixers[0].target.rpartition(".")[2],
+        variant=prepared.settings.mixer.name,
+        backend=prepared.mixers[0].options["backend"],
+        model=prepared.matched.model.name,
+        parameters=prepared.matched.parameters,
+        seq_len=prepared.settings.seq_len,
+        evaluation=evaluation,
+        seed=prepared.settings.seed,
+        precision=prepared.precision,
+        corpus=corpus_label(prepared.corpus),
+        config_hash=hashed,
+        **measured_by(stamp),
+    )
+
+
+def mixer_options(mixers: Sequence[MixerSettings]) -> Any:
+    """The options of the mixer as it is built but for its kernel, which has a column of its own in rows; a list of each
+    layer's where layers differ."""
+    found = [{name: value for name, value in own.options.items() if name != "backend"} for own in mixers]
+    return found[0] if all(own == found[0] for own in found) else found
+
+
+def row_settings(prepared: Run, evaluation: EvaluationSettings | None = None) -> dict[str, Any]:
+    """Settings of all rows of a run, and of an evaluation of it."""
+    options = {EVALUATION_OPTIONS: evaluation.options} if evaluation is not None else {}
+    return {MIXER_OPTIONS: mixer_options(prepared.mixers), **options}
+
+
+def measured_by(stamp: dict[str, Any]) -> dict[str, Any]:
+    """The columns that say where and by which source a row was measured."""
+    return {
+        "device": stamp["device"],
+        "num_devices": 1,
+        "environment": environment_id(stamp),
+        "commit": f"{stamp['commit'] or 'unknown'}{'-dirty' if stamp['dirty'] else ''}",
+    }
+
+
+def corpus_label(corpus: Corpus) -> str:
+    """Name and content, as every row has it: equal labels, equal text."""
+    return f"{corpus.name}@{corpus.fingerprint}"

@@ -1,0 +1,1 @@
+"""What may be said of scores: statistics over seeds, and who is separated from whom."""

@@ -1,0 +1,482 @@
+"""Every bench of conf/bench at its smoke settings, and the gate, the rows and the tables that they share."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from small import bench_words
+
+from attnbench.bench import implementations
+from attnbench.bench.attention import AttentionBench
+from attnbench.bench.base import Layout, Subject, Values, with_speedups
+from attnbench.bench.decode import DecodeBench
+from attnbench.bench.flash_vs_textbook import FlashVsTextbook
+from attnbench.bench.gate import PARTS, GateError, compared_heads, largest_error, reference
+from attnbench.bench.grid import GridBench
+from attnbench.bench.implementations import IMPLEMENTATIONS, _compiled, textbook
+from attnbench.bench.models import ModelsBench
+from attnbench.bench.operator import HELD, measure_attention
+from attnbench.bench.page import is_bench, write_page
+from attnbench.bench.passes import Problem, Repetition
+from attnbench.bench.roofline import Ceilings, Work, attention_work
+from attnbench.bench.tables import grids, narrowed, reasons
+from attnbench.cli.compose import CONF
+from attnbench.kernels import cuda_flash_attention
+from attnbench.report.page import write_report
+from attnbench.results.folder import ROOT
+from attnbench.results.rows import Identity, Measurement, ResultRow, read_csv
+from attnbench.results.tables import Grid
+from attnbench.settings.errors import UserError
+
+BENCHES = sorted(path.stem for path in (CONF / "bench").glob("*.yaml"))
+SUBJECT = Subject(
+    device=torch.device("cpu"), precision="float32", ceilings=Ceilings(1.0, 10.0), mixers=lambda names: []
+)
+CELL = {"batch_size": 1, "num_heads": 2, "sequence_length": 33, "head_width": 16, "causal": True}
+ONCE = Repetition(warmup=1, repeats=3, max_seconds=1.0)
+PROBLEM = Problem(**CELL, with_gradients=True, repetition=ONCE)
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_a_bench_measures_prints_and_publishes(name, tmp_path, run_benchmark, capsys):
+    words = [f"bench={name}", "device=cpu", f"outputs_dir={tmp_path}", *bench_words(name)]
+    run_benchmark(*words)
+    said = capsys.readouterr()
+    assert all(len(line) <= 80 for line in said.out.splitlines() if str(tmp_path) not in line)
+    (folder,) = (tmp_path / "benchmark" / name).iterdir()
+    rows = read_csv(folder / "results.csv")
+    assert {row.identity.evaluation for row in rows} == {name}
+    assert {row.identity.precision for row in rows} == {"float32"}
+    assert any(row.measurement.status == "ok" and row.identity.variant != "device" for row in rows)
+    assert not [row for row in rows if row.measurement.status == "failed"]
+    write_page([folder], tmp_path / "page", title="A title")
+    page = (tmp_path / "page" / "README.md").read_text()
+    assert page.startswith("# A title\n")
+    assert f"bench={name}" in page
+    assert read_csv(tmp_path / "page" / "results.csv") == rows
+
+
+def test_a_report_draws_a_bench_by_length(tmp_path, run_benchmark):
+    run_benchmark("bench=attention", "device=cpu", f"outputs_dir={tmp_path}", *bench_words("attention"))
+    (folder,) = (tmp_path / "benchmark" / "attention").iterdir()
+    page = write_report(folder).read_text()
+    assert "Times each implementation at every head width and length" in page
+    assert len(list((folder / "report" / "figures").glob("*.svg"))) == 3
+
+
+def test_what_is_complete_is_not_measured_again_and_what_was_cut_off_is(tmp_path, run_benchmark):
+    words = ["bench=attention", "device=cpu", f"outputs_dir={tmp_path}", *bench_words("attention")]
+    run_benchmark(*words)
+    (folder,) = (tmp_path / "benchmark" / "attention").iterdir()
+    first, *others = paths = sorted(folder.glob("results/*.jsonl"))
+    lines = first.read_text().splitlines(keepends=True)
+    first.write_text("".join(lines[:-1]))
+    before = {path: path.stat().st_mtime_ns for path in paths}
+    run_benchmark(*words)
+    assert [path.stat().st_mtime_ns for path in others] == [before[path] for path in others]
+    assert first.stat().st_mtime_ns != before[first]
+    run_benchmark(*words, "rerun=true")
+    assert all(path.stat().st_mtime_ns != before[path] for path in paths)
+
+
+def test_what_was_cut_off_is_published_and_reported_with_what_is_missing(tmp_path, run_benchmark):
+    words = ["bench=attention", "device=cpu", f"outputs_dir={tmp_path}", *bench_words("attention")]
+    run_benchmark(*words, "bench.lengths=[16,32,33]")
+    (folder,) = (tmp_path / "benchmark" / "attention").iterdir()
+    (folder / "results.csv").unlink()
+    _, torn, unwritten = sorted(folder.glob("results/attention-0*.jsonl"))
+    torn.write_text("".join(torn.read_text().splitlines(keepends=True)[:-1]))
+    unwritten.unlink()
+    write_page([folder], tmp_path / "page", title="t")
+    page = (tmp_path / "page" / "README.md").read_text()
+    missing = page[page.index("Not measured yet, 2 cells:") :].splitlines()[2:4]
+    assert [line.partition(" batch")[0].partition(": ")[2] for line in missing] == [
+        f"head_width=16 sequence_length={length}" for length in (32, 33)
+    ]
+    assert {row.measurement.settings.get("sequence_length") for row in read_csv(tmp_path / "page" / "results.csv")} == {
+        None,
+        16,
+    }
+    assert "results/attention-0001.jsonl" in write_report(folder).read_text()
+
+
+def test_precisions_are_jobs_of_a_sweep_and_share_a_table(tmp_path, run_benchmark, capsys):
+    run_benchmark(
+        *("-m", "bench=attention", "precision=float32,bfloat16", "device=cpu", f"outputs_dir={tmp_path}"),
+        *bench_words("attention"),
+    )
+    said = capsys.readouterr().out
+    line = next(line for line in said.splitlines() if line.strip().startswith("bfloat16"))
+    assert line.split()[:3] == ["bfloat16", "16", "32"]
+    folders = sorted((tmp_path / "benchmark" / "attention").iterdir())
+    assert [folder.name.partition("-")[0] for folder in folders] == ["bfloat16", "float32"]
+    assert all(map(is_bench, folders))
+
+
+def test_a_report_of_several_precisions_keeps_them_apart(tmp_path, run_benchmark):
+    run_benchmark(
+        *("-m", "bench=attention", "precision=float32,bfloat16", "device=cpu", f"outputs_dir={tmp_path}"),
+        *bench_words("attention"),
+    )
+    page = write_report(tmp_path / "benchmark" / "attention").read_text()
+    assert "precision bfloat16" in page
+    names = {path.stem for path in (tmp_path / "benchmark" / "attention" / "report" / "figures").glob("*.svg")}
+    assert {name.partition("precision_")[2].partition("-")[0] for name in names} == {"bfloat16", "float32"}
+
+
+def _measured(function, monkeypatch, subject=SUBJECT, problem=PROBLEM) -> list[Measurement]:
+    own = replace(IMPLEMENTATIONS["textbook"], name="own", make=lambda: function)
+    monkeypatch.setitem(implementations.IMPLEMENTATIONS, "own", own)
+    return list(measure_attention(problem, ["own", "textbook"], CELL, subject))
+
+
+def _of(rows: list[Measurement], name: str) -> list[Measurement]:
+    return [row for row in rows if row.settings["implementation"] == name]
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (lambda q, k, v: (q, k, 1.01 * v), "output"),
+        # The gradient alone is wrong: the forward pass sees no difference.
+        (lambda q, k, v: (q + 0.01 * (q - q.detach()), k, v), "query's gradient"),
+        (lambda q, k, v: (q, k + 0.01 * (k - k.detach()), v), "key's gradient"),
+        (lambda q, k, v: (q, k, v + 0.01 * (v - v.detach())), "value's gradient"),
+        (lambda q, k, v: (q * float("nan"), k, v), "output"),
+    ],
+)
+def test_a_wrong_implementation_is_a_failed_cell_and_not_a_fast_one(change, part, monkeypatch):
+    rows = _measured(lambda q, k, v, causal: textbook(*change(q, k, v), causal), monkeypatch)
+    assert {row.status for row in _of(rows, "own")} == {"failed"}
+    assert all(row.reason.startswith(f"{part} is off by") for row in _of(rows, "own"))
+    assert {row.status for row in _of(rows, "textbook") if row.metric == "forward_milliseconds"} == {"ok"}
+
+
+def test_an_implementation_that_forgets_the_mask_fails(monkeypatch):
+    rows = _measured(lambda q, k, v, causal: textbook(q, k, v, False), monkeypatch)
+    assert {row.status for row in _of(rows, "own")} == {"failed"}
+
+
+def test_one_wrong_position_is_found_in_bfloat16_too():
+    tensors = torch.randn(4, 2, 200, 16, generator=torch.Generator().manual_seed(0)).unbind()
+    expected = reference(*tensors, causal=True)
+    for index, part in enumerate(PARTS):
+        actual = [x.clone() for x in expected]
+        assert largest_error(actual, expected, "bfloat16") == 0
+        actual[index][1, 199] *= 1.5
+        actual[index][1, 199] += 0.2 * expected[index][1].norm(dim=-1).mean()
+        with pytest.raises(GateError, match=f"{part} is off"):
+            largest_error(actual, expected, "bfloat16")
+
+
+def test_the_reference_is_what_autograd_makes_of_the_textbook():
+    query, key, value, gradient = torch.randn(
+        4, 3, 70, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+    for causal in (True, False):
+        leaves = [x[None].clone().requires_grad_() for x in (query, key, value)]
+        output = textbook(*leaves, causal)
+        expected = [output, *torch.autograd.grad(output, leaves, gradient[None])]
+        for own, other in zip(reference(query, key, value, gradient, causal), expected, strict=True):
+            torch.testing.assert_close(own, other[0].detach())
+
+
+def test_the_first_and_the_last_head_are_always_compared():
+    assert compared_heads(6, 100) == [0, 1, 2, 3, 4, 5]
+    assert compared_heads(64, 2**16) == [0, 63]
+    assert compared_heads(1, 2**16) == [0]
+
+
+def test_what_does_not_fit_or_raises_is_a_row_and_the_next_has_its_turn(monkeypatch):
+    def too_large(q, k, v, causal):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TiB")
+
+    def broken(q, k, v, causal):
+        raise RuntimeError("no such kernel\nand a long story")
+
+    for function, status, reason in (
+        (too_large, "out_of_memory", "CUDA out of memory"),
+        (broken, "failed", "RuntimeError: no such kernel"),
+    ):
+        rows = _measured(function, monkeypatch)
+        assert {(row.status, row.value) for row in _of(rows, "own")} == {(status, None)}
+        assert all(row.reason.startswith(reason) for row in _of(rows, "own"))
+        assert {row.metric for row in _of(rows, "own")} == {
+            "forward_milliseconds",
+            "backward_milliseconds",
+            "total_milliseconds",
+            "max_error",
+            HELD,
+        }
+        assert any(row.value is not None for row in _of(rows, "textbook"))
+
+
+def test_a_device_that_is_lost_ends_the_run(monkeypatch):
+    def illegal(q, k, v, causal):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        _measured(illegal, monkeypatch)
+
+
+def test_the_compiled_one_is_compiled_at_every_shape(monkeypatch):
+    """Its limit is a handful of versions of a function, past which it would run as it was written."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled, compile_ = _compiled.__wrapped__, torch.compile
+
+    def with_own_backend(function, *, options, **more):
+        return compile_(function, backend=backend, **more)
+
+    monkeypatch.setattr(torch, "compile", with_own_backend)
+    own = compiled()
+    monkeypatch.setitem(
+        implementations.IMPLEMENTATIONS, "own", replace(IMPLEMENTATIONS["compiled"], name="own", make=lambda: own)
+    )
+    lengths = range(16, 28)
+    for length in lengths:
+        problem = replace(PROBLEM, sequence_length=length, with_gradients=False)
+        rows = list(measure_attention(problem, ["own"], CELL, SUBJECT))
+        assert {row.status for row in rows} == {"ok"}
+    assert len(graphs) == len(lengths)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "words"),
+    [
+        ("flash_attn", "float32", "CUDA alone"),
+        ("sdpa_cudnn", "float32", "CUDA alone"),
+        ("triton", "bfloat16", "triton"),
+        ("cuda_stages", "float16", "forward pass alone"),
+    ],
+)
+def test_what_cannot_run_here_is_unsupported_by_its_own_name(name, precision, words):
+    rows = list(measure_attention(PROBLEM, [name], CELL, replace(SUBJECT, precision=precision)))
+    assert {row.status for row in rows} == {"unsupported"}
+    assert all(words in row.reason for row in rows)
+
+
+def test_tf32_is_never_beside_what_computes_more():
+    refuse = IMPLEMENTATIONS["sdpa_efficient"].refuse
+    assert refuse("cuda", "float32", 64) is None
+    assert "tf32" in (refuse("cuda", "tf32", 64) or "")
+
+
+def test_our_cuda_kernel_says_what_it_does_not_do():
+    implementation = IMPLEMENTATIONS["cuda_stages"]
+    assert implementation.refuse("cuda", "float16", 64) is None
+    assert "64 or 128" in (implementation.refuse("cuda", "float16", 32) or "")
+    assert "float32" in (implementation.refuse("cuda", "float32", 64) or "")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there may be a compiler for it")
+def test_without_a_compiler_the_cuda_kernel_names_what_is_missing():
+    with pytest.raises(UserError, match="nvcc"):
+        IMPLEMENTATIONS["cuda_stages"].make()
+
+
+def test_a_kernel_that_does_not_build_is_built_once(monkeypatch):
+    builds = []
+
+    def fails():
+        builds.append(1)
+        raise UserError("it could not be built: error 1")
+
+    monkeypatch.setattr(cuda_flash_attention, "_build", fails)
+    cuda_flash_attention._library.cache_clear()
+    for name in ("cuda_mma", "cuda_stages", "cuda_mma"):
+        with pytest.raises(UserError, match="could not be built"):
+            IMPLEMENTATIONS[name].make()
+    cuda_flash_attention._library.cache_clear()
+    assert len(builds) == 1
+
+
+def test_work_is_counted_by_hand():
+    work = attention_work(batch_size=2, num_heads=3, length=4, head_width=8, causal=True, itemsize=2)
+    # Ten pairs a head; a product costs two operations a pair and channel.
+    assert work["forward"] == Work(2 * 2 * 6 * 10 * 8, 4 * 6 * 4 * 8 * 2)
+    assert work["backward"].flops == 2.5 * work["forward"].flops
+    assert work["total"].num_bytes == 12 * 6 * 4 * 8 * 2
+    assert Work(2e9, 1.0).floor_ms(Ceilings(1.0, 10.0)) == pytest.approx(2.0)
+    assert Work(1.0, 1e7).floor_ms(Ceilings(1.0, 10.0)) == pytest.approx(1.0)
+
+
+def _row(implementation: str, length: int, value: float | None, **changes) -> ResultRow:
+    identity = Identity(
+        experiment="benchmark", run="r", mixer="", variant=implementation, backend=implementation, model="",
+        parameters=None, seq_len=None, evaluation="attention", seed=0, precision="float32", device="d",
+        num_devices=1, environment="", commit="c", corpus=None, config_hash="",
+    )  # fmt: skip
+    status = {} if value is not None else {"status": "out_of_memory", "reason": "no room"}
+    settings = {"sequence_length": length, **changes}
+    return ResultRow(
+        identity=identity,
+        measurement=Measurement(metric="forward_milliseconds", value=value, unit="ms", settings=settings, **status),
+    )
+
+
+def test_a_table_shows_what_is_missing_and_says_why():
+    rows = [_row("textbook", 1024, 2.0), _row("triton", 1024, 1.0), _row("textbook", 2048, None)]
+    layouts = [Layout(title="t", lines=("sequence_length",), values=(Values(metric="forward_milliseconds"),))]
+    (drawn,) = grids(rows, layouts)
+    assert drawn.headers == ["sequence length", "textbook", "triton"]
+    assert drawn.lines == [["1,024", "2", "1"], ["2,048", "no memory", "–"]]
+    assert reasons(rows, layouts) == ["textbook in 1 cell: out of memory, no room"]
+
+
+def test_what_tells_the_rows_of_a_table_apart_is_a_label_of_its_lines():
+    layouts = [Layout(title="t", lines=("sequence_length",), values=(Values(metric="forward_milliseconds"),))]
+    rows = [
+        _row("textbook", 1024, 2.0, causal=True, batch_size=8),
+        _row("textbook", 1024, 1.0, causal=False, batch_size=8),
+    ]
+    (drawn,) = grids(rows, layouts)
+    assert drawn.headers == ["causal", "sequence length", "textbook"]
+    assert drawn.lines == [["yes", "1,024", "2"], ["no", "1,024", "1"]]
+    assert drawn.num_labels == 2
+
+
+def test_a_cell_that_is_measured_twice_is_an_error():
+    layouts = [Layout(title="t", lines=("sequence_length",), values=(Values(metric="forward_milliseconds"),))]
+    with pytest.raises(UserError, match=r"t: textbook at sequence_length=1024 was measured twice, in r;"):
+        list(grids([_row("textbook", 1024, 2.0), _row("textbook", 1024, 1.0)], layouts))
+
+
+def test_a_sweep_that_measures_a_cell_twice_keeps_its_rows(tmp_path, run_benchmark, capsys):
+    words = ["-m", "bench=attention", "device=cpu", f"outputs_dir={tmp_path}", *bench_words("attention")]
+    words = [word for word in words if not word.startswith("bench.repeats")]
+    with pytest.raises(SystemExit):
+        run_benchmark(*words, "bench.repeats=3,4")
+    assert "was measured twice" in capsys.readouterr().err
+    assert len(list((tmp_path / "benchmark" / "attention").glob("*/results.csv"))) == 2
+
+
+def test_a_sweep_over_what_no_line_tells_shows_all_of_it(tmp_path, run_benchmark, capsys):
+    run_benchmark(
+        *("-m", "bench=attention", "bench.causal=true,false", "device=cpu", f"outputs_dir={tmp_path}"),
+        *bench_words("attention"),
+    )
+    lines = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
+    for causal in ("yes", "no"):
+        assert lines.count([causal, "16", "32"]) >= 2
+
+
+def test_agreement_is_a_row_of_every_implementation_and_stands_in_a_table():
+    rows = list(measure_attention(PROBLEM, ["textbook", "sdpa_flash", "flash_attn"], CELL, SUBJECT))
+    errors = {row.settings["implementation"]: row for row in rows if row.metric == "max_error"}
+    assert {name: row.status for name, row in errors.items()} == {
+        "textbook": "ok", "sdpa_flash": "ok", "flash_attn": "unsupported",
+    }  # fmt: skip
+    assert 0 < (errors["sdpa_flash"].value or 0) < 1e-5
+    for bench in (AttentionBench, FlashVsTextbook, GridBench, DecodeBench, ModelsBench):
+        assert any(values.metric == "max_error" for layout in bench.layouts for values in layout.values)
+
+
+def test_a_ratio_is_of_two_implementations_pass_by_pass():
+    def time(name, metric, value):
+        return Measurement(metric=metric, value=value, unit="ms", settings={"implementation": name, "head_width": 64})
+
+    rows = [time("sdpa_flash", "forward_milliseconds", 3.0), time("sdpa_flash", "backward_milliseconds", 5.0)]
+    rows += [time("triton", "forward_milliseconds", 2.0), time("textbook", "forward_milliseconds", 9.0)]
+    *first, speedup = with_speedups(rows, [("sdpa_flash", "triton"), ("flash_attn", "triton")])
+    assert first == rows
+    assert (speedup.metric, speedup.value) == ("speedup", 1.5)
+    assert speedup.settings == {
+        "implementation": "triton", "head_width": 64,
+        "pass": "forward", "numerator": "sdpa_flash", "denominator": "triton",
+    }  # fmt: skip
+
+
+def test_the_goals_ratios_stand_in_the_tables():
+    shown = {
+        bench: {
+            (values.where["numerator"], values.where["denominator"])
+            for layout in bench.layouts
+            for values in layout.values
+            if values.metric == "speedup"
+        }
+        for bench in (AttentionBench, FlashVsTextbook, GridBench, DecodeBench)
+    }
+    assert shown[AttentionBench] == {("sdpa_flash", "triton")}
+    assert ("textbook", "triton") in shown[FlashVsTextbook]
+    assert {("cuda_async", "cuda_stages"), ("sdpa_flash", "cuda_mma"), ("textbook", "cuda_stages")} <= shown[GridBench]
+    assert {("triton_whole", "triton_split"), ("flash_attn_split", "triton_split")} <= shown[DecodeBench]
+    assert all(pairs <= set(bench.ratios) for bench, pairs in shown.items())
+
+
+def test_a_wide_table_is_cut_into_some_that_fit_with_the_labels_on_each():
+    headers = ["length", *(f"implementation {index}" for index in range(9))]
+    whole = Grid(title="t", headers=headers, num_labels=1, lines=[[str(index) for index in range(10)]])
+    parts = list(narrowed(whole))
+    assert len(parts) > 1
+    assert all(part.headers[0] == "length" and part.lines[0][0] == "0" for part in parts)
+    assert [header for part in parts for header in part.headers[1:]] == headers[1:]
+
+
+def test_a_page_is_of_one_bench(tmp_path, run_benchmark):
+    for name in ("attention", "grid"):
+        run_benchmark(f"bench={name}", "device=cpu", f"outputs_dir={tmp_path}", *bench_words(name))
+    folders = [path for name in ("attention", "grid") for path in (tmp_path / "benchmark" / name).iterdir()]
+    with pytest.raises(UserError, match="one bench"):
+        write_page(folders, tmp_path / "page", title="t")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["bench=models", "bench.mixers=[softmax,nosuch]"], "error: attn=nosuch: unknown; there is flash,"),
+        (["bench=decode", "bench.mixers=[[nosuch,auto]]"], "error: attn=nosuch: unknown; there is flash,"),
+        (["bench=profile", "bench.mixers=[nosuch]"], "error: attn=nosuch: unknown; there is flash,"),
+        (["bench=attention", "bench.lengths=[]"], "error: bench.lengths=[]: leaves bench=attention nothing"),
+        (["bench=grid", "bench.batch_sizes=[]"], "error: bench.batch_sizes=[]: leaves bench=grid nothing"),
+        (
+            ["bench=decode", "bench.implementations=[]", "bench.texts=[]", "bench.contexts=[]"],
+            "error: bench.implementations=[], bench.texts=[], bench.contexts=[]: leaves bench=decode nothing",
+        ),
+        (
+            ["bench=profile", "bench.implementations=[]", "bench.mixers=[]"],
+            "error: bench.implementations=[], bench.mixers=[]: leaves bench=profile nothing",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_is(words, message, tmp_path, run_benchmark, capsys):
+    with pytest.raises(SystemExit):
+        run_benchmark(*words, "device=cpu", f"outputs_dir={tmp_path}")
+    said = capsys.readouterr().err
+    assert said.startswith(message)
+    assert said.count("\n") == 1
+    assert not list(tmp_path.glob("benchmark/*"))
+
+
+def test_a_page_is_of_runs_of_benchmark_alone(tmp_path):
+    (tmp_path / "config.yaml").write_text("model: {}\n")
+    with pytest.raises(UserError, match=r"is no run of benchmark\.py"):
+        write_page([tmp_path], tmp_path / "page", title="t")
+
+
+def test_speed_ups_need_the_textbook():
+    settings = yaml.safe_load((CONF / "bench" / "flash_vs_textbook.yaml").read_text())
+    del settings["_target_"]
+    with pytest.raises(UserError, match="textbook"):
+        FlashVsTextbook(**settings | {"implementations": ["triton"]})
+    cells = list(FlashVsTextbook(**settings).cells())
+    assert len(cells) == len({str(cell) for cell in cells}) == 27
+
+
+def test_every_cell_is_one_of_its_own():
+    settings = yaml.safe_load((CONF / "bench" / "attention.yaml").read_text())
+    del settings["_target_"]
+    assert len(list(AttentionBench(**settings | {"lengths": [8, 16, 8]}).cells())) == 2 * len(settings["head_widths"])
+
+
+def test_the_kernel_s_source_is_installed_with_the_package():
+    source = Path(ROOT / "attnbench" / "kernels" / "cuda")
+    content = (ROOT / "pyproject.toml").read_text()
+    assert {path.suffix for path in source.iterdir()} == {".cu", ".cuh"}
+    assert '"cuda/*.cu", "cuda/*.cuh"' in content

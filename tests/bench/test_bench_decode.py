@@ -1,0 +1,212 @@
+"""bench=decode: what is wrong is failed and not timed, what is split is held against whole, eager against captured."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from small import mixer_settings
+
+from attnbench.bench import decoding, generation
+from attnbench.bench.base import Subject, with_speedups
+from attnbench.bench.decode import DecodeBench
+from attnbench.bench.passes import Repetition
+from attnbench.bench.roofline import Ceilings, Work
+from attnbench.bench.steps import STEPS, Shape
+from attnbench.mixers.flash import Flash
+from attnbench.results.rows import Measurement, read_csv
+from attnbench.settings.schema import ModelSettings
+
+SHAPE = Shape(head_width=16, cache_length=65, batch_size=2, num_heads=4, num_key_value_heads=2)
+ONCE = Repetition(warmup=1, repeats=3, max_seconds=1.0)
+SIZE = ModelSettings(name="bench", dim=32, num_layers=2, head_width=16, feed_forward_width=64)
+SOME_OF_EACH = [
+    *("bench=decode", "bench.head_widths=[64,80]", "bench.cache_lengths=[2050]", "bench.batch_sizes=[2]"),
+    *("bench.texts=[[40,2]]", "bench.text_repeats=2", "bench.contexts=[300]"),
+]
+"""On a GPU: some of each table."""
+ON_A_CPU = ("textbook", "sdpa_flash", "linear", "gated_deltanet")
+
+
+def subject(precision: str = "float32", device: str = "cpu") -> Subject:
+    return Subject(
+        device=torch.device(device),
+        precision=precision,
+        ceilings=Ceilings(1.0, 10.0),
+        mixers=lambda names: [mixer_settings(name) for name in names],
+    )
+
+
+def measured(*names: str, shape: Shape = SHAPE, **where: str) -> list[Measurement]:
+    return list(decoding.measure_steps(shape, names, ONCE, {"table": "position"}, subject(**where)))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("num_key_value_heads", [1, 2, 4])
+def test_what_runs_on_a_cpu_passes_the_gate(precision, num_key_value_heads):
+    shape = replace(SHAPE, num_key_value_heads=num_key_value_heads)
+    rows = measured(*ON_A_CPU, shape=shape, precision=precision)
+    assert [(row.metric, row.settings["implementation"], row.status) for row in rows] == [
+        (metric, STEPS[name].label("cpu", "float32", 16), "ok")
+        for name in ON_A_CPU
+        for metric in ("max_error", "decode_milliseconds", "roofline_fraction")
+    ]
+
+
+@pytest.mark.parametrize("name", ON_A_CPU)
+def test_a_step_that_is_wrong_is_failed_and_not_timed(name, monkeypatch):
+    own = STEPS[name]
+
+    def prepare(example):
+        call = own.prepare(example)
+
+        def wrong():
+            y = call().clone()
+            y.view(-1)[-1] += 1.0
+            return y
+
+        return wrong
+
+    monkeypatch.setitem(STEPS, name, replace(own, prepare=prepare))
+    row, error = measured(name)
+    assert (row.metric, row.value, row.status) == ("decode_milliseconds", None, "failed")
+    assert (error.metric, error.status) == ("max_error", "failed")
+    assert "output is off by" in row.reason
+
+
+def test_a_kernel_that_raises_leaves_the_others_their_turn(monkeypatch):
+    def prepare(example):
+        raise RuntimeError("no such head\nand more")
+
+    monkeypatch.setitem(STEPS, "linear", replace(STEPS["linear"], prepare=prepare))
+    rows = measured("linear", "textbook", "flash_attn_split", "triton_whole")
+    assert [(row.settings["implementation"], row.status) for row in rows if row.metric == "decode_milliseconds"] == [
+        ("linear (torch)", "failed"),
+        ("textbook", "ok"),
+        ("flash_attn_split", "unsupported"),
+        ("triton_whole", "unsupported"),
+    ]
+    assert rows[0].reason == "RuntimeError: no such head"
+
+
+def test_a_state_s_step_stands_under_the_name_of_its_kernel():
+    own = [STEPS["linear"].label("cuda", "bfloat16", width) for width in (128, 192)]
+    assert own == ["linear (triton)", "linear (torch)"]
+    own = [STEPS["gated_deltanet"].label("cuda", "bfloat16", width) for width in (64, 80, 128, 192, 256)]
+    assert [name.partition(" ")[2] for name in own] == ["(triton)", "(torch)", "(triton)", "(torch)", "(triton)"]
+    assert STEPS["gated_deltanet"].label("cuda", "float32", 256) == "gated_deltanet (torch)"
+    assert STEPS["triton_split"].label("cuda", "bfloat16", 80) == "triton_split"
+
+
+def test_split_is_held_against_whole(monkeypatch):
+    for how in ("_whole", "_split"):
+        monkeypatch.setitem(STEPS, f"mine{how}", replace(STEPS["textbook"], name=f"mine{how}"))
+    rows = list(with_speedups(measured("mine_whole", "textbook", "mine_split"), [("mine_whole", "mine_split")]))
+    times = {row.settings["implementation"]: row.value for row in rows if row.metric == "decode_milliseconds"}
+    (speedup,) = [row for row in rows if row.metric == "speedup"]
+    assert speedup.settings["implementation"] == "mine_split"
+    assert speedup.value == pytest.approx((times["mine_whole"] or 0) / (times["mine_split"] or 1))
+
+
+def test_the_roofline_reads_the_cache_once():
+    assert STEPS["triton_split"].work(SHAPE, 2) == Work(4 * 2 * 65 * 4 * 16, 2 * 2 * 65 * 2 * 16 * 2)
+    assert STEPS["linear"].work(SHAPE, 2).num_bytes == 2 * 4 * (2 * 4 * 16 * 16)
+
+
+def candidate(name: str, backend: str = "auto") -> generation.Candidate:
+    return generation.Candidate(name, backend, SIZE, 32, subject())
+
+
+@pytest.mark.parametrize("name", ["softmax", "flash", "linear", "gated_deltanet"])
+def test_a_model_writes_texts_and_tokens_behind_others(name):
+    eager, rate, error, captured = generation.measure_text(candidate(name), 12, 2, 2, {"table": "text"})
+    assert (rate.metric, rate.settings["form"]) == ("tokens_per_second", "eager")
+    assert rate.value == pytest.approx(24 / (eager.value or 1))
+    assert (error.metric, error.status) == ("max_error", "ok")
+    assert (eager.metric, eager.status, eager.num_samples) == ("eager_seconds", "ok", 2)
+    assert (captured.metric, captured.status) == ("captured_seconds", "unsupported")
+    error, step = generation.measure_context(candidate(name), 16, 1, ONCE, {"table": "context"})
+    assert (error.metric, error.status) == ("max_error", "ok")
+    assert (step.metric, step.status) == ("decode_milliseconds", "ok")
+    assert step.settings["implementation"].startswith(name)
+
+
+def test_a_model_whose_steps_are_wrong_is_failed(monkeypatch):
+    monkeypatch.setattr(Flash, "mix_newest", lambda self, query_BTHK, state: query_BTHK)
+    eager, _ = generation.measure_text(candidate("flash"), 12, 2, 2, {})
+    (step,) = generation.measure_context(candidate("flash"), 16, 1, ONCE, {})
+    for row in (eager, step):
+        assert row.status == "failed"
+        assert "its steps' logits are off by" in row.reason
+
+
+@pytest.mark.parametrize(("seconds", "faster"), [((6.0, 2.0), 200.0), ((2.0, 4.0), -50.0)])
+def test_a_captured_step_is_faster_or_slower_by_percent(seconds, faster, monkeypatch):
+    found = dict(zip((generation.EAGER, generation.CAPTURED), seconds, strict=True))
+
+    def write(candidate, metric, num_tokens, batch_size, repeats, settings):
+        return [Measurement(metric=metric, value=found[metric], unit="s", settings=settings)]
+
+    monkeypatch.setattr(generation, "_write", write)
+    on_cuda = SimpleNamespace(subject=SimpleNamespace(device=torch.device("cuda")), label="mine")
+    *_, row = generation.measure_text(on_cuda, 12, 2, 2, {})  # pyright: ignore[reportArgumentType]
+    assert (row.metric, row.value, row.unit) == ("captured_faster_percent", faster, "%")
+
+
+def test_a_backend_that_cannot_run_here_is_rows_that_say_so():
+    options = {**DecodeBench.smoke, "mixers": [["flash", "triton"]], "implementations": ["triton_split"]}
+    bench = DecodeBench(**options, max_seconds=1.0, context_batch_size=1)
+    rows = [row for cell in bench.cells() for row in bench.measure(cell, subject())]
+    assert len(rows) == 2 + 2 + 2
+    assert all(row.status == "unsupported" and row.reason for row in rows)
+
+
+def test_models_have_no_float16():
+    options = {**DecodeBench.smoke, "implementations": []}
+    bench = DecodeBench(**options, max_seconds=1.0, context_batch_size=1)
+    rows = [row for cell in bench.cells() for row in bench.measure(cell, subject("float16"))]
+    assert len(rows) == 2 * (2 + 2)
+    assert all("precision=float16: models compute in float32, tf32, bfloat16" in row.reason for row in rows)
+
+
+BAD = {
+    "bench.head_widths=[0]": ["bench.head_widths=[0]", "positive whole numbers"],
+    "bench.implementations=[flash_attn]": [
+        "bench.implementations",
+        "flash_attn is none of textbook",
+        "flash_attn_whole",
+    ],
+    "bench.implementations=[linear,linear]": ["bench.implementations=['linear', 'linear']", "twice"],
+    "bench.num_key_value_heads=5": ["bench.num_key_value_heads=5", "must divide bench.num_heads=32"],
+    "bench.num_key_value_heads=0": ["bench.num_key_value_heads=0", "must divide"],
+    "bench.mixers=[flash]": ["bench.mixers=['flash']", "backend"],
+    "bench.texts=[[8]]": ["bench.texts=[[8]]", "[tokens, sequences]"],
+    "bench.texts=[[0,1]]": ["bench.texts=[0, 1]", "positive"],
+    "bench.model=[64,64,2]": ["bench.model=[64, 64, 2]", "layers, heads"],
+    "bench.model=[64,64,2,3]": ["bench.model=[64, 64, 2, 3]", "divide the width"],
+    "bench.contexts=3": ["bench.contexts=3", "a list"],
+}
+
+
+@pytest.mark.parametrize("override", BAD)
+def test_a_bad_setting_is_one_line(override, tmp_path, run_benchmark, capsys):
+    with pytest.raises(SystemExit):
+        run_benchmark("bench=decode", "device=cpu", f"outputs_dir={tmp_path}", override)
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1, said
+    for part in BAD[override]:
+        assert part in said, said
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_on_a_gpu_nothing_of_ours_fails(precision, run_benchmark, tmp_path):
+    run_benchmark(*SOME_OF_EACH, f"precision={precision}", f"outputs_dir={tmp_path}")
+    (folder,) = (tmp_path / "benchmark" / "decode").iterdir()
+    rows = read_csv(folder / "results.csv")
+    of_others = {"sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "flash_attn_whole", "flash_attn_split"}
+    assert {row.identity.variant for row in rows if row.measurement.status == "failed"} <= of_others
+    found = {row.identity.variant for row in rows if row.measurement.status == "ok"}
+    assert {"textbook", "triton_whole", "triton_split", "gated_deltanet (triton)"} <= found
+    assert precision == "float16" or {"flash (triton)", "gated_deltanet (triton)"} <= found

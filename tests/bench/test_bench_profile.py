@@ -1,0 +1,297 @@
+"""bench=profile: what it leaves, what it refuses, and what it makes of an implementation that is wrong or too large."""
+
+import csv
+import gzip
+import io
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from small import MIXERS, MODEL, VOCABULARY, mixer_settings, small_model
+
+from attnbench.bench import profile_attention, profile_step, running
+from attnbench.bench.base import Subject
+from attnbench.bench.gate import GateError
+from attnbench.bench.page import print_tables
+from attnbench.bench.parts import IDLE, PARTS, by_operator
+from attnbench.bench.passes import Repetition
+from attnbench.bench.profile import ProfileBench
+from attnbench.bench.profile_rows import shortened
+from attnbench.bench.recording import record
+from attnbench.bench.regions import weight_parts
+from attnbench.bench.roofline import Ceilings
+from attnbench.bench.tables import grids
+from attnbench.cli.compose import CONF
+from attnbench.report.page import write_report
+from attnbench.results.rows import read_csv
+from attnbench.settings.errors import UserError
+from attnbench.settings.schema import BenchSettings
+from attnbench.training.loop import train_step
+
+CPU = torch.device("cpu")
+
+
+class OutOfResourcesError(Exception):
+    """As Triton's, which is neither a RuntimeError nor a ValueError."""
+
+
+OPTIONS = yaml.safe_load((CONF / "bench" / "profile.yaml").read_text()) | ProfileBench.smoke
+TARGET = OPTIONS.pop("_target_")
+
+
+def measure(folder: Path, precision: str = "auto", **options) -> tuple[Path, list]:
+    """A run with these options besides those of the smoke test, and its rows."""
+    settings = BenchSettings(
+        name="profile", target=TARGET, options=OPTIONS | options, precision=precision, device="cpu",
+        outputs_dir=str(folder), rerun=False, command="python scripts/benchmark.py bench=profile",
+    )  # fmt: skip
+    ran = running.run_bench(settings, lambda names: ([mixer_settings(name) for name in names or []], frozenset()))
+    print_tables([ran])
+    return ran, read_csv(ran / "results.csv")
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    return measure(tmp_path_factory.mktemp("outputs"))
+
+
+def values(rows, variant: str, metric: str) -> dict:
+    """What a variant's rows of a metric have, by part, pass or operator."""
+    return {
+        next((row.measurement.settings[name] for name in ("operator", "part", "pass") if name in settings), ""): value
+        for row in rows
+        if (row.identity.variant, row.measurement.metric) == (variant, metric)
+        for settings, value in [(row.measurement.settings, row.measurement.value)]
+    }
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_the_parts_of_a_step_are_its_whole(ran, mixer):
+    _, rows = ran
+    shares = values(rows, mixer, "part_share")
+    assert list(shares) == [*PARTS, IDLE]
+    assert sum(shares.values()) == pytest.approx(1)
+    assert all(shares[part] > 0 for part in PARTS)
+    parts, passes = (values(rows, mixer, f"{name}_milliseconds") for name in ("part", "pass"))
+    # What has no pass has no part either.
+    assert sum(passes.values()) <= sum(parts.values()) * 1.0001
+    assert sum(passes.values()) >= (sum(parts.values()) - parts["other"]) * 0.9999
+    assert passes["optimizer"] == pytest.approx(parts["optimizer"])
+
+
+def test_attention_comes_with_its_operators_and_the_ratio(ran):
+    _, rows = ran
+    totals = {name: values(rows, name, "profiled_milliseconds")[""] for name in ("textbook", "sdpa_flash")}
+    assert values(rows, "sdpa_flash", "speedup")[""] == pytest.approx(totals["textbook"] / totals["sdpa_flash"])
+    for name, total in totals.items():
+        operators = values(rows, name, "operator_milliseconds")
+        assert len(operators) == OPTIONS["num_operators"] + 1
+        assert sum(operators.values()) == pytest.approx(total)
+    # Two products of 16 heads, 32 positions squared and 32 channels, in two calls: by the profiler's count and by ours.
+    flops = 2 * 2 * 2 * 16 * 32**2 * 32 / 1e6
+    assert values(rows, "textbook", "operator_mflops")["aten::bmm"] == pytest.approx(flops)
+    fused = "aten::_scaled_dot_product_flash_attention_for_cpu"
+    assert values(rows, "sdpa_flash", "operator_mflops")[fused] == pytest.approx(flops)
+    (refused,) = [
+        row.measurement
+        for row in rows
+        if (row.identity.variant, row.measurement.metric) == ("triton", "forward_milliseconds")
+    ]
+    assert refused.status == "unsupported"
+    assert "need CUDA" in refused.reason
+
+
+def test_a_trace_of_every_step_has_its_labels(ran):
+    folder, _ = ran
+    names = {path.name for path in folder.glob("traces/*")}
+    assert names == {"attention-textbook.json.gz", "attention-sdpa_flash.json.gz"} | {
+        f"{mixer}-T16-eager.json.gz" for mixer in MIXERS
+    }
+    for mixer in MIXERS:
+        trace = json.loads(gzip.decompress((folder / "traces" / f"{mixer}-T16-eager.json.gz").read_bytes()))
+        labels = {event["name"] for event in trace["traceEvents"] if event.get("cat") == "user_annotation"}
+        assert labels == {"forward", "backward", *PARTS} - {"other"}
+
+
+def test_the_summary_has_a_line_for_every_whole_pass_part_and_operator(ran):
+    folder, rows = ran
+    lines = list(csv.DictReader(io.StringIO((folder / "summary.csv").read_text())))
+    counts = Counter((line["implementation"], line["kind"]) for line in lines)
+    # Nothing that could not run has a line.
+    assert {name for name, _ in counts} == {"textbook", "sdpa_flash", *MIXERS}
+    for mixer in MIXERS:
+        operators = OPTIONS["num_step_operators"] + 1
+        assert [counts[mixer, kind] for kind in ("whole", "pass", "part", "operator")] == [
+            1,
+            3,
+            len(PARTS) + 1,
+            operators,
+        ]
+    (product,) = [line for line in lines if line["implementation"] == "textbook" and line["name"] == "aten::bmm"]
+    assert float(product["mflops"]) == values(rows, "textbook", "operator_mflops")["aten::bmm"]
+    assert product["counted_by"] == "profiler"
+    assert product["calls"] == "4"
+
+
+def test_the_page_has_a_table_of_operators_for_every_step(ran):
+    _, rows = ran
+    titles = [drawn.title for drawn in grids(rows, ProfileBench.layouts_of(rows))]
+    assert {f"Operators: {mixer}, 16 positions, a step (eager)" for mixer in MIXERS} <= set(titles)
+    assert "Operators of attention: textbook, 32 positions" in titles
+
+
+def test_the_report_draws_the_parts(ran, tmp_path):
+    folder, _ = ran
+    page = write_report(folder, target=tmp_path).read_text()
+    assert (tmp_path / "figures" / "profile-part_share-part.svg").exists()
+    assert "device" not in page[page.index("The answer") : page.index("How it was made")]
+
+
+def test_a_wrong_implementation_is_a_failed_cell_without_a_time(tmp_path, monkeypatch):
+    monkeypatch.setitem(
+        profile_attention.ATTENTIONS, "sdpa_flash", lambda *given: 1.001 * profile_attention.textbook(*given)
+    )
+    _, rows = measure(tmp_path, mixers=[], implementations=["textbook", "sdpa_flash"])
+    own = [row.measurement for row in rows if row.identity.variant == "sdpa_flash"]
+    assert {(one.status, one.value) for one in own} == {("failed", None)}
+    assert "output is off by 0.001" in own[0].reason
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_all_attentions_are_one_function(causal, groups):
+    shape = profile_attention.Shape(
+        batch_size=2, sequence_length=33, num_heads=4, num_key_value_heads=groups, head_width=16, causal=causal
+    )
+    packed = torch.randn(2, 33, (4 + 2 * groups) * 16)
+    angles = profile_attention.rotation(33, 16, 0, profile_attention.THETA, packed.device)
+    expected = profile_attention.textbook(shape, packed.double(), angles.double()).float()
+    assert expected.shape == (2, 4, 33, 16)
+    actual = profile_attention.ATTENTIONS["sdpa_flash"](shape, packed, angles)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_mixer_that_is_not_its_definition_is_not_timed(tmp_path, monkeypatch):
+    def wrong(mixer, *given):
+        if mixer.name == "linear":
+            raise GateError("it is wrong")
+        if mixer.name == "softmax":
+            raise OutOfResourcesError("out of resource: shared memory")
+        return 0.0
+
+    monkeypatch.setattr(profile_step, "mixer_error", wrong)
+    _, rows = measure(tmp_path, mixers=["linear", "softmax", "flash"], implementations=[])
+    for name, reason in (("linear", "it is wrong"), ("softmax", "OutOfResourcesError: out of resource: shared memory")):
+        own = [row.measurement for row in rows if row.identity.variant == name]
+        assert {(one.status, one.reason) for one in own} == {("failed", reason)}
+    assert {row.measurement.status for row in rows if row.identity.variant == "flash"} == {"ok"}
+
+
+def test_the_peak_is_the_call_s_and_not_the_gate_s(tmp_path, monkeypatch):
+    done = []
+
+    class Peak(profile_attention.PeakMemory):
+        def __init__(self, device):
+            done.append("peak")
+            super().__init__(device)
+
+    gate = profile_attention.largest_error
+    monkeypatch.setattr(profile_attention, "PeakMemory", Peak)
+    monkeypatch.setattr(profile_attention, "largest_error", lambda *given: done.append("gate") or gate(*given))
+    measure(tmp_path, mixers=[], implementations=["textbook"])
+    assert done == ["gate", "peak"]
+
+
+def test_a_kernel_that_raises_leaves_the_others_their_turn(tmp_path, monkeypatch):
+    def too_large(*given):
+        raise OutOfResourcesError("out of resource: shared memory")
+
+    monkeypatch.setitem(profile_attention.ATTENTIONS, "textbook", too_large)
+    _, rows = measure(tmp_path, mixers=[], implementations=["textbook", "sdpa_flash"])
+    statuses = {(row.identity.variant, row.measurement.status) for row in rows if row.identity.variant != "device"}
+    assert statuses == {("textbook", "failed"), ("sdpa_flash", "ok")}
+
+
+def test_a_step_that_does_not_fit_is_a_row_and_the_next_one_runs(tmp_path, monkeypatch):
+    labelled = profile_step.labelled_nats
+
+    def full(model, batch):
+        if "Softmax" in type(model.layers[0].mixer).__name__:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return labelled(model, batch)
+
+    monkeypatch.setattr(profile_step, "labelled_nats", full)
+    _, rows = measure(tmp_path, mixers=["softmax", "linear"], implementations=[])
+    assert {row.measurement.status for row in rows if row.identity.variant == "softmax"} == {"out_of_memory"}
+    assert {row.measurement.status for row in rows if row.identity.variant == "linear"} == {"ok"}
+
+
+def test_places_found_by_order_are_those_found_by_launch(monkeypatch):
+    """What happens on a GPU with a step that is not captured in the captured one's place: there the replays, too, tell
+    what launched their work."""
+
+    def uncaptured(state, settings, precision, *, compiled, captured):
+        assert compiled
+        assert captured
+        return lambda batch, rate: train_step(state, batch, rate, settings, precision)
+
+    def with_shapes(function, device, *, num_calls, detailed):
+        return record(function, device, num_calls=num_calls, detailed=True)
+
+    monkeypatch.setattr(profile_step, "stepper", uncaptured)
+    monkeypatch.setattr(profile_step, "record", with_shapes)
+    subject = Subject(device=CPU, precision="float32", ceilings=Ceilings(1.0, 1.0), mixers=lambda names: [])
+    case = profile_step.StepCase(
+        mixer="softmax", length=16, batch_size=2, model=MODEL, vocabulary_size=len(VOCABULARY), num_steps=3,
+        num_lines=15, repetition=Repetition(warmup=1, repeats=3, max_seconds=0.1),
+    )  # fmt: skip
+    found = profile_step._captured(case, lambda: small_model(), subject)
+    weights = weight_parts(small_model())
+    # The first batches are made before the first step that is profiled, the later ones between steps.
+    told = [(work, place) for work, place in found.placed if place.step_pass]
+    assert len(told) > 0.95 * len(found.placed)
+    assert {place.part for _, place in told} >= {"mixing", "projections", "feed-forward", "loss", "optimizer"}
+    assert [place for _, place in told] == [by_operator(work, weights, 32) for work, _ in told]
+    assert sum(line.milliseconds for line in found.lines) == pytest.approx(
+        sum(work.microseconds for work, _ in found.placed) / 3e3
+    )
+    products = [line for line in found.lines if line.name == "aten::mm"]
+    assert {line.part for line in products} >= {"projections", "feed-forward", "loss"}
+
+
+def test_models_do_not_train_in_float16(tmp_path, monkeypatch):
+    # A product in float16 takes a CPU seconds.
+    monkeypatch.setattr(running, "measure_ceilings", lambda *given: Ceilings(1.0, 1.0))
+    _, rows = measure(tmp_path, precision="float16", mixers=["linear"], implementations=[])
+    (reason,) = {row.measurement.reason for row in rows if row.identity.variant == "linear"}
+    assert reason == "precision=float16: models train in float32, tf32, bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"implementations": ["compiled"]}, ["compiled", "textbook, sdpa_flash, sdpa_cudnn, triton"]),
+        ({"implementations": ["textbook", "textbook"]}, ["twice"]),
+        ({"num_key_value_heads": 3}, ["bench.num_key_value_heads=3", "bench.num_heads=16"]),
+        ({"head_width": 33}, ["bench.head_width=33", "even"]),
+        ({"num_steps": 0}, ["bench.num_steps=0", "positive"]),
+        ({"step_lengths": [16, 0]}, ["bench.step_lengths=[16, 0]"]),
+        ({"model": [32, 24, 1]}, ["bench.model=[32, 24, 1]", "[width, feed-forward width, layers, heads]"]),
+        ({"model": [32, 24, 1, 3]}, ["bench.model=[32, 24, 1, 3]", "heads dividing width"]),
+    ],
+)
+def test_a_bad_setting_is_named_with_what_is_allowed(options, words):
+    with pytest.raises(UserError) as caught:
+        ProfileBench(**OPTIONS | options)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_long_name_keeps_both_ends():
+    name = "void cutlass::device_kernel<" + "x" * 300 + ">(Params)"
+    assert len(shortened(name)) <= 90
+    assert shortened(name).startswith("void cutlass")
+    assert shortened(name).endswith("(Params)")
+    assert shortened("aten::mm") == "aten::mm"

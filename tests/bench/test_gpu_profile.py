@@ -1,0 +1,75 @@
+"""What only a GPU can tell of bench=profile: that kernels are told apart, captured and labelled, by two ways alike."""
+
+import json
+
+import pytest
+import torch
+from mixer_building import mixer_names
+from small import mixer_settings
+
+from attnbench.bench.base import Subject
+from attnbench.bench.parts import IDLE, PARTS
+from attnbench.bench.passes import Repetition
+from attnbench.bench.profile_attention import Shape, profile_attention
+from attnbench.bench.profile_step import CAPTURED, EAGER, StepCase, profile_step
+from attnbench.bench.roofline import Ceilings
+from attnbench.settings.schema import ModelSettings
+
+pytestmark = pytest.mark.gpu
+REPETITION = Repetition(warmup=2, repeats=5, max_seconds=1)
+MODEL = ModelSettings(name="small", dim=256, num_layers=2, head_width=64, feed_forward_width=880)
+
+
+def subject(folder, precision="bfloat16"):
+    def mixers(names):
+        found = [mixer_settings(name) for name in names]
+        for settings in found:
+            settings.options["backend"] = "auto"
+        return found
+
+    device = torch.device("cuda", 0)
+    return Subject(device=device, precision=precision, ceilings=Ceilings(500.0, 3000.0), mixers=mixers, folder=folder)
+
+
+@pytest.mark.parametrize("name", mixer_names())
+def test_a_step_is_told_apart_captured_and_labelled_alike(name, tmp_path):
+    case = StepCase(
+        mixer=name, length=256, batch_size=32, model=MODEL, vocabulary_size=284, num_steps=3, num_lines=100,
+        repetition=REPETITION,
+    )  # fmt: skip
+    rows = list(profile_step(case, {}, subject(tmp_path)))
+    assert {row.status for row in rows} == {"ok"}, [row.reason for row in rows if row.status != "ok"]
+    found = {}
+    for row in rows:
+        place = row.settings.get("part") or row.settings.get("pass") or ""
+        if "operator" not in row.settings:
+            found.setdefault(row.settings["form"], {})[row.metric, place] = row.value
+    for form in (CAPTURED, EAGER):
+        own = found[form]
+        assert all(own["part_share", part] > 0 for part in PARTS), own
+        assert sum(own["part_share", part] for part in (*PARTS, IDLE)) == pytest.approx(1)
+        assert own["unplaced_share", ""] < 0.05, own
+        assert own["pass_milliseconds", "backward"] > own["pass_milliseconds", "forward"] > 0
+    # The same matrix products, told apart by their weights' shapes in one form and by labels in the other.
+    # Not the loss's, which has as many casts beside its products where nothing fuses them.
+    for part in ("projections", "feed-forward"):
+        ratio = found[CAPTURED]["part_milliseconds", part] / found[EAGER]["part_milliseconds", part]
+        assert 0.5 < ratio < 1.5, (part, found)
+    assert found[CAPTURED]["step_milliseconds", ""] < found[EAGER]["step_milliseconds", ""]
+    kernels = [row for row in rows if row.metric == "operator_milliseconds" and row.settings["form"] == CAPTURED]
+    named = {row.settings["operator"]: row.settings.get("operator_part") for row in kernels}
+    assert "optimizer" in named.values(), json.dumps(named, indent=1)
+
+
+def test_our_attention_is_one_kernel_beside_the_textbooks_many(tmp_path):
+    shape = Shape(batch_size=1, sequence_length=1024, num_heads=16, num_key_value_heads=4, head_width=32, causal=False)
+    given = {"num_calls": 10, "num_lines": 10, "repetition": REPETITION}
+    rows = list(profile_attention(shape, ["textbook", "triton"], {}, subject(tmp_path, "float32"), **given))
+    assert {row.status for row in rows} == {"ok"}, [row.reason for row in rows if row.status != "ok"]
+    own = [row for row in rows if row.settings["implementation"] == "triton"]
+    shares = {row.settings["operator"]: row.value for row in own if row.metric == "operator_share"}
+    assert shares["attnbench::packed_flash_attention"] > 0.9, shares
+    (flops,) = [row for row in own if row.metric == "operator_mflops"]
+    assert flops.settings["counted_by"] == "attnbench"
+    (ratio,) = [row.value for row in own if row.metric == "speedup"]
+    assert ratio > 1

@@ -1,0 +1,140 @@
+"""Data sets as the Hugging Face Hub has them: a local folder of the same layout, the package's cache, and mistakes."""
+
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from corpora_on_disk import LINES, ROOT, write_parquet
+
+from attnbench.cli.compose import compose
+from attnbench.data import hub
+from attnbench.data.batches import Corpus, load_corpus
+from attnbench.settings.errors import UserError
+from attnbench.settings.schema import DataSettings
+
+CARD = """---
+configs:
+- config_name: whole
+  data_files:
+  - {split: train, path: whole/train-*}
+  - {split: validation, path: whole/validation-*}
+  - {split: test, path: whole/test-*}
+- config_name: bare
+  data_files:
+  - {split: train, path: whole/train-*}
+- config_name: odd
+  data_files:
+  - {split: left, path: whole/train-*}
+  - {split: right, path: whole/test-*}
+---
+"""
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch) -> Path:
+    """A repository of three configurations, no network, and a cache of the package's own."""
+    from datasets import config
+
+    monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    for name in ("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def refuse(*args, **kwargs):
+        raise socket.gaierror("no network in tests")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    folder = tmp_path / "Some_Set"
+    for split, rows in {"train": LINES, "validation": LINES[:20], "test": LINES[20:40]}.items():
+        write_parquet(folder / "whole" / f"{split}-00000-of-00001.parquet", rows)
+    (folder / "README.md").write_text(CARD)
+    return folder
+
+
+def load(name: Path | str, config: str | None, **settings) -> Corpus:
+    return load_corpus(DataSettings(name=str(name), config=config, **settings), 8, ROOT)
+
+
+def text(corpus: Corpus, split: str) -> str:
+    return corpus.decode(corpus.tokens[split])
+
+
+def test_splits_that_have_their_names_are_taken(repository):
+    corpus = load(repository, "whole")
+    assert corpus.name == "hub:Some_Set:whole"
+    expected = {"train": LINES, "validation": LINES[:20], "test": LINES[20:40]}
+    assert {split: text(corpus, split) for split in expected} == {
+        split: "\n".join(rows) for split, rows in expected.items()
+    }
+    # The same text has the same fingerprint, whoever read it.
+    as_files = load_corpus(DataSettings(name="text", path=str(repository / "whole")), 8, ROOT)
+    assert corpus.fingerprint == as_files.fingerprint
+
+
+def test_splits_that_are_missing_are_cut_from_train(repository):
+    cut = load(repository, "bare", validation_fraction=0.2, test_fraction=0.1)
+    whole = "\n".join(LINES)
+    assert "".join(text(cut, split) for split in ("train", "validation", "test")) == whole
+    assert len(cut.tokens["validation"]) > len(cut.tokens["test"]) > 0
+    assert len(load(repository, "bare", test_fraction=0).tokens["test"]) == 0
+    (repository / "README.md").write_text(CARD.replace("  - {split: validation, path: whole/validation-*}\n", "", 1))
+    half = load(repository, "whole", validation_fraction=0.2)
+    assert text(half, "test") == "\n".join(LINES[20:40])
+    assert text(half, "train") + text(half, "validation") == whole
+
+
+def test_what_was_loaded_before_is_found_without_a_network(repository, tmp_path):
+    loaded = load(repository, "whole")
+    shutil.copytree(tmp_path / "cache" / "some_set", tmp_path / "cache" / "owner___some_set")
+    found = load("owner/Some_Set", "whole")
+    assert (found.name, found.fingerprint) == ("hub:owner/Some_Set:whole", loaded.fingerprint)
+    assert not sys.modules["datasets"].config.HF_HUB_OFFLINE
+    with pytest.raises(UserError, match=r"^data.name=owner/Some_Set data.config=other: huggingface.co cannot"):
+        load("owner/Some_Set", "other")
+
+
+def test_the_network_is_not_asked_where_the_environment_says_so(repository, monkeypatch):
+    monkeypatch.setattr(hub, "answers", lambda *asked: pytest.fail("the network was asked"))
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    with pytest.raises(UserError, match=r"data.name=no/such: HF_DATASETS_OFFLINE is set, and the cache"):
+        load("no/such", None)
+
+
+@pytest.mark.parametrize(
+    ("config", "column", "message"),
+    [
+        (None, "text", r"cannot be loaded \(Config name is missing.*'whole', 'bare', 'odd'"),
+        ("none", "text", r"data.config=none: cannot be loaded \(BuilderConfig 'none' not found. Available:"),
+        ("bare", "words", r"has no column 'words' \(its columns: text\); name another as data.column"),
+        ("odd", "text", "has no train split, only left, right"),
+    ],
+)
+def test_a_mistake_is_one_line(repository, config, column, message):
+    with pytest.raises(UserError, match=message) as caught:
+        load(repository, config, column=column)
+    assert str(caught.value).startswith(f"data.name={repository}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_is_a_folder_or_one_of_the_hub(tmp_path):
+    with pytest.raises(UserError, match="is no folder, and no OWNER/NAME"):
+        load(tmp_path / "nowhere", None)
+    for words, message in (
+        ([], "data.name=: must be one of wikitext2, embedded, text, or, with data=hub, OWNER/NAME"),
+        (["data.name=c4"], "data.name=c4: must be one of"),
+        (["data.name=a/b", "data.path=x.txt"], "data.path=x.txt: data=hub reads data.name=a/b"),
+    ):
+        with pytest.raises(UserError, match=message):
+            compose(["data=hub", *words])
+    for word in ("data.column=words", "+data.column=words", "+data.config=words"):
+        with pytest.raises(UserError, match=word.lstrip("+")):
+            compose(["data=text", "data.path=x.txt", word])
+    data = compose(["data=hub", "data.name=a/b", "data.config=c", "data.column=d"]).data
+    assert (data.name, data.config, data.column) == ("a/b", "c", "d")
+
+
+def test_the_package_is_loaded_where_it_is_used_alone():
+    code = "import sys, attnbench.data.batches; sys.exit('datasets' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120).returncode == 0

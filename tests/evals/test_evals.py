@@ -1,0 +1,134 @@
+"""Every evaluation of conf/eval at its smoke settings, through the runner that every command uses."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from probe_settings import EVALUATIONS, smoke, smoke_words
+from small import compose_once
+
+from attnbench.comparison import cells
+from attnbench.comparison.cells import Cell, by_kind, execute, system_cell, training_cell
+from attnbench.comparison.search import probe_cells
+from attnbench.evals import perplexity
+from attnbench.evals.base import Evaluation
+from attnbench.results.rows import ResultRow, read_results
+from attnbench.settings.registry import resolve
+from attnbench.settings.schema import RunSettings
+from attnbench.training.prepare import prepare
+from attnbench.verdict.seeds import axes, figures
+
+SMALL = [
+    *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32"),
+    *("train.num_epochs=null", "train.num_steps=4", "train.batch_size=4", "device=cpu", "logger=none", "data=text"),
+]
+
+ONE_MORE: dict[str, dict[str, Any]] = {
+    "throughput": {"throughput_lengths": [16, 32]},
+    "memory": {"memory_min_length": 16},
+    "copy": {"copy_test_lengths": [2, 3, 5]},
+    "recall": {"recall_cells": [[8, 2], [16, 2]]},
+    "perplexity": {"perplexity_extrapolation": [2, 4]},
+    "scaling": {"scaling_names": ["1m", "tiny"]},
+    "inference": {"inference_lengths": [16, 32]},
+}
+"""One value more on an axis of each evaluation, or another order of them."""
+
+COUNTED = ("parameters", "state_bytes", "accuracy", "symbol_accuracy", "string_accuracy", "perplexity")
+"""Metrics that are equal in two equal measurements; others are read from a clock or from the system's memory."""
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "small.txt"
+    path.write_text(" ".join(random.Random(0).choices(["the", "cat", "sees", "a", "green", "tree"], k=800)))
+    return path
+
+
+def settings(name: str, text: Path, outputs: Path, *overrides: str, **changed: Any) -> RunSettings:
+    own = [f"eval=[{name}]", f"data.path={text}", f"outputs_dir={outputs}", *smoke_words(name, **changed)]
+    return compose_once([*SMALL, *own, *overrides])
+
+
+def cells_of(own: RunSettings) -> list[Cell]:
+    """The evaluation's cells, at one rate and seed."""
+    of_checkpoints, probes, system = by_kind(own)
+    prepared = prepare(own)
+    if of_checkpoints:
+        return [training_cell(prepared)]
+    if system:
+        return [system_cell(prepared, system[0])]
+    num_tasks = len(cells.build_tasks(own, probes[0])[1])
+    return [cell for index in range(num_tasks) for cell in probe_cells(own, probes[0], index, 1e-2, [own.seed])]
+
+
+def measured(own: RunSettings) -> list[ResultRow]:
+    found = []
+    for cell in cells_of(own):
+        execute(cell)
+        found += [row for path in cell.results for row in read_results(path)]
+    return [row for row in found if row.identity.evaluation == own.evaluations[0].name]
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_an_evaluation_has_the_rows_that_it_plots(name, text, tmp_path):
+    found = measured(settings(name, text, tmp_path))
+    assert {row.identity.evaluation for row in found} == {name}
+    plots = resolve(settings(name, text, tmp_path).evaluations[0].target, Evaluation).plots
+    assert plots
+    # Losses over sizes need sizes that are trained.
+    for metric, axis in plots if name != "scaling" else plots[:2]:
+        assert any(row.measurement.metric == metric and axis in row.measurement.settings for row in found), metric
+    ok = [row for row in found if row.measurement.status == "ok"]
+    assert len(ok) >= len(found) / 2
+    accuracies = [row.measurement for row in ok if row.measurement.metric.endswith("accuracy")]
+    assert all("chance" in own.settings and own.num_samples for own in accuracies)
+    # Nothing is measured twice.
+    assert len(figures(found)) == len(found)
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_one_value_more_changes_no_other_row(name, text, tmp_path):
+    def numbers(found: list[ResultRow]) -> set[tuple]:
+        return {
+            (
+                own.metric,
+                str(sorted(axes(own.settings).items())),
+                own.status,
+                own.value if own.metric in COUNTED else None,
+            )
+            for own, place in ((row.measurement, axes(row.measurement.settings)) for row in found)
+            # A slope through all lengths is another one with another length.
+            if own.metric != "growth_exponent"
+        }
+
+    few, more = (
+        numbers(measured(settings(name, text, tmp_path / str(index), **changed)))
+        for index, changed in enumerate(({}, ONE_MORE[name]))
+    )
+    assert few <= more
+    assert name == "scaling" or few < more
+
+
+def test_perplexity_without_a_test_split_is_rows_that_say_so(text, tmp_path):
+    found = [row.measurement for row in measured(settings("perplexity", text, tmp_path, "data.test_fraction=0"))]
+    of = {split: [own for own in found if own.settings["split"] == split] for split in ("validation", "test")}
+    assert {own.status for own in of["validation"]} == {"ok"}
+    assert {(own.status, own.reason) for own in of["test"]} == {("unsupported", perplexity.NO_TEST_SPLIT)}
+    assert {(own.settings["checkpoint"], own.settings["sequence_length"]) for own in of["test"]} == {
+        *(("best", 32), ("final", 32), ("final", 64)),
+    }
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_smoke_settings_are_the_evaluation_s_own(name, text, tmp_path):
+    given = settings(name, text, tmp_path).evaluations[0].options
+    assert smoke(name)
+    for key, value in smoke(name).items():
+        assert given[key] == value
+
+
+def test_every_evaluation_but_inference_is_in_the_battery(text, tmp_path):
+    own = compose_once([*SMALL, "eval=battery", f"data.path={text}", f"outputs_dir={tmp_path}"])
+    assert {*EVALUATIONS} - {evaluation.name for evaluation in own.evaluations} == {"inference"}

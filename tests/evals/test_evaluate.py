@@ -1,0 +1,237 @@
+"""evaluate.py: what was trained before is evaluated where it lies now, and only what is not there yet is measured."""
+
+import random
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from probe_settings import smoke_words
+
+from attnbench.cli.compose import compose, launch
+from attnbench.cli.reading import read_evaluation
+from attnbench.comparison import run_model
+from attnbench.evals import perplexity
+from attnbench.evals.runners import training as run_training
+from attnbench.report.terminal import print_summary
+from attnbench.results.rows import read_results
+from attnbench.results.tables import read_folders
+from attnbench.settings.errors import UserError
+
+SMALL = [
+    *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32"),
+    *("train.num_epochs=null", "train.num_steps=6", "train.batch_size=4", "device=cpu", "logger=none", "data=text"),
+]
+
+
+def write_text(path: Path, seed: int) -> None:
+    path.write_text(" ".join(random.Random(seed).choices(["the", "cat", "sees", "a", "green", "tree"], k=800)))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A run without any evaluation; tests copy it."""
+    folder = tmp_path_factory.mktemp("trained")
+    write_text(folder / "small.txt", 0)
+    words = [*SMALL, "eval=[]", f"data.path={folder / 'small.txt'}", f"outputs_dir={folder / 'outputs'}"]
+    return run_model.run(compose(words))
+
+
+@pytest.fixture
+def folder(trained, tmp_path) -> Path:
+    """The run at the place where it was made, as far as its experiment is called the same."""
+    return Path(shutil.copytree(trained, tmp_path / "outputs" / "demo" / trained.name))
+
+
+def evaluate(monkeypatch, folder: Path, *overrides: str, names: tuple[str, ...] = ("perplexity",)) -> object:
+    """The exit code of `scripts/evaluate.py run=...`, None for 0."""
+    words = [f"run={folder}", f"eval=[{','.join(names)}]", *smoke_words(*names), "device=cpu", *overrides]
+    # The launch sets it, for Hydra; taken back afterwards.
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setattr("sys.argv", ["scripts/evaluate.py", *words])
+    code = None
+    try:
+        launch(lambda wanted: run_model.evaluate_again(*wanted), "evaluate", print_summary, read_evaluation)
+    except SystemExit as ending:
+        code = ending.code
+    return code
+
+
+def evaluations(folder: Path) -> set[str]:
+    return {row.identity.evaluation for row in read_folders([folder])}
+
+
+def test_what_is_not_there_yet_is_measured_and_nothing_is_trained(folder, monkeypatch, capsys):
+    assert evaluations(folder) == {"training"}
+    monkeypatch.setattr(run_training, "train", None)
+    assert evaluate(monkeypatch, folder, names=("perplexity", "recall")) is None
+    assert evaluations(folder) == {"training", "perplexity", "recall"}
+    shown = capsys.readouterr().out
+    assert "test PPL" in shown
+    assert "recall" in shown
+    [cell] = (folder.parent / "cells").iterdir()
+    assert (folder / "cells.txt").read_text() == f"cells/{cell.name}\n"
+
+
+def test_what_is_there_is_not_measured_again_unless_told(folder, monkeypatch):
+    evaluate(monkeypatch, folder, names=("perplexity", "recall"))
+    before = {path: path.stat().st_mtime_ns for path in folder.parent.rglob("results/*.jsonl")}
+    assert evaluate(monkeypatch, folder, names=("perplexity", "recall")) is None
+    assert {path: path.stat().st_mtime_ns for path in folder.parent.rglob("results/*.jsonl")} == before
+    assert evaluate(monkeypatch, folder, "rerun=true", names=("perplexity", "recall")) is None
+    after = {path: path.stat().st_mtime_ns for path in folder.parent.rglob("results/*.jsonl")}
+    assert {path.name.split("-")[0] for path, time in after.items() if time > before[path]} == {"perplexity", "recall"}
+
+
+def test_it_is_the_evaluation_that_train_makes(folder, trained, monkeypatch, tmp_path):
+    evaluate(monkeypatch, folder)
+    text = trained.parents[2] / "small.txt"
+    words = [*SMALL, "eval=[perplexity]", *smoke_words("perplexity"), f"data.path={text}", f"outputs_dir={tmp_path}/b"]
+    by_train = run_model.run(compose(words))
+    [own], [other] = (list(place.glob("results/perplexity-*.jsonl")) for place in (folder, by_train))
+    assert own.name == other.name
+    assert [row.measurement for row in read_results(own)] == [row.measurement for row in read_results(other)]
+
+
+def test_a_folder_that_was_moved_keeps_its_cells_beside_it(trained, tmp_path, monkeypatch):
+    moved = Path(shutil.copytree(trained, tmp_path / "elsewhere" / "my run"))
+    assert evaluate(monkeypatch, moved, names=("perplexity", "recall")) is None
+    assert evaluations(moved) == {"training", "perplexity", "recall"}
+    assert [path.name.split("-")[0] for path in (tmp_path / "elsewhere" / "cells").iterdir()] == ["recall"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere"]
+
+
+def test_the_folder_may_be_the_one_one_stands_in(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert evaluate(monkeypatch, Path(), names=("recall",)) is None
+    assert (folder.parent / "cells").is_dir()
+
+
+def test_other_settings_of_an_evaluation_are_rows_of_their_own(folder, monkeypatch, capsys):
+    names = ("perplexity", "recall")
+    evaluate(monkeypatch, folder, names=names)
+    others = ("eval.perplexity.extrapolation=[2,4]", "eval.recall.num_steps=11")
+    assert evaluate(monkeypatch, folder, *others, names=names) is None
+    assert len(list(folder.glob("results/perplexity-*.jsonl"))) == 2
+    assert len(list(folder.parent.glob("cells/recall-*"))) == 2
+    # The terminal shows what was measured last.
+    assert len((folder / "cells.txt").read_text().splitlines()) == 1
+    assert "test PPL" in capsys.readouterr().out
+
+
+def with_resolved(name: str, value: str) -> Callable[[str], str]:
+    """What makes this of an entry of what a run's settings were resolved to."""
+
+    def alter(text: str) -> str:
+        given, _, resolved = text.partition("\nresolved:")
+        return given + "\nresolved:" + re.sub(rf"(?m)^  {name}: .*", f"  {name}: {value}", resolved)
+
+    return alter
+
+
+@pytest.mark.parametrize(
+    ("alter", "message"),
+    [
+        (lambda text: text.replace("seq_len: 32", "seq_len: many"), "seq_len"),
+        (lambda text: text.replace("seq_len: 32", "seq_len: 64"), "was it altered?"),
+        (lambda text: text.replace("dim: 32", "dim: 64"), "was it altered?"),
+        (lambda text: text.replace("rotary_theta", "theta"), "theta"),
+        (lambda text: text.replace("attnbench.mixers.softmax.Softmax", "os.system"), "os.system"),
+        (lambda text: text.partition("resolved")[0], "not the config of a run"),
+        *(
+            (with_resolved(name, value), f"does not say what was trained (resolved.{name}=")
+            for name, value in (
+                *(("backend", "[torch]"), ("backend", "{a: b}"), ("precision", "null"), ("precision", "3")),
+                *(("compile", "[]"), ("compile", "maybe"), ("device", "3"), ("device", "[cpu]")),
+                *(("config_hash", "1"), ("corpus", "{}")),
+            )
+        ),
+        (with_resolved("device", "warp"), "does not say what was trained"),
+        (with_resolved("device", "'cpu:x'"), "does not say what was trained"),
+        (with_resolved("backend", "2001-01-01"), "not the config of a run"),
+        (with_resolved("config_hash", "!!binary aGk="), "not the config of a run"),
+        (lambda text: re.sub("(?ms)^resolved:.*", "resolved: 3\n", text), "does not say what was trained"),
+        (lambda text: text.replace("seed: 0", "seed: 2001-01-01"), "not the config of a run"),
+        (lambda text: "x: [", "not the config of a run"),
+        (lambda text: "", "not the config of a run"),
+    ],
+)
+def test_an_altered_config_is_an_error(alter, message, folder, monkeypatch, capsys):
+    path = folder / "config.yaml"
+    altered = alter(path.read_text())
+    assert altered != path.read_text()
+    path.write_text(altered)
+    assert evaluate(monkeypatch, folder) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert not list(folder.glob("results/perplexity-*"))
+
+
+def test_another_corpus_is_an_error(folder, monkeypatch, capsys, tmp_path):
+    path = folder / "config.yaml"
+    content = yaml.safe_load(path.read_text())
+    write_text(tmp_path / "other.txt", 1)
+    content["data"]["path"] = str(tmp_path / "other.txt")
+    path.write_text(yaml.safe_dump(content))
+    assert evaluate(monkeypatch, folder) == 1
+    assert "was trained on text:small@" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_finished_training_is_an_error(folder, monkeypatch, capsys, tmp_path):
+    assert evaluate(monkeypatch, tmp_path) == 1
+    assert "config.yaml cannot be read" in capsys.readouterr().err
+    shutil.rmtree(folder / "checkpoint")
+    assert evaluate(monkeypatch, folder) == 1
+    assert "has no finished training" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("multiple", [1, 2])
+def test_memory_that_runs_out_is_rows_and_the_rest_is_measured(multiple, folder, monkeypatch):
+    def full(model, batches, precision, measure=perplexity.split_nats):
+        batches = list(batches)
+        if batches[0][0].shape[1] == 32 * multiple:
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 9 GiB. GPU 0 has 8 GiB. See https://a.b"
+            )
+        return measure(model, batches, precision)
+
+    monkeypatch.setattr(perplexity, "split_nats", full)
+    assert evaluate(monkeypatch, folder) is None
+    found = [row.measurement for row in read_folders([folder]) if row.identity.evaluation == "perplexity"]
+    lost = [row for row in found if row.status == "out_of_memory"]
+    assert {row.reason for row in lost} == {"CUDA out of memory. Tried to allocate 9 GiB"}
+    assert {row.settings["sequence_length"] for row in lost} == {32 * multiple}
+    # At the training length nothing comes before it; beyond, what is compared stands.
+    assert any(row.status == "ok" and row.settings["split"] == "test" for row in found) == (multiple == 2)
+
+
+def test_the_device_is_that_of_the_command(folder, monkeypatch, capsys):
+    assert evaluate(monkeypatch, folder, "device=cuda:99") == 1
+    assert "device=cuda:99" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("override", ["+seed=1", "+attn=softmax", "device=3", "eval.perplexity=3"])
+def test_what_is_no_setting_of_it_is_an_error(override, folder, monkeypatch, capsys):
+    assert evaluate(monkeypatch, folder, override) in (1, 2)
+    assert override.split("=")[0].strip("+") in capsys.readouterr().err
+
+
+def test_the_trained_weights_are_what_is_evaluated(folder, monkeypatch):
+    (folder / "checkpoint" / "final" / "weights.safetensors").write_bytes(b"torn")
+    with pytest.raises(UserError, match="altered or torn"):
+        run_model.evaluate_again(*wanted(folder))
+
+
+def wanted(folder: Path):
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+
+    from attnbench.cli.compose import CONF
+
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = hydra_compose("evaluate", [f"run={folder}", "device=cpu"], return_hydra_config=True)
+        return read_evaluation(config, config.hydra)

@@ -1,0 +1,488 @@
+"""The synthetic tasks: their random numbers, splits and targets, and how they are scored."""
+
+import math
+
+import pytest
+import torch
+import yaml
+from small import mixer_settings
+from torch import nn
+
+from attnbench.cli.compose import CONF, compose
+from attnbench.evals.copy_task import BLANK, PADDING, SEPARATOR, START, Copy
+from attnbench.evals.lib import scoring, task_data
+from attnbench.evals.lib.scoring import correct_labels, mean_accuracy
+from attnbench.evals.lib.task_data import ABSENT, SPLITS, choose, choose_by_power, hashed, integers_below, split_of
+from attnbench.evals.recall import BLANK as NOTHING
+from attnbench.evals.recall import Recall
+from attnbench.model.language_model import build_model
+from attnbench.settings.errors import UserError
+
+CPU = torch.device("cpu")
+SELECTED = [256, 16], [512, 64]
+
+
+def evaluation(cls, **options):
+    content = yaml.safe_load((CONF / "eval" / f"{cls.__name__.lower()}.yaml").read_text())
+    content |= {"learning_rates": [1e-3, 1e-2], **cls.smoke, **options}
+    content.pop("_target_")
+    return cls(**content)
+
+
+def copy_task(**options):
+    return evaluation(Copy, **{"max_length": 12, "test_lengths": [3, 12, 20], **options}).tasks()[0]
+
+
+def recall_task(**options):
+    return evaluation(Recall, **{"cells": [[40, [2, 4, 9]]], "vocabulary_size": 40, **options}).tasks()[0]
+
+
+TASKS = {
+    "copy": copy_task,
+    "selective copy": lambda: copy_task(selective=True),
+    "recall": recall_task,
+    "recall of blanks": lambda: recall_task(filler="blank", cells=[[40, 9]]),
+}
+
+
+def chi_square(counts, expected):
+    """In standard deviations from its mean: below 5 for numbers that follow the expected distribution."""
+    counts, expected = counts.double().flatten(), expected.double().flatten()
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    return float((statistic - len(counts) + 1) / math.sqrt(2 * (len(counts) - 1)))
+
+
+def uniformity(numbers, bound):
+    counts = numbers.flatten().bincount(minlength=bound)
+    assert len(counts) == bound
+    return chi_square(counts, torch.full((bound,), numbers.numel() / bound))
+
+
+def test_one_counter_is_splitmix64():
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    assert [number % 2**64 for number in hashed(1234567, torch.arange(4)).tolist()] == published
+
+
+def test_counters_are_hashed_one_after_another():
+    hash_AB = hashed(-5, torch.tensor([[0], [7], [2**40]]), 3, torch.tensor([0, 2**31]))
+    assert hash_AB.shape == (3, 2)
+    for row, first in enumerate((0, 7, 2**40)):
+        for column, last in enumerate((0, 2**31)):
+            assert hash_AB[row, column] == hashed(hashed(hashed(-5, first), 3), last)
+
+
+def test_numbers_are_uniform_over_every_counter_and_flip_half_their_bits():
+    n = torch.arange(100_000)
+    streams = {
+        "index": hashed(0, 3, 0, n, 5),
+        "slot": hashed(0, 3, 0, 17, n),
+        "seed": hashed(0, n, 0, 17, 5),
+        "attempt": hashed(hashed(0, 3), n),
+    }
+    for name, hash_N in streams.items():
+        for bound in (2, 26, 1000):
+            assert abs(uniformity(integers_below(hash_N, bound), bound)) < 5, (name, bound)
+        pairs = integers_below(hash_N[:-1], 26) * 26 + integers_below(hash_N[1:], 26)
+        assert abs(uniformity(pairs, 676)) < 5, name
+        flipped = ((hash_N[:-1] ^ hash_N[1:])[:, None] >> torch.arange(64)) & 1
+        assert (flipped.double().mean(0) - 0.5).abs().max() < 0.01, name
+
+
+def test_chosen_integers_are_different_and_every_order_is_equally_likely():
+    chosen_BK = choose(hashed(1, torch.arange(60_000)), 5, 3)
+    assert all(len(set(row)) == 3 for row in chosen_BK[:500].tolist())
+    counts = (chosen_BK @ torch.tensor([25, 5, 1])).bincount(minlength=125)
+    assert (counts > 0).sum() == 60
+    assert abs(uniformity(torch.repeat_interleave(torch.arange(60), counts[counts > 0]), 60)) < 5
+    assert sorted(choose(hashed(1, torch.arange(1)), 7, 7)[0].tolist()) == list(range(7))
+
+
+def test_slots_are_drawn_one_after_another_by_their_weight():
+    num_slots, power = 4, 0.99
+    rows = 60_000
+    slots_BK = choose_by_power(
+        hashed(2, torch.arange(rows)), torch.full((rows,), num_slots), max_slots=6, num_chosen=2, power=power
+    )
+    weight = [slot**-power for slot in range(1, num_slots + 1)]
+    pairs = [(a, b) for a in range(num_slots) for b in range(num_slots) if a != b]
+    expected = torch.tensor([weight[a] / sum(weight) * weight[b] / (sum(weight) - weight[a]) for a, b in pairs])
+    counts = ((slots_BK - 1) @ torch.tensor([10, 1])).bincount(minlength=100)
+    assert sum(counts[10 * a + b] for a, b in pairs) == rows
+    assert abs(chi_square(torch.stack([counts[10 * a + b] for a, b in pairs]), expected * rows)) < 5
+
+
+def test_a_split_is_a_share_of_contents_and_does_not_see_what_is_absent():
+    content_BT = integers_below(hashed(3, torch.arange(50_000)[:, None], torch.arange(6)), 26)
+    split_B = split_of(content_BT)
+    shares = torch.tensor([6, 1, 1]) * 50_000 / 8
+    assert abs(chi_square(split_B.bincount(), shares)) < 5
+    assert torch.equal(split_of(torch.cat([content_BT, torch.full((50_000, 4), ABSENT)], 1)), split_B)
+    assert not torch.equal(split_of(content_BT.flip(1)), split_B)
+
+
+def contents(name, task, split, seed):
+    """Strings of 4 symbols, or whole sequences of recall."""
+    batch = task.sequences(split, seed, 0, 4000, CPU)
+    if "copy" in name:
+        return {
+            tuple(row[:4]) for row, w in zip(batch.targets_BT.tolist(), batch.weight_BT, strict=True) if w.sum() == 4
+        }
+    return set(map(tuple, batch.tokens_BT.tolist()))
+
+
+@pytest.mark.parametrize("name", ["copy", "selective copy", "recall"])
+def test_splits_are_disjoint_by_content_whatever_the_seed(monkeypatch, name):
+    # A small alphabet, so that contents meet: 4 symbols to the power of 4, and few keys and values.
+    monkeypatch.setattr("attnbench.evals.copy_task.NUM_SYMBOLS", 4)
+    small = {"cells": [[6, 1]], "vocabulary_size": 6, "filler": "random"}
+    task = recall_task(**small) if name == "recall" else copy_task(max_length=4, selective=name != "copy")
+    seen = {(split, seed): contents(name, task, split, seed) for split in SPLITS for seed in (0, 1)}
+    for split in SPLITS:
+        others = [found for (other, _), found in seen.items() if other != split]
+        for seed in (0, 1):
+            assert seen[split, seed]
+            assert not seen[split, seed].intersection(*[set().union(*others)])
+        assert seen[split, 0] & seen[split, 1], "contents of two seeds never meet, so the test says nothing"
+
+
+def test_a_task_without_a_sequence_for_a_split_says_so():
+    # There is one key, which stands at the start and behind its value, and two values: two sequences for three splits.
+    task = recall_task(cells=[[4, 1]], vocabulary_size=4, filler="blank")
+    found = set()
+    for split in SPLITS:
+        try:
+            found.add(split if task.sequences(split, 0, 0, 1, CPU) else None)
+        except UserError as error:
+            assert f"{split} data: no sequence of it" in str(error)  # noqa: PT017
+    assert len(found) < 3
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_sequence_depends_on_seed_split_and_index_alone(monkeypatch, name, split):
+    task = TASKS[name]()
+    whole = task.sequences(split, 5, 0, 50, CPU)
+    task.sequences("train", 6, 0, 3, CPU)
+    parts = [task.sequences(split, 5, start, count, CPU) for start, count in ((0, 1), (1, 32), (33, 17))]
+    monkeypatch.setattr(task_data, "ROWS_AT_ONCE", {"cpu": 7})
+    in_small_pieces = task.sequences(split, 5, 0, 50, CPU)
+    for field, expected in enumerate(whole):
+        assert torch.equal(torch.cat([part[field] for part in parts]), expected)
+        assert torch.equal(in_small_pieces[field], expected)
+    for other in (task.sequences(split, 6, 0, 50, CPU), task.sequences(split, 5, 50, 50, CPU)):
+        assert (other.tokens_BT != whole.tokens_BT).any(1).double().mean() > 0.9
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_no_two_splits_begin_alike(name):
+    task = TASKS[name]()
+    first, second, third = (task.sequences(split, 5, 0, 50, CPU).tokens_BT for split in SPLITS)
+    for one, other in ((first, second), (second, third), (first, third)):
+        assert (one != other).any(1).double().mean() > 0.9
+
+
+def copied(tokens):
+    """The string that a sequence of copy asks for, and what it answers, read by eye: with loops."""
+    assert tokens[0] == START
+    split = tokens.index(SEPARATOR)
+    string = [token for token in tokens[1:split] if token != BLANK]
+    answer, rest = tokens[split + 1 : split + 1 + len(string)], tokens[split + 1 + len(string) :]
+    assert set(string) <= set(range(26))
+    assert rest
+    assert set(rest) == {PADDING}
+    return string, answer, split
+
+
+@pytest.mark.parametrize("selective", [False, True])
+@pytest.mark.parametrize("split", SPLITS)
+def test_copy_asks_for_the_string_and_scores_exactly_its_symbols(selective, split):
+    task = copy_task(selective=selective)
+    batch = task.sequences(split, 0, 0, 120, CPU)
+    assert batch.tokens_BT.shape == (120, (3 if selective else 2) * 12 + 3)
+    for tokens, targets, weight, positions in zip(*map(torch.Tensor.tolist, batch), strict=True):
+        string, answer, separator = copied(tokens)
+        assert answer == string
+        assert separator - 1 == (2 if selective else 1) * len(string)
+        assert weight == [1.0] * len(string) + [0.0] * (12 - len(string))
+        labels = dict(zip(positions[: len(string)], targets, strict=False))
+        assert labels == {separator + i: symbol for i, symbol in enumerate(string)}
+        assert all(tokens[position + 1] == symbol for position, symbol in labels.items())
+    assert int(batch.tokens_BT.max()) < task.vocabulary_size
+
+
+def test_selective_copy_scatters_symbols_over_all_places_alike():
+    batch = copy_task(selective=True, test_lengths=[3], num_test=6000).test_sequences(0, 3, CPU)
+    taken_BS = batch.tokens_BT[:, 1:7] != BLANK
+    assert (taken_BS.sum(1) == 3).all()
+    patterns = (taken_BS.long() @ 2 ** torch.arange(6)).bincount(minlength=64)
+    assert (patterns > 0).sum() == 20
+    assert abs(chi_square(patterns[patterns > 0], torch.full((20,), 300.0))) < 5
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_copy_lengths_are_uniform_in_every_split(split):
+    lengths = copy_task(max_length=6).sequences(split, 0, 0, 6000, CPU).weight_BT.sum(1).long() - 1
+    assert abs(uniformity(lengths, 6)) < 5
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_strings_too_short_to_be_kept_apart_are_in_every_split(split):
+    batch = copy_task(max_length=4).sequences(split, 0, 0, 2000, CPU)
+    assert set(batch.targets_BT[batch.weight_BT.sum(1) == 1][:, 0].tolist()) == set(range(26))
+
+
+def test_copy_symbols_are_uniform():
+    batch = copy_task().sequences("train", 0, 0, 4000, CPU)
+    assert abs(uniformity(batch.targets_BT[batch.weight_BT > 0], 26)) < 5
+
+
+def looked_up(tokens, num_pairs):
+    """Value by key of the pairs at the start, and the key asked for at every later position that asks."""
+    keys, values = tokens[: 2 * num_pairs : 2], tokens[1 : 2 * num_pairs : 2]
+    asked = {place: token for place, token in enumerate(tokens) if place >= 2 * num_pairs and token in keys}
+    return dict(zip(keys, values, strict=True)), asked
+
+
+@pytest.mark.parametrize("filler", ["blank", "random"])
+@pytest.mark.parametrize("vocabulary_size", [40, 41])
+def test_recall_asks_for_every_key_once_and_wants_its_value(filler, vocabulary_size):
+    task = recall_task(filler=filler, vocabulary_size=vocabulary_size)
+    batch = task.sequences("train", 0, 0, 120, CPU)
+    assert batch.tokens_BT.shape == (120, 40)
+    assert batch.weight_BT.shape == (120, 9)
+    counts = []
+    for tokens, targets, weight, positions in zip(*map(torch.Tensor.tolist, batch), strict=True):
+        num_pairs = int(sum(weight))
+        counts.append(num_pairs)
+        assert weight == [1.0] * num_pairs + [0.0] * (9 - num_pairs)
+        value_of, asked = looked_up(tokens, num_pairs)
+        assert len(value_of) == len(set(value_of.values())) == num_pairs
+        assert set(value_of) <= set(range(1, 20))
+        assert set(value_of.values()) <= set(range(20, vocabulary_size))
+        assert sorted(asked.values()) == sorted(value_of)
+        assert all(place % 2 == 0 for place in asked)
+        labels = dict(zip(positions[:num_pairs], targets, strict=False))
+        assert labels == {place: value_of[key] for place, key in asked.items()}
+        rest = {token for place, token in enumerate(tokens) if place >= 2 * num_pairs and place not in asked}
+        assert rest <= ({NOTHING} if filler == "blank" else set(range(20, vocabulary_size)))
+    assert counts == [2, 4, 9] * 40
+
+
+def test_queries_lie_near_the_pairs_as_often_as_the_power_law_says():
+    batch = recall_task(cells=[[22, 1]], num_test=20_000).test_sequences(0, 1, CPU)
+    weight = torch.arange(1, 11).double() ** -0.99
+    counts = (batch.positions_BL[:, 0] // 2 - 1).bincount(minlength=10)
+    assert abs(chi_square(counts, 20_000 * weight / weight.sum())) < 5
+
+
+def test_no_pair_is_asked_for_before_the_others():
+    batch = recall_task(cells=[[14, 3]], num_test=6000).test_sequences(0, 3, CPU)
+    key_BP, order_BP = batch.tokens_BT[:, :6:2], batch.positions_BL.argsort(1)
+    queries_BP = batch.tokens_BT.gather(1, batch.positions_BL.gather(1, order_BP))
+    pair_of_query_BP = (queries_BP[:, :, None] == key_BP[:, None]).long().argmax(-1)
+    counts = (pair_of_query_BP @ torch.tensor([9, 3, 1])).bincount(minlength=27)
+    assert abs(chi_square(counts[counts > 0], torch.full((6,), 1000.0))) < 5
+
+
+GOLDEN = [
+    ("copy", "train", 0, "26 21 20 8 17 3 3 19 27 21 20 8 17 3 3 19 28 28 28 28 28"),
+    ("copy", "test", 2, "26 7 5 4 16 7 6 27 7 5 4 16 7 6 28 28 28 28 28 28 28 28"),
+    ("selective copy", "train", 0, "26 21 20 8 17 29 29 3 29 29 3 29 29 19 29 27 21 20 8 17"),
+    ("selective copy", "test", 2, "26 29 29 7 29 5 4 16 29 7 6 29 29 27 7 5 4 16 7 6 28 28"),
+    ("recall", "train", 0, "18 25 16 27 6 37 4 28 15 20 17 36 19 32 5 30 13 22 5 28"),
+    ("recall", "test", 2, "18 20 8 35 6 27 10 21 13 31 9 24 3 22 17 39 4 30 3 26 8"),
+    ("recall of blanks", "train", 0, "12 38 3 39 17 29 14 30 9 26 10 20 1 27 18 31 16 35 16 0"),
+    ("recall of blanks", "test", 2, "13 27 8 29 16 24 19 33 10 23 7 34 17 25 18 21 5 22 19 0"),
+]
+"""Task, split, seed, and how sequence 5 begins."""
+
+
+@pytest.mark.parametrize(("name", "split", "seed", "beginning"), GOLDEN)
+def test_sequences_are_those_they_have_always_been(name, split, seed, beginning):
+    found = " ".join(map(str, TASKS[name]().sequences(split, seed, 5, 1, CPU).tokens_BT[0].tolist()))
+    assert found.startswith(beginning), "scores no longer compare with earlier ones: say so where they are published"
+
+
+class Knowing(nn.Module):
+    """Answers a batch that it knows, but for the labels it is told to miss; remembers how it was called."""
+
+    def __init__(self, batches, num_symbols, missed=()):
+        super().__init__()
+        self.embedding = nn.Embedding(num_symbols, 1)
+        self.answers = {
+            tuple(tokens): targets
+            for batch in batches
+            for tokens, targets in zip(batch.tokens_BT.tolist(), batch.targets_BT, strict=True)
+        }
+        self.missed, self.sizes, self.modes = list(missed), [], []
+
+    def forward(self, tokens_BT, state=None, positions_BL=None):
+        self.sizes.append(len(tokens_BT))
+        self.modes.append((self.training, torch.is_grad_enabled()))
+        targets_BL = torch.stack([self.answers[tuple(tokens)] for tokens in tokens_BT.tolist()])
+        assert positions_BL.shape == targets_BL.shape
+        targets_BL[:, self.missed] = (targets_BL[:, self.missed] + 1) % self.embedding.num_embeddings
+        return nn.functional.one_hot(targets_BL, self.embedding.num_embeddings).float(), None
+
+
+def test_correct_labels_are_found_in_pieces_and_absent_ones_are_not_among_them(monkeypatch):
+    task = recall_task()
+    batch = task.sequences("test", 0, 0, 30, CPU)
+    model = Knowing([batch], task.vocabulary_size, missed=[1]).train()
+    expected_BL = batch.weight_BT.bool()
+    expected_BL[:, 1] = False
+    assert torch.equal(correct_labels(model, batch), expected_BL)
+    monkeypatch.setattr(scoring, "MAX_ELEMENTS", 7 * (9 * task.vocabulary_size + 40**2))
+    assert torch.equal(correct_labels(model, batch), expected_BL)
+    assert model.sizes == [30, 7, 7, 7, 7, 2]
+    assert set(model.modes) == {(False, False)}
+    assert model.training
+    # Of 2, 4 and 9 labels one is missed.
+    assert mean_accuracy(model, batch) == pytest.approx((1 / 2 + 3 / 4 + 8 / 9) / 3)
+
+
+def test_copy_scores_symbols_and_whole_strings_at_each_length():
+    task = copy_task(num_test=40)
+    batches = [task.test_sequences(0, length, CPU) for length in task.test_lengths]
+    assert [batch.tokens_BT.shape for batch in batches] == [(40, 9), (40, 27), (40, 43)]
+    assert all((batch.weight_BT == 1).all() for batch in batches)
+    rows = list(task.score(Knowing(batches, task.vocabulary_size, missed=[1]), 0, CPU))
+    found = {(row.metric, row.settings["length"]): row for row in rows}
+    assert len(found) == len(rows) == 6
+    for length in task.test_lengths:
+        symbols, strings = found["symbol_accuracy", length], found["string_accuracy", length]
+        assert symbols.value == pytest.approx(1 - 1 / length)
+        assert (symbols.num_samples, strings.num_samples) == (40 * length, 40)
+        assert strings.value == 0
+        beyond = length > task.max_length
+        assert symbols.settings == {"length": length, "beyond_training": beyond, "split": "test", "chance": 1 / 26}
+        assert strings.settings["chance"] == pytest.approx(26.0**-length)
+        assert symbols.low is symbols.high is None
+    assert [(row.metric, row.settings) for row in rows] == task.axes()
+    perfect = list(task.score(Knowing(batches, task.vocabulary_size), 0, CPU))
+    assert {row.value for row in perfect} == {1.0}
+    validation = task.sequences("validation", 0, 0, 500, CPU)
+    assert task.selection(Knowing([validation], task.vocabulary_size), 0, CPU) == 1
+
+
+def test_recall_scores_every_number_of_pairs():
+    task = recall_task(num_test=40, widths=[24])
+    batches = [task.test_sequences(0, pairs, CPU) for pairs in task.pairs]
+    rows = list(task.score(Knowing(batches, task.vocabulary_size, missed=[0]), 0, CPU))
+    for row, pairs in zip(rows, (2, 4, 9), strict=True):
+        assert row.metric == "accuracy"
+        assert row.value == pytest.approx(1 - 1 / pairs)
+        assert row.num_samples == 40 * pairs
+        place = {"sequence_length": 40, "width": 24, "num_pairs": pairs, "split": "test"}
+        assert row.settings == {**place, "chance": 1 / 20, "chance_among_pairs": 1 / pairs}
+    validation = task.sequences("validation", 0, 0, 500, CPU)
+    assert task.selection(Knowing([validation], task.vocabulary_size), 0, CPU) == 1
+
+
+def scores(task):
+    mixer = mixer_settings("softmax", **task.mixer_options)
+    model = build_model([mixer] * 2, task.model, vocabulary_size=task.vocabulary_size, seed=0)
+    return {
+        (row.metric, row.settings.get("length"), row.settings.get("sequence_length")): row.value
+        for row in task.score(model, 0, CPU)
+    }
+
+
+def test_one_axis_value_more_changes_no_other_row():
+    fewer, more = scores(copy_task(test_lengths=[3, 12])), scores(copy_task(test_lengths=[7, 3, 12, 20]))
+    assert fewer.items() < more.items()
+    one, two = evaluation(Recall, cells=[[32, 4]]).tasks(), evaluation(Recall, cells=[[16, 2], [32, 4]]).tasks()
+    assert two[1] == one[0]
+    assert scores(two[1]) == scores(one[0])
+
+
+def test_test_strings_of_two_lengths_do_not_begin_alike():
+    task = copy_task(num_test=200)
+    short, long = (task.test_sequences(0, length, CPU).targets_BT for length in (12, 20))
+    assert (short != long[:, :12]).any(1).all()
+
+
+def test_presets_are_those_of_the_battery():
+    def sizes(preset, **options):
+        tasks = evaluation(Recall, **{**NULLS, "preset": preset, **options}).tasks()
+        return [
+            (
+                *(t.length, t.pairs, t.model.dim, t.vocabulary_size, t.num_train_sequences, t.num_test),
+                *(t.num_steps, t.batch_size, t.random_filler),
+            )
+            for t in tasks
+        ]
+
+    assert sizes("small") == [(32, [4], 32, 64, 20_000, 3_000, 1500, 64, True)]
+    assert sizes("published") == [(64, [3, 5, 8, 10, 15], 64, 64, 20_000, 3_000, 1500, 64, True)]
+    zoology = sizes("zoology")
+    assert len(zoology) == 16
+    assert zoology[2] == (256, [16], 64, 8192, 50_000, 1_000, 1500, 256, False)
+    assert zoology[-1] == (512, [64], 512, 8192, 50_000, 1_000, 1500, 128, False)
+    assert sizes("zoology", batch_size=32, cells=[[512, 64]], widths=[16])[0][-2] == 32
+
+
+def test_a_recall_model_has_one_head_and_no_feed_forward():
+    for task in evaluation(Recall, widths=[16, 24], conv_size=None, output_gate=None).tasks():
+        assert task.model.head_width == task.model.dim == task.settings["width"]
+        assert task.model.feed_forward_width == 0
+        assert task.mixer_options == {}
+
+
+def test_only_the_dear_cell_takes_over_a_rate_and_from_its_own_width():
+    probe = evaluation(
+        Recall, **{**NULLS, "preset": "zoology", "cells": list(SELECTED), "widths": [64, 128], "reuse_rate": True}
+    )
+    tasks = probe.tasks()
+    assert [probe.rate_source(task) for task in tasks] == [None, tasks[0], None, tasks[2]]
+    alone = evaluation(Recall, **{**NULLS, "preset": "zoology", "cells": [[512, 64]], "reuse_rate": True})
+    assert alone.rate_source(alone.tasks()[0]) is None
+    searching = evaluation(Recall, **{**NULLS, "preset": "zoology", "cells": list(SELECTED)})
+    assert searching.rate_source(searching.tasks()[1]) is None
+
+
+NULLS = dict.fromkeys(
+    ["cells", "widths", "vocabulary_size", "num_train", "num_test", "num_steps", "batch_size", "filler"]
+)
+REFUSED = {
+    "eval.copy.test_lengths=[5,0]": ["eval.copy.test_lengths=[5, 0]", "positive whole"],
+    "eval.copy.test_lengths=[5,5]": ["eval.copy.test_lengths=[5, 5]", "twice"],
+    "eval.copy.max_length=501": ["eval.copy.max_length=501", "at most 500"],
+    "eval.copy.num_test=0": ["eval.copy.num_test=0", "at least 1"],
+    "eval.copy.feed_forward_width=-1": ["eval.copy.feed_forward_width=-1", "at least 0"],
+    "eval.copy.learning_rates=[]": ["eval.copy.learning_rates=[]", "positive numbers"],
+    "eval.copy.learning_rates=[0.1,0.01]": ["eval.copy.learning_rates=[0.1, 0.01]", "rise"],
+    "eval.copy.precision=half": ["eval.copy.precision=half", "tf32"],
+    "eval.recall.preset=tiny": ["eval.recall.preset=tiny", "zoology"],
+    "eval.recall.preset=small": ["[512, 64]", "vocabulary_size of 130 and it is 64", "cells=null"],
+    "eval.recall.cells=[[32,11]]": ["[32, 11]", "length of 44"],
+    "eval.recall.cells=[32,4]": ["eval.recall.cells: 32", "[length, pairs]"],
+    "eval.recall.cells=[[32,[4,4]]]": ["[4, 4]", "twice"],
+    "eval.recall.cells=[[32,4],[32,4]]": ["[[32, 4], [32, 4]]", "once"],
+    "eval.recall.cells=[]": ["eval.recall.cells=[]", "null"],
+    "eval.recall.widths=[64,64]": ["eval.recall.widths=[64, 64]", "twice"],
+    "eval.recall.filler=noise": ["eval.recall.filler=noise", "blank, random"],
+    "eval.recall.vocabulary_size=3": ["eval.recall.vocabulary_size=3", "at least 4"],
+}
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_a_value_out_of_its_range_is_refused_by_name(override):
+    with pytest.raises(UserError) as caught:
+        compose(["eval=[copy,recall]", "data=embedded", "device=cpu", override])
+    assert all(part in str(caught.value) for part in REFUSED[override]), caught.value
+    assert "\n" not in str(caught.value)
+
+
+def test_the_yamls_compose():
+    settings = compose(["eval=[copy,recall]", "data=embedded", "device=cpu"])
+    assert [evaluation.name for evaluation in settings.evaluations] == ["copy", "recall"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("split", SPLITS)
+def test_every_device_has_the_same_sequences(name, split):
+    task = TASKS[name]()
+    there = task.sequences(split, 3, 10, 2000, torch.device("cuda"))
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(there, task.sequences(split, 3, 10, 2000, CPU), strict=True))

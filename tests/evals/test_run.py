@@ -1,0 +1,755 @@
+"""Whole runs: what they leave behind, how they are found again, stopped, resumed, and how they fail."""
+
+import json
+import logging
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from outside_mixers import settings_of
+from scripts_here import run_here
+from small import compose_once, python_path
+
+from attnbench.cli.compose import launch
+from attnbench.comparison.run_model import run
+from attnbench.evals.runners.training import run_training
+from attnbench.report.terminal import print_summary
+from attnbench.results.folder import ROOT
+from attnbench.results.identity import config_hash
+from attnbench.results.publish import publish
+from attnbench.results.rows import ResultRow, read_results
+from attnbench.settings.errors import Interrupted, UserError
+from attnbench.training import checkpoint
+from attnbench.training.checkpoint import TrainState, load_model
+from attnbench.training.hooks import DivergedError, Validation
+from attnbench.training.metrics import read_metrics
+from attnbench.training.prepare import prepare
+from attnbench.verdict.seeds import axes
+
+CLOCKS = ("seconds", "tokens_per_second")
+"""What two equal runs may differ in."""
+
+SETTINGS = [
+    *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32"),
+    *("train.num_epochs=null", "train.num_steps=12", "train.batch_size=4", "train.warmup_steps=2"),
+    *("train.log_interval_steps=2", "train.validation_interval_steps=4", "data=text"),
+    *("eval.perplexity.extrapolation=[2]", "logger=none", "device=cpu"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Holds a text, small.txt, and the runs trained on it."""
+    folder = tmp_path_factory.mktemp("runs")
+    write_text(folder / "small.txt", seed=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(folder) -> Path:
+    """A finished run; tests only read it."""
+    return run(compose_once(words(folder)))
+
+
+def write_text(path: Path, seed: int) -> None:
+    vocabulary = ["the", "cat", "dog", "runs", "over", "under", "green", "blue", "tree", "house", "sees", "it"]
+    path.write_text(" ".join(random.Random(seed).choices(vocabulary, k=1500)) + "\n")
+
+
+def words(folder: Path, *overrides: str, outputs: str = "outputs") -> list[str]:
+    """A command line that trains on the folder's text."""
+    return [*SETTINGS, f"data.path={folder / 'small.txt'}", f"outputs_dir={folder / outputs}", *overrides]
+
+
+def command(*overrides: str) -> list[str]:
+    return [sys.executable, "scripts/train.py", *overrides]
+
+
+def environment() -> dict[str, str]:
+    # One thread: sums of another order have other last digits.
+    return {**python_path(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def call(*overrides: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*overrides), cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120)
+
+
+def rows_of(run_folder: Path, evaluation: str) -> list[ResultRow]:
+    [path] = (run_folder / "results").glob(f"{evaluation}-*.jsonl")
+    return read_results(path)
+
+
+def test_a_bounded_number_says_so_in_its_row(folder, finished):
+    bounds = ("train.validation_characters=60", "eval.perplexity.characters=100")
+    place = run(compose_once(words(folder, *bounds, outputs="bounded")))
+    assert {row["characters"] for row in read_metrics(place / "metrics.jsonl") if "split" in row} == {60}
+    found = {
+        row.measurement.settings["characters"] for row in rows_of(place, "training") if axes(row.measurement.settings)
+    }
+    assert found == {60}
+    scored = [row.measurement for row in rows_of(place, "perplexity")]
+    assert {own.settings["characters"] for own in scored} == {100}
+    assert {own.num_samples for own in scored if "position_bucket" not in own.settings} == {99}
+    # More than there are are all, and nothing is said of it but in the identity.
+    more = run(compose_once(words(folder, "eval.perplexity.characters=1000000", outputs="more")))
+    assert more.name == finished.name
+    found = [[row.measurement for row in rows_of(one, "perplexity")] for one in (more, finished)]
+    assert [(own.metric, own.value, axes(own.settings)) for own in found[0]] == [
+        (own.metric, own.value, axes(own.settings)) for own in found[1]
+    ]
+
+
+def value(rows: Sequence[ResultRow], metric: str, **settings: object) -> tuple[float, int]:
+    """The one row of these settings: its number and its number of samples."""
+    [found] = [
+        row.measurement
+        for row in rows
+        if row.measurement.metric == metric and axes(row.measurement.settings) == settings
+    ]
+    assert found.value is not None
+    assert found.num_samples is not None
+    return found.value, found.num_samples
+
+
+def without_clocks(run_folder: Path) -> list[dict]:
+    rows = read_metrics(run_folder / "metrics.jsonl")
+    return [{name: entry for name, entry in row.items() if name not in CLOCKS} for row in rows]
+
+
+def final_bytes(run_folder: Path) -> bytes:
+    return (run_folder / "checkpoint" / "final" / "weights.safetensors").read_bytes()
+
+
+def test_a_run_leaves_what_it_says(folder, finished):
+    assert finished.parent == folder / "outputs" / "demo"
+    name, _, hashed = finished.name.rpartition("-")
+    assert name == "softmax-tiny-T32-seed0"
+    assert len(hashed) == 8
+    assert int(hashed, 16) >= 0
+    files = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
+    results = {file for file in files if file.startswith("results/")}
+    assert {file.split("-")[0] for file in results} == {"results/training", "results/perplexity"}
+    assert f"results/training-{hashed}.jsonl" in results
+    best = checkpoint.best_folder(finished / "checkpoint").name
+    kept = {
+        f"checkpoint/{which}/{file}"
+        for which in ("final", best)
+        for file in ("config.json", "weights.safetensors", "state.json")
+    }
+    assert files - results == {"config.yaml", "environment.json", "train.log", "metrics.jsonl"} | kept
+    # What a run is told goes to the file as well as to the terminal.
+    log = (finished / "train.log").read_text()
+    assert "match=params: softmax has" in log
+    assert "evaluating perplexity of softmax" in log
+
+
+def test_the_config_of_a_run_holds_what_was_given_and_what_it_came_to(finished):
+    content = yaml.safe_load((finished / "config.yaml").read_text())
+    assert content["train"]["precision"] == "auto"
+    assert content["mixer"]["options"]["backend"] == "auto"
+    resolved = content["resolved"]
+    assert resolved["precision"] == "float32"
+    assert resolved["backend"] == "torch"
+    assert resolved["compile"] is False
+    assert resolved["num_steps"] == 12
+    assert finished.name.endswith(resolved["config_hash"])
+    model, kept = load_model(finished / "checkpoint" / "final")
+    assert model.num_parameters() == resolved["parameters"]
+    assert kept.corpus == resolved["corpus"]
+    assert kept.match == content["match"] == "params"
+    stamp = json.loads((finished / "environment.json").read_text())
+    assert stamp["torch"] == torch.__version__
+
+
+def test_every_logged_step_and_validation_is_a_line(finished):
+    rows = read_metrics(finished / "metrics.jsonl")
+    steps = [row for row in rows if "split" not in row]
+    validations = [row for row in rows if "split" in row]
+    assert [row["step"] for row in steps] == [2, 4, 6, 8, 10, 12]
+    assert [row["step"] for row in validations] == [4, 8, 12]
+    for row in steps:
+        assert set(row) == {"step", "tokens", "loss", "gradient_norm", "learning_rate", *CLOCKS}
+    for row in validations:
+        assert row["split"] == "validation"
+        assert row["perplexity"] == pytest.approx(math.exp(row["nats_per_character"]))
+    assert all(row["tokens"] == row["step"] * 4 * 32 for row in rows)
+    assert steps[0]["learning_rate"] == pytest.approx(4e-3)
+    assert steps[-1]["learning_rate"] == pytest.approx(4e-4)
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    seconds = [row["seconds"] for row in rows]
+    assert seconds == sorted(seconds)
+    assert seconds[0] > 0
+
+
+def test_rows_say_whose_they_are(folder, finished):
+    prepared = prepare(compose_once(words(folder)))
+    training, perplexity = rows_of(finished, "training"), rows_of(finished, "perplexity")
+    for row in [*training, *perplexity]:
+        own = row.identity
+        assert own.run == finished.name
+        assert (own.experiment, own.variant, own.mixer, own.model) == ("demo", "softmax", "Softmax", "tiny")
+        assert own.corpus == f"text:small@{prepared.corpus.fingerprint}"
+        assert (own.backend, own.precision, own.seq_len, own.seed) == ("torch", "float32", 32, 0)
+        assert own.parameters == prepared.new_model().num_parameters()
+    assert {row.identity.evaluation for row in training} == {"training"}
+    assert {row.identity.config_hash for row in training} == {prepared.config_hash}
+    assert {row.identity.evaluation for row in perplexity} == {"perplexity"}
+    [of_perplexity] = {row.identity.config_hash for row in perplexity}
+    assert of_perplexity != prepared.config_hash
+    metrics = {row.measurement.metric: row.measurement for row in training}
+    seconds = read_metrics(finished / "metrics.jsonl")[-2]["seconds"]
+    assert metrics["train_seconds"].value == pytest.approx(seconds, rel=0.2)
+    assert metrics["tokens_per_second"].num_samples == 11 * 4 * 32
+
+
+def nats_by_hand(model: torch.nn.Module, tokens_N: torch.Tensor, seq_len: int) -> torch.Tensor:
+    """-log p of every character but the first, from those before it in its block."""
+    nats = []
+    for start in range(0, len(tokens_N) - 1, seq_len):
+        block = tokens_N[start : start + seq_len + 1].long()
+        logits_BTC, _ = model(block[None, :-1])
+        log_p_TC = logits_BTC[0].double().log_softmax(-1)
+        nats += [-log_p_TC[position, target] for position, target in enumerate(block[1:])]
+    return torch.stack(nats)
+
+
+@torch.no_grad()
+def test_perplexity_is_exp_of_the_mean_loss_over_the_split(folder, finished):
+    corpus, rows = prepare(compose_once(words(folder))).corpus, rows_of(finished, "perplexity")
+    best = checkpoint.best_folder(finished / "checkpoint")
+    for which, place in (("best", best), ("final", finished / "checkpoint" / "final")):
+        model, _ = load_model(place)
+        for split in ("validation", "test"):
+            nats = nats_by_hand(model, corpus.tokens[split], 32)
+            axes = {"split": split, "checkpoint": which, "sequence_length": 32}
+            perplexity, count = value(rows, "perplexity", **axes)
+            assert count == len(corpus.tokens[split]) - 1 == len(nats)
+            assert perplexity == pytest.approx(float(nats.mean().exp()), rel=1e-5)
+            assert value(rows, "bits_per_character", **axes)[0] == pytest.approx(
+                float(nats.mean()) / math.log(2), rel=1e-5
+            )
+    model, _ = load_model(finished / "checkpoint" / "final")
+    axes = {"split": "test", "checkpoint": "final", "sequence_length": 64}
+    longer = nats_by_hand(model, corpus.tokens["test"], 64)
+    assert value(rows, "perplexity", **axes) == (pytest.approx(float(longer.mean().exp()), rel=1e-5), len(longer))
+
+
+def test_the_best_weights_are_evaluated_as_the_best(folder, finished):
+    copy = folder / "other_best" / "demo" / finished.name
+    shutil.copytree(finished, copy, ignore=shutil.ignore_patterns("perplexity-*"))
+    best = checkpoint.best_folder(copy / "checkpoint")
+    model, kept = load_model(best)
+    with torch.no_grad():
+        model.embedding.weight.zero_()
+    state = checkpoint.TrainState.fresh(model)
+    state.step = int(best.name.rpartition("-")[2])
+    checkpoint.save_best(copy / "checkpoint", state, kept)
+    assert run(compose_once(words(folder, outputs="other_best"))) == copy
+    axes = {"split": "test", "sequence_length": 32}
+    of_best, _ = value(rows_of(copy, "perplexity"), "perplexity", **axes, checkpoint="best")
+    of_final, _ = value(rows_of(copy, "perplexity"), "perplexity", **axes, checkpoint="final")
+    # Without an embedding every symbol is as likely as any other.
+    assert of_best == pytest.approx(kept.vocabulary_size)
+    assert of_final == value(rows_of(finished, "perplexity"), "perplexity", **axes, checkpoint="final")[0]
+
+
+def test_the_last_validation_and_the_evaluation_agree(finished):
+    last = read_metrics(finished / "metrics.jsonl")[-1]
+    rows = rows_of(finished, "perplexity")
+    final, _ = value(rows, "nats_per_character", split="validation", checkpoint="final", sequence_length=32)
+    assert final == pytest.approx(last["nats_per_character"], rel=1e-6)
+
+
+@torch.no_grad()
+def test_the_buckets_of_positions_add_up_to_the_split(folder, finished):
+    rows = rows_of(finished, "perplexity")
+    axes = {"split": "test", "checkpoint": "final", "sequence_length": 32}
+    whole, count = value(rows, "nats_per_character", **axes)
+    buckets = ["0-0", "1-1", "2-3", "4-7", "8-15", "16-31"]
+    found = [value(rows, "nats_per_character", **axes, position_bucket=bucket) for bucket in buckets]
+    assert len([row for row in rows if "position_bucket" in row.measurement.settings]) == len(buckets)
+    assert sum(samples for _, samples in found) == count
+    assert sum(nats * samples for nats, samples in found) / count == pytest.approx(whole, rel=1e-6)
+    model, _ = load_model(finished / "checkpoint" / "final")
+    nats = nats_by_hand(model, prepare(compose_once(words(folder))).corpus.tokens["test"], 32)
+    assert found[0][0] == pytest.approx(float(nats[::32].mean()), rel=1e-4)
+
+
+def test_the_same_command_does_not_train_again_and_prints_the_table(folder, finished):
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in finished.rglob("*") if path.is_file()}
+    code, output, errors = run_here("train.py", *words(folder))
+    assert code == 0, errors
+    assert f"finished before, not trained again (rerun=true does): {finished}" in errors
+    assert "Traceback" not in errors
+    for path, (written, content) in before.items():
+        if path.name != "train.log":
+            assert (path.stat().st_mtime_ns, path.read_bytes()) == (written, content), path
+    assert "text:small@" in output
+    assert "softmax" in output
+    perplexity, _ = value(
+        rows_of(finished, "perplexity"), "perplexity", split="test", checkpoint="best", sequence_length=32
+    )
+    assert f"{perplexity:.4g}" in output
+    assert str(finished) in output
+
+
+def test_a_rerun_trains_again_to_the_same_numbers(folder, tmp_path):
+    write_text(tmp_path / "small.txt", seed=0)
+    first = run(compose_once(words(tmp_path)))
+    metrics, weights = without_clocks(first), final_bytes(first)
+    (first / "results" / "perplexity-0123abcd.jsonl").write_text("of other settings")
+    own = [first / "results" / "notes.txt", first / "checkpoint" / "final.bak", first / "environment-notes.json"]
+    for path in own:
+        path.write_text("the user's own")
+    written = (first / "checkpoint" / "final" / "state.json").stat().st_mtime_ns
+    second = run(compose_once(words(tmp_path, "rerun=true")))
+    assert second == first
+    assert (first / "checkpoint" / "final" / "state.json").stat().st_mtime_ns > written
+    assert without_clocks(first) == metrics
+    assert final_bytes(first) == weights
+    assert not (first / "results" / "perplexity-0123abcd.jsonl").exists()
+    assert all(path.exists() for path in own)
+
+
+def cut(content: bytes, how: str) -> bytes | None:
+    ending = content.rstrip(b"\n").rfind(b"\n") + 1
+    return {
+        "missing": None,
+        "empty": b"",
+        "torn": content[: len(content) // 2],
+        "without its end": content[:ending],
+        "torn in its end": content[: ending + 9],
+        "a hole in it": content[:40] + b"\0" * 4096 + content[40:],
+    }[how]
+
+
+@pytest.mark.parametrize("how", ["missing", "empty", "torn", "without its end", "torn in its end", "a hole in it"])
+def test_the_rows_of_a_finished_training_are_made_again_from_its_checkpoint(how, folder, finished):
+    [path] = (finished / "results").glob("training-*.jsonl")
+    whole, rows = path.read_bytes(), read_results(path)
+    weights = (finished / "checkpoint" / "final" / "state.json").stat().st_mtime_ns
+    damaged = cut(whole, how)
+    try:
+        path.unlink()
+        if damaged is not None:
+            path.write_bytes(damaged)
+        code, output, errors = run_here("train.py", *words(folder))
+        again = read_results(path)
+    finally:
+        path.write_bytes(whole)
+    assert code == 0, errors
+    assert f"{path}: made again from" in errors
+    # Nobody kept how long the first step took.
+    assert again == [row for row in rows if row.measurement.metric != "first_step_seconds"]
+    assert len(again) < len(rows)
+    assert f"{value(again, 'tokens_per_second')[0]:,.0f}" in output
+    assert (finished / "checkpoint" / "final" / "state.json").stat().st_mtime_ns == weights
+
+
+def test_the_speed_of_a_training_that_was_not_alone_is_not_made_up(folder, tmp_path):
+    write_text(tmp_path / "small.txt", seed=0)
+    settings = compose_once(words(tmp_path))
+    prepared = run_training(replace(settings, evaluations=[]), shares_device=True)
+    [path] = (prepared.folder / "results").glob("training-*.jsonl")
+    rows = read_results(path)
+    assert not {row.measurement.metric for row in rows} & {"tokens_per_second", "train_seconds"}
+    path.unlink()
+    # Alone this time, which says nothing of back then.
+    run_training(replace(settings, evaluations=[]), shares_device=False)
+    assert read_results(path) == rows
+
+
+def test_a_cut_off_file_of_other_settings_is_no_obstacle(folder, finished):
+    [path] = (finished / "results").glob("perplexity-*.jsonl")
+    other = path.with_name("perplexity-0123abcd.jsonl")
+    other.write_bytes(path.read_bytes()[:1000])
+    try:
+        code, output, errors = run_here("train.py", *words(folder))
+    finally:
+        other.unlink()
+    assert code == 0, errors
+    assert "softmax" in output
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "state.json", "config.json"])
+@pytest.mark.parametrize("how", ["missing", "torn", "a folder"])
+def test_a_damaged_final_checkpoint_names_a_way_out_that_leads_out(how, file, folder, finished, tmp_path):
+    write_text(tmp_path / "small.txt", seed=0)
+    copy = tmp_path / "outputs" / "demo" / finished.name
+    shutil.copytree(finished, copy)
+    final = copy / "checkpoint" / "final"
+    content = (final / file).read_bytes()
+    (final / file).unlink()
+    if how == "torn":
+        (final / file).write_bytes(content[: len(content) // 2])
+    elif how == "a folder":
+        (final / file).mkdir()
+    shutil.rmtree(copy / "results")
+    settings = compose_once(words(tmp_path))
+    with pytest.raises(UserError) as caught:
+        run(settings)
+    message = str(caught.value)
+    assert str(final / file) in message
+    assert f"once {final} is removed, the command that trained it trains again" in message
+    assert "the same command goes on" not in message
+    shutil.rmtree(final)
+    assert run(settings) == copy
+    assert final_bytes(copy) == final_bytes(finished)
+
+
+def test_altered_results_name_a_way_out_that_leads_out(folder, finished, tmp_path):
+    write_text(tmp_path / "small.txt", seed=0)
+    copy = tmp_path / "outputs" / "demo" / finished.name
+    shutil.copytree(finished, copy)
+    settings = compose_once(words(tmp_path))
+    for evaluation in ("training", "perplexity"):
+        [path] = (copy / "results").glob(f"{evaluation}-*.jsonl")
+        whole = path.read_bytes()
+        path.write_bytes(whole.replace(b'"num_devices": 1', b'"num_devices": 2', 1))
+        with pytest.raises(UserError, match="altered after it was written") as caught:
+            run(settings)
+        assert f"{path}: " in str(caught.value)
+        assert "once it is removed, the command that made it makes it again" in str(caught.value)
+        path.unlink()
+        run(settings)
+        assert {row.identity.num_devices for row in read_results(path)} == {1}
+
+
+def test_an_evaluation_that_is_new_or_cut_off_runs_without_a_training(folder, finished):
+    weights = (finished / "checkpoint" / "final" / "state.json").stat().st_mtime_ns
+    [path] = (finished / "results").glob("perplexity-*.jsonl")
+    whole = path.read_bytes()
+    try:
+        path.write_bytes(whole[: len(whole) // 2])
+        assert run(compose_once(words(folder, "eval.perplexity.extrapolation=[]"))) == finished
+        assert len(list((finished / "results").glob("perplexity-*.jsonl"))) == 2
+        assert path.read_bytes() == whole[: len(whole) // 2]
+        run(compose_once(words(folder)))
+        assert path.read_bytes() == whole
+    finally:
+        for other in (finished / "results").glob("perplexity-*.jsonl"):
+            if other != path:
+                other.unlink()
+    assert (finished / "checkpoint" / "final" / "state.json").stat().st_mtime_ns == weights
+
+
+SAME = [
+    *("train.log_interval_steps=3", "train.checkpoint_interval_seconds=5", "logger=offline", "rerun=true"),
+    *("train.precision=float32", "train.compile=false", "device=auto", "attn.backend=torch", "match=none"),
+    "eval.perplexity.extrapolation=[4]",
+]
+OTHER = [
+    *("train.learning_rate=1e-3", "seed=1", "train.num_steps=13", "train.batch_size=2", "train.precision=bfloat16"),
+    *("train.weight_decay=0", "train.validation_interval_steps=3", "attn.qk_norm=true", "attn.conv_size=2"),
+    *("data.vocabulary_size=64", "data.test_fraction=0.06", "model.feed_forward_width=25", "attn=flash"),
+]
+
+
+@pytest.mark.parametrize("override", SAME)
+def test_what_changes_no_number_changes_no_folder(override, folder):
+    if override == "device=auto" and torch.cuda.is_available():
+        pytest.skip("auto is the CUDA device here")
+    assert prepare(compose_once(words(folder, override))).folder == prepare(compose_once(words(folder))).folder
+
+
+def test_the_place_of_the_outputs_and_of_the_text_change_no_name(folder, tmp_path):
+    write_text(tmp_path / "small.txt", seed=0)
+    assert prepare(compose_once(words(tmp_path))).folder.name == prepare(compose_once(words(folder))).folder.name
+    write_text(tmp_path / "small.txt", seed=1)
+    assert prepare(compose_once(words(tmp_path))).folder.name != prepare(compose_once(words(folder))).folder.name
+
+
+def test_what_changes_numbers_changes_the_folder(folder):
+    names = [prepare(compose_once(words(folder, *override.split()))).folder.name for override in ["", *OTHER]]
+    hashes = [name.rpartition("-")[2] for name in names]
+    assert len(set(hashes)) == len(names)
+
+
+def test_epochs_and_steps_of_equal_length_are_one_training(folder):
+    epochs = prepare(compose_once(words(folder, "train.num_epochs=1", "train.num_steps=null")))
+    steps = prepare(compose_once(words(folder, f"train.num_steps={epochs.num_steps}")))
+    assert epochs.num_steps == (len(epochs.corpus.tokens["train"]) - 1) // 32 // 4
+    assert epochs.folder == steps.folder
+
+
+def test_an_option_at_its_neutral_value_changes_no_hash():
+    one = {"train": {"rate": 0.1, "layers": [{"gate": True}]}}
+    more = {"train": {"rate": 0.1, "clip": None, "layers": [{"gate": True, "norm": False}]}, "new": None}
+    assert config_hash(more) == config_hash(one)
+    assert config_hash({"train": {"rate": 0.1, "layers": [{"gate": True}], "size": 0}}) != config_hash(one)
+
+
+def test_on_a_cpu_the_run_says_how_long_it_will_take(folder, caplog):
+    caplog.set_level(logging.INFO, logger="attnbench")
+    run(compose_once(words(folder, "train.num_steps=6", outputs="estimate")))
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line for line in lines if line.startswith("about 0:0") and line.endswith("of training to go on this CPU")]
+    assert not any("experiment=demo" in line for line in lines)
+
+
+def slow_words(folder: Path, *overrides: str) -> list[str]:
+    """A training long enough to be stopped in the middle."""
+    return words(
+        folder, "train.num_steps=200", "train.validation_interval_steps=80", "train.log_interval_steps=5",
+        *overrides, outputs="stopped",
+    )  # fmt: skip
+
+
+def stop_after(step: int, number: signal.Signals, overrides: Sequence[str], run_folder: Path) -> tuple[int, str]:
+    """Starts a training, sends a signal once metrics.jsonl shows `step`: (exit code, standard error)."""
+    process = subprocess.Popen(
+        command(*overrides), cwd=ROOT, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    metrics, deadline = run_folder / "metrics.jsonl", time.monotonic() + 100
+    while time.monotonic() < deadline and process.poll() is None:
+        if metrics.exists() and any(row["step"] >= step for row in read_metrics(metrics)):
+            process.send_signal(number)
+            break
+        time.sleep(0.002)
+    _, stderr = process.communicate(timeout=60)
+    return process.returncode, stderr
+
+
+@pytest.mark.slow
+def test_a_run_stopped_again_and_again_ends_with_the_bits_of_one_never_stopped(folder):
+    overrides = slow_words(folder)
+    run_folder = prepare(compose_once(overrides)).folder
+
+    code, stderr = stop_after(10, signal.SIGTERM, overrides, run_folder)
+    assert code == 143, stderr
+    assert "SIGTERM: saving, then stopping" in stderr
+    assert stderr.count("the same command resumes it") == 1
+    assert "Traceback" not in stderr
+    stopped = stderr.partition("stopped at step ")[2].split()[0]
+    assert not (run_folder / "checkpoint" / "final").exists()
+    assert not (run_folder / "failed.txt").exists()
+
+    # The second sitting must first come to a step that the first one did not log.
+    code, stderr = stop_after(int(stopped) + 10, signal.SIGINT, overrides, run_folder)
+    assert code == 130, stderr
+    assert f"resumes at step {stopped} of 200" in stderr
+    assert stderr.count("the same command resumes it") == 1
+    assert "Traceback" not in stderr
+    stopped = stderr.partition("stopped at step ")[2].split()[0]
+
+    often = [*overrides, "train.checkpoint_interval_seconds=0"]
+    code, stderr = stop_after(int(stopped) + 10, signal.SIGKILL, often, run_folder)
+    assert code == -signal.SIGKILL, stderr
+    assert f"resumes at step {stopped} of 200" in stderr
+
+    done = call(*overrides)
+    assert done.returncode == 0, done.stderr
+    resumed_at = int(done.stderr.partition("resumes at step ")[2].split()[0])
+    assert resumed_at > int(stopped)
+    never_stopped = call(*overrides, f"outputs_dir={folder / 'never_stopped'}")
+    assert never_stopped.returncode == 0, never_stopped.stderr
+    other = folder / "never_stopped" / "demo" / run_folder.name
+    assert without_clocks(run_folder) == without_clocks(other)
+    assert final_bytes(run_folder) == final_bytes(other)
+    assert {path.name for path in (run_folder / "checkpoint").iterdir()} == {
+        path.name for path in (other / "checkpoint").iterdir()
+    }
+    # All four sittings are counted, each without its first step.
+    speed = next(row for row in rows_of(run_folder, "training") if row.measurement.metric == "tokens_per_second")
+    assert speed.measurement.num_samples == (200 - 4) * 4 * 32
+
+
+def test_a_signal_during_the_last_step_ends_the_command_too(folder, monkeypatch):
+    def validate_and_stop(self, state, report, validate=Validation.__call__):
+        validate(self, state, report)
+        if state.step == 12:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Validation, "__call__", validate_and_stop)
+    settings = compose_once(words(folder, outputs="last_step"))
+    with pytest.raises(Interrupted, match="the same command") as caught:
+        run(settings)
+    assert caught.value.exit_code == 143
+    monkeypatch.undo()
+    done = run(settings)
+    assert read_metrics(done / "metrics.jsonl")[-1]["step"] == 12
+    assert len(rows_of(done, "perplexity")) > 0
+
+
+@pytest.mark.parametrize("attn", ["softmax", "gated_deltanet"])
+def test_a_diverged_run_is_a_row_and_a_failure(attn, folder, capsys):
+    settings = compose_once(words(folder, f"attn={attn}", "train.learning_rate=1e5", outputs="diverged"))
+    with pytest.raises(UserError, match=r"diverged by step \d+: .*a smaller train\.learning_rate"):
+        run(settings)
+    place = prepare(settings).folder
+    [row] = rows_of(place, "training")
+    assert row.measurement.status == "diverged"
+    assert row.measurement.value is None
+    assert "diverged by step" in row.measurement.reason
+    assert not checkpoint.is_final(place / "checkpoint")
+    assert (place / "failed.txt").read_text().startswith("DivergedError: diverged by step")
+    print_summary([place])
+    assert "diverged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rate", [3, 30, 300, 3000])
+def test_a_rate_far_too_high_is_never_a_crash(rate, folder):
+    settings = compose_once(words(folder, f"train.learning_rate={rate}", "train.log_interval_steps=5", outputs="high"))
+    try:
+        run(settings)
+    except DivergedError:
+        [row] = rows_of(prepare(settings).folder, "training")
+        assert row.measurement.status == "diverged"
+        return
+    for row in rows_of(prepare(settings).folder, "perplexity"):
+        assert row.measurement.value is not None or "nats a character" in row.measurement.reason
+
+
+def launched(monkeypatch, main, overrides: Sequence[str], summarise=None) -> object:
+    """The exit code of a script whose `main` this is."""
+    monkeypatch.setattr(sys, "argv", ["train.py", *overrides])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    logger = logging.getLogger("attnbench")
+    handlers = list(logger.handlers)
+    try:
+        launch(main, "train", summarise)
+    except SystemExit as end:
+        return end.code
+    except KeyboardInterrupt:
+        # It would end the tests instead of failing one.
+        return "KeyboardInterrupt"
+    finally:
+        logger.handlers = handlers
+    return 0
+
+
+def test_a_diverged_run_ends_the_command_with_one_line(folder, monkeypatch, capsys):
+    code = launched(monkeypatch, run, words(folder, "train.learning_rate=1e5", outputs="diverged"))
+    assert code == 1
+    errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert len(errors) == 1
+    assert errors[0].startswith("error: diverged by step")
+
+
+def test_a_sweep_goes_on_past_a_job_that_fails_and_lists_it(folder, tmp_path):
+    # The two jobs at 100000 fail: the text is shorter than that.
+    given = words(folder, "attn=softmax,flash", "seq_len=16,100000", "train.num_steps=4", outputs="sweep")
+    code, table, errors = run_here("train.py", "-m", *given)
+    assert code == 1, errors
+    assert "Traceback" not in errors
+    runs = sorted(path.name.rpartition("-")[0] for path in (folder / "sweep" / "demo").iterdir())
+    assert runs == ["flash-tiny-T16-seed0", "softmax-tiny-T16-seed0"]
+    assert errors.count("error: ") == 2
+    _, _, listed = errors.partition("2 of 4 jobs failed:\n")
+    lines = [line for line in listed.splitlines() if line.startswith("  ")]
+    assert len(lines) == 2
+    for line, attn in zip(lines, ["softmax", "flash"], strict=True):
+        assert f"attn={attn}" in line
+        assert "seq_len=100000" in line
+        assert "small.txt" in line
+    assert table.count("text:small@") == 1
+    assert all(sum(name in line for line in table.splitlines()) >= 2 for name in ("softmax", "flash"))
+
+
+def test_a_bad_file_is_one_line_and_no_folder(folder, tmp_path):
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"caf\xe9 " * 200)
+    code, output, errors = run_here("train.py", *words(tmp_path, f"data.path={bad}"))
+    assert code == 1
+    assert errors.count("\n") == 1, errors
+    assert errors.startswith("error: ")
+    assert str(bad) in errors
+    assert output == ""
+    assert list(tmp_path.iterdir()) == [bad]
+
+
+def test_outputs_that_cannot_be_written_are_named(folder, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"outputs_dir=.*file"):
+        run(compose_once(words(folder, f"outputs_dir={tmp_path / 'file'}")))
+
+
+def test_a_mixer_from_outside_that_sees_the_future_is_not_trained(folder, tmp_path, monkeypatch):
+    settings = replace(
+        compose_once(words(folder, outputs=str(tmp_path))), evaluations=[], **settings_of("SeesOneAhead")
+    )
+    with pytest.raises(UserError, match=r"^attn=mine: position 0 sees position 1: 100\.0% of .*it is not trained"):
+        run(settings)
+    assert not prepare(settings).checkpoints.exists()
+    right = run(replace(settings, **settings_of("SeparateProjections")))
+    assert rows_of(right, "training")
+    # It costs seconds, once: what goes on from a checkpoint was looked at.
+    looked = []
+    monkeypatch.setattr("attnbench.mixers.contract.seen_of_the_future", lambda *_: looked.append(1) or "")
+    run(replace(settings, seed=1, **settings_of("SeparateProjections")))
+    assert looked == [1] * settings.model.num_layers
+    monkeypatch.setattr(checkpoint, "load_last", lambda folder, model: TrainState.fresh(model))
+    run(replace(settings, seed=2, **settings_of("SeparateProjections")))
+    assert len(looked) == settings.model.num_layers
+
+
+@pytest.mark.parametrize("given", ["[0]", "[-1]", "[a]", "[1.5]", "[true]", "[[2]]"])
+def test_an_impossible_evaluation_is_refused_before_the_training(given, folder):
+    with pytest.raises(UserError, match=r"eval\.perplexity\.extrapolation=.* whole numbers") as caught:
+        compose_once(words(folder, f"eval.perplexity.extrapolation={given}"))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_table_has_every_variant_and_never_two_corpora(folder, finished, tmp_path, capsys):
+    write_text(tmp_path / "small.txt", seed=1)
+    flash = run(compose_once(words(folder, "attn=flash")))
+    elsewhere = run(compose_once(words(tmp_path)))
+    capsys.readouterr()
+    print_summary([finished, flash, elsewhere])
+    printed = capsys.readouterr().out
+    tables = printed.split("text:small@")[1:]
+    assert len(tables) == 2
+    fingerprints = [table.split()[0] for table in tables]
+    assert len(set(fingerprints)) == 2
+    lines = [
+        [line.split()[0] for line in table.splitlines() if " torch " in line or " sdpa " in line] for table in tables
+    ]
+    assert lines == [["softmax", "flash"], ["softmax"]]
+    for place in (finished, flash, elsewhere):
+        assert str(place) in printed
+
+
+def test_a_published_run_says_how_it_was_made_and_what_a_reader_must_know(finished, tmp_path):
+    publish([finished], tmp_path, title="A title", command="S=1\npython one", note="Mind this.")
+    page = (tmp_path / "README.md").read_text()
+    assert page.startswith("# A title\n\n| variant |")
+    assert "\n\nMind this.\n\nMade by\n\n    S=1\n    python one\n\nat commit " in page
+
+
+def test_an_evaluation_made_later_has_the_environment_that_made_it(tmp_path, monkeypatch):
+    write_text(tmp_path / "small.txt", seed=0)
+    first = run(replace(compose_once(words(tmp_path)), evaluations=[]))
+    trained = json.loads((first / "environment.json").read_text())
+    monkeypatch.setattr("attnbench.machine.device.source_commit", lambda root: ("another-one", False))
+    assert run(compose_once(words(tmp_path))) == first
+    [path] = (first / "results").glob("perplexity-*.jsonl")
+    identity = read_results(path)[0].identity
+    assert identity.commit == "another-one"
+    stamp = json.loads((first / f"environment-{identity.environment}.json").read_text())
+    assert stamp == {**trained, "commit": "another-one", "dirty": False}
+    assert json.loads((first / "environment.json").read_text()) == trained
+    with pytest.raises(UserError, match="several environments"):
+        publish([first], tmp_path / "published", title="t", command="c")
+
+
+def test_a_run_that_failed_has_failed_in_wandb_too(tmp_path, monkeypatch):
+    write_text(tmp_path / "small.txt", seed=0)
+    codes = []
+    monkeypatch.setattr(
+        "attnbench.evals.runners.training.WandbMirror.close", lambda self, exit_code=0: codes.append(exit_code)
+    )
+    run(replace(compose_once(words(tmp_path)), evaluations=[]))
+    with pytest.raises(UserError, match="diverged"):
+        run(compose_once(words(tmp_path, "train.learning_rate=1e30")))
+    assert codes == [0, 1]

@@ -1,0 +1,415 @@
+"""One training of a probe's task: its rows, how it is resumed, and what it leaves where it cannot be done."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from outside_mixers import settings_of
+from probe_settings import probe_settings
+
+from attnbench.cli.compose import CONF, compose
+from attnbench.comparison.cells import execute, probe_cell
+from attnbench.evals.runners import probe as run_probe
+from attnbench.evals.runners.prepare_probe import ProbeRun, build_tasks, prepare_probe
+from attnbench.mixers.softmax import Softmax
+from attnbench.model.language_model import build_model
+from attnbench.results.rows import ResultRow, is_complete, read_results
+from attnbench.settings.errors import Interrupted, UserError
+from attnbench.settings.schema import SELECTION_SEED, RunSettings
+from attnbench.training import checkpoint
+from attnbench.training.hooks import Checkpoints
+from attnbench.training.loop import train
+from attnbench.training.metrics import read_metrics
+from attnbench.verdict.seeds import PER_RUN
+
+CLOCKS = ("seconds", "tokens_per_second", "generator_tokens_per_second")
+"""What two equal trainings may differ in."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    # Sums of another order have other last digits.
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def prepared(settings: RunSettings, rate: float = 1e-2, task: int = 0) -> ProbeRun:
+    [evaluation] = settings.evaluations
+    return prepare_probe(settings, evaluation, task, rate)
+
+
+def rows(settings: RunSettings, rate: float = 1e-2) -> list[ResultRow]:
+    return read_results(run_probe.run_probe(prepared(settings, rate)))
+
+
+def numbers(found: list[ResultRow]) -> list[tuple]:
+    """What two equal trainings agree in."""
+    kept = [row.measurement for row in found if row.measurement.metric not in CLOCKS]
+    return [(own.metric, own.value, own.status, json.dumps(own.settings)) for own in kept]
+
+
+def steps(own: ProbeRun) -> list[dict]:
+    logged = read_metrics(own.folder / "metrics.jsonl")
+    return [{name: value for name, value in row.items() if name not in CLOCKS} for row in logged]
+
+
+def weights(own: ProbeRun) -> bytes:
+    return (own.folder / "checkpoint" / "final" / "weights.safetensors").read_bytes()
+
+
+def test_a_scored_training_has_every_row(tmp_path):
+    settings = probe_settings(tmp_path, name="recall")
+    own = prepared(settings)
+    assert own.matched is not None
+    found = rows(settings)
+    metrics = [row.measurement.metric for row in found]
+    assert sorted(metrics) == sorted(
+        [
+            *("selection", "steps_to_95", "accuracy", "parameters", "forward_flops_per_token", "state_bytes"),
+            *("generator_tokens_per_second", "tokens_per_second"),
+        ]
+    )
+    by_metric = {row.measurement.metric: row.measurement for row in found}
+    assert by_metric["steps_to_95"].status == "not_reached"
+    for row in found:
+        assert row.measurement.settings["learning_rate"] == 1e-2
+        assert row.measurement.settings["sequence_length"] == 16
+        assert row.identity.run == own.folder.name
+        assert (row.identity.seed, row.identity.corpus, row.identity.model) == (0, None, "recall-16")
+        assert row.identity.config_hash == own.config_hash
+        assert row.identity.parameters == by_metric["parameters"].value
+    # Of 16 positions two ask for the value of a pair, and logits are read there alone.
+    model = build_model(own.mixers, own.matched.model, vocabulary_size=own.task.vocabulary_size, seed=0)
+    assert by_metric["forward_flops_per_token"].value == model.forward_flops(16, num_logits=2) / 16
+    assert own.folder.parent == tmp_path / "demo" / "cells"
+    assert checkpoint.is_final(own.folder / "checkpoint")
+    assert {"config.yaml", "environment.json", "train.log", "metrics.jsonl"} <= {
+        path.name for path in own.folder.iterdir()
+    }
+    assert "match=none (no feed-forward whose width could be solved): " in (own.folder / "train.log").read_text()
+
+
+def test_the_seed_that_rates_are_chosen_on_is_not_scored(tmp_path):
+    found = rows(replace(probe_settings(tmp_path), seed=SELECTION_SEED))
+    assert {"selection", "steps_to_95"} <= {row.measurement.metric for row in found}
+    assert not any(row.measurement.settings.get("split") == "test" for row in found)
+
+
+def test_steps_to_95_are_those_of_the_first_check_that_reached_it(tmp_path, monkeypatch):
+    settings = probe_settings(tmp_path, copy_num_steps=8)
+    # As `selection` is looked at after every second step, and once more at the end.
+    monkeypatch.setattr(run_probe, "CHECK_STEPS", 2)
+    reached = iter([0.1, 0.95, 0.2, 0.97, 0.97])
+    _, [task] = build_tasks(settings, settings.evaluations[0])
+    monkeypatch.setattr(type(task), "selection", lambda *_: next(reached))
+    by_metric = {row.measurement.metric: row.measurement for row in rows(settings)}
+    assert by_metric["steps_to_95"].value == 4
+    assert by_metric["selection"].value == 0.97
+    logged = [row for row in steps(prepared(settings)) if "selection" in row]
+    assert [(row["step"], row["selection"]) for row in logged] == [(2, 0.1), (4, 0.95), (6, 0.2), (8, 0.97)]
+
+
+def test_the_last_step_is_looked_at_whatever_the_interval(tmp_path):
+    settings = probe_settings(tmp_path)
+    selected = next(row.measurement.value for row in rows(settings) if row.measurement.metric == "selection")
+    last = steps(prepared(settings))[-1]
+    assert (last["step"], last["selection"]) == (10, selected)
+
+
+def test_the_same_training_is_not_run_twice(tmp_path, monkeypatch):
+    settings = probe_settings(tmp_path)
+    first = rows(settings)
+    before = {path: path.stat().st_mtime_ns for path in prepared(settings).folder.rglob("*")}
+    monkeypatch.setattr(run_probe, "train", None)
+    assert rows(settings) == first
+    assert {path: path.stat().st_mtime_ns for path in prepared(settings).folder.rglob("*")} == before
+
+
+def test_a_rerun_trains_again_to_the_same_numbers(tmp_path):
+    settings = probe_settings(tmp_path)
+    first, path = rows(settings), prepared(settings).results
+    before = path.stat().st_mtime_ns
+    assert numbers(rows(replace(settings, rerun=True))) == numbers(first)
+    assert path.stat().st_mtime_ns > before
+
+
+class StoppedError(Exception):
+    """What ends a process at once, in these tests."""
+
+
+@pytest.mark.parametrize("attn", ["softmax", "gated_deltanet"])
+def test_stopped_and_resumed_is_to_the_bit_what_was_never_stopped(attn, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_probe, "CHECK_STEPS", 3)
+    whole = probe_settings(tmp_path / "whole", attn=attn, copy_num_steps=12)
+    expected = numbers(rows(whole))
+    settings = probe_settings(tmp_path / "cut", attn=attn, copy_num_steps=12)
+    own = prepared(settings)
+
+    def stopping(step: int, how: str):
+        def hook(self, state, report, keep=Checkpoints.__call__):
+            if state.step == step and how == "signal":
+                os.kill(os.getpid(), signal.SIGTERM)
+            keep(self, state, report)
+            if state.step == step and how == "death":
+                raise StoppedError
+
+        return hook
+
+    # Saved at step 4; killed without a word at 7, whose rows of metrics are already there; saved at 10.
+    for step, how, error in ((4, "signal", Interrupted), (7, "death", StoppedError), (10, "signal", Interrupted)):
+        with monkeypatch.context() as patch:
+            patch.setattr(Checkpoints, "__call__", stopping(step, how))
+            with pytest.raises(error):
+                run_probe.run_probe(own)
+        assert not is_complete(own.results)
+    assert numbers(rows(settings)) == expected
+    assert steps(own) == steps(prepared(whole))
+    assert weights(own) == weights(prepared(whole))
+
+
+@pytest.mark.parametrize("call", [2, 4, 5], ids=["amid", "at the last step", "scoring"])
+def test_a_stop_cuts_off_a_look_at_validation_data_which_is_made_again(call, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_probe, "CHECK_STEPS", 3)
+    expected, own = (
+        rows(probe_settings(tmp_path / "whole", copy_num_steps=12)),
+        probe_settings(tmp_path, copy_num_steps=12),
+    )
+    _, [task] = build_tasks(own, own.evaluations[0])
+    calls = []
+
+    act = type(task).selection
+
+    def select(*given):
+        calls.append(given)
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGTERM)
+            pytest.fail("went on")
+        return act(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(task), "selection", select)
+        with pytest.raises(Interrupted) as caught:
+            rows(own)
+    assert caught.value.exit_code == 143
+    assert not is_complete(prepared(own).results)
+    assert numbers(rows(own)) == numbers(expected)
+    assert steps(prepared(own)) == steps(prepared(probe_settings(tmp_path / "whole", copy_num_steps=12)))
+
+
+def test_a_signal_during_the_last_step_ends_the_command_after_the_scores(tmp_path, monkeypatch):
+    def signalled(self, state, report):
+        self.stop.saves = True
+        if state.step == 10:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Checkpoints, "__call__", signalled)
+    settings = probe_settings(tmp_path)
+    with pytest.raises(Interrupted, match="the same command"):
+        run_probe.run_probe(prepared(settings))
+    assert is_complete(prepared(settings).results)
+
+
+def expect_failed(found: list[ResultRow], settings: RunSettings, status: str, reason: str) -> None:
+    """Every score that the task names has a row that says why it has no number."""
+    _, [task] = build_tasks(settings, settings.evaluations[0])
+    failed = [row.measurement for row in found if row.measurement.status != "ok"]
+    assert {own.status for own in failed} == {status}
+    assert all(reason in own.reason for own in failed)
+    places = [(metric, own) for metric, own in task.axes()]
+    places += [("selection", {"split": "validation"}), ("steps_to_95", {"split": "validation"})]
+    named = [(own.metric, json.dumps(own.settings, sort_keys=True)) for own in failed]
+    said = found[0].measurement.settings
+    common = {**task.settings, **{name: said[name] for name in PER_RUN if name in said}}
+    expected = [(metric, json.dumps({**common, **own}, sort_keys=True)) for metric, own in places]
+    assert sorted(named) == sorted(expected)
+
+
+@pytest.mark.parametrize("name", ["copy", "recall"])
+def test_a_rate_that_diverges_is_rows_that_say_so(name, tmp_path):
+    settings = probe_settings(tmp_path, name=name)
+    found = rows(settings, rate=1e30)
+    expect_failed(found, settings, "diverged", "diverged by step")
+    assert {"parameters", "state_bytes"} <= {row.measurement.metric for row in found}
+    assert execute(probe_cell(settings, settings.evaluations[0], 0, 1e30)) is None
+
+
+@pytest.mark.parametrize("place", ["training", "scoring"])
+def test_out_of_memory_is_rows_and_the_next_training_runs(place, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    settings = probe_settings(tmp_path)
+    with monkeypatch.context() as patch:
+        if place == "training":
+            patch.setattr(run_probe, "train", full)
+        else:
+            _, [task] = build_tasks(settings, settings.evaluations[0])
+            patch.setattr(type(task), "score", full)
+        expect_failed(rows(settings), settings, "out_of_memory", "out of memory")
+    assert all(row.measurement.status in ("ok", "not_reached") for row in rows(settings, rate=3e-3))
+
+
+def test_a_kernel_that_cannot_do_the_task_is_rows_with_its_reason(tmp_path, monkeypatch):
+    settings = probe_settings(tmp_path)
+
+    def refuse(*_, **__):
+        raise UserError("attn.backend=sdpa: no head of 8 channels")
+
+    monkeypatch.setattr(Softmax, "choose_backend", refuse)
+    found = rows(settings)
+    expect_failed(found, settings, "unsupported", "no head of 8 channels")
+    assert {row.identity.parameters for row in found} == {None}
+    assert {row.identity.backend for row in found} == {"none"}
+
+
+class WithoutConvolution(Softmax):
+    """A mixer that has no short convolution."""
+
+    def __init__(self, *, dim: int, head_width: int, num_heads: int | None, backend: str) -> None:
+        super().__init__(dim=dim, head_width=head_width, num_heads=num_heads, backend=backend)
+
+
+def test_a_wish_that_a_mixer_cannot_have_stands_in_its_rows(tmp_path):
+    settings = probe_settings(tmp_path)
+    assert not any("not_applicable" in row.measurement.settings for row in rows(settings))
+    target = f"{__name__}.WithoutConvolution"
+    mixer = replace(settings.mixer, name="bare", target=target, options={"num_heads": None, "backend": "auto"})
+    found = rows(replace(settings, mixer=mixer, trusted=frozenset({target})))
+    assert all(row.measurement.settings["not_applicable"] == ["conv_size", "output_gate"] for row in found)
+    assert {row.identity.mixer for row in found} == {"WithoutConvolution"}
+
+
+def test_a_mixer_from_outside_that_sees_the_future_is_not_trained(tmp_path):
+    settings = replace(probe_settings(tmp_path), **settings_of("SeesTheFutureWithoutGradient"))
+    with pytest.raises(UserError, match=r"^attn=mine: outputs up to position .* it is not trained"):
+        rows(settings)
+    assert not is_complete(prepared(settings).results)
+    assert not (prepared(settings).folder / "checkpoint").exists()
+    found = rows(replace(settings, **settings_of("SeparateProjections")))
+    assert all(row.measurement.status in ("ok", "not_reached") for row in found)
+
+
+def test_the_size_is_the_task_s_whatever_the_mixer_or_the_run_has(tmp_path):
+    given = {"attn": "gated_deltanet", "name": "recall", "recall_widths": [32]}
+    plain = prepared(probe_settings(tmp_path, **given))
+    own = prepared(probe_settings(tmp_path, "model.dim=128", "model.head_width=64", **given))
+    assert own.config_hash == plain.config_hash
+    assert own.matched is not None
+    assert (own.matched.model.dim, own.matched.model.head_width) == (32, 32)
+    assert own.mixers[0].options["conv_size"] == 4
+    assert own.mixers[0].options["output_gate"] is False
+
+
+@pytest.mark.parametrize(
+    ("word", "attn"),
+    [
+        ("attn.conv_size=0", "softmax"),
+        ("attn.conv_size=0", "gated_deltanet"),
+        ("attn.num_key_value_heads=1", "softmax"),
+        ("attn.num_heads=4", "linear"),
+        ("+attn.head_width=16", "softmax"),
+        ("attn.output_gate=true", "softmax"),
+        ("attn.qk_norm=true", "linear"),
+    ],
+)
+@pytest.mark.parametrize("name", ["copy", "recall"])
+def test_what_a_variant_names_wins_over_what_a_probe_wishes(word, attn, name, tmp_path):
+    given = {"copy": {"copy_width": 32, "copy_head_width": 16}, "recall": {"recall_widths": [32]}}[name]
+    plain = prepared(probe_settings(tmp_path, attn=attn, name=name, **given))
+    own = prepared(probe_settings(tmp_path, word, attn=attn, name=name, **given))
+    option, _, value = word.removeprefix("+").removeprefix("attn.").partition("=")
+    assert own.mixers[0].options[option] == json.loads(value)
+    assert own.config_hash != plain.config_hash
+    assert {name: kept for name, kept in own.mixers[0].options.items() if name != option} == {
+        name: kept for name, kept in plain.mixers[0].options.items() if name != option
+    }
+
+
+def test_what_an_experiment_names_wins_too_and_what_a_yaml_of_the_mixer_says_does_not(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "attn").mkdir()
+    (tmp_path / "experiment" / "first.yaml").write_text("# @package _global_\nattn: {conv_size: 0}\n")
+    (tmp_path / "experiment" / "bare.yaml").write_text(
+        "# @package _global_\ndefaults: [first, override /model: tiny]\nattn: {output_gate: true}\n"
+    )
+    content = (CONF / "attn" / "softmax.yaml").read_text().replace("conv_size: 0", "conv_size: 2")
+    (tmp_path / "attn" / "twice.yaml").write_text(content)
+    words = ["device=cpu", "eval=[copy]", f"hydra.searchpath=[file://{tmp_path}]", "attn=twice"]
+    assert compose([*words, "experiment=bare"]).named_options == ["conv_size", "output_gate"]
+    plain = compose(words)
+    assert plain.named_options == []
+    assert prepared(plain).mixers[0].options["conv_size"] == 4
+
+
+def test_a_row_says_what_the_mixer_and_the_evaluation_were(tmp_path):
+    for row in rows(probe_settings(tmp_path, "attn.qk_norm=true")):
+        settings = row.measurement.settings
+        assert settings["mixer_options"] == {
+            **{"num_heads": None, "num_key_value_heads": None, "rotary_theta": 10000.0, "conv_size": 4},
+            **{"output_gate": False, "qk_norm": True},
+        }
+        expected = {"num_steps": 10, "batch_size": 8, "dim": 16, "num_layers": 2, "max_length": 4, "selective": False}
+        assert expected.items() <= settings["evaluation_options"].items()
+
+
+@pytest.mark.parametrize("override", ["outputs_dir=elsewhere", "rerun=true", "logger=offline", "seq_len=64"])
+def test_what_changes_no_number_changes_no_hash(override, tmp_path):
+    assert prepared(probe_settings(tmp_path, override)).config_hash == prepared(probe_settings(tmp_path)).config_hash
+
+
+def test_what_changes_numbers_changes_the_hash(tmp_path):
+    def hashed(*overrides: str, rate: float = 1e-2, **changed) -> str:
+        return prepared(probe_settings(tmp_path, *overrides, **changed), rate).config_hash
+
+    found = [
+        hashed(),
+        hashed("seed=1"),
+        hashed(rate=3e-3),
+        hashed("attn.rotary_theta=100"),
+        hashed(attn="linear"),
+        hashed(copy_precision="bfloat16"),
+        hashed(copy_num_steps=11),
+        hashed(copy_conv_size=3),
+        hashed(copy_num_test=17),
+        hashed(name="recall"),
+    ]
+    assert len(set(found)) == len(found)
+
+
+def test_one_value_more_changes_no_other_training(tmp_path):
+    one = probe_settings(tmp_path, name="recall")
+    more = probe_settings(tmp_path, name="recall", recall_cells=[[8, 2], [16, 2]], recall_learning_rates=[1e-2, 1e-1])
+    assert prepared(more, task=1).folder == prepared(one).folder
+    assert prepared(more, task=0).folder != prepared(one).folder
+
+
+def test_steps_are_not_captured_on_a_cpu(tmp_path, monkeypatch):
+    seen = []
+
+    def look(*given, captured: bool, **named) -> None:
+        seen.append(captured)
+        train(*given, captured=captured, **named)
+
+    monkeypatch.setattr(run_probe, "train", look)
+    rows(probe_settings(tmp_path))
+    assert seen == [False]
+
+
+def resident_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system does not say what a process holds")
+def test_thirty_trainings_in_one_process_hold_no_more_memory_than_ten(tmp_path):
+    settings = probe_settings(tmp_path, copy_num_steps=1)
+    held = []
+    for number in range(30):
+        run_probe.run_probe(prepared(replace(settings, seed=number)))
+        held.append(resident_mib())
+    assert held[-1] - held[9] < 20

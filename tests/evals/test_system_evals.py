@@ -1,0 +1,355 @@
+"""What times and weighs: its rows are complete and plausible, and what does not fit leaves the next setting clean."""
+
+import gc
+import math
+import random
+import signal
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from small import compose_once
+from test_run import SETTINGS
+
+from attnbench.cli.compose import CONF
+from attnbench.evals import throughput
+from attnbench.evals.base import SystemEvaluation
+from attnbench.evals.lib.rows import doublings
+from attnbench.evals.memory import Memory, growth
+from attnbench.evals.scaling import Scaling, power_law
+from attnbench.evals.throughput import UNITS, Throughput
+from attnbench.machine.capped_child import CappedChild
+from attnbench.machine.memory import available_mib
+from attnbench.machine.timing import OutOfMemory
+from attnbench.settings.errors import UserError
+from attnbench.settings.registry import build
+from attnbench.training import loop as train
+from attnbench.training.prepare import Run, prepare
+
+ON_LINUX = pytest.mark.skipif(available_mib() is None, reason="only Linux counts and caps a process's memory")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text(" ".join(random.Random(0).choices(["cat", "dog", "runs", "over", "green", "tree"], k=8000)))
+    return path
+
+
+@pytest.fixture
+def given_ceiling(monkeypatch) -> None:
+    """Where it is not what is tested, half a second of matrix products is saved."""
+    monkeypatch.setattr(throughput, "matrix_product_ceiling", lambda device, precision: 0.1)
+
+
+def subject(text: Path, *overrides: str) -> Run:
+    return prepare(compose_once([*SETTINGS, f"data.path={text}", *overrides]))
+
+
+def options(name: str, **changes: object) -> dict:
+    """The smoke settings of an evaluation, over those of its yaml."""
+    words = compose_once(["experiment=demo", "device=cpu", f"eval=[{name}]"]).evaluations[0]
+    cls = {"throughput": Throughput, "memory": Memory, "scaling": Scaling}[name]
+    return {**words.options, **cls.smoke, **changes}
+
+
+def rows_of(name: str, measured: Run, **changes: object) -> list:
+    target = yaml.safe_load((CONF / "eval" / f"{name}.yaml").read_text())["_target_"]
+    return list(build(target, options(name, **changes), SystemEvaluation).run(measured))
+
+
+def values(rows: list, settings: dict) -> dict:
+    return {row.metric: row.value for row in rows if row.settings == settings}
+
+
+def test_throughput_has_every_metric_and_they_agree(text):
+    measured = subject(text)
+    rows = rows_of("throughput", measured, lengths=[16, 32], batch_size=2, constant_tokens=64, max_length=64)
+    pairs = [(16, 2), (32, 2), (16, 4), (64, 1)]
+    assert [(row.metric, tuple(row.settings.values())) for row in rows] == [
+        (metric, pair) for pair in pairs for metric in UNITS
+    ]
+    assert all(row.status == "ok" and row.unit == UNITS[row.metric] for row in rows if row.metric in UNITS)
+    model = measured.new_model()
+    for length, batch_size in pairs:
+        found = values(rows, {"sequence_length": length, "batch_size": batch_size})
+        seconds = found["step_milliseconds"] / 1e3
+        assert math.isclose(found["tokens_per_second"] * seconds, length * batch_size)
+        assert math.isclose(found["achieved_tflops"] * 1e12 * seconds, 3 * model.forward_flops(length) * batch_size)
+        assert found["first_step_seconds"] > 0
+        assert 0 < found["peak_memory_mib"] < 200
+    ceilings = {
+        found["achieved_tflops"] / found["ceiling_fraction"]
+        for found in (values(rows, {"sequence_length": a, "batch_size": b}) for a, b in pairs)
+    }
+    assert max(ceilings) == pytest.approx(min(ceilings))
+    [step] = [row for row in rows if row.metric == "step_milliseconds" and row.settings["sequence_length"] == 64]
+    assert step.low <= step.value <= step.high
+    assert step.num_samples >= 3
+
+
+def test_throughput_times_the_step_that_trains_on_new_text_at_every_call(text, monkeypatch, given_ceiling):
+    seen, train_step = [], train.train_step
+
+    def watched(state, batch, rate, settings, precision, *compiled):
+        seen.append((batch.tokens_BT.clone(), float(rate), settings, precision))
+        return train_step(state, batch, rate, settings, precision, *compiled)
+
+    monkeypatch.setattr(train, "train_step", watched)
+    measured = subject(text)
+    rows_of("throughput", measured, lengths=[32], batch_size=2, constant_tokens=None, warmup=2, repeats=4)
+    _settling, *steps = seen
+    assert len(steps) == 1 + 2 + 4
+    assert all(tokens_BT.shape == (2, 32) for tokens_BT, *_ in steps)
+    assert len({tuple(tokens_BT.flatten().tolist()) for tokens_BT, *_ in steps}) == len(steps)
+    assert all(rate > 0 and (*rest,) == (measured.train, "float32") for _, rate, *rest in steps)
+
+
+def test_one_length_more_changes_no_other_setting(text):
+    few = Throughput(**options("throughput", lengths=[16, 32], constant_tokens=64)).pairs
+    more = Throughput(**options("throughput", lengths=[16, 32, 64], constant_tokens=64, max_length=64)).pairs
+    assert set(few) < set(more)
+    # As published, and no setting twice.
+    [settings] = compose_once(["experiment=demo", "device=cpu", "eval=[throughput]"]).evaluations
+    pairs = Throughput(**settings.options).pairs
+    assert pairs[:3] == [(256, 128), (512, 128), (1024, 128)]
+    assert pairs[3:] == [(length, 32768 // length) for length in doublings(512, 32768)]
+
+
+def test_a_text_too_short_for_a_length_is_rows_that_say_so(text, given_ceiling):
+    rows = rows_of("throughput", subject(text), lengths=[16, 2**15], batch_size=2, constant_tokens=None)
+    assert [row.status for row in rows] == ["ok"] * len(UNITS) + ["unsupported"] * len(UNITS)
+    assert all("characters and a batch needs 65537" in row.reason for row in rows[len(UNITS) :])
+
+
+@ON_LINUX
+def test_a_step_that_does_not_fit_is_rows_and_the_next_one_is_clean(text, monkeypatch, given_ceiling):
+    # Each head's weights alone are 4 x 2048 x 2048 numbers, 64 MiB: more than the heap keeps of other tests.
+    monkeypatch.setattr("attnbench.evals.lib.step_cost.available_mib", lambda: 100.0)
+    measured = subject(text)
+    rows = rows_of("throughput", measured, lengths=[64, 2048, 32], batch_size=4, constant_tokens=None)
+    assert [row.status for row in rows] == [
+        *["ok"] * len(UNITS),
+        *["out_of_memory"] * len(UNITS),
+        *["ok"] * len(UNITS),
+    ]
+    assert all("can't allocate memory" in row.reason for row in rows if row.status == "out_of_memory")
+    after = values(rows, {"sequence_length": 32, "batch_size": 4})["peak_memory_mib"]
+    assert after < values(rows, {"sequence_length": 64, "batch_size": 4})["peak_memory_mib"] + 8
+
+
+@ON_LINUX
+def test_memory_grows_as_the_square_for_softmax_until_it_does_not_fit(text):
+    lengths = {"min_length": 128, "cpu_max_length": 1024, "batch_size": 8, "cpu_cap_mib": 220}
+    rows = rows_of("memory", subject(text), **lengths)
+    for metric, last in (("forward_peak_mib", "ok"), ("training_peak_mib", "out_of_memory")):
+        of_mode = [row for row in rows if row.metric == metric]
+        assert [row.settings["sequence_length"] for row in of_mode] == [128, 256, 512, 1024]
+        assert [row.status for row in of_mode] == ["ok"] * 3 + [last]
+        # Two heads' weights, 8 x 2 x 512 x 512 numbers of 4 bytes, once at least.
+        assert 16 < of_mode[2].value < 220
+    assert "capped at 220 MiB" in of_mode[3].reason
+    exponents = {row.settings["mode"]: row for row in rows if row.metric == "growth_exponent"}
+    assert set(exponents) == {"forward", "training"}
+    assert all(1.3 < row.value < 2.1 and row.low <= row.value <= row.high for row in exponents.values())
+    states = [row.value for row in rows if row.metric == "state_bytes"]
+    # A key and a value of 32 channels in float32 at every position of 2 layers.
+    assert [after - before for before, after in pairwise(states)] == [
+        length * 2 * 32 * 4 * 2 for length in (128, 256, 512)
+    ]
+
+
+def test_what_is_longer_than_what_did_not_fit_is_not_tried(text, monkeypatch):
+    asked = []
+
+    def ask(self, mode, length):
+        asked.append((mode, length))
+        return OutOfMemory(reason="too large") if (mode, length) == ("forward", 64) else length**2 / 1000
+
+    monkeypatch.setattr(CappedChild, "ask", ask)
+    rows = rows_of("memory", subject(text), min_length=32, cpu_max_length=256)
+    assert asked == [("forward", 32), ("forward", 64), *(("training", length) for length in (32, 64, 128, 256))]
+    forward = [row for row in rows if row.metric == "forward_peak_mib"]
+    assert [row.status for row in forward] == ["ok"] + ["out_of_memory"] * 3
+    assert [row.reason for row in forward] == ["", "too large", "did not fit at 64", "did not fit at 64"]
+    short, training = (row for row in rows if row.metric == "growth_exponent")
+    assert short.status == "unsupported"
+    assert training.value == pytest.approx(2)
+
+
+def test_a_system_that_does_not_tell_has_rows_that_say_so(text, monkeypatch):
+    monkeypatch.setattr(CappedChild, "ask", lambda self, mode, length: None)
+    rows = [row for row in rows_of("memory", subject(text)) if row.metric.endswith("_mib")]
+    assert len(rows) == 6
+    assert all(row.status == "unsupported" and "does not say" in row.reason for row in rows)
+
+
+@ON_LINUX
+def test_memory_grows_as_the_length_for_linear_attention(text):
+    # So many sequences that what the heap keeps of earlier tests does not show.
+    lengths = {"min_length": 128, "cpu_max_length": 512, "batch_size": 40}
+    rows = rows_of("memory", subject(text, "attn=linear"), **lengths)
+    assert all(row.status == "ok" for row in rows)
+    exponents = [row.value for row in rows if row.metric == "growth_exponent"]
+    assert len(exponents) == 2
+    # Of a square it would be near 2.
+    assert all(0.8 < exponent < 1.3 for exponent in exponents), exponents
+    peaks = {metric: [row.value for row in rows if row.metric == metric] for metric in {row.metric for row in rows}}
+    assert all(t > f for f, t in zip(peaks["forward_peak_mib"], peaks["training_peak_mib"], strict=True))
+    assert len(set(peaks["state_bytes"])) == 1
+
+
+def test_growth_is_the_slope_of_the_upper_half():
+    peaks = {length: max(100.0, length**2 / 1000) for length in doublings(64, 8192)}
+    row = growth(peaks, {"mode": "forward"})
+    assert row.value == pytest.approx(2)
+    assert row.num_samples == 4
+    assert row.low is not None
+    assert row.high is not None
+    assert row.low <= row.value <= row.high
+    assert growth({256: 1.0, 512: 2.0}, {}).status == "unsupported"
+
+
+@ON_LINUX
+def test_a_child_ended_by_the_system_did_not_fit_and_the_next_one_answers():
+    kill, answer = f"__import__('signal').raise_signal({signal.SIGKILL})", "6 * 7"
+    with CappedChild(partial(partial, eval), 64) as child:
+        outcome = child.ask(kill)
+        assert isinstance(outcome, OutOfMemory)
+        assert "SIGKILL" in outcome.reason
+        assert child.ask(answer) == 42
+        with pytest.raises(RuntimeError, match="exit code 3"):
+            child.ask("__import__('os')._exit(3)")
+
+
+SIZES = {
+    name: {"name": name, "dim": width, "num_layers": 2, "head_width": 16, "feed_forward_width": width}
+    for name, width in {"s": 16, "m": 32, "l": 48}.items()
+}
+
+
+def test_scaling_measures_and_trains_every_size(text):
+    rows = rows_of("scaling", subject(text), sizes=SIZES, names=["s", "m", "l"], batch_size=4, train_tokens=2048)
+    metrics = ("parameters", "step_milliseconds", "peak_memory_mib", "nats_per_character")
+    assert [(row.metric, row.settings) for row in rows] == [
+        *((metric, {"model": name}) for name in SIZES for metric in metrics),
+        ("scaling_exponent", {}),
+    ]
+    assert all(row.status == "ok" for row in rows)
+    parameters = [row.value for row in rows if row.metric == "parameters"]
+    assert parameters == sorted(set(parameters))
+    # 16 steps: better than a guess among the symbols, which no model starts out with.
+    vocabulary_size = subject(text).corpus.vocabulary_size
+    assert all(0 < row.value < math.log(vocabulary_size) for row in rows if row.metric == "nats_per_character")
+    assert rows[-1].low <= rows[-1].value <= rows[-1].high
+
+
+def test_one_size_more_changes_no_other_loss(text):
+    def losses(*names):
+        rows = rows_of("scaling", subject(text), sizes=SIZES, names=[*names], batch_size=4, train_tokens=512)
+        assert rows[-1].status == "unsupported"
+        assert "needs 3" in rows[-1].reason
+        return {row.settings["model"]: row.value for row in rows if row.metric == "nats_per_character"}
+
+    assert losses("m").items() < losses("s", "m").items()
+
+
+def test_a_size_that_cannot_be_matched_is_rows_that_say_so(text):
+    impossible = {**SIZES, "odd": {**SIZES["m"], "name": "odd", "head_width": 20}}
+    rows = rows_of("scaling", subject(text), sizes=impossible, names=["odd", "s"], batch_size=2)
+    assert [row.status for row in rows] == ["unsupported"] * 3 + ["ok"] * 3
+    assert "head_width=20" in rows[0].reason
+
+
+def test_a_training_that_diverges_has_no_loss_and_no_part_in_the_power_law(text):
+    rows = rows_of(
+        "scaling", subject(text), sizes=SIZES, names=["s"], batch_size=4, train_tokens=4096,
+        learning_rate=1e30, warmup_steps=0,
+    )  # fmt: skip
+    [loss] = [row for row in rows if row.metric == "nats_per_character"]
+    assert loss.status == "diverged"
+    assert rows[-1].reason.startswith("0 sizes")
+
+
+def test_a_power_law_is_found_again():
+    row = power_law({round(n): 5 * n**-0.08 for n in (1e6, 4e6, 12e6, 27e6)})
+    assert row.value == pytest.approx(0.08, rel=1e-6)
+    noisy = power_law({10: 3.0, 100: 2.5, 1000: 1.8, 10000: 1.6})
+    assert noisy.value is not None
+    assert noisy.low is not None
+    assert noisy.high is not None
+    assert noisy.low < noisy.value < noisy.high
+
+
+def test_the_sizes_are_those_of_conf_model():
+    sizes = options("scaling")["sizes"]
+    assert sizes == {path.stem: yaml.safe_load(path.read_text()) for path in (CONF / "model").glob("*.yaml")}
+
+
+BAD = {
+    "+eval.throughput.length=[16]": ["length", "lengths"],
+    "eval.throughput.lengths=[16,0]": ["lengths=[16, 0]", "positive whole numbers"],
+    "eval.throughput.batch_size=0": ["batch_size=0", "positive"],
+    "eval.throughput.repeats=many": ["repeats=many", "an integer"],
+    "eval.throughput.constant_tokens=1000": ["constant_tokens=1000", "multiple of 256"],
+    "eval.throughput.constant_tokens=128": ["constant_tokens=128", "multiple of 256"],
+    "eval.throughput.lengths=[]": ["lengths=[]", "constant_tokens"],
+    "+eval.memory.cap=4": ["cap", "cpu_cap_mib"],
+    "eval.memory.cpu_max_length=255": ["cpu_max_length=255", "min_length=256"],
+    "eval.memory.min_length=-1": ["min_length=-1", "positive"],
+    "+eval.scaling.size=1m": ["size", "sizes"],
+    "eval.scaling.names=[5m]": ["names=['5m']", "1m, 4m"],
+    "eval.scaling.sizes.tiny.dim=0": ["eval.scaling.sizes.tiny.dim=0", "at least 1"],
+    "+eval.scaling.sizes.tiny.width=8": ["eval.scaling.sizes.tiny.width=8", "head_width"],
+    "+eval.scaling.sizes.huge=big": ["eval.scaling.sizes.huge=big", "conf/model"],
+    "eval.scaling.learning_rate=0": ["learning_rate=0", "above 0"],
+    "eval.scaling.train_tokens=0": ["train_tokens=0", "positive"],
+}
+
+
+@pytest.mark.parametrize("override", BAD)
+def test_a_bad_setting_is_refused_before_anything_runs(override):
+    name = override.split(".")[1]
+    with pytest.raises(UserError) as caught:
+        compose_once(["experiment=demo", "device=cpu", f"eval=[{name}]", override])
+    assert "\n" not in str(caught.value)
+    for words in BAD[override]:
+        assert words in str(caught.value)
+
+
+@pytest.mark.gpu
+def test_a_step_that_does_not_fit_the_gpu_gives_its_memory_back(text):
+    device = torch.device("cuda", 0)
+    measured = subject(text, "device=cuda:0", "train.compile=false")
+    two_gib = 2**31 / torch.cuda.get_device_properties(device).total_memory
+    # What stays of it is cuBLAS's own.
+    rows_of("throughput", measured, lengths=[64], batch_size=4, constant_tokens=None)
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved(device)
+    torch.cuda.set_per_process_memory_fraction(two_gib, device)
+    try:
+        rows = rows_of("throughput", measured, lengths=[64, 4096, 128], batch_size=8, constant_tokens=None)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+    assert [row.status for row in rows] == [
+        *["ok"] * len(UNITS),
+        *["out_of_memory"] * len(UNITS),
+        *["ok"] * len(UNITS),
+    ]
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved(device) <= before + 2**21
+    assert throughput.UNITS.keys() == {row.metric for row in rows}
+
+
+@pytest.mark.gpu
+def test_memory_on_a_gpu_grows_as_the_mixer_does(text):
+    lengths = {"min_length": 128, "max_length": 2048, "batch_size": 8}
+    for attn, low, high in (("softmax", 1.3, 2.1), ("linear", 0.85, 1.15)):
+        rows = rows_of("memory", subject(text, "device=cuda:0", f"attn={attn}", "attn.backend=torch"), **lengths)
+        assert all(row.status == "ok" for row in rows)
+        assert all(low < row.value < high for row in rows if row.metric == "growth_exponent")

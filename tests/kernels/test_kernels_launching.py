@@ -1,0 +1,242 @@
+"""Kernels begin to compile while an operator is traced: the very ones that it launches later."""
+
+import sys
+from contextlib import nullcontext
+from functools import partial
+from threading import Event, Timer
+
+import pytest
+import torch
+from kernel_checks import interpreted, normal
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from triton.runtime.errors import OutOfResources
+
+from attnbench.kernels import flash_launch, launching
+from attnbench.kernels.embedding import embed
+from attnbench.kernels.flash_attention import flash_attention, packed_flash_attention
+from attnbench.kernels.gated_delta_rule import gated_delta_rule
+from attnbench.kernels.linear_attention import linear_attention
+from attnbench.kernels.linear_cross_entropy import linear_cross_entropy
+from attnbench.kernels.rotary import split_rotated
+from attnbench.kernels.short_convolution import short_convolution
+from attnbench.kernels.swiglu import swiglu
+from attnbench.settings.errors import UserError
+
+LENGTH, HEADS, WIDTH = 40, 2, 16
+MIXED = (2, LENGTH, 3 * HEADS * WIDTH)
+"""Query, key and value side by side."""
+
+
+def delta_rule(mixed: Tensor, *, parallel: bool) -> Tensor:
+    rates = mixed[..., :HEADS]
+    return gated_delta_rule(
+        mixed, -rates.abs(), rates.sigmoid(), num_heads=HEADS, key_width=WIDTH, unit_length=True, parallel=parallel
+    )[0]
+
+
+def logits_of(x: Tensor) -> Tensor:
+    targets = torch.arange(x.shape[0], device=x.device) % 24
+    return linear_cross_entropy(x, x[:24], targets, None, torch.is_grad_enabled())[0]
+
+
+def embedded(weight: Tensor) -> Tensor:
+    return embed(torch.arange(10, device=weight.device), weight, torch.float32)
+
+
+def turned(x: Tensor) -> Tensor:
+    return sum(split_rotated(x, angles_of(x), HEADS, HEADS))
+
+
+def attended(x: Tensor) -> Tensor:
+    return flash_attention(*x.unflatten(2, (-1, WIDTH)).split(HEADS, dim=2), causal=True)
+
+
+def packed(x: Tensor) -> Tensor:
+    return packed_flash_attention(x, angles_of(x), num_heads=HEADS, num_key_value_heads=HEADS, causal=True)
+
+
+def angles_of(x: Tensor) -> Tensor:
+    return torch.ones(2, LENGTH, WIDTH // 2, device=x.device)
+
+
+OPERATORS = {
+    "swiglu": (swiglu, (33, 48)),
+    "embed": (embedded, (30, 16)),
+    "linear_cross_entropy": (logits_of, (30, 16)),
+    "short_convolution": (lambda x: short_convolution(x, x[0, :8, :4], silu=True), (2, 20, 8)),
+    "split_rotated": (turned, MIXED),
+    "flash_attention": (attended, MIXED),
+    "flash_attention, split": (attended, (3, *MIXED[1:])),
+    "packed_flash_attention": (packed, MIXED),
+    "packed_flash_attention, split": (packed, (3, *MIXED[1:])),
+    "linear_attention": (lambda x: linear_attention(x, None, None, HEADS, "elu", 1e-6)[0], MIXED),
+    "gated_delta_rule, walking": (partial(delta_rule, parallel=False), MIXED),
+    "gated_delta_rule, parallel": (partial(delta_rule, parallel=True), MIXED),
+}
+"""Of a tensor, and the tensor's shape. No two ask an operator the same: the second time nothing would begin."""
+
+
+@interpreted
+@pytest.mark.parametrize("name", OPERATORS)
+def test_all_that_is_launched_was_begun_while_tracing(name, monkeypatch):
+    function, shape = OPERATORS[name]
+    original, begun, launched = launching.launch, set(), set()
+
+    def watched(kernel, grid, *arguments, **options):
+        tensors = [part for part in (*arguments, *options.values()) if isinstance(part, Tensor)]
+        named = tuple((key, launching._outline(part)) for key, part in options.items())
+        into = begun if any(isinstance(part, FakeTensor) for part in tensors) else launched
+        into.add((kernel.fn.__qualname__, kernel.fn.__module__, tuple(map(launching._outline, arguments)), named))
+        original(kernel, grid, *arguments, **options)
+
+    for module in list(sys.modules.values()):
+        if getattr(module, "launch", None) is original:
+            monkeypatch.setattr(module, "launch", watched)
+    monkeypatch.setattr(launching, "can_compile", lambda inputs: True)
+    monkeypatch.setattr(launching, "begin", lambda *kernel: None)
+    if name.endswith(", split"):
+        monkeypatch.setattr(flash_launch, "splits_for", lambda *_: 2)
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=False)
+    compiled(normal(*shape).requires_grad_()).sum().backward()
+    assert launched
+    assert name.endswith(", split") == any(kernel == "add_up_kernel" for kernel, *_ in launched)
+    assert begun == launched
+
+
+class Kernel:
+    """Only says what it is asked to compile, to load and to run."""
+
+    def __init__(self, allowed: Event | None = None) -> None:
+        self.asked, self.done, self.allowed = [], [], allowed
+
+    def warmup(self, *arguments, grid, **options) -> "Kernel":
+        if self.allowed is not None:
+            self.allowed.wait(10)
+        self.asked.append((arguments, options))
+        return self
+
+    @property
+    def run(self) -> None:
+        self.done.append("loaded")
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **options: self.done.append("launched")
+
+
+def finish() -> None:
+    launching._threads().shutdown(wait=True)
+    launching._threads.cache_clear()
+
+
+@interpreted
+def test_a_kernel_is_compiled_once_for_the_same_arguments(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    kernel = Kernel()
+    with FakeTensorMode():
+        for rows in (4, 8, 4):
+            tensors = torch.empty(rows, dtype=torch.bfloat16), torch.empty(rows)
+            launching.launch(kernel, (rows,), tensors[0], rows, scale=tensors[1], BLOCK=16)
+    finish()
+    assert sorted(arguments[1] for arguments, _ in kernel.asked) == [4, 8]
+    assert {arguments[0] for arguments, _ in kernel.asked} == {torch.bfloat16}
+    assert {(options["scale"].dtype, options["BLOCK"]) for _, options in kernel.asked} == {(torch.float32, 16)}
+    assert kernel.done == ["loaded", "loaded"]
+
+
+@interpreted
+def test_nothing_is_launched_while_a_kernel_is_half_loaded(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    allowed = Event()
+    kernel = Kernel(allowed)
+    with FakeTensorMode():
+        launching.launch(kernel, (1,), torch.empty(4))
+    Timer(0.2, allowed.set).start()
+    launching.launch(kernel, (1,), torch.empty(4))
+    assert kernel.done == ["loaded", "launched"]
+    finish()
+    assert not launching._unfinished
+
+
+@interpreted
+def test_an_operator_is_traced_through_once_for_the_same_inputs(monkeypatch):
+    monkeypatch.setattr(launching, "can_compile", lambda inputs: True)
+    monkeypatch.setattr(launching, "begin", lambda *kernel: begun.append(kernel))
+    begun = []
+    with FakeTensorMode():
+        for rows in (71, 72, 71):
+            swiglu(torch.empty(rows, 8))
+    assert len(begun) == 2
+
+
+@interpreted
+def test_a_kernel_that_cannot_be_loaded_counts_as_not_loaded(monkeypatch):
+    class Unloadable(Kernel):
+        _run = None
+
+        @property
+        def run(self) -> None:
+            self._run = "half"
+            raise RuntimeError("no memory")
+
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    kernel = Unloadable()
+    with FakeTensorMode():
+        launching.launch(kernel, (1,), torch.empty(4))
+    finish()
+    assert kernel.asked
+    assert kernel._run is None
+
+
+def test_a_kernel_that_a_device_has_too_little_memory_for_says_so_in_one_line():
+    class Kernel:
+        fn = linear_attention
+
+        def __getitem__(self, grid):
+            raise OutOfResources(163840, 101376, "shared memory")
+
+    with pytest.raises(UserError, match=r"linear_attention.* needs 163840 of .* 101376 \(shared.* attn.backend"):
+        launching.launch(Kernel(), (1,), torch.empty(4))
+
+
+@interpreted
+def test_what_an_operator_cannot_take_it_says_when_it_runs(monkeypatch):
+    monkeypatch.setattr(launching, "can_compile", lambda inputs: True)
+    with FakeTensorMode():
+        outline = flash_attention(*(torch.empty(1, 4, 2, 300) for _ in range(3)), causal=True)
+    assert outline.shape == (1, 4, 2, 300)
+    with pytest.raises(ValueError, match="300 channels"):
+        flash_attention(*(torch.empty(1, 4, 2, 300) for _ in range(3)), causal=True)
+
+
+def test_nothing_begins_away_from_a_card_or_for_sizes_that_are_not_known(monkeypatch):
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    size = mode.from_tensor(torch.empty(7), static_shapes=False).shape[0]
+    with mode:
+        known, unknown = torch.empty(7, device="cuda:0"), torch.empty(size, device="cuda:0")
+        elsewhere = torch.empty(7, device="cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(launching, "interpreted", lambda: False)
+    assert launching.can_compile((known, 7, None))
+    assert not launching.can_compile((known, elsewhere))
+    assert not launching.can_compile((unknown, 7))
+    assert not launching.can_compile((known, size))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert not launching.can_compile((known,))
+
+
+@pytest.mark.gpu
+def test_what_was_begun_is_what_a_launch_looks_for():
+    from attnbench.kernels.swiglu import _forward
+
+    x, caches = normal(77, 224, dtype=torch.bfloat16), _forward.device_caches[torch.cuda.current_device()][0]
+    before = set(caches)
+    with FakeTensorMode() as mode:
+        swiglu(mode.from_tensor(x))
+    finish()
+    begun = set(caches)
+    swiglu(x)
+    assert len(begun - before) == 1
+    assert set(caches) == begun

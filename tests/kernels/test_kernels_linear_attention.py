@@ -1,0 +1,200 @@
+"""Linear attention's kernels against the recurrence in float64: interpreted on a CPU, compiled on a GPU."""
+
+import pytest
+import torch
+from kernel_checks import DEVICE, assert_near, normal
+from mixer_building import assert_near as assert_near_everywhere
+from mixer_building import build, check_against_definition, example_input
+from torch import Tensor
+
+from attnbench.kernels import linear_attention as kernels
+from attnbench.kernels.linear_attention import linear_attention, mix
+from attnbench.mixers.contract import in_pieces
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+EPS = 1e-6
+
+
+def definition(
+    mixed_BTC: Tensor, memory: Tensor | None, normaliser: Tensor | None, num_heads: int, feature_map: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All weights at once, which in float64 is exact enough."""
+    query, key, value = mixed_BTC.unflatten(2, (3, num_heads, -1)).permute(2, 0, 3, 1, 4)
+    features = {"elu": lambda x: torch.nn.functional.elu(x) + 1, "relu": torch.relu, "identity": lambda x: x}
+    query, key = features[feature_map](query), features[feature_map](key)
+    weight = (query @ key.mT).tril()
+    mixture, divisor = weight @ value, weight.sum(-1, keepdim=True)
+    last_memory, last_normaliser = key.mT @ value, key.sum(2)
+    if memory is not None and normaliser is not None:
+        mixture, divisor = mixture + query @ memory, divisor + query @ normaliser[..., None]
+        last_memory, last_normaliser = last_memory + memory, last_normaliser + normaliser
+    return (mixture / (divisor + EPS)).transpose(1, 2), last_memory, last_normaliser
+
+
+def packed(batch: int, length: int, heads: int, width: int, feature_map: str, dtype: torch.dtype, seed=0) -> Tensor:
+    """Features that torch took are not negative, and here not near zero, where every quotient is noise."""
+    mixed = normal(batch, length, 3 * heads * width, dtype=dtype, seed=seed)
+    if feature_map == "identity":
+        mixed[..., : 2 * heads * width] = mixed[..., : 2 * heads * width].abs()
+    return mixed
+
+
+def check(
+    length: int, width: int, feature_map: str, dtype: torch.dtype, *, state: bool = False, batch=1, heads=2
+) -> None:
+    mixed = packed(batch, length, heads, width, feature_map, dtype)
+    upstream = normal(batch, length, heads, width, dtype=dtype, seed=1)
+    memory = normal(batch, heads, width, width, seed=2) if state else None
+    normaliser = normal(batch, heads, width, seed=3).abs() if state else None
+    exact = mixed.double().requires_grad_()
+    wide = (None if x is None else x.double() for x in (memory, normaliser))
+    expected = definition(exact, *wide, heads, feature_map)
+    mixed.requires_grad_()
+    actual = linear_attention(mixed, memory, normaliser, heads, feature_map, EPS)
+    assert actual[0].dtype == dtype
+    for own, other in zip(actual, expected, strict=True):
+        assert_near(own, other, TOLERANCE[dtype])
+    (gradient,) = torch.autograd.grad(actual[0], mixed, upstream)
+    (other,) = torch.autograd.grad(expected[0], exact, upstream.double())
+    # Each part on its own: that of the value is the largest, that of the first query zero.
+    scale = 0.1 * float(other.norm())
+    for own, of_part in zip(gradient.chunk(3, dim=2), other.chunk(3, dim=2), strict=True):
+        assert_near(own, of_part, TOLERANCE[dtype], smallest=scale)
+
+
+# Around the border of a chunk, and over several with a ragged end.
+@pytest.mark.parametrize("length", [1, 16, 63, 64, 65, 133])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_are_the_definition(length, dtype):
+    check(length, 32, "elu", dtype)
+
+
+@pytest.mark.parametrize("feature_map", ["relu", "identity"])
+def test_other_feature_maps(feature_map):
+    check(70, 16, feature_map, torch.float32)
+
+
+@pytest.mark.parametrize("width", [16, 20, 64, 128])
+def test_any_width(width):
+    check(40, width, "elu", torch.float32)
+
+
+@pytest.mark.parametrize("length", [1, 70])
+def test_kernels_go_on_from_a_state(length):
+    check(length, 20, "elu", torch.float32, state=True)
+
+
+@pytest.mark.parametrize("state", [False, True])
+def test_segments_side_by_side_are_one_walk(monkeypatch, state):
+    """What a few heads and a long sequence get."""
+    monkeypatch.setattr(kernels, "segment_positions", lambda batch, length, num_heads: 64)
+    check(200, 16, "elu", torch.float32, state=state, batch=2)
+
+
+def test_a_few_heads_are_cut_into_segments_of_whole_chunks():
+    for batch, length, heads in ((2, 16384, 12), (1, 1000, 1), (1, 300, 4), (3, 70, 2)):
+        segment = kernels.segment_positions(batch, length, heads)
+        assert segment % 64 == 0 or segment >= length
+        assert segment >= 256
+    assert kernels.segment_positions(128, 256, 4) == 256
+    assert kernels.segment_positions(128, 4096, 4) == 4096
+
+
+def test_nothing_is_left_unwritten(monkeypatch):
+    """What a kernel does not write shows as NaN."""
+    outputs, empty = kernels._outputs, torch.empty_like
+    monkeypatch.setattr(kernels, "_outputs", lambda *args: tuple(x.fill_(torch.nan) for x in outputs(*args)))
+    monkeypatch.setattr(torch, "empty_like", lambda x: empty(x).fill_(torch.nan))
+    for segment in (64, 256):
+        monkeypatch.setattr(kernels, "segment_positions", lambda batch, length, num_heads, segment=segment: segment)
+        mixed = packed(1, 133, 2, 20, "elu", torch.float32)
+        results = mix(mixed, None, None, 2, "elu", EPS)
+        assert all(x.isfinite().all() for x in results)
+        assert kernels.mix_backward(results[0], mixed, None, None, *results, 2, "elu").isfinite().all()
+
+
+@pytest.mark.parametrize("state", [False, True])
+def test_it_is_a_proper_operator(state):
+    mixed = packed(2, 5, 2, 16, "elu", torch.float32).requires_grad_()
+    memory = normal(2, 2, 16, 16) if state else None
+    normaliser = normal(2, 2, 16).abs() if state else None
+    torch.library.opcheck(
+        mix,
+        (mixed, memory, normaliser, 2, "elu", EPS),
+        # Its gradient is checked above; this one would ask for those of the states.
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
+
+
+@pytest.mark.parametrize("state", [False, True])
+def test_stacked_inputs_under_vmap(state):
+    mixed = torch.stack([packed(2, 20, 2, 16, "elu", torch.float32, seed) for seed in range(3)], dim=1).requires_grad_()
+    memory = normal(2, 2, 16, 16) if state else None
+    normaliser = normal(3, 2, 2, 16).abs() if state else None
+
+    def loss(mixed: Tensor, memory: Tensor | None, normaliser: Tensor | None) -> Tensor:
+        return linear_attention(mixed, memory, normaliser, 2, "elu", EPS)[0].pow(3).sum((-4, -3, -2, -1))
+
+    losses = torch.vmap(loss, (1, None, 0 if state else None))(mixed, memory, normaliser)
+    runs = torch.stack([loss(mixed[:, i], memory, None if normaliser is None else normaliser[i]) for i in range(3)])
+    torch.testing.assert_close(losses, runs)
+    fast = torch.autograd.grad(losses.sum(), mixed)
+    torch.testing.assert_close(fast, torch.autograd.grad(runs.sum(), mixed))
+
+
+def test_a_gradient_through_states_is_refused():
+    mixed = packed(1, 5, 2, 16, "elu", torch.float32).requires_grad_()
+    with pytest.raises(NotImplementedError, match="states"):
+        linear_attention(mixed, None, None, 2, "elu", EPS)[1].sum().backward()
+
+
+@pytest.mark.parametrize(("width", "dtype"), [(8, torch.float32), (160, torch.float32), (16, torch.float64)])
+def test_what_has_no_kernel_is_refused(width, dtype):
+    with pytest.raises(ValueError, match="no kernel"):
+        linear_attention(normal(1, 5, 6 * width, dtype=dtype), None, None, 2, "elu", EPS)
+
+
+OPTIONS = ({}, {"feature_map": "relu"}, {"feature_map": "softmax"}, {"qk_norm": True}, {"conv_size": 4})
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="test_gpu.py has it compiled")
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_mixer_by_kernel_is_its_definition_in_pieces_too(options):
+    mixer, x = build("linear", backend="triton", **options), example_input(2, 70)
+    check_against_definition(mixer, 70, torch.float32)
+    with torch.no_grad():
+        assert_near_everywhere(in_pieces(mixer, x, (33, 1, 36)), mixer(x)[0], 2e-5)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="test_gpu.py has it compiled")
+def test_the_mixer_by_kernel_compiles_without_a_break_and_stacks():
+    mixer, x = build("linear", backend="triton"), example_input(2, 20)
+    torch.compiler.reset()
+    compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True)
+    compiled(x)[0].square().sum().backward()
+    fast = {name: parameter.grad for name, parameter in mixer.named_parameters()}
+    parameters = {name: parameter.detach() for name, parameter in mixer.named_parameters()}
+    stacked = {name: torch.stack([value, 2 * value]).requires_grad_() for name, value in parameters.items()}
+    losses = torch.vmap(lambda values: torch.func.functional_call(mixer, values, (x,))[0].square().sum())(stacked)
+    losses.sum().backward()
+    for name, gradient in fast.items():
+        assert gradient is not None
+        assert_near_everywhere(gradient, stacked[name].grad[0], 1e-5, name)
+
+
+def test_a_query_keeps_its_gradient_where_later_features_are_a_million_times_larger():
+    """Exponentials make them so in trained models, and what is summed once cannot be subtracted again."""
+    torch.manual_seed(0)
+    mixed = torch.randn(1, 200, 3, 1, 16, dtype=torch.float64)
+    mixed[:, :130, 1] -= 14
+    mixed[:, 130:, 1] += 5
+    mixed = mixed.flatten(2).to(DEVICE)
+    narrow, wide = mixed.float().requires_grad_(), mixed.requires_grad_()
+    weight = torch.randn(1, 200, 1, 16, dtype=torch.float64, device=DEVICE)
+    (linear_attention(narrow, None, None, 1, "elu", EPS)[0] * weight.float()).sum().backward()
+    (definition(wide, None, None, 1, "elu")[0] * weight).sum().backward()
+    assert narrow.grad is not None
+    assert wide.grad is not None
+    # The queries of the first chunks, before the large keys.
+    actual, expected = narrow.grad[0, :130, :16].double(), wide.grad[0, :130, :16]
+    assert (actual - expected).norm() <= 1e-3 * expected.norm()

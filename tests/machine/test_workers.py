@@ -1,0 +1,190 @@
+"""Work in other processes: what comes back, whatever becomes of them, and that none is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from small import python_path
+from worker_acts import act
+
+from attnbench.machine import processes as workers
+from attnbench.machine.locks import folder_lock
+from attnbench.machine.processes import Outcome, run_alone, run_in_processes
+from attnbench.settings.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+
+
+def outcomes(items: Sequence[tuple[str, str]], folder: Path, **settings) -> list[Outcome[tuple[str, str]]]:
+    with closing(run_in_processes(act, items, log=folder / "log" / "output.log", **settings)) as found:
+        return list(found)
+
+
+def pids(folder: Path) -> list[str]:
+    """Of the calls that left a mark, in their order."""
+    marks = [path.name.split("-") for path in folder.iterdir() if path.is_file()]
+    return [pid for pid, _ in sorted(marks, key=lambda mark: int(mark[1]))]
+
+
+def is_running(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    # A zombie, whose new parent has not yet looked, does nothing any more.
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_for(condition, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.02)
+
+
+def test_whatever_ends_an_item_is_its_outcome_and_the_others_run(tmp_path):
+    items = [
+        ("refuse", "a setting"),
+        ("kill", ""),
+        ("raise", "two"),
+        ("leave", "3"),
+        ("exit", "4"),
+        ("mark", str(tmp_path)),
+    ]
+    found = {outcome.item[0]: outcome.error for outcome in outcomes(items, tmp_path, num_workers=2)}
+    assert found == {
+        "refuse": "a setting: cannot be\\nand more",
+        "kill": "its process was ended by SIGKILL, perhaps for want of memory",
+        "raise": "ValueError: two",
+        "leave": "its process ended with exit code 3",
+        "exit": "its process ended with exit code 4",
+        "mark": None,
+    }
+    assert len(pids(tmp_path)) == 1
+    assert "Traceback" in (tmp_path / "log" / "output.log").read_text()
+
+
+def test_results_come_as_they_are_ready(tmp_path):
+    items = [("wait", "1.5"), ("wait", "0"), ("wait", "0.01")]
+    found = outcomes(items, tmp_path, num_workers=2)
+    assert [outcome.item[1] for outcome in found] == ["0", "0.01", "1.5"]
+    assert all(outcome.error is None for outcome in found)
+    assert found[-1].seconds >= 1.5
+
+
+@pytest.mark.parametrize(("fresh", "num_processes"), [(True, 3), (False, 1)])
+def test_a_fresh_process_for_each_item_or_one_for_all(fresh, num_processes, tmp_path):
+    outcomes([("mark", str(tmp_path))] * 3, tmp_path, num_workers=1, fresh=fresh)
+    found = pids(tmp_path)
+    assert len(found) == 3
+    assert len(set(found)) == num_processes
+    assert str(os.getpid()) not in found
+
+
+def test_what_workers_print_is_in_the_log_and_not_on_the_terminal(tmp_path, capfd):
+    outcomes([("say", "hello")], tmp_path, num_workers=1)
+    assert capfd.readouterr() == ("", "")
+    text = (tmp_path / "log" / "output.log").read_text()
+    assert "hello on standard output" in text
+    assert "hello on standard error" in text
+
+
+def test_a_worker_that_waits_for_a_folder_says_so_here(tmp_path, caplog):
+    held = ExitStack()
+    held.enter_context(folder_lock(tmp_path, waits=False))
+
+    def release() -> None:
+        with held:
+            wait_for(lambda: caplog.messages, seconds=60)
+
+    releasing = Thread(target=release)
+    releasing.start()
+    assert [outcome.error for outcome in outcomes([("hold", str(tmp_path))], tmp_path, num_workers=1)] == [None]
+    releasing.join()
+    [message] = caplog.messages
+    assert message.startswith(f"waiting for {tmp_path}, in use by pid {os.getpid()} on ")
+    assert message in (tmp_path / "log" / "output.log").read_text()
+
+
+def test_alone_a_failure_is_an_error(tmp_path):
+    with pytest.raises(UserError, match=r"^no: cannot be\\nand more$"):
+        run_alone(act, ("refuse", "no"), log=tmp_path / "output.log", num_threads=1)
+
+
+def test_a_caller_that_fails_leaves_no_worker_behind(tmp_path):
+    def look_at_the_first() -> None:
+        items = [("wait", "0"), ("stay", str(tmp_path)), ("wait", "0")]
+        with closing(run_in_processes(act, items, num_workers=2, log=tmp_path / "output.log")) as found:
+            for _ in found:
+                wait_for(lambda: len(list(tmp_path.glob("pid-*"))) == 2)
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        look_at_the_first()
+    assert (tmp_path / "saved").exists()
+    wait_for(lambda: not any(is_running(int(path.name[4:])) for path in tmp_path.glob("pid-*")), seconds=2)
+
+
+def test_who_does_not_stop_in_time_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "STOP_SECONDS", 0.05)
+    with closing(
+        run_in_processes(act, [("wait", "0"), ("stay", str(tmp_path))], num_workers=2, log=tmp_path / "log")
+    ) as found:
+        next(found)
+        wait_for(lambda: len(list(tmp_path.glob("pid-*"))) == 2)
+    assert not (tmp_path / "saved").exists()
+    wait_for(lambda: not any(is_running(int(path.name[4:])) for path in tmp_path.glob("pid-*")), seconds=2)
+
+
+PARENT = """
+import sys
+from contextlib import closing
+from pathlib import Path
+from attnbench.settings.errors import Interrupted
+from attnbench.machine.signals import interruptible
+from attnbench.machine.processes import run_in_processes
+from worker_acts import act
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    items = [("wait", "0"), ("wait", "0"), ("stay", str(folder))]
+    try:
+        with (
+            interruptible("stopped"),
+            closing(run_in_processes(act, items, num_workers=3, log=folder / "output.log")) as found,
+        ):
+            for outcome in found:
+                print(outcome.item, flush=True)
+    except Interrupted as interruption:
+        print(interruption)
+        sys.exit(interruption.exit_code)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_parent_that_is_stopped_stops_its_workers_after_they_have_saved(number, tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path)],
+        env=python_path(ROOT, ROOT / "tests"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_for(lambda: len(list(tmp_path.glob("pid-*"))) == 2)
+    process.send_signal(number)
+    printed, _ = process.communicate(timeout=30)
+    if number == signal.SIGKILL:
+        # It could not ask them, nor wait for them.
+        assert process.returncode == -number
+        wait_for((tmp_path / "saved").exists)
+    else:
+        assert process.returncode == 128 + number, printed
+        assert printed.splitlines()[-1] == "stopped"
+        assert (tmp_path / "saved").exists()
+    wait_for(lambda: not any(is_running(int(path.name[4:])) for path in tmp_path.glob("pid-*")), seconds=2)

@@ -1,0 +1,300 @@
+"""Softmax and flash: what is theirs beyond the contract that every mixer keeps."""
+
+import itertools
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from attnbench.mixers.flash import Flash
+from attnbench.mixers.softmax import Softmax, attend, definition, visible
+from attnbench.settings.errors import UserError
+
+DIM, HEAD_WIDTH = 32, 8
+OPTIONS = (
+    {},
+    {"num_key_value_heads": 2},
+    {"num_key_value_heads": 1, "qk_norm": True, "output_gate": True, "conv_size": 4},
+    {"rotary_theta": None},
+)
+
+
+def made(cls: type[Softmax], **options) -> Softmax:
+    """A mixer in float64 whose weights are all drawn from one generator, the norms' gains too."""
+    mixer = cls(dim=DIM, head_width=HEAD_WIDTH, **options).double()
+    generator = torch.Generator().manual_seed(1)
+    for parameter in mixer.parameters():
+        torch.nn.init.normal_(parameter, std=0.4, generator=generator)
+    return mixer
+
+
+def inputs(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def run(mixer: Softmax, function, x: Tensor) -> list[Tensor]:
+    """The output and the gradients of input and parameters, under a random weighting of the output."""
+    x = x.clone().requires_grad_()
+    y = function(x)
+    y = y[0] if isinstance(y, tuple) else y
+    return [y, *torch.autograd.grad((y * inputs(*y.shape, seed=2)).sum(), [x, *mixer.parameters()])]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("cls", [Softmax, Flash])
+def test_both_are_the_definition_in_outputs_and_gradients(cls, options) -> None:
+    mixer, x = made(cls, **options), inputs(2, 37, DIM)
+    for fast, slow in zip(run(mixer, mixer, x), run(mixer, mixer.reference, x), strict=True):
+        torch.testing.assert_close(fast, slow, rtol=1e-9, atol=1e-11)
+
+
+def test_flash_has_the_parameters_of_softmax() -> None:
+    options = {"num_key_value_heads": 2, "qk_norm": True, "output_gate": True, "conv_size": 4}
+    shapes = [{name: p.shape for name, p in made(cls, **options).named_parameters()} for cls in (Softmax, Flash)]
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("cls", [Softmax, Flash])
+def test_pieces_and_single_steps_are_the_whole(cls, options) -> None:
+    mixer, x = made(cls, **options), inputs(2, 23, DIM)
+    whole, _ = mixer(x)
+    with torch.no_grad():
+        state, pieces = mixer.init_state(2, 23, torch.float64), []
+        for piece in x.split((1, 2, 9, 1, 10), dim=1):
+            mixed, state = mixer(piece, state)
+            pieces.append(mixed)
+        torch.testing.assert_close(torch.cat(pieces, dim=1), whole)
+        state, steps = mixer.init_state(2, 23, torch.float64), []
+        # A prefill and then single steps, as generation does it.
+        mixed, state = mixer(x[:, :5], state)
+        for position in range(5, 23):
+            y, state = mixer.step(x[:, position], state)
+            steps.append(y)
+        torch.testing.assert_close(torch.cat([mixed, torch.stack(steps, dim=1)], dim=1), whole)
+    assert int(state.position) == 23
+
+
+@pytest.mark.parametrize("cls", [Softmax, Flash])
+def test_a_state_takes_no_more_than_it_was_made_for(cls) -> None:
+    mixer = made(cls)
+    _, state = mixer(inputs(1, 3, DIM), mixer.init_state(1, 4, torch.float64))
+    with pytest.raises(ValueError, match="position 5 is past the 4"):
+        mixer(inputs(1, 2, DIM), state)
+    assert int(state.position) == 3
+
+
+@pytest.mark.parametrize("cls", [Softmax, Flash])
+def test_rotary_scores_depend_on_distance_alone(cls) -> None:
+    """All positions moved by 100 turn every query and key, and change nothing (the angles are in float32)."""
+    mixer, x = made(cls), inputs(1, 6, DIM)
+    query, key, value = mixer.project(x, 0, None)
+    moved_query, moved_key, _ = mixer.project(x, 100, None)
+    assert not torch.allclose(query, moved_query)
+    torch.testing.assert_close(
+        mixer.mix(query, key, value), mixer.mix(moved_query, moved_key, value), rtol=0, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("window", [1, 3, 100])
+def test_window(window: int) -> None:
+    """The masked product that decodes with a window, against the definition."""
+    query, key, value = (inputs(2, 11, 4, 8, seed=seed) for seed in range(3))
+    past_TS = torch.arange(11)[:, None] - torch.arange(11)
+    fast = attend(query, key, value, visible(past_TS, window))
+    torch.testing.assert_close(fast, definition(query, key, value, window))
+
+
+@pytest.mark.parametrize("window", [1, 3, 100])
+def test_flash_decodes_with_its_window(window: int) -> None:
+    """By the product that all backends but triton decode with."""
+    mixer, x = made(Flash, window=window, backend="flash_attn"), inputs(2, 11, DIM)
+    state = mixer.init_state(2, 11, torch.float64)
+    steps = []
+    for position in range(11):
+        y, state = mixer.step(x[:, position], state)
+        steps.append(y)
+    torch.testing.assert_close(torch.stack(steps, dim=1), mixer.reference(x))
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (Softmax, {}),
+        (Softmax, {"num_key_value_heads": 2}),
+        (Flash, {}),
+        (Flash, {"num_key_value_heads": 2}),
+        (Flash, {"window": 5}),
+        (Flash, {"window": 99}),
+    ],
+)
+def test_flops_are_those_of_the_definition(cls, options) -> None:
+    mixer = made(cls, **options)
+    query, key, value = mixer.project(inputs(1, 13, DIM), 0, None)
+    with FlopCounterMode(display=False) as counter:
+        definition(query, key, value, mixer.window)
+    assert mixer.mixing_flops(13) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("cls", [Softmax, Flash])
+def test_bfloat16_scores_are_summed_in_float32(cls) -> None:
+    """300 equal keys: in bfloat16 a running sum of ones stops at 256."""
+    mixer = made(cls, rotary_theta=None)
+    ones = torch.ones(1, 300, 4, HEAD_WIDTH, dtype=torch.bfloat16)
+    torch.testing.assert_close(mixer.mix(ones, ones, ones)[:, -1], ones[:, -1])
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "message"),
+    [
+        (Softmax, {"num_heads": 3}, "num_heads=3 × head_width=8 is 24, model.dim is 32"),
+        (Flash, {"num_key_value_heads": 3}, "num_key_value_heads=3: must divide the 4"),
+        (Softmax, {"num_key_value_heads": 0}, "num_key_value_heads=0"),
+        (Softmax, {"rotary_theta": -1.0}, "rotary_theta=-1.0"),
+        (Softmax, {"backend": "sdpa"}, "backend=sdpa: Softmax has auto, torch"),
+        (Flash, {"window": 0}, "window=0"),
+        (Flash, {"window": 4, "backend": "sdpa"}, "window=4: attn.backend=sdpa has no sliding window"),
+    ],
+)
+def test_refused_settings(cls, options, message: str) -> None:
+    with pytest.raises(UserError, match=message) as refusal:
+        cls(dim=DIM, head_width=HEAD_WIDTH, **options)
+    assert "\n" not in str(refusal.value)
+
+
+def test_odd_head_width_needs_no_positions() -> None:
+    with pytest.raises(UserError, match="rotary_theta=null"):
+        Softmax(dim=30, head_width=5)
+    Softmax(dim=30, head_width=5, rotary_theta=None)
+
+
+@pytest.mark.parametrize(
+    ("options", "device_type", "precision", "message"),
+    [
+        ({"backend": "torch"}, "cpu", "float32", "backend=torch: Flash has auto, sdpa, cudnn, flash_attn, triton"),
+        ({"backend": "sdpa", "window": 4}, "cuda", "bfloat16", "window=4: attn.backend=sdpa"),
+        ({"backend": "flash_attn"}, "cpu", "float32", "attn.backend=flash_attn: .* CUDA alone"),
+        ({"backend": "cudnn"}, "cpu", "bfloat16", "attn.backend=cudnn: .* CUDA alone"),
+        ({"backend": "triton"}, "cpu", "float32", "attn.backend=triton: .* need CUDA, not device=cpu"),
+        ({"window": 4}, "cpu", "float32", "attn.window=4: .* needs CUDA"),
+        ({"backend": "sdpa"}, "cuda", "float32", "train.precision=float32: attn.backend=sdpa .* attn.backend=triton"),
+        ({"backend": "cudnn"}, "cuda", "tf32", "train.precision=tf32: attn.backend=cudnn .* attn.backend=triton"),
+        ({"backend": "flash_attn"}, "cuda", "float32", "attn.backend=flash_attn .* attn.backend=triton"),
+        ({"backend": "cudnn", "window": 4}, "cuda", "bfloat16", "window=4: attn.backend=cudnn has no sliding window"),
+        ({"backend": "cudnn", "head_width": 136}, "cuda", "bfloat16", "head_width=136: .* multiple of 8 up to 128"),
+        ({"head_width": 256}, "cuda", "float32", "head_width=256: attn.backend=triton needs a width up to 128"),
+        ({"head_width": 260}, "cuda", "bfloat16", "head_width=260: .* multiple of 8 up to 256"),
+        ({"head_width": 512}, "cuda", "bfloat16", "head_width=512"),
+    ],
+)
+def test_flash_refuses_what_its_kernel_cannot_do(options, device_type: str, precision: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as refusal:
+        Flash.choose_backend(options, device_type=device_type, precision=precision)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.fixture
+def flash_attn_absent(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+
+
+@pytest.mark.usefixtures("flash_attn_absent")
+def test_flash_attn_missing_names_the_install_line() -> None:
+    with pytest.raises(UserError, match="pip install flash-attn"):
+        Flash.choose_backend({"backend": "flash_attn"}, device_type="cuda", precision="bfloat16")
+
+
+@pytest.fixture
+def flash_attn_present(monkeypatch) -> None:
+    """A stand-in with the signature of the package's function, computing by the definition."""
+    module = type(torch)("flash_attn")
+
+    def flash_attn_func(query, key, value, *, causal, window_size):
+        assert causal
+        past_TS = torch.arange(key.shape[1])[-query.shape[1] :, None] - torch.arange(key.shape[1])
+        return attend(query, key, value, visible(past_TS, None if window_size == (-1, -1) else window_size[0] + 1))
+
+    module.flash_attn_func = flash_attn_func
+    monkeypatch.setitem(sys.modules, "flash_attn", module)
+
+
+@pytest.mark.usefixtures("flash_attn_present")
+@pytest.mark.parametrize("window", [None, 4])
+def test_flash_attn_is_called_as_its_signature_asks(window: int | None) -> None:
+    options = {"backend": "flash_attn", "window": window, "head_width": 8}
+    assert Flash.choose_backend(options, device_type="cuda", precision="bfloat16") == "flash_attn"
+    mixer, x = made(Flash, backend="flash_attn", window=window), inputs(1, 9, DIM)
+    torch.testing.assert_close(mixer(x)[0], mixer.reference(x))
+
+
+@pytest.mark.parametrize(
+    ("device_type", "precision", "window", "backend"),
+    [
+        ("cpu", "float32", None, "sdpa"),
+        ("cpu", "bfloat16", None, "sdpa"),
+        ("cuda", "bfloat16", None, "cudnn"),
+        ("cuda", "float32", None, "triton"),
+        ("cuda", "tf32", None, "triton"),
+        ("cuda", "bfloat16", 4, "triton"),
+    ],
+)
+def test_auto(device_type: str, precision: str, window: int | None, backend: str) -> None:
+    options = {"head_width": 64, "window": window}
+    assert Flash.choose_backend(options, device_type=device_type, precision=precision) == backend
+    assert Softmax.choose_backend({}, device_type="cuda", precision="float32") == "torch"
+
+
+def test_sdpa_runs_the_flash_kernel_alone() -> None:
+    mixer, x = made(Flash), inputs(1, 9, DIM)
+    with torch.profiler.profile() as profile:
+        mixer(x)
+        mixer(x[:, :4], mixer(x[:, :5], mixer.init_state(1, 9, torch.float64))[1])
+    names = {event.key for event in profile.key_averages()}
+    assert any("flash_attention" in name for name in names)
+    assert not any("attention_math" in name for name in names)
+
+
+def test_the_compiler_may_keep_what_trains() -> None:
+    """A choice of kernel in the middle of a graph would have every start trace and compile anew."""
+    from torch._functorch._aot_autograd.autograd_cache import check_node_safe
+
+    targets = []
+
+    def backend(graph, example):
+        for node in graph.graph.nodes:
+            check_node_safe(node)
+            targets.append(str(node.target))
+        return graph
+
+    mixer, x = made(Flash, num_key_value_heads=2).float(), inputs(1, 9, DIM).float().requires_grad_()
+    torch.testing.assert_close(torch.compile(mixer, backend=backend, fullgraph=True)(x)[0], mixer(x)[0])
+    # The kernel is part of the graph, and so of what it is kept by.
+    assert any("flash_attention" in target for target in targets)
+
+
+def test_autocast_casts_for_the_kernel_as_for_the_function_around_it() -> None:
+    query, key, value = (inputs(2, 9, 4, 8, seed=seed).float() for seed in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = made(Flash).mix(query, key, value)
+        heads_first = (x.transpose(1, 2) for x in (query, key, value))
+        expected = torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True)
+    assert mixed.dtype == torch.bfloat16
+    torch.testing.assert_close(mixed, expected.transpose(1, 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["sdpa", "cudnn", "triton"])
+@pytest.mark.parametrize("heads", [4, 2])
+def test_a_kernel_on_cuda_is_the_definition_for_pieces_too(backend: str, heads: int) -> None:
+    shapes = ((2, 100, 4, 64), (2, 100, heads, 64), (2, 100, heads, 64))
+    query, key, value = (
+        inputs(*shape, seed=seed).to("cuda", torch.bfloat16).requires_grad_() for seed, shape in enumerate(shapes)
+    )
+    mixer = Flash(dim=256, head_width=64, num_key_value_heads=heads, backend=backend)
+    exact = definition(query.double(), key.double(), value.double(), None)
+    torch.testing.assert_close(mixer.mix(query, key, value).double(), exact, rtol=0, atol=0.03)
+    for start, end in itertools.pairwise((0, 1, 7, 8, 100)):
+        piece = mixer.mix(query[:, start:end], key[:, :end], value[:, :end])
+        torch.testing.assert_close(piece.double(), exact[:, start:end], rtol=0, atol=0.03)

@@ -1,0 +1,183 @@
+"""The contract of a mixer, over every yaml of conf/attn. A new mixer is under it as soon as its yaml exists."""
+
+import inspect
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from mixer_building import (
+    FROM_MODEL,
+    HEAD_WIDTH,
+    assert_near,
+    backend,
+    build,
+    example_input,
+    mixer_names,
+    output_and_gradients,
+    read,
+)
+from torch import Tensor
+from torch.func import functional_call
+
+from attnbench.correctness.backends import build_mixer
+from attnbench.mixers.contract import (
+    PROMISES,
+    breach,
+    causality,
+    definition,
+    flops,
+    gradients,
+    independence,
+    pieces,
+    state,
+)
+from attnbench.mixers.definition import Shape
+from attnbench.settings.errors import UserError
+from attnbench.settings.schema import MixerSettings
+
+SHAPE = Shape(name="", head_width=HEAD_WIDTH)
+TOGGLED = ({"conv_size": 0}, {"conv_size": 4}, {"output_gate": False}, {"output_gate": True}, {"qk_norm": False})
+TOGGLED += ({"qk_norm": True},)
+
+every_mixer = pytest.mark.parametrize("name", mixer_names())
+every_promise = pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.check.__name__)
+every_option = pytest.mark.parametrize("change", TOGGLED, ids=lambda change: "-".join(map(str, *change.items())))
+
+
+@every_mixer
+@every_promise
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_keeps_its_promises(name, promise, dtype):
+    if promise.needs_state and backend(name) in read(name)[0].trains_only:
+        pytest.skip(f"{backend(name)} only trains")
+    assert breach(promise, lambda: build(name, dtype=dtype), SHAPE) == ""
+
+
+@every_mixer
+@every_option
+@every_promise
+def test_keeps_its_promises_with_options(name, change, promise):
+    if not change.items() - read(name)[1].items() or not change.keys() <= read(name)[1].keys():
+        pytest.skip(f"{name} has {change} anyway, or no such option")
+    assert breach(promise, lambda: build(name, dtype=torch.float64, **change), SHAPE) == ""
+
+
+@every_mixer
+@pytest.mark.parametrize("position", [0, 63, 64, 100])
+def test_sees_all_of_the_past(name, position):
+    x = example_input(2, 133).requires_grad_()
+    y, _ = build(name)(x)
+    (gradient,) = torch.autograd.grad(y[:, position].square().sum(), x)
+    # Every earlier position counts, the oldest too.
+    assert gradient[:, : position + 1].abs().amax(-1).gt(0).all()
+
+
+BROKEN = {
+    "SeparateProjections": [],
+    "SeesOneAhead": [causality, pieces],
+    "SeesTheFutureWithoutGradient": [causality, pieces],
+    "NormsOverTime": [causality, pieces],
+    "NormsOverTheBatch": [independence, definition],
+    "StepsDecayTwice": [pieces],
+    "OnePercentOff": [definition],
+    "LosesTheQuery": [definition],
+    "TrainsLess": [definition, gradients],
+    "HandsOnAnother": [state],
+    "CheapOnPaper": [flops],
+    "PairsOnPaper": [flops],
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_wrong_mixer_is_caught_by_the_promises_that_it_breaks(kind):
+    target = f"outside_mixers.{kind}"
+    settings = MixerSettings(name="wrong", target=target, options={"backend": "torch"})
+    build_wrong = partial(build_mixer, settings, torch.device("cpu"), {target}, SHAPE)
+    broken = [promise.check for promise in PROMISES if breach(promise, build_wrong, SHAPE)]
+    assert broken == BROKEN[kind]
+
+
+@every_mixer
+def test_functional_call(name):
+    mixer = build(name)
+    x, parameters = example_input(2, 70), dict(build(name).named_parameters())
+    changed = {key: 1.5 * value for key, value in parameters.items()}
+    mixer_of_changed = build(name)
+    mixer_of_changed.load_state_dict(changed)
+    actual, expected = functional_call(mixer, changed, (x,))[0], mixer_of_changed(x)[0]
+    assert_near(actual, expected, 1e-6)
+    assert not torch.equal(actual, mixer(x)[0])
+
+
+@every_mixer
+def test_vmap_over_stacked_parameters(name):
+    mixer = build(name)
+    if backend(name) in mixer.without_vmap:
+        pytest.skip(f"{backend(name)} has no batching rule")
+    x = example_input(2, 133)
+    scales = torch.tensor([1.0, 1.3, 0.7])
+    parameters = {key: value.detach() for key, value in mixer.named_parameters()}
+    stacked = {key: torch.stack([scale * value for scale in scales]) for key, value in parameters.items()}
+    stacked = {key: value.requires_grad_() for key, value in stacked.items()}
+
+    def loss(values: dict[str, Tensor]) -> Tensor:
+        return functional_call(mixer, values, (x,))[0].square().sum()
+
+    with warnings.catch_warnings():
+        # An operator without a batching rule runs in a loop and warns.
+        warnings.simplefilter("error", UserWarning)
+        losses = torch.vmap(loss)(stacked)
+        losses.sum().backward()
+    for run, scale in enumerate(scales):
+        alone = {key: (scale * value).requires_grad_() for key, value in parameters.items()}
+        expected = loss(alone)
+        expected.backward()
+        assert_near(losses[run], expected, 1e-5)
+        for key, value in alone.items():
+            assert_near(stacked[key].grad[run], value.grad, 1e-4, key)
+
+
+@every_mixer
+def test_compiles_without_a_break(name):
+    mixer = build(name)
+    torch.compiler.reset()
+    compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True)
+    x, weight = example_input(2, 133).requires_grad_(), example_input(2, 133, seed=1)
+    actual = output_and_gradients(mixer, compiled(x)[0], x, weight)
+    for what, expected in output_and_gradients(mixer, mixer(x)[0], x, weight).items():
+        assert_near(actual[what], expected, 2e-5, what)
+
+
+@every_mixer
+def test_reads_bfloat16_under_autocast(name):
+    mixer, x = build(name), example_input(2, 133)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, _ = mixer(x)
+    assert_near(y, mixer(x)[0], 4e-2)
+
+
+@every_mixer
+def test_states_its_own_flops(name):
+    assert "mixing_flops" in vars(read(name)[0]), "a formula that is inherited is another mixer's"
+
+
+@every_mixer
+def test_yaml_lists_every_option_at_its_default(name):
+    mixer_class, options = read(name)
+    parameters = inspect.signature(mixer_class).parameters
+    assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in parameters.values())
+    defaults = {key: value.default for key, value in parameters.items() if key not in FROM_MODEL}
+    assert options == defaults
+
+
+@every_mixer
+def test_names_parameters_without_weight_decay_that_exist(name):
+    for module in build(name).modules():
+        assert getattr(module, "no_weight_decay", frozenset()) <= dict(module.named_parameters(recurse=False)).keys()
+
+
+@every_mixer
+def test_refuses_an_unknown_backend(name):
+    with pytest.raises(UserError, match=r"attn\.backend=wishful"):
+        build(name, backend="wishful")

@@ -1,0 +1,276 @@
+"""What only linear attention and Gated DeltaNet have: their options, the scan, their FLOPs, their library kernels."""
+
+import pytest
+import torch
+from mixer_building import DIM, HEAD_WIDTH, assert_near, build, check_against_definition, example_input
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from attnbench.mixers.contract import in_pieces
+from attnbench.mixers.fla_support import refuse_miscompiled_gates
+from attnbench.mixers.gated_deltanet import (
+    MOST_FORGETTING,
+    GatedDeltaNet,
+    chunked_gated_delta_rule,
+    recurrent_gated_delta_rule,
+)
+from attnbench.mixers.linear import LinearAttention, feature
+from attnbench.mixers.scan import affine_scan
+from attnbench.settings.errors import UserError
+
+OPTIONS = (
+    ("linear", {"feature_map": "relu"}),
+    ("linear", {"feature_map": "softmax"}),
+    ("linear", {"num_heads": 3}),
+    ("gated_deltanet", {"negative_eigenvalues": True}),
+    ("gated_deltanet", {"value_expansion": 2}),
+    ("gated_deltanet", {"value_expansion": 0.5}),
+    ("gated_deltanet", {"num_heads": 3, "head_width": 16, "value_expansion": 1.5}),
+)
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
+def test_options_follow_the_definition(name, options):
+    check_against_definition(build(name, dtype=torch.float64, **options), 133, torch.float64)
+    mixer, x = build(name, dtype=torch.float64, **options), example_input(2, 133, dtype=torch.float64)
+    with torch.no_grad():
+        assert_near(in_pieces(mixer, x, (64, 1, 68)), mixer(x)[0], 1e-10)
+
+
+@pytest.mark.parametrize(("name", "options"), [*OPTIONS, ("linear", {}), ("gated_deltanet", {})])
+def test_flops_are_those_of_the_definition(name, options):
+    mixer, x = build(name, **options), example_input(3, 10)
+    with FlopCounterMode(display=False) as counter:
+        mixer.reference(x)
+    weights = sum(module.weight.numel() for module in mixer.modules() if isinstance(module, nn.Linear))
+    assert counter.get_total_flops() == 3 * (mixer.mixing_flops(10) + 2 * 10 * weights)
+
+
+@pytest.mark.parametrize(("num_heads", "expected"), [(1, [1e-3]), (3, [0.001, 0.02, 0.4])])
+def test_gated_deltanet_initial_decays_are_spread_evenly(num_heads, expected):
+    mixer = build("gated_deltanet", num_heads=num_heads)
+    assert isinstance(mixer, GatedDeltaNet)
+    assert mixer.log_decay_rate.exp().tolist() == pytest.approx([1] * num_heads)
+    assert nn.functional.softplus(mixer.decay_bias).tolist() == pytest.approx(expected)
+
+
+def test_gated_deltanet_beta_reaches_two_only_if_asked():
+    x = 1e4 * example_input(2, 20)
+    for negative, limit in ((False, 1), (True, 2)):
+        mixer = build("gated_deltanet", negative_eigenvalues=negative)
+        assert isinstance(mixer, GatedDeltaNet)
+        beta = mixer._inputs(x, None)[4]
+        assert beta.min() >= 0
+        assert beta.max() == limit
+
+
+def test_gated_deltanet_keys_have_length_one_and_queries_are_scaled():
+    mixer = build("gated_deltanet")
+    assert isinstance(mixer, GatedDeltaNet)
+    query, key, *_ = mixer._inputs(example_input(2, 20), None)
+    torch.testing.assert_close(key.norm(dim=-1), torch.ones(2, 20, 2), atol=1e-3, rtol=0)
+    torch.testing.assert_close(query.norm(dim=-1), torch.full((2, 20, 2), HEAD_WIDTH**-0.5), atol=1e-3, rtol=0)
+
+
+def test_decay_to_nothing_stays_finite():
+    """Where exp of a future position's decay would overflow."""
+    inputs = rule_inputs(length=133)
+    inputs[3] = torch.full_like(inputs[3], -80.0)
+    inputs = [x.requires_grad_() for x in inputs]
+    y, _ = chunked_gated_delta_rule(*inputs, None, 64)
+    y.sum().backward()
+    assert y.isfinite().all()
+    assert all(x.grad.isfinite().all() for x in inputs)
+
+
+def test_a_head_that_forgets_everything_keeps_the_digits_of_the_rest():
+    mixer, x = build("gated_deltanet"), example_input(2, 133)
+    assert isinstance(mixer, GatedDeltaNet)
+    with torch.no_grad():
+        mixer.log_decay_rate.fill_(20.0)
+    assert mixer._inputs(x, None)[3].min() == -MOST_FORGETTING
+    y, _ = mixer(x)
+    torch.testing.assert_close(y, mixer.reference(x), atol=1e-5, rtol=1e-4)
+    y.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in mixer.parameters())
+
+
+@pytest.mark.parametrize("num_positions", [1, 16, 64, 200])
+def test_chunk_size_changes_nothing(num_positions):
+    inputs = rule_inputs(length=133)
+    memory = torch.randn(2, 3, 8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    expected, expected_memory = recurrent_gated_delta_rule(*inputs, memory)
+    actual, last_memory = chunked_gated_delta_rule(*inputs, memory, num_positions)
+    assert_near(actual, expected, 1e-10)
+    assert last_memory is not None
+    assert_near(last_memory, expected_memory, 1e-10)
+
+
+def test_same_key_again_replaces_its_value():
+    """Without decay and with beta 1, reading a key that was written twice gives the second value."""
+    key = nn.functional.normalize(torch.ones(1, 2, 1, 8), dim=-1)
+    value = torch.tensor([1.0, 5.0]).view(1, 2, 1, 1).expand(1, 2, 1, 3)
+    y, _ = chunked_gated_delta_rule(key, key, value, torch.zeros(1, 2, 1), torch.ones(1, 2, 1), None, 64)
+    torch.testing.assert_close(y, value)
+
+
+def rule_inputs(length: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(2, length, 3, 8, dtype=torch.float64, generator=generator) for _ in range(2))
+    value = torch.randn(2, length, 3, 12, dtype=torch.float64, generator=generator)
+    log_decay, beta = (torch.rand(2, length, 3, dtype=torch.float64, generator=generator) for _ in range(2))
+    return [query, nn.functional.normalize(key, dim=-1), value, -log_decay, 2 * beta]
+
+
+def scan_inputs(num_chunks: int = 4, *, addition: bool = True) -> list[Tensor | None]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"decay": (2,), "read": (2, 4, 3), "key": (2, 4, 3), "write": (2, 4, 5), "addition": (2, 3, 5)}
+    tensors: list[Tensor | None] = [
+        torch.randn(num_chunks, *shape, dtype=torch.float64, generator=generator).requires_grad_()
+        for name, shape in shapes.items()
+    ]
+    if not addition:
+        tensors[-1] = None
+    return [*tensors, torch.randn(2, 3, 5, dtype=torch.float64, generator=generator).requires_grad_()]
+
+
+both_ways = pytest.mark.parametrize("reverse", [False, True])
+with_addition = pytest.mark.parametrize("addition", [False, True])
+
+
+@both_ways
+@with_addition
+def test_scan_is_its_recurrence(reverse, addition):
+    decay, read, key, write, add, state = scan_inputs(addition=addition)
+    states, changes = affine_scan(decay, read, key, write, add, state, reverse)
+    torch.testing.assert_close(states[-1 if reverse else 0], state)
+    for n in reversed(range(4)) if reverse else range(4):
+        change = write[n] + read[n] @ state
+        state = decay[n, :, None, None] * state + key[n].mT @ change + (add[n] if addition else 0)
+        torch.testing.assert_close(changes[n], change)
+        torch.testing.assert_close(states[n if reverse else n + 1], state)
+
+
+@both_ways
+@with_addition
+def test_scan_gradients(reverse, addition):
+    def scan(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return affine_scan(*inputs, reverse)
+
+    assert torch.autograd.gradcheck(scan, scan_inputs(3, addition=addition))
+    assert torch.autograd.gradgradcheck(scan, scan_inputs(2, addition=addition))
+
+
+@both_ways
+@pytest.mark.parametrize("num_chunks", [0, 3])
+def test_scan_is_a_proper_operator(num_chunks, reverse):
+    torch.library.opcheck(affine_scan, (*scan_inputs(num_chunks, addition=num_chunks > 0), reverse))
+
+
+@both_ways
+@pytest.mark.parametrize("unmapped", [None, 0, 1, 2, 3, 4, 5])
+def test_scan_under_vmap(reverse, unmapped):
+    inputs = [torch.stack([x, 2 * x, x + 1], dim=-1).detach() for x in scan_inputs()]
+    in_dims: list[int | None] = [-1] * 6
+    if unmapped is not None:
+        inputs[unmapped], in_dims[unmapped] = inputs[unmapped][..., 0], None
+    mapped = torch.vmap(lambda *tensors: affine_scan(*tensors, reverse), tuple(in_dims))(*inputs)
+    for run in range(3):
+        alone = [x if axis is None else x[..., run] for x, axis in zip(inputs, in_dims, strict=True)]
+        for actual, expected in zip(mapped, affine_scan(*alone, reverse), strict=True):
+            torch.testing.assert_close(actual[run], expected)
+
+
+def test_scan_reports_its_flops():
+    with FlopCounterMode(display=False) as counter:
+        affine_scan(*scan_inputs())
+    assert counter.get_total_flops() == 4 * 2 * (2 * 4 * 3 * 5) * 2
+
+
+@pytest.mark.parametrize("mixer_class", [LinearAttention, GatedDeltaNet])
+def test_fla_needs_cuda(mixer_class):
+    with pytest.raises(UserError, match=r"needs CUDA.*backend=torch"):
+        mixer_class.choose_backend({"backend": "fla"}, device_type="cpu", precision="float32")
+
+
+@pytest.mark.parametrize(
+    ("head_width", "device_type", "backend"),
+    [
+        (64, "cuda", "triton"),
+        (16, "cuda", "triton"),
+        (8, "cuda", "torch"),
+        (256, "cuda", "torch"),
+        (64, "cpu", "torch"),
+    ],
+)
+def test_auto_of_linear_attention_is_our_kernel_where_there_is_one(head_width, device_type, backend):
+    options = {"backend": "auto", "head_width": head_width}
+    assert LinearAttention.choose_backend(options, device_type=device_type, precision="bfloat16") == backend
+
+
+def test_linear_attention_by_our_kernel_is_refused_where_it_cannot_run(monkeypatch):
+    with pytest.raises(UserError, match=r"attn\.backend=triton.*device=cpu"):
+        LinearAttention.choose_backend({"backend": "triton"}, device_type="cpu", precision="float32")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    options = {"backend": "triton", "head_width": 256}
+    with pytest.raises(UserError, match=r"head_width=256.*backend=torch"):
+        LinearAttention.choose_backend(options, device_type="cpu", precision="float32")
+
+
+@pytest.mark.parametrize(
+    ("device_type", "precision", "options", "backend"),
+    [
+        ("cuda", "bfloat16", {}, "triton"),
+        ("cuda", "bfloat16", {"head_width": 64, "value_expansion": 2}, "triton"),
+        ("cuda", "bfloat16", {"head_width": 48}, "torch"),
+        ("cuda", "bfloat16", {"head_width": 16, "value_expansion": 1.5}, "torch"),
+        ("cuda", "float32", {"head_width": 128}, "triton"),
+        ("cuda", "bfloat16", {"head_width": 256}, "triton"),
+        ("cuda", "float32", {"head_width": 256}, "torch"),
+        ("cuda", "tf32", {"head_width": 256}, "torch"),
+        ("cpu", "bfloat16", {"head_width": 64}, "torch"),
+    ],
+)
+def test_auto_is_triton_where_gated_deltanet_has_kernels(device_type, precision, options, backend):
+    assert GatedDeltaNet.choose_backend(options, device_type=device_type, precision=precision) == backend
+
+
+def test_triton_is_refused_where_it_cannot_run():
+    options = {"backend": "triton", "head_width": 48}
+    with pytest.raises(UserError, match=r"backend=triton.*16, 32, 64, 128.*not 48 and 48.*backend=torch"):
+        GatedDeltaNet.choose_backend(options, device_type="cuda", precision="bfloat16")
+    with pytest.raises(UserError, match=r"bfloat16 also of 256.*not 256 and 256 in float32.*backend=torch"):
+        GatedDeltaNet.choose_backend({**options, "head_width": 256}, device_type="cuda", precision="float32")
+    with pytest.raises(UserError, match=r"backend=triton.*need CUDA"):
+        GatedDeltaNet.choose_backend({**options, "head_width": 64}, device_type="cpu", precision="float32")
+
+
+@pytest.mark.parametrize("version", ["3.4.0", "3.6.0", "3.7.0", "3.7.0+git1"])
+def test_miscompiled_gates_are_refused_on_hopper(version):
+    with pytest.raises(UserError, match=r"triton>=3\.7\.1 or use backend=torch"):
+        refuse_miscompiled_gates("attn.backend=fla", (9, 0), version)
+    refuse_miscompiled_gates("attn.backend=fla", (8, 0), version)
+
+
+@pytest.mark.parametrize("version", ["3.3.1", "3.7.1", "3.8.0", "4.0.0"])
+def test_other_tritons_are_taken_on_hopper(version):
+    refuse_miscompiled_gates("attn.backend=fla", (9, 0), version)
+
+
+def test_settings_that_cannot_be_are_refused():
+    with pytest.raises(UserError, match=r"value_expansion=1\.3"):
+        build("gated_deltanet", value_expansion=1.3)
+    with pytest.raises(UserError, match=r"feature_map=cosine.*elu"):
+        build("linear", feature_map="cosine")
+    with pytest.raises(UserError, match="head_width=48"):
+        build("linear", head_width=48)
+    assert DIM % 48
+
+
+@pytest.mark.parametrize("name", ["elu", "relu", "softmax"])
+def test_a_feature_keeps_its_dtype_under_autocast_and_its_digits_far_below_zero(name):
+    x = torch.tensor([-9.0, -7.0, -0.5, 0.0, 3.0], dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = feature(x, name)
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.double(), feature(x.double(), name), rtol=0.01, atol=0)

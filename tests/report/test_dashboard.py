@@ -1,0 +1,127 @@
+"""The workspace shows every evaluation and every plot of conf/eval, and without a login it is a file."""
+
+import json
+import subprocess
+import sys
+import threading
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import yaml
+from scripts_here import run_here
+from small import python_path
+from wandb_server import KEY, Server
+
+from attnbench.evals.base import Evaluation
+from attnbench.report.inputs import EVALUATION_YAMLS
+from attnbench.report.wandb import ROWS, chart_key
+from attnbench.report.words import heading
+from attnbench.settings.registry import resolve
+
+pytest.importorskip("wandb_workspaces", reason="needs the extra `dashboards`")
+
+NO_NETWORK = """
+import runpy, socket, sys
+
+def refuse(*arguments, **options):
+    raise AssertionError("the network was asked for")
+
+def connect(self, address, connect=socket.socket.connect):
+    # wandb speaks with its own process through a file.
+    return connect(self, address) if self.family == socket.AF_UNIX else refuse()
+
+if {is_offline}:
+    socket.getaddrinfo, socket.socket.connect = refuse, connect
+{more}
+sys.argv = ["scripts/dashboard.py", *{words!r}]
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
+def dashboard(
+    root: Path, folder: Path, *words: str, more: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in python_path(root).items() if not name.startswith("WANDB")}
+    code = NO_NETWORK.format(
+        words=list(words), script=str(root / "scripts" / "dashboard.py"), more=more, is_offline=not variables
+    )
+    variables |= {"HOME": str(folder), "NETRC": str(folder / "netrc")}
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env={**inherited, **variables},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+BEFORE = """
+sys.argv = ["scripts/dashboard.py"]
+runpy.run_path("{script}", run_name="__main__")
+"""
+
+
+def test_without_a_login_it_is_a_file_that_names_every_evaluation_and_plot(root, tmp_path):
+    # The same process is then asked for what cannot be.
+    first = BEFORE.format(script=root / "scripts" / "dashboard.py")
+    done = dashboard(root, tmp_path, "--mode", "online", more=first)
+    assert done.stdout == "dashboard: outputs/dashboard.json, not published: not logged in\n", done.stderr
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("error: logger.mode=online: not logged in; `wandb login` logs in")
+    content = json.loads((tmp_path / "outputs" / "dashboard.json").read_text())
+    sections = {part["name"]: part["panels"] for part in content["section"]["panelBankConfig"]["sections"]}
+    evaluations = {path.stem: yaml.safe_load(path.read_text()) for path in EVALUATION_YAMLS.glob("*.yaml")}
+    del evaluations["battery"]
+    assert len(evaluations) >= 6
+    assert set(sections) == {"Results", *map(heading, evaluations), "Training"}
+    for name, options in evaluations.items():
+        plots = resolve(options["_target_"], Evaluation).plots
+        tables = [f"{chart_key(name, metric, axis)}_table" for metric, axis in plots]
+        shown = json.dumps(sections[heading(name)])
+        assert len(tables) == len(sections[heading(name)]) > 0
+        assert all(f'"{table}"' in shown for table in tables)
+    assert f'"{ROWS}"' in json.dumps(sections["Results"])
+    curves = [panel["config"] for panel in sections["Training"]]
+    assert all(curve["xAxis"] == "tokens" for curve in curves)
+    assert ["loss"] in [curve["metrics"] for curve in curves]
+
+
+def test_without_its_library_it_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
+    code, _, errors = run_here("dashboard.py", cwd=tmp_path)
+    assert code == 1
+    assert errors == "error: the dashboard needs wandb-workspaces: pip install 'wandb-workspaces>=0.4,<0.5'\n"
+    assert not (tmp_path / "outputs").exists()
+
+
+class Views(Server):
+    """As much of wandb's server as a workspace needs."""
+
+    views: list[dict[str, str]] = []  # noqa: RUF012
+
+    def do_POST(self):  # noqa: N802
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if "upsertView" in asked["query"]:
+            self.views.append(asked["variables"])
+            return self.reply({"data": {"upsertView": {"view": {"id": "SUQ=", "name": "nw-abc-v"}, "inserted": True}}})
+        return self.reply({"data": {"viewer": {"id": "SUQ=", "entity": "me", "flags": "{}", "teams": {"edges": []}}}})
+
+
+@pytest.mark.parametrize("status", [200, 403])
+def test_with_a_login_it_is_published(root, tmp_path, monkeypatch, status):
+    monkeypatch.setattr(Views, "views", [])
+    monkeypatch.setattr(Views, "status", status)
+    running = ThreadingHTTPServer(("127.0.0.1", 0), Views)
+    running.daemon_threads = True
+    threading.Thread(target=running.serve_forever, daemon=True).start()
+    server = f"http://127.0.0.1:{running.server_port}"
+    done = dashboard(root, tmp_path, WANDB_API_KEY=KEY, WANDB_BASE_URL=server)
+    running.shutdown()
+    running.server_close()
+    if status == 200:
+        assert (done.stdout, done.returncode) == (f"dashboard: {server}/me/attnbench?nw=abc\n", 0), done.stderr
+        (view,) = Views.views
+        assert (view["entityName"], view["projectName"]) == ("me", "attnbench")
+        assert ROWS in view["spec"]
+    else:
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert done.stderr.startswith("error: wandb did not take the dashboard: ")
+    assert not (tmp_path / "outputs").exists()

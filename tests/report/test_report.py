@@ -1,0 +1,504 @@
+"""The report from made-up rows, without a browser: what it says, and that names cannot leave their place."""
+
+import dataclasses
+import itertools
+import json
+import re
+import runpy
+import shutil
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from report_rows import CORPUS, EVALUATIONS, HOSTILE, PARTS, SKILL, write_experiment
+
+from attnbench.report.charts import specification, to_svg
+from attnbench.report.inputs import about, read_inputs
+from attnbench.report.markup import element, embedded_json
+from attnbench.report.page import write_report
+from attnbench.report.plots import chance_text, describe, missing_text, plots_of
+from attnbench.report.summary import families, figures, headline
+from attnbench.report.words import (
+    chances,
+    interval_name,
+    metric_name,
+    overall,
+    plain_answer,
+    ranked_answer,
+    tally,
+    without_addresses,
+)
+from attnbench.results.rows import ALL_SEEDS, DEVICE, ResultsWriter, read_csv, read_results, write_csv
+from attnbench.settings.errors import UserError
+
+VOID = ("meta", "wbr")
+ADDRESS = re.compile(r"\b(?:https?|wss?)://(?!www\.w3\.org/)[^\s\"'`<>]*")
+
+
+class Page(HTMLParser):
+    """The elements of a page and its text, script and style apart."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.source = path.read_text(encoding="utf-8")
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.data = ""
+        self.feed(self.source)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.texts.append(data)
+        elif self.open and self.elements[-1][1].get("type") == "application/json":
+            self.data += data
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.texts)
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory) -> Path:
+    return write_experiment(tmp_path_factory.mktemp("outputs") / "demo")
+
+
+@pytest.fixture(scope="module")
+def report(experiment) -> Path:
+    return write_report(experiment)
+
+
+@pytest.fixture(scope="module")
+def page(report) -> Page:
+    return Page(report)
+
+
+@pytest.fixture(scope="module")
+def inputs(experiment):
+    return read_inputs(experiment)
+
+
+@pytest.fixture(scope="module")
+def summed(inputs):
+    return figures(inputs.rows)
+
+
+def test_what_a_mixer_did_not_get_stands_beside_its_score(page, summed):
+    scores = [figure for figure in of(summed, "recall", "accuracy") if figure.variant == "linear"]
+    assert {figure.without for figure in scores} == {"without conv_size, <b>gate</b>"}
+    # In the summary, and in the chapter's own table, there of the budgets too.
+    small = re.findall(r"<small>(without [^/]*/b&gt;)</small>", page.source)
+    assert set(small) == {"without conv_size, &lt;b&gt;gate&lt;/b&gt;"}
+    assert len(small) > 2 * len(scores)
+
+
+def of(summed, evaluation, metric=None):
+    return [f for f in summed if f.evaluation == evaluation and metric in (None, f.metric)]
+
+
+def test_a_sweep_s_trainings_of_one_variant_are_told_apart(tmp_path):
+    folder = write_experiment(tmp_path / "sweep", seeds=1, record=False, evaluations=["perplexity", "throughput"])
+    for path in sorted(folder.glob("**/results")):
+        again = path.parent.with_name(f"{path.parent.name}-longer") / "results"
+        again.mkdir(parents=True)
+        rows = read_results(path / "rows.jsonl")
+        with ResultsWriter(again / "rows.jsonl", dataclasses.replace(rows[0].identity, seq_len=512)) as writer:
+            for row in rows:
+                writer.write(row.measurement)
+        shutil.copy(path.parent / "environment.json", again.parent)
+    variants = read_inputs(folder).protocol.variants
+    assert variants == [f"{name} T{length}" for name in SKILL for length in (256, 512)]
+    assert write_report(folder).exists()
+
+
+def test_an_operator_s_precisions_are_no_variants(tmp_path):
+    folder = write_experiment(tmp_path / "operators", seeds=1, record=False, evaluations=["throughput"])
+    rows = [
+        dataclasses.replace(row, identity=dataclasses.replace(row.identity, mixer="", precision=precision))
+        for precision in ("float32", "bfloat16")
+        for row in read_inputs(folder).rows
+    ]
+    write_csv(rows, tmp_path / "published" / "results.csv")
+    inputs = read_inputs(tmp_path / "published")
+    assert inputs.protocol.variants == [*SKILL]
+    assert {figure.settings["precision"] for figure in figures(inputs.rows)} == {"float32", "bfloat16"}
+
+
+def test_an_interval_is_called_what_it_is(experiment):
+    summed = figures(read_inputs(experiment).rows)
+    recall, timed = ([own for own in summed if own.evaluation == name] for name in ("recall", "throughput"))
+    assert interval_name(recall) == "95 % interval"
+    assert interval_name(timed) == "the measurement's own interval"
+
+
+def test_every_level_that_luck_reaches_is_told():
+    settings = {"num_pairs": 16, "chance": 1 / 4096, "chance_among_pairs": 1 / 16}
+    assert chances(settings) == "chance 0.0002441, among pairs 0.0625"
+    assert chances({"num_pairs": 16}) == ""
+
+
+def test_what_a_library_says_names_no_address():
+    text = "no memory  (https://docs.pytorch.org/a#b) left; see http://x.y"
+    assert without_addresses(text) == "no memory left; see"
+
+
+def test_the_head_counts_evaluations_and_a_training_is_none(page):
+    assert "training" in EVALUATIONS
+    assert f"{len(EVALUATIONS) - 1} evaluations" in page.text
+
+
+def test_the_page_is_whole_and_asks_no_network(page, report):
+    assert page.open == []
+    assert not ADDRESS.findall(page.source)
+    assert not [words for _, words in page.elements if {"src", "srcset", "background", "action"} & words.keys()]
+    assert all((words["href"] or "").startswith("#") for _, words in page.elements if "href" in words)
+    # One runtime for all charts.
+    assert page.source.count("window.vegaEmbed=") == 1
+    assert report.stat().st_size < 2_000_000
+
+
+def test_its_policy_lets_only_its_own_scripts_run(page):
+    (policy,) = [words["content"] for tag, words in page.elements if words.get("http-equiv")]
+    assert policy is not None
+    assert "default-src 'none'" in policy
+    directive = policy.partition("script-src")[2]
+    assert "unsafe-inline" not in directive
+    assert directive.count("'sha256-") == 2
+
+
+def test_a_name_cannot_leave_its_place(page):
+    scripts = [words for tag, words in page.elements if tag == "script"]
+    assert len(scripts) == 3
+    assert "<script>window" not in page.source
+    assert "<b>bold" not in page.source
+    assert HOSTILE in page.text
+    assert HOSTILE in json.loads(page.data)["variants"]
+
+
+def test_embedded_data_and_elements_escape_what_they_are_given():
+    assert embedded_json({"a": "</script><!--"}, "x").count("<") == 2
+    assert element("p", "<b>", title="\"'<") == '<p title="&quot;&#x27;&lt;">&lt;b&gt;</p>'
+    assert element("p", element("b", "&"), None) == "<p><b>&amp;</b></p>"
+    # What a terminal or a reader's eye would obey, such as a change of writing direction, is spelled out.
+    assert element("p", "\u202egnp.exe\x1b") == "<p>\\u202egnp.exe\\x1b</p>"
+
+
+def test_the_answer_comes_first_and_marks_what_the_comparisons_separated(page):
+    headings = [tag for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
+    assert headings[:2] == ["h1", "h2"]
+    assert all(int(after[1]) - int(before[1]) <= 1 for before, after in itertools.pairwise(headings))
+    assert "Of the 7 ranked scores, softmax is best at" in page.text
+    assert "not adjusted for the number of comparisons" in page.text
+    tables = [index for index, (tag, _) in enumerate(page.elements) if tag == "table"]
+    sections = [index for index, (tag, _) in enumerate(page.elements) if tag == "section"]
+    assert sections[0] < tables[0] < sections[1]
+    assert page.texts.count("best") >= 5
+
+
+def test_it_can_be_read_without_seeing_it(page):
+    tags = dict(page.elements[:1])
+    assert tags["html"]["lang"] == "en"
+    assert all(words.get("scope") for tag, words in page.elements if tag == "th")
+    charts = [words for _, words in page.elements if "data-chart" in words]
+    assert {words["data-chart"] for words in charts} == json.loads(page.data)["charts"].keys()
+    assert all(words["role"] == "img" and len(words["aria-label"] or "") > 60 for words in charts)
+    assert sum(tag == "caption" for tag, _ in page.elements) == sum(tag == "table" for tag, _ in page.elements)
+    ids = [words["id"] for _, words in page.elements if "id" in words]
+    assert len(ids) == len(set(ids))
+    assert {(words["href"] or "")[1:] for tag, words in page.elements if tag == "a"} <= set(ids)
+
+
+def test_how_it_was_made_is_on_the_page(page):
+    for text in (
+        *("python scripts/compare.py plan=demo", CORPUS, "Mixed commits. ", "00c0ffee0000", "5357fac305d1"),
+        *("2.12.0+cu130", "at the edge of its grid", "rate of width 128", "the process was killed by signal 9"),
+        *("Forward FLOPs a token", "where a task’s models have none, as recall’s", "loss is nan after 312 steps"),
+        "150.2 GiB asked for, 139.8 GiB there",
+    ):
+        assert text in page.text, text
+
+
+def test_an_accuracy_says_how_many_labels_are_behind_it(summed, report):
+    figure = next(own for own in of(summed, "recall", "accuracy") if own.item_low is not None)
+    number = sum([figure.num_samples] * len(figure.values))
+    assert number > 0
+    assert f"] of {number:,}" in report.read_text()
+
+
+def test_every_plot_is_a_file_too(page, report):
+    names = json.loads(page.data)["charts"].keys()
+    assert "copy-symbol_accuracy-length" in names
+    files = {path.name for path in (report.parent / "figures").iterdir()}
+    assert files == {f"{name}.{ending}" for name in names for ending in ("svg", "png")}
+    assert (report.parent / "figures" / "copy-symbol_accuracy-length.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (report.parent / "figures" / "copy-symbol_accuracy-length.svg").read_text()
+
+
+def test_results_csv_holds_all_rows_and_is_read_back(inputs, summed, report, tmp_path):
+    rows = read_csv(report.parent / "results.csv")
+    own = [row for row in rows if row.identity.seed != ALL_SEEDS]
+    assert own == inputs.rows
+    assert len(rows) - len(own) == len(summed)
+    write_csv(rows, tmp_path / "again.csv")
+    assert (tmp_path / "again.csv").read_bytes() == (report.parent / "results.csv").read_bytes()
+
+
+def test_a_bad_results_csv_names_its_row(report, tmp_path):
+    text = (report.parent / "results.csv").read_text()
+    (tmp_path / "results.csv").write_text(text.replace(",ok,", ",fine,", 1))
+    with pytest.raises(UserError, match=r"results\.csv: row \d+: .*fine"):
+        read_csv(tmp_path / "results.csv")
+
+
+def test_a_folder_with_results_csv_alone_is_enough(inputs, report, tmp_path):
+    shutil.copy(report.parent / "results.csv", tmp_path)
+    found = read_inputs(tmp_path)
+    assert found.rows == inputs.rows
+    assert found.protocol.variants == list(SKILL)
+    assert set(found.environments.values()) == {None}
+
+
+def test_only_the_files_of_the_record_are_used(experiment, tmp_path):
+    folder = shutil.copytree(experiment, tmp_path / "demo", ignore=shutil.ignore_patterns("report"))
+    record = json.loads((folder / "comparison.json").read_text())
+    record["files"] = [name for name in record["files"] if name.startswith("cells/0-copy")]
+    (folder / "comparison.json").write_text(json.dumps(record))
+    assert {(r.identity.variant, r.identity.evaluation) for r in read_inputs(folder).rows} == {("softmax", "copy")}
+    (folder / "comparison.json").unlink()
+    found = {row.identity.evaluation for row in read_inputs(folder).rows}
+    assert found == {"copy", "recall", "perplexity", "throughput", "memory", "training", "profile"}
+
+
+def test_a_file_that_was_cut_off_is_used_and_named(experiment, tmp_path):
+    folder = shutil.copytree(experiment, tmp_path / "demo", ignore=shutil.ignore_patterns("report"))
+    path = folder / "cells" / "0-copy-seed0" / "results" / "rows.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-3]))
+    assert read_inputs(folder).incomplete == ["cells/0-copy-seed0/results/rows.jsonl"]
+
+
+def test_a_folder_without_results_says_what_it_should_hold(tmp_path):
+    with pytest.raises(UserError, match=r"no results; an experiment's folder has runs with results/\*\.jsonl"):
+        write_report(tmp_path)
+
+
+def test_few_seeds_are_exploratory_and_rank_nobody(tmp_path):
+    folder = write_experiment(tmp_path / "demo", seeds=2, evaluations=["recall"], record=False)
+    page = Page(write_report(folder))
+    assert "Exploratory. " in page.text
+    assert "exploratory, too few seeds to rank" in page.text
+    assert "best" not in page.texts
+    assert not [words for _, words in page.elements if "best" in (words.get("class") or "").split()]
+
+
+def test_a_winner_is_named_only_where_it_is_separated(summed):
+    own = of(summed, "copy", "symbol_accuracy")
+    ranked = families(own, rank=list(SKILL), reference=None)
+    for family in ranked:
+        sentence = ranked_answer(family)
+        assert (family.best is not None) == ("has the best" in sentence)
+        assert all(figure.variant in sentence for figure in family.figures)
+    undecided = next(family for family in ranked if family.best is None and len(family.comparisons) > 1)
+    assert "no variant is best" in ranked_answer(undecided)
+    wins = sum(family.best == "softmax" for family in ranked)
+    counted = f"softmax is best at {wins} and no variant at {8 - wins}"
+    assert tally(ranked) == f"Over all 8 settings of symbol accuracy, {counted}."
+    assert "no variant is separated" in overall([undecided])
+    exploratory = dataclasses.replace(ranked[0], exploratory=True, best=None)
+    assert overall([exploratory]).startswith("Nothing is ranked")
+
+
+def test_what_is_not_ranked_is_said_without_a_winner(summed):
+    (column,) = headline(summed, "throughput")
+    sentence = plain_answer(summed, column)
+    assert "measured, not ranked" in sentence
+    assert "best" not in sentence
+
+
+def test_metrics_are_called_by_their_words_and_units():
+    assert metric_name("training_peak_mib", "MiB") == "training peak (MiB)"
+    assert metric_name("step_milliseconds", "ms") == "step time (ms)"
+    assert metric_name("tokens_per_second", "token/s") == "tokens per second"
+    assert metric_name("steps_to_95", "step") == "steps to 95 %"
+    assert metric_name("growth", "1") == "growth"
+    assert metric_name("height", "m") == "height (m)"
+
+
+def test_plots_are_those_that_an_evaluation_declares(inputs):
+    declared = about("perplexity", inputs.protocol)
+    assert declared.plots is not None
+    assert ("perplexity", "sequence_length") in declared.plots
+    assert "nats" in declared.purpose
+    assert about("../../etc/passwd", inputs.protocol).plots is None
+
+
+def test_an_evaluation_of_elsewhere_has_the_plots_that_the_comparison_recorded(tmp_path):
+    folder = write_experiment(tmp_path / "outputs")
+    record = json.loads((folder / "comparison.json").read_text())
+    record["evaluations"] = {"perplexity": {"purpose": "Told by the record.", "plots": [["bits", "letter"]]}}
+    (folder / "comparison.json").write_text(json.dumps(record))
+    declared = about("perplexity", read_inputs(folder).protocol)
+    assert (declared.purpose, declared.plots) == ("Told by the record.", [("bits", "letter")])
+    record["evaluations"]["perplexity"].pop("plots")
+    (folder / "comparison.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match="evaluations"):
+        read_inputs(folder)
+
+
+def test_settings_apart_from_the_axis_make_plots_of_their_own(summed):
+    plots = plots_of(of(summed, "perplexity"), [("perplexity", "sequence_length")])
+    assert [plot.fixed for plot in plots] == [{"split": "test", "checkpoint": "final"}]
+    assert plots[0].positions == [256, 512, 1024, 2048]
+    # Pairs and length go together, so neither splits the other's plot.
+    (recall,) = plots_of(of(summed, "recall"), [("accuracy", "num_pairs")])
+    assert recall.positions == [4, 8, 16, 64]
+    assert len(recall.figures) == 16
+
+
+def test_lengths_at_one_batch_and_at_one_number_of_tokens_are_two_plots(summed):
+    template = of(summed, "throughput", "peak_memory_mib")[0]
+    pairs = [(256, 128), (512, 128), (512, 64), (1024, 32)]
+    own = [
+        dataclasses.replace(template, settings={"sequence_length": length, "batch_size": batch})
+        for length, batch in pairs
+    ]
+    plots = plots_of(own, [("peak_memory_mib", "sequence_length")])
+    assert [(plot.positions, plot.fixed) for plot in plots] == [
+        ([256, 512], {"batch_size": 128}),
+        ([256, 512, 1024], {"tokens_per_step": 32768}),
+    ]
+    assert len({plot.name for plot in plots}) == 2
+
+
+def test_an_axis_with_one_value_puts_the_variants_side_by_side(summed):
+    own = [f for f in of(summed, "recall", "accuracy") if f.settings["num_pairs"] == 16]
+    # The second axis has one value as well, and would show the same once more.
+    (plot,) = plots_of(own, [("accuracy", "num_pairs"), ("accuracy", "sequence_length")])
+    assert plot.title == "Accuracy, pairs 16"
+    spec = specification(plot, list(SKILL))
+    assert spec["layer"][-1]["encoding"]["y"]["field"] == "variant"
+    assert spec["layer"][0]["mark"]["style"] == "chance"
+
+
+def test_an_interval_that_reaches_below_zero_begins_at_the_edge_of_a_logarithmic_plot(summed):
+    template = of(summed, "perplexity", "perplexity")[0]
+    own = [
+        dataclasses.replace(
+            template, mean=mean, low=low, high=high, settings=template.settings | {"sequence_length": length}
+        )
+        for length, mean, low, high in [(256, 4.0, 3.0, 5.0), (512, 80.0, -60.0, 220.0), (1024, 4000.0, 3000.0, 5000.0)]
+    ]
+    (plot,) = plots_of(own, [("perplexity", "sequence_length")])
+    spec = specification(plot, list(SKILL))
+    bars = next(layer for layer in spec["layer"] if "y2" in layer["encoding"])
+    assert bars["encoding"]["y"]["scale"]["type"] == "log"
+    drawn = {datum["x"]: (datum["low"], datum["interval"]) for datum in spec["data"]["values"]}
+    edge = bars["encoding"]["y"]["scale"]["domain"][0]
+    assert 0 < edge < 4
+    assert [drawn[length][0] for length in (256, 512, 1024)] == [max(edge, 3.0), edge, 3000.0]
+    assert "-60" in drawn[512][1]
+
+
+def test_a_chart_shows_crosses_above_and_the_chance_level(summed):
+    (plot,) = plots_of(of(summed, "copy"), [("symbol_accuracy", "length")])
+    assert missing_text(plot) == "linear diverged at 200"
+    assert "Without a number: linear diverged at 200." in describe(plot)
+    spec = specification(plot, list(SKILL))
+    marks = [layer["mark"] for layer in spec["layer"]]
+    crosses = [layer for layer in spec["layer"] if str(layer["mark"].get("shape", "")).startswith("M")]
+    assert len(crosses) == 1
+    assert crosses[0]["encoding"]["y"]["value"] < 0
+    assert any(mark.get("style") == "chance" for mark in marks)
+    assert "$schema" not in json.dumps(spec)
+    values = [value["value"] for layer in spec["layer"] for value in layer["data"]["values"] if "value" in value]
+    assert values
+    assert any(abs(value - 1 / 26) < 1e-9 for value in values)
+
+
+def test_parts_of_a_whole_are_one_bar_a_variant(summed):
+    short, long = plots_of(of(summed, "profile"), [("part_share", "part")])
+    assert short.is_whole
+    assert short.title == "Share of a step's time by part, sequence length 256"
+    assert long.fixed == {"sequence_length": 1024}
+    # All of them, where a plot along an axis tells its ends.
+    shares = [f for f in short.figures if f.variant == "softmax"]
+    assert f"softmax mixing {100 * shares[0].mean:.0f} %, projections" in describe(short)
+    spec = specification(short, list(SKILL))
+    bars, labels = spec["layer"]
+    assert bars["mark"]["type"] == "bar"
+    assert bars["encoding"]["color"]["scale"]["domain"] == list(PARTS)
+    assert bars["encoding"]["x"]["stack"] == labels["encoding"]["x"]["stack"] == "zero"
+    values = spec["data"]["values"]
+    assert {value["variant"] for value in values} == set(SKILL)
+    # Stacked and coloured in one order.
+    assert [value["order"] for value in values if value["variant"] == "softmax"] == list(range(len(PARTS)))
+    assert "mixing" in to_svg(spec, short)
+
+
+def test_a_bench_says_what_it_is_for_and_what_is_drawn(inputs):
+    found = about("profile", inputs.protocol)
+    assert found.plots == [("part_share", "part"), ("peak_memory_mib", "sequence_length")]
+    assert found.purpose.startswith("Attention textbook and fused")
+
+
+def test_what_a_device_can_do_is_no_variant(tmp_path):
+    folder = write_experiment(tmp_path / "demo", evaluations=["profile"], record=False)
+    first, *others = read_inputs(folder).rows
+    ceiling = dataclasses.replace(first, identity=dataclasses.replace(first.identity, variant=DEVICE, mixer=""))
+    operator = dataclasses.replace(others[0], identity=dataclasses.replace(others[0].identity, mixer=""))
+    write_csv([ceiling, operator, *others[1:]], tmp_path / "flat" / "results.csv")
+    found = read_inputs(tmp_path / "flat")
+    assert DEVICE not in found.protocol.variants
+    assert {row.identity.variant for row in found.rows} == set(SKILL)
+
+
+def test_implementations_of_an_operator_are_not_ranked(tmp_path):
+    rows = read_inputs(write_experiment(tmp_path / "demo", evaluations=["profile"], record=False)).rows
+    flat = [dataclasses.replace(row, identity=dataclasses.replace(row.identity, mixer="")) for row in rows]
+    write_csv(flat, tmp_path / "flat" / "results.csv")
+    assert read_inputs(tmp_path / "flat").protocol.rank == []
+
+
+def test_a_chance_next_to_nothing_is_no_long_number(summed):
+    (plot,) = plots_of(of(summed, "copy"), [("string_accuracy", "length")])
+    assert chance_text(plot) == "chance 0.03846"
+    tiny = [
+        dataclasses.replace(f, settings={**f.settings, "chance": 26.0 ** -f.settings["length"]}) for f in plot.figures
+    ]
+    assert chance_text(dataclasses.replace(plot, figures=tiny)) == "chance below 0.0001"
+
+
+def test_ticks_are_the_positions_themselves(summed):
+    own = [
+        dataclasses.replace(figure, settings={**figure.settings, "sequence_length": length})
+        for figure in of(summed, "memory", "training_peak_mib")
+        for length in (32, 64, 128)
+        if figure.settings["sequence_length"] == 256
+    ]
+    (plot,) = plots_of(own, [("training_peak_mib", "sequence_length")])
+    assert {">32<", ">64<", ">128<"} <= set(re.findall(r">\d+<", to_svg(specification(plot, list(SKILL)), plot)))
+
+
+def test_variants_look_alike_in_every_chart(summed):
+    (plot,) = plots_of(of(summed, "memory"), [("training_peak_mib", "sequence_length")])
+    fewer = dataclasses.replace(plot, figures=[f for f in plot.figures if f.variant != "softmax"])
+    looks = []
+    for one in (plot, fewer):
+        points = next(layer for layer in specification(one, list(SKILL))["layer"] if "shape" in layer["encoding"])
+        looks.append((points["encoding"]["color"]["scale"], points["encoding"]["shape"]["scale"]))
+    assert looks[0] == looks[1]
+    assert len(set(looks[0][1]["range"])) == len(SKILL)
+
+
+def test_the_script_says_in_one_line_what_is_wrong(tmp_path, root, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["report.py", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"^error: .*: no results; [^\n]*$"):
+        runpy.run_path(str(root / "scripts" / "report.py"), run_name="__main__")

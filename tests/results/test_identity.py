@@ -1,0 +1,191 @@
+"""Identities that results are kept under: settings, source from elsewhere, versions of attnbench's own code."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from probe_settings import smoke_words
+from scripts_here import run_here
+
+import attnbench
+from attnbench.cli.compose import CONF, compose
+from attnbench.comparison.run_model import run
+from attnbench.results.identity import code_of
+from attnbench.settings.errors import UserError
+from attnbench.training.prepare import prepare, reopen
+
+MIXER = '''
+from attnbench.mixers.linear import LinearAttention
+from helpers.scales import SCALE
+
+
+class Mine(LinearAttention):
+    """Linear attention, scaled."""
+
+    def _mix(self, x_BTD, state):
+        mixed, *last = super()._mix(x_BTD, state)
+        return SCALE * mixed, *last
+'''
+SMALL = [
+    *("attn=mine", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32", "data=text"),
+    *("train.num_epochs=null", "train.num_steps=2", "train.batch_size=4", "device=cpu", "logger=none", "match=none"),
+]
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch) -> Path:
+    """A folder with a mixer of somebody's own, a package beside it, its yaml, and a text."""
+    (tmp_path / "helpers").mkdir()
+    (tmp_path / "helpers" / "__init__.py").touch()
+    (tmp_path / "helpers" / "scales.py").write_text("SCALE = 2.0\n")
+    (tmp_path / "helpers" / "unused.py").write_text("UNUSED = 1\n")
+    (tmp_path / "mine.py").write_text(MIXER)
+    (tmp_path / "conf" / "attn").mkdir(parents=True)
+    own = yaml.safe_load((CONF / "attn" / "linear.yaml").read_text()) | {"_target_": "mine.Mine"}
+    (tmp_path / "conf" / "attn" / "mine.yaml").write_text(yaml.safe_dump(own))
+    (tmp_path / "text.txt").write_text("the cat sees a green tree and sleeps. " * 60)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    forget()
+
+
+def forget() -> None:
+    for name in ("mine", "helpers", "helpers.scales"):
+        sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+
+
+def edit(path: Path, text: str) -> None:
+    """Change a source as in an editor, between two commands: another process sees the new one."""
+    path.write_text(text)
+    forget()
+    for cached in path.parent.rglob("__pycache__/*.pyc"):
+        cached.unlink()
+
+
+def source() -> str:
+    return code_of(["mine.Mine"], [], {"mine.Mine"})["sources"]["mine.Mine"]
+
+
+def test_the_function_decides_and_its_description_does_not(outside):
+    first = source()
+    edit(outside / "mine.py", MIXER.replace("Linear attention, scaled", "The same") + "\n# A comment.\n\n\n")
+    assert source() == first
+    edit(outside / "helpers" / "unused.py", "UNUSED = 2\n")
+    assert source() == first
+    edit(outside / "mine.py", MIXER.replace("SCALE *", "-SCALE *"))
+    assert source() != first
+
+
+def test_what_it_imports_from_beside_it_counts(outside):
+    first = source()
+    edit(outside / "helpers" / "scales.py", "from .deeper import SCALE\n")
+    (outside / "helpers" / "deeper.py").write_text("SCALE = 3.0\n")
+    second = source()
+    assert second != first
+    edit(outside / "helpers" / "deeper.py", "SCALE = 4.0\n")
+    sys.modules.pop("helpers.deeper", None)
+    assert source() not in (first, second)
+
+
+def test_a_source_is_that_of_the_module_that_was_loaded(outside):
+    first = source()
+    (outside / "mine.py").write_text(MIXER.replace("SCALE *", "-SCALE *"))
+    assert source() == first
+
+
+def test_a_class_without_source_is_an_error(outside):
+    sys.modules["mine"] = type(sys)("mine")
+    with pytest.raises(UserError, match=r"mine: its source cannot be read \(no \.py file\)"):
+        source()
+
+
+def test_an_edited_mixer_is_trained_again(outside):
+    words = [
+        *SMALL,
+        f"data.path={outside / 'text.txt'}",
+        f"outputs_dir={outside / 'outputs'}",
+        "eval=[copy,perplexity]",
+    ]
+
+    def trained() -> set[Path]:
+        words_of = ["--config-dir", str(outside / "conf"), *words, *smoke_words("copy", "perplexity")]
+        code, _, said = run_here("train.py", *words_of, cwd=outside)
+        assert code == 0, said
+        runs, cells = (list((outside / "outputs").glob(place)) for place in ("*/mine-*", "*/cells/copy-mine-*"))
+        assert len(runs) == len(cells)
+        return {*runs}
+
+    first = trained()
+    assert trained() == first
+    edit(outside / "helpers" / "scales.py", "SCALE = -1.0\n")
+    both = trained()
+    assert len(both) == 2
+    [old], [new] = first, both - first
+    for folder, expected in ((old, "was trained by another source of its mixer"), (new, "")):
+        given = ["--config-dir", str(outside / "conf"), f"run={folder}", "eval=[perplexity]", "device=cpu"]
+        code, _, said = run_here("evaluate.py", *given, cwd=outside)
+        assert (code == 0) == (folder == new), said
+        assert expected in said
+
+
+def test_an_edited_mixer_is_benched_again(outside):
+    words = ["bench=models", "device=cpu", f"outputs_dir={outside / 'outputs'}", "bench.mixers=[mine]"]
+    words += ["bench.sizes=[[small,32,24,1,2]]", "bench.vocabulary_size=16", "bench.length=32", "bench.batch_size=1"]
+
+    def measured() -> int:
+        code, _, said = run_here("benchmark.py", "--config-dir", str(outside / "conf"), *words, cwd=outside)
+        assert code == 0, said
+        return len(list((outside / "outputs").glob("benchmark/models/*")))
+
+    assert [measured(), measured()] == [1, 1]
+    edit(outside / "helpers" / "scales.py", "SCALE = -1.0\n")
+    assert measured() == 2
+
+
+@pytest.mark.parametrize(
+    ("part", "moved"),
+    [
+        ("model", {"training", "perplexity", "copy"}),
+        ("data", {"training", "perplexity"}),
+        ("evals", {"perplexity", "copy"}),
+        ("timing", set()),
+    ],
+)
+def test_a_raised_version_moves_what_uses_that_part(part, moved, tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text("the cat sees a green tree and sleeps. " * 60)
+    words = [*SMALL[1:], "attn=linear", f"data.path={tmp_path / 'text.txt'}", f"outputs_dir={tmp_path}"]
+    settings = compose([*words, "eval=[copy,perplexity]", *smoke_words("copy", "perplexity")])
+    before, version = hashes(settings), attnbench.NUMBERS_VERSION[part]
+    monkeypatch.setitem(attnbench.NUMBERS_VERSION, part, version + 1)
+    after = hashes(settings)
+    assert {name for name in before if before[name] != after[name]} == moved
+    monkeypatch.setitem(attnbench.NUMBERS_VERSION, part, version)
+    assert hashes(settings) == before
+
+
+def hashes(settings) -> dict[str, str]:
+    from attnbench.evals.runners.prepare_probe import prepare_probe
+    from attnbench.evals.runners.training import results_of
+
+    copy, perplexity = settings.evaluations
+    prepared = prepare(settings)
+    return {
+        "training": prepared.config_hash,
+        "perplexity": results_of(prepared, perplexity).stem,
+        "copy": prepare_probe(settings, copy, 0, 1e-2).config_hash,
+    }
+
+
+def test_a_run_of_another_version_is_not_evaluated_as_one_of_this(tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text("the cat sees a green tree and sleeps. " * 60)
+    words = [*SMALL[1:], "attn=linear", f"data.path={tmp_path / 'text.txt'}", f"outputs_dir={tmp_path}", "eval=[]"]
+    before = torch.get_num_threads()
+    folder = run(compose(words))
+    torch.set_num_threads(before)
+    monkeypatch.setitem(attnbench.NUMBERS_VERSION, "mixers", attnbench.NUMBERS_VERSION["mixers"] + 1)
+    with pytest.raises(UserError, match="was trained by another version of attnbench"):
+        reopen(folder, compose(words))

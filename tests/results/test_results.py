@@ -1,0 +1,229 @@
+import csv
+import dataclasses
+import hashlib
+import json
+import math
+
+import pytest
+from rich.console import Console
+
+from attnbench.results.rows import (
+    Identity,
+    Measurement,
+    ResultRow,
+    ResultsWriter,
+    is_complete,
+    read_results,
+    same_corpus,
+    write_csv,
+)
+from attnbench.results.tables import MetricColumn, comparison_table, comparison_tables
+from attnbench.settings.errors import UserError
+
+IDENTITY = Identity(
+    experiment="demo",
+    run="softmax-tiny-T256-seed0-1a2b3c4d",
+    mixer="softmax",
+    variant="softmax",
+    backend="sdpa",
+    model="tiny",
+    parameters=734_976,
+    seq_len=256,
+    evaluation="perplexity",
+    seed=0,
+    precision="float32",
+    device="cpu",
+    num_devices=1,
+    environment="e0",
+    commit="abc",
+    corpus="wikitext2-v1",
+    config_hash="1a2b3c4d",
+)
+HEADER = (
+    "schema,experiment,run,mixer,variant,backend,model,parameters,seq_len,evaluation,metric,value,unit,low,high,"
+    "num_samples,status,reason,seed,precision,device,num_devices,environment,commit,corpus,config_hash,settings"
+)
+
+
+def perplexity(value=3.25, **settings):
+    return Measurement(metric="perplexity", value=value, unit="", settings=settings or {"split": "test"})
+
+
+def row(measurement=None, **identity):
+    return ResultRow(identity=dataclasses.replace(IDENTITY, **identity), measurement=measurement or perplexity())
+
+
+@pytest.fixture
+def results(tmp_path):
+    """A complete file of three rows, and its lines."""
+    path = tmp_path / "results" / "perplexity.jsonl"
+    with ResultsWriter(path, IDENTITY) as writer:
+        writer.write(perplexity(3.5))
+        writer.write(Measurement(metric="loss", value=1, unit="nats", low=0.5, high=2.0, num_samples=5))
+        writer.write(Measurement(metric="steps", value=None, unit="", status="not_reached", reason="\x1b[2J × 1500"))
+    return path, path.read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"value": math.nan}, "not finite"),
+        ({"high": math.inf}, "not finite"),
+        ({"value": "3"}, "must be a number"),
+        ({"value": True}, "must be a number"),
+        ({"value": None}, "needs a value"),
+        ({"status": "oom"}, "must be one of ok, out_of_memory"),
+        ({"status": "failed", "reason": "x"}, "beside status failed"),
+        ({"status": "failed", "value": None}, "needs a reason"),
+    ],
+)
+def test_measurement_refuses_contradictions(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Measurement(**{"metric": "loss", "value": 1.0, "unit": "nats", **changes})
+
+
+def test_rows_come_back_as_written(results):
+    path, lines = results
+    assert is_complete(path)
+    digest = hashlib.sha256("".join(f"{line}\n" for line in lines[:-1]).encode()).hexdigest()
+    assert json.loads(lines[-1]) == {"schema": 1, "complete": True, "num_rows": 3, "sha256": digest}
+    rows = read_results(path)
+    assert [r.measurement.value for r in rows] == [3.5, 1, None]
+    assert rows[2].measurement.reason == "\x1b[2J × 1500"
+    assert all(r.identity == IDENTITY for r in rows)
+
+
+def test_a_row_is_in_the_file_before_the_next_is_known(tmp_path):
+    path = tmp_path / "r.jsonl"
+    writer = ResultsWriter(path, IDENTITY)
+    writer.write(perplexity())
+    assert not is_complete(path)
+    assert len(read_results(path, allow_incomplete=True)) == 1
+    writer.close()
+
+
+def test_an_exception_leaves_the_file_incomplete(tmp_path):
+    path = tmp_path / "r.jsonl"
+
+    def cut_off():
+        with ResultsWriter(path, IDENTITY) as writer:
+            writer.write(perplexity())
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        cut_off()
+    assert not is_complete(path)
+    with pytest.raises(UserError, match=r"r\.jsonl:2: the end lacks the record"):
+        read_results(path)
+
+
+def test_no_file_is_not_complete(tmp_path):
+    assert not is_complete(tmp_path / "none.jsonl")
+    with pytest.raises(UserError, match=r"none\.jsonl: cannot be read"):
+        read_results(tmp_path / "none.jsonl")
+
+
+def test_a_torn_last_line_is_named_and_the_rows_before_can_be_had(results):
+    path, lines = results
+    path.write_text("\n".join([*lines[:2], lines[2][:40]]))
+    assert not is_complete(path)
+    with pytest.raises(UserError, match=r"perplexity\.jsonl:3: the end is torn"):
+        read_results(path)
+    assert [r.measurement.value for r in read_results(path, allow_incomplete=True)] == [3.5, 1]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda lines: [lines[0], "{]", *lines[2:]], ":2: not a JSON object"),
+        (lambda lines: [lines[0], *lines[2:]], ":3: the file has 2 rows, and its last record counts 3"),
+        (lambda lines: [*lines, lines[0]], ":5: something follows the record"),
+        (lambda lines: [lines[0].replace('"schema": 1', '"schema": 2'), *lines[1:]], ":1: schema 2"),
+        (lambda lines: [lines[0], lines[1].replace('"unit"', '"units"'), *lines[2:]], r":2: columns -unit, \+units"),
+        (lambda lines: [lines[0], lines[1].replace('"ok"', '"fine"'), *lines[2:]], ":2: loss: status 'fine'"),
+        (lambda lines: [lines[0].replace('"value": 3.5', '"value": NaN'), *lines[1:]], ":1: .*not finite"),
+    ],
+)
+@pytest.mark.parametrize("allow_incomplete", [False, True])
+def test_an_altered_file_is_refused_by_name_and_line(results, damage, message, allow_incomplete):
+    path, lines = results
+    path.write_text("\n".join(damage(lines)) + "\n")
+    with pytest.raises(UserError, match=r"perplexity\.jsonl" + message):
+        read_results(path, allow_incomplete=allow_incomplete)
+
+
+def test_csv_has_the_columns_of_the_specification_in_order(results, tmp_path):
+    write_csv(read_results(results[0]), tmp_path / "report" / "results.csv")
+    with open(tmp_path / "report" / "results.csv", newline="", encoding="utf-8") as file:
+        header, *rows = list(csv.reader(file))
+    assert ",".join(header) == HEADER
+    first, last = dict(zip(header, rows[0], strict=True)), dict(zip(header, rows[2], strict=True))
+    assert json.loads(first["settings"]) == {"split": "test"}
+    assert (first["value"], last["value"], last["status"]) == ("3.5", "", "not_reached")
+    # What a terminal would obey is spelled out.
+    assert last["reason"] == "\\x1b[2J × 1500"
+    assert list((tmp_path / "report").iterdir()) == [tmp_path / "report" / "results.csv"]
+
+
+def test_rows_of_different_corpora_are_never_compared():
+    assert same_corpus([row(), row()]) == "wikitext2-v1"
+    assert same_corpus([]) is None
+    mixed = [row(), row(corpus="embedded"), row(corpus=None)]
+    with pytest.raises(UserError, match=r"\(none\), embedded, wikitext2-v1"):
+        same_corpus(mixed)
+    with pytest.raises(UserError, match="embedded"):
+        comparison_table(mixed, [])
+    titles = [str(table.title) for table in comparison_tables(mixed, [])]
+    assert titles == ["wikitext2-v1", "embedded", "no corpus"]
+
+
+COLUMNS = [
+    MetricColumn(header="val PPL", evaluation="perplexity", metric="perplexity", settings={"split": "validation"}),
+    MetricColumn(header="test PPL", evaluation="perplexity", metric="perplexity", settings={"split": "test"}),
+    MetricColumn(header="bits/char", evaluation="perplexity", metric="bits_per_character"),
+    MetricColumn(header="tokens/s", evaluation="throughput", metric="tokens_per_second"),
+]
+
+
+def shown(table):
+    console = Console(width=80, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def test_the_table_fits_80_columns_and_has_a_line_per_variant_length_and_seed():
+    speed = Measurement(metric="tokens_per_second", value=123456.7, unit="tokens/s")
+    full = Measurement(metric="tokens_per_second", value=None, unit="tokens/s", status="out_of_memory", reason="x")
+    text = shown(
+        comparison_table(
+            [
+                row(perplexity(3.456789)),
+                row(perplexity(3.2, split="validation")),
+                row(speed, evaluation="throughput", run="other", config_hash="x"),
+                row(seed=1),
+                row(full, evaluation="throughput", variant="gated_deltanet_conv", backend="flash_attn"),
+            ],
+            COLUMNS,
+        )
+    )
+    lines = [line for line in text.splitlines() if "softmax" in line or "gated" in line]
+    assert max(map(len, text.splitlines())) <= 80
+    assert len(lines) == 3
+    assert all(part in lines[0] for part in ("3.2", "3.457", "123,457", "734,976"))
+    assert "out of" in lines[2]
+
+
+def test_what_differs_is_a_column_and_what_is_ambiguous_an_error():
+    text = shown(comparison_table([row(), row(precision="bfloat16")], COLUMNS))
+    assert "bfloat" in text
+    assert "bfloat" not in shown(comparison_table([row(precision="bfloat16")], COLUMNS))
+    with pytest.raises(UserError, match="2 rows belong into one cell"):
+        comparison_table([row(), row()], COLUMNS)
+
+
+def test_names_cannot_command_the_terminal_or_the_markup():
+    text = shown(comparison_table([row(variant="[red]x", corpus="a\x1b[2J\nb")], COLUMNS))
+    assert "[red]x" in text
+    assert "\x1b" not in text
+    assert r"a\x1b[2J\nb" in text

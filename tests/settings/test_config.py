@@ -1,0 +1,430 @@
+"""Every mistake on a command line is one line that names the setting, the value and what is allowed."""
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+from scripts_here import run_here
+from small import python_path
+
+from attnbench.cli.compose import CONF, SweepOutcomes, compose
+from attnbench.cli.help import read_comments
+from attnbench.model.language_model import build_meta
+from attnbench.model.matching import REFERENCE
+from attnbench.settings.errors import UserError
+from attnbench.settings.schema import ModelSettings
+
+DEMO = ["experiment=demo", "device=cpu"]
+
+BAD = {
+    "attn=nope": ["attn=nope", "flash", "gated_deltanet", "linear", "softmax"],
+    "model=5m": ["model=5m", "tiny", "4m"],
+    "data=c4": ["data=c4", "embedded", "hub", "text", "wikitext2"],
+    "train.foo=1": ["train.foo=1", "unknown setting", "learning_rate"],
+    "+train.foo=1": ["train.foo=1", "unknown setting", "learning_rate"],
+    "++train.foo=1": ["train.foo=1", "unknown setting", "learning_rate"],
+    "+foo=1": ["foo=1", "unknown setting", "seq_len"],
+    "foo=1": ["foo=1", "unknown setting", "seq_len"],
+    "trian.num_steps=5": ["trian.num_steps=5", "did you mean train?"],
+    "train.num_step=5": ["train.num_step=5", "did you mean num_steps?"],
+    "model=tinny": ["model=tinny", "did you mean tiny?"],
+    "+attn.con_size=4": ["attn.con_size=4", "did you mean conv_size?"],
+    "eval=[recal]": ["eval=recal", "did you mean recall?"],
+    "plan=demo": ["plan=demo", "python scripts/compare.py plan=demo"],
+    "+plan=demo": ["plan: unknown setting", "compare.py has it"],
+    "num_tokens=5": ["num_tokens=5", "python scripts/generate.py num_tokens=5"],
+    "experiment=dmeo": ["experiment=dmeo", "did you mean demo?"],
+    "experiment=[demo,mine]": ["experiment=[demo,mine]", "one name"],
+    "experiment=../mine": ["experiment=../mine", "letters"],
+    "logger.tags=mine": ["logger.tags=mine", "a list"],
+    "attn.foo=1": ["attn.foo=1", "unknown setting", "conv_size"],
+    "+attn.foo=1": ["attn.foo=1", "unknown setting", "conv_size"],
+    "+eval.perplexity.foo=1": ["eval.perplexity.foo=1", "unknown setting", "extrapolation"],
+    "+eval.nope.foo=1": ["eval.nope"],
+    "~train.learning_rate": ["~train.learning_rate", "cannot be deleted"],
+    "~attn": ["attn"],
+    "train.batch_size=many": ["train.batch_size=many", "an integer"],
+    "train.batch_size=0": ["train.batch_size=0", "at least 1"],
+    "train.batch_size=1.5": ["train.batch_size=1.5", "an integer"],
+    "train.learning_rate=-1": ["train.learning_rate=-1", "above 0"],
+    "train.learning_rate=nan": ["train.learning_rate=nan", "above 0"],
+    "train.learning_rate=null": ["train.learning_rate=null", "a number"],
+    "train.learning_rate=inf": ["train.learning_rate=inf", "finite"],
+    "train.beta1=1": ["train.beta1=1", "below 1"],
+    "outputs_dir=": ["outputs_dir", "folder"],
+    "train.micro_batch_size=5": ["train.micro_batch_size=5", "divide", "batch_size=16"],
+    "train.num_epochs=null": ["train.num_epochs=None", "num_steps"],
+    "train.num_steps=1000000000000": ["train.num_steps=1000000000000", "at most 99999999"],
+    "train.precision=fp8": ["train.precision=fp8", "bfloat16"],
+    "train.precision=tf32": ["train.precision=tf32", "CUDA"],
+    "train.compile=maybe": ["train.compile=maybe", "true or false"],
+    "attn.conv_size=wide": ["attn.conv_size=wide", "an integer"],
+    "attn.backend=cuda": ["attn.backend=cuda", "torch"],
+    "attn._target_=os.system": ["os.system", "attnbench"],
+    "attn._target_=": ["_target_"],
+    "attn._target_=attnbench.model.language_model.Block": ["attnbench.model.language_model.Block", "Mixer"],
+    "seq_len=0": ["seq_len=0", "at least 1"],
+    "seq_len=-4": ["seq_len=-4", "at least 1"],
+    "seq_len=long": ["seq_len=long", "an integer"],
+    "seed=-1": ["seed=-1", "at least 0"],
+    "match=size": ["match=size", "params", "state"],
+    "device=cuda": ["device=cuda", "no CUDA device"],
+    "device=tpu": ["device=tpu", "cpu"],
+    "device=cpu:7": ["device=cpu:7", "cpu, cuda"],
+    "+trusted=[os.system]": ["trusted=['os.system']", "unknown setting", "seq_len"],
+    "+mixer=x": ["mixer=x", "unknown setting"],
+    "+evaluations=[]": ["evaluations=[]", "unknown setting"],
+    "model.head_width=48": ["head_width=48", "dim=128"],
+    "model.dim=0": ["model.dim=0", "at least 1"],
+    "data.validation_fraction=0": ["data.validation_fraction=0", "above 0"],
+    "data.test_fraction=-0.1": ["data.test_fraction=-0.1", "at least 0"],
+    "data.validation_fraction=0.9": ["data.validation_fraction=0.9", "at most 0.5"],
+    "data=text": ["data.path=null", "data=text"],
+    "logger.mode=loud": ["logger.mode=loud", "offline"],
+    "seq_len=[1,2]": ["seq_len", "an integer"],
+    "seq_len=": ["seq_len"],
+    "=3": ["=3", "names no setting"],
+    "eval=[nope]": ["eval=nope", "recall", "perplexity"],
+    "eval.recall.preset=tiny": ["eval.recall", "perplexity"],
+}
+BENCHMARK, COMPARE, DOCTOR = "benchmark", "compare", "doctor"
+EVALUATE, GENERATE = "evaluate", "generate"
+BAD_OF_OTHERS = {
+    (BENCHMARK, "bench=nope"): ["bench=nope", "attention", "grid"],
+    (BENCHMARK, "precision=fp8"): ["precision=fp8", "float16", "tf32"],
+    (BENCHMARK, "precision=tf32"): ["precision=tf32", "CUDA"],
+    (BENCHMARK, "foo=1"): ["foo=1", "unknown setting", "precision"],
+    (BENCHMARK, "bench.foo=1"): ["bench.foo=1", "unknown setting", "head_widths"],
+    (BENCHMARK, "bench.lengths=[0]"): ["bench.lengths=[0]", "positive whole numbers"],
+    (BENCHMARK, "bench.lengths=64"): ["bench.lengths=64", "a list"],
+    (BENCHMARK, "bench.causal=maybe"): ["bench.causal=maybe", "true or false"],
+    (BENCHMARK, "bench.implementations=[magic]"): ["bench.implementations", "magic", "textbook", "triton"],
+    (BENCHMARK, "bench.implementations=[triton,triton]"): ["bench.implementations", "twice"],
+    (BENCHMARK, "bench._target_=os.system"): ["os.system", "attnbench"],
+    (BENCHMARK, "bench._target_=attnbench.model.language_model.Block"): [
+        "attnbench.model.language_model.Block",
+        "Bench",
+    ],
+    (BENCHMARK, "device=tpu"): ["device=tpu", "cpu"],
+    (BENCHMARK, "outputs_dir="): ["outputs_dir", "folder"],
+    (COMPARE, "plan=nope"): ["plan=nope", "compare", "demo", "published"],
+    (COMPARE, "plan=dmeo"): ["plan=dmeo", "did you mean demo?"],
+    (COMPARE, "attn=linear"): ["attn=linear", "python scripts/train.py attn=linear"],
+    (COMPARE, "reprt=false"): ["reprt=false", "did you mean report?"],
+    (COMPARE, "plan.foo=1"): ["plan.foo=1", "unknown setting", "variants"],
+    (COMPARE, "foo=1"): ["foo=1", "unknown setting", "outputs_dir"],
+    (COMPARE, "+foo=1"): ["foo=1", "unknown setting", "outputs_dir"],
+    (COMPARE, "+command=x"): ["command=x", "unknown setting"],
+    (COMPARE, "+exported=x"): ["exported=x", "unknown setting", "export"],
+    (COMPARE, "~plan"): ["~plan", "cannot be deleted"],
+    (COMPARE, "plan.only=[nope]"): ["plan.only", "nope", "recall", "scaling"],
+    (COMPARE, "plan.only=recall"): ["plan.only=recall", "a list"],
+    (COMPARE, "plan.variants.softmax=['attn=softmax','train.learning_rate=1']"): ["train.learning_rate=1", "nothing"],
+    (COMPARE, "plan.overrides=['seed=7']"): ["plan.overrides", "seed=7", "plan.seeds"],
+    (COMPARE, "plan.rank=[nope]"): ["plan.rank", "nope", "softmax"],
+    (COMPARE, "plan.reference=nope"): ["plan.reference", "nope", "softmax"],
+    (COMPARE, "plan.seeds=[]"): ["plan.seeds=[]", "at least one"],
+    (COMPARE, "plan.seeds=3"): ["plan.seeds=3", "a list"],
+    (COMPARE, "plan.probe_seeds=[0,0]"): ["plan.probe_seeds=[0, 0]", "twice"],
+    (COMPARE, "plan.probe_seeds=[1.5]"): ["plan.probe_seeds=[1.5]", "whole numbers"],
+    (COMPARE, "plan.learning_rates=[0]"): ["plan.learning_rates=[0]", "positive"],
+    (COMPARE, "plan.num_workers=0"): ["plan.num_workers=0", "at least 1"],
+    (COMPARE, "plan.overrides=3"): ["plan.overrides=3", "a list"],
+    (COMPARE, "plan.overrides=[3]"): ["plan.overrides: 3", "a text"],
+    (COMPARE, "plan.overrides=['foo=1']"): ["foo=1", "unknown setting", "seq_len"],
+    (COMPARE, "plan.overrides=['eval.recall.preset=tiny']"): ["eval.recall.preset=tiny", "small", "zoology"],
+    (COMPARE, "plan.overrides=['eval.inference.x=1']"): ["eval.inference.x=1", "plan.evaluations", "plan.only"],
+    (COMPARE, "plan.evaluations=[nope]"): ["eval=nope", "recall"],
+    (COMPARE, "+plan.variants.mine=['attn.conv_size=4']"): ["plan.variants.mine", "attn=NAME"],
+    (COMPARE, "device=tpu"): ["device=tpu", "cpu"],
+    (COMPARE, "outputs_dir="): ["outputs_dir", "folder"],
+    (COMPARE, "report=maybe"): ["report=maybe", "true or false"],
+    (COMPARE, "export=cells.jsonl"): ["export=cells.jsonl", "no complete results"],
+    (COMPARE, "import=cells.jsonl"): ["cells.jsonl", "cannot be read"],
+    (DOCTOR, "mixers=[sofmax]"): ["attn=sofmax: unknown (did you mean softmax?); there is flash"],
+    (DOCTOR, "mixers=softmax"): ["mixers=softmax: must be a list or null"],
+    (DOCTOR, "+mixer=softmax"): ["mixer=softmax: unknown setting (did you mean mixers?); there is mixers"],
+    (DOCTOR, "lift_guards=true"): ["lift_guards=true: flash-linear-attention"],
+    (EVALUATE, "eval=[nope]"): ["eval=nope", "recall"],
+    (EVALUATE, "eval.recall.preset=tiny"): ["eval.recall", "perplexity"],
+    (EVALUATE, "foo=1"): ["foo=1", "unknown setting", "rerun"],
+    (EVALUATE, "run=nowhere"): ["nowhere: ", "config.yaml", "folder of a run"],
+    (EVALUATE, "device=cpu"): ["run", "must be given"],
+    (GENERATE, "+foo=1"): ["foo=1", "unknown setting", "num_tokens"],
+    (GENERATE, "run=nowhere"): ["nowhere: ", "config.yaml", "folder of a run"],
+    (GENERATE, "run=???"): ["run", "must be given"],
+    (GENERATE, "checkpoint=last"): ["checkpoint=last", "final, best"],
+    (GENERATE, "num_tokens=0"): ["num_tokens=0", "at least 1"],
+    (GENERATE, "num_samples=many"): ["num_samples=many", "an integer"],
+    (GENERATE, "prompt=hello,world"): ["prompt=hello,world", "standard input", "prompt_file="],
+    (GENERATE, "prompt=(who"): ["prompt=(who", "standard input", "prompt_file="],
+    (GENERATE, "seed=1=2"): ["seed=1=2", "quotes"],
+    (GENERATE, "temperature=-1"): ["temperature=-1", "at least 0"],
+    (GENERATE, "temperature=inf"): ["temperature=inf", "finite"],
+    (GENERATE, "top_k=0"): ["top_k=0", "at least 1"],
+    (GENERATE, "seed=-1"): ["seed=-1", "at least 0"],
+    (GENERATE, "recompute=maybe"): ["recompute=maybe", "true or false"],
+    (GENERATE, "prompt=1984"): ["prompt=1984", "a text"],
+    (GENERATE, "~seed"): ["~seed", "cannot be deleted"],
+}
+"""By script: what is wrong with one of its overrides, and what the line has to say."""
+
+
+@pytest.mark.parametrize("override", BAD)
+def test_a_bad_override_is_one_line_that_names_it(override: str) -> None:
+    if override == "device=cuda":
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("this machine has a CUDA device")
+    with pytest.raises(UserError) as caught:
+        compose([*DEMO, override])
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in BAD[override]:
+        assert part in message, message
+
+
+@pytest.mark.parametrize(("script", "override"), BAD_OF_OTHERS)
+def test_a_bad_override_of_another_script_is_one_line(script: str, override: str, tmp_path: Path) -> None:
+    own = {COMPARE: ["plan=demo", "plan.dry_run=true"], GENERATE: ["run=x"]}.get(script, [])
+    given = own if script in (EVALUATE, GENERATE) else [*own, "device=cpu", f"outputs_dir={tmp_path}"]
+    code, _, said = run_here(f"{script}.py", *given, override, cwd=tmp_path)
+    assert code != 0
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1, said
+    for part in BAD_OF_OTHERS[script, override]:
+        assert part in said, said
+
+
+def test_what_killed_sweeps_left_is_removed_by_the_next_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setenv(SweepOutcomes.VARIABLE, "")
+    config = OmegaConf.create(
+        {
+            "device": "cpu",
+            "hydra": {
+                "overrides": {"task": []},
+                "runtime": {"choices": {"hydra/launcher": "basic"}},
+                "sweep": {"dir": str(tmp_path)},
+            },
+        }
+    )
+    (tmp_path / ".sweep-0a_b1c2d").mkdir()
+    (tmp_path / ".sweep-0a_b1c2d" / "000000.json").write_text("{}")
+    (tmp_path / ".sweep-notes").mkdir()
+    SweepOutcomes().on_multirun_start(config)
+    [under_way] = {path.name for path in tmp_path.iterdir()} - {".sweep-notes"}
+    # As long as a process holds its folder, another sweep leaves it.
+    SweepOutcomes().on_multirun_start(config)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {under_way, ".sweep-notes"} < names
+    assert len(names) == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "loads_torch"), [("train.foo=1", False), ("seq_len=-1", False), ("+attn.foo=1", True)]
+)
+def test_the_command_answers_at_once_without_a_traceback(root: Path, override: str, loads_torch: bool) -> None:
+    command = [sys.executable, "-X", "importtime", "scripts/train.py", *DEMO, override]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    imported, said = [], []
+    for line in done.stderr.splitlines():
+        (imported if line.startswith("import time:") else said).append(line)
+    assert len(said) == 1, said
+    assert said[0].startswith("error: ")
+    assert override.lstrip("+") in said[0]
+    # No assertion on the speed itself, which depends on the machine: what makes it slow must not have been imported.
+    names = {line.rpartition("|")[2].strip() for line in imported}
+    assert ("torch" in names) == loads_torch
+    assert not {"torch._dynamo", "scipy.stats", "statsmodels", "altair", "wandb"} & names
+
+
+@pytest.mark.parametrize("model", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
+def test_a_model_is_named_by_what_softmax_really_has(model: str) -> None:
+    values = yaml.safe_load((CONF / "model" / f"{model}.yaml").read_text())
+    settings = ModelSettings(**values)
+    built = build_meta([REFERENCE] * settings.num_layers, settings, vocabulary_size=284)
+    assert built.num_parameters() == settings.parameters
+
+
+@pytest.mark.parametrize("mixer", sorted(path.stem for path in (CONF / "attn").glob("*.yaml")))
+@pytest.mark.parametrize("model", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
+def test_every_yaml_composes(mixer: str, model: str) -> None:
+    settings = compose([f"attn={mixer}", f"model={model}", "device=cpu"])
+    assert settings.mixer.name == mixer
+    assert settings.model.name == model
+    assert settings.experiment == "default"
+
+
+@pytest.fixture(scope="module")
+def my_conf(tmp_path_factory) -> Path:
+    """A package of a user's own: my_mixers.py, and beside it my_conf/ with its yaml and a recipe."""
+    folder = tmp_path_factory.mktemp("package")
+    for group in ("attn", "experiment"):
+        (folder / "my_conf" / group).mkdir(parents=True)
+    (folder / "my_conf" / "attn" / "mine.yaml").write_text("_target_: my_mixers.Mine\nbackend: auto\n")
+    recipe = "# @package _global_\ndefaults: [override /model: tiny, override /data: embedded]\n"
+    (folder / "my_conf" / "experiment" / "mine.yaml").write_text(f"{recipe}train: {{num_epochs: null, num_steps: 7}}\n")
+    (folder / "my_mixers.py").write_text(
+        "from attnbench.mixers.softmax import Softmax\n\n\nclass Mine(Softmax):\n    pass\n"
+    )
+    return folder / "my_conf"
+
+
+def test_python_finds_what_a_config_dir_has(my_conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(my_conf.parent)
+    settings = compose(["attn=mine", "experiment=mine", "device=cpu"], config_dir=my_conf)
+    assert (settings.mixer.target, settings.experiment, settings.train.num_steps) == ("my_mixers.Mine", "mine", 7)
+    assert settings.trusted == {"my_mixers.Mine"}
+    assert compose(["experiment=mine", "train.num_epochs=2"], config_dir=my_conf).train.num_steps is None
+    with pytest.raises(UserError, match="attn=mine: unknown; there is flash"):
+        compose(["attn=mine"])
+    with pytest.raises(UserError, match="config_dir=nowhere: there is no such folder"):
+        compose(config_dir="nowhere")
+
+
+def test_the_installed_package_has_its_yamls(root: Path, my_conf: Path, tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", minversion="77")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(root / name, tmp_path)
+    for name in ("attnbench", "conf"):
+        shutil.copytree(root / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", "wheels", "."]
+    subprocess.run(wheel, cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    (archive,) = (tmp_path / "wheels").glob("*.whl")
+    with zipfile.ZipFile(archive) as content:
+        content.extractall(tmp_path / "site")
+    code = (
+        "import attnbench\nfrom attnbench.results.folder import data_root\n"
+        "settings = attnbench.compose(['attn=mine', 'experiment=demo', 'device=cpu'], config_dir='my_conf')\n"
+        "print(attnbench.__file__, settings.mixer.target, data_root(), sep='\\n')"
+    )
+    environment = python_path(tmp_path / "site", my_conf.parent)
+    said = subprocess.check_output(
+        [sys.executable, "-c", code], cwd=my_conf.parent, env=environment, text=True, timeout=120
+    )
+    installed = tmp_path / "site" / "attnbench" / "__init__.py"
+    assert said.splitlines() == [str(installed), "my_mixers.Mine", str(my_conf.parent)]
+
+
+def test_a_length_on_the_command_line_replaces_the_other_of_a_yaml() -> None:
+    train = compose([*DEMO, "train.num_steps=5"]).train
+    assert (train.num_steps, train.num_epochs) == (5, None)
+    assert compose([*DEMO, "train.num_steps=null"]).train.num_epochs == 4
+    with pytest.raises(UserError, match=r"train.num_epochs=3 and train.num_steps=5: set one, the other null"):
+        compose([*DEMO, "train.num_steps=5", "train.num_epochs=3"])
+
+
+@pytest.mark.parametrize("experiment", sorted(path.stem for path in (CONF / "experiment").glob("*.yaml")))
+def test_every_recipe_composes_under_its_name(experiment: str) -> None:
+    assert compose([f"experiment={experiment}", "device=cpu"]).experiment == experiment
+
+
+def test_a_study_of_ones_own_needs_no_recipe(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        own = compose(["experiment=warmups", "device=cpu"])
+    assert own == replace(compose(["device=cpu"]), experiment="warmups")
+    # A recipe that was meant is not taken for one without a word.
+    assert "experiment=warmups: no recipe (there is demo)" in caplog.text
+
+
+GROUPS = {
+    "benchmark": {"bench"},
+    "compare": {"logger", "plan"},
+    "doctor": set(),
+    "evaluate": {"eval"},
+    "generate": set(),
+    "train": {"attn", "data", "eval", "experiment", "logger", "model", "train"},
+}
+SHOWN = {"train": ["eval=[throughput,memory,copy,recall,perplexity,inference]"], "benchmark": ["bench=decode"]}
+"""More of a script's settings that is looked at."""
+
+
+@pytest.mark.parametrize("script", sorted(path.stem for path in CONF.glob("*.yaml")))
+def test_help_lists_the_groups_there_are_and_explains_every_setting(script: str, tmp_path: Path) -> None:
+    code, said, _ = run_here(f"{script}.py", *SHOWN.get(script, []), "--help")
+    assert code == 0
+    before, _, shown = said.partition("as this command line leaves them:")
+    _, _, groups = before.partition("Groups (group=option):")
+    assert set(re.findall(r"^(\w+): ", groups, re.MULTILINE)) == GROUPS[script]
+    # The settings are a yaml, but for what some scripts say below them.
+    path = tmp_path / "shown.yaml"
+    path.write_text(shown.partition("\nThe same command finds")[0])
+    values, comments = yaml.safe_load(path.read_text()), read_comments(path)
+    names = {place for place in leaves(values) if place[:2] != ("plan", "variants") and place[-1] != "_target_"}
+    assert not names - set(comments)
+    assert len(names) > 3
+
+
+def leaves(values: dict, place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Paths of the settings of a nested configuration."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from leaves(value, (*place, name))
+        else:
+            yield (*place, name)
+
+
+def test_help_shows_what_a_yaml_of_ones_own_says(my_conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (my_conf / "attn" / "shown.yaml").write_text(
+        "# A mixer of mine: $5.\n_target_: my_mixers.Mine\nbackend: auto # torch is all\n# many a tap\nconv_size: 3\n"
+    )
+    code, said, _ = run_here("train.py", "--config-dir", str(my_conf), "attn=shown", "attn.conv_size=5", "--help")
+    assert code == 0
+    assert "attn: flash, gated_deltanet, linear, mine, shown, softmax\n" in said
+    assert "\nattn:  # A mixer of mine: $5.\n  _target_: my_mixers.Mine\n  backend: auto  # torch is all\n" in said
+    assert "\n  conv_size: 5  # many a tap\n" in said
+
+
+def test_a_yaml_that_is_none_is_an_error_that_says_where(tmp_path: Path) -> None:
+    (tmp_path / "plan").mkdir()
+    (tmp_path / "plan" / "broken.yaml").write_text("overrides: [a, b\nvariants: 3\n")
+    code, _, errors = run_here("compare.py", "--config-dir", str(tmp_path), "plan=broken")
+    assert code == 2
+    assert f"{tmp_path}/plan/broken.yaml, line 2, column 9: no yaml" in errors
+
+
+def test_an_evaluation_of_no_kind_is_an_error_that_says_which_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "eval" / "mine.yaml").write_text("# @package eval.mine\n_target_: my_evals.Mine\n")
+    (tmp_path / "my_evals.py").write_text(
+        "from attnbench.evals.base import Evaluation\n\n\nclass Mine(Evaluation):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["--config-dir", str(tmp_path), *DEMO, "eval=mine", f"outputs_dir={tmp_path}"]
+    code, _, errors = run_here("train.py", *words)
+    assert code == 1
+    assert "eval.mine: Mine must be one of CheckpointEvaluation, Probe, SystemEvaluation" in errors
+
+
+def test_a_mixer_of_ones_own_comes_from_the_config_dir_and_only_from_there(
+    my_conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(my_conf.parent)
+
+    def train(*words: str) -> str:
+        code, _, errors = run_here("train.py", *words, *DEMO, "attn=mine")
+        assert code != 0
+        return errors
+
+    assert "attn.nope=1: unknown setting of Mine" in train("--config-dir", str(my_conf), "+attn.nope=1")
+    assert "attn=mine: unknown" in train()
+
+
+@pytest.mark.parametrize("script", ["train.py", "doctor.py"])
+def test_a_configuration_of_another_name_is_one_line(script):
+    code, _, errors = run_here(script, "--config-name", "nothere")
+    assert code == 2
+    assert errors.startswith("error: --config-name nothere: unknown")
+    assert errors.count("\n") == 1

@@ -1,0 +1,462 @@
+"""Checkpoints: what comes back is what was kept, to the bit, or an error that names the file."""
+
+import ast
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small import MODEL, TRAIN, batch_of, fresh_state, record, small_model
+from torch import Tensor
+
+from attnbench.machine.signals import StopRequest
+from attnbench.settings.errors import Interrupted, UserError
+from attnbench.training import checkpoint
+from attnbench.training.checkpoint import (
+    TrainState,
+    best_folder,
+    is_final,
+    load_last,
+    load_model,
+    save_best,
+    save_final,
+    save_step,
+)
+from attnbench.training.hooks import Checkpoints, Stopwatch
+from attnbench.training.loop import train
+from attnbench.training.metrics import MetricsLog
+
+NUM_STEPS = 12
+STORED = Path(__file__).parents[1] / "stored"
+"""Checkpoints as each format wrote them, by `save_step` after three steps of training; never written again."""
+
+
+def numbers_of(state: TrainState) -> dict[str, Tensor]:
+    kinds = {"weight": dict(state.model.named_parameters()), "count": state.update_count}
+    kinds |= {"first": state.first_moment, "second": state.second_moment}
+    return {f"{kind}/{name}": tensor.detach().clone() for kind, own in kinds.items() for name, tensor in own.items()}
+
+
+def assert_equal_numbers(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
+    assert first.keys() == second.keys()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+
+
+def trained(name: str = "softmax", num_steps: int = 3) -> TrainState:
+    state = fresh_state(name)
+    train(state, batch_of, TRAIN, precision="float32", num_steps=num_steps, hooks=[])
+    return state
+
+
+def saved_at(folder: Path, *steps: int) -> TrainState:
+    """One state, kept under several steps."""
+    state = trained()
+    for step in steps:
+        state.step = step
+        save_step(folder, state, record())
+    return state
+
+
+def rewrite(folder: Path, name: str, content: bytes) -> None:
+    """Replaces a file and all its checksums, as someone would who wants the checkpoint to be believed."""
+    (folder / name).write_bytes(content)
+    state = json.loads((folder / "state.json").read_text())
+    state["sha256"][name] = hashlib.sha256(content).hexdigest()
+    state.pop("own_sha256", None)
+    (folder / "state.json").write_text(json.dumps(state))
+
+
+def rewrite_config(folder: Path, **changes: object) -> None:
+    content = json.loads((folder / "config.json").read_text())
+    rewrite(folder, "config.json", json.dumps({**content, **changes}).encode())
+
+
+def rewrite_weights(folder: Path, weights: dict[str, Tensor]) -> None:
+    save_file(weights, folder / "other")
+    content = (folder / "other").read_bytes()
+    (folder / "other").unlink()
+    rewrite(folder, "weights.safetensors", content)
+
+
+@pytest.mark.parametrize("name", ["softmax", "gated_deltanet"])
+def test_what_is_loaded_is_what_was_saved(name, tmp_path):
+    state = trained(name)
+    state.seconds, state.warm_steps, state.warm_seconds = 1.0 / 3, 2, 0.1
+    state.best_step, state.best_nats = 2, 2.0 / 3
+    save_step(tmp_path, state, record(name))
+    # Another seed, so that nothing can be right by chance.
+    loaded = load_last(tmp_path, small_model(name, seed=9))
+    assert loaded is not None
+    assert_equal_numbers(numbers_of(loaded), numbers_of(state))
+    assert loaded.counters() == state.counters()
+    model, kept = load_model(tmp_path / "step-00000003")
+    assert kept == record(name)
+    logits_BTC, expected_BTC = (each(batch_of(0).tokens_BT)[0] for each in (model, state.model))
+    assert torch.equal(logits_BTC, expected_BTC)
+
+
+def test_there_is_nothing_to_resume_in_an_empty_folder(tmp_path):
+    assert load_last(tmp_path, small_model()) is None
+    assert load_last(tmp_path / "none", small_model()) is None
+    with pytest.raises(UserError, match=r"no best-\* checkpoint"):
+        best_folder(tmp_path)
+    assert not is_final(tmp_path)
+
+
+def test_the_last_two_states_are_kept(tmp_path):
+    saved_at(tmp_path, 1, 9, 10, 100)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010", "step-00000100"]
+    loaded = load_last(tmp_path, small_model())
+    assert loaded is not None
+    assert loaded.step == 100
+
+
+def test_the_end_leaves_the_best_and_the_final_weights(tmp_path):
+    state = trained()
+    for step in (1, 2, 3):
+        state.step, state.best_step = step, min(step, 2)
+        save_step(tmp_path, state, record())
+        if step < 3:
+            save_best(tmp_path, state, record())
+            weights_of_best = {name: tensor.detach().clone() for name, tensor in state.model.named_parameters()}
+            with torch.no_grad():
+                state.model.embedding.weight.add_(1.0)
+    assert not is_final(tmp_path)
+    save_final(tmp_path, state, record())
+    assert is_final(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best-00000002", "final"]
+    for folder in tmp_path.iterdir():
+        names = sorted(path.name for path in folder.iterdir())
+        assert names == ["config.json", "state.json", "weights.safetensors"]
+    best, _ = load_model(best_folder(tmp_path))
+    final, _ = load_model(tmp_path / "final")
+    for name, tensor in state.model.named_parameters():
+        assert torch.equal(dict(best.named_parameters())[name], weights_of_best[name])
+        assert torch.equal(dict(final.named_parameters())[name], tensor)
+
+
+def test_only_names_of_our_own_form_are_read_renamed_or_removed(tmp_path):
+    state = saved_at(tmp_path, 4, 8)
+    shutil.copytree(tmp_path / "step-00000008", tmp_path / "step-00000032.bak")
+    shutil.copytree(tmp_path / "step-00000008", tmp_path / "step-8")
+    for name in ("step-notes.txt", "best-notes.txt", ".notes.partial", ".best-notes.removed"):
+        (tmp_path / name).write_text("mine")
+    own = {path.name: path.stat().st_ino for path in tmp_path.iterdir()} | {"step-00000004": 0, "step-00000008": 0}
+    (tmp_path / ".step-00000002.partial").mkdir()
+    loaded = load_last(tmp_path, small_model())
+    assert loaded is not None
+    assert loaded.step == 8
+    with pytest.raises(UserError, match=r"no best-\* checkpoint"):
+        best_folder(tmp_path)
+    for step in (12, 16):
+        state.step = state.best_step = step
+        save_best(tmp_path, state, record())
+        save_step(tmp_path, state, record())
+    assert best_folder(tmp_path).name == "best-00000016"
+    save_final(tmp_path, state, record())
+    checkpoint.remove_all(tmp_path)
+    left = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
+    assert left == {name: number for name, number in own.items() if number}
+
+
+def checkpoints_hook(folder: Path, state: TrainState, stop: StopRequest, name: str) -> Checkpoints:
+    return Checkpoints(
+        folder=folder,
+        record=record(name),
+        log=MetricsLog(folder.with_name(f"{folder.name}.jsonl"), None),
+        stopwatch=Stopwatch(state, torch.device("cpu")),
+        stop=stop,
+        interval_seconds=3600,
+        validation_interval=4,
+        num_steps=NUM_STEPS,
+    )
+
+
+@pytest.mark.parametrize("name", ["softmax", "gated_deltanet"])
+def test_a_run_stopped_at_any_step_resumes_to_the_same_bits(name, tmp_path):
+    never_stopped = numbers_of(trained(name, NUM_STEPS))
+    assert_equal_numbers(numbers_of(trained(name, NUM_STEPS)), never_stopped)
+    for stop_step in range(1, NUM_STEPS):
+        folder, stop, state = tmp_path / str(stop_step), StopRequest(), fresh_state(name)
+
+        def ask(state: TrainState, report: object, stop: StopRequest = stop, at: int = stop_step) -> None:
+            stop.signal = 15 if state.step == at else None
+
+        hooks = [ask, checkpoints_hook(folder, state, stop, name)]
+        with pytest.raises(Interrupted, match=f"stopped at step {stop_step} of 12") as caught:
+            train(state, batch_of, TRAIN, precision="float32", num_steps=NUM_STEPS, hooks=hooks)
+        assert caught.value.exit_code == 143
+        resumed = load_last(folder, small_model(name, seed=9))
+        assert resumed is not None
+        assert resumed.step == stop_step
+        train(resumed, batch_of, TRAIN, precision="float32", num_steps=NUM_STEPS, hooks=[])
+        assert_equal_numbers(numbers_of(resumed), never_stopped)
+        assert {float(count) for count in resumed.update_count.values()} == {12.0}
+
+
+def test_a_state_is_kept_at_every_validation_but_not_at_the_end(tmp_path):
+    state = fresh_state()
+    kept = []
+
+    def look(state: TrainState, report: object) -> None:
+        kept.append(sorted(path.name for path in tmp_path.iterdir()))
+
+    hooks = [checkpoints_hook(tmp_path, state, StopRequest(), "softmax"), look]
+    train(state, batch_of, TRAIN, precision="float32", num_steps=NUM_STEPS, hooks=hooks)
+    four, eight = "step-00000004", "step-00000008"
+    assert kept == [*[[]] * 3, *[[four]] * 4, *[[four, eight]] * 5]
+
+
+FILES = ["config.json", "weights.safetensors", "optimizer.safetensors", "state.json"]
+
+
+def damaged(content: bytes, how: str) -> bytes:
+    middle = len(content) // 2
+    return {
+        "truncated": content[:middle],
+        "without its last byte": content[:-1],
+        "empty": b"",
+        "one bit in the middle": content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
+        "one bit at the end": content[:-1] + bytes([content[-1] ^ 1]),
+        "longer": content + b"x",
+    }[how]
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize(
+    "how",
+    ["missing", "truncated", "without its last byte", "empty", "one bit in the middle", "one bit at the end", "longer"],
+)
+def test_a_damaged_file_is_named_and_the_older_state_still_loads(file, how, tmp_path):
+    state = saved_at(tmp_path, 4, 8)
+    path = tmp_path / "step-00000008" / file
+    if how == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(damaged(path.read_bytes(), how))
+    model = small_model(seed=9)
+    before = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    with pytest.raises(UserError) as caught:
+        load_last(tmp_path, model)
+    message = str(caught.value)
+    assert str(path) in message
+    assert f"delete {path.parent} to resume from step-00000004" in message
+    assert "\n" not in message
+    assert_equal_numbers(dict(model.named_parameters()), before)
+    with pytest.raises(UserError, match=file):
+        load_model(path.parent)
+
+    shutil.rmtree(path.parent)
+    older = load_last(tmp_path, model)
+    assert older is not None
+    state.step = 4
+    assert older.counters() == state.counters()
+    assert_equal_numbers(numbers_of(older), numbers_of(state))
+
+
+def test_a_lone_damaged_state_says_that_the_run_must_start_again(tmp_path):
+    saved_at(tmp_path, 4)
+    (tmp_path / "step-00000004" / "weights.safetensors").unlink()
+    with pytest.raises(UserError, match=r"weights\.safetensors: missing.*; delete it to start again"):
+        load_last(tmp_path, small_model())
+
+
+def test_no_bit_of_the_state_file_can_change_what_is_resumed(tmp_path):
+    state = trained()
+    state.seconds, state.best_step, state.best_nats = 12.5, 2, 2.25
+    save_step(tmp_path, state, record())
+    path = tmp_path / "step-00000003" / "state.json"
+    content = path.read_bytes()
+    for position in range(len(content)):
+        path.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
+        try:
+            counters, _, _ = checkpoint._read(path.parent)
+        except UserError:
+            continue
+        # Only the name of the file's own checksum may change unseen.
+        assert counters == state.counters(), f"byte {position}: {path.read_bytes()!r}"
+
+
+def test_another_format_is_refused_by_its_number(tmp_path):
+    saved_at(tmp_path, 4)
+    path = tmp_path / "step-00000004" / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
+    with pytest.raises(UserError, match=r"state\.json: format 99, this attnbench reads format 1"):
+        load_model(path.parent)
+
+
+@pytest.mark.parametrize("change", ["unknown", "absent", "of another shape"])
+def test_tensors_that_the_model_does_not_have_are_refused(change, tmp_path):
+    saved_at(tmp_path, 4)
+    folder = tmp_path / "step-00000004"
+    weights = load_file(folder / "weights.safetensors")
+    if change == "unknown":
+        weights["blocks.7.extra"] = torch.zeros(2)
+    elif change == "absent":
+        del weights["norm.weight"]
+    else:
+        weights["norm.weight"] = torch.zeros(MODEL.dim + 1)
+    rewrite_weights(folder, weights)
+    for load in (lambda: load_model(folder), lambda: load_last(tmp_path, small_model())):
+        with pytest.raises(UserError, match="step-00000004: its tensors are not those of the model"):
+            load()
+
+
+def mixers_of(target: str, **options: object) -> list[dict]:
+    entry = {"name": "softmax", "target": target, "options": {"backend": "torch", **options}}
+    return [entry, entry]
+
+
+FOREIGN = {
+    "a function": mixers_of("os.system", command="touch owned"),
+    "a class of another package": mixers_of("subprocess.Popen", args=["true"]),
+    "a module of torch": mixers_of("torch.nn.Linear", in_features=1, out_features=1),
+    "a class of attnbench that is no mixer": mixers_of("attnbench.model.language_model.Block"),
+    "a class that attnbench imports": mixers_of("attnbench.model.language_model.nn.Linear"),
+    "no class at all": mixers_of("attnbench."),
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_a_checkpoint_from_elsewhere_builds_nothing_but_mixers(what, tmp_path, monkeypatch):
+    saved_at(tmp_path, 4)
+    calls = []
+    monkeypatch.setattr(os, "system", calls.append)
+    monkeypatch.setattr("subprocess.Popen", lambda *args, **options: calls.append(args))
+    rewrite_config(tmp_path / "step-00000004", mixers=FOREIGN[what])
+    with pytest.raises(UserError, match="_target_="):
+        load_model(tmp_path / "step-00000004")
+    assert calls == []
+
+
+def test_a_class_of_ones_own_is_built_where_the_caller_trusts_it(tmp_path, monkeypatch):
+    (tmp_path / "mixers_of_mine.py").write_text(
+        "from attnbench.mixers.softmax import Softmax\n\n\nclass Mine(Softmax):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    state = saved_at(tmp_path, 4)
+    folder = tmp_path / "step-00000004"
+    rewrite_config(folder, mixers=mixers_of("mixers_of_mine.Mine"), trusted=["mixers_of_mine.Mine"])
+    with pytest.raises(UserError, match=r"config\.json.*trusted"):
+        load_model(folder)
+    content = json.loads((folder / "config.json").read_text())
+    del content["trusted"]
+    rewrite(folder, "config.json", json.dumps(content).encode())
+    with pytest.raises(UserError, match=r"_target_=mixers_of_mine\.Mine"):
+        load_model(folder)
+    model, _ = load_model(folder, trusted=["mixers_of_mine.Mine"])
+    assert type(model.layers[0].mixer).__name__ == "Mine"
+    assert torch.equal(model.embedding.weight, state.model.embedding.weight)
+
+
+RECORDS = {
+    "an unknown option of the mixer": {"mixers": mixers_of("attnbench.mixers.softmax.Softmax", foo=1)},
+    "an option of a wrong type": {"mixers": mixers_of("attnbench.mixers.softmax.Softmax", conv_size="wide")},
+    "an unknown entry": {"foo": 1},
+    "an entry of a wrong type": {"seq_len": "long"},
+    "a model of another shape": {"model": {"name": "m", "dim": 32}},
+    "an impossible model": {
+        "model": {"name": "m", "dim": 32, "num_layers": 2, "head_width": 0, "feed_forward_width": 24}
+    },
+    "mixers that are no list": {"mixers": 3},
+    "fewer mixers than layers": {"mixers": mixers_of("attnbench.mixers.softmax.Softmax")[:1]},
+}
+
+
+@pytest.mark.parametrize("what", RECORDS)
+def test_a_record_that_describes_no_model_is_an_error_of_one_line(what, tmp_path):
+    saved_at(tmp_path, 4)
+    rewrite_config(tmp_path / "step-00000004", **RECORDS[what])
+    with pytest.raises(UserError) as caught:
+        load_model(tmp_path / "step-00000004")
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path / "step-00000004" / "config.json") in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"null", b"{", b"\xff"])
+def test_a_record_that_is_no_json_object_is_named(content, tmp_path):
+    saved_at(tmp_path, 4)
+    rewrite(tmp_path / "step-00000004", "config.json", content)
+    with pytest.raises(UserError, match=r"config\.json: not a record of a model"):
+        load_model(tmp_path / "step-00000004")
+
+
+@pytest.mark.parametrize("file", ["config.json", "weights.safetensors"])
+def test_a_file_without_a_checksum_is_not_read(file, tmp_path):
+    saved_at(tmp_path, 4)
+    path = tmp_path / "step-00000004" / "state.json"
+    content = json.loads(path.read_text())
+    del content["sha256"][file]
+    content.pop("own_sha256", None)
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=rf"{file}: .*checksum"):
+        load_model(path.parent)
+
+
+@pytest.mark.parametrize("dies_in", ["save_file", "_sha256", "sync"])
+def test_a_write_that_was_cut_off_is_passed_over_and_swept_up(dies_in, tmp_path, monkeypatch):
+    state = saved_at(tmp_path, 4)
+
+    def die(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    state.step = 8
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, dies_in, die)
+        with pytest.raises(KeyboardInterrupt):
+            save_step(tmp_path, state, record())
+    assert {path.name for path in tmp_path.iterdir()} == {"step-00000004", ".step-00000008.partial"}
+    resumed = load_last(tmp_path, small_model())
+    assert resumed is not None
+    assert resumed.step == 4
+    # The resumed run keeps its states at other steps, as one by the clock does.
+    resumed.step = 7
+    save_step(tmp_path, resumed, record())
+    assert {path.name for path in tmp_path.iterdir()} == {"step-00000004", "step-00000007"}
+
+
+def test_names_of_symbols_do_not_depend_on_the_locale(tmp_path, monkeypatch):
+    # What open() takes for a text file in a Latin-1 locale, which has no replacement character.
+    monkeypatch.setattr("io.text_encoding", lambda encoding, level=2: encoding or "latin-1")
+    saved_at(tmp_path, 4)
+    _, kept = load_model(tmp_path / "step-00000004")
+    assert kept == record()
+
+
+@pytest.mark.parametrize("folder", sorted(STORED.glob("checkpoint-format-*/*")), ids=lambda path: path.name)
+def test_a_stored_checkpoint_of_every_format_still_gives_its_logits(folder, tmp_path):
+    known = json.loads((folder / "logits.json").read_text())
+    model, kept = load_model(folder / "step-00000003")
+    logits_BTC, _ = model(torch.tensor(known["tokens_BT"]))
+    torch.testing.assert_close(logits_BTC, torch.tensor(known["logits_BTC"]), atol=1e-5, rtol=1e-4)
+    assert kept.vocabulary_size == len(kept.vocabulary) == logits_BTC.shape[-1]
+    with torch.no_grad():
+        model.embedding.weight.zero_()
+    state = load_last(folder, model)
+    assert state is not None
+    assert state.step == 3
+    assert {float(count) for count in state.update_count.values()} == {3.0}
+    assert torch.equal(model(torch.tensor(known["tokens_BT"]))[0], logits_BTC)
+
+
+def test_there_is_a_stored_checkpoint_of_every_format():
+    formats = {int(path.name.rpartition("-")[2]) for path in STORED.glob("checkpoint-format-*")}
+    assert formats == set(range(1, checkpoint.FORMAT + 1))
+
+
+def test_nothing_is_read_or_written_by_pickle(root):
+    unsafe_modules = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
+    unsafe_calls = {"torch.load", "torch.save", "torch.jit.load", "torch.package"}
+    for path in [*root.glob("attnbench/**/*.py"), *root.glob("scripts/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                assert not {alias.name.split(".")[0] for alias in node.names} & unsafe_modules, path
+            elif isinstance(node, ast.ImportFrom):
+                assert (node.module or "").split(".")[0] not in unsafe_modules, path
+                assert not {f"{node.module}.{alias.name}" for alias in node.names} & unsafe_calls, path
+            elif isinstance(node, ast.Attribute):
+                assert ast.unparse(node) not in unsafe_calls, f"{path}:{node.lineno}"

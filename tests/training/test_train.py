@@ -1,0 +1,482 @@
+"""Training steps against torch's own optimizer, the schedule, precision, and what happens when numbers are lost."""
+
+import copy
+import math
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from small import MIXERS, SEQ_LEN, TRAIN, VOCABULARY, batch_of, fresh_state
+from torch import Tensor
+from torch._dynamo.backends.debugging import aot_eager
+from torch._functorch._aot_autograd.autograd_cache import check_cacheable
+
+import attnbench.training.loop
+from attnbench.machine.device import _assembler_version, computing, resolve_device, wake_compiler
+from attnbench.model.loss import cross_entropy
+from attnbench.settings.errors import UserError
+from attnbench.settings.schema import MOST_STEPS, LoggerSettings
+from attnbench.training.checkpoint import TrainState
+from attnbench.training.hooks import DivergedError, Logging, Stopwatch
+from attnbench.training.loop import (
+    Batch,
+    StepReport,
+    clip,
+    learning_rates,
+    loss_and_gradients,
+    stepper,
+    train,
+    train_step,
+    update,
+)
+from attnbench.training.metrics import MetricsLog
+from attnbench.training.progress import ProgressBar
+from attnbench.training.wandb import WandbMirror
+
+CPU = torch.device("cpu")
+
+
+class Losses:
+    """A hook that keeps the loss of every step."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def __call__(self, state: TrainState, report: StepReport) -> None:
+        self.values.append(float(report.loss))
+
+
+def losses_of_training(
+    state: TrainState, num_steps: int, precision: str = "float32", batches: Callable[[int], Batch] = batch_of
+) -> list[float]:
+    losses = Losses()
+    train(state, batches, TRAIN, precision=precision, num_steps=num_steps, hooks=[losses])
+    return losses.values
+
+
+def unequal_batch() -> Batch:
+    """Four sequences, scored at three positions each, of which they have 3, 0, 1 and 2 labels."""
+    generator = torch.Generator().manual_seed(5)
+    tokens_BT = torch.randint(len(VOCABULARY), (4, SEQ_LEN), generator=generator)
+    targets_BL = torch.randint(len(VOCABULARY), (4, 3), generator=generator)
+    positions_BL = torch.tensor([[1, 7, 15], [0, 2, 3], [4, 5, 6], [0, 14, 9]])
+    weight_BL = torch.tensor([[1.0, 1, 1], [0, 0, 0], [0, 1, 0], [1, 0, 1]])
+    return Batch(tokens_BT, targets_BL, weight_BL, positions_BL)
+
+
+def numbers_of(state: TrainState) -> dict[str, Tensor]:
+    """Copies of everything that an update may change."""
+    kinds = {"weight": dict(state.model.named_parameters()), "count": state.update_count}
+    kinds |= {"first": state.first_moment, "second": state.second_moment}
+    return {f"{kind}/{name}": tensor.detach().clone() for kind, own in kinds.items() for name, tensor in own.items()}
+
+
+def assert_equal_numbers(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
+    assert first.keys() == second.keys()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+
+
+@pytest.mark.parametrize("name", ["softmax", "gated_deltanet"])
+def test_the_update_is_that_of_torchs_adamw_after_its_clipping(name):
+    # A limit that the norms of these steps lie on both sides of.
+    settings = replace(TRAIN, weight_decay=0.3, beta1=0.8, beta2=0.9, clip_norm=1.3)
+    state = fresh_state(name)
+    model = copy.deepcopy(state.model)
+    spared = model.undecayed()
+    named = dict(model.named_parameters())
+    assert spared < named.keys()
+    groups = [
+        {"params": [tensor for key, tensor in named.items() if key not in spared], "weight_decay": 0.3},
+        {"params": [tensor for key, tensor in named.items() if key in spared], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=(0.8, 0.9), eps=1e-8, foreach=False, fused=False)
+    norms = []
+    for step, rate in enumerate([1e-3, 1e-2, 3e-2, 2e-2, 1e-2, 1e-3]):
+        batch = batch_of(step)
+        report = train_step(state, batch, torch.tensor(rate), settings, "float32")
+
+        logits_BTC, _ = model(batch.tokens_BT)
+        loss = torch.nn.functional.cross_entropy(logits_BTC.flatten(0, 1), batch.targets_BT.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.3)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        torch.testing.assert_close(report.loss, loss.detach(), atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(report.gradient_norm, norm, atol=1e-6, rtol=1e-4)
+        norms.append(float(norm))
+    assert min(norms) < 1.3 < max(norms), norms
+    for key, tensor in state.model.named_parameters():
+        torch.testing.assert_close(tensor, named[key], atol=2e-5, rtol=1e-4, msg=lambda text, key=key: f"{key}: {text}")
+        moments = optimizer.state[named[key]]
+        torch.testing.assert_close(state.first_moment[key], moments["exp_avg"], atol=1e-6, rtol=1e-3)
+        torch.testing.assert_close(state.second_moment[key], moments["exp_avg_sq"], atol=1e-7, rtol=1e-3)
+        assert state.update_count[key] == 6
+
+
+def test_weight_decay_shrinks_matrices_and_spares_what_the_modules_name():
+    state = fresh_state("gated_deltanet")
+    before = {name: tensor.detach().clone() for name, tensor in state.model.named_parameters()}
+    gradients = {name: torch.zeros_like(tensor) for name, tensor in before.items()}
+    update(state, gradients, torch.tensor(0.0), torch.tensor(0.1), replace(TRAIN, weight_decay=0.5))
+    spared = state.model.undecayed()
+    assert any(name.endswith("log_decay_rate") for name in spared)
+    for name, tensor in state.model.named_parameters():
+        expected = before[name] * (1.0 if name in spared else 0.95)
+        torch.testing.assert_close(tensor.detach(), expected, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_clipping_scales_all_gradients_alike_and_only_above_the_limit():
+    gradients = {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([[4.0]])}
+    assert clip(gradients, 10.0) == 5.0
+    assert gradients["a"].tolist() == [3.0, 0.0]
+    assert gradients["b"].tolist() == [[4.0]]
+    assert clip(gradients, 1.0) == 5.0
+    torch.testing.assert_close(gradients["a"], torch.tensor([0.6, 0.0]))
+    torch.testing.assert_close(gradients["b"], torch.tensor([[0.8]]))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("is_unequal", [False, True])
+def test_micro_batches_change_neither_loss_nor_gradients_nor_update(size, is_unequal):
+    batch = unequal_batch() if is_unequal else batch_of(0)
+    whole, parts = fresh_state(), fresh_state()
+    loss, gradients = loss_and_gradients(whole.model, batch, None, "float32")
+    loss_of_parts, gradients_of_parts = loss_and_gradients(parts.model, batch, size, "float32")
+    torch.testing.assert_close(loss_of_parts, loss)
+    assert gradients_of_parts.keys() == gradients.keys() == dict(whole.model.named_parameters()).keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradients_of_parts[name], gradient, atol=1e-6, rtol=1e-4)
+    assert all(tensor.grad is None for tensor in parts.model.parameters())
+
+    rate = torch.tensor(1e-2)
+    train_step(whole, batch, rate, TRAIN, "float32")
+    train_step(parts, batch, rate, replace(TRAIN, micro_batch_size=size), "float32")
+    for name, tensor in whole.model.named_parameters():
+        # Adam divides by the gradient's own size, so that rounding shows where a gradient is next to nothing.
+        small = gradients[name].abs() < 1e-5
+        other = dict(parts.model.named_parameters())[name]
+        torch.testing.assert_close(other[~small], tensor[~small], atol=1e-4, rtol=1e-3)
+
+
+def test_the_loss_is_the_mean_over_the_labels_that_there_are():
+    batch = unequal_batch()
+    state = fresh_state()
+    loss, _ = loss_and_gradients(state.model, batch, 1, "float32")
+    logits_BTC, _ = state.model(batch.tokens_BT)
+    log_p_BTC = logits_BTC.detach().log_softmax(-1)
+    nats = []
+    for row, column in [(0, 0), (0, 1), (0, 2), (2, 1), (3, 0), (3, 2)]:
+        position, target = batch.positions_BL[row, column], batch.targets_BT[row, column]
+        nats.append(-log_p_BTC[row, position, target])
+    torch.testing.assert_close(loss, torch.stack(nats).mean())
+
+
+def test_cross_entropy_of_absent_labels_is_a_sum_over_the_others():
+    logits_BTC = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(1))
+    targets_BT = torch.tensor([[0, 1, 2], [3, 4, 0]])
+    weight_BT = torch.tensor([[1.0, 0, 1], [0, 0, 1]])
+    log_p = logits_BTC.log_softmax(-1)
+    expected = -(log_p[0, 0, 0] + log_p[0, 2, 2] + log_p[1, 2, 0])
+    torch.testing.assert_close(cross_entropy(logits_BTC, targets_BT, weight_BT), expected)
+    assert cross_entropy(logits_BTC.bfloat16(), targets_BT).dtype == torch.float32
+
+
+def test_the_rate_warms_up_and_ends_at_its_fraction():
+    settings = replace(TRAIN, learning_rate=0.5, warmup_steps=4, final_rate_fraction=0.2)
+    rates = learning_rates(settings, 11)
+    assert rates.shape == (11,)
+    torch.testing.assert_close(rates[:4], torch.tensor([0.125, 0.25, 0.375, 0.5]))
+    # Seven steps of cosine from the peak to the floor, with the middle halfway.
+    torch.testing.assert_close(rates[4], torch.tensor(0.5))
+    torch.testing.assert_close(rates[7], torch.tensor(0.3))
+    torch.testing.assert_close(rates[10], torch.tensor(0.1))
+    assert (rates[4:].diff() < 0).all()
+
+
+def test_the_rates_of_a_long_training_are_made_a_piece_at_a_time(monkeypatch):
+    def end(state, report):
+        if state.step == 3:
+            raise StopIteration
+
+    with pytest.raises(StopIteration):
+        train(fresh_state(), batch_of, TRAIN, precision="float32", num_steps=MOST_STEPS, hooks=[end])
+    torch.testing.assert_close(learning_rates(TRAIN, 12, range(5, 9)), learning_rates(TRAIN, 12)[5:9])
+    whole, in_pieces = fresh_state(), fresh_state()
+    for state, at_a_time in ((whole, 2**12), (in_pieces, 5)):
+        monkeypatch.setattr(attnbench.training.loop, "RATES_AT_A_TIME", at_a_time)
+        train(state, batch_of, TRAIN, precision="float32", num_steps=12, hooks=[])
+    assert_equal_numbers(numbers_of(in_pieces), numbers_of(whole))
+
+
+@pytest.mark.parametrize(
+    ("warmup_steps", "num_steps", "expected"),
+    [
+        (0, 1, [0.5]),
+        (1, 1, [0.5]),
+        (100, 1, [0.5]),
+        (100, 4, [0.125, 0.25, 0.375, 0.5]),
+        (4, 4, [0.125, 0.25, 0.375, 0.5]),
+        (3, 4, [0.5 / 3, 1 / 3, 0.5, 0.5]),
+        (0, 2, [0.5, 0.1]),
+    ],
+)
+def test_the_rate_of_a_run_as_short_as_its_warm_up(warmup_steps, num_steps, expected):
+    settings = replace(TRAIN, learning_rate=0.5, warmup_steps=warmup_steps, final_rate_fraction=0.2)
+    torch.testing.assert_close(learning_rates(settings, num_steps), torch.tensor(expected))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_gradients_that_are_not_finite_leave_everything_untouched(value):
+    state = fresh_state("gated_deltanet")
+    rate = torch.tensor(1e-2)
+    train_step(state, batch_of(0), rate, TRAIN, "float32")
+    before = numbers_of(state)
+    _, gradients = loss_and_gradients(state.model, batch_of(1), None, "float32")
+    gradients["embedding.weight"][2, 3] = value
+    norm = clip(gradients, TRAIN.clip_norm)
+    update(state, gradients, norm, rate, TRAIN)
+    assert_equal_numbers(numbers_of(state), before)
+    # The next finite step goes on as if this one had not been.
+    twin = fresh_state("gated_deltanet")
+    for number in (0, 2):
+        train_step(twin, batch_of(number), rate, TRAIN, "float32")
+    train_step(state, batch_of(2), rate, TRAIN, "float32")
+    assert_equal_numbers(numbers_of(state), numbers_of(twin))
+
+
+def logging_hook(state: TrainState, folder: Path, num_steps: int, interval: int) -> Logging:
+    mirror = WandbMirror(
+        LoggerSettings(mode="none"), root=folder, run_id="r", name="r", group="g", job_type="train", config={},
+        resume=False,
+    )  # fmt: skip
+    return Logging(
+        log=MetricsLog(folder / "metrics.jsonl", resume_step=None),
+        mirror=mirror,
+        bar=ProgressBar(num_steps, 1, 0, "small"),
+        stopwatch=Stopwatch(state, CPU),
+        settings=replace(TRAIN, log_interval_steps=interval),
+        num_steps=num_steps,
+        tokens_per_step=TRAIN.batch_size * SEQ_LEN,
+    )
+
+
+@pytest.mark.parametrize(("bad_step", "found_at"), [(1, 4), (3, 4), (4, 6)])
+def test_a_lost_update_is_found_at_the_next_logged_step(bad_step, found_at, tmp_path):
+    def batches(step: int) -> Batch:
+        batch = batch_of(step)
+        # A weight that is not finite makes the gradients so, for this one step; the loss after it looks well again.
+        return batch._replace(weight_BT=torch.full((4, SEQ_LEN), math.nan if step == bad_step else 1.0))
+
+    state = fresh_state()
+    hook = logging_hook(state, tmp_path, num_steps=6, interval=4)
+    with pytest.raises(DivergedError, match=rf"diverged by step {found_at}: .* 1 updates skipped .*learning_rate"):
+        train(state, batches, TRAIN, precision="float32", num_steps=6, hooks=[hook])
+    assert state.step == found_at
+    assert all(torch.isfinite(tensor).all() for tensor in state.model.parameters())
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_training_lowers_the_loss(name):
+    losses = losses_of_training(fresh_state(name), 30)
+    assert losses[0] == pytest.approx(math.log(len(VOCABULARY)), abs=0.3)
+    assert losses[-1] < 0.6 * losses[0]
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_training_in_bfloat16_follows_float32_without_being_it(name):
+    exact = losses_of_training(fresh_state(name), 12)
+    rounded = losses_of_training(fresh_state(name), 12, precision="bfloat16")
+    assert rounded != exact
+    # The loss falls by half in these steps, and one of them more or less is a tenth.
+    assert rounded == pytest.approx(exact, rel=0.1)
+
+
+def test_bfloat16_keeps_weights_gradients_and_moments_in_float32():
+    state = fresh_state()
+    _, gradients = loss_and_gradients(state.model, batch_of(0), 2, "bfloat16")
+    train_step(state, batch_of(0), torch.tensor(1e-2), TRAIN, "bfloat16")
+    tensors = [*gradients.values(), *numbers_of(state).values()]
+    assert {tensor.dtype for tensor in tensors} == {torch.float32}
+
+
+@pytest.mark.parametrize("before", ["highest", "high", "medium"])
+@pytest.mark.parametrize(("precision", "inside"), [("float32", "highest"), ("tf32", "high"), ("bfloat16", "highest")])
+def test_the_precision_of_products_is_given_back(before, precision, inside):
+    of_the_process = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(before)
+    try:
+        with suppress(UserError), computing(precision, CPU):
+            assert torch.get_float32_matmul_precision() == inside
+            assert torch.is_autocast_enabled("cpu") == (precision == "bfloat16")
+            raise UserError("in the middle")
+        assert torch.get_float32_matmul_precision() == before
+        assert not torch.is_autocast_enabled("cpu")
+    finally:
+        torch.set_float32_matmul_precision(of_the_process)
+
+
+@pytest.mark.parametrize("folder", ["", "elsewhere"])
+def test_our_kernels_are_kept_where_the_compiler_keeps_its_own(folder, tmp_path, monkeypatch):
+    """Where torch's compiler looks, whether the variable is set in a process or, in one where all was found, never."""
+    from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / folder))
+    if not folder:
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    resolve_device("cpu")
+    named = os.environ["TRITON_CACHE_DIR"]
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    assert named == triton_cache_dir(0)
+
+
+def test_a_folder_of_kernels_that_the_user_has_named_stays(monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/of/the/user")
+    resolve_device("cpu")
+    assert os.environ["TRITON_CACHE_DIR"] == "/of/the/user"
+
+
+def test_every_kernel_is_made_by_tritons_own_assembler(monkeypatch):
+    """Whatever torch's compiler would name later."""
+    from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
+
+    # Set, so that what is done to it here is undone.
+    monkeypatch.setenv("TRITON_PTXAS_PATH", "")
+    resolve_device("cpu")
+    own = os.environ["TRITON_PTXAS_PATH"]
+    _set_triton_ptxas_path()
+    assert own == os.environ["TRITON_PTXAS_PATH"]
+    assert Path(own).parts[-5:] == ("triton", "backends", "nvidia", "bin", "ptxas")
+    assert re.fullmatch(r"\d+\.\d+\.\d+", _assembler_version() or "")
+
+    monkeypatch.setenv("TRITON_PTXAS_PATH", "/of/the/user")
+    resolve_device("cpu")
+    assert os.environ["TRITON_PTXAS_PATH"] == "/of/the/user"
+    assert _assembler_version() is None
+
+
+def test_what_the_compiler_waits_for_begins_before_it_has_traced_anything(monkeypatch):
+    from torch._inductor import async_compile, codecache
+
+    events = []
+    monkeypatch.setattr("attnbench.machine.device.Thread", lambda target, daemon: SimpleNamespace(start=target))
+    monkeypatch.setattr(codecache, "torch_key", lambda: events.append("hashed"))
+    monkeypatch.setattr(async_compile.AsyncCompile, "use_process_pool", lambda: events.append("started"))
+    # Not as it was called before: it does this once in a process.
+    wake = wake_compiler.__wrapped__
+    wake(torch.device("cpu"))
+    assert events == ["hashed"]
+    wake(torch.device("cuda", 0))
+    assert events == ["hashed", "hashed", "started"]
+
+    events.clear()
+    monkeypatch.setattr("attnbench.training.loop.wake_compiler", lambda device: events.append(device.type))
+    monkeypatch.setattr("attnbench.kernels.import_module", events.append)
+    monkeypatch.setattr(torch, "compile", lambda *arguments, **options: events.append("compile"))
+    stepper(fresh_state(), TRAIN, "float32", compiled=True)
+    assert events == ["cpu", "compile"]
+
+    events.clear()
+    weight = SimpleNamespace(device=torch.device("cuda"))
+    on_gpu: Any = SimpleNamespace(model=SimpleNamespace(parameters=lambda: iter([weight])))
+    stepper(on_gpu, TRAIN, "float32", compiled=True)
+    assert (events[0], events[-1]) == ("cuda", "compile")
+    assert {"attnbench.kernels.gated_delta_rule", "attnbench.kernels.embedding"} < set(events)
+
+
+@pytest.mark.parametrize(("precision", "products"), [("float32", "highest"), ("tf32", "high")])
+def test_a_backward_pass_has_the_products_of_its_forward_pass(precision, products):
+    seen = []
+
+    class Recording(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            seen.append(torch.get_float32_matmul_precision())
+            return x.sum()
+
+        @staticmethod
+        def backward(ctx, gradient):  # pyright: ignore[reportIncompatibleMethodOverride]
+            seen.append(torch.get_float32_matmul_precision())
+            assert not torch.is_autocast_enabled("cpu")
+            return gradient.expand(10, 32)
+
+    def nats(model, batch):
+        return Recording.apply(model.embedding.weight)
+
+    state = fresh_state()
+    loss_and_gradients(state.model, batch_of(0), None, precision, nats)
+    assert seen == [products, products]
+
+
+@pytest.mark.parametrize("name", ["softmax", "gated_deltanet"])
+def test_a_compiled_step_trains_to_the_same_losses(name, monkeypatch):
+    # Two chunks: at one, torch's fake kernel of softplus's gradient has other strides than its real one, and
+    # aot_eager, which alone calls the real one, falls over it.
+    length = 80
+    tokens_BT = (torch.arange(2 * (length + 1)).reshape(2, -1) * 3) % len(VOCABULARY)
+
+    def batches(step: int) -> Batch:
+        shifted_BT = (tokens_BT + step) % len(VOCABULARY)
+        return Batch(shifted_BT[:, :-1], shifted_BT[:, 1:])
+
+    eager = losses_of_training(fresh_state(name), 3, batches=batches)
+    graphs = []
+
+    def backend(graph, inputs, *, options):
+        # The options are inductor's own.
+        graphs.append(graph)
+        return aot_eager(graph, inputs)
+
+    state = fresh_state(name)
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend, fullgraph=True))
+    losses = Losses()
+    train(state, batches, TRAIN, precision="float32", num_steps=3, hooks=[losses], compiled=True)
+    assert losses.values == pytest.approx(eager, abs=1e-4)
+    # One graph and no second one: nothing that changes from step to step is built into it.
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_what_was_traced_can_be_kept_for_the_next_process(name, monkeypatch):
+    """A single operator that torch cannot keep has every process trace the whole step anew, for seconds."""
+    checked = []
+
+    def backend(graph, inputs, *, options):
+        check_cacheable(graph)
+        checked.append(graph)
+        return graph.forward
+
+    state = fresh_state(name)
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend, fullgraph=True))
+    train(state, batch_of, TRAIN, precision="float32", num_steps=1, hooks=[], compiled=True)
+    assert len(checked) == 1
+
+
+def test_training_goes_on_where_the_state_stands():
+    whole, halves = fresh_state(), fresh_state()
+    losses = losses_of_training(whole, 6)
+    seen = []
+
+    def batches(step: int) -> Batch:
+        seen.append(step)
+        return batch_of(step)
+
+    halves.step = 2
+    tail = Losses()
+    train(halves, batches, TRAIN, precision="float32", num_steps=6, hooks=[tail])
+    assert seen == [2, 3, 4, 5]
+    assert len(tail.values) == 4 < len(losses)
+    assert halves.step == whole.step == 6
+    assert halves.model.training

@@ -1,0 +1,408 @@
+"""Rows of single seeds to figures, families and the summary."""
+
+import dataclasses
+import math
+
+import pytest
+
+from attnbench.comparison.publish import summary_table
+from attnbench.report.summary import SUMMARY, families, figures, headline, score_of, summary, to_rows
+from attnbench.report.terminal import print_comparison
+from attnbench.results.rows import COLUMNS, SELECTION_SEED, Identity, Measurement, ResultRow
+from attnbench.settings.errors import UserError
+
+IDENTITY = Identity(
+    experiment="compare",
+    run="softmax-run",
+    mixer="Softmax",
+    variant="softmax",
+    backend="torch",
+    model="tiny",
+    parameters=364_672,
+    seq_len=256,
+    evaluation="copy",
+    seed=0,
+    precision="float32",
+    device="cpu",
+    num_devices=1,
+    environment="e0",
+    commit="abc",
+    corpus=None,
+    config_hash="00000000",
+)
+TEST_OF_BEST = {"split": "test", "checkpoint": "best", "sequence_length": 256}
+
+
+def row(variant="softmax", seed=0, metric="symbol_accuracy", value=0.5, *, settings=None, of=None, **identity):
+    """A row; without a value it ran out of memory. `of`: other fields of the measurement."""
+    missing = {"status": "out_of_memory", "reason": "needs 90 GiB"} if value is None else {}
+    measurement = Measurement(
+        metric=metric,
+        value=value,
+        unit="1",
+        settings=settings or {"length": 50, "beyond_training": False},
+        **{**missing, **(of or {})},
+    )
+    names = {"variant": variant, "seed": seed, "run": f"{variant}-seed{seed}", **identity}
+    return ResultRow(identity=dataclasses.replace(IDENTITY, **names), measurement=measurement)
+
+
+def rows_of(variant, *values, **others):
+    return [row(variant, seed, value=value, **others) for seed, value in enumerate(values)]
+
+
+def one(rows):
+    (figure,) = figures(rows)
+    return figure
+
+
+def test_an_option_of_the_evaluation_that_differs_is_an_axis_and_one_that_does_not_is_none():
+    def settings(steps):
+        return {"length": 5, "evaluation_options": {"num_steps": steps, "batch_size": 8}, "mixer_options": {"a": steps}}
+
+    rows = [*rows_of("a", 0.5, 0.6, settings=settings(500)), *rows_of("b", 0.9, settings=settings(500))]
+    assert [figure.settings for figure in figures(rows)] == [{"length": 5}] * 2
+    rows += rows_of("b", 0.95, settings=settings(1500))
+    longer = [figure for figure in figures(rows) if figure.settings["num_steps"] == 1500]
+    assert [(figure.variant, figure.mean, figure.settings) for figure in longer] == [
+        ("b", 0.95, {"num_steps": 1500, "length": 5})
+    ]
+    first, second = families(figures(rows), rank=["a", "b"], reference=None)
+    assert [figure.variant for figure in first.figures] == ["a", "b"]
+    assert [figure.variant for figure in second.figures] == ["b"]
+    # Rows kept without their options are at the place of those that have the usual ones.
+    assert [figure.settings for figure in figures(rows_of("c", 0.5, settings={"length": 5}))] == [{"length": 5}]
+
+
+def one_family(rows, **how):
+    (family,) = families(figures(rows), **{"reference": None, **how})
+    return family
+
+
+def test_a_figure_is_the_mean_over_seeds_with_students_interval():
+    figure = one(rows_of("softmax", 0.1, 0.2, 0.3, of={"num_samples": 100}))
+    assert figure.values == {0: 0.1, 1: 0.2, 2: 0.3}
+    assert figure.mean == pytest.approx(0.2)
+    assert figure.high - figure.mean == pytest.approx(4.302653 * 0.1 / math.sqrt(3), abs=1e-6)
+    assert (figure.num_samples, figure.statuses, figure.reason) == (100, {"ok": 3}, "")
+    # Wilson over 60 of 300 items: far narrower than what three seeds allow to say.
+    assert (figure.item_low, figure.item_high) == (pytest.approx(0.1586, abs=1e-3), pytest.approx(0.2490, abs=1e-3))
+
+
+def test_items_of_all_seeds_are_pooled_by_their_number():
+    rows = [row(value=1.0, of={"num_samples": 10}), row(seed=1, value=0.0, of={"num_samples": 90})]
+    figure = one(rows)
+    assert figure.item_low < 0.1 < figure.item_high < 0.2
+    assert figure.num_samples == 10
+    unknown = one([rows[0], row(seed=1, value=0.0)])
+    assert (unknown.item_low, unknown.num_samples) == (None, None)
+    assert one([row(metric="step_milliseconds", of={"num_samples": 20})]).item_low is None
+
+
+def test_a_single_seed_keeps_its_rows_own_interval():
+    figure = one([row(metric="step_milliseconds", value=5.0, of={"low": 4.0, "high": 7.0, "num_samples": 20})])
+    assert (figure.mean, figure.low, figure.high, figure.num_samples) == (5.0, 4.0, 7.0, 20)
+
+
+def test_settings_of_the_run_are_no_axis():
+    settings = [{"length": 50, "learning_rate": rate, "rate_at_edge": rate > 0.02} for rate in (0.01, 0.03)]
+    figure = one([row(seed=seed, settings=given) for seed, given in enumerate(settings)])
+    assert figure.settings == {"length": 50}
+    assert figure.learning_rates == {0: 0.01, 1: 0.03}
+    assert one([row()]).learning_rates == {}
+
+
+def test_the_selection_seed_never_enters():
+    assert figures([row(seed=SELECTION_SEED)]) == []
+    assert one([row(seed=SELECTION_SEED, value=1.0), row(value=0.25)]).mean == 0.25
+
+
+def test_what_has_no_value_is_counted_and_explained():
+    figure = one(rows_of("softmax", 0.5, None, 0.7))
+    assert figure.values == {0: 0.5, 2: 0.7}
+    assert (figure.statuses, figure.reason) == ({"ok": 2, "out_of_memory": 1}, "needs 90 GiB")
+    failed = one([row(value=None)])
+    assert (failed.mean, failed.low, failed.values) == (None, None, {})
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (
+            {"run": "again"},
+            r"copy symbol_accuracy of softmax at .*length=50.*: seed 0 .* in softmax-seed0 and in again",
+        ),
+        ({"seed": 1, "precision": "bfloat16"}, r"differ in precision \(float32 in softmax-seed0, bfloat16 in"),
+        ({"seed": 1, "backend": "fla"}, "differ in backend"),
+        ({"seed": "all"}, r"over seeds \(all\) cannot be summed up again"),
+        ({"variant": "linear", "corpus": "text"}, r"different corpora cannot be compared: \(none\), text"),
+    ],
+)
+def test_rows_that_do_not_belong_together_are_refused(second, message):
+    with pytest.raises(UserError, match=message):
+        figures([row(), row(**second)])
+
+
+def test_what_differs_between_machines_is_kept():
+    figure = one([row(parameters=None), row(seed=1, device="gpu", environment="e1", commit="def")])
+    assert (figure.device, figure.environments, figure.commits) == ("cpu, gpu", {"e0", "e1"}, {"abc", "def"})
+    assert figure.parameters == IDENTITY.parameters
+
+
+def test_figures_become_rows_over_all_seeds():
+    rows = to_rows(figures([*rows_of("softmax", 0.1, None, 0.3), row("linear", value=None)]))
+    softmax, linear = (entry.to_dict() for entry in rows)
+    assert tuple(softmax) == COLUMNS
+    assert (softmax["seed"], softmax["num_samples"], softmax["value"], softmax["run"]) == ("all", 2, 0.2, "")
+    assert (softmax["status"], softmax["reason"]) == ("ok", "over 2 of 3 seeds: needs 90 GiB")
+    assert (linear["status"], linear["reason"], linear["num_samples"]) == ("out_of_memory", "needs 90 GiB", 0)
+    assert ResultRow.from_dict(softmax) == rows[0]
+
+
+THREE = [
+    *rows_of("softmax", 1.0, 1.0, 1.0),
+    *rows_of("linear", 0.7, 0.72, 0.71),
+    *rows_of("gated_deltanet", 0.9, 0.91, 0.93),
+]
+NAMES = ["softmax", "gated_deltanet", "linear"]
+
+
+def test_a_family_is_the_ranked_variants_at_one_setting():
+    shorter = [
+        dataclasses.replace(r, measurement=dataclasses.replace(r.measurement, settings={"length": 5})) for r in THREE
+    ]
+    at_50, at_5 = families(figures([*THREE, *shorter]), rank=NAMES, reference=None)
+    assert (at_50.settings["length"], at_5.settings) == (50, {"length": 5})
+    assert [figure.variant for figure in at_50.figures] == NAMES
+    assert len(at_50.comparisons) == 3
+    assert (at_50.best, at_50.exploratory, at_50.higher_is_better) == ("softmax", False, True)
+
+
+def test_a_variant_outside_the_ranking_changes_nothing():
+    outside = [*rows_of("other", 1.0, 1.0, 1.0), row("other", 3, value=None), row("other", settings={"length": 5})]
+    assert families(figures([*THREE, *outside]), rank=NAMES, reference=None) == families(
+        figures(THREE), rank=NAMES, reference=None
+    )
+
+
+def test_a_variant_without_a_value_keeps_its_pairs():
+    family = one_family([*THREE, row("flash", value=None)], rank=[*NAMES, "flash"])
+    assert len(family.comparisons) == 6
+    assert family.best == "softmax"
+
+
+def test_a_ranked_variant_without_rows_keeps_its_pairs_in_the_family():
+    rows = [*rows_of("softmax", 0.9, 0.8, 0.85), *rows_of("linear", 0.5, 0.45, 0.52)]
+    [alone] = one_family(rows, rank=["softmax", "linear"]).comparisons
+    family = one_family(rows, rank=NAMES).comparisons
+    assert len(family) == 3
+    assert alone.p_value is not None
+    [measured] = [pair for pair in family if pair.p_value is not None]
+    assert measured.adjusted_p_value == pytest.approx(3 * alone.p_value)
+
+
+def test_fewer_than_three_seeds_are_exploratory_and_rank_nobody():
+    family = one_family([*rows_of("softmax", 1.0, 1.0), *rows_of("linear", 0.1, 0.1)], rank=NAMES)
+    assert (family.exploratory, family.best) == (True, None)
+    assert one_family([row()], rank=NAMES).exploratory
+    assert not one_family(rows_of("softmax", 1.0, 1.0, 1.0), rank=NAMES).exploratory
+
+
+def test_perplexity_is_ranked_on_the_test_split_of_the_best_checkpoint_and_lower_is_better():
+    def ppl(variant, settings):
+        near = 3.0 if variant == "softmax" else 3.2
+        values = [near, near + 0.01, near + 0.03]
+        return rows_of(variant, *values, metric="perplexity", settings=settings, evaluation="perplexity")
+
+    every = [
+        entry
+        for variant in ("linear", "softmax")
+        for settings in (TEST_OF_BEST, {**TEST_OF_BEST, "split": "validation"}, {**TEST_OF_BEST, "checkpoint": "final"})
+        for entry in ppl(variant, settings)
+    ]
+    family = one_family(every, rank=NAMES)
+    assert (family.settings, family.best) == (TEST_OF_BEST, "softmax")
+
+
+def test_what_was_measured_on_validation_data_ranks_nobody():
+    settings = {"length": 50, "split": "validation"}
+    rows = [*rows_of("softmax", 1.0, 1.0, 1.0, settings=settings), *rows_of("linear", 0.1, 0.1, 0.1, settings=settings)]
+    assert families(figures(rows), rank=NAMES, reference=None) == []
+    assert families(figures(THREE), rank=NAMES, reference=None) != []
+
+
+def test_timings_are_ranked_by_nobody():
+    assert families(figures(rows_of("softmax", 1, 2, 3, metric="tokens_per_second")), rank=NAMES, reference=None) == []
+
+
+def test_accuracies_and_perplexities_of_any_evaluation_are_ranked():
+    def of(metric, *, settings):
+        rows = [*rows_of("softmax", 1.0, 1.01, 1.03, metric=metric, settings=settings, evaluation="mine"),
+                *rows_of("linear", 0.1, 0.12, 0.11, metric=metric, settings=settings, evaluation="mine")]  # fmt: skip
+        return [family.best for family in families(figures(rows), rank=NAMES, reference=None)]
+
+    assert of("accuracy", settings={"length": 3}) == ["softmax"]
+    assert of("word_accuracy", settings={"split": "test"}) == ["softmax"]
+    assert of("perplexity", settings={"checkpoint": "best"}) == ["linear"]
+    assert of("accuracy", settings={"checkpoint": "final"}) == []
+    assert of("seconds", settings={"length": 3}) == []
+
+
+def test_many_variants_need_a_reference_and_it_must_be_ranked():
+    names = [f"variant{index}" for index in range(7)]
+    rows = [
+        entry
+        for index, name in enumerate(names)
+        for entry in rows_of(name, *(0.1 * index + 0.01 * s * s for s in range(3)))
+    ]
+    with pytest.raises(UserError, match="has 7 variants, and more than 6 need a reference"):
+        families(figures(rows), rank=names, reference=None)
+    family = one_family(rows, rank=names, reference="variant2")
+    assert {pair.second for pair in family.comparisons} == {"variant2"}
+    assert len(family.comparisons) == 6
+    with pytest.raises(UserError, match="reference=softmax: must be one of the ranked"):
+        families(figures(rows), rank=names[:2], reference="softmax")
+    unmeasured = one_family(rows[3:], rank=names, reference="variant0")
+    assert (len(unmeasured.comparisons), unmeasured.exploratory) == (6, True)
+
+
+def speed(variant, length, value, **settings):
+    settings = {"sequence_length": length, "batch_size": 128, **settings}
+    return row(variant, metric="tokens_per_second", value=value, settings=settings, evaluation="throughput")
+
+
+def test_the_summary_shows_speed_at_the_longest_length_that_all_can_do():
+    rows = [
+        *(speed("softmax", length, value) for length, value in ((256, 9e5), (512, 8e5), (1024, None))),
+        *(speed("linear", length, value) for length, value in ((256, 9e5), (512, 7e5), (1024, 6e5))),
+        speed("linear", 2048, 5e5),
+    ]
+    shown = summary(figures(rows), [])
+    assert shown.headers == ["variant", "token/s at 512"]
+    assert [[cell.text for cell in line] for line in shown.lines] == [["softmax", "800,000"], ["linear", "700,000"]]
+    # Where nobody can do any, the status itself is the answer.
+    shown = summary(figures([speed("softmax", 256, None), speed("softmax", 512, None)]), [])
+    assert [(cell.text, cell.status, cell.value) for cell in shown.lines[0][1:]] == [
+        ("out of memory", "out_of_memory", None)
+    ]
+
+
+def test_the_summary_marks_the_best_and_what_is_exploratory():
+    longer = {"length": 75, "beyond_training": True}
+    rows = [*THREE, *rows_of("softmax", 0.5, settings=longer), *rows_of("linear", 0.4, settings=longer)]
+    summed = figures(rows)
+    shown = summary(summed, families(summed, rank=NAMES, reference=None))
+    assert shown.headers == ["variant", "copy at 50", "copy at 75"]
+    softmax, linear, gated = (line[1:] for line in shown.lines)
+    assert [cell.is_best for cell in (softmax[0], linear[0], gated[0])] == [True, False, False]
+    assert [cell.is_exploratory for cell in softmax] == [False, True]
+    assert (softmax[0].low, softmax[0].high) == (1.0, 1.0)
+    assert (gated[1].text, gated[1].status, gated[1].value) == ("–", "", None)
+
+
+def test_the_summary_has_a_line_for_a_variant_that_has_not_run():
+    shown = summary(figures(rows_of("softmax", 0.5)), [], ["linear", "softmax"])
+    assert [[cell.text for cell in line] for line in shown.lines] == [["linear", "–"], ["softmax", "0.5"]]
+
+
+def test_what_a_mixer_did_not_get_stands_beside_its_score(capsys):
+    settings = {"length": 50, "beyond_training": False}
+    bare = {**settings, "not_applicable": ["conv_size", "output_gate"]}
+    rows = [*rows_of("softmax", 0.5, 0.75, settings=settings), *rows_of("mine", 0.25, 0.25, settings=bare)]
+    rows += rows_of("lost", None, settings=bare)
+    shown = summary(figures(rows), [])
+    # It is no axis: one column for all.
+    assert shown.headers == ["variant", "copy at 50"]
+    assert [line[1].in_full for line in shown.lines] == [
+        *("0.625", "0.25 without conv_size, output_gate", "out of memory without conv_size, output_gate")
+    ]
+    assert "| 0.25 [0.25, 0.25] without conv_size, output_gate |" in summary_table(shown)
+    print_comparison(rows, ["softmax", "mine"], rank=[], reference=None, shared={})
+    said = capsys.readouterr().out
+    assert "0.25 without" in said
+    assert said.count("output_gate") == 2
+
+
+def test_the_summary_says_how_many_seeds_are_behind_a_number():
+    shown = summary(figures(rows_of("softmax", 0.5, None, 0.7)), [])
+    assert (shown.lines[0][1].text, shown.lines[0][1].status) == ("0.6 (2 of 3 seeds)", "ok")
+
+
+def test_every_cell_of_recall_is_a_column_told_apart_by_its_header():
+    cells = [
+        {"sequence_length": 64, "num_pairs": 4, "width": 64, "chance": 1 / 32, "chance_among_pairs": 1 / 4},
+        {"sequence_length": 512, "num_pairs": 64, "width": 64, "chance": 1 / 4096, "chance_among_pairs": 1 / 64},
+        {"sequence_length": 512, "num_pairs": 64, "width": 128, "chance": 1 / 4096, "chance_among_pairs": 1 / 64},
+    ]
+    summed = figures([row(metric="accuracy", settings=cell, evaluation="recall") for cell in reversed(cells)])
+    headers = [column.header for column in headline(summed, "recall")]
+    assert headers == ["recall at 64, 4, width 64", "recall at 512, 64, width 64", "recall at 512, 64, width 128"]
+
+
+def test_an_evaluation_of_ones_own_shows_its_first_metric_that_is_ok_everywhere():
+    rows = [
+        row("softmax", metric="first", value=None, settings={"kind": "a"}, evaluation="mine"),
+        row("softmax", metric="second", value=0.5, settings={"kind": "a"}, evaluation="mine"),
+        row("softmax", metric="second", value=0.6, settings={"kind": "b"}, evaluation="mine"),
+        row("linear", metric="second", value=0.7, settings={"kind": "b"}, evaluation="mine"),
+        row("linear", metric="third", value=0.7, settings={"kind": "b"}, evaluation="mine"),
+    ]
+    (column,) = headline(figures(rows), "mine")
+    assert (column.metric, column.settings, column.header) == ("second", {"kind": "b"}, "mine second")
+    assert column.higher_is_better is None
+    assert headline(figures(rows), "copy") == []
+
+
+def test_an_evaluation_of_ones_own_is_shown_by_its_test_data_where_it_has_some():
+    chosen_by = rows_of("softmax", 0.9, metric="selection", evaluation="parity", settings={"split": "validation"})
+    scored = rows_of("softmax", 0.4, metric="accuracy", evaluation="parity", settings={"split": "test"})
+    (column,) = headline(figures([*chosen_by, *scored]), "parity")
+    assert column.metric == "accuracy"
+    (column,) = headline(figures(chosen_by), "parity")
+    assert column.metric == "selection"
+
+
+def test_scaling_shows_the_largest_size_that_all_could_run():
+    def cost(variant, model, value):
+        return row(variant, metric="step_milliseconds", value=value, settings={"model": model}, evaluation="scaling")
+
+    sizes = ["tiny", "12m", "4m", "27m"]
+    rows = [cost("softmax", size, None if size == "27m" else 2.0) for size in sizes]
+    rows += [cost("linear", size, 1.0) for size in sizes]
+    (column,) = headline(figures(rows), "scaling")
+    assert (column.settings, column.header) == ({"model": "12m"}, "ms a step at 12m")
+
+
+def test_axes_that_are_no_numbers_or_missing_order_before_numbers():
+    rows = [
+        speed("softmax", "short", 1.0),
+        speed("softmax", 256, 2.0),
+        row("softmax", metric="tokens_per_second", value=3.0, settings={"kind": "x"}, evaluation="throughput"),
+    ]
+    (column,) = headline(figures(rows), "throughput")
+    assert column.settings["sequence_length"] == 256
+
+
+def test_nothing_at_all_is_an_empty_summary():
+    assert (summary([], []).headers, summary([], []).lines) == (["variant"], [])
+
+
+def test_the_summary_says_which_way_is_better_as_the_ranking_does():
+    for entries in SUMMARY.values():
+        for entry in entries:
+            score = score_of(entry.metric)
+            assert score is None or score.higher_is_better == entry.higher_is_better
+    rows = rows_of("softmax", 0.5, metric="accuracy", settings={"length": 3}, evaluation="mine")
+    (column,) = headline(figures(rows), "mine")
+    assert column.higher_is_better is True
+
+
+def test_a_bench_is_summed_up_by_its_times_at_the_largest_shape():
+    def timing(name, length, value, metric="forward_milliseconds"):
+        settings = {"sequence_length": length, "head_width": 64}
+        return row(name, metric=metric, value=value, settings=settings, evaluation="attention")
+
+    rows = [timing(name, length, 1.0, metric) for name in ("triton", "textbook") for length in (256, 1024)
+            for metric in ("max_error", "forward_milliseconds", "backward_milliseconds")]  # fmt: skip
+    columns = headline(figures(rows), "attention")
+    assert [column.header for column in columns] == ["forward ms at 1024, 64", "backward ms at 1024, 64"]

@@ -1,0 +1,46 @@
+"""A server that stands for wandb's."""
+
+import gzip
+import json
+from http.server import BaseHTTPRequestHandler
+
+KEY = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Server(BaseHTTPRequestHandler):
+    """As much of wandb's server as a run needs to start."""
+
+    protocol_version = "HTTP/1.1"
+    project = {"id": "UA==", "name": "attnbench", "entity": {"id": "RQ==", "name": "me"}}  # noqa: RUF012
+    bucket = {"id": "SUQ=", "name": "demo-softmax", "historyLineCount": 0, "project": project}  # noqa: RUF012
+    status = 200
+    uploaded: list[bytes] = []  # noqa: RUF012
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+        if self.path.endswith("/file_stream"):
+            self.uploaded.append(body)
+        if b"RunResumeStatus" in body:
+            # The server has had the rows up to step 20.
+            tails = {"historyTail": json.dumps([json.dumps({"_step": 20})]), "eventsTail": "[]", "config": "{}"}
+            counts = {"logLineCount": 0, "historyLineCount": 2, "eventsLineCount": 0}
+            bucket = {**self.bucket, **tails, **counts, "summaryMetrics": "{}", "wandbConfig": '{"t": 1}'}
+            return self.reply({"data": {"model": {**self.project, "bucket": bucket}}})
+        data = {"upsertBucket": {"bucket": self.bucket, "inserted": True}}
+        data["createRunFiles"] = {"runID": "SUQ=", "uploadHeaders": [], "files": []}
+        return self.reply({"data": data} if self.status == 200 else {"errors": [{"message": "no such user"}]})
+
+    def do_GET(self):
+        self.reply({})
+
+    def reply(self, content):
+        body = json.dumps(content).encode()
+        self.send_response(self.status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments):
+        pass

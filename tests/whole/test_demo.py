@@ -1,0 +1,30 @@
+"""The demo's probes learn: what stands in its table is a mixer's and not a mistake's."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from attnbench.results.rows import read_results
+
+
+@pytest.mark.slow
+def test_softmax_and_gated_deltanet_recall_and_softmax_copies(root, tmp_path):
+    command = [sys.executable, "scripts/compare.py", "plan=demo", "plan.only=[recall,copy]"]
+    command += ["plan.variants.flash=null", "plan.variants.linear=null", "device=cpu", "logger=none", "report=false"]
+    subprocess.run([*command, f"outputs_dir={tmp_path}"], cwd=root, check=True, capture_output=True)
+    folder = tmp_path / "demo"
+    rows = [
+        row
+        for name in json.loads((folder / "comparison.json").read_text())["files"]
+        for row in read_results(folder / name)
+    ]
+    found = {
+        (row.identity.variant, row.measurement.metric, row.measurement.settings.get("length")): row.measurement.value
+        for row in rows
+        if row.measurement.metric in ("accuracy", "symbol_accuracy")
+    }
+    assert found["softmax", "accuracy", None] >= 0.98
+    assert found["gated_deltanet", "accuracy", None] >= 0.98
+    assert found["softmax", "symbol_accuracy", 20] >= 0.95

@@ -1,0 +1,37 @@
+"""The short form of `make fuzz`: a hundred inputs a kind or so, the same every time."""
+
+import pytest
+from fuzz import CAP_MIB, MOST_DEATHS, Reader, fuzz
+from fuzz_kinds import KINDS
+
+from attnbench.machine.capped_child import CappedChild
+
+NUM_INPUTS = {"texts": 100, "parquet": 250, "checkpoints": 30, "results": 80, "overrides": 100}
+
+
+@pytest.fixture(scope="module")
+def child():
+    with CappedChild(Reader, CAP_MIB) as child:
+        yield child
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_input_is_read_or_refused_in_one_line(kind, child):
+    counts, failures = fuzz(child, kind, NUM_INPUTS[kind])
+    assert not failures, "\n\n".join(failures)
+    # Neither would be a fuzz: one that only refuses sees no further than the first check.
+    assert counts["clean"]
+    assert counts["refused"]
+
+
+def test_a_reader_that_cannot_start_is_not_started_for_every_input():
+    started = []
+
+    class Dying(CappedChild):
+        def ask(self, *question):
+            started.append(question)
+            raise RuntimeError("ended with exit code 1")
+
+    with pytest.raises(RuntimeError, match=f"the reader died {MOST_DEATHS} times in a row, ended with exit code 1"):
+        fuzz(Dying(Reader, CAP_MIB), "texts", 5000)
+    assert len(started) == MOST_DEATHS

@@ -1,0 +1,36 @@
+"""Numbers and hashes are those of stored/golden.json: a refactoring changes none, and what changes some says so."""
+
+import json
+
+import golden
+import pytest
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory) -> dict[str, list[dict]]:
+    return json.loads(json.dumps(golden.measure(tmp_path_factory.mktemp("golden"))))
+
+
+@pytest.fixture(scope="module")
+def stored() -> dict[str, list[dict]]:
+    return json.loads(golden.GOLDEN.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", ["training", "probe", "plan", "bench"])
+def test_rows_are_the_golden_ones(name, measured, stored):
+    found = golden.differences({name: stored[name]}, {name: measured[name]})
+    assert stored[name]
+    assert not found, "\n".join([golden.MEANING, *found])
+
+
+def test_a_changed_number_hash_or_row_is_seen(stored):
+    number = next(index for index, row in enumerate(stored["plan"]) if isinstance(row.get("value"), float))
+    for change in ({"value": stored["plan"][number]["value"] * 1.0001}, {"config_hash": "00000000"}, {"extra": 1}):
+        changed = [dict(row) for row in stored["plan"]]
+        changed[number] |= change
+        (line,) = golden.differences({"plan": stored["plan"]}, {"plan": changed})
+        assert f"row {number}: {next(iter(change))} was" in line
+    assert golden.differences(stored, {**stored, "bench": stored["bench"][1:]})
+    nearly = [dict(row) for row in stored["plan"]]
+    nearly[number]["value"] *= 1 + 1e-6
+    assert not golden.differences({"plan": stored["plan"]}, {"plan": nearly})

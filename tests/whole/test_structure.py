@@ -1,0 +1,92 @@
+"""Rooms: the folders of attnbench are those that ROOMS names, and imports point to its beginning."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from sources import imports, imports_of
+
+from attnbench import ROOMS
+
+DOORS = {
+    "hydra": {"cli/compose.py"},
+    "omegaconf": {"cli/compose.py", "cli/reading.py"},
+    "wandb": {"training/wandb.py"},
+    "wandb_workspaces": {"report/workspace.py"},
+    "datasets": {"data/hub.py"},
+    "huggingface_hub": set(),
+    "altair": {"report/charts.py"},
+    "vl_convert": {"report/charts.py"},
+    "benchmarks": set(),
+}
+"""Libraries that some files alone may import."""
+
+WITHOUT_TORCH = ("settings/*.py", "results/identity.py")
+"""What reads settings, which must be quick and need no device."""
+
+
+def wrong_folders(package: Path) -> list[str]:
+    """Folders that are no rooms, rooms that are no folders, and files beside the rooms."""
+    folders = {path.parent.name for path in package.glob("*/__init__.py")}
+    loose = [path.name for path in package.glob("*.py") if path.name != "__init__.py"]
+    return sorted(folders ^ set(ROOMS)) + loose
+
+
+def wrong_ways(package: Path) -> list[str]:
+    """Imports from rooms further down than the file's own."""
+    inside = [found for found in imports(package) if "/" in found.file and found.name.startswith("attnbench.")]
+    order = {room: index for index, room in enumerate(ROOMS)}
+    named = [found for found in inside if found.room in order]
+    return [str(found) for found in named if order[found.room] > order[found.file.split("/")[0]]]
+
+
+def test_the_folders_are_the_rooms(root):
+    assert not wrong_folders(root / "attnbench")
+
+
+def test_imports_point_one_way(root):
+    assert not wrong_ways(root / "attnbench")
+
+
+def test_what_is_in_the_wrong_place_is_named(root, tmp_path):
+    package = shutil.copytree(root / "attnbench", tmp_path / "attnbench", symlinks=True)
+    (package / "helpers.py").touch()
+    (package / "data" / "late.py").write_text("def f():\n    from attnbench.cli import compose\n")
+    shutil.rmtree(package / "verdict")
+    assert wrong_folders(package) == ["verdict", "helpers.py"]
+    assert wrong_ways(package) == ["data/late.py:2 imports attnbench.cli.compose"]
+
+
+def test_an_empty_package_is_an_error(tmp_path):
+    assert wrong_folders(tmp_path) == sorted(ROOMS)
+    with pytest.raises(AssertionError, match="nothing is imported"):
+        imports(tmp_path)
+
+
+@pytest.mark.parametrize("library", DOORS)
+def test_a_library_has_one_door(root, library):
+    users = {found.file for found in imports(root / "attnbench") if found.name.split(".")[0] == library}
+    assert users == DOORS[library]
+
+
+def test_settings_know_no_torch(root):
+    package = root / "attnbench"
+    todo = [path for pattern in WITHOUT_TORCH for path in package.glob(pattern)]
+    reached: set[Path] = set()
+    while todo:
+        path = todo.pop()
+        if path in reached:
+            continue
+        reached.add(path)
+        for found in imports_of(path, package):
+            assert found.name.split(".")[0] != "torch", found
+            module = root.joinpath(*found.name.split(".")[:-1]).with_suffix(".py")
+            todo += [module] if found.name.startswith("attnbench.") and module.is_file() else []
+    assert len(reached) > len(WITHOUT_TORCH)
+
+
+def test_scripts_are_doors_without_logic(root):
+    scripts = [*(root / "scripts").glob("*.py")]
+    assert scripts
+    for path in scripts:
+        assert len(path.read_text().splitlines()) < 60, path.name

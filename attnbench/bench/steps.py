@@ -13,10 +13,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attnbench.bench.implementations import IMPLEMENTATIONS
 from attnbench.bench.roofline import Work
 from attnbench.machine.kernel_support import require_triton
-from attnbench.mixers.flash import load_flash_attn
 from attnbench.mixers.gated_deltanet import GatedDeltaNet, has_kernels, recurrent_gated_delta_rule
 from attnbench.mixers.linear import LinearAttention, chunked_linear_attention, feature
 from attnbench.mixers.softmax import attend
+from attnbench.ops.attention_kernels import load_flash_attn
 from attnbench.settings.errors import UserError
 
 MOST_COMPARED = 8

@@ -1,6 +1,5 @@
 """Softmax attention through a fused kernel that never writes the T × T weights (Dao et al., 2022; Dao, 2023)."""
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attnbench.machine.kernel_support import require_triton
 from attnbench.mixers.layers import rotation
 from attnbench.mixers.softmax import AttentionState, Softmax
+from attnbench.ops.attention_kernels import load_flash_attn
 from attnbench.settings.errors import UserError
 
 SDPA_KERNELS = {"sdpa": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
@@ -193,22 +193,6 @@ def _unmasked(
     if device_type == "cpu":
         return aten._scaled_dot_product_flash_attention_for_cpu(*inputs, dropout, is_causal)[0]
     return aten._scaled_dot_product_flash_attention(*inputs, dropout, is_causal)[0]
-
-
-def load_flash_attn() -> Callable[..., Tensor]:
-    """The kernel of the flash_attn package (Dao, 2023), for (B, T, H, K) in bfloat16 or float16.
-
-    Raises:
-        UserError: it is not installed, or its build does not fit this torch.
-    """
-    try:
-        from flash_attn import flash_attn_func  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise UserError(
-            f"attn.backend=flash_attn: the package cannot be imported ({error}); it is built from source by "
-            "`pip install flash-attn --no-build-isolation`; attn.backend=sdpa needs no package"
-        ) from error
-    return flash_attn_func
 
 
 def _resolve(backend: str, window: int | None, head_width: int | None, device_type: str, precision: str) -> str:

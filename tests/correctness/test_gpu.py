@@ -14,13 +14,13 @@ from train_twice import WAYS
 
 from attnbench.bench.base import Subject
 from attnbench.bench.gate import GateError, largest_error
-from attnbench.bench.implementations import IMPLEMENTATIONS
 from attnbench.bench.passes import Passes, Problem, Repetition, example_of
 from attnbench.bench.roofline import Ceilings
 from attnbench.correctness.backends import build_mixer
 from attnbench.machine.device import multiplying
 from attnbench.mixers.definition import LENGTHS, MODEL, TOLERANCES, by_backend, by_definition, compare
 from attnbench.model.language_model import build_model, resolve_mixer
+from attnbench.ops.attention_kernels import IMPLEMENTATIONS
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ModelSettings
 from attnbench.training.checkpoint import TrainState
@@ -132,15 +132,15 @@ def test_a_captured_step_trains_like_the_others(name):
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_an_implementation_of_operator_tables_passes_the_gate(name, head_width, precision):
     implementation = IMPLEMENTATIONS[name]
-    refusal = implementation.refuse("cuda", precision, head_width)
+    refusal = implementation.refusal("cuda", precision, head_width)
     if refusal is not None:
         pytest.skip(refusal)
     try:
-        function = implementation.make()
+        function = implementation.load()
     except UserError as missing:
         pytest.skip(str(missing))
     subject = Subject(device=DEVICE, precision=precision, ceilings=Ceilings(1, 1), mixers=lambda names: [])
-    for causal in (False, True)[: 1 if implementation.is_plain else 2]:
+    for causal in (False, True)[: 1 + implementation.causal]:
         # 8 and not 1: for a single key cuDNN has no kernel.
         for length in (8, 63, 64, 65, 130, 257, 1024):
             problem = Problem(
@@ -149,7 +149,7 @@ def test_an_implementation_of_operator_tables_passes_the_gate(name, head_width, 
                 sequence_length=length,
                 head_width=head_width,
                 causal=causal,
-                with_gradients=not implementation.is_plain,
+                with_gradients=implementation.gradient,
                 repetition=Repetition(warmup=1, repeats=1, max_seconds=1.0),
             )
             with multiplying(precision):

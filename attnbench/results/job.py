@@ -1,0 +1,144 @@
+"""One job: an identity, a folder and rows. What a training, a probe's training, a measurement and an operator cell share.
+
+outputs/<experiment>/.../  config.yaml environment.json train.log failed.txt results/<evaluation>-<hash>.jsonl
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnbench.machine.device import environment_id
+from attnbench.machine.locks import device_lock
+from attnbench.results.folder import recording, stamp_environment, write_config
+from attnbench.results.rows import Identity, Measurement, ResultRow, ResultsWriter, is_complete, read_results
+from attnbench.settings.errors import Interrupted, UserError
+
+
+class Job(ABC):
+    """Work that leaves one results file in its folder.
+
+    Attributes:
+        experiment: the folder under outputs/ that it belongs to.
+        evaluation: what its rows are of: an evaluation, a bench, or TRAINING.
+        config_hash: its identity, eight hex digits of all that can change its numbers.
+        folder: shared with others where they are of one model.
+        device: locked while it runs.
+        rerun: run although its results are complete.
+        failure: set by `rows` where the rows say why there are no numbers and the command ends with an error anyway.
+    """
+
+    experiment: str
+    evaluation: str
+    config_hash: str
+    folder: Path
+    device: torch.device
+    rerun: bool = False
+    failure: UserError | Interrupted | None = None
+
+    @property
+    def results(self) -> Path:
+        """The results file."""
+        return self.folder / "results" / f"{self.evaluation}-{self.config_hash}.jsonl"
+
+    @abstractmethod
+    def rows(self) -> Iterator[Measurement]:
+        """Measure; each number as soon as it is known."""
+
+    @abstractmethod
+    def columns(self) -> dict[str, Any]:
+        """Columns of `Identity` that only the job knows: mixer, variant, backend, model, parameters, seq_len, seed,
+        precision and corpus."""
+
+    def row_settings(self) -> dict[str, Any]:
+        """Settings of all its rows, beside those of each measurement."""
+        return {}
+
+    def config(self) -> dict[str, Any] | None:
+        """Content of config.yaml; None leaves the file as it is."""
+        return None
+
+    def clear(self) -> None:
+        """Remove what an earlier attempt left that would be mistaken for this one's."""
+
+    def stamp(self) -> dict[str, Any]:
+        """The environment that the rows are of, kept in the folder."""
+        return stamp_environment(self.folder, self.device)
+
+    def announce(self, *, done: bool) -> None:
+        """Say what is about to run, or that it was done before."""
+
+    def write(self, writer: ResultsWriter, measurement: Measurement) -> ResultRow:
+        """Write one measurement as a row."""
+        return writer.write(measurement)
+
+
+def run(jobs: Sequence[Job], *, shares_device: bool = False, waits: bool = True) -> None:
+    """Run jobs of one folder on one device, in order, each unless its results are there.
+
+    Args:
+        shares_device: others run on the device at the same time; nothing is timed then.
+        waits: for another process that holds the folder; otherwise that is an error.
+
+    Raises:
+        UserError: what a job raised, or its failure once all have their rows.
+        Interrupted: a signal asked to stop, and what is worth it is kept.
+    """
+    with recording(jobs[0].folder, waits=waits), device_lock(jobs[0].device, shared=shares_device):
+        for job in jobs:
+            # Asked inside: another process may have finished it while this one waited.
+            done = is_done(job) and not job.rerun
+            job.announce(done=done)
+            if not done:
+                for _ in record(job):
+                    pass
+            if isinstance(job.failure, Interrupted):
+                raise job.failure
+        for job in jobs:
+            if job.failure is not None:
+                raise job.failure
+
+
+def record(job: Job) -> Iterator[ResultRow]:
+    """Run one job in a folder and on a device that are held; each row once it is in the file."""
+    job.clear()
+    config = job.config()
+    if config is not None:
+        write_config(job.folder, config)
+    with ResultsWriter(job.results, identity(job, job.stamp()), job.row_settings()) as writer:
+        for measurement in job.rows():
+            yield job.write(writer, measurement)
+
+
+def is_done(job: Job) -> bool:
+    """True where its complete results are there."""
+    return is_whole(job.results)
+
+
+def is_whole(path: Path) -> bool:
+    """True where a file of complete results is there and can be read."""
+    try:
+        return is_complete(path) and read_results(path) is not None
+    except UserError:
+        return False
+
+
+def identity(job: Job, stamp: dict[str, Any]) -> Identity:
+    """The columns that all rows of a job share.
+
+    Args:
+        stamp: the environment that measures them, see `machine.device.environment`.
+    """
+    return Identity(
+        experiment=job.experiment,
+        run=job.folder.name,
+        evaluation=job.evaluation,
+        config_hash=job.config_hash,
+        device=stamp["device"],
+        num_devices=1,
+        environment=environment_id(stamp),
+        commit=f"{stamp['commit'] or 'unknown'}{'-dirty' if stamp['dirty'] else ''}",
+        **job.columns(),
+    )

@@ -1,8 +1,9 @@
-"""One job: an identity, a folder and rows. What a training, a probe's training, a measurement and an operator cell share.
+"""One job: an identity, a folder and rows, as a training, a measurement and a cell of an operator table have them.
 
 outputs/<experiment>/.../  config.yaml environment.json train.log failed.txt results/<evaluation>-<hash>.jsonl
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,11 +17,14 @@ from attnbench.results.folder import recording, stamp_environment, write_config
 from attnbench.results.rows import Identity, Measurement, ResultRow, ResultsWriter, is_complete, read_results
 from attnbench.settings.errors import Interrupted, UserError
 
+log = logging.getLogger(__name__)
+
 
 class Job(ABC):
     """Work that leaves one results file in its folder.
 
     Attributes:
+        label: for people: recall linear, num_pairs 16, lr 0.03, seed 0.
         experiment: the folder under outputs/ that it belongs to.
         evaluation: what its rows are of: an evaluation, a bench, or TRAINING.
         config_hash: its identity, eight hex digits of all that can change its numbers.
@@ -30,6 +34,7 @@ class Job(ABC):
         failure: set by `rows` where the rows say why there are no numbers and the command ends with an error anyway.
     """
 
+    label: str
     experiment: str
     evaluation: str
     config_hash: str
@@ -60,15 +65,17 @@ class Job(ABC):
         """Content of config.yaml; None leaves the file as it is."""
         return None
 
-    def clear(self) -> None:
-        """Remove what an earlier attempt left that would be mistaken for this one's."""
-
-    def stamp(self) -> dict[str, Any]:
-        """The environment that the rows are of, kept in the folder."""
+    def begin(self) -> dict[str, Any]:
+        """Make the folder ready; returns the environment that the rows are of, see `machine.device.environment`."""
+        config = self.config()
+        if config is not None:
+            write_config(self.folder, config)
         return stamp_environment(self.folder, self.device)
 
     def announce(self, *, done: bool) -> None:
         """Say what is about to run, or that it was done before."""
+        if not done:
+            log.info(self.label)
 
     def write(self, writer: ResultsWriter, measurement: Measurement) -> ResultRow:
         """Write one measurement as a row."""
@@ -89,7 +96,7 @@ def run(jobs: Sequence[Job], *, shares_device: bool = False, waits: bool = True)
     with recording(jobs[0].folder, waits=waits), device_lock(jobs[0].device, shared=shares_device):
         for job in jobs:
             # Asked inside: another process may have finished it while this one waited.
-            done = is_done(job) and not job.rerun
+            done = not job.rerun and is_complete(job.results)
             job.announce(done=done)
             if not done:
                 for _ in record(job):
@@ -103,17 +110,13 @@ def run(jobs: Sequence[Job], *, shares_device: bool = False, waits: bool = True)
 
 def record(job: Job) -> Iterator[ResultRow]:
     """Run one job in a folder and on a device that are held; each row once it is in the file."""
-    job.clear()
-    config = job.config()
-    if config is not None:
-        write_config(job.folder, config)
-    with ResultsWriter(job.results, identity(job, job.stamp()), job.row_settings()) as writer:
+    with ResultsWriter(job.results, identity(job, job.begin()), job.row_settings()) as writer:
         for measurement in job.rows():
             yield job.write(writer, measurement)
 
 
 def is_done(job: Job) -> bool:
-    """True where its complete results are there."""
+    """True where its complete results are there; an altered file is none, which says so once the job runs."""
     return is_whole(job.results)
 
 

@@ -1,29 +1,38 @@
-"""The interface of an operator table: cells that are measured one after another, and the tables they make."""
+"""The interface of an operator table, and the rows that several of them have."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 
-from attnbench.bench.roofline import Ceilings
+from attnbench.bench.operators.gate import GateError
+from attnbench.bench.operators.roofline import Ceilings
+from attnbench.bench.tables import Layout
+from attnbench.evals.lib.rows import without_numbers
 from attnbench.machine.device import dtype_of
-from attnbench.machine.timing import Times
+from attnbench.machine.timing import UNKNOWN_PEAK, OutOfMemory, Times, attempt
 from attnbench.results.rows import Measurement, ResultRow
+from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MixerSettings
 
 MILLISECONDS = "_milliseconds"
-"""How the names of times end, those of passes before it."""
+"""End of the names of times, behind the name of the pass."""
 
 ROOFLINE, SPEEDUP, MAX_ERROR = "roofline_fraction", "speedup", "max_error"
 
+NO_KERNEL = "No available kernel"
+"""Words of SDPA, after warnings that name the reason, where the kernel that it is held to does not take a shape."""
+
+Value = TypeVar("Value")
+
 
 @dataclass(slots=True, kw_only=True)
-class Subject:
-    """Where a cell is measured, and in what."""
+class Conditions:
+    """The device and the precision of a run, and the mixers that it may build."""
 
     device: torch.device
     precision: str
@@ -32,57 +41,24 @@ class Subject:
     mixers: Callable[[Sequence[str]], list[MixerSettings]]
     """Mixers by the names of their yamls of conf/attn, whether or not they can run here."""
     folder: Path | None = None
-    """Of the run, for what is no row; None: that is not kept."""
+    """Folder of the run, for what is no row; None: that is not kept."""
     trusted: Collection[str] = ()
-    """Classes outside attnbench that may be built, see registry.py."""
+    """Classes outside attnbench that may be built, see settings/registry.py."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of inputs and outputs."""
+        """Dtype of inputs and outputs."""
         return dtype_of(self.precision)
 
 
-@dataclass(slots=True, kw_only=True, frozen=True)
-class Values:
-    """What stands in some columns of a table: the rows of one metric."""
-
-    metric: str
-    header: str = "{}"
-    """Above a column; braces stand for whose it is."""
-    where: dict[str, Any] = field(default_factory=dict)
-    """Settings that a row must have."""
-    only: tuple[str, ...] | None = None
-    """Whose columns; None: everybody's."""
-    is_share: bool = False
-    """Shown in percent."""
-
-
-@dataclass(slots=True, kw_only=True, frozen=True)
-class Layout:
-    """One table of a bench."""
-
-    title: str
-    lines: tuple[str, ...]
-    """Settings that tell its lines apart."""
-    values: tuple[Values, ...]
-    columns: str = "implementation"
-    """The setting that tells the columns of the same values apart; empty where there is one column of each."""
-    headers: dict[str, str] = field(default_factory=dict)
-    """What stands above `lines` where it is not the setting's name."""
-    on_page_alone: bool = False
-    """Left out on a terminal, for its length."""
-
-
 class Bench(ABC):
-    """The constructor's signature is the schema of the yaml: keyword-only, typed, no **kwargs."""
-
-    title: ClassVar[str]
-    """Of the page that is published."""
+    """One operator table. The constructor's signature is the schema of the yaml: keyword-only, typed, no **kwargs."""
 
     layouts: ClassVar[tuple[Layout, ...]]
+    """Tables of its rows; the first metric of the first one is its headline."""
 
     notes: ClassVar[tuple[str, ...]] = ()
-    """What a reader of the tables must know; a paragraph each."""
+    """Paragraphs under the tables: all that a reader must know."""
 
     plots: ClassVar[tuple[tuple[str, str], ...]] = ()
     """(metric, axis in settings) pairs that a report draws; none: every metric along its axis of most numbers."""
@@ -90,11 +66,11 @@ class Bench(ABC):
     smoke: ClassVar[dict[str, Any]] = {}
     """Settings that finish on a CPU in a second."""
 
-    unsaid: ClassVar[tuple[str, ...]] = (ROOFLINE, SPEEDUP)
-    """Metrics that stand in the tables alone and are not told while it measures."""
+    not_logged: ClassVar[tuple[str, ...]] = (ROOFLINE, SPEEDUP)
+    """Metrics that stand in the tables alone, and not in the log of a run."""
 
     ratios: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """(numerator, denominator) pairs of implementations whose times are held against each other."""
+    """(numerator, denominator) pairs of implementations whose times are compared."""
 
     @property
     def mixer_names(self) -> Sequence[str]:
@@ -103,12 +79,12 @@ class Bench(ABC):
 
     @classmethod
     def layouts_of(cls, rows: Sequence[ResultRow]) -> Sequence[Layout]:
-        """The tables of these rows, where what they are depends on the rows."""
+        """The tables of these rows, where they depend on the rows."""
         return cls.layouts
 
     @classmethod
     def files(cls, rows: Sequence[ResultRow]) -> dict[str, str]:
-        """What else is written beside results.csv, by file name."""
+        """Contents of further files beside results.csv, by file name."""
         return {}
 
     @abstractmethod
@@ -116,7 +92,7 @@ class Bench(ABC):
         """The settings of each cell, different for each; a cell is measured as a whole, and not again once it is."""
 
     @abstractmethod
-    def measure(self, cell: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
+    def measure(self, cell: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
         """Each number as soon as it is known, those of one implementation together.
 
         Their settings are those of the cell, `implementation`, and what else tells them apart. What does not fit or
@@ -124,15 +100,45 @@ class Bench(ABC):
         """
 
 
-def timed(name: str, times: Times, settings: dict[str, Any], floor_ms: float) -> Iterator[Measurement]:
-    """The row `<name>_milliseconds`, from the 20th to the 80th percentile, and its `roofline_fraction`.
+class Missing(NamedTuple):
+    """The reason why there is no number."""
 
-    Args:
-        name: of the pass that was timed.
-        floor_ms: what it would take at the ceilings of the device.
+    status: str
+    reason: str
+
+
+def attempted(measure: Callable[[], Value]) -> Value | Missing:
+    """The result of `measure`; or the reason why there is none: it is wrong, does not fit, was refused or raised.
+
+    As in the doctor: whatever a kernel or its compiler raises is reported, and the others still have their turn.
     """
-    yield Measurement(
-        metric=f"{name}{MILLISECONDS}",
+    try:
+        result = attempt(measure)
+    except UserError as refusal:
+        return Missing("unsupported", str(refusal))
+    except GateError as error:
+        return Missing("failed", str(error))
+    except Exception as error:
+        if "CUDA error" in str(error):
+            # The device takes no more work from this process.
+            raise
+        line = (str(error).strip().splitlines() or [""])[0]
+        return Missing("unsupported" if NO_KERNEL in line else "failed", f"{type(error).__name__}: {line}")
+    return Missing("out_of_memory", result.reason) if isinstance(result, OutOfMemory) else result
+
+
+def rows_or_reason(
+    units: dict[str, str], settings: dict[str, Any], measure: Callable[[], Iterable[Measurement]]
+) -> Iterator[Measurement]:
+    """The rows of one implementation, or one without a number for each metric of `units`, see `attempted`."""
+    rows = attempted(lambda: list(measure()))
+    yield from without_numbers(units, settings, *rows) if isinstance(rows, Missing) else rows
+
+
+def time_row(metric: str, times: Times, settings: dict[str, Any]) -> Measurement:
+    """A row of milliseconds, from the 20th to the 80th percentile."""
+    return Measurement(
+        metric=metric,
         value=times.median_ms,
         unit="ms",
         settings=settings,
@@ -140,6 +146,16 @@ def timed(name: str, times: Times, settings: dict[str, Any], floor_ms: float) ->
         high=times.high_ms,
         num_samples=times.num_repeats,
     )
+
+
+def time_rows(name: str, times: Times, settings: dict[str, Any], floor_ms: float) -> Iterator[Measurement]:
+    """The row `<name>_milliseconds` and its `roofline_fraction`.
+
+    Args:
+        name: of the pass that was timed.
+        floor_ms: the time at the ceilings of the device.
+    """
+    yield time_row(f"{name}{MILLISECONDS}", times, settings)
     yield Measurement(
         metric=ROOFLINE,
         value=floor_ms / times.median_ms,
@@ -150,8 +166,14 @@ def timed(name: str, times: Times, settings: dict[str, Any], floor_ms: float) ->
 
 
 def error_row(error: float, settings: dict[str, Any]) -> Measurement:
-    """The row `max_error`: the largest relative error that the gate has found, of output and gradients."""
+    """The row `max_error`: the largest relative error of output and gradients."""
     return Measurement(metric=MAX_ERROR, value=error, unit="", settings=settings)
+
+
+def peak_row(metric: str, peak_mib: float | None, settings: dict[str, Any]) -> Measurement:
+    """A peak of memory; without a number where the system does not give one."""
+    status, reason = ("ok", "") if peak_mib is not None else ("unsupported", UNKNOWN_PEAK)
+    return Measurement(metric=metric, value=peak_mib, unit="MiB", settings=settings, status=status, reason=reason)
 
 
 def with_speedups(measurements: Iterable[Measurement], ratios: Iterable[tuple[str, str]]) -> Iterator[Measurement]:
@@ -163,19 +185,7 @@ def with_speedups(measurements: Iterable[Measurement], ratios: Iterable[tuple[st
             times[measurement.metric, measurement.settings["implementation"]] = measurement
         yield measurement
     for metric, (numerator, denominator) in product(dict.fromkeys(metric for metric, _ in times), ratios):
-        over, own = times.get((metric, numerator)), times.get((metric, denominator))
-        if over is not None and own is not None and over.value and own.value:
+        slow, fast = times.get((metric, numerator)), times.get((metric, denominator))
+        if slow is not None and fast is not None and slow.value and fast.value:
             of = {"pass": metric.removesuffix(MILLISECONDS), "numerator": numerator, "denominator": denominator}
-            yield Measurement(metric=SPEEDUP, value=over.value / own.value, unit="", settings=own.settings | of)
-
-
-def speedup_columns(ratios: Iterable[tuple[str, str]], name: str) -> tuple[Values, ...]:
-    """A column a ratio of a pass."""
-    return tuple(
-        Values(
-            metric=SPEEDUP,
-            header=f"{numerator} / {denominator}",
-            where={"pass": name, "numerator": numerator, "denominator": denominator},
-        )
-        for numerator, denominator in ratios
-    )
+            yield Measurement(metric=SPEEDUP, value=slow.value / fast.value, unit="", settings=fast.settings | of)

@@ -1,34 +1,27 @@
 """Decoding: one new position by everybody, texts by a plain loop and a captured step, a token behind more and more."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
 from typing import Any, ClassVar
 
-from attnbench.bench.base import (
-    MAX_ERROR,
-    ROOFLINE,
-    Bench,
-    Layout,
-    Subject,
-    Values,
-    speedup_columns,
-    with_speedups,
-)
-from attnbench.bench.decoding import DECODE, measure_steps
-from attnbench.bench.generation import (
+from attnbench.bench.base import MAX_ERROR, ROOFLINE, Bench, Conditions, speedup_columns, with_speedups
+from attnbench.bench.operators.decoding import DECODE, SPLIT, WHOLE, CacheShape, check_steps, measure_steps
+from attnbench.bench.operators.generation import (
     CAPTURED,
     EAGER,
     FASTER,
     RATE,
-    Candidate,
     measure_context,
     measure_text,
 )
-from attnbench.bench.passes import Repetition
-from attnbench.bench.steps import SPLIT, WHOLE, Shape, check_steps
+from attnbench.bench.operators.language_models import Candidate, model_of, resolved
+from attnbench.bench.tables import Layout, Values
 from attnbench.evals.lib.rows import check_counts, without_numbers
+from attnbench.evals.lib.step_cost import Repetition
 from attnbench.results.rows import Measurement
 from attnbench.settings.errors import UserError
-from attnbench.settings.schema import ModelSettings, check
+from attnbench.settings.schema import PRECISIONS
 
 POSITION, TEXT, CONTEXT = "position", "text", "context"
 """Tables; a cell belongs to one."""
@@ -65,7 +58,6 @@ class DecodeBench(Bench):
         UserError: a count that is none, an implementation that there is not, or heads that do not fit together.
     """
 
-    title: ClassVar[str] = "Decoding"
     ratios: ClassVar[tuple[tuple[str, str], ...]] = (
         *((f"{name}{WHOLE}", f"{name}{SPLIT}") for name in ("flash_attn", "triton")),
         (f"flash_attn{SPLIT}", f"triton{SPLIT}"),
@@ -174,7 +166,7 @@ class DecodeBench(Bench):
         self.head_widths, self.cache_lengths, self.batch_sizes = head_widths, cache_lengths, batch_sizes
         self.implementations = implementations
         self.repetition = Repetition(warmup=warmup, repeats=repeats, max_seconds=max_seconds)
-        self.model = _model(model)
+        self.model = model_of(model, "bench.model")
         self.mixers, self.vocabulary_size = mixers, vocabulary_size
         self.texts, self.text_repeats = texts, text_repeats
         self.contexts, self.context_batch_size = contexts, context_batch_size
@@ -184,33 +176,32 @@ class DecodeBench(Bench):
         return list(dict.fromkeys(name for name, _ in self.mixers))
 
     def cells(self) -> Iterator[dict[str, Any]]:
-        for width in self.head_widths if self.implementations else []:
-            for length in self.cache_lengths:
-                for batch_size in self.batch_sizes:
-                    yield {"table": POSITION, "head_width": width, "cache_length": length, "batch_size": batch_size}
+        axes = (self.head_widths, self.cache_lengths, self.batch_sizes)
+        for values in product(*axes) if self.implementations else ():
+            yield {"table": POSITION} | dict(zip(LINES, values, strict=True))
         for tokens, batch_size in self.texts if self.mixers else []:
             yield {"table": TEXT, "tokens": tokens, "batch_size": batch_size}
         for context in self.contexts if self.mixers else []:
             yield {"table": CONTEXT, "cache_length": context, "batch_size": self.context_batch_size}
 
-    def measure(self, cell: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
+    def measure(self, cell: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
         if cell["table"] == POSITION:
             settings = cell | {"num_heads": self.num_heads, "num_key_value_heads": self.num_key_value_heads}
-            shape = Shape(**{name: value for name, value in settings.items() if name != "table"})
-            rows = measure_steps(shape, self.implementations, self.repetition, settings, subject)
+            shape = CacheShape(**{name: value for name, value in settings.items() if name != "table"})
+            rows = measure_steps(shape, self.implementations, self.repetition, settings, conditions)
             yield from with_speedups(rows, self.ratios)
         elif cell["table"] == TEXT:
             yield from self._of_mixers(
                 {EAGER: "s", CAPTURED: "s"},
                 cell,
-                subject,
+                conditions,
                 lambda one: measure_text(one, cell["tokens"], cell["batch_size"], self.text_repeats, cell),
             )
         else:
             yield from self._of_mixers(
                 {DECODE: "ms"},
                 cell,
-                subject,
+                conditions,
                 lambda one: measure_context(one, cell["cache_length"], cell["batch_size"], self.repetition, cell),
             )
 
@@ -218,30 +209,35 @@ class DecodeBench(Bench):
         self,
         units: dict[str, str],
         cell: dict[str, Any],
-        subject: Subject,
+        conditions: Conditions,
         measure: Callable[[Candidate], Iterator[Measurement]],
     ) -> Iterator[Measurement]:
         for name, backend in self.mixers:
             try:
-                candidate = Candidate(name, backend, self.model, self.vocabulary_size, subject)
+                candidate = self._candidate(name, backend, conditions)
             except UserError as refusal:
                 settings = cell | {"implementation": f"{name} ({backend})"}
                 yield from without_numbers(units, settings, "unsupported", str(refusal))
                 continue
             yield from measure(candidate)
 
+    def _candidate(self, name: str, backend: str, conditions: Conditions) -> Candidate:
+        """The mixer with this backend in the model that generates.
 
-def _model(size: list) -> ModelSettings:
-    check_counts("bench", model=size)
-    if len(size) != 4 or size[0] % size[-1]:
-        raise UserError(f"bench.model={size}: must be [width, feed-forward width, layers, heads that divide the width]")
-    dim, feed_forward_width, num_layers, num_heads = size
-    model = ModelSettings(
-        name="bench",
-        dim=dim,
-        num_layers=num_layers,
-        head_width=dim // num_heads,
-        feed_forward_width=feed_forward_width,
-    )
-    check(model, "bench.model.")
-    return model
+        Raises:
+            UserError: the backend cannot run here, or the precision is for operators alone.
+        """
+        if conditions.precision not in PRECISIONS:
+            raise UserError(f"precision={conditions.precision}: models compute in {', '.join(PRECISIONS)}")
+        (mixer,) = conditions.mixers([name])
+        mixer = replace(mixer, options={**mixer.options, "backend": backend})
+        candidate = Candidate(
+            mixer=resolved(mixer, self.model, conditions),
+            size=self.model,
+            vocabulary_size=self.vocabulary_size,
+            length=1,
+            conditions=conditions,
+        )
+        # Matched here: a size that cannot be met is a refusal too.
+        _ = candidate.matched
+        return candidate

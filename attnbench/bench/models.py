@@ -1,28 +1,42 @@
 """Whole language models of published sizes: milliseconds of a forward pass, and of a forward with a backward pass."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 import torch
 
-from attnbench.bench.base import MAX_ERROR, MILLISECONDS, ROOFLINE, Bench, Layout, Subject, Values, error_row, timed
-from attnbench.bench.gate import mixer_error
-from attnbench.bench.operator import Missing, tried
-from attnbench.bench.passes import Repetition
-from attnbench.bench.roofline import Work
+from attnbench.bench.base import (
+    MAX_ERROR,
+    MILLISECONDS,
+    ROOFLINE,
+    Bench,
+    Conditions,
+    Missing,
+    attempted,
+    error_row,
+    rows_or_reason,
+    time_rows,
+)
+from attnbench.bench.operators.gate import mixer_error
+from attnbench.bench.operators.language_models import Candidate, model_of, resolved
+from attnbench.bench.operators.roofline import Work
+from attnbench.bench.tables import Layout, Values
 from attnbench.evals.lib.rows import check_counts, without_numbers
+from attnbench.evals.lib.step_cost import Repetition
 from attnbench.machine.device import computing
 from attnbench.machine.timing import time_repeats
-from attnbench.model.language_model import LanguageModel, build_model, resolve_mixer
-from attnbench.model.matching import match_model
+from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
 from attnbench.settings.errors import UserError
-from attnbench.settings.schema import MixerSettings, ModelSettings, check
+from attnbench.settings.schema import MixerSettings, ModelSettings
 from attnbench.training.loop import Batch, batch_nats, loss_and_gradients
 
 PARAMETERS = "parameters"
 PASSES = {"forward": 1, "total": 3}
 """Forward, forward with backward, and how many forward passes' operations each has."""
+
+UNITS = {f"{name}{MILLISECONDS}": "ms" for name in PASSES} | {MAX_ERROR: ""}
 
 
 class ModelsBench(Bench):
@@ -43,7 +57,6 @@ class ModelsBench(Bench):
         UserError: a count that is none, a size that is no name and four of them, or no mixer.
     """
 
-    title: ClassVar[str] = "Models of published sizes"
     layouts: ClassVar[tuple[Layout, ...]] = (
         Layout(
             title="ms, forward alone and with backward",
@@ -82,7 +95,7 @@ class ModelsBench(Bench):
     ) -> None:
         check_counts("bench", vocabulary_size=vocabulary_size, batch_size=batch_size, length=length)
         check_counts("bench", warmup=warmup, repeats=repeats)
-        self.sizes = {model.name: model for model in map(_model, sizes)}
+        self.sizes = {model.name: model for model in map(_named_size, sizes)}
         for name, given, different in (("sizes", sizes, self.sizes), ("mixers", mixers, set(map(str, mixers)))):
             if not given or len(different) < len(given):
                 raise UserError(f"bench.{name}={given}: must name at least one, and none twice")
@@ -97,51 +110,36 @@ class ModelsBench(Bench):
         for name in self.sizes:
             yield {"size": name, "batch_size": self.batch_size, "sequence_length": self.length}
 
-    def measure(self, cell: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
-        for mixer in subject.mixers(self.mixers):
+    def measure(self, cell: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
+        size = self.sizes[cell["size"]]
+        for mixer in conditions.mixers(self.mixers):
             settings = cell | {"implementation": mixer.name, "backend": ""}
-            yield from self._measure_one(mixer, self.sizes[cell["size"]], settings, subject)
+            chosen = attempted(lambda mixer=mixer: resolved(mixer, size, conditions))
+            if isinstance(chosen, Missing):
+                yield from without_numbers(UNITS, settings, *chosen)
+                continue
+            settings |= {"backend": chosen.options["backend"]}
+            yield from rows_or_reason(UNITS, settings, self._measure_one(chosen, size, settings, conditions))
 
     def _measure_one(
-        self, mixer: MixerSettings, size: ModelSettings, settings: dict[str, Any], subject: Subject
-    ) -> Iterator[Measurement]:
-        resolved = tried(
-            lambda: resolve_mixer(
-                mixer, size, device_type=subject.device.type, precision=subject.precision, trusted=subject.trusted
+        self, mixer: MixerSettings, size: ModelSettings, settings: dict[str, Any], conditions: Conditions
+    ) -> Callable[[], Iterable[Measurement]]:
+        def measure() -> Iterator[Measurement]:
+            error = mixer_error(mixer, size.head_width, conditions.device, conditions.precision, conditions.trusted)
+            candidate = Candidate(
+                mixer=mixer,
+                size=size,
+                vocabulary_size=self.vocabulary_size,
+                length=self.length,
+                conditions=conditions,
             )
-        )
-        if isinstance(resolved, Missing):
-            yield from _without(settings, *resolved)
-            return
-        settings = settings | {"backend": resolved.options["backend"]}
-        found = tried(lambda: self._measured(resolved, size, settings, subject))
-        yield from _without(settings, *found) if isinstance(found, Missing) else found
+            yield error_row(error, settings)
+            yield from self._times(candidate.build(), settings, conditions)
 
-    def _measured(
-        self, mixer: MixerSettings, size: ModelSettings, settings: dict[str, Any], subject: Subject
-    ) -> list[Measurement]:
-        error = mixer_error(mixer, size.head_width, subject.device, subject.precision, subject.trusted)
-        matched = match_model(
-            [mixer] * size.num_layers,
-            size,
-            match="params",
-            seq_len=self.length,
-            vocabulary_size=self.vocabulary_size,
-            precision=subject.precision,
-            trusted=subject.trusted,
-        )
-        model = build_model(
-            matched.mixers,
-            matched.model,
-            vocabulary_size=self.vocabulary_size,
-            seed=0,
-            device=subject.device,
-            trusted=subject.trusted,
-        )
-        return [error_row(error, settings), *self._times(model, settings, subject)]
+        return measure
 
-    def _times(self, model: LanguageModel, settings: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
-        device, precision = subject.device, subject.precision
+    def _times(self, model: LanguageModel, settings: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
+        device, precision = conditions.device, conditions.precision
         generator = torch.Generator(device).manual_seed(0)
         shape = (2, self.batch_size, self.length)
         tokens, targets = torch.randint(self.vocabulary_size, shape, generator=generator, device=device)
@@ -159,35 +157,14 @@ class ModelsBench(Bench):
         flops = model.forward_flops(self.length) * self.batch_size
         yield Measurement(metric=PARAMETERS, value=parameters, unit="", settings=settings)
         for name, call in calls.items():
-            times = time_repeats(
-                call,
-                device,
-                warmup=self.repetition.warmup,
-                repeats=self.repetition.repeats,
-                max_seconds=self.repetition.max_seconds,
-            )
+            times = time_repeats(call, device, **asdict(self.repetition))
             # Weights are float32 and are read once a pass, their gradients written once.
             work = Work(PASSES[name] * flops, 4 * parameters * (1 if name == "forward" else 3))
-            yield from timed(name, times, settings, work.floor_ms(subject.ceilings))
+            yield from time_rows(name, times, settings, work.floor_ms(conditions.ceilings))
 
 
-def _model(size: Any) -> ModelSettings:
-    if not (isinstance(size, list) and len(size) == 5 and all(type(part) is int and part > 0 for part in size[1:])):
+def _named_size(size: Any) -> ModelSettings:
+    if not isinstance(size, list) or len(size) != 5:
         raise UserError(f"bench.sizes: {size} must be [name, width, feed-forward width, layers, heads]")
-    name, dim, feed_forward_width, num_layers, num_heads = size
-    if dim % num_heads:
-        raise UserError(f"bench.sizes: {size}, its {num_heads} heads must divide its width")
-    model = ModelSettings(
-        name=str(name),
-        dim=dim,
-        num_layers=num_layers,
-        head_width=dim // num_heads,
-        feed_forward_width=feed_forward_width,
-    )
-    check(model, f"bench.sizes: {name}, ")
-    return model
-
-
-def _without(settings: dict[str, Any], status: str, reason: str) -> Iterator[Measurement]:
-    units = {f"{name}{MILLISECONDS}": "ms" for name in PASSES}
-    yield from without_numbers(units | {MAX_ERROR: ""}, settings, status, reason)
+    name, *numbers = size
+    return model_of(numbers, f"bench.sizes: {name}", str(name))

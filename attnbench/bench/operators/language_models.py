@@ -1,0 +1,95 @@
+"""Language models that benches time: initial weights, and parameters matched to those of softmax."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from attnbench.bench.base import Conditions
+from attnbench.model.language_model import LanguageModel, build_model, resolve_mixer
+from attnbench.model.matching import Matched, match_model
+from attnbench.settings.errors import UserError
+from attnbench.settings.schema import MixerSettings, ModelSettings, check
+
+
+def model_of(size: list[Any], setting: str, name: str = "bench") -> ModelSettings:
+    """The model of a size [width, feed-forward width, layers, heads].
+
+    Args:
+        setting: that has the size, for errors.
+
+    Raises:
+        UserError: the size is none.
+    """
+    if len(size) != 4 or not all(type(part) is int and part > 0 for part in size) or size[0] % size[3]:
+        raise UserError(f"{setting}={size}: must be [width, feed-forward width, layers, heads], heads dividing width")
+    dim, feed_forward_width, num_layers, num_heads = size
+    model = ModelSettings(
+        name=name,
+        dim=dim,
+        num_layers=num_layers,
+        head_width=dim // num_heads,
+        feed_forward_width=feed_forward_width,
+    )
+    check(model, f"{setting}: ")
+    return model
+
+
+def resolved(mixer: MixerSettings, size: ModelSettings, conditions: Conditions) -> MixerSettings:
+    """The mixer with the backend that runs here.
+
+    Raises:
+        UserError: it has none.
+    """
+    return resolve_mixer(
+        mixer,
+        size,
+        device_type=conditions.device.type,
+        precision=conditions.precision,
+        trusted=conditions.trusted,
+    )
+
+
+@dataclass(kw_only=True)
+class Candidate:
+    """A mixer in a model of some size, whose feed-forward width meets softmax's parameters."""
+
+    mixer: MixerSettings
+    """With the backend that shall run."""
+    size: ModelSettings
+    vocabulary_size: int
+    length: int
+    """Positions, for the count of operations."""
+    conditions: Conditions
+
+    @property
+    def label(self) -> str:
+        """Name and backend."""
+        return f"{self.mixer.name} ({self.mixer.options['backend']})"
+
+    @cached_property
+    def matched(self) -> Matched:
+        """The sizes that meet softmax's parameters.
+
+        Raises:
+            UserError: none do.
+        """
+        return match_model(
+            [self.mixer] * self.size.num_layers,
+            self.size,
+            match="params",
+            seq_len=self.length,
+            vocabulary_size=self.vocabulary_size,
+            precision=self.conditions.precision,
+            trusted=self.conditions.trusted,
+        )
+
+    def build(self) -> LanguageModel:
+        """A new model, the same at every call."""
+        return build_model(
+            self.matched.mixers,
+            self.matched.model,
+            vocabulary_size=self.vocabulary_size,
+            seed=0,
+            device=self.conditions.device,
+            trusted=self.conditions.trusted,
+        )

@@ -10,7 +10,7 @@ from attnbench.settings.schema import BenchSettings
 
 def main(settings: BenchSettings) -> Path:
     """Imports the benches only once the configuration stands: torch takes longer to load than its checks."""
-    from attnbench.bench.running import run_bench
+    from attnbench.bench.run import run_bench
 
     return run_bench(settings, compose_mixers)
 

@@ -18,7 +18,7 @@ import torch
 from probe_settings import smoke_words
 from small import bench_words
 
-from attnbench.bench.running import run_bench
+from attnbench.bench.run import run_bench
 from attnbench.cli.compose import compose, compose_mixers
 from attnbench.cli.reading import read_bench
 from attnbench.comparison import compare

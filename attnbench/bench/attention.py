@@ -8,26 +8,27 @@ from attnbench.bench.base import (
     MILLISECONDS,
     ROOFLINE,
     Bench,
-    Layout,
-    Subject,
-    Values,
+    Conditions,
+    check_implementations,
     speedup_columns,
     with_speedups,
 )
-from attnbench.bench.implementations import OURS, check_implementations
-from attnbench.bench.operator import HELD, measure_attention
-from attnbench.bench.passes import Problem, Repetition
+from attnbench.bench.operators.attention import HELD, Problem, measure_attention
+from attnbench.bench.tables import Layout, Values
 from attnbench.evals.lib.rows import check_counts
+from attnbench.evals.lib.step_cost import Repetition
+from attnbench.ops.attention_kernels import IMPLEMENTATIONS, OUR_KERNELS
 from attnbench.results.rows import Measurement
+from attnbench.settings.errors import UserError
 
 LINES = ("head_width", "sequence_length")
 
 
 def times_of(name: str) -> tuple[Values, ...]:
-    """Columns of one pass: everybody's milliseconds, and our fraction of the roofline."""
+    """Columns of one pass: milliseconds, and the share of the roofline that our kernels reach."""
     return (
         Values(metric=f"{name}{MILLISECONDS}"),
-        Values(metric=ROOFLINE, header="{}, roof", where={"pass": name}, only=OURS, is_share=True),
+        Values(metric=ROOFLINE, header="{}, roof", where={"pass": name}, only=OUR_KERNELS, is_share=True),
     )
 
 
@@ -49,8 +50,8 @@ class AttentionBench(Bench):
         head_widths: channels a head.
         lengths: positions.
         batch_size, num_heads: of every cell.
-        causal: whether a position sees only those up to its own.
-        implementations: names, see bench/implementations.py.
+        causal: false lets every position see all.
+        implementations: names, see ops/attention_kernels.py.
         warmup, repeats: calls of a pass before those that count, and those that count, at most.
         max_seconds: for the repeats of one pass: fewer where they would take longer, at least three.
 
@@ -58,7 +59,8 @@ class AttentionBench(Bench):
         UserError: a count that is none, or an implementation that there is not.
     """
 
-    title: ClassVar[str] = "Attention alone"
+    required: ClassVar[tuple[str, ...]] = ()
+    """Implementations that the table cannot do without."""
     ratios: ClassVar[tuple[tuple[str, str], ...]] = (("sdpa_flash", "triton"),)
     layouts: ClassVar[tuple[Layout, ...]] = (
         *layouts_for(("forward", "backward"), ratios),
@@ -91,7 +93,12 @@ class AttentionBench(Bench):
     ) -> None:
         check_counts("bench", head_widths=head_widths, lengths=lengths, batch_size=batch_size, num_heads=num_heads)
         check_counts("bench", warmup=warmup, repeats=repeats)
-        check_implementations(implementations)
+        check_implementations(implementations, IMPLEMENTATIONS)
+        missing = [name for name in self.required if name not in implementations]
+        if missing:
+            raise UserError(
+                f"bench.implementations={implementations}: must have {missing[0]}, that all are held against"
+            )
         self.head_widths, self.lengths = list(dict.fromkeys(head_widths)), list(dict.fromkeys(lengths))
         self.batch_size, self.num_heads, self.causal = batch_size, num_heads, causal
         self.implementations = implementations
@@ -108,6 +115,6 @@ class AttentionBench(Bench):
                     "causal": self.causal,
                 }
 
-    def measure(self, cell: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
+    def measure(self, cell: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
         problem = Problem(**cell, with_gradients=True, repetition=self.repetition)
-        yield from with_speedups(measure_attention(problem, self.implementations, cell, subject), self.ratios)
+        yield from with_speedups(measure_attention(problem, self.implementations, cell, conditions), self.ratios)

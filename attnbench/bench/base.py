@@ -11,7 +11,7 @@ import torch
 
 from attnbench.bench.operators.gate import GateError
 from attnbench.bench.operators.roofline import Ceilings
-from attnbench.bench.tables import Layout
+from attnbench.bench.tables import Layout, Values
 from attnbench.evals.lib.rows import without_numbers
 from attnbench.machine.device import dtype_of
 from attnbench.machine.timing import UNKNOWN_PEAK, OutOfMemory, Times, attempt
@@ -189,3 +189,30 @@ def with_speedups(measurements: Iterable[Measurement], ratios: Iterable[tuple[st
         if slow is not None and fast is not None and slow.value and fast.value:
             of = {"pass": metric.removesuffix(MILLISECONDS), "numerator": numerator, "denominator": denominator}
             yield Measurement(metric=SPEEDUP, value=slow.value / fast.value, unit="", settings=fast.settings | of)
+
+
+def speedup_columns(ratios: Iterable[tuple[str, str]], name: str) -> tuple[Values, ...]:
+    """A column for each ratio of a pass."""
+    return tuple(
+        Values(
+            metric=SPEEDUP,
+            header=f"{numerator} / {denominator}",
+            where={"pass": name, "numerator": numerator, "denominator": denominator},
+        )
+        for numerator, denominator in ratios
+    )
+
+
+def check_implementations(names: object, known: Collection[str], *, may_be_empty: bool = False) -> None:
+    """Check a list of implementations.
+
+    Raises:
+        UserError: it is no list, or empty, or names one twice, or one that there is not.
+    """
+    if not isinstance(names, list) or not (names or may_be_empty):
+        raise UserError(f"bench.implementations={names}: must be a list of {', '.join(known)}")
+    for name in names:
+        if name not in known:
+            raise UserError(f"bench.implementations: {name} is none of {', '.join(known)}")
+    if len(set(names)) < len(names):
+        raise UserError(f"bench.implementations={names}: names one of them twice")

@@ -5,8 +5,16 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar
 
-from attnbench.bench.base import MAX_ERROR, ROOFLINE, Bench, Conditions, speedup_columns, with_speedups
-from attnbench.bench.operators.decoding import DECODE, SPLIT, WHOLE, CacheShape, check_steps, measure_steps
+from attnbench.bench.base import (
+    MAX_ERROR,
+    ROOFLINE,
+    Bench,
+    Conditions,
+    check_implementations,
+    speedup_columns,
+    with_speedups,
+)
+from attnbench.bench.operators.decoding import DECODE, measure_steps
 from attnbench.bench.operators.generation import (
     CAPTURED,
     EAGER,
@@ -16,6 +24,7 @@ from attnbench.bench.operators.generation import (
     measure_text,
 )
 from attnbench.bench.operators.language_models import Candidate, model_of, resolved
+from attnbench.bench.operators.steps import SPLIT, STEPS, WHOLE, CacheShape
 from attnbench.bench.tables import Layout, Values
 from attnbench.evals.lib.rows import check_counts, without_numbers
 from attnbench.evals.lib.step_cost import Repetition
@@ -42,7 +51,7 @@ class DecodeBench(Bench):
         batch_sizes: sequences.
         num_heads: query heads.
         num_key_value_heads: each is shared by num_heads / num_key_value_heads query heads; null for num_heads.
-        implementations: names, see bench/steps.py.
+        implementations: names, see bench/operators/steps.py.
         warmup, repeats: calls before those that count, and those that count, at most.
         max_seconds: for the repeats of one call: fewer where they would take longer, at least three.
         mixers: [name of a yaml of attn/, backend] each.
@@ -158,7 +167,7 @@ class DecodeBench(Bench):
                 raise UserError(f"bench.{name}={pairs}: must be a list of {what}")
         for pair in texts:
             check_counts("bench", texts=pair)
-        check_steps(implementations)
+        check_implementations(implementations, STEPS, may_be_empty=True)
         self.num_heads = num_heads
         self.num_key_value_heads = num_heads if num_key_value_heads is None else num_key_value_heads
         if self.num_key_value_heads < 1 or num_heads % self.num_key_value_heads:

@@ -9,21 +9,21 @@ from attnbench.bench.base import (
     MILLISECONDS,
     ROOFLINE,
     Bench,
-    Layout,
-    Subject,
-    Values,
+    Conditions,
+    check_implementations,
     speedup_columns,
     with_speedups,
 )
-from attnbench.bench.implementations import OURS, check_implementations
-from attnbench.bench.operator import measure_attention
-from attnbench.bench.passes import Problem, Repetition
+from attnbench.bench.operators.attention import Problem, measure_attention
+from attnbench.bench.tables import Layout, Values
 from attnbench.evals.lib.rows import check_counts
+from attnbench.evals.lib.step_cost import Repetition
 from attnbench.kernels.cuda_flash_attention import STEPS
+from attnbench.ops.attention_kernels import IMPLEMENTATIONS, OUR_KERNELS
 from attnbench.results.rows import Measurement
 
 AXES = {"batch_size": "B", "num_heads": "H", "sequence_length": "N", "head_width": "D"}
-"""And what stands above them."""
+"""Settings that tell cells apart, and the headers of their columns."""
 
 
 class GridBench(Bench):
@@ -31,7 +31,7 @@ class GridBench(Bench):
 
     Args:
         batch_sizes, num_heads, lengths, head_widths: the axes; every combination is a cell.
-        implementations: names, see bench/implementations.py.
+        implementations: names, see ops/attention_kernels.py.
         warmup, repeats: calls before those that count, and those that count, at most.
         max_seconds: for the repeats: fewer where they would take longer, at least three.
 
@@ -39,10 +39,9 @@ class GridBench(Bench):
         UserError: a count that is none, or an implementation that there is not.
     """
 
-    title: ClassVar[str] = "Attention over batch, heads, length and head width"
     ratios: ClassVar[tuple[tuple[str, str], ...]] = (
-        *(("textbook", name) for name in OURS),
-        *(("sdpa_flash", name) for name in OURS),
+        *(("textbook", name) for name in OUR_KERNELS),
+        *(("sdpa_flash", name) for name in OUR_KERNELS),
         # What each step of our CUDA kernel gains over the one before.
         *pairwise(STEPS),
     )
@@ -53,7 +52,7 @@ class GridBench(Bench):
             headers=AXES,
             values=(
                 Values(metric=f"forward{MILLISECONDS}"),
-                Values(metric=ROOFLINE, header="{}, roof", only=OURS, is_share=True),
+                Values(metric=ROOFLINE, header="{}, roof", only=OUR_KERNELS, is_share=True),
             ),
         ),
         Layout(title="times as fast", lines=tuple(AXES), headers=AXES, values=speedup_columns(ratios, "forward")),
@@ -98,7 +97,7 @@ class GridBench(Bench):
     ) -> None:
         axes = {"batch_sizes": batch_sizes, "num_heads": num_heads, "lengths": lengths, "head_widths": head_widths}
         check_counts("bench", **axes, warmup=warmup, repeats=repeats)
-        check_implementations(implementations)
+        check_implementations(implementations, IMPLEMENTATIONS)
         self.axes = [list(dict.fromkeys(values)) for values in axes.values()]
         self.implementations = implementations
         self.repetition = Repetition(warmup=warmup, repeats=repeats, max_seconds=max_seconds)
@@ -107,6 +106,6 @@ class GridBench(Bench):
         for values in product(*self.axes):
             yield dict(zip(AXES, values, strict=True))
 
-    def measure(self, cell: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
+    def measure(self, cell: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
         problem = Problem(**cell, causal=False, with_gradients=False, with_values=True, repetition=self.repetition)
-        yield from with_speedups(measure_attention(problem, self.implementations, cell, subject), self.ratios)
+        yield from with_speedups(measure_attention(problem, self.implementations, cell, conditions), self.ratios)

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from attnbench.bench.base import Bench
-from attnbench.bench.running import CEILINGS, cell_file, cell_name, told_cell
+from attnbench.bench.run import CEILINGS, cell_file, cell_name, told_cell
 from attnbench.bench.tables import WIDTH, grids, narrowed, reasons
 from attnbench.machine.device import environment_id
 from attnbench.results.files import replace_file

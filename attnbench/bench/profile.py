@@ -5,14 +5,15 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from attnbench.bench.base import MAX_ERROR, ROOFLINE, SPEEDUP, Bench, Layout, Subject, Values
-from attnbench.bench.passes import Repetition
-from attnbench.bench.profile_attention import PEAK, Shape, check_attentions, profile_attention
-from attnbench.bench.profile_step import CAPTURED, EAGER, StepCase, profile_step
+from attnbench.bench.base import MAX_ERROR, ROOFLINE, SPEEDUP, Bench, Conditions, check_implementations
+from attnbench.bench.operators.language_models import model_of
+from attnbench.bench.profiling.attention import ATTENTIONS, PEAK, GroupedShape, profile_attention
+from attnbench.bench.profiling.step import CAPTURED, EAGER, StepCase, profile_step
+from attnbench.bench.tables import Layout, Values
 from attnbench.evals.lib.rows import check_counts
+from attnbench.evals.lib.step_cost import Repetition
 from attnbench.results.rows import Measurement, ResultRow
 from attnbench.settings.errors import UserError
-from attnbench.settings.schema import ModelSettings, check
 
 ATTENTION, STEP = {"subject": "attention"}, {"subject": "training step"}
 
@@ -79,10 +80,9 @@ class ProfileBench(Bench):
         UserError: a count that is none, heads that cannot be shared, a model that is none.
     """
 
-    title: ClassVar[str] = "Where the time goes"
     layouts: ClassVar[tuple[Layout, ...]] = ()
     plots: ClassVar[tuple[tuple[str, str], ...]] = (("part_share", "part"), ("peak_memory_mib", "sequence_length"))
-    unsaid: ClassVar[tuple[str, ...]] = (
+    not_logged: ClassVar[tuple[str, ...]] = (
         *(ROOFLINE, SPEEDUP, "part_share", "part_milliseconds", "unplaced_share"),
         *(values.metric for values in OPERATORS),
     )
@@ -141,13 +141,13 @@ class ProfileBench(Bench):
         check_counts("bench", num_key_value_heads=num_key_value_heads, num_calls=num_calls, num_steps=num_steps)
         check_counts("bench", step_lengths=step_lengths, step_batch_size=step_batch_size, warmup=warmup)
         check_counts("bench", num_operators=num_operators, num_step_operators=num_step_operators, repeats=repeats)
-        check_attentions(implementations)
+        check_implementations(implementations, ATTENTIONS, may_be_empty=True)
         if num_heads % num_key_value_heads or head_width % 2:
             raise UserError(
                 f"bench.num_key_value_heads={num_key_value_heads}, bench.head_width={head_width}: must divide "
                 f"bench.num_heads={num_heads}, and be even"
             )
-        self.shape = Shape(
+        self.shape = GroupedShape(
             batch_size=batch_size,
             sequence_length=length,
             num_heads=num_heads,
@@ -157,7 +157,7 @@ class ProfileBench(Bench):
         )
         self.implementations, self.mixers = implementations, list(dict.fromkeys(mixers))
         self.step_lengths, self.step_batch_size = list(dict.fromkeys(step_lengths)), step_batch_size
-        self.model, self.vocabulary_size = _model(model), vocabulary_size
+        self.model, self.vocabulary_size = model_of(model, "bench.model"), vocabulary_size
         self.num_calls, self.num_steps = num_calls, num_steps
         self.num_operators, self.num_step_operators = num_operators, num_step_operators
         self.repetition = Repetition(warmup=warmup, repeats=repeats, max_seconds=max_seconds)
@@ -174,13 +174,13 @@ class ProfileBench(Bench):
             for length in self.step_lengths:
                 yield STEP | {"implementation": mixer, "sequence_length": length, "batch_size": self.step_batch_size}
 
-    def measure(self, cell: dict[str, Any], subject: Subject) -> Iterator[Measurement]:
+    def measure(self, cell: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
         if cell["subject"] == ATTENTION["subject"]:
             yield from profile_attention(
                 self.shape,
                 self.implementations,
                 cell,
-                subject,
+                conditions,
                 num_calls=self.num_calls,
                 num_lines=self.num_operators,
                 repetition=self.repetition,
@@ -196,7 +196,7 @@ class ProfileBench(Bench):
             num_lines=self.num_step_operators,
             repetition=self.repetition,
         )
-        yield from profile_step(case, cell, subject)
+        yield from profile_step(case, cell, conditions)
 
     @classmethod
     def layouts_of(cls, rows: Sequence[ResultRow]) -> list[Layout]:
@@ -208,21 +208,6 @@ class ProfileBench(Bench):
     def files(cls, rows: Sequence[ResultRow]) -> dict[str, str]:
         """All tables in one."""
         return {"summary.csv": summary_csv(rows)}
-
-
-def _model(size: list) -> ModelSettings:
-    if len(size) != 4 or not all(type(part) is int and part > 0 for part in size) or size[0] % size[3]:
-        raise UserError(f"bench.model={size}: must be [width, feed-forward width, layers, heads], heads dividing width")
-    dim, feed_forward_width, num_layers, num_heads = size
-    model = ModelSettings(
-        name="profiled",
-        dim=dim,
-        num_layers=num_layers,
-        head_width=dim // num_heads,
-        feed_forward_width=feed_forward_width,
-    )
-    check(model, "bench.model: ")
-    return model
 
 
 def _place(row: ResultRow) -> tuple[str, str, Any, str | None]:

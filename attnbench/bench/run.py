@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from attnbench.bench.base import MILLISECONDS, Bench, Subject
-from attnbench.bench.roofline import Ceilings, measure_ceilings
+from attnbench.bench.base import MILLISECONDS, Bench, Conditions
+from attnbench.bench.operators.roofline import Ceilings, measure_ceilings
 from attnbench.evals.runners.system import UNHASHED
 from attnbench.machine.device import environment, resolve_device, resolve_precision
 from attnbench.machine.locks import device_lock
@@ -64,7 +64,7 @@ def run_bench(settings: BenchSettings, compose_mixers: ComposeMixers) -> Path:
         identity = _identity(settings, precision, hashed, stamp_environment(folder, device), folder)
         results = Results(folder, identity, settings.rerun)
         ceilings = _ceilings(results, device, precision)
-        subject = Subject(
+        conditions = Conditions(
             device=device,
             precision=precision,
             ceilings=ceilings,
@@ -73,8 +73,8 @@ def run_bench(settings: BenchSettings, compose_mixers: ComposeMixers) -> Path:
             trusted=settings.trusted,
         )
         for index, cell in enumerate(bench.cells()):
-            rows = results.cell(cell_name(index), lambda cell=cell: bench.measure(cell, subject))
-            _say(cell, rows, bench.unsaid)
+            rows = results.cell(cell_name(index), lambda cell=cell: bench.measure(cell, conditions))
+            _say(cell, rows, bench.not_logged)
     return folder
 
 

@@ -1,10 +1,9 @@
 """A bench's rows as tables: lines by shape, columns by implementation, for a terminal and for a page."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from attnbench.bench.base import Layout, Values
 from attnbench.results.rows import DEVICE, Measurement, ResultRow
 from attnbench.results.tables import Grid, format_number
 from attnbench.settings.errors import UserError
@@ -16,6 +15,37 @@ GAP = 3
 
 STATUSES = {"out_of_memory": "no memory", "unsupported": "–"}
 """As a cell shows them; the reasons stand below the table."""
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Values:
+    """Columns of a table: the rows of one metric."""
+
+    metric: str
+    header: str = "{}"
+    """Text above a column; braces stand for the name that tells the columns apart."""
+    where: dict[str, Any] = field(default_factory=dict)
+    """Settings that a row must have."""
+    only: tuple[str, ...] | None = None
+    """Names that get a column; None: all."""
+    is_share: bool = False
+    """Shown in percent."""
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Layout:
+    """One table of a bench."""
+
+    title: str
+    lines: tuple[str, ...]
+    """Settings that tell its lines apart."""
+    values: tuple[Values, ...]
+    columns: str = "implementation"
+    """The setting that tells the columns of the same values apart; empty where there is one column of each."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """Text above `lines` where it is not the setting's name."""
+    on_page_alone: bool = False
+    """Left out on a terminal, for its length."""
 
 
 def grids(rows: Sequence[ResultRow], layouts: Sequence[Layout]) -> Iterator[Grid]:

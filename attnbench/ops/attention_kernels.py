@@ -94,7 +94,8 @@ def compiled_textbook() -> Attention:
 def _sdpa(kernel: SDPBackend) -> Attention:
     def attend(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
         with sdpa_kernel(kernel):
-            return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
+            grouped = key.shape[1] < query.shape[1]
+            return F.scaled_dot_product_attention(query, key, value, is_causal=causal, enable_gqa=grouped)
 
     return attend
 

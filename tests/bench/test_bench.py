@@ -8,22 +8,22 @@ import torch
 import yaml
 from small import bench_words
 
-from attnbench.bench import implementations
 from attnbench.bench.attention import AttentionBench
-from attnbench.bench.base import Layout, Subject, Values, with_speedups
+from attnbench.bench.base import Conditions, with_speedups
 from attnbench.bench.decode import DecodeBench
 from attnbench.bench.flash_vs_textbook import FlashVsTextbook
-from attnbench.bench.gate import PARTS, GateError, compared_heads, largest_error, reference
 from attnbench.bench.grid import GridBench
-from attnbench.bench.implementations import IMPLEMENTATIONS, _compiled, textbook
 from attnbench.bench.models import ModelsBench
-from attnbench.bench.operator import HELD, measure_attention
+from attnbench.bench.operators.attention import HELD, Problem, measure_attention
+from attnbench.bench.operators.gate import PARTS, GateError, compared_heads, largest_error, reference
+from attnbench.bench.operators.roofline import Ceilings, Work, attention_work
 from attnbench.bench.page import is_bench, write_page
-from attnbench.bench.passes import Problem, Repetition
-from attnbench.bench.roofline import Ceilings, Work, attention_work
-from attnbench.bench.tables import grids, narrowed, reasons
+from attnbench.bench.tables import Layout, Values, grids, narrowed, reasons
 from attnbench.cli.compose import CONF
+from attnbench.evals.lib.step_cost import Repetition
 from attnbench.kernels import cuda_flash_attention
+from attnbench.ops import attention_kernels
+from attnbench.ops.attention_kernels import IMPLEMENTATIONS, compiled_textbook, textbook
 from attnbench.report.page import write_report
 from attnbench.results.folder import ROOT
 from attnbench.results.rows import Identity, Measurement, ResultRow, read_csv
@@ -31,7 +31,7 @@ from attnbench.results.tables import Grid
 from attnbench.settings.errors import UserError
 
 BENCHES = sorted(path.stem for path in (CONF / "bench").glob("*.yaml"))
-SUBJECT = Subject(
+SUBJECT = Conditions(
     device=torch.device("cpu"), precision="float32", ceilings=Ceilings(1.0, 10.0), mixers=lambda names: []
 )
 CELL = {"batch_size": 1, "num_heads": 2, "sequence_length": 33, "head_width": 16, "causal": True}
@@ -127,8 +127,8 @@ def test_a_report_of_several_precisions_keeps_them_apart(tmp_path, run_benchmark
 
 
 def _measured(function, monkeypatch, subject=SUBJECT, problem=PROBLEM) -> list[Measurement]:
-    own = replace(IMPLEMENTATIONS["textbook"], name="own", make=lambda: function)
-    monkeypatch.setitem(implementations.IMPLEMENTATIONS, "own", own)
+    own = replace(IMPLEMENTATIONS["textbook"], name="own", load=lambda: function)
+    monkeypatch.setitem(attention_kernels.IMPLEMENTATIONS, "own", own)
     return list(measure_attention(problem, ["own", "textbook"], CELL, subject))
 
 
@@ -229,7 +229,7 @@ def test_the_compiled_one_is_compiled_at_every_shape(monkeypatch):
         graphs.append(graph)
         return graph.forward
 
-    compiled, compile_ = _compiled.__wrapped__, torch.compile
+    compiled, compile_ = compiled_textbook.__wrapped__, torch.compile
 
     def with_own_backend(function, *, options, **more):
         return compile_(function, backend=backend, **more)
@@ -237,7 +237,7 @@ def test_the_compiled_one_is_compiled_at_every_shape(monkeypatch):
     monkeypatch.setattr(torch, "compile", with_own_backend)
     own = compiled()
     monkeypatch.setitem(
-        implementations.IMPLEMENTATIONS, "own", replace(IMPLEMENTATIONS["compiled"], name="own", make=lambda: own)
+        attention_kernels.IMPLEMENTATIONS, "own", replace(IMPLEMENTATIONS["compiled"], name="own", load=lambda: own)
     )
     lengths = range(16, 28)
     for length in lengths:
@@ -263,22 +263,22 @@ def test_what_cannot_run_here_is_unsupported_by_its_own_name(name, precision, wo
 
 
 def test_tf32_is_never_beside_what_computes_more():
-    refuse = IMPLEMENTATIONS["sdpa_efficient"].refuse
+    refuse = IMPLEMENTATIONS["sdpa_efficient"].refusal
     assert refuse("cuda", "float32", 64) is None
     assert "tf32" in (refuse("cuda", "tf32", 64) or "")
 
 
 def test_our_cuda_kernel_says_what_it_does_not_do():
     implementation = IMPLEMENTATIONS["cuda_stages"]
-    assert implementation.refuse("cuda", "float16", 64) is None
-    assert "64 or 128" in (implementation.refuse("cuda", "float16", 32) or "")
-    assert "float32" in (implementation.refuse("cuda", "float32", 64) or "")
+    assert implementation.refusal("cuda", "float16", 64) is None
+    assert "64 or 128" in (implementation.refusal("cuda", "float16", 32) or "")
+    assert "float32" in (implementation.refusal("cuda", "float32", 64) or "")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there may be a compiler for it")
 def test_without_a_compiler_the_cuda_kernel_names_what_is_missing():
     with pytest.raises(UserError, match="nvcc"):
-        IMPLEMENTATIONS["cuda_stages"].make()
+        IMPLEMENTATIONS["cuda_stages"].load()
 
 
 def test_a_kernel_that_does_not_build_is_built_once(monkeypatch):
@@ -292,7 +292,7 @@ def test_a_kernel_that_does_not_build_is_built_once(monkeypatch):
     cuda_flash_attention._library.cache_clear()
     for name in ("cuda_mma", "cuda_stages", "cuda_mma"):
         with pytest.raises(UserError, match="could not be built"):
-            IMPLEMENTATIONS[name].make()
+            IMPLEMENTATIONS[name].load()
     cuda_flash_attention._library.cache_clear()
     assert len(builds) == 1
 

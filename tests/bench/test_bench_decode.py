@@ -7,17 +7,17 @@ import pytest
 import torch
 from small import mixer_settings
 
-from attnbench.bench import decoding, generation
-from attnbench.bench.base import Subject, with_speedups
+from attnbench.bench.base import Conditions, with_speedups
 from attnbench.bench.decode import DecodeBench
-from attnbench.bench.passes import Repetition
-from attnbench.bench.roofline import Ceilings, Work
-from attnbench.bench.steps import STEPS, Shape
+from attnbench.bench.operators import decoding, generation, language_models
+from attnbench.bench.operators.roofline import Ceilings, Work
+from attnbench.bench.operators.steps import STEPS, CacheShape
+from attnbench.evals.lib.step_cost import Repetition
 from attnbench.mixers.flash import Flash
 from attnbench.results.rows import Measurement, read_csv
 from attnbench.settings.schema import ModelSettings
 
-SHAPE = Shape(head_width=16, cache_length=65, batch_size=2, num_heads=4, num_key_value_heads=2)
+SHAPE = CacheShape(head_width=16, cache_length=65, batch_size=2, num_heads=4, num_key_value_heads=2)
 ONCE = Repetition(warmup=1, repeats=3, max_seconds=1.0)
 SIZE = ModelSettings(name="bench", dim=32, num_layers=2, head_width=16, feed_forward_width=64)
 SOME_OF_EACH = [
@@ -28,8 +28,8 @@ SOME_OF_EACH = [
 ON_A_CPU = ("textbook", "sdpa_flash", "linear", "gated_deltanet")
 
 
-def subject(precision: str = "float32", device: str = "cpu") -> Subject:
-    return Subject(
+def subject(precision: str = "float32", device: str = "cpu") -> Conditions:
+    return Conditions(
         device=torch.device(device),
         precision=precision,
         ceilings=Ceilings(1.0, 10.0),
@@ -37,7 +37,7 @@ def subject(precision: str = "float32", device: str = "cpu") -> Subject:
     )
 
 
-def measured(*names: str, shape: Shape = SHAPE, **where: str) -> list[Measurement]:
+def measured(*names: str, shape: CacheShape = SHAPE, **where: str) -> list[Measurement]:
     return list(decoding.measure_steps(shape, names, ONCE, {"table": "position"}, subject(**where)))
 
 
@@ -113,8 +113,10 @@ def test_the_roofline_reads_the_cache_once():
     assert STEPS["linear"].work(SHAPE, 2).num_bytes == 2 * 4 * (2 * 4 * 16 * 16)
 
 
-def candidate(name: str, backend: str = "auto") -> generation.Candidate:
-    return generation.Candidate(name, backend, SIZE, 32, subject())
+def candidate(name: str) -> language_models.Candidate:
+    return language_models.Candidate(
+        mixer=mixer_settings(name), size=SIZE, vocabulary_size=32, length=1, conditions=subject()
+    )
 
 
 @pytest.mark.parametrize("name", ["softmax", "flash", "linear", "gated_deltanet"])
@@ -147,8 +149,8 @@ def test_a_captured_step_is_faster_or_slower_by_percent(seconds, faster, monkeyp
     def write(candidate, metric, num_tokens, batch_size, repeats, settings):
         return [Measurement(metric=metric, value=found[metric], unit="s", settings=settings)]
 
-    monkeypatch.setattr(generation, "_write", write)
-    on_cuda = SimpleNamespace(subject=SimpleNamespace(device=torch.device("cuda")), label="mine")
+    monkeypatch.setattr(generation, "_time_text", write)
+    on_cuda = SimpleNamespace(conditions=SimpleNamespace(device=torch.device("cuda")), label="mine")
     *_, row = generation.measure_text(on_cuda, 12, 2, 2, {})  # pyright: ignore[reportArgumentType]
     assert (row.metric, row.value, row.unit) == ("captured_faster_percent", faster, "%")
 
@@ -183,7 +185,7 @@ BAD = {
     "bench.texts=[[8]]": ["bench.texts=[[8]]", "[tokens, sequences]"],
     "bench.texts=[[0,1]]": ["bench.texts=[0, 1]", "positive"],
     "bench.model=[64,64,2]": ["bench.model=[64, 64, 2]", "layers, heads"],
-    "bench.model=[64,64,2,3]": ["bench.model=[64, 64, 2, 3]", "divide the width"],
+    "bench.model=[64,64,2,3]": ["bench.model=[64, 64, 2, 3]", "heads dividing width"],
     "bench.contexts=3": ["bench.contexts=3", "a list"],
 }
 

@@ -8,15 +8,16 @@ import torch
 import yaml
 from small import mixer_settings
 
-from attnbench.bench import gate, models
-from attnbench.bench.base import Subject
+from attnbench.bench import models
+from attnbench.bench.base import Conditions
 from attnbench.bench.models import ModelsBench
-from attnbench.bench.roofline import Ceilings
+from attnbench.bench.operators import gate, language_models
+from attnbench.bench.operators.roofline import Ceilings
 from attnbench.cli.compose import CONF
 from attnbench.mixers.definition import Deviation
 from attnbench.results.rows import Measurement
 
-SUBJECT = Subject(
+SUBJECT = Conditions(
     device=torch.device("cpu"),
     precision="float32",
     ceilings=Ceilings(1.0, 10.0),
@@ -26,7 +27,7 @@ OPTIONS = yaml.safe_load((CONF / "bench" / "models.yaml").read_text()) | ModelsB
 del OPTIONS["_target_"]
 
 
-def measured(subject: Subject = SUBJECT, **options) -> list[Measurement]:
+def measured(subject: Conditions = SUBJECT, **options) -> list[Measurement]:
     bench = ModelsBench(**OPTIONS | options)
     return [row for cell in bench.cells() for row in bench.measure(cell, subject)]
 
@@ -37,7 +38,8 @@ def of(rows: list[Measurement], name: str) -> list[Measurement]:
 
 @pytest.mark.parametrize("where", ["mixer_error", "build_model"])
 def test_a_kernel_that_raises_leaves_the_others_their_turn(where, monkeypatch):
-    original = getattr(models, where)
+    module = models if where == "mixer_error" else language_models
+    original = getattr(module, where)
 
     def raises(mixer, *given, **more):
         name = (mixer[0] if isinstance(mixer, list) else mixer).name
@@ -45,7 +47,7 @@ def test_a_kernel_that_raises_leaves_the_others_their_turn(where, monkeypatch):
             raise ValueError("float16: float32 and bfloat16 are what it has\nand more")
         return original(mixer, *given, **more)
 
-    monkeypatch.setattr(models, where, raises)
+    monkeypatch.setattr(module, where, raises)
     rows = measured()
     assert {(row.status, row.reason) for row in of(rows, "softmax")} == {
         ("failed", "ValueError: float16: float32 and bfloat16 are what it has")

@@ -12,19 +12,21 @@ import torch
 import yaml
 from small import MIXERS, MODEL, VOCABULARY, mixer_settings, small_model
 
-from attnbench.bench import profile_attention, profile_step, running
-from attnbench.bench.base import Subject
-from attnbench.bench.gate import GateError
+from attnbench.bench import run
+from attnbench.bench.base import Conditions
+from attnbench.bench.operators.gate import GateError
+from attnbench.bench.operators.roofline import Ceilings
 from attnbench.bench.page import print_tables
-from attnbench.bench.parts import IDLE, PARTS, by_operator
-from attnbench.bench.passes import Repetition
 from attnbench.bench.profile import ProfileBench
-from attnbench.bench.profile_rows import shortened
-from attnbench.bench.recording import record
-from attnbench.bench.regions import weight_parts
-from attnbench.bench.roofline import Ceilings
+from attnbench.bench.profiling import attention as profile_attention
+from attnbench.bench.profiling import step as profile_step
+from attnbench.bench.profiling.parts import IDLE, PARTS, by_operator
+from attnbench.bench.profiling.recording import record
+from attnbench.bench.profiling.regions import weight_parts
+from attnbench.bench.profiling.rows import shortened
 from attnbench.bench.tables import grids
 from attnbench.cli.compose import CONF
+from attnbench.evals.lib.step_cost import Repetition
 from attnbench.report.page import write_report
 from attnbench.results.rows import read_csv
 from attnbench.settings.errors import UserError
@@ -48,7 +50,7 @@ def measure(folder: Path, precision: str = "auto", **options) -> tuple[Path, lis
         name="profile", target=TARGET, options=OPTIONS | options, precision=precision, device="cpu",
         outputs_dir=str(folder), rerun=False, command="python scripts/benchmark.py bench=profile",
     )  # fmt: skip
-    ran = running.run_bench(settings, lambda names: ([mixer_settings(name) for name in names or []], frozenset()))
+    ran = run.run_bench(settings, lambda names: ([mixer_settings(name) for name in names or []], frozenset()))
     print_tables([ran])
     return ran, read_csv(ran / "results.csv")
 
@@ -163,7 +165,7 @@ def test_a_wrong_implementation_is_a_failed_cell_without_a_time(tmp_path, monkey
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("groups", [1, 4])
 def test_all_attentions_are_one_function(causal, groups):
-    shape = profile_attention.Shape(
+    shape = profile_attention.GroupedShape(
         batch_size=2, sequence_length=33, num_heads=4, num_key_value_heads=groups, head_width=16, causal=causal
     )
     packed = torch.randn(2, 33, (4 + 2 * groups) * 16)
@@ -243,7 +245,7 @@ def test_places_found_by_order_are_those_found_by_launch(monkeypatch):
 
     monkeypatch.setattr(profile_step, "stepper", uncaptured)
     monkeypatch.setattr(profile_step, "record", with_shapes)
-    subject = Subject(device=CPU, precision="float32", ceilings=Ceilings(1.0, 1.0), mixers=lambda names: [])
+    subject = Conditions(device=CPU, precision="float32", ceilings=Ceilings(1.0, 1.0), mixers=lambda names: [])
     case = profile_step.StepCase(
         mixer="softmax", length=16, batch_size=2, model=MODEL, vocabulary_size=len(VOCABULARY), num_steps=3,
         num_lines=15, repetition=Repetition(warmup=1, repeats=3, max_seconds=0.1),
@@ -264,7 +266,7 @@ def test_places_found_by_order_are_those_found_by_launch(monkeypatch):
 
 def test_models_do_not_train_in_float16(tmp_path, monkeypatch):
     # A product in float16 takes a CPU seconds.
-    monkeypatch.setattr(running, "measure_ceilings", lambda *given: Ceilings(1.0, 1.0))
+    monkeypatch.setattr(run, "measure_ceilings", lambda *given: Ceilings(1.0, 1.0))
     _, rows = measure(tmp_path, precision="float16", mixers=["linear"], implementations=[])
     (reason,) = {row.measurement.reason for row in rows if row.identity.variant == "linear"}
     assert reason == "precision=float16: models train in float32, tf32, bfloat16"

@@ -10,7 +10,7 @@ import torch
 from small import MIXERS, TRAIN, VOCABULARY, batch_of, fresh_state
 from torch.profiler import profile
 
-from attnbench.bench.parts import (
+from attnbench.bench.profiling.parts import (
     IDLE,
     OTHER,
     PARTS,
@@ -23,9 +23,9 @@ from attnbench.bench.parts import (
     placed_by_region,
     replayed,
 )
-from attnbench.bench.recording import Line, record, top
-from attnbench.bench.regions import labelled, labelled_nats, weight_parts
-from attnbench.bench.traces import Work, read_trace, write_trace
+from attnbench.bench.profiling.recording import Line, record, top
+from attnbench.bench.profiling.regions import labelled, labelled_nats, weight_parts
+from attnbench.bench.profiling.traces import Work, read_trace, write_trace
 from attnbench.settings.errors import UserError
 from attnbench.training.loop import train_step
 

@@ -7,12 +7,12 @@ import torch
 from mixer_building import mixer_names
 from small import mixer_settings
 
-from attnbench.bench.base import Subject
-from attnbench.bench.parts import IDLE, PARTS
-from attnbench.bench.passes import Repetition
-from attnbench.bench.profile_attention import Shape, profile_attention
-from attnbench.bench.profile_step import CAPTURED, EAGER, StepCase, profile_step
-from attnbench.bench.roofline import Ceilings
+from attnbench.bench.base import Conditions
+from attnbench.bench.operators.roofline import Ceilings
+from attnbench.bench.profiling.attention import GroupedShape, profile_attention
+from attnbench.bench.profiling.parts import IDLE, PARTS
+from attnbench.bench.profiling.step import CAPTURED, EAGER, StepCase, profile_step
+from attnbench.evals.lib.step_cost import Repetition
 from attnbench.settings.schema import ModelSettings
 
 pytestmark = pytest.mark.gpu
@@ -28,7 +28,9 @@ def subject(folder, precision="bfloat16"):
         return found
 
     device = torch.device("cuda", 0)
-    return Subject(device=device, precision=precision, ceilings=Ceilings(500.0, 3000.0), mixers=mixers, folder=folder)
+    return Conditions(
+        device=device, precision=precision, ceilings=Ceilings(500.0, 3000.0), mixers=mixers, folder=folder
+    )
 
 
 @pytest.mark.parametrize("name", mixer_names())
@@ -62,7 +64,9 @@ def test_a_step_is_told_apart_captured_and_labelled_alike(name, tmp_path):
 
 
 def test_our_attention_is_one_kernel_beside_the_textbooks_many(tmp_path):
-    shape = Shape(batch_size=1, sequence_length=1024, num_heads=16, num_key_value_heads=4, head_width=32, causal=False)
+    shape = GroupedShape(
+        batch_size=1, sequence_length=1024, num_heads=16, num_key_value_heads=4, head_width=32, causal=False
+    )
     given = {"num_calls": 10, "num_lines": 10, "repetition": REPETITION}
     rows = list(profile_attention(shape, ["textbook", "triton"], {}, subject(tmp_path, "float32"), **given))
     assert {row.status for row in rows} == {"ok"}, [row.reason for row in rows if row.status != "ok"]

@@ -12,11 +12,12 @@ from safetensors.torch import load_file
 from small import TRAIN, VOCABULARY, batch_of, mixer_settings, python_path
 from train_twice import WAYS
 
-from attnbench.bench.base import Subject
-from attnbench.bench.gate import GateError, largest_error
-from attnbench.bench.passes import Passes, Problem, Repetition, example_of
-from attnbench.bench.roofline import Ceilings
+from attnbench.bench.base import Conditions
+from attnbench.bench.operators.attention import Passes, Problem, example_of
+from attnbench.bench.operators.gate import GateError, largest_error
+from attnbench.bench.operators.roofline import Ceilings
 from attnbench.correctness.backends import build_mixer
+from attnbench.evals.lib.step_cost import Repetition
 from attnbench.machine.device import multiplying
 from attnbench.mixers.definition import LENGTHS, MODEL, TOLERANCES, by_backend, by_definition, compare
 from attnbench.model.language_model import build_model, resolve_mixer
@@ -139,7 +140,7 @@ def test_an_implementation_of_operator_tables_passes_the_gate(name, head_width, 
         function = implementation.load()
     except UserError as missing:
         pytest.skip(str(missing))
-    subject = Subject(device=DEVICE, precision=precision, ceilings=Ceilings(1, 1), mixers=lambda names: [])
+    subject = Conditions(device=DEVICE, precision=precision, ceilings=Ceilings(1, 1), mixers=lambda names: [])
     for causal in (False, True)[: 1 + implementation.causal]:
         # 8 and not 1: for a single key cuDNN has no kernel.
         for length in (8, 63, 64, 65, 130, 257, 1024):

@@ -5,11 +5,11 @@ import torch
 from kernel_checks import DEVICE, assert_near, normal
 from torch import Tensor
 
-from attnbench.bench.base import Subject
-from attnbench.bench.decoding import measure_steps
-from attnbench.bench.passes import Repetition
-from attnbench.bench.roofline import Ceilings
-from attnbench.bench.steps import Shape
+from attnbench.bench.base import Conditions
+from attnbench.bench.operators.decoding import measure_steps
+from attnbench.bench.operators.roofline import Ceilings
+from attnbench.bench.operators.steps import CacheShape
+from attnbench.evals.lib.step_cost import Repetition
 from attnbench.kernels import flash_decoding as kernels
 from attnbench.kernels.flash_decoding import flash_decoding, splits_for
 from attnbench.mixers.flash import Flash
@@ -152,8 +152,8 @@ def test_the_mixer_decodes_with_it(window, key_value_heads, monkeypatch):
 
 @pytest.mark.parametrize("name", ["triton_whole", "triton_split"])
 def test_the_bench_holds_it_against_float64_and_times_it(name):
-    shape = Shape(head_width=16, cache_length=90, batch_size=1, num_heads=4, num_key_value_heads=2)
-    subject = Subject(
+    shape = CacheShape(head_width=16, cache_length=90, batch_size=1, num_heads=4, num_key_value_heads=2)
+    subject = Conditions(
         device=torch.device(DEVICE), precision="float32", ceilings=Ceilings(1.0, 10.0), mixers=lambda names: []
     )
     once = Repetition(warmup=1, repeats=3, max_seconds=0.1)

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from attnbench.bench.base import MAX_ERROR, MILLISECONDS, Conditions, error_row, rows_or_reason, time_rows
 from attnbench.bench.operators.gate import compared_heads, largest_error, reference
-from attnbench.bench.operators.implementations import IMPLEMENTATIONS, Attention
 from attnbench.bench.operators.roofline import attention_work
 from attnbench.evals.lib.rows import without_numbers
 from attnbench.evals.lib.step_cost import Repetition
 from attnbench.machine.device import forget_compiled, multiplying
 from attnbench.machine.timing import ColdCaches, OutOfMemory, attempt, time_repeats
+from attnbench.ops.attention_kernels import IMPLEMENTATIONS, Attention
 from attnbench.results.rows import Measurement
 from attnbench.settings.errors import UserError
 
@@ -157,14 +157,14 @@ def _measure_one(
     problem: Problem, name: str, example: Example, settings: dict[str, Any], conditions: Conditions
 ) -> Iterator[Measurement]:
     implementation = IMPLEMENTATIONS[name]
-    refusal = implementation.refuse(conditions.device.type, conditions.precision, problem.head_width)
-    if implementation.is_plain and (problem.with_gradients or problem.causal):
+    refusal = implementation.refusal(conditions.device.type, conditions.precision, problem.head_width)
+    if problem.with_gradients > implementation.gradient or problem.causal > implementation.causal:
         refusal = "has a forward pass alone, in which every position sees all"
 
     def measure() -> list[Measurement]:
         if refusal is not None:
             raise UserError(refusal)
-        passes = Passes(implementation.make(), example, problem, implementation.heads_first)
+        passes = Passes(implementation.load(), example, problem, implementation.heads_first)
         return _rows(problem, passes, example, settings, conditions)
 
     yield from rows_or_reason(problem.units, settings, measure)
@@ -186,9 +186,7 @@ def _rows(
     return rows + _held(passes, settings) if problem.with_gradients else rows
 
 
-def _times(
-    problem: Problem, passes: Passes, settings: dict[str, Any], conditions: Conditions
-) -> Iterator[Measurement]:
+def _times(problem: Problem, passes: Passes, settings: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
     """Every pass, its inputs in no cache."""
     cold = ColdCaches(conditions.device)
     work = attention_work(

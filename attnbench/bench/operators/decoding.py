@@ -1,88 +1,75 @@
 """One new position, measured: every implementation held against float64, and then timed."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnbench.bench.base import MAX_ERROR, MILLISECONDS, Subject, error_row, timed
-from attnbench.bench.gate import largest_error
-from attnbench.bench.operator import Missing, tried
-from attnbench.bench.passes import Repetition
-from attnbench.bench.steps import STEPS, Example, Shape, Step, compared_heads
+from attnbench.bench.base import MAX_ERROR, MILLISECONDS, Conditions, error_row, rows_or_reason, time_rows
+from attnbench.bench.operators.gate import largest_error
+from attnbench.bench.operators.steps import STEPS, CacheShape, Step, StepExample, compared_heads
 from attnbench.evals.lib.rows import without_numbers
+from attnbench.evals.lib.step_cost import Repetition
 from attnbench.machine.device import multiplying
 from attnbench.machine.timing import ColdCaches, OutOfMemory, attempt, time_repeats
 from attnbench.results.rows import Measurement
+from attnbench.settings.errors import UserError
 
 DECODE = f"decode{MILLISECONDS}"
+UNITS = {DECODE: "ms", MAX_ERROR: ""}
 
 
 def measure_steps(
-    shape: Shape, names: Sequence[str], repetition: Repetition, settings: dict[str, Any], subject: Subject
+    shape: CacheShape, names: Sequence[str], repetition: Repetition, settings: dict[str, Any], conditions: Conditions
 ) -> Iterator[Measurement]:
     """All rows of a shape, implementation after implementation."""
-    with multiplying(subject.precision):
-        example = attempt(lambda: _example(shape, subject))
+    with multiplying(conditions.precision):
+        example = attempt(lambda: _example(shape, conditions))
         for name in names:
-            label = STEPS[name].label(subject.device.type, subject.precision, shape.head_width)
-            own = settings | {"implementation": label}
+            label = STEPS[name].label(conditions.device.type, conditions.precision, shape.head_width)
+            labelled = settings | {"implementation": label}
             if isinstance(example, OutOfMemory):
-                yield from _without(own, "out_of_memory", example.reason)
+                yield from without_numbers(UNITS, labelled, "out_of_memory", example.reason)
             else:
-                yield from _measure_one(STEPS[name], example, repetition, own, subject)
+                yield from _measure_one(STEPS[name], example, repetition, labelled, conditions)
 
 
 def _measure_one(
-    step: Step, example: Example, repetition: Repetition, settings: dict[str, Any], subject: Subject
+    step: Step, example: StepExample, repetition: Repetition, settings: dict[str, Any], conditions: Conditions
 ) -> Iterator[Measurement]:
-    refusal = step.refuse(subject.device.type, subject.precision, example.shape.head_width)
-    if refusal is not None:
-        yield from _without(settings, "unsupported", refusal)
-        return
-    found = tried(lambda: _timed(step, example, repetition, settings, subject))
-    yield from _without(settings, *found) if isinstance(found, Missing) else found
+    shape, device = example.shape, conditions.device
+
+    def measure() -> list[Measurement]:
+        refusal = step.refuse(device.type, conditions.precision, shape.head_width)
+        if refusal is not None:
+            raise UserError(refusal)
+        with torch.no_grad():
+            call = step.prepare(example)
+            output_BHK = call().reshape(shape.batch_size * shape.num_heads, 1, shape.head_width)
+            compared = output_BHK[compared_heads(shape)]
+            error = largest_error([compared], [step.expected(example)], conditions.precision)
+            times = time_repeats(call, device, **asdict(repetition), before=ColdCaches(device))
+        floor_ms = step.work(shape, example.query_BHK.itemsize).floor_ms(conditions.ceilings)
+        return [error_row(error, settings), *time_rows("decode", times, settings, floor_ms)]
+
+    yield from rows_or_reason(UNITS, settings, measure)
 
 
-def _timed(
-    step: Step, example: Example, repetition: Repetition, settings: dict[str, Any], subject: Subject
-) -> list[Measurement]:
-    shape, device = example.shape, subject.device
-    with torch.no_grad():
-        call = step.prepare(example)
-        output_BHK = call().reshape(shape.batch_size * shape.num_heads, 1, shape.head_width)
-        error = largest_error([output_BHK[compared_heads(shape)]], [step.expected(example)], subject.precision)
-        cold = ColdCaches(device)
-        times = time_repeats(
-            call,
-            device,
-            warmup=repetition.warmup,
-            repeats=repetition.repeats,
-            max_seconds=repetition.max_seconds,
-            before=cold,
-        )
-    floor_ms = step.work(shape, example.query_BHK.itemsize).floor_ms(subject.ceilings)
-    return [error_row(error, settings), *timed("decode", times, settings, floor_ms)]
-
-
-def _without(settings: dict[str, Any], status: str, reason: str) -> Iterator[Measurement]:
-    yield from without_numbers({DECODE: "ms", MAX_ERROR: ""}, settings, status, reason)
-
-
-def _example(shape: Shape, subject: Subject) -> Example:
-    generator = torch.Generator(subject.device).manual_seed(shape.cache_length * shape.head_width)
+def _example(shape: CacheShape, conditions: Conditions) -> StepExample:
+    generator = torch.Generator(conditions.device).manual_seed(shape.cache_length * shape.head_width)
 
     def normal(*size: int) -> Tensor:
-        return torch.randn(size, generator=generator, device=subject.device)
+        return torch.randn(size, generator=generator, device=conditions.device)
 
     B, _, _, K = shape.cache
     H = shape.num_heads
-    return Example(
+    return StepExample(
         shape=shape,
-        query_BHK=normal(B, H, K).to(subject.dtype),
-        key_BSGK=normal(*shape.cache).to(subject.dtype),
-        value_BSGK=normal(*shape.cache).to(subject.dtype),
+        query_BHK=normal(B, H, K).to(conditions.dtype),
+        key_BSGK=normal(*shape.cache).to(conditions.dtype),
+        value_BSGK=normal(*shape.cache).to(conditions.dtype),
         memory_BHKV=normal(B, H, K, K),
         # What sums of features are: positive.
         normaliser_BHK=shape.cache_length * (1 + normal(B, H, K).abs()),

@@ -1,5 +1,5 @@
-"""One new position by everybody who computes it: attention over a cache, read whole or split along the keys,
-and the steps of what has a state in place of a cache. Each is called by its own name, and by no other."""
+"""Implementations of one new position: attention over a cache, read whole or split along the keys, and the steps of
+recurrent states in place of a cache. Each is called by its name, and by no other."""
 
 import functools
 from collections.abc import Callable
@@ -8,26 +8,24 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attnbench.bench.implementations import IMPLEMENTATIONS
-from attnbench.bench.roofline import Work
+from attnbench.bench.operators.roofline import Work
 from attnbench.machine.kernel_support import require_triton
 from attnbench.mixers.gated_deltanet import GatedDeltaNet, has_kernels, recurrent_gated_delta_rule
 from attnbench.mixers.linear import LinearAttention, chunked_linear_attention, feature
 from attnbench.mixers.softmax import attend
-from attnbench.ops.attention_kernels import load_flash_attn
+from attnbench.ops.attention_kernels import IMPLEMENTATIONS, load_flash_attn
 from attnbench.settings.errors import UserError
 
-MOST_COMPARED = 8
+MAX_COMPARED = 8
 """Heads of all sequences that are held against float64, the first and the last among them."""
 
-WIDEST_KERNEL = 256
+MAX_KERNEL_WIDTH = 256
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
-class Shape:
-    """Of a cache and of the queries that read it."""
+class CacheShape:
+    """Shape of a cache and of the queries that read it."""
 
     head_width: int
     cache_length: int
@@ -42,10 +40,10 @@ class Shape:
 
 
 @dataclass(slots=True, kw_only=True)
-class Example:
+class StepExample:
     """Random inputs, never zeros. The cache's last key and value are the new ones of what has a state."""
 
-    shape: Shape
+    shape: CacheShape
     query_BHK: Tensor
     key_BSGK: Tensor
     value_BSGK: Tensor
@@ -68,7 +66,7 @@ class Example:
 
 
 Call = Callable[[], Tensor]
-"""What is timed; gives y as any view of (B, H, K)."""
+"""The call that is timed; returns y as any view of (B, H, K)."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -76,68 +74,58 @@ class Step:
     """One new position by one implementation."""
 
     name: str
-    prepare: Callable[[Example], Call]
-    """Lays the inputs out as this implementation wants them; raises a UserError where something is not installed."""
+    prepare: Callable[[StepExample], Call]
+    """Lay the inputs out as this implementation wants them, or raise a UserError where something is not installed."""
     refuse: Callable[[str, str, int], str | None]
-    """Why it cannot run on a device type, in a precision, at a head width; None where it can."""
-    expected: Callable[[Example], Tensor]
+    """Return why it cannot run on a device type, in a precision, at a head width; None where it can."""
+    expected: Callable[[StepExample], Tensor]
     """y in float64, (heads compared, 1, K)."""
-    work: Callable[[Shape, int], Work]
-    """At so many bytes a number."""
+    work: Callable[[CacheShape, int], Work]
+    """Operations and bytes, at so many bytes a number."""
     backend: Callable[[str, str, int], str] | None = None
-    """Which of its kernels a mixer's step has, as for `refuse`; None where the name says it."""
+    """Name of the kernel that a mixer's step has, as for `refuse`; None where the implementation's name says it."""
 
     def label(self, device_type: str, precision: str, width: int) -> str:
-        """The name that its numbers stand under."""
+        """The name of its numbers in rows and tables."""
         return self.name if self.backend is None else f"{self.name} ({self.backend(device_type, precision, width)})"
 
 
-def compared_heads(shape: Shape) -> list[int]:
-    """Some of batch × heads."""
+def compared_heads(shape: CacheShape) -> list[int]:
+    """Indices of the heads that are compared, counted over all sequences."""
     count = shape.batch_size * shape.num_heads
-    return sorted({round(index * (count - 1) / (MOST_COMPARED - 1)) for index in range(MOST_COMPARED)})
+    return sorted({round(index * (count - 1) / (MAX_COMPARED - 1)) for index in range(MAX_COMPARED)})
 
 
-def _attention_expected(example: Example) -> Tensor:
-    shape, found = example.shape, []
+def _attention_expected(example: StepExample) -> Tensor:
+    shape, mixed = example.shape, []
     for index in compared_heads(shape):
         batch, head = divmod(index, shape.num_heads)
         group = head * shape.num_key_value_heads // shape.num_heads
         key_SK, value_SK = (x[batch, :, group].double() for x in (example.key_BSGK, example.value_BSGK))
         score_S = key_SK @ example.query_BHK[batch, head].double() * shape.head_width**-0.5
-        found.append(score_S.softmax(-1) @ value_SK)
-    return torch.stack(found)[:, None]
+        mixed.append(score_S.softmax(-1) @ value_SK)
+    return torch.stack(mixed)[:, None]
 
 
-def _attention_work(shape: Shape, itemsize: int) -> Work:
+def _attention_work(shape: CacheShape, itemsize: int) -> Work:
     """Keys and values read once; a product with each."""
     B, S, G, K = shape.cache
     return Work(4 * B * S * shape.num_heads * K, 2 * B * S * G * K * itemsize)
 
 
-def _textbook(example: Example) -> Call:
+def _textbook(example: StepExample) -> Call:
     """The product that all backends of softmax and flash but triton decode with."""
     visible_TS = torch.ones(1, example.shape.cache_length, dtype=torch.bool, device=example.query_BHK.device)
     return lambda: attend(example.query_BHK[:, None], example.key_BSGK, example.value_BSGK, visible_TS)
 
 
-def _sdpa(kernel: SDPBackend) -> Callable[[Example], Call]:
-    def prepare(example: Example) -> Call:
-        key_BGSK, value_BGSK = (x.transpose(1, 2).contiguous() for x in (example.key_BSGK, example.value_BSGK))
-        grouped = example.shape.num_key_value_heads < example.shape.num_heads
-
-        def call() -> Tensor:
-            with sdpa_kernel(kernel):
-                return F.scaled_dot_product_attention(
-                    example.query_BHK[:, :, None], key_BGSK, value_BGSK, enable_gqa=grouped
-                )
-
-        return call
-
-    return prepare
+def _sdpa(example: StepExample, name: str) -> Call:
+    attend_BHTK = IMPLEMENTATIONS[name].load()
+    key_BGSK, value_BGSK = (x.transpose(1, 2).contiguous() for x in (example.key_BSGK, example.value_BSGK))
+    return lambda: attend_BHTK(example.query_BHK[:, :, None], key_BGSK, value_BGSK, False)
 
 
-def _flash_attn(example: Example, num_splits: int) -> Call:
+def _flash_attn(example: StepExample, num_splits: int) -> Call:
     load_flash_attn()
     from flash_attn import flash_attn_with_kvcache  # pyright: ignore[reportMissingImports]
 
@@ -145,7 +133,7 @@ def _flash_attn(example: Example, num_splits: int) -> Call:
     return lambda: flash_attn_with_kvcache(query_B1HK, example.key_BSGK, example.value_BSGK, num_splits=num_splits)
 
 
-def _triton(example: Example, splits: int | None) -> Call:
+def _triton(example: StepExample, splits: int | None) -> Call:
     from attnbench.kernels.flash_decoding import flash_decoding
 
     position = torch.tensor(example.shape.cache_length - 1, device=example.query_BHK.device)
@@ -157,16 +145,18 @@ def _refuse_triton(device_type: str, precision: str, width: int) -> str | None:
         require_triton("implementation triton", device_type)
     except UserError as refusal:
         return str(refusal)
-    return None if width <= WIDEST_KERNEL else f"our kernel takes up to {WIDEST_KERNEL} channels a head, not {width}"
+    return (
+        None if width <= MAX_KERNEL_WIDTH else f"our kernel takes up to {MAX_KERNEL_WIDTH} channels a head, not {width}"
+    )
 
 
-def _state_work(shape: Shape, flops: int) -> Work:
+def _state_work(shape: CacheShape, flops: int) -> Work:
     """The state read and written once, and so many operations for each of its numbers."""
     numbers = shape.batch_size * shape.num_heads * shape.head_width**2
     return Work(flops * numbers, 8 * numbers)
 
 
-def _linear_expected(example: Example) -> Tensor:
+def _linear_expected(example: StepExample) -> Tensor:
     query, key, value = (x[:, 0].double() for x in example.newest())
     query, key = feature(query, "elu"), feature(key, "elu")
     memory_BHKV = example.memory_BHKV.double() + key[..., None] * value[..., None, :]
@@ -179,7 +169,7 @@ def _linear_backend(device_type: str, precision: str, width: int) -> str:
     return LinearAttention.choose_backend({"head_width": width}, device_type=device_type, precision=precision)
 
 
-def _linear(example: Example) -> Call:
+def _linear(example: StepExample) -> Call:
     """As the mixer's step has it, between its projections."""
     newest, memory, normaliser = example.newest(), example.memory_BHKV, example.normaliser_BHK
     if _linear_backend(*example.kind, example.shape.head_width) == "triton":
@@ -206,7 +196,7 @@ def _gated_deltanet_backend(device_type: str, precision: str, width: int) -> str
     return GatedDeltaNet.choose_backend({"head_width": width}, device_type=device_type, precision=precision)
 
 
-def _gated_deltanet(example: Example) -> Call:
+def _gated_deltanet(example: StepExample) -> Call:
     """As the mixer's step has it, between its projections."""
     query, key, value = example.newest()
     # Of length 1, as the mixer makes them: a longer key would have the state grow.
@@ -222,7 +212,7 @@ def _gated_deltanet(example: Example) -> Call:
     return lambda: recurrent_gated_delta_rule(query, key, value, *gates, example.memory_BHKV)[0]
 
 
-def _gated_deltanet_expected(example: Example) -> Tensor:
+def _gated_deltanet_expected(example: StepExample) -> Tensor:
     query, key, value = example.newest()
     key = F.normalize(key.float(), dim=-1).to(key.dtype)
     wide = (x.double() for x in (query, key, value, example.log_decay_B1H, example.beta_B1H, example.memory_BHKV))
@@ -235,33 +225,31 @@ def _refuse_gated_deltanet(device_type: str, precision: str, width: int) -> str 
 
 
 def _attention(
-    name: str, prepare: Callable[[Example], Call], refuse: Callable[[str, str, int], str | None] | None = None
+    name: str, prepare: Callable[[StepExample], Call], refuse: Callable[[str, str, int], str | None] | None = None
 ) -> Step:
     return Step(
         name=name,
         prepare=prepare,
-        refuse=refuse or IMPLEMENTATIONS[name].refuse,
+        refuse=refuse or IMPLEMENTATIONS[name].refusal,
         expected=_attention_expected,
         work=_attention_work,
     )
 
 
-_SDPA = {
-    "sdpa_flash": SDPBackend.FLASH_ATTENTION,
-    "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
-}
 WHOLE, SPLIT = "_whole", "_split"
 STEPS = {
     step.name: step
     for step in (
         _attention("textbook", _textbook),
-        *(_attention(name, _sdpa(kernel)) for name, kernel in _SDPA.items()),
+        *(
+            _attention(name, functools.partial(_sdpa, name=name))
+            for name in ("sdpa_flash", "sdpa_efficient", "sdpa_cudnn")
+        ),
         *(
             _attention(
                 f"flash_attn{how}",
                 functools.partial(_flash_attn, num_splits=num_splits),
-                IMPLEMENTATIONS["flash_attn"].refuse,
+                IMPLEMENTATIONS["flash_attn"].refusal,
             )
             # 0 leaves the number of splits to the library.
             for how, num_splits in ((WHOLE, 1), (SPLIT, 0))
@@ -288,14 +276,3 @@ STEPS = {
         ),
     )
 }
-
-
-def check_steps(names: object) -> None:
-    """Raises UserError for a list that names one twice, or one that there is not."""
-    if not isinstance(names, list):
-        raise UserError(f"bench.implementations={names}: must be a list of {', '.join(STEPS)}")
-    for name in names:
-        if name not in STEPS:
-            raise UserError(f"bench.implementations: {name} is none of {', '.join(STEPS)}")
-    if len(set(names)) < len(names):
-        raise UserError(f"bench.implementations={names}: names one of them twice")

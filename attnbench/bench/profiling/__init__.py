@@ -1,1 +1,1 @@
-"""Torch's profiler: recording, reading its traces, and telling the parts of a training step apart. No table lies here."""
+"""Training steps and attention under torch's profiler: recordings, traces, the parts of a step. No table lies here."""

@@ -6,9 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnbench.bench.base import (
     SPEEDUP,
@@ -21,7 +19,6 @@ from attnbench.bench.base import (
 )
 from attnbench.bench.operators.attention import by_head
 from attnbench.bench.operators.gate import compared_heads, largest_error, reference
-from attnbench.bench.operators.implementations import IMPLEMENTATIONS
 from attnbench.bench.operators.roofline import Work, attention_work
 from attnbench.bench.profiling.recording import Recording, record
 from attnbench.bench.profiling.rows import operator_rows
@@ -31,6 +28,7 @@ from attnbench.evals.lib.step_cost import Repetition
 from attnbench.machine.device import multiplying
 from attnbench.machine.timing import ColdCaches, OutOfMemory, PeakMemory, Times, attempt, time_repeats
 from attnbench.mixers.layers import rotate, rotation
+from attnbench.ops.attention_kernels import IMPLEMENTATIONS
 from attnbench.results.rows import Measurement
 from attnbench.settings.errors import UserError
 
@@ -99,14 +97,11 @@ def textbook(shape: GroupedShape, packed_BTC: Tensor, angles: Tensor) -> Tensor:
     return score_BHTT.softmax(-1) @ value_BHTK
 
 
-def sdpa(kernel: SDPBackend, shape: GroupedShape, packed_BTC: Tensor, angles: Tensor) -> Tensor:
+def sdpa(name: str, shape: GroupedShape, packed_BTC: Tensor, angles: Tensor) -> Tensor:
     """Rotation, and torch's attention through the kernel that is named."""
     query, key, value = shape.split(packed_BTC)
     query_BHTK, key_BGTK = (rotate(x, angles).transpose(1, 2) for x in (query, key))
-    with sdpa_kernel(kernel):
-        return F.scaled_dot_product_attention(
-            query_BHTK, key_BGTK, value.transpose(1, 2), is_causal=shape.causal, enable_gqa=True
-        )
+    return IMPLEMENTATIONS[name].load()(query_BHTK, key_BGTK, value.transpose(1, 2), shape.causal)
 
 
 def triton(shape: GroupedShape, packed_BTC: Tensor, angles: Tensor) -> Tensor:
@@ -126,8 +121,8 @@ def triton(shape: GroupedShape, packed_BTC: Tensor, angles: Tensor) -> Tensor:
 Attention = Callable[[GroupedShape, Tensor, Tensor], Tensor]
 ATTENTIONS: dict[str, Attention] = {
     "textbook": textbook,
-    "sdpa_flash": partial(sdpa, SDPBackend.FLASH_ATTENTION),
-    "sdpa_cudnn": partial(sdpa, SDPBackend.CUDNN_ATTENTION),
+    "sdpa_flash": partial(sdpa, "sdpa_flash"),
+    "sdpa_cudnn": partial(sdpa, "sdpa_cudnn"),
     "triton": triton,
 }
 
@@ -146,7 +141,9 @@ def example_of(shape: GroupedShape, conditions: Conditions) -> PackedExample:
     """The same inputs for every implementation."""
     generator = torch.Generator(conditions.device).manual_seed(shape.sequence_length)
     width = (shape.num_heads + 2 * shape.num_key_value_heads) * shape.head_width
-    packed_BTC = torch.randn(shape.batch_size, shape.sequence_length, width, generator=generator, device=conditions.device)
+    packed_BTC = torch.randn(
+        shape.batch_size, shape.sequence_length, width, generator=generator, device=conditions.device
+    )
     packed_BTC = packed_BTC.to(conditions.dtype)
     angles = rotation(shape.sequence_length, shape.head_width, 0, THETA, conditions.device)
     heads = compared_heads(shape.batch_size * shape.num_heads, shape.sequence_length)
@@ -172,15 +169,6 @@ class ProfiledCalls:
     peak_mib: float | None
     """Most memory above the inputs."""
     recording: Recording
-
-
-def check_attentions(names: list) -> None:
-    """Raises UserError for a name that there is not, or twice."""
-    for name in names:
-        if name not in ATTENTIONS:
-            raise UserError(f"bench.implementations: {name} is none of {', '.join(ATTENTIONS)}")
-    if len(set(names)) < len(names):
-        raise UserError(f"bench.implementations={names}: names one of them twice")
 
 
 def profile_attention(
@@ -227,7 +215,7 @@ def _profile(
     num_calls: int,
     repetition: Repetition,
 ) -> ProfiledCalls:
-    refusal = IMPLEMENTATIONS[name].refuse(conditions.device.type, conditions.precision, shape.head_width)
+    refusal = IMPLEMENTATIONS[name].refusal(conditions.device.type, conditions.precision, shape.head_width)
     if refusal is not None:
         raise UserError(refusal)
     call = partial(ATTENTIONS[name], shape, example.packed_BTC, example.angles)

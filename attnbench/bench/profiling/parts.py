@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from attnbench.bench.traces import OPERATORS, Reading, Span, Work
+from attnbench.bench.profiling.traces import OPERATORS, Reading, Span, Work
 
 PARTS = ("mixing", "projections", "feed-forward", "norm", "loss", "optimizer", "other")
 """Mixing is all that a mixer does besides its projections and norms, short convolution and rotation included. Other are

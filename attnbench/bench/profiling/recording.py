@@ -12,7 +12,7 @@ import torch
 from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
 from torch.profiler import ProfilerActivity, profile
 
-from attnbench.bench.traces import Reading, Work, read_trace
+from attnbench.bench.profiling.traces import Reading, Work, read_trace
 from attnbench.machine.device import synchronize
 from attnbench.settings.errors import UserError
 

@@ -166,9 +166,7 @@ def _eager(case: StepCase, build: Build, conditions: Conditions) -> ProfiledStep
         plain = record(step, conditions.device, num_calls=case.num_steps, detailed=False)
         detailed = record(step, conditions.device, num_calls=1, detailed=True)
     _keep(case, conditions, EAGER, plain)
-    return ProfiledStep(
-        times=times, peak_mib=peak_mib, placed=placed_by_region(plain.reading), lines=detailed.lines
-    )
+    return ProfiledStep(times=times, peak_mib=peak_mib, placed=placed_by_region(plain.reading), lines=detailed.lines)
 
 
 def _fresh(build: Build) -> TrainState:

@@ -19,10 +19,14 @@ EVALUATIONS = sorted(path.stem for path in (CONF / "eval").glob("*.yaml") if pat
 BATTERY: list[str] = sorted(yaml.safe_load((CONF / "eval" / "battery.yaml").read_text())["defaults"])
 
 
+def evaluation_class(name: str) -> type[Evaluation]:
+    """Class that an evaluation's yaml of conf/eval names."""
+    return resolve(yaml.safe_load((CONF / "eval" / f"{name}.yaml").read_text())["_target_"], Evaluation)
+
+
 def smoke(name: str) -> dict[str, Any]:
-    """The settings of an evaluation of conf/eval that finish in a second."""
-    target = yaml.safe_load((CONF / "eval" / f"{name}.yaml").read_text())["_target_"]
-    return resolve(target, Evaluation).smoke
+    """Settings of an evaluation that finish in a second."""
+    return evaluation_class(name).smoke
 
 
 def smoke_words(*names: str, **changed: Any) -> list[str]:

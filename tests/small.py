@@ -2,10 +2,11 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -15,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from attnbench.bench.base import Bench
 from attnbench.cli.compose import CONF, compose
 from attnbench.data.batches import Batches
-from attnbench.evals.base import Evaluation
+from attnbench.machine.processes import Outcome
 from attnbench.model.language_model import LanguageModel, build_model, resolve_mixer
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import MixerSettings, ModelSettings, RunSettings, TrainSettings
@@ -23,6 +24,7 @@ from attnbench.training.checkpoint import ModelRecord, TrainState
 from attnbench.training.loop import Batch
 
 MIXERS = sorted(path.stem for path in (CONF / "attn").glob("*.yaml"))
+BENCHES = sorted(path.stem for path in (CONF / "bench").glob("*.yaml"))
 MODEL = ModelSettings(name="small", dim=32, num_layers=2, head_width=16, feed_forward_width=24)
 TRAIN = TrainSettings(num_steps=12, batch_size=4, learning_rate=1e-2, warmup_steps=3, precision="float32")
 TINY_RUN = [
@@ -74,14 +76,11 @@ def _composed(words: tuple[str, ...]) -> RunSettings:
     return compose(words)
 
 
-def smoke_overrides(*names: str) -> list[str]:
-    """The smoke settings of evaluations of conf/eval, as a command line has them."""
-    found = []
-    for name in names:
-        target = yaml.safe_load((CONF / "eval" / f"{name}.yaml").read_text())["_target_"]
-        smoke = resolve(target, Evaluation).smoke
-        found += [f"eval.{name}.{option}={json.dumps(value)}" for option, value in smoke.items()]
-    return found
+def in_this_process(function: Callable[[Any], object], items: Iterable[Any], **_: object) -> Iterator[Outcome]:
+    """Stand in for `run_in_processes`: workers would each import everything, and have tests of their own."""
+    for item in items:
+        function(item)
+        yield Outcome(item=item, seconds=1.0, error=None)
 
 
 def bench_words(name: str) -> list[str]:

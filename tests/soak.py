@@ -24,6 +24,7 @@ from pathlib import Path
 
 import torch
 from probe_settings import smoke_words
+from small import in_this_process
 
 from attnbench.cli import compose as config
 from attnbench.comparison import compare
@@ -31,7 +32,6 @@ from attnbench.comparison.plan import Comparison
 from attnbench.comparison.run_model import run
 from attnbench.evals.runners import probe as run_probe
 from attnbench.evals.runners.prepare_probe import prepare_probe
-from attnbench.machine.processes import Outcome
 from attnbench.machine.signals import interruptible
 from attnbench.results.rows import read_results
 from attnbench.settings.errors import Interrupted
@@ -127,13 +127,6 @@ def comparison(text: Path) -> Start:
         compare.compare(settings(outputs), compose)
 
     return start
-
-
-def in_this_process(function, items, **_):
-    """In place of workers, which would each import everything; what stops them has tests of its own."""
-    for item in items:
-        function(item)
-        yield Outcome(item=item, seconds=1.0, error=None)
 
 
 KINDS: dict[str, Callable[[Path], Start]] = {"training": training, "probe": probe, "compare": comparison}

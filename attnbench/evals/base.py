@@ -66,6 +66,9 @@ class Evaluation:
     smoke: ClassVar[dict[str, Any]] = {}
     """Settings that finish on a CPU in a second."""
 
+    one_more: ClassVar[dict[str, Any]] = {}
+    """Changes to `smoke`: an axis with one value more, which may change no other row; empty where there is no axis."""
+
 
 class CheckpointEvaluation(Evaluation, ABC):
     """Measures a trained model."""

@@ -175,6 +175,7 @@ class Copy(Probe):
         **{"width": 16, "head_width": 8, "feed_forward_width": 0, "num_steps": 10, "batch_size": 8},
         **{"max_length": 4, "test_lengths": [2, 5], "num_test": 16, "learning_rates": [1e-2]},
     }
+    one_more: ClassVar[dict[str, Any]] = {"test_lengths": [2, 3, 5]}
 
     def __init__(
         self,

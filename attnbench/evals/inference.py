@@ -55,6 +55,7 @@ class Inference(SystemEvaluation):
         "repeats": 3,
         "max_seconds": 1.0,
     }
+    one_more: ClassVar[dict[str, Any]] = {"lengths": [16, 32]}
 
     def __init__(self, *, lengths: list, batch_sizes: list, warmup: int, repeats: int, max_seconds: float) -> None:
         check_counts("eval.inference", lengths=lengths, batch_sizes=batch_sizes, warmup=warmup, repeats=repeats)

@@ -60,6 +60,7 @@ class Memory(SystemEvaluation):
         "batch_size": 2,
         "cpu_cap_mib": 512,
     }
+    one_more: ClassVar[dict[str, Any]] = {"min_length": 16}
 
     def __init__(
         self, *, min_length: int, max_length: int, cpu_max_length: int, batch_size: int, cpu_cap_mib: int

@@ -40,6 +40,7 @@ class Perplexity(CheckpointEvaluation):
         ("nats_per_character", "position_bucket"),
     )
     smoke: ClassVar[dict[str, Any]] = {"extrapolation": [2], "batch_tokens": 4096}
+    one_more: ClassVar[dict[str, Any]] = {"extrapolation": [2, 4]}
 
     def __init__(self, *, extrapolation: list, characters: int | None, batch_tokens: int) -> None:
         if not all(type(multiple) is int and multiple > 0 for multiple in extrapolation):

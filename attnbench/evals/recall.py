@@ -182,6 +182,7 @@ class Recall(Probe):
         **{"preset": "small", "cells": [[16, 2]], "widths": [16], "num_train": 64, "num_test": 16},
         **{"num_steps": 10, "batch_size": 8, "learning_rates": [1e-2]},
     }
+    one_more: ClassVar[dict[str, Any]] = {"cells": [[8, 2], [16, 2]]}
 
     def __init__(
         self,

@@ -59,6 +59,8 @@ class Scaling(SystemEvaluation):
         "repeats": 3,
         "max_seconds": 1.0,
     }
+    # Another order: a third size would take seconds.
+    one_more: ClassVar[dict[str, Any]] = {"names": ["1m", "tiny"]}
 
     def __init__(
         self,

@@ -53,6 +53,7 @@ class Throughput(SystemEvaluation):
         "repeats": 3,
         "max_seconds": 1.0,
     }
+    one_more: ClassVar[dict[str, Any]] = {"lengths": [16, 32]}
 
     def __init__(
         self,

@@ -268,9 +268,9 @@ def test_a_state_that_grows_or_that_no_setting_decides_cannot_be_matched():
 def test_the_choices_of_a_state_are_legal_and_ordered_by_its_size(name):
     settings = mixer_settings(name)
     cls = resolve(settings.target, Mixer)
-    if cls.state_grows:
-        assert cls.state_memory == ()
-        return
+    if not cls.state_memory:
+        pytest.skip(f"no setting of {name} decides the size of a state")
+    assert not cls.state_grows
     for options in ({}, {"num_heads": 3}):
         given = {**settings.options, **options}
         choices = cls.state_choices(given, dim=48, head_width=12)

@@ -1,0 +1,37 @@
+"""Code and command lines that README.md and docs/ show."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")), "docs/results/README.md")
+EXAMPLES = ("docs/adding_a_mixer.md", "docs/adding_an_evaluation.md", "docs/operator_tables.md")
+"""Pages that show complete files."""
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """Fenced code of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", read(page), re.DOTALL | re.MULTILINE)
+
+
+def commands() -> list[str]:
+    """Command lines of all pages, each once."""
+    shown = "".join(block for page in PAGES for block in blocks(page, "bash"))
+    lines = (line.partition("#")[0].strip() for line in shown.splitlines())
+    return list(dict.fromkeys(line for line in lines if line))
+
+
+def files(page: str) -> dict[str, str]:
+    """Complete files by their names, each shown behind a line that ends in its name and a colon."""
+    return dict(re.findall(r"`([\w./]+\.(?:py|yaml))`:\n\n```\w+\n(.*?)```", read(page), re.DOTALL))
+
+
+def write_files(folder: Path, *pages: str) -> None:
+    """Write the files that pages show into a folder of a user's own."""
+    for name, content in (item for page in pages for item in files(page).items()):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content, encoding="utf-8")

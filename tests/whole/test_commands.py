@@ -1,0 +1,222 @@
+"""Every command line of README.md and docs/ runs, in a folder of its own and at the size of a smoke test."""
+
+import io
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from pages import EXAMPLES, blocks, commands, write_files
+from probe_settings import BATTERY, EVALUATIONS, smoke_words
+from scripts_here import run_here
+from small import BENCHES, TINY_RUN, in_this_process
+
+from attnbench.comparison import compare
+from attnbench.mixers.contract import PROMISES
+from attnbench.results.rows import is_complete
+
+ELSEWHERE = {
+    "make demo": "by hand before every release: it takes minutes",
+    "make test": "these tests are it",
+    "source .venv/bin/activate": "changes the shell alone",
+    "python scripts/train.py attn=gated_deltanet eval=battery": "below, with the example mixer",
+    "wandb leet": "test_mirror.py, which looks at an offline run with it",
+    "wandb sync wandb/offline-run-*": "needs wandb's server",
+    "python scripts/prepare_data.py": "downloads; test_wikitext.py, from a folder and without a network",
+    "python scripts/doctor.py": "test_doctor.py, on all mixers",
+    "python scripts/dashboard.py": "test_dashboard.py, against a server of its own",
+    "python scripts/train.py -m hydra/launcher=submitit_slurm device=cuda hydra.launcher.gpus_per_node=1 "
+    "hydra.launcher.timeout_min=600 attn=softmax,linear": "needs a Slurm cluster",
+    "python scripts/train.py attn=linear data=hub data.name=Salesforce/wikitext data.config=wikitext-103-raw-v1": (
+        "downloads; test_hub.py loads a folder laid out as one of the Hub's data sets"
+    ),
+    "python scripts/train.py -m attn=flash attn.backend=sdpa,cudnn,triton seq_len=256,1024 train.num_steps=150": (
+        "needs a GPU"
+    ),
+}
+"""Commands that are not run here: what runs them, or why nothing can."""
+
+SLOW = ("submitit", "eval=battery")
+"""Words of commands that start processes."""
+
+TRAINING = [*TINY_RUN, "data.path=my_text.txt", "logger=none", "device=cpu"]
+FEW = ["eval.parity.lengths=[12]", "eval.parity.num_steps=3", "eval.parity.learning_rates=[1e-3]"]
+
+
+def of_script(script: str) -> pytest.MarkDecorator:
+    lines = [line for line in commands() if f"scripts/{script}" in line and line not in ELSEWHERE]
+    slow = [
+        pytest.param(line, marks=pytest.mark.slow) if any(word in line for word in SLOW) else line for line in lines
+    ]
+    return pytest.mark.parametrize("command", slow)
+
+
+def words_of(command: str) -> list[str]:
+    """Words behind the script's name."""
+    _, _, given = command.partition("scripts/")
+    return shlex.split(given)[1:]
+
+
+def smoke_of(words: list[str]) -> list[str]:
+    """Smoke settings of the evaluations that a command line names, or of the one that it has by default."""
+    named = " ".join(word for word in words if word.startswith("eval="))
+    if "battery" in named:
+        return smoke_words(*BATTERY)
+    if "parity" in named:
+        return FEW
+    return smoke_words(*([name for name in EVALUATIONS if name in named] or ["perplexity"] * (not named)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A user's folder, in which all commands run: a text to train on and the files that pages show."""
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "my_text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 60)
+    write_files(folder, *EXAMPLES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield folder
+
+
+def call(folder: Path, script: str, *words: str) -> str:
+    """Run a script in the folder, without an error; return what it printed."""
+    code, output, errors = run_here(script, *words, cwd=folder)
+    assert code == 0, output + errors
+    assert "Traceback" not in errors
+    return output + errors
+
+
+@pytest.fixture(scope="module")
+def trained(folder) -> Path:
+    """A run, under the name that pages have for one."""
+    call(folder, "train.py", "attn=softmax", "eval=[]", *TRAINING)
+    (run,) = (folder / "outputs" / "default").glob("softmax-*")
+    (folder / "outputs" / "default" / "RUN").symlink_to(run)
+    return run
+
+
+def plan_words() -> list[str]:
+    """Words that make a plan of conf/plan small."""
+    own = ["experiment=demo", *TINY_RUN, *smoke_words("recall"), "data.path=my_text.txt"]
+    plan = {"overrides": own, "evaluations": ["recall"], "learning_rates": [1e-3], "num_workers": 1}
+    return [*(f"plan.{name}={json.dumps(value)}" for name, value in plan.items()), "logger=none", "device=cpu"]
+
+
+@pytest.fixture(scope="module")
+def compared(folder) -> None:
+    """A comparison for report.py, export= and import=."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare, "run_in_processes", in_this_process)
+        said = call(folder, "compare.py", "plan=demo", *plan_words())
+    header = next(line.split() for line in said.splitlines() if line.lstrip().startswith("softmax"))
+    assert header == ["softmax", "flash", "linear", "gated_deltanet"]
+    assert re.search(r"recall at 16, 2(\s+[01]\.?\d*){4}\s*\n", said), said
+    assert "Exploratory" in said
+    assert (folder / "outputs" / "demo" / "report" / "index.html").exists()
+    call(folder, "compare.py", "plan=demo", "export=cells.jsonl", *plan_words())
+
+
+@of_script("train.py")
+def test_a_training_runs(folder, command):
+    words = [word for word in words_of(command) if not word.startswith("seq_len=")]
+    if "--help" in words:
+        assert "batch_size: 128" in call(folder, "train.py", *words)
+        return
+    words += [*TRAINING, *smoke_of(words)]
+    if any("submitit" in word for word in words):
+        pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    said = call(folder, "train.py", *words)
+    if "-m" in words:
+        assert all(f"{mixer}-" in said for mixer in ("softmax", "flash", "linear", "gated_deltanet"))
+    else:
+        (run,) = re.findall(r"outputs/\w+/\S+-[0-9a-f]{8}/", said.replace("\n", " "))[-1:]
+        assert is_complete(next((folder / run).glob("results/training-*.jsonl")))
+
+
+@of_script("evaluate.py")
+def test_an_evaluation_of_what_was_trained_runs(folder, trained, command):
+    words = words_of(command)
+    call(folder, "evaluate.py", *words, *smoke_of(words), "device=cpu")
+    name = "next_character" if "eval=[next_character]" in words else "perplexity"
+    assert list(trained.glob(f"results/{name}-*.jsonl"))
+
+
+@of_script("generate.py")
+def test_a_prompt_is_continued(folder, trained, command, monkeypatch):
+    given = " ".join(shlex.split(command.partition("|")[0])[1:]) if "|" in command else ""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
+    words = words_of(command)
+    said = call(folder, "generate.py", *words, "num_tokens=20", "device=cpu")
+    assert said.count("the history of") == (4 if "num_samples=4" in words else 1)
+
+
+@of_script("compare.py")
+def test_a_comparison_is_what_its_line_says(folder, compared, command):
+    words = words_of(command)
+    if not any(word.startswith("export=") for word in words):
+        # The fixture carried one out; of the others it is enough that they would run.
+        words.append("plan.dry_run=true")
+    said = call(folder, "compare.py", *words, *plan_words())
+    if words == ["plan=demo", "plan.dry_run=true"]:
+        assert "done  recall softmax" in said
+        assert "to do" not in said
+    elif any(word.startswith("export=") for word in words):
+        assert re.search(r"\d+ cells written to", said)
+    elif any(word.startswith("import=") for word in words):
+        assert "0 cells taken over" in said
+    else:
+        assert "to do" in said
+
+
+@of_script("report.py")
+def test_a_report_is_made(folder, compared, command):
+    assert "index.html" in call(folder, "report.py", *words_of(command))
+
+
+@of_script("doctor.py")
+def test_the_doctor_runs_the_contract_on_the_example_mixer(folder, command):
+    said = call(folder, "doctor.py", *words_of(command), "device=cpu")
+    assert re.findall(r"^  (\S.*?) {2,}kept$", said, re.MULTILINE) == [promise.words for promise in PROMISES]
+
+
+@of_script("benchmark.py --config-dir")
+def test_the_example_bench_makes_its_tables(folder, command):
+    said = call(folder, "benchmark.py", *words_of(command), "bench.channels=[8]", "bench.num_rows=4", "device=cpu")
+    assert re.search(r"channels +definition +torch", said), said
+    assert "outputs/benchmark/norm/float32-" in said
+
+
+@of_script("benchmark_peers.py")
+def test_the_peers_are_explained(folder, command):
+    assert "--nanogpt" in call(folder, "benchmark_peers.py", *words_of(command))
+
+
+def test_the_python_of_the_pages_runs(folder, trained, monkeypatch, capsys):
+    code = "\n".join(block for page in ("README.md", "docs/running.md") for block in blocks(page, "python"))
+    assert '"experiment=demo"' in code
+    monkeypatch.chdir(folder)
+    small = [*TRAINING, *smoke_words("perplexity")]
+    exec(code.replace('"experiment=demo"', '"experiment=demo", *small'), {"small": small})
+    said = capsys.readouterr().out
+    assert "bits_per_character" in said
+    # Behind the settings of the last row stands a text, of the letters that the run has read.
+    assert len(re.sub(r"[^a-z ]", "", said.rpartition("}")[2])) > 50
+
+
+def test_every_command_is_run_here_or_elsewhere():
+    scripts = (
+        "train.py",
+        "evaluate",
+        "generate",
+        "compare",
+        "report",
+        "doctor",
+        "benchmark_peers",
+        "benchmark.py --config-dir",
+    )
+    run = {line for line in commands() if any(f"scripts/{script}" in line for script in scripts)}
+    # test_bench.py runs every yaml of conf/bench.
+    run |= {line for line in commands() for name in BENCHES if f"scripts/benchmark.py bench={name}" in line}
+    assert set(commands()) == run | set(ELSEWHERE)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from attnbench.bench.page import is_bench
 from attnbench.bench.page import write_page as write_bench_page
-from attnbench.comparison.publish import publish_comparison
+from attnbench.comparison.publish import publish_comparison, publish_runs
 from attnbench.machine.signals import ending_in_one_line
-from attnbench.results.publish import publish
 
 
 def main() -> None:
@@ -33,7 +32,7 @@ def main() -> None:
         elif given.command is None:
             publish_comparison(given.runs[0], given.target, title=given.title, note=given.note)
         else:
-            publish(given.runs, given.target, title=given.title, command=given.command, note=given.note)
+            publish_runs(given.runs, given.target, title=given.title, command=given.command, note=given.note)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from attnbench.bench.tables import WIDTH, grids, narrowed, reasons
 from attnbench.machine.device import environment_id
 from attnbench.results.files import replace_file
 from attnbench.results.rows import ResultRow, is_complete, read_results, write_csv, write_environments
-from attnbench.results.tables import format_number, markdown_grid, terminal_table
+from attnbench.results.tables import format_number, to_markdown, to_terminal
 from attnbench.settings.documents import MOST_YAML_BYTES, parse_yaml, read_bounded, read_object
 from attnbench.settings.errors import UserError
 from attnbench.settings.escaping import markdown_text, printable
@@ -51,7 +51,7 @@ def print_tables(folders: Sequence[Path]) -> None:
         layouts = [layout for layout in measured.bench.layouts_of(measured.rows) if not layout.on_page_alone]
         for drawn in grids(measured.rows, layouts):
             for part in narrowed(drawn):
-                console.print(terminal_table(part))
+                console.print(to_terminal(part))
         for line in (*reasons(measured.rows, layouts), _ceilings_text(measured.rows)):
             console.print(textwrap.fill(line, WIDTH, subsequent_indent="  "), markup=False, highlight=False)
     for folder in folders:
@@ -85,7 +85,7 @@ def _write_rows(measured: Measured, target: Path) -> None:
 def _page(title: str, note: str, measured: Measured) -> str:
     parts = [f"# {title}"]
     for drawn in grids(measured.rows, measured.bench.layouts_of(measured.rows)):
-        parts += [f"## {drawn.title}", markdown_grid(drawn).rstrip()]
+        parts.append(to_markdown(drawn))
     missing = reasons(measured.rows, measured.bench.layouts_of(measured.rows))
     if missing:
         parts += ["Without a number:", _listed(missing)]

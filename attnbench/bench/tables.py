@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attnbench.results.rows import DEVICE, Measurement, ResultRow
-from attnbench.results.tables import Grid, format_number
+from attnbench.results.tables import Table, format_number
 from attnbench.settings.errors import UserError
 from attnbench.settings.escaping import printable
 
@@ -48,7 +48,7 @@ class Layout:
     """Left out on a terminal, for its length."""
 
 
-def grids(rows: Sequence[ResultRow], layouts: Sequence[Layout]) -> Iterator[Grid]:
+def grids(rows: Sequence[ResultRow], layouts: Sequence[Layout]) -> Iterator[Table]:
     """A grid for each layout that has rows. Rows of several runs get a label for whatever else they differ in.
 
     Raises:
@@ -61,7 +61,7 @@ def grids(rows: Sequence[ResultRow], layouts: Sequence[Layout]) -> Iterator[Grid
             yield drawn
 
 
-def _grid(rows: Sequence[ResultRow], layout: Layout, with_precision: bool) -> Grid:
+def _grid(rows: Sequence[ResultRow], layout: Layout, with_precision: bool) -> Table:
     entries = [
         (index, values, row, settings)
         for index, values in enumerate(layout.values)
@@ -89,7 +89,7 @@ def _grid(rows: Sequence[ResultRow], layout: Layout, with_precision: bool) -> Gr
             supported.add((index, name))
     # What runs nowhere here is a reason below the table, no column.
     shown = {key: header for key, header in columns.items() if key in supported}
-    return Grid(
+    return Table(
         title=layout.title,
         headers=[*(layout.headers.get(label, label.replace("_", " ")) for label in labels), *shown.values()],
         num_labels=len(labels),
@@ -141,10 +141,10 @@ def _label(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def narrowed(drawn: Grid, width: int = WIDTH) -> Iterator[Grid]:
+def narrowed(drawn: Table, width: int = WIDTH) -> Iterator[Table]:
     """The same grid as several side by side, each with the labels, where one would be wider than a terminal."""
     widths = [
-        max(len(header), *(len(line[index]) for line in drawn.lines)) + GAP
+        max(len(header), *(len(str(line[index])) for line in drawn.lines)) + GAP
         for index, header in enumerate(drawn.headers)
     ]
     labels = list(range(drawn.num_labels))
@@ -157,7 +157,7 @@ def narrowed(drawn: Grid, width: int = WIDTH) -> Iterator[Grid]:
     yield _columns(drawn, [*labels, *taken])
 
 
-def _columns(drawn: Grid, chosen: Sequence[int]) -> Grid:
+def _columns(drawn: Table, chosen: Sequence[int]) -> Table:
     return replace(
         drawn,
         headers=[drawn.headers[index] for index in chosen],

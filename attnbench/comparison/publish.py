@@ -1,26 +1,77 @@
-"""A comparison as a published folder: docs/results/<table>-<machine>/, from which report.py makes its page again.
+"""Published pages of comparisons and of trainings, in docs/results/<table>-<machine>/.
 
-README.md results.csv comparison.json environment-<id>.json cells.jsonl
+That of a comparison also has comparison.json and cells.jsonl: report.py makes its report from the folder again.
 """
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from attnbench.comparison.transfer import export_cells
 from attnbench.report.inputs import Inputs, read_inputs
-from attnbench.report.summary import Cell, Summary, families, figures, summary, to_rows
-from attnbench.results.files import replace_file
-from attnbench.results.rows import write_csv, write_environments
-from attnbench.results.tables import format_number
+from attnbench.report.summary import families, figures, summary, summary_table, to_rows
+from attnbench.report.terminal import TRAINED
+from attnbench.results.page import bullets, listed_values, made_by, write_page
+from attnbench.results.rows import same_corpus
+from attnbench.results.tables import MetricColumn, Table, comparison_table, read_folders
 from attnbench.settings.documents import read_object
 from attnbench.settings.errors import UserError
-from attnbench.settings.escaping import markdown_text, printable
+from attnbench.settings.escaping import markdown_text
+
+VALIDATION, TEST, SPEED, SECONDS = TRAINED
+COLUMNS = (
+    replace(VALIDATION, header="validation PPL"),
+    TEST,
+    replace(TEST, header="test bits/char", metric="bits_per_character"),
+    SPEED,
+    SECONDS,
+    MetricColumn(header="first step, s", evaluation="training", metric="first_step_seconds"),
+    MetricColumn(header="peak MiB", evaluation="training", metric="peak_memory_mib"),
+)
+"""Columns of the page of trainings."""
+
+
+def publish_runs(folders: Sequence[Path], target: Path, *, title: str, command: str, note: str = "") -> None:
+    """Write the page of finished trainings.
+
+    Args:
+        folders: of runs on one corpus and one machine.
+        command: what made them, as a reader would type it, a line each.
+        note: what a reader must know besides.
+
+    Raises:
+        UserError: no rows, several corpora, or runs of different environments or commits.
+    """
+    rows = read_folders(folders)
+    if not rows:
+        raise UserError(f"{', '.join(map(str, folders))}: no results to publish")
+    corpus = same_corpus(rows)
+    stamps = [read_object(folder / "environment.json") for folder in folders]
+    stamp = stamps[0]
+    if any(other != stamp for other in stamps) or len({row.identity.environment for row in rows}) > 1:
+        raise UserError(f"{target}: the rows come from several environments or commits; publish one at a time")
+    libraries = ", ".join(f"{name} {stamp[name]}" for name in ("torch", "triton", "python") if stamp.get(name))
+    parts = [
+        replace(comparison_table(rows, COLUMNS), title=""),
+        f"Corpus `{markdown_text(str(corpus))}`. "
+        "PPL is that of the checkpoint with the lowest validation loss. Seconds and token/s are of training steps, "
+        "token/s without the first step, which compiles; peak MiB is all memory reserved on the device.",
+        note,
+        made_by(
+            [command],
+            f"at commit `{stamp.get('commit')}` on {stamp.get('device')} ({libraries}). results.csv has all rows, "
+            "among them other checkpoints, positions in the block and longer blocks; environment.json has the whole "
+            "environment.",
+        ),
+    ]
+    files = {"environment.json": json.dumps(stamp, indent=2) + "\n"}
+    write_page(target, title=title, parts=parts, rows=rows, environments={}, files=files)
 
 
 def publish_comparison(experiment: Path, target: Path, *, title: str, note: str = "") -> None:
-    """Writes what a comparison has found so far, and what is missing of it.
+    """Write the page of a comparison: what it has measured so far, and what is missing of it.
 
     Args:
         experiment: outputs/<plan>, with its comparison.json.
@@ -29,74 +80,49 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
     Raises:
         UserError: there is no comparison, or it has no rows.
     """
-    record = experiment / "comparison.json"
-    if not record.exists():
-        raise UserError(f"{record}: is not there; compare.py writes it")
+    path = experiment / "comparison.json"
+    if not path.exists():
+        raise UserError(f"{path}: is not there; compare.py writes it")
     inputs = read_inputs(experiment)
-    summed = figures(inputs.rows, inputs.protocol.shared)
-    ranked = families(summed, rank=inputs.protocol.rank, reference=inputs.protocol.reference)
-    target.mkdir(parents=True, exist_ok=True)
-    write_csv([*inputs.rows, *to_rows(summed)], target / "results.csv")
-    content = read_object(record)
+    protocol, over_seeds = inputs.protocol, figures(inputs.rows, inputs.protocol.shared)
+    ranked = families(over_seeds, rank=protocol.rank, reference=protocol.reference)
+    record = read_object(path)
     # The rows stand in results.csv here.
-    content.pop("files", None)
-    replace_file(target / "comparison.json", json.dumps(content, indent=1) + "\n")
-    write_environments(target, {name: stamp for name, stamp in inputs.environments.items() if stamp is not None})
-    export_cells(experiment, target / "cells.jsonl")
-    replace_file(target / "README.md", _page(title, note, inputs, summary(summed, ranked, inputs.protocol.variants)))
-
-
-def _page(title: str, note: str, inputs: Inputs, content: Summary) -> str:
-    protocol, identities = inputs.protocol, [row.identity for row in inputs.rows]
-    devices, commits, corpora = (
-        ", ".join(
-            dict.fromkeys(
-                markdown_text(f"{getattr(identity, name)}") for identity in identities if getattr(identity, name)
-            )
-        )
-        for name in ("device", "commit", "corpus")
+    record.pop("files", None)
+    write_page(
+        target,
+        title=title,
+        parts=_comparison_parts(
+            summary_table(summary(over_seeds, ranked, protocol.variants), with_intervals=True), note, inputs
+        ),
+        rows=[*inputs.rows, *to_rows(over_seeds)],
+        environments={name: stamp for name, stamp in inputs.environments.items() if stamp is not None},
+        files={"comparison.json": json.dumps(record, indent=1) + "\n"},
     )
+    export_cells(experiment, target / "cells.jsonl")
+
+
+def _comparison_parts(table: Table, note: str, inputs: Inputs) -> list[str | Table]:
+    protocol = inputs.protocol
+    devices, commits, corpora = (listed_values(inputs.rows, name) for name in ("device", "commit", "corpus"))
     corpus = f", corpus `{corpora}`" if corpora else ""
-    corpus = f", corpus `{corpora}`" if corpora else ""
-    parts = [
-        f"# {title}",
-        summary_table(content),
+    return [
+        table,
         "Brackets are 95 % Student intervals over seeds, for timings the 20th and 80th percentile, unadjusted. Bold is "
         "best where it is separated from every other variant: two-sided paired t-test, Holm-adjusted p < 0.05, and at "
         "least the smallest difference that matters (0.01 in accuracy, 1 % in perplexity).",
-        f"Made by\n\n    {printable(protocol.command)}\n\non {devices}{corpus}, at commit {commits}. "
-        "results.csv has every row and every figure over seeds, comparison.json the learning rates and how they were "
-        "chosen, environment-*.json the machines. `python scripts/report.py` on this folder makes the page "
-        "with all plots, and "
-        "`compare.py ... import=cells.jsonl` goes on from these cells.",
+        made_by(
+            [protocol.command],
+            f"on {devices}{corpus}, at commit {commits}. "
+            "results.csv has every row and every figure over seeds, comparison.json the learning rates and how they "
+            "were chosen, environment-*.json the machines. `python scripts/report.py` on this folder makes the page "
+            "with all plots, and `compare.py ... import=cells.jsonl` goes on from these cells.",
+        ),
         note,
-        *_listed("Failed", [f"{entry['cell']}: {entry['reason']}" for entry in protocol.failures]),
-        *_listed("Not run yet", protocol.missing),
+        *_plan_cells("Failed", [f"{entry['cell']}: {entry['reason']}" for entry in protocol.failures]),
+        *_plan_cells("Not run yet", protocol.missing),
     ]
-    return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def summary_table(content: Summary) -> str:
-    """A line an evaluation's score, a column a variant, as Markdown."""
-    variants = [line[0].text for line in content.lines]
-    rows = [
-        [header, *(_shown(line[index]) for line in content.lines)]
-        for index, header in enumerate(content.headers[1:], start=1)
-    ]
-    marks = ["---", *("--:" for _ in variants)]
-    lines = [["", *variants], marks, *rows]
-    return "\n".join(f"| {' | '.join(markdown_text(cell) for cell in line)} |" for line in lines)
-
-
-def _shown(cell: Cell) -> str:
-    text = f"**{cell.text}**" if cell.is_best else cell.text
-    interval = (
-        "" if cell.low is None or cell.high is None else f"[{format_number(cell.low)}, {format_number(cell.high)}]"
-    )
-    return " ".join(filter(None, (text, interval, cell.without)))
-
-
-def _listed(what: str, labels: Sequence[Any]) -> list[str]:
-    if not labels:
-        return []
-    return [f"{what}, of the plan's cells:", "\n".join(f"- {markdown_text(str(label))}" for label in labels)]
+def _plan_cells(what: str, labels: Sequence[Any]) -> list[str]:
+    return [f"{what}, of the plan's cells:", bullets(list(map(str, labels)))] if labels else []

@@ -7,7 +7,7 @@ from attnbench.report import words
 from attnbench.report.inputs import Inputs, Protocol, about
 from attnbench.report.markup import Markup, TableCell, breakable, element, join, scrolling, table
 from attnbench.report.plots import Plot, chance_text, describe, missing_text, plots_of
-from attnbench.report.summary import Cell, Column, Family, Figure, Summary, headline, same_models
+from attnbench.report.summary import Column, Entry, Family, Figure, Summary, headline, same_models
 
 MIN_RANKED_SEEDS = 3
 HOW_RANKED = (
@@ -152,7 +152,7 @@ def _score_header(column: Column) -> Markup:
     )
 
 
-def _summary_cell(cell: Cell) -> Markup:
+def _summary_cell(cell: Entry) -> Markup:
     without = element("small", cell.without) if cell.without else None
     if cell.status not in ("", "ok"):
         return element("td", _cross(cell.text), without, class_="number lost")

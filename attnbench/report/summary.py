@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from attnbench.results.tables import format_number
+from attnbench.results.tables import Table, TableCell, format_interval, format_number
 from attnbench.verdict.ranking import TEST_OF_BEST, Family, Score, families, score_of
 from attnbench.verdict.seeds import PER_RUN, Figure, figures, place_of, same_models, to_rows
 
 __all__ = [
-    "PER_RUN", "SUMMARY", "Cell", "Column", "Family", "Figure", "Headline", "Score", "Summary",
-    "families", "figures", "headline", "same_models", "score_of", "summary", "to_rows",
+    "PER_RUN", "SUMMARY", "Column", "Entry", "Family", "Figure", "Headline", "Score", "Summary",
+    "families", "figures", "headline", "same_models", "score_of", "summary", "summary_table", "to_rows",
 ]  # fmt: skip
 
 
@@ -161,7 +161,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Entry:
     """What one variant has in one column."""
 
     text: str
@@ -177,10 +177,11 @@ class Cell:
     without: str = ""
     """Words for what the mixer did not get of the evaluation's settings, having none of the name; or nothing."""
 
-    @property
-    def in_full(self) -> str:
-        """The text, and these words behind it."""
-        return f"{self.text} {self.without}".strip()
+    def to_cell(self, *, with_interval: bool = False) -> TableCell:
+        """Make the cell of a table, with the interval if asked for."""
+        interval = format_interval(self.low, self.high) if with_interval else ""
+        notes = tuple(filter(None, (interval, self.without)))
+        return TableCell(text=self.text, notes=notes, mark="best" if self.is_best else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +191,7 @@ class Summary:
     headers: list[str]
     columns: list[Column]
     """What stands behind the headers after the first."""
-    lines: list[list[Cell]]
+    lines: list[list[Entry]]
 
 
 def summary(summed: Sequence[Figure], ranked: Sequence[Family], variants: Iterable[str] = ()) -> Summary:
@@ -204,8 +205,17 @@ def summary(summed: Sequence[Figure], ranked: Sequence[Family], variants: Iterab
     lines = []
     for variant in dict.fromkeys([*variants, *(figure.variant for figure in summed)]):
         own = [figure for figure in summed if variant in figure.names]
-        lines.append([Cell(text=variant), *(_cell(own, column, ranked) for column in columns)])
+        lines.append([Entry(text=variant), *(_cell(own, column, ranked) for column in columns)])
     return Summary(headers=["variant", *(column.header for column in columns)], columns=columns, lines=lines)
+
+
+def summary_table(content: Summary, *, with_intervals: bool = False) -> Table:
+    """Make the table of a line a score and a column a variant."""
+    lines = [
+        [header, *(line[index].to_cell(with_interval=with_intervals) for line in content.lines)]
+        for index, header in enumerate(content.headers[1:], start=1)
+    ]
+    return Table(headers=["", *(line[0].text for line in content.lines)], lines=lines)
 
 
 def headline(summed: Sequence[Figure], evaluation: str) -> list[Column]:
@@ -281,17 +291,17 @@ def _header(settings: dict[str, Any], choice: Headline, others: Sequence[dict[st
     return ", ".join(words)
 
 
-def _cell(own: Sequence[Figure], column: Column, ranked: Sequence[Family]) -> Cell:
+def _cell(own: Sequence[Figure], column: Column, ranked: Sequence[Family]) -> Entry:
     figure = next((figure for figure in own if column.takes(figure)), None)
     if figure is None:
-        return Cell(text="–")
+        return Entry(text="–")
     num_seeds = sum(figure.statuses.values())
     if figure.mean is None:
         status = next(iter(figure.statuses))
-        return Cell(text=status.replace("_", " "), status=status, without=figure.without)
+        return Entry(text=status.replace("_", " "), status=status, without=figure.without)
     partly = f" ({len(figure.values)} of {num_seeds} seeds)" if len(figure.values) < num_seeds else ""
     family = next((family for family in ranked if figure in family.figures), None)
-    return Cell(
+    return Entry(
         text=format_number(figure.mean) + partly,
         value=figure.mean,
         low=figure.low,

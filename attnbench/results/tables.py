@@ -1,12 +1,18 @@
-"""Result rows as tables for a terminal of 80 columns; rows of different corpora never share one."""
+"""Tables of the package: one `Table` for the terminal, for Markdown and for the report, and those made of result rows.
 
+A table holds text as it was given; each renderer escapes it for where it goes. `attnbench.report.html` renders it as
+HTML.
+"""
+
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.table import Table
+from rich.console import Console
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from attnbench.results.rows import Identity, ResultRow, is_complete, read_results, same_corpus
@@ -15,10 +21,89 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.escaping import markdown_text, printable
 
 LABELS = {"variant": "variant", "backend": "backend", "parameters": "params"}
-"""Columns that every table has, and what stands above them."""
+"""Columns that every table of rows has, and their headers."""
 
 DISTINCTIONS = ("seq_len", "seed", "experiment", "model", "precision", "device", "num_devices", "commit")
-"""Columns that a table gets only where its rows differ in them, so that no difference is hidden."""
+"""Columns that a table of rows gets only where its rows differ in them, so that no difference is hidden."""
+
+NOTHING = "–"
+"""The cell of a number that was not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableCell:
+    """A cell of more than its text."""
+
+    text: str
+    notes: tuple[str, ...] = ()
+    """Behind the text in Markdown and on a terminal; below it, smaller, on a page."""
+    mark: str = ""
+    """best: bold; lost or warn: in a colour of its own, on a page."""
+
+    def __str__(self) -> str:
+        return " ".join((self.text, *self.notes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table before it is rendered."""
+
+    headers: Sequence[str]
+    lines: Sequence[Sequence[str | TableCell]]
+    """Cells of each line, as many as there are headers."""
+    notes: Sequence[str] = ()
+    """Paragraphs below the table."""
+    title: str = ""
+    num_labels: int = 1
+    """Columns from the left that say whose line it is, set left; all others are numbers, set right."""
+
+
+def to_terminal(table: Table) -> RichTable:
+    """Render a table for a terminal, without its notes."""
+    title = Text(printable(table.title)) if table.title else None
+    rich_table = RichTable(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for index, header in enumerate(table.headers):
+        is_left = index < table.num_labels and header != LABELS["parameters"]
+        rich_table.add_column(Text(printable(header)), justify="left" if is_left else "right", overflow="fold")
+    for line in map(_as_cells, table.lines):
+        rich_table.add_row(*(Text(printable(str(c)), style="bold" if c.mark == "best" else "") for c in line))
+    return rich_table
+
+
+def print_table(table: Table, console: Console | None = None) -> None:
+    """Print a table to standard output, and its notes below it."""
+    console = Console() if console is None else console
+    console.print(to_terminal(table))
+    for note in table.notes:
+        text = textwrap.fill(printable(note), console.width - 1, subsequent_indent="  ")
+        console.print(text, markup=False, highlight=False)
+
+
+def to_markdown(table: Table) -> str:
+    """Render a table as Markdown: its title as a heading, then the table, then its notes."""
+    marks = ["---" if index < table.num_labels else "--:" for index in range(len(table.headers))]
+    cells = [list(table.headers), marks, *(list(map(_in_markdown, line)) for line in map(_as_cells, table.lines))]
+    lines = (f"| {' | '.join(map(markdown_text, line))} |" for line in cells)
+    heading = f"## {markdown_text(table.title)}" if table.title else ""
+    return "\n\n".join(filter(None, (heading, "\n".join(lines), *map(markdown_text, table.notes))))
+
+
+def _as_cells(line: Iterable[str | TableCell]) -> list[TableCell]:
+    return [TableCell(text=cell) if isinstance(cell, str) else cell for cell in line]
+
+
+def _in_markdown(cell: TableCell) -> str:
+    return " ".join((f"**{cell.text}**" if cell.mark == "best" else cell.text, *cell.notes))
+
+
+def format_number(value: float) -> str:
+    """Format with four significant digits; from 1,000 up as a whole number with thousands separated."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def format_interval(low: float | None, high: float | None) -> str:
+    """Format as `[low, high]`; empty where there is no interval."""
+    return "" if low is None or high is None else f"[{format_number(low)}, {format_number(high)}]"
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -31,55 +116,13 @@ class MetricColumn:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def takes(self, row: ResultRow) -> bool:
-        """Whether the row's number belongs into this column."""
-        measurement = row.measurement
-        is_own = row.identity.evaluation == self.evaluation and measurement.metric == self.metric
-        return is_own and self.settings.items() <= measurement.settings.items()
-
-
-@dataclass(slots=True, kw_only=True, frozen=True)
-class Grid:
-    """A table before it is drawn: its title, its headers, and its cells as text."""
-
-    title: str
-    headers: list[str]
-    num_labels: int
-    """How many columns, from the left, say whose line it is."""
-    lines: list[list[str]]
-
-
-def read_folders(folders: Sequence[Path], *, last_only: bool = False) -> list[ResultRow]:
-    """All rows of the runs in `folders`, those of their cells too.
-
-    Args:
-        last_only: of an evaluation that a run has with several settings, only what was measured last, and to its end.
-    """
-    everywhere = [place for folder in folders for place in (folder, *_cells_of(folder))]
-    files = [path for place in dict.fromkeys(everywhere) for path in sorted((place / "results").glob("*.jsonl"))]
-    if last_only:
-        by_time = sorted(filter(is_complete, files), key=lambda path: path.stat().st_mtime_ns)
-        last = {(path.parent, path.stem.rpartition("-")[0]): path for path in by_time}
-        files = [path for path in files if path in last.values()]
-    return [row for path in files for row in read_results(path)]
-
-
-def _cells_of(folder: Path) -> list[Path]:
-    """Where else a run has results: one folder a line of its cells.txt, from the experiment's folder."""
-    path = folder / "cells.txt"
-    if not path.exists():
-        return []
-    try:
-        lines = [Path(line) for line in read_bounded(path, MOST_JSON_BYTES).splitlines()]
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
-    for line in lines:
-        if line.is_absolute() or ".." in line.parts:
-            raise UserError(f"{path}: {line} lies outside of the experiment")
-    return [folder.parent / line for line in lines]
+        """Tell if the row's number belongs into this column."""
+        is_metric = (row.identity.evaluation, row.measurement.metric) == (self.evaluation, self.metric)
+        return is_metric and self.settings.items() <= row.measurement.settings.items()
 
 
 def comparison_tables(rows: Iterable[ResultRow], columns: Sequence[MetricColumn]) -> list[Table]:
-    """One comparison_table for each corpus, in the order in which the rows name them."""
+    """Make a `comparison_table` of each corpus, in the order in which the rows name them."""
     by_corpus: dict[str | None, list[ResultRow]] = {}
     for row in rows:
         by_corpus.setdefault(row.identity.corpus, []).append(row)
@@ -87,35 +130,7 @@ def comparison_tables(rows: Iterable[ResultRow], columns: Sequence[MetricColumn]
 
 
 def comparison_table(rows: Iterable[ResultRow], columns: Sequence[MetricColumn]) -> Table:
-    """A grid drawn for a terminal; see `grid`."""
-    return terminal_table(grid(rows, columns))
-
-
-def terminal_table(drawn: Grid) -> Table:
-    """A grid for a terminal."""
-    table = Table(title=Text(drawn.title), box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for index, header in enumerate(drawn.headers):
-        left = index < drawn.num_labels and header != LABELS["parameters"]
-        table.add_column(Text(header), justify="left" if left else "right", overflow="fold")
-    for line in drawn.lines:
-        table.add_row(*map(Text, line))
-    return table
-
-
-def markdown_table(rows: Iterable[ResultRow], columns: Sequence[MetricColumn]) -> str:
-    """A grid as Markdown; see `grid`."""
-    return markdown_grid(grid(rows, columns))
-
-
-def markdown_grid(drawn: Grid) -> str:
-    """A grid as Markdown."""
-    marks = ["---" if index < drawn.num_labels else "--:" for index in range(len(drawn.headers))]
-    lines = [[markdown_text(cell) for cell in line] for line in (drawn.headers, marks, *drawn.lines)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
-def grid(rows: Iterable[ResultRow], columns: Sequence[MetricColumn]) -> Grid:
-    """One line per variant and whatever else the rows differ in, titled with the corpus.
+    """Make a table of one line per variant and whatever else the rows differ in, titled with the corpus.
 
     A cell without a number shows its status, and a dash where nothing was measured.
 
@@ -130,37 +145,60 @@ def grid(rows: Iterable[ResultRow], columns: Sequence[MetricColumn]) -> Grid:
     lines: dict[tuple[Any, ...], list[ResultRow]] = {}
     for row in shown:
         lines.setdefault(tuple(getattr(row.identity, name) for name in names), []).append(row)
-    return Grid(
-        title=printable(corpus if corpus is not None else "no corpus"),
-        headers=[*(LABELS.get(name, name) for name in names), *(printable(column.header) for column in columns)],
+    return Table(
+        title=corpus if corpus is not None else "no corpus",
+        headers=[*(LABELS.get(name, name) for name in names), *(column.header for column in columns)],
         num_labels=len(names),
         lines=[
-            [_label(group[0].identity, name) for name in names] + [_cell(group, column) for column in columns]
+            [_label(group[0].identity, name) for name in names] + [_number(group, column) for column in columns]
             for group in lines.values()
         ],
     )
 
 
-def format_number(value: float) -> str:
-    """Four significant digits; whole numbers with thousands separated from 1,000 up."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
 def _label(identity: Identity, name: str) -> str:
     value = getattr(identity, name)
     if value is None:
-        return "–"
-    if name == "parameters":
-        return f"{value:,}"
-    return printable(str(value))
+        return NOTHING
+    return f"{value:,}" if name == "parameters" else str(value)
 
 
-def _cell(group: Sequence[ResultRow], column: MetricColumn) -> str:
-    found = [row for row in group if column.takes(row)]
-    if not found:
-        return "–"
-    if len(found) > 1:
-        places = "; ".join(f"{row.identity.run}, {row.measurement.settings}" for row in found)
-        raise UserError(f"{column.header}: {len(found)} rows belong into one cell ({places}); name the setting meant")
-    measurement = found[0].measurement
+def _number(group: Sequence[ResultRow], column: MetricColumn) -> str:
+    rows = [row for row in group if column.takes(row)]
+    if not rows:
+        return NOTHING
+    if len(rows) > 1:
+        runs = "; ".join(f"{row.identity.run}, {row.measurement.settings}" for row in rows)
+        raise UserError(f"{column.header}: {len(rows)} rows belong into one cell ({runs}); name the setting meant")
+    measurement = rows[0].measurement
     return measurement.status.replace("_", " ") if measurement.value is None else format_number(measurement.value)
+
+
+def read_folders(folders: Sequence[Path], *, last_only: bool = False) -> list[ResultRow]:
+    """Read all rows of the runs in `folders`, those of their cells too.
+
+    Args:
+        last_only: of an evaluation that a run has with several settings, only what was measured last, and to its end.
+    """
+    everywhere = [path for folder in folders for path in (folder, *_cells_of(folder))]
+    files = [path for folder in dict.fromkeys(everywhere) for path in sorted((folder / "results").glob("*.jsonl"))]
+    if last_only:
+        by_time = sorted(filter(is_complete, files), key=lambda path: path.stat().st_mtime_ns)
+        last = {(path.parent, path.stem.rpartition("-")[0]): path for path in by_time}
+        files = [path for path in files if path in last.values()]
+    return [row for path in files for row in read_results(path)]
+
+
+def _cells_of(folder: Path) -> list[Path]:
+    """List where else a run has results: one folder a line of its cells.txt, from the experiment's folder."""
+    path = folder / "cells.txt"
+    if not path.exists():
+        return []
+    try:
+        lines = [Path(line) for line in read_bounded(path, MOST_JSON_BYTES).splitlines()]
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+    for line in lines:
+        if line.is_absolute() or ".." in line.parts:
+            raise UserError(f"{path}: {line} lies outside of the experiment")
+    return [folder.parent / line for line in lines]

@@ -27,7 +27,7 @@ from attnbench.ops.attention_kernels import IMPLEMENTATIONS, compiled_textbook, 
 from attnbench.report.page import write_report
 from attnbench.results.folder import ROOT
 from attnbench.results.rows import Identity, Measurement, ResultRow, read_csv
-from attnbench.results.tables import Grid
+from attnbench.results.tables import Table
 from attnbench.settings.errors import UserError
 
 BENCHES = sorted(path.stem for path in (CONF / "bench").glob("*.yaml"))
@@ -412,7 +412,7 @@ def test_the_goals_ratios_stand_in_the_tables():
 
 def test_a_wide_table_is_cut_into_some_that_fit_with_the_labels_on_each():
     headers = ["length", *(f"implementation {index}" for index in range(9))]
-    whole = Grid(title="t", headers=headers, num_labels=1, lines=[[str(index) for index in range(10)]])
+    whole = Table(title="t", headers=headers, num_labels=1, lines=[[str(index) for index in range(10)]])
     parts = list(narrowed(whole))
     assert len(parts) > 1
     assert all(part.headers[0] == "length" and part.lines[0][0] == "0" for part in parts)

@@ -22,12 +22,12 @@ from scripts_here import run_here
 from small import compose_once, python_path
 
 from attnbench.cli.compose import launch
+from attnbench.comparison.publish import publish_runs
 from attnbench.comparison.run_model import run
 from attnbench.evals.runners.training import run_training
 from attnbench.report.terminal import print_summary
 from attnbench.results.folder import ROOT
 from attnbench.results.identity import config_hash
-from attnbench.results.publish import publish
 from attnbench.results.rows import ResultRow, read_results
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.training import checkpoint
@@ -721,7 +721,7 @@ def test_the_table_has_every_variant_and_never_two_corpora(folder, finished, tmp
 
 
 def test_a_published_run_says_how_it_was_made_and_what_a_reader_must_know(finished, tmp_path):
-    publish([finished], tmp_path, title="A title", command="S=1\npython one", note="Mind this.")
+    publish_runs([finished], tmp_path, title="A title", command="S=1\npython one", note="Mind this.")
     page = (tmp_path / "README.md").read_text()
     assert page.startswith("# A title\n\n| variant |")
     assert "\n\nMind this.\n\nMade by\n\n    S=1\n    python one\n\nat commit " in page
@@ -740,7 +740,7 @@ def test_an_evaluation_made_later_has_the_environment_that_made_it(tmp_path, mon
     assert stamp == {**trained, "commit": "another-one", "dirty": False}
     assert json.loads((first / "environment.json").read_text()) == trained
     with pytest.raises(UserError, match="several environments"):
-        publish([first], tmp_path / "published", title="t", command="c")
+        publish_runs([first], tmp_path / "published", title="t", command="c")
 
 
 def test_a_run_that_failed_has_failed_in_wandb_too(tmp_path, monkeypatch):

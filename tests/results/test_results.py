@@ -17,7 +17,7 @@ from attnbench.results.rows import (
     same_corpus,
     write_csv,
 )
-from attnbench.results.tables import MetricColumn, comparison_table, comparison_tables
+from attnbench.results.tables import MetricColumn, comparison_table, comparison_tables, print_table
 from attnbench.settings.errors import UserError
 
 IDENTITY = Identity(
@@ -173,7 +173,7 @@ def test_rows_of_different_corpora_are_never_compared():
         same_corpus(mixed)
     with pytest.raises(UserError, match="embedded"):
         comparison_table(mixed, [])
-    titles = [str(table.title) for table in comparison_tables(mixed, [])]
+    titles = [table.title for table in comparison_tables(mixed, [])]
     assert titles == ["wikitext2-v1", "embedded", "no corpus"]
 
 
@@ -188,7 +188,7 @@ COLUMNS = [
 def shown(table):
     console = Console(width=80, color_system=None, force_terminal=False)
     with console.capture() as capture:
-        console.print(table)
+        print_table(table, console)
     return capture.get()
 
 

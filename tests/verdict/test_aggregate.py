@@ -5,10 +5,10 @@ import math
 
 import pytest
 
-from attnbench.comparison.publish import summary_table
-from attnbench.report.summary import SUMMARY, families, figures, headline, score_of, summary, to_rows
+from attnbench.report.summary import SUMMARY, families, figures, headline, score_of, summary, summary_table, to_rows
 from attnbench.report.terminal import print_comparison
 from attnbench.results.rows import COLUMNS, SELECTION_SEED, Identity, Measurement, ResultRow
+from attnbench.results.tables import to_markdown
 from attnbench.settings.errors import UserError
 
 IDENTITY = Identity(
@@ -313,10 +313,12 @@ def test_what_a_mixer_did_not_get_stands_beside_its_score(capsys):
     shown = summary(figures(rows), [])
     # It is no axis: one column for all.
     assert shown.headers == ["variant", "copy at 50"]
-    assert [line[1].in_full for line in shown.lines] == [
+    assert [str(line[1].to_cell()) for line in shown.lines] == [
         *("0.625", "0.25 without conv_size, output_gate", "out of memory without conv_size, output_gate")
     ]
-    assert "| 0.25 [0.25, 0.25] without conv_size, output_gate |" in summary_table(shown)
+    assert "| 0.25 [0.25, 0.25] without conv_size, output_gate |" in to_markdown(
+        summary_table(shown, with_intervals=True)
+    )
     print_comparison(rows, ["softmax", "mine"], rank=[], reference=None, shared={})
     said = capsys.readouterr().out
     assert "0.25 without" in said

@@ -1,0 +1,54 @@
+"""Published pages: docs/results/<table>-<machine>/ with README.md, results.csv and environments."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attnbench.results.files import replace_file
+from attnbench.results.rows import ResultRow, write_csv, write_environments
+from attnbench.results.tables import Table, to_markdown
+from attnbench.settings.escaping import markdown_text, printable
+
+
+def write_page(
+    target: Path,
+    *,
+    title: str,
+    parts: Iterable[str | Table],
+    rows: Iterable[ResultRow],
+    environments: Mapping[str, Any],
+    files: Mapping[str, str] | None = None,
+) -> None:
+    """Write a published page.
+
+    Args:
+        target: docs/results/<table>-<machine>; what other files it holds stays.
+        parts: paragraphs of Markdown and tables, in order; empty paragraphs are left out.
+        rows: everything that results.csv gets.
+        environments: stamps by fingerprint, each written as environment-<fingerprint>.json.
+        files: text of further files, by name.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    write_csv(rows, target / "results.csv")
+    write_environments(target, environments)
+    for name, text in (files or {}).items():
+        replace_file(target / name, text)
+    shown = (to_markdown(part) if isinstance(part, Table) else part for part in parts)
+    replace_file(target / "README.md", "\n\n".join(filter(None, (f"# {title}", *shown))) + "\n")
+
+
+def made_by(commands: Iterable[str], sentences: str) -> str:
+    """Write the paragraphs of the commands that made a page, and of where they ran."""
+    lines = (f"    {printable(line)}" for command in commands for line in command.split("\n"))
+    return "Made by\n\n" + "\n".join(lines) + f"\n\n{sentences}"
+
+
+def listed_values(rows: Iterable[ResultRow], column: str) -> str:
+    """List the different values of a column as Markdown, with commas between; rows that have none are left out."""
+    values = dict.fromkeys(getattr(row.identity, column) for row in rows)
+    return ", ".join(markdown_text(str(value)) for value in values if value)
+
+
+def bullets(lines: Sequence[str]) -> str:
+    """Write lines of text as a Markdown list."""
+    return "\n".join(f"- {markdown_text(line)}" for line in lines)

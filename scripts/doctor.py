@@ -11,7 +11,7 @@ def main(settings: DoctorSettings) -> Path:
     """Imports the doctor only once the configuration stands: torch takes longer to load than all its checks."""
     from attnbench.correctness.doctor import diagnose
 
-    return diagnose(settings, *compose_mixers(settings.mixers))
+    return diagnose(settings, compose_mixers(settings.mixers))
 
 
 if __name__ == "__main__":

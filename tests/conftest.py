@@ -4,10 +4,13 @@ import logging
 import os
 import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from attnbench.settings.registry import TRUSTED
 
 INTERPRETED = not torch.cuda.is_available()
 if INTERPRETED:
@@ -20,6 +23,14 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.fixture(scope="session")
 def root() -> Path:
     return ROOT
+
+
+@pytest.fixture(autouse=True)
+def trusts_nothing_afterwards() -> Iterator[None]:
+    """A class that one test may build is refused in the next."""
+    before = frozenset(TRUSTED)
+    yield
+    TRUSTED.intersection_update(before)
 
 
 @pytest.hookimpl(tryfirst=True)

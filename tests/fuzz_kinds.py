@@ -345,7 +345,6 @@ COMPARISON = {
 
 def _run_config() -> str:
     settings = asdict(compose(["experiment=demo", "device=cpu"]))
-    del settings["trusted"]
     return yaml.safe_dump({**settings, "resolved": {"parameters": 1}}, sort_keys=False)
 
 

@@ -9,14 +9,16 @@ from torch import Tensor
 
 from attnbench.mixers.base import Mixer, head_count
 from attnbench.mixers.layers import Projection, RMSNorm
+from attnbench.settings.registry import trust
 from attnbench.settings.schema import MixerSettings
 
 
 def settings_of(kind: str) -> dict[str, Any]:
-    """A run's settings that name a class of this file: its mixer, and that it may be built."""
+    """A run's settings that name a class of this file, which may be built from here on."""
     target = f"{__name__}.{kind}"
     mixer = MixerSettings(name="mine", target=target, options={"backend": "auto"})
-    return {"mixer": mixer, "trusted": frozenset({target})}
+    trust([target])
+    return {"mixer": mixer}
 
 
 class DeltaState(NamedTuple):

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from attnbench.settings.errors import UserError
+from attnbench.settings.registry import resolve
 
 
 def act(item: tuple[str, str]) -> None:
@@ -35,6 +36,8 @@ def act(item: tuple[str, str]) -> None:
 
         with folder_lock(Path(where), waits=True):
             pass
+    elif what == "resolve":
+        resolve(where, object)
     elif what == "stay":
         save_when_stopped(Path(where))
 

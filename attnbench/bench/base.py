@@ -42,8 +42,6 @@ class Conditions:
     """Mixers by the names of their yamls of conf/attn, whether or not they can run here."""
     folder: Path | None = None
     """Folder of the run, for what is no row; None: that is not kept."""
-    trusted: Collection[str] = ()
-    """Classes outside attnbench that may be built, see settings/registry.py."""
 
     @property
     def dtype(self) -> torch.dtype:

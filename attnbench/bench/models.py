@@ -125,7 +125,7 @@ class ModelsBench(Bench):
         self, mixer: MixerSettings, size: ModelSettings, settings: dict[str, Any], conditions: Conditions
     ) -> Callable[[], Iterable[Measurement]]:
         def measure() -> Iterator[Measurement]:
-            error = mixer_error(mixer, size.head_width, conditions.device, conditions.precision, conditions.trusted)
+            error = mixer_error(mixer, size.head_width, conditions.device, conditions.precision)
             candidate = Candidate(
                 mixer=mixer,
                 size=size,

@@ -1,6 +1,5 @@
 """What a bench found: its tables on the terminal, and as a page of docs/results with its rows and environments."""
 
-import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -134,21 +133,19 @@ def _measured(folders: Sequence[Path]) -> Iterator[Measured]:
     for name in dict.fromkeys(config["name"] for config in configs.values()):
         own = {folder: config for folder, config in configs.items() if config["name"] == name}
         first = next(iter(own.values()))
-        # A class outside attnbench is trusted where this process's own command line has had it loaded.
-        trusted = {first["target"]} if first["target"].rpartition(".")[0] in sys.modules else set()
         files = [path for folder in own for path in sorted((folder / "results").glob("*.jsonl"))]
         yield Measured(
-            bench=resolve(first["target"], Bench, trusted),
+            bench=resolve(first["target"], Bench),
             name=name,
             commands=list(dict.fromkeys(config["command"] for config in own.values())),
             rows=[row for path in files if is_complete(path) for row in read_results(path)],
-            missing=[label for folder, config in own.items() for label in _missing(folder, config, trusted)],
+            missing=[label for folder, config in own.items() for label in _missing(folder, config)],
         )
 
 
-def _missing(folder: Path, config: dict[str, Any], trusted: set[str]) -> Iterator[str]:
+def _missing(folder: Path, config: dict[str, Any]) -> Iterator[str]:
     """The cells that a run which was cut off has not come to the end of."""
-    bench = build(config["target"], config["options"], Bench, trusted)
+    bench = build(config["target"], config["options"], Bench)
     for index, cell in enumerate(bench.cells()):
         if not is_complete(cell_file(folder, config["name"], cell_name(index))):
             yield f"{folder.name}: {told_cell(cell)}"

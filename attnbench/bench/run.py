@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 EXPERIMENT = "benchmark"
 CEILINGS = ("matrix_product_tflops", "copy_gigabytes_per_second")
 
-ComposeMixers = Callable[[Sequence[str] | None], tuple[list[MixerSettings], frozenset[str]]]
+ComposeMixers = Callable[[Sequence[str] | None], list[MixerSettings]]
 
 
 def run_bench(settings: BenchSettings, compose_mixers: ComposeMixers) -> Path:
@@ -46,15 +46,15 @@ def run_bench(settings: BenchSettings, compose_mixers: ComposeMixers) -> Path:
     """
     device = resolve_device(settings.device)
     precision = resolve_precision(settings.precision, device.type, setting="precision")
-    bench = build(settings.target, settings.options, Bench, settings.trusted)
+    bench = build(settings.target, settings.options, Bench)
     if next(bench.cells(), None) is None:
         empty = ", ".join(f"bench.{name}=[]" for name, value in settings.options.items() if value == [])
         raise UserError(f"{empty}: leaves bench={settings.name} nothing to measure")
-    mixers, trusted = compose_mixers(bench.mixer_names)
+    mixers = compose_mixers(bench.mixer_names)
     stamp = environment(device, ROOT)
     machine = {name: value for name, value in stamp.items() if name not in UNHASHED}
     targets = [settings.target, *(mixer.target for mixer in mixers)]
-    code = code_of(targets, ["mixers", "model", "timing"], settings.trusted | trusted)
+    code = code_of(targets, ["mixers", "model", "timing"])
     # A yaml from elsewhere is edited as its class is.
     code |= {mixer.name: mixer.options for mixer in mixers if not is_own(mixer.target)}
     hashed = hash_with_code([settings.name, settings.target, settings.options, precision, machine], code)
@@ -68,9 +68,8 @@ def run_bench(settings: BenchSettings, compose_mixers: ComposeMixers) -> Path:
             device=device,
             precision=precision,
             ceilings=ceilings,
-            mixers=lambda names: compose_mixers(names)[0],
+            mixers=compose_mixers,
             folder=folder,
-            trusted=settings.trusted,
         )
         for index, cell in enumerate(bench.cells()):
             rows = results.cell(cell_name(index), lambda cell=cell: bench.measure(cell, conditions))
@@ -145,7 +144,7 @@ def _told(measurement: Measurement) -> str:
 
 def _config(settings: BenchSettings, precision: str, device: torch.device) -> dict[str, Any]:
     given = asdict(settings)
-    del given["trusted"], given["rerun"]
+    del given["rerun"]
     return {"bench": given, "resolved": {"precision": precision, "device": str(device)}}
 
 

@@ -247,20 +247,16 @@ def _try_to_hold(descriptor: int) -> bool:
     return True
 
 
-def compose_mixers(names: Sequence[str] | None) -> tuple[list[MixerSettings], frozenset[str]]:
-    """Mixers as their yamls of attn/ have them, those of a --config-dir too, and the classes to trust; inside a job.
+def compose_mixers(names: Sequence[str] | None) -> list[MixerSettings]:
+    """Mixers as their yamls of attn/ have them, those of a --config-dir too; inside a job.
 
     Args:
         names: of yamls; None for all there are.
     """
     if names is None:
         names = sorted(GlobalHydra.instance().config_loader().get_group_options("attn"))
-    found, trusted = [], frozenset()
-    for name in names:
-        config = hydra.compose("train", [f"attn={name}"], return_hydra_config=True)
-        mixer, trusted = read_mixer(config, config.hydra)
-        found.append(mixer)
-    return found, trusted
+    configs = [hydra.compose("train", [f"attn={name}"], return_hydra_config=True) for name in names]
+    return [read_mixer(config, config.hydra) for config in configs]
 
 
 class _AboveTheBar(logging.Handler):

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from attnbench.cli.help import scripts_with
 from attnbench.settings.documents import MOST_YAML_BYTES, parse_yaml, read_bounded
 from attnbench.settings.errors import UserError, did_you_mean
-from attnbench.settings.registry import build, check_options, resolve
+from attnbench.settings.registry import build, check_options, resolve, trust
 from attnbench.settings.schema import (
     BenchSettings,
     ComparisonSettings,
@@ -61,7 +61,7 @@ def read_settings(config: DictConfig, hydra_config: Any) -> RunSettings:
     mixer = MixerSettings(name=choices["attn"], **_open("attn", values.pop("attn")))
     # Before what is made here, which would take the place of one of the same name without a word.
     _refuse_unknown(values, TOP_LEVEL)
-    values |= {"experiment": _experiment(hydra_config), "trusted": _trusted(hydra_config)}
+    values |= {"experiment": _experiment(hydra_config)}
     values |= {**closed, "mixer": mixer, "evaluations": evaluations, "named_options": _named_options(hydra_config)}
     return _checked(values)
 
@@ -126,7 +126,6 @@ def read_bench(config: DictConfig, hydra_config: Any) -> BenchSettings:
         name=Path(hydra_config.runtime.choices["bench"]).name,
         **_open("bench", values["bench"]),
         **given,
-        trusted=_trusted(hydra_config),
         command=_typed("benchmark", hydra_config),
     )
     check(settings)
@@ -136,16 +135,16 @@ def read_bench(config: DictConfig, hydra_config: Any) -> BenchSettings:
     # Imported here: torch takes longer to load than all the checks before this one.
     from attnbench.bench.base import Bench
 
-    cls = resolve(settings.target, Bench, settings.trusted)
+    cls = resolve(settings.target, Bench)
     check_options(cls, settings.options, group="bench")
-    build(settings.target, settings.options, Bench, settings.trusted)
+    build(settings.target, settings.options, Bench)
     return settings
 
 
-def read_mixer(config: DictConfig, hydra_config: Any) -> tuple[MixerSettings, frozenset[str]]:
-    """The mixer of a training's configuration, whether or not it can run here, and the classes to trust."""
+def read_mixer(config: DictConfig, hydra_config: Any) -> MixerSettings:
+    """The mixer of a training's configuration, whether or not it can run here."""
     options = _open("attn", _plain(config, hydra_config)["attn"])
-    return MixerSettings(name=hydra_config.runtime.choices["attn"], **options), _trusted(hydra_config)
+    return MixerSettings(name=hydra_config.runtime.choices["attn"], **options)
 
 
 def read_evaluation(config: DictConfig, hydra_config: Any) -> tuple[Path, RunSettings]:
@@ -164,7 +163,7 @@ def read_evaluation(config: DictConfig, hydra_config: Any) -> tuple[Path, RunSet
     check_options(RunSettings, now, given=others, group="")
     # A run that was moved has its cells beside it, where it lies now.
     place = {"experiment": folder.parent.name, "outputs_dir": str(folder.parent.parent)}
-    settings = replace(stored, **now, **place, evaluations=evaluations, trusted=_trusted(hydra_config))
+    settings = replace(stored, **now, **place, evaluations=evaluations)
     _check_machine(settings)
     return folder, settings
 
@@ -186,7 +185,7 @@ def read_generation(config: DictConfig, hydra_config: Any) -> tuple[GenerationSe
     mixer = stored.mixer
     if settings.backend is not None:
         mixer = replace(mixer, options={**mixer.options, "backend": settings.backend})
-    trained = replace(stored, device=settings.device, mixer=mixer, trusted=_trusted(hydra_config))
+    trained = replace(stored, device=settings.device, mixer=mixer)
     _check_machine(trained)
     return settings, trained
 
@@ -220,7 +219,9 @@ def stored_settings(folder: Path) -> RunSettings:
 
 
 def _plain(config: DictConfig, hydra_config: Any) -> dict[str, Any]:
-    """The configuration without Hydra's own part, resolved, nothing deleted from it and nothing missing."""
+    """The configuration without Hydra's own part, resolved, nothing deleted from it and nothing missing; the classes
+    that the command line's --config-dir names may be built from here on."""
+    trust(_outside_classes(hydra_config))
     for override in hydra_config.overrides.task:
         if override.startswith("~"):
             raise UserError(f"{override}: a setting cannot be deleted; null or another value turns it off")
@@ -346,15 +347,13 @@ def _check_machine(settings: RunSettings) -> None:
 
     device_type = resolve_device(settings.device).type
     precision = resolve_precision(settings.train.precision, device_type)
-    mixer = resolve_mixer(
-        settings.mixer, settings.model, device_type=device_type, precision=precision, trusted=settings.trusted
-    )
-    build_meta([mixer] * settings.model.num_layers, settings.model, vocabulary_size=1, trusted=settings.trusted)
+    mixer = resolve_mixer(settings.mixer, settings.model, device_type=device_type, precision=precision)
+    build_meta([mixer] * settings.model.num_layers, settings.model, vocabulary_size=1)
     for evaluation in settings.evaluations:
-        cls = resolve(evaluation.target, Evaluation, settings.trusted)
+        cls = resolve(evaluation.target, Evaluation)
         check_options(cls, evaluation.options, group=f"eval.{evaluation.name}")
         # Built once already here: what its constructor refuses should not come to light after hours of training.
-        build(evaluation.target, evaluation.options, Evaluation, settings.trusted)
+        build(evaluation.target, evaluation.options, Evaluation)
 
 
 def _typed(script: str, hydra_config: Any) -> str:
@@ -369,7 +368,7 @@ def _own_folders(hydra_config: Any) -> list[Path]:
     return [Path(source.path) for source in sources if source.provider == "command-line"]
 
 
-def _trusted(hydra_config: Any) -> frozenset[str]:
+def _outside_classes(hydra_config: Any) -> frozenset[str]:
     """The classes that yamls under the command line's --config-dir name."""
     found = set()
     for folder in _own_folders(hydra_config):

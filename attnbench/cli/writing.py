@@ -21,6 +21,7 @@ from attnbench.model.sampling import Sampling, Writer, write_by_recomputation
 from attnbench.settings.documents import read_bounded
 from attnbench.settings.errors import UserError
 from attnbench.settings.escaping import printable, printable_text
+from attnbench.settings.registry import trust
 from attnbench.settings.schema import GenerationSettings, RunSettings, check
 from attnbench.training.checkpoint import ModelRecord, best_folder, is_final, load_model, load_record
 
@@ -47,7 +48,6 @@ def write_text(settings: GenerationSettings, trained: RunSettings) -> Path:
         device=trained.device,
         precision=trained.train.precision,
         backend=trained.mixer.options.get("backend", "auto"),
-        trusted=trained.trusted,
     )
     if not settings.recompute:
         _check_states(model)
@@ -77,11 +77,12 @@ def load_checkpoint(
     Args:
         folder: a run's checkpoint/final or checkpoint/best-<step>.
         device, precision, backend: as the settings `device`, `train.precision` and `attn.backend`.
-        trusted: classes outside attnbench that may be built, as `compose([...], config_dir=...).trusted` has them.
+        trusted: classes outside attnbench that may be built, beside those of a `compose([...], config_dir=...)`.
 
     Raises:
         UserError: there is no such checkpoint, it was altered, or it cannot run here.
     """
+    trust(trusted)
     folder, place = Path(folder), resolve_device(device)
     record = load_record(folder)
     record.precision = resolve_precision(precision, place.type)
@@ -91,11 +92,10 @@ def load_checkpoint(
             record.model,
             device_type=place.type,
             precision=record.precision,
-            trusted=trusted,
         )
         for own in record.mixers
     ]
-    model, _ = load_model(folder, device=place, trusted=trusted, mixers=record.mixers)
+    model, _ = load_model(folder, device=place, mixers=record.mixers)
     return model.eval(), record
 
 

@@ -125,7 +125,7 @@ def by_kind(settings: RunSettings) -> ByKind:
     """The evaluations that read checkpoints, those that train probes, and those of the system."""
     sorted_out = ByKind([], [], [])
     for evaluation in settings.evaluations:
-        cls = resolve(evaluation.target, Evaluation, settings.trusted)
+        cls = resolve(evaluation.target, Evaluation)
         kinds = (CheckpointEvaluation, Probe, SystemEvaluation)
         fitting = [found for kind, found in zip(kinds, sorted_out, strict=True) if issubclass(cls, kind)]
         if not fitting:

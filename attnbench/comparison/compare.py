@@ -207,7 +207,7 @@ def _described(comparison: Comparison) -> dict[str, Any]:
     found = {}
     for prepared, _ in comparison.variants.values():
         for evaluation in prepared.settings.evaluations:
-            cls = resolve(evaluation.target, Evaluation, prepared.settings.trusted)
+            cls = resolve(evaluation.target, Evaluation)
             purpose = (cls.__doc__ or "").strip().partition("\n")[0]
             found[evaluation.name] = {"purpose": purpose, "plots": [list(pair) for pair in cls.plots]}
     return found

@@ -137,8 +137,7 @@ def what_came_out(cell: Cell) -> str:
     """The score that a cell is for, or the reason why it has none: accuracy 0.98 at num_pairs 16."""
     rows = [row.measurement for path in cell.results if is_whole(path) for row in read_results(path)]
     evaluations = [cell.evaluation] if cell.evaluation is not None else cell.settings.evaluations
-    trusted = cell.settings.trusted
-    plots = [pair for own in evaluations for pair in resolve(own.target, Evaluation, trusted).plots[:1]]
+    plots = [pair for own in evaluations for pair in resolve(own.target, Evaluation).plots[:1]]
     # Searches have the number alone that rates are chosen by.
     for metric, axis in (*plots, ("selection", ""), ("nats_per_character", "")):
         found = [row for row in rows if row.metric == metric and _is_score(row)]
@@ -199,11 +198,9 @@ def _seconds_a_training(comparison: Comparison, groups: Iterable[str]) -> dict[s
                         continue
 
                     def built(probe=probe, task=task, matched=matched) -> LanguageModel:
-                        model, trusted, device = matched.model, probe.settings.trusted, probe.device
+                        model, device = matched.model, probe.device
                         size = task.vocabulary_size
-                        return build_model(
-                            probe.mixers, model, vocabulary_size=size, seed=0, device=device, trusted=trusted
-                        )
+                        return build_model(probe.mixers, model, vocabulary_size=size, seed=0, device=device)
 
                     def sequences(count: int, task=task, probe=probe) -> Callable[[int], Batch]:
                         batch = task.sequences("train", 0, 0, count, probe.device)

@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import util
@@ -90,17 +90,14 @@ class Finding:
         return "wrong" if self.failure or self.wrong_lengths else "right"
 
 
-def build_mixer(
-    settings: MixerSettings, device: torch.device, trusted: Collection[str] = (), shape: Shape = USUAL
-) -> Mixer:
+def build_mixer(settings: MixerSettings, device: torch.device, shape: Shape = USUAL) -> Mixer:
     """A mixer with the initial weights of a model's first layer, float32.
 
     Args:
         settings: with the backend that shall run.
-        trusted: classes outside attnbench that may be built, see registry.py.
         shape: its options in place of the settings' own.
     """
-    built = build_model([shape.of(settings)], shape.model, vocabulary_size=1, seed=0, device=device, trusted=trusted)
+    built = build_model([shape.of(settings)], shape.model, vocabulary_size=1, seed=0, device=device)
     mixer = built.layers[0].mixer
     with torch.no_grad():
         for parameter in mixer.parameters():
@@ -108,37 +105,35 @@ def build_mixer(
     return mixer
 
 
-def choice(settings: MixerSettings, precision: str, device: torch.device, trusted: Collection[str] = ()) -> Choice:
+def choice(settings: MixerSettings, precision: str, device: torch.device) -> Choice:
     """What `auto` resolves to, and the mixer's rule."""
     try:
-        resolved = _resolved(settings, "auto", precision, device, trusted)
+        resolved = _resolved(settings, "auto", precision, device)
     except UserError as refusal:
         return Choice(None, str(refusal))
-    return Choice(resolved.options["backend"], resolve(settings.target, Mixer, trusted).auto_rule)
+    return Choice(resolved.options["backend"], resolve(settings.target, Mixer).auto_rule)
 
 
-def examine(
-    settings: MixerSettings, device: torch.device, trusted: Collection[str] = (), lengths: Sequence[int] = LENGTHS
-) -> Iterator[Finding]:
+def examine(settings: MixerSettings, device: torch.device, lengths: Sequence[int] = LENGTHS) -> Iterator[Finding]:
     """Every backend of a mixer in every precision, each as soon as it is known."""
     expected: dict[int, Outcome] = {}
     shape = replace(USUAL, lengths=lengths)
-    for backend in resolve(settings.target, Mixer, trusted).backends:
+    for backend in resolve(settings.target, Mixer).backends:
         for precision in TOLERANCES:
-            chosen = choice(settings, precision, device, trusted).backend
+            chosen = choice(settings, precision, device).backend
             own = with_backend(settings, backend)
             finding = Finding(mixer=own, precision=precision, is_chosen=backend == chosen, shape=shape)
             try:
-                _resolved(settings, backend, precision, device, trusted, shape)
+                _resolved(settings, backend, precision, device, shape)
             except UserError as refusal:
                 finding.refusal = str(refusal)
             else:
-                _hold_against_definition(finding, expected, device, trusted)
+                _hold_against_definition(finding, expected, device)
             yield finding
 
 
 def examine_shapes(
-    settings: MixerSettings, device: torch.device, trusted: Collection[str] = (), shapes: Sequence[Shape] = OTHER_SHAPES
+    settings: MixerSettings, device: torch.device, shapes: Sequence[Shape] = OTHER_SHAPES
 ) -> Iterator[Finding]:
     """What `auto` chooses at other shapes, in the precisions of each; where it chooses nothing there is no finding."""
     for shape in shapes:
@@ -149,33 +144,31 @@ def examine_shapes(
         for precision in shape.precisions:
             try:
                 resolve_precision(precision, device.type)
-                resolved = _resolved(settings, "auto", precision, device, trusted, shape)
+                resolved = _resolved(settings, "auto", precision, device, shape)
             except UserError:
                 continue
             own = with_backend(settings, resolved.options["backend"])
             finding = Finding(mixer=own, precision=precision, is_chosen=True, shape=shape)
-            _hold_against_definition(finding, expected, device, trusted)
+            _hold_against_definition(finding, expected, device)
             yield finding
 
 
-def examine_pieces(
-    settings: MixerSettings, device: torch.device, trusted: Collection[str] = ()
-) -> Iterator[tuple[MixerSettings, Check]]:
+def examine_pieces(settings: MixerSettings, device: torch.device) -> Iterator[tuple[MixerSettings, Check]]:
     """Every backend that runs here and takes a state, in every precision: what is read in pieces and then decoded."""
-    kind = resolve(settings.target, Mixer, trusted)
+    kind = resolve(settings.target, Mixer)
     for backend in (backend for backend in kind.backends if backend not in kind.trains_only):
         own = with_backend(settings, backend)
         for precision in TOLERANCES:
             try:
-                _resolved(settings, backend, precision, device, trusted)
+                _resolved(settings, backend, precision, device)
             except UserError:
                 # Its reason stands in the lines of `examine`.
                 continue
-            is_chosen = backend == choice(settings, precision, device, trusted).backend
+            is_chosen = backend == choice(settings, precision, device).backend
             check = Check(name=f"{settings.name}, {backend}", precision=precision, is_chosen=is_chosen)
             # As in an examination of training.
             try:
-                mixer = build_mixer(own, device, trusted)
+                mixer = build_mixer(own, device)
                 wide, (x_BTD, _) = copy.deepcopy(mixer).double(), example(LENGTH_IN_PIECES, MODEL.dim, device)
                 with torch.no_grad():
                     expected_BTD = wide.reference(x_BTD.double())
@@ -192,7 +185,6 @@ def _hold_against_definition(
     finding: Finding,
     expected: dict[int, Outcome],
     device: torch.device,
-    trusted: Collection[str],
 ) -> None:
     """Fills in the deviations, or the failure that ended it.
 
@@ -201,7 +193,7 @@ def _hold_against_definition(
     """
     # Whatever a kernel or its compiler raises is what is looked for here: it is told, and the others still run.
     try:
-        mixer = build_mixer(finding.mixer, device, trusted, finding.shape)
+        mixer = build_mixer(finding.mixer, device, finding.shape)
         for length in finding.shape.lengths:
             if length not in expected:
                 expected[length] = by_definition(mixer, length, finding.shape)
@@ -211,7 +203,7 @@ def _hold_against_definition(
         finding.failure = one_line(error)
 
 
-def first_step_seconds(settings: MixerSettings, device: torch.device, trusted: Collection[str] = ()) -> float:
+def first_step_seconds(settings: MixerSettings, device: torch.device) -> float:
     """Of a small model, from its weights to the end of its first training step, as train.py takes it on this device:
     compiled on CUDA, with what the compilers have kept from earlier times.
 
@@ -228,7 +220,6 @@ def first_step_seconds(settings: MixerSettings, device: torch.device, trusted: C
         vocabulary_size=VOCABULARY_SIZE,
         seed=0,
         device=device,
-        trusted=trusted,
     )
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(VOCABULARY_SIZE, (2, BATCH_SIZE, LENGTH), generator=generator).to(device)
@@ -281,8 +272,7 @@ def _resolved(
     backend: str,
     precision: str,
     device: torch.device,
-    trusted: Collection[str],
     shape: Shape = USUAL,
 ) -> MixerSettings:
     own = shape.of(with_backend(settings, backend))
-    return resolve_mixer(own, shape.model, device_type=device.type, precision=precision, trusted=trusted)
+    return resolve_mixer(own, shape.model, device_type=device.type, precision=precision)

@@ -3,7 +3,7 @@ right, and whether mixers from outside attnbench keep the contract."""
 
 import json
 import textwrap
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -70,12 +70,11 @@ class Spoken:
             self.console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings], trusted: Collection[str] = ()) -> Path:
+def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings]) -> Path:
     """Says all of it as it comes, and leaves it in a folder: doctor.txt, results.csv, environment.json.
 
     Args:
         mixers: those to look at, as their yamls have them.
-        trusted: classes outside attnbench that may be built, see registry.py.
 
     Raises:
         UserError: a backend that `auto` chooses here is wrong or cannot train, a mixer from outside attnbench breaks
@@ -86,20 +85,20 @@ def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings], trusted:
     _say_machine(say, stamp)
     # Before the guards are lifted, which is no part of what auto does here.
     precision = resolve_precision("auto", device.type)
-    choices = {mixer.name: choice(mixer, precision, device, trusted) for mixer in mixers}
+    choices = {mixer.name: choice(mixer, precision, device) for mixer in mixers}
     _say_choices(say, choices, precision)
     with device_lock(device, shared=False):
         _say_head(say, settings.lift_guards)
         findings = []
         with guards_lifted() if settings.lift_guards else nullcontext():
-            for finding in (finding for mixer in mixers for finding in examine(mixer, device, trusted)):
+            for finding in (finding for mixer in mixers for finding in examine(mixer, device)):
                 _say_finding(say, finding)
                 findings.append(finding)
-        findings += _other_shapes(say, mixers, device, trusted)
-        checks = _operators(say, device) + _pieces(say, mixers, device, trusted)
-        promises = _contracts(say, [mixer for mixer in mixers if not is_own(mixer.target)], device, trusted)
+        findings += _other_shapes(say, mixers, device)
+        checks = _operators(say, device) + _pieces(say, mixers, device)
+        promises = _contracts(say, [mixer for mixer in mixers if not is_own(mixer.target)], device)
         resolved = [with_backend(mixer, name) for mixer in mixers if (name := choices[mixer.name].backend)]
-        steps = list(zip(resolved, _first_steps(say, resolved, device, trusted), strict=True))
+        steps = list(zip(resolved, _first_steps(say, resolved, device), strict=True))
     wrong = [finding for finding in findings if finding.verdict == "wrong"]
     problems = [
         *_advice([finding for finding in wrong if finding.is_chosen], findings),
@@ -179,9 +178,7 @@ def _say_finding(say: Spoken, finding: Finding) -> None:
         say(f"at length {length}: {errors} of {own.parameter}", indent=6, style=STYLES["wrong"])
 
 
-def _other_shapes(
-    say: Spoken, mixers: Sequence[MixerSettings], device: torch.device, trusted: Collection[str]
-) -> list[Finding]:
+def _other_shapes(say: Spoken, mixers: Sequence[MixerSettings], device: torch.device) -> list[Finding]:
     say()
     say("What auto chooses, at other shapes", style="bold")
     findings = []
@@ -189,7 +186,7 @@ def _other_shapes(
         title = f"{shape.name}; lengths {', '.join(map(str, shape.lengths))}"
         if shape.slack > 1:
             title += f"; {shape.slack:.2g} times as much allowed"
-        for finding in (own for mixer in mixers for own in examine_shapes(mixer, device, trusted, [shape])):
+        for finding in (own for mixer in mixers for own in examine_shapes(mixer, device, [shape])):
             if title:
                 say(title, indent=2)
             title = ""
@@ -215,15 +212,13 @@ def _operators(say: Spoken, device: torch.device) -> list[tuple[MixerSettings, C
     return checks
 
 
-def _pieces(
-    say: Spoken, mixers: Sequence[MixerSettings], device: torch.device, trusted: Collection[str]
-) -> list[tuple[MixerSettings, Check]]:
+def _pieces(say: Spoken, mixers: Sequence[MixerSettings], device: torch.device) -> list[tuple[MixerSettings, Check]]:
     say()
     say(f"{LENGTH_IN_PIECES} positions, read in two pieces and then decoded, against float64", style="bold")
     _say_allowed(say)
     checks = []
     for mixer in mixers:
-        for own, check in examine_pieces(mixer, device, trusted):
+        for own, check in examine_pieces(mixer, device):
             _say_check(say, check)
             checks.append((own, check))
     return checks
@@ -255,20 +250,20 @@ def _check_errors(check: Check) -> Iterator[Measurement]:
 
 
 def _contracts(
-    say: Spoken, mixers: Sequence[MixerSettings], device: torch.device, trusted: Collection[str]
+    say: Spoken, mixers: Sequence[MixerSettings], device: torch.device
 ) -> list[tuple[MixerSettings, Measurement]]:
     """A line and a row for each promise of each mixer, with the backend that `auto` is in float32."""
     found: list[tuple[MixerSettings, Measurement]] = []
     for mixer in mixers:
         say()
         say(f"The contract that {mixer.name}, from outside attnbench, has to keep; in float32", style="bold")
-        backend, reason = choice(mixer, "float32", device, trusted)
+        backend, reason = choice(mixer, "float32", device)
         if backend is None:
             say(f"Not looked at: {reason}", indent=2, style=STYLES["refused"])
             continue
         own = with_backend(mixer, backend)
-        only_trains = backend in resolve(mixer.target, Mixer, trusted).trains_only
-        build = partial(build_mixer, own, device, trusted)
+        only_trains = backend in resolve(mixer.target, Mixer).trains_only
+        build = partial(build_mixer, own, device)
         for promise in (one for one in PROMISES if not (one.needs_state and only_trains)):
             broken = breach(promise, build, USUAL)
             verdict = "broken" if broken else "kept"
@@ -287,9 +282,7 @@ def _promise_row(promise: str, broken: str) -> Measurement:
     return Measurement(metric="promise_kept", unit="", settings=settings, **lost)
 
 
-def _first_steps(
-    say: Spoken, mixers: Sequence[MixerSettings], device: torch.device, trusted: Collection[str]
-) -> list[Measurement]:
+def _first_steps(say: Spoken, mixers: Sequence[MixerSettings], device: torch.device) -> list[Measurement]:
     say()
     say("First step of a small training, with what the compilers have kept", style="bold")
     steps = []
@@ -297,7 +290,7 @@ def _first_steps(
         columns = f"{mixer.name:15} {mixer.options['backend']:11}"
         # As in an examination: what it raises is told, and the other mixers still have their turn.
         try:
-            seconds = first_step_seconds(mixer, device, trusted)
+            seconds = first_step_seconds(mixer, device)
         except Exception as error:
             say(f"{columns} {one_line(error)}", indent=2, style=STYLES["wrong"])
             failure: dict[str, Any] = {"value": None, "status": "failed", "reason": one_line(error)}

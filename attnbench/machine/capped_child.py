@@ -10,6 +10,7 @@ from typing import Any
 
 from attnbench.machine.memory import memory_capped
 from attnbench.machine.timing import OutOfMemory, attempt
+from attnbench.settings.registry import TRUSTED, trust
 
 SIGNALS = (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 """How a process ends that is out of memory without torch noticing: by the system, or in a library that does not look
@@ -53,7 +54,9 @@ class CappedChild:
         # Spawned, not forked: a fork of a process with threads can hang in either.
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, self.prepare, self.cap_mib), daemon=True)
+        self._process = context.Process(
+            target=_serve, args=(other, self.prepare, self.cap_mib, frozenset(TRUSTED)), daemon=True
+        )
         self._process.start()
         other.close()
 
@@ -80,7 +83,10 @@ class CappedChild:
         self.close()
 
 
-def _serve(connection: Connection, prepare: Callable[[], Callable[..., Any]], cap_mib: int) -> None:
+def _serve(
+    connection: Connection, prepare: Callable[[], Callable[..., Any]], cap_mib: int, trusted: frozenset[str]
+) -> None:
+    trust(trusted)
     answer = prepare()
     with memory_capped(cap_mib):
         while True:

@@ -25,6 +25,7 @@ from attnbench.machine.streams import lasting_streams
 from attnbench.settings.documents import unlinked_log
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.escaping import OneLine
+from attnbench.settings.registry import TRUSTED, trust
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +134,7 @@ def _signals_held() -> Iterator[None]:
 def _start(function: Callable[[Item], Any], log: Path, num_threads: int | None) -> _Worker[Item]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(function, theirs, str(log), num_threads))
+    process = context.Process(target=_serve, args=(function, theirs, str(log), num_threads, frozenset(TRUSTED)))
     process.start()
     theirs.close()
     return _Worker(process, ours)
@@ -199,7 +200,9 @@ def _kill_group(worker: _Worker[Item]) -> None:
     worker.process.kill()
 
 
-def _serve(function: Callable[[Any], Any], connection: Connection, log: str, num_threads: int | None) -> None:
+def _serve(
+    function: Callable[[Any], Any], connection: Connection, log: str, num_threads: int | None, trusted: frozenset[str]
+) -> None:
     """A worker's life: items in, warnings and then None or an error out, until the other end closes."""
     # In a session of its own, Ctrl-C on the terminal reaches the parent alone, which then asks it to stop, once.
     os.setsid()
@@ -213,6 +216,7 @@ def _serve(function: Callable[[Any], Any], connection: Connection, log: str, num
     assert parent is not None
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     logging.getLogger("attnbench").addHandler(_ToParent(connection))
+    trust(trusted)
     if num_threads is not None:
         import torch
 

@@ -3,7 +3,7 @@
 import hashlib
 import inspect
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -160,35 +160,32 @@ def resolve_mixer(
     *,
     device_type: str,
     precision: str,
-    trusted: Collection[str] = (),
 ) -> MixerSettings:
     """The same settings with the backend that will run in place of `auto`.
 
     Raises:
         UserError: a backend that does not exist or cannot run here.
     """
-    cls = resolve(settings.target, Mixer, trusted)
+    cls = resolve(settings.target, Mixer)
     # The model's head width, unless the mixer's yaml overrides it: kernels differ in the widths they can do.
     options = {"head_width": model.head_width, **settings.options}
     backend = cls.choose_backend(options, device_type=device_type, precision=precision)
     return MixerSettings(name=settings.name, target=settings.target, options={**settings.options, "backend": backend})
 
 
-def function_of(settings: MixerSettings, trusted: Collection[str] = ()) -> dict[str, Any]:
+def function_of(settings: MixerSettings) -> dict[str, Any]:
     """Target and options of the function that a mixer computes, whatever the kernel; see `Mixer.same_function`."""
     options = {name: value for name, value in settings.options.items() if name != "backend"}
-    cls = resolve(settings.target, Mixer, trusted)
+    cls = resolve(settings.target, Mixer)
     # Of the class alone: what derives from it may compute anything.
     other = vars(cls).get("same_function")
-    shared = inspect.signature(resolve(other, Mixer, trusted)).parameters if other else {}
+    shared = inspect.signature(resolve(other, Mixer)).parameters if other else {}
     if other and not any(value for name, value in options.items() if name not in shared):
         return {"target": other, **{name: value for name, value in options.items() if name in shared}}
     return {"target": settings.target, **options}
 
 
-def build_meta(
-    mixers: Sequence[MixerSettings], model: ModelSettings, *, vocabulary_size: int, trusted: Collection[str] = ()
-) -> LanguageModel:
+def build_meta(mixers: Sequence[MixerSettings], model: ModelSettings, *, vocabulary_size: int) -> LanguageModel:
     """The model without memory behind it: enough to count and to refuse what does not fit together."""
     if len(mixers) != model.num_layers:
         raise UserError(f"model.num_layers={model.num_layers}: {len(mixers)} mixers were given, one a layer is needed")
@@ -199,7 +196,6 @@ def build_meta(
                     settings.target,
                     settings.options,
                     Mixer,
-                    trusted,
                     dim=model.dim,
                     head_width=model.head_width,
                     layer=layer,
@@ -222,15 +218,13 @@ def build_model(
     vocabulary_size: int,
     seed: int,
     device: torch.device | str = "cpu",
-    trusted: Collection[str] = (),
 ) -> LanguageModel:
     """A model with initial weights, the same on every device and for every mixer where names and shapes are the same.
 
     Args:
         mixers: one mixer's settings a layer, backends resolved (`resolve_mixer`).
-        trusted: classes outside attnbench that may be built, see registry.py.
     """
-    built = build_meta(mixers, model, vocabulary_size=vocabulary_size, trusted=trusted)
+    built = build_meta(mixers, model, vocabulary_size=vocabulary_size)
     check_free(num_bytes(built), f"model={model.name}: {built.num_parameters():,} weights")
     # Weights are drawn on the CPU and then moved: generators of two devices give different numbers.
     built.to_empty(device="cpu")

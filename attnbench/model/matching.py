@@ -2,7 +2,7 @@
 mixer's own setting so that its state is Gated DeltaNet's."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,7 +78,6 @@ def match_model(
     vocabulary_size: int,
     num_logits: int | None = None,
     precision: str = "float32",
-    trusted: Collection[str] = (),
 ) -> Matched:
     """Solves `feed_forward_width`, in steps of 8 where that comes within 1 %, of 1 otherwise; or the mixers' states.
 
@@ -99,7 +98,7 @@ def match_model(
 
     def built(width: int, layers: Sequence[MixerSettings]) -> LanguageModel:
         settings = replace(model, feed_forward_width=width)
-        return build_meta(layers, settings, vocabulary_size=vocabulary_size, trusted=trusted)
+        return build_meta(layers, settings, vocabulary_size=vocabulary_size)
 
     def flops(candidate: LanguageModel) -> float:
         return candidate.forward_flops(seq_len, num_logits) / seq_len
@@ -107,7 +106,7 @@ def match_model(
     reference = built(model.feed_forward_width, [REFERENCE] * model.num_layers)
     width, mismatch, layers, values = model.feed_forward_width, None, list(mixers), []
     if match == "state":
-        layers, mismatch, values = _match_states(mixers, model, trusted)
+        layers, mismatch, values = _match_states(mixers, model)
     elif match != "none" and width:
         measure = flops if match == "flops" else LanguageModel.num_parameters
         width = solve_width(lambda candidate: measure(built(candidate, mixers)), measure(reference), match)
@@ -157,14 +156,14 @@ def solve_width(measure: Callable[[int], float], target: float, match: str, refe
 
 
 def _match_states(
-    mixers: Sequence[MixerSettings], model: ModelSettings, trusted: Collection[str]
+    mixers: Sequence[MixerSettings], model: ModelSettings
 ) -> tuple[list[MixerSettings], float, list[str]]:
     """Each layer's mixer with the memory nearest the reference's in that layer, the mismatch over all, the choices."""
     matched, reached, wanted = [], 0, 0
     values: dict[str, None] = {}
     for layer, settings in enumerate(mixers):
-        target = _memory_bytes(STATE_REFERENCE, model, layer, ())
-        settings, memory, value = _solve_state(settings, target, model, layer, trusted)
+        target = _memory_bytes(STATE_REFERENCE, model, layer)
+        settings, memory, value = _solve_state(settings, target, model, layer)
         matched.append(settings)
         values[value] = None
         reached, wanted = reached + memory, wanted + target
@@ -172,13 +171,13 @@ def _match_states(
 
 
 def _solve_state(
-    settings: MixerSettings, target: int, model: ModelSettings, layer: int, trusted: Collection[str]
+    settings: MixerSettings, target: int, model: ModelSettings, layer: int
 ) -> tuple[MixerSettings, int, str]:
     """The settings with the legal value whose memory is nearest the target, that memory in bytes, and the value.
 
     Settings than which no value is nearer stay as they are.
     """
-    cls = resolve(settings.target, Mixer, trusted)
+    cls = resolve(settings.target, Mixer)
     if cls.state_grows:
         raise UserError(f"match=state: the state of {settings.name} grows with the length; match=params, flops or none")
     choices = cls.state_choices(settings.options, dim=model.dim, head_width=model.head_width)
@@ -186,7 +185,7 @@ def _solve_state(
         raise UserError(f"match=state: {cls.__name__} names no setting that decides its state; match=params or none")
 
     def memory(change: dict[str, Any]) -> int:
-        return _memory_bytes(_changed(settings, change), model, layer, trusted)
+        return _memory_bytes(_changed(settings, change), model, layer)
 
     place = bisect_left(choices, target, key=memory)
     change = min(choices[max(0, place - 1) : place + 1], key=lambda change: abs(memory(change) - target))
@@ -205,11 +204,11 @@ def _changed(settings: MixerSettings, change: dict[str, Any]) -> MixerSettings:
     return replace(settings, options={**settings.options, **change})
 
 
-def _memory_bytes(settings: MixerSettings, model: ModelSettings, layer: int, trusted: Collection[str]) -> int:
+def _memory_bytes(settings: MixerSettings, model: ModelSettings, layer: int) -> int:
     """Bytes of what match=state counts in one layer; memories are float32 whatever the model computes in."""
     given = {"dim": model.dim, "head_width": model.head_width, "layer": layer, "num_layers": model.num_layers}
     with torch.device("meta"):
-        mixer = build(settings.target, settings.options, Mixer, trusted, **given)
+        mixer = build(settings.target, settings.options, Mixer, **given)
         state: State = mixer.init_state(1, 1, torch.float32)
     return state_bytes(getattr(state, name) for name in mixer.state_memory)
 

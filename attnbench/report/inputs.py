@@ -128,7 +128,7 @@ def _evaluation_class(evaluation: str) -> type[Evaluation] | type[Bench] | None:
         path = {path.stem: path for path in folder.glob("*.yaml")}.get(evaluation)
         target = yaml.safe_load(path.read_text(encoding="utf-8")).get("_target_") if path is not None else None
         if target is not None:
-            return resolve(target, base, trusted={target})
+            return resolve(target, base)
     return None
 
 

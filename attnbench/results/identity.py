@@ -8,7 +8,7 @@ import ast
 import functools
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -40,7 +40,7 @@ def hash_with_code(content: list[Any], code: dict[str, Any]) -> str:
     return config_hash([*content, code] if code else content)
 
 
-def code_of(targets: Iterable[str], parts: Iterable[str], trusted: Collection[str]) -> dict[str, Any]:
+def code_of(targets: Iterable[str], parts: Iterable[str]) -> dict[str, Any]:
     """Whatever of the code an identity has to hold, empty where nothing does:
 
         {"numbers_version": {"model": 1}, "sources": {"average.Average": "6dc9...e1"}}
@@ -48,13 +48,12 @@ def code_of(targets: Iterable[str], parts: Iterable[str], trusted: Collection[st
     Args:
         targets: `_target_`s of the classes that take part.
         parts: entries of NUMBERS_VERSION whose code takes part; 0 is left out.
-        trusted: classes outside attnbench that may be imported, see registry.py.
 
     Raises:
         UserError: a class outside attnbench that may not be imported, or has no source that can be read.
     """
     versions = {part: attnbench.NUMBERS_VERSION[part] for part in parts if attnbench.NUMBERS_VERSION[part]}
-    sources = {target: _source(import_module(target, trusted)) for target in targets if not is_own(target)}
+    sources = {target: _source(import_module(target)) for target in targets if not is_own(target)}
     return {name: found for name, found in (("numbers_version", versions), ("sources", sources)) if found}
 
 

@@ -1,29 +1,40 @@
 """Which classes a configuration or a checkpoint may construct, and the check of their settings.
 
 A class under `attnbench.` may be named by anyone. A class elsewhere only by a yaml in an attn/, eval/ or bench/
-folder that the local command line (`--config-dir`) or the Python caller gave: its name is then in `trusted`. What a
-checkpoint says of itself never extends that.
+folder that the local command line (`--config-dir`) or the Python caller gave: both call `trust`, for the whole process
+and the workers that it starts. What a checkpoint says of itself never extends that.
 """
 
 import functools
 import importlib
 import inspect
 import types
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from attnbench.settings.errors import UserError, did_you_mean
 
 Class = TypeVar("Class")
 
+TRUSTED: set[str] = set()
+"""Classes outside attnbench that this process may construct; only `trust` adds to them."""
 
-def resolve(target: str, base: type[Class], trusted: Collection[str] = ()) -> type[Class]:
+
+def trust(targets: Iterable[str]) -> None:
+    """Allow classes outside attnbench from here on.
+
+    For what a user says here and now: their --config-dir, or a call. Never for what a file says of itself.
+    """
+    TRUSTED.update(targets)
+
+
+def resolve(target: str, base: type[Class]) -> type[Class]:
     """The class named `target`, a subclass of `base`.
 
     Raises:
         UserError: a class that may not be constructed, does not exist, or is no `base`.
     """
-    module = import_module(target, trusted)
+    module = import_module(target)
     module_name, _, class_name = target.rpartition(".")
     found = getattr(module, class_name, None)
     if not (isinstance(found, type) and issubclass(found, base)):
@@ -36,13 +47,13 @@ def is_own(target: str) -> bool:
     return target.startswith("attnbench.")
 
 
-def import_module(target: str, trusted: Collection[str] = ()) -> types.ModuleType:
+def import_module(target: str) -> types.ModuleType:
     """The module that the class named `target` stands in.
 
     Raises:
         UserError: a class that may not be constructed, or no such module.
     """
-    if not is_own(target) and target not in trusted:
+    if not is_own(target) and target not in TRUSTED:
         raise UserError(
             f"_target_={target}: is no class of attnbench; if you trust it, add --config-dir FOLDER, in which a yaml "
             f"of attn/, eval/ or bench/ names it, and PYTHONPATH=FOLDER before it, which has {_file_of(target)}"
@@ -62,11 +73,9 @@ def _file_of(target: str) -> str:
     return target.rpartition(".")[0].replace(".", "/") + ".py"
 
 
-def build(
-    target: str, options: dict[str, Any], base: type[Class], trusted: Collection[str] = (), **given: Any
-) -> Class:
+def build(target: str, options: dict[str, Any], base: type[Class], **given: Any) -> Class:
     """Constructs `target` from its yaml's options; `given` are passed on where the signature names them."""
-    cls = resolve(target, base, trusted)
+    cls = resolve(target, base)
     wanted = inspect.signature(cls).parameters
     from_model = {name: value for name, value in given.items() if name in wanted and name not in options}
     check_options(cls, options, given=from_model)

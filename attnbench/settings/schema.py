@@ -172,8 +172,6 @@ class RunSettings:
     named_options: list[str] = field(default_factory=list)
     """Options of the mixer that the command line or its experiment names: they win over what a probe wishes, which wins
     over the yaml of the mixer."""
-    trusted: frozenset[str] = frozenset()
-    """Classes outside attnbench that the user's own --config-dir names; see registry.py."""
     seq_len: int = setting(minimum=1, maximum=2**31 - 1)
     seed: int = setting(minimum=0, maximum=2**31 - 1)
     device: str
@@ -253,7 +251,6 @@ class BenchSettings:
     name: str
     target: str
     options: dict[str, Any]
-    trusted: frozenset[str] = frozenset()
     precision: str = setting(choices=BENCH_PRECISIONS)
     device: str
     outputs_dir: str

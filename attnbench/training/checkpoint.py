@@ -16,7 +16,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -227,14 +227,12 @@ def load_model(
     folder: Path,
     *,
     device: torch.device | str = "cpu",
-    trusted: Collection[str] = (),
     mixers: Sequence[MixerSettings] | None = None,
 ) -> tuple[LanguageModel, ModelRecord]:
     """A trained model, built again from the checkpoint's own record.
 
     Args:
         folder: one of a run's checkpoint/final, checkpoint/best-* or checkpoint/step-*.
-        trusted: classes outside attnbench that may be built; the checkpoint cannot add to them.
         mixers: in place of the record's, with other kernels say; the weights must fit.
 
     Raises:
@@ -248,7 +246,6 @@ def load_model(
             record.mixers if mixers is None else mixers,
             record.model,
             vocabulary_size=record.vocabulary_size,
-            trusted=trusted,
         )
     except UserError as error:
         raise UserError(f"{folder / 'config.json'}: {error}") from None

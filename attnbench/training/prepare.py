@@ -103,7 +103,6 @@ class Run:
             vocabulary_size=self.corpus.vocabulary_size,
             seed=self.settings.seed,
             device=self.device,
-            trusted=self.settings.trusted,
         )
 
     def new_model(self, model: ModelSettings | None = None) -> LanguageModel:
@@ -113,7 +112,7 @@ class Run:
     def trained_model(self, which: str = "final") -> LanguageModel:
         """The run's own, of its `final` or its `best` checkpoint."""
         folder = best_folder(self.checkpoints) if which == "best" else self.checkpoints / "final"
-        model, _ = load_model(folder, device=self.device, trusted=self.settings.trusted)
+        model, _ = load_model(folder, device=self.device)
         return model
 
 
@@ -208,7 +207,7 @@ def _matched(
     settings: RunSettings, model: ModelSettings, device: torch.device, precision: str, corpus: Corpus
 ) -> tuple[list[MixerSettings], Matched]:
     """One resolved mixer a layer, and the model of this size matched for them."""
-    mixer = resolve_mixer(settings.mixer, model, device_type=device.type, precision=precision, trusted=settings.trusted)
+    mixer = resolve_mixer(settings.mixer, model, device_type=device.type, precision=precision)
     matched = match_model(
         [mixer] * model.num_layers,
         model,
@@ -216,7 +215,6 @@ def _matched(
         seq_len=settings.seq_len,
         vocabulary_size=corpus.vocabulary_size,
         precision=precision,
-        trusted=settings.trusted,
     )
     return matched.mixers, matched
 
@@ -239,13 +237,13 @@ def _identity_of_training(prepared: Run) -> dict[str, Any]:
 
 def function_hash(prepared: Run) -> str:
     """The `config_hash` of the training, the same for mixers that are one function by other kernels."""
-    functions = [function_of(mixer, prepared.settings.trusted) for mixer in prepared.mixers]
+    functions = [function_of(mixer) for mixer in prepared.mixers]
     return config_hash({**_identity_of_training(prepared), "mixers": functions})
 
 
 def code_of_training(prepared: Run) -> dict[str, Any]:
     """See `identity.code_of`."""
-    return code_of([mixer.target for mixer in prepared.mixers], TRAINED, prepared.settings.trusted)
+    return code_of([mixer.target for mixer in prepared.mixers], TRAINED)
 
 
 def hashed_model(model: ModelSettings, matched: Matched | None) -> dict[str, Any]:
@@ -261,7 +259,7 @@ def hashed_model(model: ModelSettings, matched: Matched | None) -> dict[str, Any
 def resolved_config(prepared: Run) -> dict[str, Any]:
     """The settings as given, and what they were resolved to."""
     given = asdict(prepared.settings)
-    del given["trusted"], given["rerun"]
+    del given["rerun"]
     return {
         **given,
         "resolved": {

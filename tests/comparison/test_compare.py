@@ -34,6 +34,7 @@ from attnbench.report.summary import families, figures, summary
 from attnbench.results.folder import ROOT
 from attnbench.results.rows import is_complete, read_results
 from attnbench.settings.errors import UserError
+from attnbench.settings.registry import trust
 from attnbench.settings.schema import SELECTION_SEED, ComparisonSettings, LoggerSettings, PlanSettings, RunSettings
 from attnbench.verdict.seeds import PER_RUN
 
@@ -657,4 +658,5 @@ def test_a_mixer_is_another_s_function_only_where_it_says_so_itself():
     derived = replace(mixer_settings("flash"), target=f"{__name__}.Other")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules[__name__], "Other", Other, raising=False)
-        assert function_of(derived, {derived.target})["target"] == derived.target
+        trust([derived.target])
+        assert function_of(derived)["target"] == derived.target

@@ -34,6 +34,7 @@ from attnbench.mixers.definition import (
 from attnbench.mixers.softmax import Softmax
 from attnbench.results.rows import read_csv
 from attnbench.settings.errors import UserError
+from attnbench.settings.registry import trust
 from attnbench.settings.schema import DoctorSettings, MixerSettings
 
 CPU = torch.device("cpu")
@@ -45,9 +46,10 @@ def from_yaml(name: str) -> MixerSettings:
     return MixerSettings(name=name, target=content.pop("_target_"), options=content)
 
 
-def broken(name: str) -> tuple[MixerSettings, set[str]]:
+def broken(name: str) -> MixerSettings:
     target = f"broken_mixers.{name}"
-    return MixerSettings(name=name.lower(), target=target, options={"backend": "auto"}), {target}
+    trust([target])
+    return MixerSettings(name=name.lower(), target=target, options={"backend": "auto"})
 
 
 def test_what_auto_chooses_is_right_here_and_the_page_says_so(tmp_path, capsys):
@@ -89,8 +91,8 @@ def test_the_reason_is_the_mixer_s_own_rule(name):
 def test_a_gradient_that_is_wrong_at_the_ragged_end_is_found(name, part, monkeypatch):
     """Of query, key and value, which share one matrix; in bfloat16 too, where much is allowed."""
     monkeypatch.setattr(getattr(broken_mixers, name), "part", part)
-    settings, trusted = broken(name)
-    for finding in examine(settings, CPU, trusted, lengths=(63, 64, 65, 133)):
+    settings = broken(name)
+    for finding in examine(settings, CPU, lengths=(63, 64, 65, 133)):
         assert finding.verdict == "wrong"
         assert finding.is_chosen
         # Of a single position at the end, whose key one query alone sees, nothing shows there.
@@ -109,7 +111,8 @@ def test_a_gradient_that_is_wrong_at_the_ragged_end_is_found(name, part, monkeyp
     ids=["separate-projections", "qk-norm"],
 )
 def test_rounding_of_a_gradient_that_is_nothing_at_one_position_is_no_error(settings, precision):
-    mixer = build_mixer(settings, CPU, {settings.target})
+    trust([settings.target])
+    mixer = build_mixer(settings, CPU)
     expected = by_definition(mixer, 1)
     norms = [float(gradient.norm()) for gradient in expected.parameter_gradients.values()]
     assert min(norms) < 1e-8 * max(norms)
@@ -118,8 +121,9 @@ def test_rounding_of_a_gradient_that_is_nothing_at_one_position_is_no_error(sett
 
 def test_a_wrong_gradient_of_a_query_with_a_projection_of_its_own_is_found():
     target = "outside_mixers.LosesTheQuery"
+    trust([target])
     settings = MixerSettings(name="mine", target=target, options={"backend": "auto"})
-    for finding in examine(settings, CPU, {target}, lengths=(63, 64, 65)):
+    for finding in examine(settings, CPU, lengths=(63, 64, 65)):
         assert finding.wrong_lengths == [63, 65], finding.deviations
 
 
@@ -144,8 +148,8 @@ def test_a_kernel_that_is_wrong_in_narrow_heads_alone_is_found_and_named(tmp_pat
 
 
 def test_what_raises_or_is_no_number_is_wrong_and_the_others_are_still_looked_at():
-    settings, trusted = broken("HalfBroken")
-    found = {(own.backend, own.precision): own for own in examine(settings, CPU, trusted, lengths=(1, 65))}
+    settings = broken("HalfBroken")
+    found = {(own.backend, own.precision): own for own in examine(settings, CPU, lengths=(1, 65))}
     assert len(found) == 6
     for precision in ("float32", "bfloat16"):
         assert found["torch", precision].verdict == "right"
@@ -157,8 +161,8 @@ def test_what_raises_or_is_no_number_is_wrong_and_the_others_are_still_looked_at
 
 
 def test_what_auto_does_not_choose_is_a_warning(tmp_path, capsys):
-    settings, trusted = broken("HalfBroken")
-    folder = diagnose(DoctorSettings(**SETTINGS, outputs_dir=str(tmp_path)), [settings], trusted)
+    settings = broken("HalfBroken")
+    folder = diagnose(DoctorSettings(**SETTINGS, outputs_dir=str(tmp_path)), [settings])
     said = capsys.readouterr().out
     # In training, and where it decodes.
     assert said.count("warning: ") == 8
@@ -177,7 +181,7 @@ def test_every_other_shape_is_one_of_some_mixer(shape):
 
 
 def test_a_first_step_that_fails_is_an_error_and_is_kept(tmp_path, capsys, monkeypatch):
-    def first_step(mixer, device, trusted):
+    def first_step(mixer, device):
         if mixer.name == "softmax":
             raise RuntimeError("no such graph\nand a second line")
         return 1.0
@@ -267,9 +271,10 @@ def test_the_command_s_exit_code_tells_of_a_user_s_broken_mixer(tmp_path):
 
 def test_a_contract_s_rows_say_which_promise_is_broken(tmp_path, capsys):
     target = "outside_mixers.CheapOnPaper"
+    trust([target])
     settings = MixerSettings(name="mine", target=target, options={"backend": "auto"})
     with pytest.raises(UserError, match=r"^attn=mine breaks a promise: states the FLOPs of its mixing: mixing_flops"):
-        diagnose(DoctorSettings(**SETTINGS, outputs_dir=str(tmp_path)), [settings], {target})
+        diagnose(DoctorSettings(**SETTINGS, outputs_dir=str(tmp_path)), [settings])
     rows = read_csv(tmp_path / "doctor" / "results.csv")
     found = {row.measurement.settings["promise"]: row for row in rows if row.measurement.metric == "promise_kept"}
     assert found.keys() == {promise.words for promise in PROMISES}

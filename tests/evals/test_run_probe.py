@@ -19,6 +19,7 @@ from attnbench.mixers.softmax import Softmax
 from attnbench.model.language_model import build_model
 from attnbench.results.rows import ResultRow, is_complete, read_results
 from attnbench.settings.errors import Interrupted, UserError
+from attnbench.settings.registry import trust
 from attnbench.settings.schema import SELECTION_SEED, RunSettings
 from attnbench.training import checkpoint
 from attnbench.training.hooks import Checkpoints
@@ -279,8 +280,9 @@ def test_a_wish_that_a_mixer_cannot_have_stands_in_its_rows(tmp_path):
     settings = probe_settings(tmp_path)
     assert not any("not_applicable" in row.measurement.settings for row in rows(settings))
     target = f"{__name__}.WithoutConvolution"
+    trust([target])
     mixer = replace(settings.mixer, name="bare", target=target, options={"num_heads": None, "backend": "auto"})
-    found = rows(replace(settings, mixer=mixer, trusted=frozenset({target})))
+    found = rows(replace(settings, mixer=mixer))
     assert all(row.measurement.settings["not_applicable"] == ["conv_size", "output_gate"] for row in found)
     assert {row.identity.mixer for row in found} == {"WithoutConvolution"}
 

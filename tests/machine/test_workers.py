@@ -1,5 +1,6 @@
 """Work in other processes: what comes back, whatever becomes of them, and that none is left behind."""
 
+import argparse
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
@@ -15,9 +17,11 @@ from small import python_path
 from worker_acts import act
 
 from attnbench.machine import processes as workers
+from attnbench.machine.capped_child import CappedChild
 from attnbench.machine.locks import folder_lock
 from attnbench.machine.processes import Outcome, run_alone, run_in_processes
 from attnbench.settings.errors import UserError
+from attnbench.settings.registry import resolve, trust
 
 ROOT = Path(__file__).parents[2]
 
@@ -113,6 +117,17 @@ def test_a_worker_that_waits_for_a_folder_says_so_here(tmp_path, caplog):
 def test_alone_a_failure_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r"^no: cannot be\\nand more$"):
         run_alone(act, ("refuse", "no"), log=tmp_path / "output.log", num_threads=1)
+
+
+def test_a_worker_may_build_what_the_process_that_starts_it_may(tmp_path):
+    trust(["argparse.Namespace"])
+    items = [("resolve", "argparse.Namespace"), ("resolve", "argparse.ArgumentParser")]
+    trusted, refused = [outcome.error for outcome in outcomes(items, tmp_path, num_workers=1)]
+    assert trusted is None
+    assert refused is not None
+    assert "is no class of attnbench" in refused
+    with CappedChild(partial(partial, resolve), 256) as child:
+        assert child.ask("argparse.Namespace", object) is argparse.Namespace
 
 
 def test_a_caller_that_fails_leaves_no_worker_behind(tmp_path):

@@ -34,6 +34,7 @@ from attnbench.mixers.contract import (
 )
 from attnbench.mixers.definition import Shape
 from attnbench.settings.errors import UserError
+from attnbench.settings.registry import trust
 from attnbench.settings.schema import MixerSettings
 
 SHAPE = Shape(name="", head_width=HEAD_WIDTH)
@@ -93,7 +94,8 @@ BROKEN = {
 def test_a_wrong_mixer_is_caught_by_the_promises_that_it_breaks(kind):
     target = f"outside_mixers.{kind}"
     settings = MixerSettings(name="wrong", target=target, options={"backend": "torch"})
-    build_wrong = partial(build_mixer, settings, torch.device("cpu"), {target}, SHAPE)
+    trust([target])
+    build_wrong = partial(build_mixer, settings, torch.device("cpu"), SHAPE)
     broken = [promise.check for promise in PROMISES if breach(promise, build_wrong, SHAPE)]
     assert broken == BROKEN[kind]
 

@@ -14,7 +14,7 @@ from attnbench.mixers.linear import LinearAttention
 from attnbench.model.language_model import build_meta, build_model, init_weights, num_bytes
 from attnbench.model.matching import REFERENCE, match_model
 from attnbench.settings.errors import UserError
-from attnbench.settings.registry import resolve
+from attnbench.settings.registry import resolve, trust
 from attnbench.settings.schema import MixerSettings, ModelSettings
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.prepare import hashed_model, prepare
@@ -260,8 +260,9 @@ def test_a_state_that_grows_or_that_no_setting_decides_cannot_be_matched():
         with pytest.raises(UserError, match=f"match=state: the state of {name} grows with the length"):
             match_state(mixer_settings(name))
     target = f"{__name__}.Unmatched"
+    trust([target])
     with pytest.raises(UserError, match="match=state: Unmatched names no setting that decides its state"):
-        match_state(MixerSettings(name="mine", target=target, options={}), trusted={target})
+        match_state(MixerSettings(name="mine", target=target, options={}))
 
 
 @pytest.mark.parametrize("name", MIXERS)

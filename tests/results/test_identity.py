@@ -15,6 +15,7 @@ from attnbench.cli.compose import CONF, compose
 from attnbench.comparison.run_model import run
 from attnbench.results.identity import code_of
 from attnbench.settings.errors import UserError
+from attnbench.settings.registry import trust
 from attnbench.training.prepare import prepare, reopen
 
 MIXER = '''
@@ -67,7 +68,8 @@ def edit(path: Path, text: str) -> None:
 
 
 def source() -> str:
-    return code_of(["mine.Mine"], [], {"mine.Mine"})["sources"]["mine.Mine"]
+    trust(["mine.Mine"])
+    return code_of(["mine.Mine"], [])["sources"]["mine.Mine"]
 
 
 def test_the_function_decides_and_its_description_does_not(outside):

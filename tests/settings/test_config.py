@@ -20,6 +20,7 @@ from attnbench.cli.help import read_comments
 from attnbench.model.language_model import build_meta
 from attnbench.model.matching import REFERENCE
 from attnbench.settings.errors import UserError
+from attnbench.settings.registry import TRUSTED
 from attnbench.settings.schema import ModelSettings
 
 DEMO = ["experiment=demo", "device=cpu"]
@@ -284,7 +285,7 @@ def test_python_finds_what_a_config_dir_has(my_conf: Path, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(my_conf.parent)
     settings = compose(["attn=mine", "experiment=mine", "device=cpu"], config_dir=my_conf)
     assert (settings.mixer.target, settings.experiment, settings.train.num_steps) == ("my_mixers.Mine", "mine", 7)
-    assert settings.trusted == {"my_mixers.Mine"}
+    assert {"my_mixers.Mine"} == TRUSTED
     assert compose(["experiment=mine", "train.num_epochs=2"], config_dir=my_conf).train.num_steps is None
     with pytest.raises(UserError, match="attn=mine: unknown; there is flash"):
         compose(["attn=mine"])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attnbench.machine.signals import StopRequest
 from attnbench.settings.errors import Interrupted, UserError
+from attnbench.settings.registry import trust
 from attnbench.training import checkpoint
 from attnbench.training.checkpoint import (
     TrainState,
@@ -348,7 +349,8 @@ def test_a_class_of_ones_own_is_built_where_the_caller_trusts_it(tmp_path, monke
     rewrite(folder, "config.json", json.dumps(content).encode())
     with pytest.raises(UserError, match=r"_target_=mixers_of_mine\.Mine"):
         load_model(folder)
-    model, _ = load_model(folder, trusted=["mixers_of_mine.Mine"])
+    trust(["mixers_of_mine.Mine"])
+    model, _ = load_model(folder)
     assert type(model.layers[0].mixer).__name__ == "Mine"
     assert torch.equal(model.embedding.weight, state.model.embedding.weight)
 

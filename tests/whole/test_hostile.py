@@ -337,7 +337,7 @@ def test_a_name_that_climbs_out_is_refused(name, tmp_path):
     assert str(caught.value).isprintable()
     settings = compose(["data=embedded"])
     content = {**asdict(settings), "resolved": {}}
-    del content["trusted"], content["rerun"]
+    del content["rerun"]
     content["mixer"]["name"] = name
     write_config(tmp_path, content)
     with pytest.raises(UserError, match="attn="):

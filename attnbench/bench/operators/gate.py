@@ -5,7 +5,7 @@ however fast.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -106,9 +106,7 @@ MIXER_LENGTH = 133
 """Of the layer that is held against its definition: past two chunks, with a ragged end."""
 
 
-def mixer_error(
-    mixer: MixerSettings, head_width: int, device: torch.device, precision: str, trusted: Collection[str] = ()
-) -> float:
+def mixer_error(mixer: MixerSettings, head_width: int, device: torch.device, precision: str) -> float:
     """The larger of the relative errors of a small layer's output and its input's gradient, by a mixer's backend.
 
     Args:
@@ -118,7 +116,7 @@ def mixer_error(
         GateError: the backend is off by more than the precision explains.
     """
     shape = Shape(name="as timed", head_width=head_width)
-    own = build_mixer(mixer, device, trusted, shape)
+    own = build_mixer(mixer, device, shape)
     actual, expected = by_backend(own, MIXER_LENGTH, precision, shape), by_definition(own, MIXER_LENGTH, shape)
     deviation = compare(actual, expected, shape)
     if not deviation.is_within(TOLERANCES[precision] * shape.slack):

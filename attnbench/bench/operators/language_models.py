@@ -45,7 +45,6 @@ def resolved(mixer: MixerSettings, size: ModelSettings, conditions: Conditions) 
         size,
         device_type=conditions.device.type,
         precision=conditions.precision,
-        trusted=conditions.trusted,
     )
 
 
@@ -80,7 +79,6 @@ class Candidate:
             seq_len=self.length,
             vocabulary_size=self.vocabulary_size,
             precision=self.conditions.precision,
-            trusted=self.conditions.trusted,
         )
 
     def build(self) -> LanguageModel:
@@ -91,5 +89,4 @@ class Candidate:
             vocabulary_size=self.vocabulary_size,
             seed=0,
             device=self.conditions.device,
-            trusted=self.conditions.trusted,
         )

@@ -123,7 +123,7 @@ def _candidate(case: StepCase, conditions: Conditions) -> Candidate:
 def _error(candidate: Candidate) -> float:
     conditions = candidate.conditions
     width = candidate.size.head_width
-    return mixer_error(candidate.mixer, width, conditions.device, conditions.precision, conditions.trusted)
+    return mixer_error(candidate.mixer, width, conditions.device, conditions.precision)
 
 
 def _captured(case: StepCase, build: Build, conditions: Conditions) -> ProfiledStep:

@@ -61,7 +61,7 @@ class ProbeRun:
 
 def build_tasks(settings: RunSettings, evaluation: EvaluationSettings) -> tuple[Probe, list[Task]]:
     """The probe and its tasks."""
-    probe = build(evaluation.target, evaluation.options, Probe, settings.trusted)
+    probe = build(evaluation.target, evaluation.options, Probe)
     return probe, probe.tasks()
 
 
@@ -97,10 +97,10 @@ def prepare_probe(settings: RunSettings, evaluation: EvaluationSettings, index: 
         "train": {name: value for name, value in asdict(train_settings).items() if name != "log_interval_steps"},
         "device": device.type,
         "seed": settings.seed,
-        **code_of([mixer.target, evaluation.target], ["mixers", "model", "training", "evals"], settings.trusted),
+        **code_of([mixer.target, evaluation.target], ["mixers", "model", "training", "evals"]),
     }
     hashed = config_hash(content)
-    functions = [function_of(own, settings.trusted) for own in mixers]
+    functions = [function_of(own) for own in mixers]
     words = [evaluation.name, settings.mixer.name, task_label(task), f"lr{rate:g}", f"seed{settings.seed}", hashed]
     return ProbeRun(
         settings=settings,
@@ -129,7 +129,7 @@ def _apply(task: Task, settings: RunSettings) -> tuple[MixerSettings, list[str]]
 
     What the variant names, its number of heads or their width too, wins over the wishes, and these over the yaml.
     """
-    known = inspect.signature(resolve(settings.mixer.target, Mixer, settings.trusted)).parameters
+    known = inspect.signature(resolve(settings.mixer.target, Mixer)).parameters
     given = settings.mixer.options
     named = {name: value for name, value in given.items() if name in settings.named_options}
     shape = {name: None for name in ("num_heads", "num_key_value_heads") if name in given}
@@ -143,7 +143,7 @@ def _apply(task: Task, settings: RunSettings) -> tuple[MixerSettings, list[str]]
 def _matched(
     task: Task, mixer: MixerSettings, settings: RunSettings, device_type: str, precision: str
 ) -> tuple[list[MixerSettings], Matched]:
-    resolved = resolve_mixer(mixer, task.model, device_type=device_type, precision=precision, trusted=settings.trusted)
+    resolved = resolve_mixer(mixer, task.model, device_type=device_type, precision=precision)
     batch = _one_sequence(task)
     matched = match_model(
         [resolved] * task.model.num_layers,
@@ -153,7 +153,6 @@ def _matched(
         vocabulary_size=task.vocabulary_size,
         num_logits=batch.targets_BT.shape[1],
         precision=precision,
-        trusted=settings.trusted,
     )
     return matched.mixers, matched
 

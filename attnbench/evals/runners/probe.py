@@ -152,7 +152,6 @@ def _train(prepared: ProbeRun, stop: StopRequest) -> tuple[TrainState, dict[str,
         vocabulary_size=task.vocabulary_size,
         seed=seed,
         device=device,
-        trusted=prepared.settings.trusted,
     )
     sequences = TrainingSequences(task, seed, device)
     speeds = {"generator_tokens_per_second": sequences.tokens_per_second}

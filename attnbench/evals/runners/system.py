@@ -32,7 +32,7 @@ def prepare_system(prepared: Run, evaluation: EvaluationSettings) -> tuple[Run, 
     """
     settings = prepared.settings
     machine = {name: value for name, value in environment(prepared.device, ROOT).items() if name not in UNHASHED}
-    code = code_of([evaluation.target], ["evals", "timing"], settings.trusted)
+    code = code_of([evaluation.target], ["evals", "timing"])
     hashed = hash_with_code([prepared.config_hash, evaluation.target, evaluation.options, machine], code)
     words = [evaluation.name, settings.mixer.name, settings.model.name, f"T{settings.seq_len}", hashed]
     folder = Path(settings.outputs_dir) / settings.experiment / "cells" / "-".join(words)
@@ -42,7 +42,7 @@ def prepare_system(prepared: Run, evaluation: EvaluationSettings) -> tuple[Run, 
 def run_system(settings: RunSettings, evaluation: EvaluationSettings) -> Path:
     """Measures, unless complete results are there; returns their file. For a process that has done nothing else."""
     prepared, path = prepare_system(prepare(settings), evaluation)
-    built = build(evaluation.target, evaluation.options, SystemEvaluation, settings.trusted)
+    built = build(evaluation.target, evaluation.options, SystemEvaluation)
     with recording(prepared.folder, waits=True), device_lock(prepared.device, shared=False):
         # Asked inside: another process may have finished it while this one waited.
         if not settings.rerun and is_complete(path):

@@ -72,7 +72,7 @@ def run_training(settings: RunSettings, *, shares_device: bool = False, waits: b
 
 def results_of(prepared: Run, evaluation: EvaluationSettings) -> Path:
     """The results file of a checkpoint evaluation of this run."""
-    code = code_of([evaluation.target], ["evals"], prepared.settings.trusted)
+    code = code_of([evaluation.target], ["evals"])
     hashed = hash_with_code([prepared.config_hash, evaluation.target, evaluation.options], code)
     return prepared.folder / "results" / f"{evaluation.name}-{hashed}.jsonl"
 
@@ -82,7 +82,7 @@ def evaluate(prepared: Run, evaluation: EvaluationSettings) -> None:
     path = results_of(prepared, evaluation)
     if not prepared.settings.rerun and is_complete(path):
         return
-    built = build(evaluation.target, evaluation.options, CheckpointEvaluation, prepared.settings.trusted)
+    built = build(evaluation.target, evaluation.options, CheckpointEvaluation)
     log.info(f"evaluating {evaluation.name} of {prepared.settings.mixer.name}")
     instead = partial(built.failed, prepared, "out_of_memory")
     rows = until_out_of_memory(iter(built.run(prepared)), instead)
@@ -287,7 +287,7 @@ def _write_failure(prepared: Run, stamp: dict[str, Any], status: str, reason: st
     speed = Measurement(metric="tokens_per_second", value=None, unit="token/s", status=status, reason=reason)
     _write_rows(prepared, stamp, training_results(prepared), [speed])
     for evaluation in prepared.settings.evaluations:
-        built = build(evaluation.target, evaluation.options, CheckpointEvaluation, prepared.settings.trusted)
+        built = build(evaluation.target, evaluation.options, CheckpointEvaluation)
         rows = built.failed(prepared, status, reason)
         _write_rows(prepared, stamp, results_of(prepared, evaluation), rows, evaluation)
 

@@ -1,7 +1,6 @@
-"""Kernels that no setting chooses, and those of decoding, on this very device, held against float64."""
+"""Operators that no setting chooses, and those of decoding, each with an input and its definition in float64."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -9,54 +8,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnbench.machine.device import dtype_of, multiplying
-from attnbench.machine.kernel_support import interpreted
-from attnbench.mixers.definition import ALLOWED, exact, relative_error, worst
+from attnbench.mixers.definition import exact, relative_error, worst
 from attnbench.mixers.gated_deltanet import recurrent_gated_delta_rule, unit_length
 from attnbench.mixers.layers import rotate, rotation
 from attnbench.mixers.softmax import attend, visible
-from attnbench.settings.errors import one_line
-
-
-@dataclass(slots=True, kw_only=True)
-class Check:
-    """One operator, or one way through a mixer, in one precision."""
-
-    name: str
-    precision: str
-    is_chosen: bool = True
-    """Whether it is what runs here unless something else is named."""
-    output: float | None = None
-    """The worst relative error of what it gives."""
-    gradient: float | None = None
-    """The worst of its inputs' gradients; None where it has none."""
-    failure: str = ""
-    """What it raised; empty if it ran through."""
-
-    @property
-    def is_right(self) -> bool:
-        """Whether it ran through and is within the tolerance of its precision, which what is not finite never is."""
-        errors = [error for error in (self.output, self.gradient) if error is not None]
-        return not self.failure and bool(errors) and all(error <= ALLOWED[self.precision] for error in errors)
 
 
 class Problem(NamedTuple):
-    """An operator on inputs, and its definition on the same inputs in float64; each gives a tuple of tensors."""
+    """Operator, inputs for it, and its definition for the same inputs in float64; both return a tuple of tensors."""
 
     inputs: tuple[Tensor, ...]
-    """Gradients are compared of those that require them."""
+    """Inputs; gradients are compared of those that require them."""
     operator: Callable[..., tuple[Tensor, ...]]
     definition: Callable[..., tuple[Tensor, ...]]
 
 
 class _Numbers:
-    """Draws inputs on the CPU, as generators of two devices give different numbers."""
+    """Random inputs, made on the CPU, as generators of two devices give different numbers."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.generator = device, torch.Generator().manual_seed(0)
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.float32, learns: bool = True) -> Tensor:
-        drawn = exact(torch.randn(*shape, generator=self.generator)).to(self.device, dtype)
-        return drawn.requires_grad_(learns)
+        x = exact(torch.randn(*shape, generator=self.generator)).to(self.device, dtype)
+        return x.requires_grad_(learns)
 
     def below(self, high: int, *shape: int) -> Tensor:
         return torch.randint(high, shape, generator=self.generator).to(self.device)
@@ -177,8 +152,8 @@ def _delta_rule_step(numbers: _Numbers, dtype: torch.dtype) -> Problem:
     H, K, V = 3, 32, 48
 
     def operator(mixed: Tensor, log_decay: Tensor, beta: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
-        own = memory.clone()
-        return gated_delta_rule_step(mixed, log_decay, beta, own, True), own
+        updated = memory.clone()
+        return gated_delta_rule_step(mixed, log_decay, beta, updated, True), updated
 
     def definition(mixed: Tensor, log_decay: Tensor, beta: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
         query, key, value = mixed[:, None].split([H * K, H * K, H * V], dim=-1)
@@ -204,48 +179,27 @@ OPERATORS: dict[str, Callable[[_Numbers, torch.dtype], Problem]] = {
     "the same of grouped heads": _decoding_in_groups,
     "gated_delta_rule_step": _delta_rule_step,
 }
-"""Those that have no backend to be named by, by what the table calls them."""
+"""Operators that no backend names, by their names on the page."""
 
 IN_TF32 = ("linear_cross_entropy", "flash_attention", "flash_decoding", "the same of grouped heads")
-"""Those whose products are other ones there."""
+"""Operators whose products differ in TF32."""
 
 
-def have_kernels(device: torch.device) -> bool:
-    """Whether these operators run there as kernels of ours; otherwise layers take torch's own form of them."""
-    return device.type == "cuda" or interpreted()
-
-
-def check_operators(device: torch.device, names: Sequence[str] = tuple(OPERATORS)) -> Iterator[Check]:
-    """Each operator in every precision it has here, as soon as it is known."""
-    for name in names:
-        # The interpreter multiplies bfloat16 wrongly, and has no TF32.
-        for precision in ("float32",) if interpreted() else ALLOWED:
-            if precision == "tf32" and name not in IN_TF32:
-                continue
-            check = Check(name=name, precision=precision)
-            # Whatever a kernel or its compiler raises is what is looked for here: it is told, and the others still run.
-            try:
-                with multiplying(precision):
-                    _hold(check, OPERATORS[name](_Numbers(device), dtype_of(precision)))
-            except Exception as error:
-                check.failure = one_line(error)
-            yield check
-
-
-def _hold(check: Check, problem: Problem) -> None:
-    actual = problem.operator(*problem.inputs)
-    wide = [x.detach().double().requires_grad_(x.requires_grad) for x in problem.inputs]
-    expected = problem.definition(*wide)
-    check.output = worst(relative_error(a.detach(), b.detach()) for a, b in zip(actual, expected, strict=True))
-    learning = [index for index, x in enumerate(wide) if x.requires_grad]
-    if not learning:
-        return
-    generator = torch.Generator().manual_seed(1)
-    weights = [exact(torch.randn(x.shape, generator=generator)).to(x.device) for x in expected]
-    own = torch.autograd.grad(
-        actual,
-        [problem.inputs[index] for index in learning],
-        [w.to(x.dtype) for w, x in zip(weights, actual, strict=True)],
-    )
-    other = torch.autograd.grad(expected, [wide[index] for index in learning], [w.double() for w in weights])
-    check.gradient = worst(relative_error(a, b) for a, b in zip(own, other, strict=True))
+def operator_errors(name: str, precision: str, device: torch.device) -> dict[str, float]:
+    """Return the worst relative errors of an operator's output and, where it has one, of its gradient."""
+    with multiplying(precision):
+        problem = OPERATORS[name](_Numbers(device), dtype_of(precision))
+        actual = problem.operator(*problem.inputs)
+        wide = [x.detach().double().requires_grad_(x.requires_grad) for x in problem.inputs]
+        expected = problem.definition(*wide)
+        pairs = zip(actual, expected, strict=True)
+        errors = {"output": worst(relative_error(a.detach(), b.detach()) for a, b in pairs)}
+        learning = [index for index, x in enumerate(wide) if x.requires_grad]
+        if learning:
+            generator = torch.Generator().manual_seed(1)
+            weights = [exact(torch.randn(x.shape, generator=generator)).to(x.device) for x in expected]
+            narrow = [weight.to(x.dtype) for weight, x in zip(weights, actual, strict=True)]
+            gradients = torch.autograd.grad(actual, [problem.inputs[index] for index in learning], narrow)
+            others = torch.autograd.grad(expected, [wide[index] for index in learning], [w.double() for w in weights])
+            errors["gradient"] = worst(relative_error(a, b) for a, b in zip(gradients, others, strict=True))
+    return errors

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnbench.machine.device import computing, dtype_of
 from attnbench.mixers.base import Mixer, state_bytes
-from attnbench.mixers.definition import Shape, by_backend, by_definition, compare, example
+from attnbench.mixers.definition import TOLERANCES, Case, by_backend, by_definition, compare, example
 from attnbench.mixers.flops import UncountableError, counted_mixing
 from attnbench.settings.errors import UserError, one_line
 from attnbench.settings.registry import is_own
@@ -27,9 +27,6 @@ POSITIONS = (0, 63, 64, 100)
 
 LONGEST_CHECK = 256
 """Positions, of what is looked at before a training."""
-
-TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 4e-2}
-"""Largest relative errors, by the dtype of the weights."""
 
 LEAK = {"float32": 1e-5, "tf32": 1e-2, "bfloat16": 3e-2}
 """Share of a gradient or an output that may come from where nothing should, by precision: the rounding of a convolution
@@ -46,13 +43,13 @@ class Promise(NamedTuple):
     """One promise, in words, and its check."""
 
     words: str
-    check: Callable[[Mixer, Shape], str]
+    check: Callable[[Mixer, Case], str]
     """Takes a mixer in a model of that shape; returns what breaks the promise, or nothing."""
     needs_state: bool = False
     """True where a backend that only trains need not keep it."""
 
 
-def breach(promise: Promise, build: Callable[[], Mixer], shape: Shape) -> str:
+def breach(promise: Promise, build: Callable[[], Mixer], case: Case) -> str:
     """Words on what breaks the promise, or none. Whatever building or running the mixer raises breaks it.
 
     Args:
@@ -60,15 +57,15 @@ def breach(promise: Promise, build: Callable[[], Mixer], shape: Shape) -> str:
     """
     # A mixer of anybody's may raise anything: that is what is looked for here, and the other promises have their turn.
     try:
-        return promise.check(build(), shape)
+        return promise.check(build(), case)
     except Exception as error:
         return one_line(error)
 
 
-def shape_and_dtype(mixer: Mixer, shape: Shape) -> str:
+def shape_and_dtype(mixer: Mixer, case: Case) -> str:
     """The output has those of the input, at every length; without a state none is returned."""
     for length in LENGTHS:
-        x_BTD = _example(mixer, length, shape.model.dim)
+        x_BTD = _example(mixer, length, case.model.dim)
         y_BTD, state = mixer(x_BTD)
         if (y_BTD.shape, y_BTD.dtype) != (x_BTD.shape, x_BTD.dtype):
             return f"{tuple(x_BTD.shape)} {x_BTD.dtype} became {tuple(y_BTD.shape)} {y_BTD.dtype}"
@@ -79,9 +76,9 @@ def shape_and_dtype(mixer: Mixer, shape: Shape) -> str:
     return ""
 
 
-def causality(mixer: Mixer, shape: Shape) -> str:
+def causality(mixer: Mixer, case: Case) -> str:
     """Nothing from the future, by the gradient and by what changes where the future does."""
-    return seen_of_the_future(mixer, shape.model.dim, LENGTHS[-1])
+    return seen_of_the_future(mixer, case.model.dim, LENGTHS[-1])
 
 
 def seen_of_the_future(mixer: Mixer, dim: int, length: int, precision: str = "float32") -> str:
@@ -143,18 +140,18 @@ def check_causality(
             )
 
 
-def past(mixer: Mixer, shape: Shape) -> str:
+def past(mixer: Mixer, case: Case) -> str:
     """An output depends on an earlier input: what does not mixes nothing."""
-    x_BTD = _example(mixer, LENGTHS[-1], shape.model.dim)
+    x_BTD = _example(mixer, LENGTHS[-1], case.model.dim)
     position = POSITIONS[-1]
     total = mixer(x_BTD.requires_grad_())[0][:, position].square().sum()
     (gradient_BTD,) = torch.autograd.grad(total, x_BTD, materialize_grads=True)
     return "" if gradient_BTD[:, :position].any() else f"position {position} sees no position before it"
 
 
-def independence(mixer: Mixer, shape: Shape) -> str:
+def independence(mixer: Mixer, case: Case) -> str:
     """Sequences of a batch do not mix."""
-    x_BTD = _example(mixer, 70, shape.model.dim)
+    x_BTD = _example(mixer, 70, case.model.dim)
     y_BTD, _ = mixer(x_BTD.requires_grad_())
     for index, other in ((0, 1), (1, 0)):
         total = y_BTD[index].square().sum()
@@ -169,26 +166,26 @@ def independence(mixer: Mixer, shape: Shape) -> str:
     return ""
 
 
-def definition(mixer: Mixer, shape: Shape) -> str:
+def definition(mixer: Mixer, case: Case) -> str:
     """The forward pass equals `reference` in float64, in outputs and all gradients."""
     allowed = _tolerance(mixer)
     for length in LENGTHS:
-        actual, expected = by_backend(mixer, length, "float32", shape), by_definition(mixer, length, shape)
-        own = compare(actual, expected, shape)
-        if not own.is_within(allowed):
+        actual, expected = by_backend(mixer, length, "float32", case), by_definition(mixer, length, case)
+        errors = compare(actual, expected, case)
+        if not errors.is_within(allowed):
             return (
-                f"at length {length} forward differs from reference by {own.output:.1e} in the output, "
-                f"{own.input_gradient:.1e} in the input's gradient, {own.position:.1e} at a single position, "
-                f"{own.parameter_gradient:.1e} in the gradient of {own.parameter}"
+                f"at length {length} forward differs from reference by {errors.output:.1e} in the output, "
+                f"{errors.input_gradient:.1e} in the input's gradient, {errors.position:.1e} at a single position, "
+                f"{errors.parameter_gradient:.1e} in the gradient of {errors.parameter}"
             )
     return ""
 
 
-def pieces(mixer: Mixer, shape: Shape) -> str:
+def pieces(mixer: Mixer, case: Case) -> str:
     """The whole equals its pieces and its single steps, each handing its state on."""
     with torch.no_grad():
         for length in LENGTHS:
-            x_BTD = _example(mixer, length, shape.model.dim)
+            x_BTD = _example(mixer, length, case.model.dim)
             whole_BTD, _ = mixer(x_BTD)
             for words, sizes in _cuts(length):
                 error_T = _differences(in_pieces(mixer, x_BTD, sizes), whole_BTD)
@@ -226,9 +223,9 @@ def in_pieces(mixer: Mixer, x_BTD: Tensor, sizes: tuple[int, ...]) -> Tensor:
     return torch.cat(outputs, dim=1)
 
 
-def state(mixer: Mixer, shape: Shape) -> str:
+def state(mixer: Mixer, case: Case) -> str:
     """It is updated in place, by a piece and by a step, and grows with `max_length` only if the class says so."""
-    x_BTD = _example(mixer, 71, shape.model.dim)
+    x_BTD = _example(mixer, 71, case.model.dim)
     short, long = (state_bytes(mixer.init_state(1, length, x_BTD.dtype)) for length in (64, 128))
     if (long > short) != mixer.state_grows or long < short:
         return f"state_grows is {mixer.state_grows}, and it has {short} bytes for 64 positions, {long} for 128"
@@ -242,9 +239,9 @@ def state(mixer: Mixer, shape: Shape) -> str:
     return "" if any(tensor.any() for tensor in after) else "after 71 positions the state is all zeros"
 
 
-def gradients(mixer: Mixer, shape: Shape) -> str:
+def gradients(mixer: Mixer, case: Case) -> str:
     """Every parameter is trained: it gets a gradient that is finite and not 0."""
-    x_BTD = _example(mixer, 70, shape.model.dim)
+    x_BTD = _example(mixer, 70, case.model.dim)
     names, parameters = zip(*mixer.named_parameters(), strict=True)
     total = mixer(x_BTD)[0].square().sum()
     found = dict(zip(names, torch.autograd.grad(total, parameters, allow_unused=True), strict=True))
@@ -260,13 +257,13 @@ def gradients(mixer: Mixer, shape: Shape) -> str:
     return ""
 
 
-def flops(mixer: Mixer, shape: Shape) -> str:
+def flops(mixer: Mixer, case: Case) -> str:
     """`mixing_flops` grows as the definition's operations do, and is within MAX_FLOP_RATIO of them."""
     stated = [mixer.mixing_flops(length) for length in FLOP_LENGTHS]
     if not all(isinstance(number, int) and number > 0 for number in stated):
         return f"mixing_flops({FLOP_LENGTHS[0]}) is {stated[0]!r}, not a positive integer"
     try:
-        counted = [counted_mixing(mixer, length, shape.model.dim) for length in FLOP_LENGTHS]
+        counted = [counted_mixing(mixer, length, case.model.dim) for length in FLOP_LENGTHS]
     except UncountableError as error:
         return (
             f"the definition runs {error}, whose operations cannot be counted; "
@@ -308,7 +305,7 @@ def _narrowed(x_BTD: Tensor, precision: str) -> Tensor:
 
 
 def _tolerance(mixer: Mixer) -> float:
-    return TOLERANCES[next(mixer.parameters()).dtype]
+    return TOLERANCES[str(next(mixer.parameters()).dtype).removeprefix("torch.")]
 
 
 def _differences(actual_BTD: Tensor, expected_BTD: Tensor) -> Tensor:

@@ -238,8 +238,6 @@ class DoctorSettings:
 
     mixers: list | None
     """Names of yamls of attn/; None for all there are."""
-    lift_guards: bool
-    """Run kernels of flash-linear-attention that are refused here because the compiler gets them wrong."""
     device: str
     outputs_dir: str
 

@@ -1,10 +1,8 @@
-"""What the doctor finds: right kernels right, each broken one wrong, and an exit code for what auto chooses."""
+"""The doctor: right kernels are right, each broken one is wrong, and the exit code tells of what auto chooses."""
 
 import math
 import re
-import sys
 from dataclasses import replace
-from importlib import metadata
 
 import broken_mixers
 import pytest
@@ -14,14 +12,13 @@ from mixer_building import mixer_names
 from scripts_here import run_here
 
 from attnbench.cli.compose import CONF
-from attnbench.correctness import doctor
-from attnbench.correctness.backends import build_mixer, choice, examine, examine_shapes, guards_lifted
+from attnbench.correctness import checks, doctor
+from attnbench.correctness.checks import CASES, build_mixer, case_checks, compiled_ahead, run, training_checks
 from attnbench.correctness.doctor import diagnose
-from attnbench.mixers import fla_support, gated_deltanet
+from attnbench.mixers import gated_deltanet
 from attnbench.mixers.contract import PROMISES
 from attnbench.mixers.definition import (
     LENGTHS,
-    OTHER_SHAPES,
     TOLERANCES,
     Deviation,
     by_backend,
@@ -38,7 +35,6 @@ from attnbench.settings.registry import trust
 from attnbench.settings.schema import DoctorSettings, MixerSettings
 
 CPU = torch.device("cpu")
-SETTINGS = {"mixers": None, "lift_guards": False, "device": "cpu"}
 
 
 def from_yaml(name: str) -> MixerSettings:
@@ -46,44 +42,78 @@ def from_yaml(name: str) -> MixerSettings:
     return MixerSettings(name=name, target=content.pop("_target_"), options=content)
 
 
-def broken(name: str) -> MixerSettings:
-    target = f"broken_mixers.{name}"
+def outside(target: str) -> MixerSettings:
+    """Settings of a mixer from outside attnbench that may be built."""
     trust([target])
-    return MixerSettings(name=name.lower(), target=target, options={"backend": "auto"})
+    return MixerSettings(name="mine", target=target, options={"backend": "auto"})
 
 
-def test_what_auto_chooses_is_right_here_and_the_page_says_so(tmp_path, capsys):
-    folder = diagnose(DoctorSettings(**SETTINGS, outputs_dir=str(tmp_path)), [from_yaml(n) for n in mixer_names()])
-    said = capsys.readouterr().out
-    kept = (folder / "doctor.txt").read_text()
+def examine(settings: MixerSettings, lengths=LENGTHS) -> list[checks.Check]:
+    """All backends of a mixer that are not refused, held against the definition."""
+    found = [check for check in training_checks(settings, CPU, lengths) if not check.refusal]
+    expected = {}
+    for check in found:
+        run(check, CPU, expected)
+    return found
+
+
+@pytest.fixture
+def diagnosed(tmp_path, capsys, monkeypatch):
+    """A function that runs the doctor at the usual case alone; gives its page, its rows and its error, if any."""
+
+    def diagnosed(mixers, cases=()):
+        monkeypatch.setattr(doctor, "CASES", cases)
+        try:
+            diagnose(DoctorSettings(mixers=None, device="cpu", outputs_dir=str(tmp_path)), mixers)
+        except UserError as error:
+            message = str(error)
+        else:
+            message = None
+        said = capsys.readouterr().out
+        assert ("What auto chooses is right." in said) == (message is None)
+        return said, read_csv(tmp_path / "doctor" / "results.csv"), message
+
+    return diagnosed
+
+
+def test_what_auto_chooses_is_right_here_and_the_page_says_so(tmp_path, diagnosed):
+    said, rows, message = diagnosed([from_yaml(name) for name in mixer_names()], cases=CASES)
+    assert message is None
+    kept = (tmp_path / "doctor" / "doctor.txt").read_text()
     assert kept in said
     assert all(len(line) < 80 for line in kept.splitlines())
     assert not any(control in said for control in ("\x1b", "\r"))
-    assert "What auto chooses is right." in kept
     assert torch.__version__ in kept
-    rows = read_csv(folder / "results.csv")
-    own = [row for row in rows if row.identity.variant == "gated_deltanet" and row.identity.backend == "torch"]
-    of_output = [row.measurement.settings for row in own if row.measurement.metric == "output_error"]
-    assert [own["sequence_length"] for own in of_output if not own.keys() & {"shape", "checked"}] == [*LENGTHS] * 2
+    settings = [
+        row.measurement.settings
+        for row in rows
+        if (row.identity.variant, row.identity.backend) == ("gated_deltanet", "torch")
+        and row.measurement.metric == "output_error"
+    ]
+    usual = [own["sequence_length"] for own in settings if not own.keys() & {"shape", "checked"}]
+    assert usual == [*LENGTHS] * 2
     # A window and TF32 are for a GPU; what its yaml has anyway is not looked at twice.
-    assert {settings.get("shape") for settings in of_output if "checked" not in settings} == {
+    assert {own.get("shape") for own in settings if "checked" not in own} == {
         *(None, "heads of 16 channels", "heads of 32 channels", "heads of 128 channels", "values of 48 channels"),
         *("keys of 256 channels", "so long that few heads go over their chunks side by side"),
     }
-    assert [settings["checked"] for settings in of_output if "checked" in settings] == ["gated_deltanet, torch"] * 2
+    assert [own["checked"] for own in settings if "checked" in own] == ["gated_deltanet, torch"] * 2
     assert "swiglu" in kept.partition("Torch's own form is all there is on this device")[2]
     assert sum(row.measurement.metric == "first_step_seconds" for row in rows) == len(mixer_names())
-    refused = [row for row in rows if row.identity.backend == "fla"]
+    refused = [row.measurement for row in rows if row.identity.backend == "fla"]
     assert refused
-    assert all(row.measurement.status == "unsupported" and "CUDA" in row.measurement.reason for row in refused)
+    assert all(row.status == "unsupported" and "CUDA" in row.reason for row in refused)
 
 
-@pytest.mark.parametrize("name", mixer_names())
-def test_the_reason_is_the_mixer_s_own_rule(name):
-    chosen = choice(from_yaml(name), "float32", CPU)
-    assert chosen.backend
-    assert chosen.reason
-    assert chosen.reason != "the first of its backends"
+def test_workers_compile_ahead_and_the_order_stays(monkeypatch):
+    """What a worker meets is met again; first steps, which are timed, come when all workers have ended."""
+    monkeypatch.setattr(checks, "num_workers", lambda device: 2)
+    planned = [
+        *checks.first_step_check(from_yaml("linear"), "float32", CPU),
+        *training_checks(from_yaml("linear"), CPU, lengths=(5,)),
+    ]
+    planned[1].mixer = replace(planned[1].mixer, target="nowhere.Missing")
+    assert list(compiled_ahead(planned, CPU)) == [*planned[1:], planned[0]]
 
 
 @pytest.mark.parametrize("part", range(3))
@@ -91,16 +121,15 @@ def test_the_reason_is_the_mixer_s_own_rule(name):
 def test_a_gradient_that_is_wrong_at_the_ragged_end_is_found(name, part, monkeypatch):
     """Of query, key and value, which share one matrix; in bfloat16 too, where much is allowed."""
     monkeypatch.setattr(getattr(broken_mixers, name), "part", part)
-    settings = broken(name)
-    for finding in examine(settings, CPU, lengths=(63, 64, 65, 133)):
-        assert finding.verdict == "wrong"
-        assert finding.is_chosen
+    for check in examine(outside(f"broken_mixers.{name}"), lengths=(63, 64, 65, 133)):
+        assert check.is_wrong
+        assert check.is_chosen
         # Of a single position at the end, whose key one query alone sees, nothing shows there.
-        wrong = [63, 65, 133] if finding.precision == "float32" else [63, 133]
-        assert set(wrong) <= set(finding.wrong_lengths) <= {63, 65, 133}, finding.deviations
+        wrong = [63, 65, 133] if check.precision == "float32" else [63, 133]
+        assert set(wrong) <= set(check.wrong_lengths()) <= {63, 65, 133}, check.errors
 
 
-@pytest.mark.parametrize("precision", TOLERANCES)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -120,11 +149,8 @@ def test_rounding_of_a_gradient_that_is_nothing_at_one_position_is_no_error(sett
 
 
 def test_a_wrong_gradient_of_a_query_with_a_projection_of_its_own_is_found():
-    target = "outside_mixers.LosesTheQuery"
-    trust([target])
-    settings = MixerSettings(name="mine", target=target, options={"backend": "auto"})
-    for finding in examine(settings, CPU, lengths=(63, 64, 65)):
-        assert finding.wrong_lengths == [63, 65], finding.deviations
+    for check in examine(outside("outside_mixers.LosesTheQuery"), lengths=(63, 64, 65)):
+        assert list(check.wrong_lengths()) == [63, 65], check.errors
 
 
 @pytest.mark.parametrize("part", range(5))
@@ -132,76 +158,62 @@ def test_a_wrong_gradient_of_decay_or_beta_is_found(part, monkeypatch):
     right = gated_deltanet.chunked_gated_delta_rule
     wrong = lambda *inputs: right(*broken_mixers.lose_the_tail(inputs[:5], part), *inputs[5:])  # noqa: E731
     monkeypatch.setattr(gated_deltanet, "chunked_gated_delta_rule", wrong)
-    for finding in examine(from_yaml("gated_deltanet"), CPU, lengths=(63, 133)):
-        if finding.backend == "torch":
-            assert finding.wrong_lengths == [63, 133], finding.deviations
+    for check in examine(from_yaml("gated_deltanet"), lengths=(63, 133)):
+        assert list(check.wrong_lengths()) == [63, 133], check.errors
 
 
-def test_a_kernel_that_is_wrong_in_narrow_heads_alone_is_found_and_named(tmp_path, capsys, monkeypatch):
+def test_a_kernel_that_is_wrong_in_narrow_heads_alone_is_found_and_named(diagnosed, monkeypatch):
     right = gated_deltanet.chunked_gated_delta_rule
     in_narrow = lambda query, *rest: right(query if query.shape[-1] > 16 else query.flip(-1), *rest)  # noqa: E731
     monkeypatch.setattr(gated_deltanet, "chunked_gated_delta_rule", in_narrow)
     named = "attn=gated_deltanet backend=torch in {} at heads of 16 channels: wrong"
-    with pytest.raises(UserError, match=f"^{named.format('float32')}; {named.format('bfloat16')}$"):
-        diagnose(DoctorSettings(**SETTINGS, outputs_dir=str(tmp_path)), [from_yaml("gated_deltanet")])
-    assert "What auto chooses is right" not in capsys.readouterr().out
+    *_, message = diagnosed([from_yaml("gated_deltanet")], cases=CASES[:2])
+    assert message == "; ".join(map(named.format, ("float32", "bfloat16")))
 
 
-def test_what_raises_or_is_no_number_is_wrong_and_the_others_are_still_looked_at():
-    settings = broken("HalfBroken")
-    found = {(own.backend, own.precision): own for own in examine(settings, CPU, lengths=(1, 65))}
+def test_what_raises_or_is_no_number_is_wrong_and_a_warning_where_auto_does_not_choose_it(diagnosed):
+    settings = outside("broken_mixers.HalfBroken")
+    found = {(check.backend, check.precision): check for check in examine(settings, lengths=(1, 65))}
     assert len(found) == 6
     for precision in ("float32", "bfloat16"):
-        assert found["torch", precision].verdict == "right"
         assert found["torch", precision].is_chosen
-        assert found["nan", precision].wrong_lengths == [1, 65]
-        assert math.isnan(found["nan", precision].deviations[65].output)
-        assert found["raises", precision].verdict == "wrong"
+        assert not found["torch", precision].is_wrong
+        assert list(found["nan", precision].wrong_lengths()) == [1, 65]
+        assert any(math.isnan(error.value) for error in found["nan", precision].errors)
         assert found["raises", precision].failure == "RuntimeError: no such kernel"
-
-
-def test_what_auto_does_not_choose_is_a_warning(tmp_path, capsys):
-    settings = broken("HalfBroken")
-    folder = diagnose(DoctorSettings(**SETTINGS, outputs_dir=str(tmp_path)), [settings])
-    said = capsys.readouterr().out
+        assert found["raises", precision].is_wrong
+    said, rows, message = diagnosed([settings])
+    assert message is None
     # In training, and where it decodes.
     assert said.count("warning: ") == 8
-    assert "warning: halfbroken, nan is wrong in float32; auto does not choose it." in said
-    assert "What auto chooses is right." in said
-    statuses = {row.identity.backend: row.measurement.status for row in read_csv(folder / "results.csv")}
+    assert "warning: mine, nan is wrong in float32; auto does not choose it." in said
+    statuses = {row.identity.backend: row.measurement.status for row in rows}
     assert statuses == {"torch": "ok", "nan": "failed", "raises": "failed"}
 
 
-@pytest.mark.parametrize("shape", OTHER_SHAPES, ids=lambda shape: shape.name)
-def test_every_other_shape_is_one_of_some_mixer(shape):
-    assert any(shape.options.keys() <= from_yaml(name).options.keys() for name in mixer_names())
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_case_is_one_of_some_mixer(case):
+    assert any(case.options.keys() <= from_yaml(name).options.keys() for name in mixer_names())
     # TF32 is for a GPU.
-    found = list(examine_shapes(from_yaml("softmax"), CPU, shapes=[replace(shape, lengths=(5,))]))
-    assert bool(found) == (shape.precisions != ("tf32",) and not shape.options.keys() & {"window", "value_expansion"})
+    found = list(case_checks(from_yaml("softmax"), case, CPU))
+    assert bool(found) == (case.precisions != ("tf32",) and not case.options.keys() & {"window", "value_expansion"})
 
 
-def test_a_first_step_that_fails_is_an_error_and_is_kept(tmp_path, capsys, monkeypatch):
+def test_a_first_step_that_fails_is_an_error_and_is_kept(diagnosed, monkeypatch):
     def first_step(mixer, device):
         if mixer.name == "softmax":
             raise RuntimeError("no such graph\nand a second line")
         return 1.0
 
-    monkeypatch.setattr(doctor, "first_step_seconds", first_step)
-    monkeypatch.setattr(doctor, "OTHER_SHAPES", ())
-    failed = "^attn=softmax backend=torch: its first training step failed: RuntimeError: no such graph$"
-    with pytest.raises(UserError, match=failed):
-        diagnose(DoctorSettings(**SETTINGS, outputs_dir=str(tmp_path)), [from_yaml("softmax"), from_yaml("linear")])
-    assert "What auto chooses is right" not in capsys.readouterr().out
-    rows = read_csv(tmp_path / "doctor" / "results.csv")
+    monkeypatch.setattr(checks, "first_step_seconds", first_step)
+    _, rows, message = diagnosed([from_yaml("softmax"), from_yaml("linear")])
+    assert message == "attn=softmax backend=torch: its first training step failed: RuntimeError: no such graph"
     steps = [row for row in rows if row.measurement.metric == "first_step_seconds"]
-    assert [(row.identity.variant, row.measurement.status) for row in steps] == [
-        ("softmax", "failed"),
-        ("linear", "ok"),
-    ]
+    assert {row.identity.variant: row.measurement.status for row in steps} == {"softmax": "failed", "linear": "ok"}
 
 
 @pytest.mark.parametrize("part", ["mix", "mix_newest"])
-def test_a_wrong_way_of_reading_on_from_a_state_is_found(part, tmp_path, monkeypatch):
+def test_a_wrong_way_of_reading_on_from_a_state_is_found(part, diagnosed, monkeypatch):
     """Which training, that has no state, does not see: of a second piece, or of steps, slightly."""
     right = getattr(Softmax, part)
 
@@ -210,18 +222,16 @@ def test_a_wrong_way_of_reading_on_from_a_state_is_found(part, tmp_path, monkeyp
         return right(self, query_BTHK, *rest) * (1.05 if reads_on else 1.0)
 
     monkeypatch.setattr(Softmax, part, wrong)
-    monkeypatch.setattr(doctor, "OTHER_SHAPES", ())
-    named = "softmax, torch in {}: wrong"
-    with pytest.raises(UserError, match=f"^{named.format('float32')}; {named.format('bfloat16')}$"):
-        diagnose(DoctorSettings(**SETTINGS, outputs_dir=str(tmp_path)), [from_yaml("softmax")])
+    *_, message = diagnosed([from_yaml("softmax")])
+    assert message == "softmax, torch in float32: wrong; softmax, torch in bfloat16: wrong"
 
 
 @pytest.mark.parametrize("error", [math.nan, math.inf])
-@pytest.mark.parametrize("place", ["output", "input_gradient", "position", "parameter_gradient"])
-def test_what_is_not_finite_is_never_within(place, error):
+@pytest.mark.parametrize("part", ["output", "input_gradient", "position", "parameter_gradient"])
+def test_what_is_not_finite_is_never_within(part, error):
     zeros = {"output": 0.0, "input_gradient": 0.0, "position": 0.0, "parameter_gradient": 0.0, "parameter": "weight"}
     assert Deviation(**zeros).is_within(TOLERANCES["float32"])
-    assert not Deviation(**{**zeros, place: error}).is_within(TOLERANCES["bfloat16"])
+    assert not Deviation(**{**zeros, part: error}).is_within(TOLERANCES["bfloat16"])
 
 
 def test_errors_are_relative_and_nothing_from_nothing_is_none():
@@ -243,9 +253,9 @@ def test_errors_are_relative_and_nothing_from_nothing_is_none():
     altered = gradient.clone()
     altered[:64] = 0
     changed = expected._replace(parameter_gradients={**expected.parameter_gradients, name: altered})
-    found = compare(changed, expected)
-    assert found.parameter == name
-    assert found.parameter_gradient > 2 * relative_error(altered, gradient)
+    errors = compare(changed, expected)
+    assert errors.parameter == name
+    assert errors.parameter_gradient > 2 * relative_error(altered, gradient)
 
 
 def test_the_command_s_exit_code_tells_of_a_user_s_broken_mixer(tmp_path):
@@ -269,52 +279,15 @@ def test_the_command_s_exit_code_tells_of_a_user_s_broken_mixer(tmp_path):
     assert "attn=mine breaks a promise: equals its definition: at length 63 forward differs from reference" in errors
 
 
-def test_a_contract_s_rows_say_which_promise_is_broken(tmp_path, capsys):
-    target = "outside_mixers.CheapOnPaper"
-    trust([target])
-    settings = MixerSettings(name="mine", target=target, options={"backend": "auto"})
-    with pytest.raises(UserError, match=r"^attn=mine breaks a promise: states the FLOPs of its mixing: mixing_flops"):
-        diagnose(DoctorSettings(**SETTINGS, outputs_dir=str(tmp_path)), [settings])
-    rows = read_csv(tmp_path / "doctor" / "results.csv")
-    found = {row.measurement.settings["promise"]: row for row in rows if row.measurement.metric == "promise_kept"}
-    assert found.keys() == {promise.words for promise in PROMISES}
-    (broken,) = (row.measurement for row in found.values() if row.measurement.status != "ok")
+def test_a_contract_s_rows_say_which_promise_is_broken(diagnosed):
+    settings = outside("outside_mixers.CheapOnPaper")
+    said, rows, message = diagnosed([settings])
+    assert message.startswith("attn=mine breaks a promise: states the FLOPs of its mixing: mixing_flops")
+    promises = {row.measurement.settings["promise"]: row for row in rows if row.measurement.metric == "promise_kept"}
+    assert promises.keys() == {promise.words for promise in PROMISES}
+    (broken,) = (row.measurement for row in promises.values() if row.measurement.status != "ok")
     assert broken.status == "failed"
     assert broken.reason.startswith(
         "states the FLOPs of its mixing: mixing_flops(127) is 889, and the definition does "
     )
-    said = " ".join(capsys.readouterr().out.split())
-    assert broken.reason.partition(": ")[2] in said
-
-
-def test_lifted_guards_are_both_guards_and_come_down_again(tmp_path, monkeypatch):
-    package = tmp_path / "fla" / "ops" / "common"
-    package.mkdir(parents=True)
-    (package / "chunk_o.py").write_text("TRITON_ABOVE_3_7_1 = False\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name.split(".")[0] == "fla"]:
-        monkeypatch.delitem(sys.modules, name)
-    with guards_lifted():
-        fla_support.refuse_miscompiled_gates("attn.backend=fla", (9, 0), "3.6.0")
-        assert sys.modules["fla.ops.common.chunk_o"].TRITON_ABOVE_3_7_1 is True
-    with pytest.raises(UserError, match="miscompiles"):
-        fla_support.refuse_miscompiled_gates("attn.backend=fla", (9, 0), "3.6.0")
-    assert sys.modules["fla.ops.common.chunk_o"].TRITON_ABOVE_3_7_1 is False
-    for name in [name for name in sys.modules if name.split(".")[0] == "fla"]:
-        monkeypatch.delitem(sys.modules, name)
-
-
-@pytest.mark.gpu
-def test_lifted_guards_let_the_doctor_look_at_what_is_refused():
-    pytest.importorskip("fla")
-    device = torch.device("cuda", 0)
-    try:
-        fla_support.refuse_miscompiled_gates("", torch.cuda.get_device_capability(), metadata.version("triton"))
-    except UserError:
-        pass
-    else:
-        pytest.skip("this compiler is not known to get it wrong on this device")
-    with guards_lifted():
-        found = [own for own in examine(from_yaml("gated_deltanet"), device) if own.backend == "fla"]
-    assert [list(own.deviations) for own in found] == [list(LENGTHS)] * 2
-    assert not any(own.is_chosen for own in found)
+    assert broken.reason.partition(": ")[2] in " ".join(said.split())

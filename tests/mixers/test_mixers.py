@@ -20,7 +20,7 @@ from mixer_building import (
 from torch import Tensor
 from torch.func import functional_call
 
-from attnbench.correctness.backends import build_mixer
+from attnbench.correctness.checks import build_mixer
 from attnbench.mixers.contract import (
     PROMISES,
     breach,
@@ -32,12 +32,12 @@ from attnbench.mixers.contract import (
     pieces,
     state,
 )
-from attnbench.mixers.definition import Shape
+from attnbench.mixers.definition import Case
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import trust
 from attnbench.settings.schema import MixerSettings
 
-SHAPE = Shape(name="", head_width=HEAD_WIDTH)
+CASE = Case(name="", head_width=HEAD_WIDTH)
 TOGGLED = ({"conv_size": 0}, {"conv_size": 4}, {"output_gate": False}, {"output_gate": True}, {"qk_norm": False})
 TOGGLED += ({"qk_norm": True},)
 
@@ -52,7 +52,7 @@ every_option = pytest.mark.parametrize("change", TOGGLED, ids=lambda change: "-"
 def test_keeps_its_promises(name, promise, dtype):
     if promise.needs_state and backend(name) in read(name)[0].trains_only:
         pytest.skip(f"{backend(name)} only trains")
-    assert breach(promise, lambda: build(name, dtype=dtype), SHAPE) == ""
+    assert breach(promise, lambda: build(name, dtype=dtype), CASE) == ""
 
 
 @every_mixer
@@ -61,7 +61,7 @@ def test_keeps_its_promises(name, promise, dtype):
 def test_keeps_its_promises_with_options(name, change, promise):
     if not change.items() - read(name)[1].items() or not change.keys() <= read(name)[1].keys():
         pytest.skip(f"{name} has {change} anyway, or no such option")
-    assert breach(promise, lambda: build(name, dtype=torch.float64, **change), SHAPE) == ""
+    assert breach(promise, lambda: build(name, dtype=torch.float64, **change), CASE) == ""
 
 
 @every_mixer
@@ -95,8 +95,8 @@ def test_a_wrong_mixer_is_caught_by_the_promises_that_it_breaks(kind):
     target = f"outside_mixers.{kind}"
     settings = MixerSettings(name="wrong", target=target, options={"backend": "torch"})
     trust([target])
-    build_wrong = partial(build_mixer, settings, torch.device("cpu"), SHAPE)
-    broken = [promise.check for promise in PROMISES if breach(promise, build_wrong, SHAPE)]
+    build_wrong = partial(build_mixer, settings, torch.device("cpu"), CASE)
+    broken = [promise.check for promise in PROMISES if breach(promise, build_wrong, CASE)]
     assert broken == BROKEN[kind]
 
 

@@ -153,7 +153,6 @@ BAD_OF_OTHERS = {
     (DOCTOR, "mixers=[sofmax]"): ["attn=sofmax: unknown (did you mean softmax?); there is flash"],
     (DOCTOR, "mixers=softmax"): ["mixers=softmax: must be a list or null"],
     (DOCTOR, "+mixer=softmax"): ["mixer=softmax: unknown setting (did you mean mixers?); there is mixers"],
-    (DOCTOR, "lift_guards=true"): ["lift_guards=true: flash-linear-attention"],
     (EVALUATE, "eval=[nope]"): ["eval=nope", "recall"],
     (EVALUATE, "eval.recall.preset=tiny"): ["eval.recall", "perplexity"],
     (EVALUATE, "foo=1"): ["foo=1", "unknown setting", "rerun"],

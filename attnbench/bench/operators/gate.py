@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attnbench.correctness.backends import build_mixer
-from attnbench.mixers.definition import Shape, by_backend, by_definition, compare, relative_error, worst
+from attnbench.correctness.checks import build_mixer
+from attnbench.mixers.definition import Case, by_backend, by_definition, compare, relative_error, worst
 from attnbench.settings.schema import MixerSettings
 
 TOLERANCES = {"float32": 1e-4, "tf32": 0.01, "bfloat16": 0.03, "float16": 0.01}
@@ -115,7 +115,7 @@ def mixer_error(mixer: MixerSettings, head_width: int, device: torch.device, pre
     Raises:
         GateError: the backend is off by more than the precision explains.
     """
-    shape = Shape(name="as timed", head_width=head_width)
+    shape = Case(name="as timed", head_width=head_width)
     own = build_mixer(mixer, device, shape)
     actual, expected = by_backend(own, MIXER_LENGTH, precision, shape), by_definition(own, MIXER_LENGTH, shape)
     deviation = compare(actual, expected, shape)

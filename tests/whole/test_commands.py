@@ -8,14 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import EXAMPLES, blocks, commands, write_files
+import yaml
+from pages import EXAMPLES, blocks, commands, files, write_files
 from probe_settings import BATTERY, EVALUATIONS, smoke_words
 from scripts_here import run_here
-from small import BENCHES, TINY_RUN, in_this_process
+from small import BENCHES, TINY_RUN, compose_once, in_this_process, python_path
 
 from attnbench.comparison import compare
+from attnbench.evals.base import Probe
 from attnbench.mixers.contract import PROMISES
 from attnbench.results.rows import is_complete
+from attnbench.settings.registry import build
 
 ELSEWHERE = {
     "make demo": "by hand before every release: it takes minutes",
@@ -77,6 +80,7 @@ def folder(tmp_path_factory):
     write_files(folder, *EXAMPLES)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
+        patch.setenv("PYTHONPATH", python_path(folder)["PYTHONPATH"])
         yield folder
 
 
@@ -203,6 +207,44 @@ def test_the_python_of_the_pages_runs(folder, trained, monkeypatch, capsys):
     assert "bits_per_character" in said
     # Behind the settings of the last row stands a text, of the letters that the run has read.
     assert len(re.sub(r"[^a-z ]", "", said.rpartition("}")[2])) > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variant", "evaluations", "words", "figures"),
+    [
+        ("fading", ["perplexity", "copy"], smoke_words("perplexity", "copy"), {"copy-symbol_accuracy-length"}),
+        ("linear", ["parity", "next_character"], FEW,
+         {"parity-accuracy-length", "next_character-accuracy-checkpoint"}),
+    ],
+)  # fmt: skip
+def test_the_examples_go_through_compare_into_the_report(folder, variant, evaluations, words, figures):
+    plan = {
+        "overrides": ["experiment=demo", *TINY_RUN, "data.path=my_text.txt", *words],
+        "variants": {variant: [f"attn={variant}"]},
+        "evaluations": evaluations,
+        **{"seeds": [0], "probe_seeds": [0], "learning_rates": [1e-3]},
+    }
+    (folder / "my_conf" / "plan" / f"of_{variant}.yaml").write_text(yaml.safe_dump(plan))
+    call(folder, "compare.py", "--config-dir", "my_conf", f"plan=of_{variant}", "logger=none", "device=cpu")
+    outputs = folder / "outputs" / f"of_{variant}"
+    record = json.loads((outputs / "comparison.json").read_text())
+    assert record["failures"] == []
+    assert "--config-dir my_conf" in record["command"]
+    assert {Path(name).name.split("-")[0] for name in record["files"]} == {"training", *evaluations}
+    assert figures <= {path.stem for path in (outputs / "report" / "figures").glob("*.svg")}
+    page = (outputs / "report" / "index.html").read_text()
+    assert all(f"{name.capitalize().replace('_', ' ')}</h2>" in page for name in evaluations)
+
+
+def test_the_example_mixer_takes_all_that_evaluations_put_around_every_mixer():
+    """Hold that no setting stands beside its scores as one that it did not get."""
+    settings = yaml.safe_load(files("docs/adding_a_mixer.md")["my_conf/attn/fading.yaml"])
+    for probe in ("recall", "copy"):
+        evaluation = compose_once([f"eval=[{probe}]"]).evaluations[0]
+        for task in build(evaluation.target, evaluation.options, Probe).tasks():
+            assert task.mixer_options
+            assert task.mixer_options.keys() <= settings.keys()
 
 
 def test_every_command_is_run_here_or_elsewhere():

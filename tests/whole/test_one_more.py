@@ -1,0 +1,63 @@
+"""A mixer, an evaluation and a bench are added by two new files each, and no edit."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import EXAMPLES, files
+from small import python_path
+
+ROOMS_OF = {"attn": "mixers", "eval": "evals", "bench": "bench"}
+"""Rooms that the classes of a folder of conf/ live in."""
+
+ADDED = {"attn": "fading", "eval": "parity", "bench": "norm"}
+HELD_BY = [
+    *("mixers/test_mixers.py", "model/test_model.py", "evals/test_evals.py", "bench/test_bench.py"),
+    *("whole/test_readme.py", "whole/test_structure.py", "settings/test_config.py"),
+]
+"""Tests that take the names of mixers, evaluations and benches from conf/."""
+
+
+def add_to(copy: Path) -> None:
+    """Add the examples to a copy of the repository: a Python file and a yaml each."""
+    shown = {name: content for page in EXAMPLES for name, content in files(page).items()}
+    for group, name in ADDED.items():
+        (copy / "attnbench" / ROOMS_OF[group] / f"{name}.py").write_text(shown[f"{name}.py"], encoding="utf-8")
+        target = shown[f"my_conf/{group}/{name}.yaml"].replace("_target_: ", f"_target_: attnbench.{ROOMS_OF[group]}.")
+        (copy / "conf" / group / f"{name}.yaml").write_text(target, encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_one_more_of_each_is_two_new_files_and_no_edit(root, tmp_path):
+    ignored = shutil.ignore_patterns(".*", "outputs", "wandb", "data", "__pycache__", "*.egg-info")
+    copy = shutil.copytree(root, tmp_path / "copy", ignore=ignored, symlinks=True)
+    shutil.copytree(root / "attnbench" / "data", copy / "attnbench" / "data", ignore=ignored)
+    shutil.copytree(root / "conf" / "data", copy / "conf" / "data")
+    shutil.copytree(root / "tests" / "data", copy / "tests" / "data")
+    add_to(copy)
+    chosen = " or ".join([*ADDED.values(), "readme", "structure"])
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-rA",
+            "-m",
+            "not slow",
+            "-k",
+            chosen,
+            *(f"tests/{path}" for path in HELD_BY),
+        ],
+        cwd=copy,
+        env=python_path(copy),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr
+    for name, least in {"fading": 25, "parity": 3, "norm": 1, "test_structure": 5, "test_readme": 5}.items():
+        assert len(re.findall(rf"^PASSED .*{name}", done.stdout, re.MULTILINE)) >= least, done.stdout

@@ -1,11 +1,11 @@
-"""What benchmark.py does: a bench's cells, one after another, each in a results file of its own.
+"""Runs of benchmark.py: the cells of a bench one after another, each in a results file of its own.
 
 outputs/benchmark/<bench>/<precision>-<hash>/ config.yaml environment.json train.log results/
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -16,30 +16,30 @@ from attnbench.bench.base import MILLISECONDS, Bench, Conditions
 from attnbench.bench.operators.roofline import Ceilings, measure_ceilings
 from attnbench.evals.runners.system import UNHASHED
 from attnbench.machine.device import environment, resolve_device, resolve_precision
-from attnbench.machine.locks import device_lock
-from attnbench.results.folder import ROOT, recording, stamp_environment, write_config
+from attnbench.results.folder import ROOT
 from attnbench.results.identity import code_of, hash_with_code
-from attnbench.results.rows import DEVICE, Identity, Measurement, ResultRow, ResultsWriter, is_complete, read_results
+from attnbench.results.job import Job, run
+from attnbench.results.rows import DEVICE, Measurement, ResultRow, ResultsWriter, read_results
 from attnbench.results.tables import format_number
 from attnbench.settings.errors import UserError
 from attnbench.settings.escaping import printable
 from attnbench.settings.registry import build, is_own
 from attnbench.settings.schema import BenchSettings, MixerSettings
-from attnbench.training.prepare import measured_by
 
 log = logging.getLogger(__name__)
 
 EXPERIMENT = "benchmark"
-CEILINGS = ("matrix_product_tflops", "copy_gigabytes_per_second")
+CEILINGS = {"matrix_product_tflops": "TFLOP/s", "copy_gigabytes_per_second": "GB/s"}
+"""Units of the rows of `Ceilings`, in the order of its fields."""
 
 ComposeMixers = Callable[[Sequence[str] | None], list[MixerSettings]]
 
 
 def run_bench(settings: BenchSettings, compose_mixers: ComposeMixers) -> Path:
-    """Measures what is not there yet, saying each line as it comes; returns the folder.
+    """Measure the cells that are not there yet, logging each line as it comes; returns the folder.
 
     Args:
-        compose_mixers: see `config.compose_mixers`.
+        compose_mixers: see `cli.compose.compose_mixers`.
 
     Raises:
         UserError: the device is not there, or has no such precision; there is nothing to measure, or no such mixer.
@@ -50,119 +50,152 @@ def run_bench(settings: BenchSettings, compose_mixers: ComposeMixers) -> Path:
     if next(bench.cells(), None) is None:
         empty = ", ".join(f"bench.{name}=[]" for name, value in settings.options.items() if value == [])
         raise UserError(f"{empty}: leaves bench={settings.name} nothing to measure")
-    mixers = compose_mixers(bench.mixer_names)
-    stamp = environment(device, ROOT)
-    machine = {name: value for name, value in stamp.items() if name not in UNHASHED}
+    hashed = _hash(settings, precision, device, compose_mixers(bench.mixer_names))
+    folder = Path(settings.outputs_dir) / EXPERIMENT / settings.name / f"{precision}-{hashed}"
+    conditions = Conditions(
+        device=device,
+        precision=precision,
+        ceilings=Ceilings(0.0, 0.0),
+        mixers=compose_mixers,
+        folder=folder,
+    )
+    given = BenchRun(settings=settings, bench=bench, folder=folder, config_hash=hashed, conditions=conditions)
+    run([CeilingsJob(given), *(CellJob(given, index, cell) for index, cell in enumerate(bench.cells()))])
+    return folder
+
+
+def cell_file(folder: Path, bench: str, index: int) -> Path:
+    """The results file of a cell, by its index among the bench's cells."""
+    return _results_file(folder, bench, f"{index:04}")
+
+
+def cell_label(cell: dict[str, Any]) -> str:
+    """The settings of a cell in a line."""
+    return " ".join(f"{axis}={value}" for axis, value in cell.items())
+
+
+def _results_file(folder: Path, bench: str, name: str) -> Path:
+    return folder / "results" / f"{bench}-{name}.jsonl"
+
+
+def _hash(settings: BenchSettings, precision: str, device: torch.device, mixers: list[MixerSettings]) -> str:
+    machine = {name: value for name, value in environment(device, ROOT).items() if name not in UNHASHED}
     targets = [settings.target, *(mixer.target for mixer in mixers)]
     code = code_of(targets, ["mixers", "model", "timing"])
     # A yaml from elsewhere is edited as its class is.
     code |= {mixer.name: mixer.options for mixer in mixers if not is_own(mixer.target)}
-    hashed = hash_with_code([settings.name, settings.target, settings.options, precision, machine], code)
-    folder = Path(settings.outputs_dir) / EXPERIMENT / settings.name / f"{precision}-{hashed}"
-    with recording(folder, waits=True), device_lock(device, shared=False):
-        write_config(folder, _config(settings, precision, device))
-        identity = _identity(settings, precision, hashed, stamp_environment(folder, device), folder)
-        results = Results(folder, identity, settings.rerun)
-        ceilings = _ceilings(results, device, precision)
-        conditions = Conditions(
-            device=device,
-            precision=precision,
-            ceilings=ceilings,
-            mixers=compose_mixers,
-            folder=folder,
-        )
-        for index, cell in enumerate(bench.cells()):
-            rows = results.cell(cell_name(index), lambda cell=cell: bench.measure(cell, conditions))
-            _say(cell, rows, bench.not_logged)
-    return folder
+    return hash_with_code([settings.name, settings.target, settings.options, precision, machine], code)
 
 
-def cell_name(index: int) -> str:
-    """Of a cell, by its place among the bench's cells."""
-    return f"{index:04}"
+@dataclass(slots=True, kw_only=True)
+class BenchRun:
+    """One run of a bench, which its jobs share."""
+
+    settings: BenchSettings
+    bench: Bench
+    folder: Path
+    config_hash: str
+    conditions: Conditions
+    """Without ceilings until these are measured."""
+    stamp: dict[str, Any] | None = None
+    """The environment, once the first job has begun."""
 
 
-def cell_file(folder: Path, bench: str, name: str) -> Path:
-    """Where a run keeps what it measured of a cell."""
-    return folder / "results" / f"{bench}-{name}.jsonl"
+class BenchJob(Job):
+    """A results file of a bench. Its rows belong to the device; those of an implementation bear its name."""
+
+    experiment = EXPERIMENT
+
+    def __init__(self, given: BenchRun, name: str, label: str) -> None:
+        self.given, self.name, self.label = given, name, label
+        self.evaluation, self.config_hash, self.folder = given.settings.name, given.config_hash, given.folder
+        self.device, self.rerun = given.conditions.device, given.settings.rerun
+
+    @property
+    def results(self) -> Path:
+        """One file a cell, all of one identity."""
+        return _results_file(self.folder, self.evaluation, self.name)
+
+    def columns(self) -> dict[str, Any]:
+        return {
+            **{"run": f"{self.evaluation}/{self.folder.name}", "variant": DEVICE, "seed": 0},
+            **dict.fromkeys(("mixer", "backend", "model"), ""),
+            **dict.fromkeys(("parameters", "seq_len", "corpus")),
+            "precision": self.given.conditions.precision,
+        }
+
+    def config(self) -> dict[str, Any]:
+        settings = asdict(self.given.settings)
+        del settings["rerun"]
+        resolved = {"precision": self.given.conditions.precision, "device": str(self.device)}
+        return {"bench": settings, "resolved": resolved}
+
+    def begin(self) -> dict[str, Any]:
+        if self.given.stamp is None:
+            self.given.stamp = super().begin()
+        return self.given.stamp
+
+    def write(self, writer: ResultsWriter, measurement: Measurement) -> ResultRow:
+        """Write a row; implementation and backend stand in its columns, as in every other row."""
+        settings = dict(measurement.settings)
+        variant, backend = settings.pop("implementation", None), settings.pop("backend", None)
+        return writer.write(replace(measurement, settings=settings), variant, backend)
 
 
-class Results:
-    """The files of a run: what is complete is read, the rest is measured."""
+class CeilingsJob(BenchJob):
+    """The ceilings of the device, which all cells are held against."""
 
-    def __init__(self, folder: Path, identity: Identity, rerun: bool) -> None:
-        self.folder, self.identity, self.rerun = folder, identity, rerun
+    def __init__(self, given: BenchRun) -> None:
+        super().__init__(given, "ceilings", "ceilings of the device")
 
-    def cell(self, name: str, measure: Callable[[], Iterable[Measurement]]) -> Iterator[ResultRow]:
-        """The rows of a cell as they come; those of a cell that was cut off are measured again."""
-        path = cell_file(self.folder, self.identity.evaluation, name)
-        if not self.rerun and is_complete(path):
-            yield from read_results(path)
-            return
-        with ResultsWriter(path, self.identity) as writer:
-            for measurement in measure():
-                # Whose it is, and by what, stands in the row's own columns, as in every other row.
-                settings = dict(measurement.settings)
-                variant, backend = settings.pop("implementation", None), settings.pop("backend", None)
-                yield writer.write(replace(measurement, settings=settings), variant, backend)
-
-
-def _ceilings(results: Results, device: torch.device, precision: str) -> Ceilings:
-    def measure() -> Iterator[Measurement]:
-        units = ("TFLOP/s", "GB/s")
-        for metric, unit, value in zip(CEILINGS, units, measure_ceilings(device, precision), strict=True):
+    def rows(self) -> Iterator[Measurement]:
+        ceilings = measure_ceilings(self.device, self.given.conditions.precision)
+        for (metric, unit), value in zip(CEILINGS.items(), ceilings, strict=True):
             yield Measurement(metric=metric, value=value, unit=unit)
+        self._keep(ceilings)
 
-    rows = {row.measurement.metric: row.measurement.value for row in results.cell("ceilings", measure)}
-    ceilings = Ceilings(*(rows[metric] or 0.0 for metric in CEILINGS))
-    log.info(f"{precision}: at most {ceilings.tflops:.4g} TFLOP/s and {ceilings.gigabytes_per_second:.4g} GB/s here")
-    return ceilings
+    def announce(self, *, done: bool) -> None:
+        if done:
+            values = {row.measurement.metric: row.measurement.value for row in read_results(self.results)}
+            self._keep(Ceilings(*(values[metric] or 0.0 for metric in CEILINGS)))
+
+    def _keep(self, ceilings: Ceilings) -> None:
+        conditions = self.given.conditions
+        conditions.ceilings = ceilings
+        most = f"{ceilings.tflops:.4g} TFLOP/s and {ceilings.gigabytes_per_second:.4g} GB/s"
+        log.info(f"{conditions.precision}: at most {most} here")
 
 
-def _say(cell: dict[str, Any], rows: Iterable[ResultRow], unsaid: Sequence[str]) -> None:
-    """A line an implementation, as soon as it has all its rows."""
-    log.info(told_cell(cell))
-    for name, group in groupby(rows, key=lambda row: row.identity.variant):
-        measured = [row.measurement for row in group if row.measurement.metric not in unsaid]
-        parts = dict.fromkeys(map(_told, measured))
-        if parts:
+class CellJob(BenchJob):
+    """One cell; a line of the log for each implementation, as soon as it has all its rows."""
+
+    def __init__(self, given: BenchRun, index: int, cell: dict[str, Any]) -> None:
+        super().__init__(given, f"{index:04}", cell_label(cell))
+        self.cell = cell
+
+    def rows(self) -> Iterator[Measurement]:
+        measured = self.given.bench.measure(self.cell, self.given.conditions)
+        for name, group in groupby(measured, key=lambda one: one.settings.get("implementation", DEVICE)):
+            kept = []
+            for measurement in group:
+                kept.append(measurement)
+                yield measurement
+            self._log(name, kept)
+
+    def announce(self, *, done: bool) -> None:
+        log.info(self.label)
+        for name, group in groupby(read_results(self.results) if done else (), key=lambda row: row.identity.variant):
+            self._log(name, [row.measurement for row in group])
+
+    def _log(self, name: str, measured: Sequence[Measurement]) -> None:
+        shown = [measurement for measurement in measured if measurement.metric not in self.given.bench.not_logged]
+        if parts := dict.fromkeys(map(_in_words, shown)):
             log.info(printable(f"  {name:14} {', '.join(parts)}"))
 
 
-def told_cell(cell: dict[str, Any]) -> str:
-    """Its settings in a line."""
-    return " ".join(f"{axis}={value}" for axis, value in cell.items())
-
-
-def _told(measurement: Measurement) -> str:
+def _in_words(measurement: Measurement) -> str:
     if measurement.value is None:
         return f"{measurement.status.replace('_', ' ')}: {measurement.reason}"
     settings, name = measurement.settings, measurement.metric.removesuffix(MILLISECONDS).replace("_", " ")
     what = " ".join(filter(None, [settings.get("form"), settings.get("pass") or name]))
     return f"{what} {format_number(measurement.value)} {measurement.unit}".rstrip()
-
-
-def _config(settings: BenchSettings, precision: str, device: torch.device) -> dict[str, Any]:
-    given = asdict(settings)
-    del given["rerun"]
-    return {"bench": given, "resolved": {"precision": precision, "device": str(device)}}
-
-
-def _identity(settings: BenchSettings, precision: str, hashed: str, stamp: dict[str, Any], folder: Path) -> Identity:
-    """Of rows that belong to the device; those of an implementation bear its name."""
-    return Identity(
-        experiment=EXPERIMENT,
-        run=f"{settings.name}/{folder.name}",
-        mixer="",
-        variant=DEVICE,
-        backend="",
-        model="",
-        parameters=None,
-        seq_len=None,
-        evaluation=settings.name,
-        seed=0,
-        precision=precision,
-        corpus=None,
-        config_hash=hashed,
-        **measured_by(stamp),
-    )

@@ -5,16 +5,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attnbench.results.rows import DEVICE, Measurement, ResultRow
-from attnbench.results.tables import Table, format_number
+from attnbench.results.tables import NOTHING, Table, format_number
 from attnbench.settings.errors import UserError
-from attnbench.settings.escaping import printable
 
 WIDTH = 79
 GAP = 3
 """Columns of a terminal between two of a table."""
 
-STATUSES = {"out_of_memory": "no memory", "unsupported": "–"}
-"""As a cell shows them; the reasons stand below the table."""
+STATUSES = {"out_of_memory": "no memory", "unsupported": NOTHING}
+"""Statuses in the words of a cell; the reasons stand below the table."""
+
+APART = ("implementation", "backend", "precision", "pass", "numerator", "denominator")
+"""Settings that never become labels of a line, besides those that a layout names."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -48,75 +50,73 @@ class Layout:
     """Left out on a terminal, for its length."""
 
 
-def grids(rows: Sequence[ResultRow], layouts: Sequence[Layout]) -> Iterator[Table]:
-    """A grid for each layout that has rows. Rows of several runs get a label for whatever else they differ in.
+def tables(rows: Sequence[ResultRow], layouts: Sequence[Layout]) -> Iterator[Table]:
+    """A table for each layout that has rows. Rows of several runs get a label for whatever else they differ in.
 
     Raises:
         UserError: two rows belong into one cell.
     """
-    with_precision = len({row.identity.precision for row in rows}) > 1
+    precision = ["precision"] if len({row.identity.precision for row in rows}) > 1 else []
     for layout in layouts:
-        drawn = _grid(rows, layout, with_precision)
-        if drawn.lines:
-            yield drawn
+        table = _table(rows, layout, precision)
+        if table.lines:
+            yield table
 
 
-def _grid(rows: Sequence[ResultRow], layout: Layout, with_precision: bool) -> Table:
+Column = tuple[int, Any]
+"""Index of its `Values` in the layout, and the name that `columns` has."""
+
+
+def _table(rows: Sequence[ResultRow], layout: Layout, precision: list[str]) -> Table:
     entries = [
-        (index, values, row, settings)
+        ((index, settings.get(layout.columns)), row, settings)
         for index, values in enumerate(layout.values)
         for row in rows
         for settings in [_settings(row)]
         if row.identity.variant != DEVICE and _takes(values, row.measurement.metric, settings, layout.columns)
     ]
-    labels = ["precision"] * with_precision + _differing([entry[-1] for entry in entries], layout) + [*layout.lines]
-    cells: dict[tuple[Any, ...], dict[tuple[int, Any], ResultRow]] = {}
-    columns: dict[tuple[int, Any], str] = {}
-    supported = set()
-    for index, values, row, settings in entries:
-        name = settings.get(layout.columns)
-        own = cells.setdefault(tuple(settings.get(label) for label in labels), {})
-        if (index, name) in own:
-            runs = " and in ".join(dict.fromkeys((own[index, name].identity.run, row.identity.run)))
-            place = ", ".join(f"{label}={settings.get(label)}" for label in labels)
+    labels = [*precision, *_differing([settings for *_, settings in entries], layout), *layout.lines]
+    headers = {column: layout.values[column[0]].header.format(column[1]) for column, *_ in entries}
+    lines: dict[tuple[Any, ...], dict[Column, ResultRow]] = {}
+    for column, row, settings in entries:
+        line = lines.setdefault(tuple(settings.get(label) for label in labels), {})
+        if column in line:
+            runs = " and in ".join(dict.fromkeys((line[column].identity.run, row.identity.run)))
+            where = ", ".join(f"{label}={settings.get(label)}" for label in labels)
             raise UserError(
-                f"{layout.title}: {values.header.format(name)} at {place} was measured twice, in {runs}; make a table "
-                "of each"
+                f"{layout.title}: {headers[column]} at {where} was measured twice, in {runs}; make a table of each"
             )
-        own[index, name] = row
-        columns.setdefault((index, name), values.header.format(name))
-        if row.measurement.status != "unsupported":
-            supported.add((index, name))
+        line[column] = row
     # What runs nowhere here is a reason below the table, no column.
-    shown = {key: header for key, header in columns.items() if key in supported}
+    supported = {column for column, row, _ in entries if row.measurement.status != "unsupported"}
+    shown = [column for column in headers if column in supported]
     return Table(
         title=layout.title,
-        headers=[*(layout.headers.get(label, label.replace("_", " ")) for label in labels), *shown.values()],
+        headers=[
+            *(layout.headers.get(label, label.replace("_", " ")) for label in labels),
+            *(headers[column] for column in shown),
+        ],
         num_labels=len(labels),
         lines=[
-            [
-                *(printable(_label(value)) for value in line),
-                *(_shown(own[key].measurement, layout.values[key[0]]) if key in own else "–" for key in shown),
-            ]
-            for line, own in cells.items()
+            [*map(_label, line), *(_cell(cells.get(column), layout.values[column[0]]) for column in shown)]
+            for line, cells in lines.items()
             if shown
         ],
     )
 
 
 def _settings(row: ResultRow) -> dict[str, Any]:
-    """Of a row, with what stands in columns of its own."""
+    """Settings of a row, with those that are columns of every row."""
     identity = row.identity
-    own = {"implementation": identity.variant, "backend": identity.backend, "precision": identity.precision}
-    return {**row.measurement.settings, **own}
+    columns = {"implementation": identity.variant, "backend": identity.backend, "precision": identity.precision}
+    return row.measurement.settings | columns
 
 
-def _differing(found: Sequence[dict[str, Any]], layout: Layout) -> list[str]:
-    """Settings that neither line nor column of this layout tells, and that are not the same in all its rows."""
-    told = {*layout.lines, layout.columns, "implementation", "backend", "precision", "pass", "numerator", "denominator"}
-    told |= {name for values in layout.values for name in values.where}
-    names = dict.fromkeys(name for settings in found for name in settings if name not in told)
-    return [name for name in names if len({settings.get(name) for settings in found}) > 1]
+def _differing(entries: Sequence[dict[str, Any]], layout: Layout) -> list[str]:
+    """Settings that are no line and no column of this layout, and that are not the same in all its rows."""
+    known = {*layout.lines, layout.columns, *APART, *(name for values in layout.values for name in values.where)}
+    names = dict.fromkeys(name for settings in entries for name in settings if name not in known)
+    return [name for name in names if len({settings.get(name) for settings in entries}) > 1]
 
 
 def _takes(values: Values, metric: str, settings: dict[str, Any], columns: str) -> bool:
@@ -127,7 +127,10 @@ def _takes(values: Values, metric: str, settings: dict[str, Any], columns: str) 
     )
 
 
-def _shown(measurement: Measurement, values: Values) -> str:
+def _cell(row: ResultRow | None, values: Values) -> str:
+    if row is None:
+        return NOTHING
+    measurement: Measurement = row.measurement
     if measurement.value is None:
         return STATUSES.get(measurement.status, measurement.status)
     return f"{measurement.value:.0%}" if values.is_share else format_number(measurement.value)
@@ -135,38 +138,37 @@ def _shown(measurement: Measurement, values: Values) -> str:
 
 def _label(value: Any) -> str:
     if value in (None, ""):
-        return "–"
+        return NOTHING
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def narrowed(drawn: Table, width: int = WIDTH) -> Iterator[Table]:
-    """The same grid as several side by side, each with the labels, where one would be wider than a terminal."""
-    widths = [
-        max(len(header), *(len(str(line[index])) for line in drawn.lines)) + GAP
-        for index, header in enumerate(drawn.headers)
-    ]
-    labels = list(range(drawn.num_labels))
+def narrowed(table: Table, width: int = WIDTH) -> Iterator[Table]:
+    """The same table as several side by side, each with the labels, where it is wider than a terminal."""
+    widths = [max(len(str(line[index])) for line in (table.headers, *table.lines)) + GAP
+              for index in range(len(table.headers))]  # fmt: skip
+    labels = list(range(table.num_labels))
     taken: list[int] = []
-    for index in range(drawn.num_labels, len(drawn.headers)):
+    for index in range(table.num_labels, len(table.headers)):
         if taken and sum(widths[column] for column in (*labels, *taken, index)) > width:
-            yield _columns(drawn, [*labels, *taken])
+            yield _columns(table, [*labels, *taken])
             taken = []
         taken.append(index)
-    yield _columns(drawn, [*labels, *taken])
+    yield _columns(table, [*labels, *taken])
 
 
-def _columns(drawn: Table, chosen: Sequence[int]) -> Table:
+def _columns(table: Table, indices: Sequence[int]) -> Table:
     return replace(
-        drawn,
-        headers=[drawn.headers[index] for index in chosen],
-        lines=[[line[index] for index in chosen] for line in drawn.lines],
+        table,
+        headers=[table.headers[index] for index in indices],
+        lines=[[line[index] for index in indices] for line in table.lines],
     )
 
 
 def reasons(rows: Sequence[ResultRow], layouts: Sequence[Layout]) -> list[str]:
-    """Why numbers are missing in the tables, a line for each reason, with whose they are and of how many cells."""
+    """Why numbers are missing in the tables, a line for each reason, with the implementations and the number of cells
+    that have it."""
     shown = {values.metric for layout in layouts for values in layout.values}
     cells: dict[tuple[str, str, str], set[str]] = {}
     for row in rows:
@@ -176,9 +178,9 @@ def reasons(rows: Sequence[ResultRow], layouts: Sequence[Layout]) -> list[str]:
             cell = {axis: value for axis, value in measurement.settings.items() if axis != "pass"}
             cells.setdefault(key, set()).add(str((row.identity.precision, cell)))
     names: dict[tuple[str, str, int], list[str]] = {}
-    for (status, reason, name), own in cells.items():
-        names.setdefault((status, reason, len(own)), []).append(name)
+    for (status, reason, name), different in cells.items():
+        names.setdefault((status, reason, len(different)), []).append(name)
     return [
-        printable(f"{', '.join(own)} in {count} {'cells' if count > 1 else 'cell'}: {status}, {reason}")
-        for (status, reason, count), own in names.items()
+        f"{', '.join(group)} in {count} {'cells' if count > 1 else 'cell'}: {status}, {reason}"
+        for (status, reason, count), group in names.items()
     ]

@@ -55,7 +55,7 @@ class Job(ABC):
     @abstractmethod
     def columns(self) -> dict[str, Any]:
         """Columns of `Identity` that only the job knows: mixer, variant, backend, model, parameters, seq_len, seed,
-        precision and corpus."""
+        precision and corpus; and `run` where that is not the name of the folder."""
 
     def row_settings(self) -> dict[str, Any]:
         """Settings of all its rows, beside those of each measurement."""
@@ -134,14 +134,14 @@ def identity(job: Job, stamp: dict[str, Any]) -> Identity:
     Args:
         stamp: the environment that measures them, see `machine.device.environment`.
     """
-    return Identity(
-        experiment=job.experiment,
-        run=job.folder.name,
-        evaluation=job.evaluation,
-        config_hash=job.config_hash,
-        device=stamp["device"],
-        num_devices=1,
-        environment=environment_id(stamp),
-        commit=f"{stamp['commit'] or 'unknown'}{'-dirty' if stamp['dirty'] else ''}",
-        **job.columns(),
-    )
+    shared = {
+        "experiment": job.experiment,
+        "run": job.folder.name,
+        "evaluation": job.evaluation,
+        "config_hash": job.config_hash,
+        "device": stamp["device"],
+        "num_devices": 1,
+        "environment": environment_id(stamp),
+        "commit": f"{stamp['commit'] or 'unknown'}{'-dirty' if stamp['dirty'] else ''}",
+    }
+    return Identity(**shared | job.columns())

@@ -18,7 +18,7 @@ from attnbench.bench.operators.attention import HELD, Problem, measure_attention
 from attnbench.bench.operators.gate import PARTS, GateError, compared_heads, largest_error, reference
 from attnbench.bench.operators.roofline import Ceilings, Work, attention_work
 from attnbench.bench.page import is_bench, write_page
-from attnbench.bench.tables import Layout, Values, grids, narrowed, reasons
+from attnbench.bench.tables import Layout, Values, narrowed, reasons, tables
 from attnbench.cli.compose import CONF
 from attnbench.evals.lib.step_cost import Repetition
 from attnbench.kernels import cuda_flash_attention
@@ -324,7 +324,7 @@ def _row(implementation: str, length: int, value: float | None, **changes) -> Re
 def test_a_table_shows_what_is_missing_and_says_why():
     rows = [_row("textbook", 1024, 2.0), _row("triton", 1024, 1.0), _row("textbook", 2048, None)]
     layouts = [Layout(title="t", lines=("sequence_length",), values=(Values(metric="forward_milliseconds"),))]
-    (drawn,) = grids(rows, layouts)
+    (drawn,) = tables(rows, layouts)
     assert drawn.headers == ["sequence length", "textbook", "triton"]
     assert drawn.lines == [["1,024", "2", "1"], ["2,048", "no memory", "–"]]
     assert reasons(rows, layouts) == ["textbook in 1 cell: out of memory, no room"]
@@ -336,7 +336,7 @@ def test_what_tells_the_rows_of_a_table_apart_is_a_label_of_its_lines():
         _row("textbook", 1024, 2.0, causal=True, batch_size=8),
         _row("textbook", 1024, 1.0, causal=False, batch_size=8),
     ]
-    (drawn,) = grids(rows, layouts)
+    (drawn,) = tables(rows, layouts)
     assert drawn.headers == ["causal", "sequence length", "textbook"]
     assert drawn.lines == [["yes", "1,024", "2"], ["no", "1,024", "1"]]
     assert drawn.num_labels == 2
@@ -345,7 +345,7 @@ def test_what_tells_the_rows_of_a_table_apart_is_a_label_of_its_lines():
 def test_a_cell_that_is_measured_twice_is_an_error():
     layouts = [Layout(title="t", lines=("sequence_length",), values=(Values(metric="forward_milliseconds"),))]
     with pytest.raises(UserError, match=r"t: textbook at sequence_length=1024 was measured twice, in r;"):
-        list(grids([_row("textbook", 1024, 2.0), _row("textbook", 1024, 1.0)], layouts))
+        list(tables([_row("textbook", 1024, 2.0), _row("textbook", 1024, 1.0)], layouts))
 
 
 def test_a_sweep_that_measures_a_cell_twice_keeps_its_rows(tmp_path, run_benchmark, capsys):

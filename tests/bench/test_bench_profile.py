@@ -24,7 +24,7 @@ from attnbench.bench.profiling.parts import IDLE, PARTS, by_operator
 from attnbench.bench.profiling.recording import record
 from attnbench.bench.profiling.regions import weight_parts
 from attnbench.bench.profiling.rows import shortened
-from attnbench.bench.tables import grids
+from attnbench.bench.tables import tables
 from attnbench.cli.compose import CONF
 from attnbench.evals.lib.step_cost import Repetition
 from attnbench.report.page import write_report
@@ -50,7 +50,7 @@ def measure(folder: Path, precision: str = "auto", **options) -> tuple[Path, lis
         name="profile", target=TARGET, options=OPTIONS | options, precision=precision, device="cpu",
         outputs_dir=str(folder), rerun=False, command="python scripts/benchmark.py bench=profile",
     )  # fmt: skip
-    ran = run.run_bench(settings, lambda names: ([mixer_settings(name) for name in names or []], frozenset()))
+    ran = run.run_bench(settings, lambda names: [mixer_settings(name) for name in names or []])
     print_tables([ran])
     return ran, read_csv(ran / "results.csv")
 
@@ -140,7 +140,7 @@ def test_the_summary_has_a_line_for_every_whole_pass_part_and_operator(ran):
 
 def test_the_page_has_a_table_of_operators_for_every_step(ran):
     _, rows = ran
-    titles = [drawn.title for drawn in grids(rows, ProfileBench.layouts_of(rows))]
+    titles = [drawn.title for drawn in tables(rows, ProfileBench.layouts_of(rows))]
     assert {f"Operators: {mixer}, 16 positions, a step (eager)" for mixer in MIXERS} <= set(titles)
     assert "Operators of attention: textbook, 32 positions" in titles
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from attnbench.cli.compose import compose
     from attnbench.cli.writing import load_checkpoint, sample
-    from attnbench.comparison.run_model import run
+    from attnbench.comparison.execute import run
     from attnbench.results.tables import read_folders
     from attnbench.training.prepare import prepare
 
@@ -49,7 +49,7 @@ DEFINED_IN = {
     "load_checkpoint": "cli.writing",
     "prepare": "training.prepare",
     "read_folders": "results.tables",
-    "run": "comparison.run_model",
+    "run": "comparison.execute",
     "sample": "cli.writing",
 }
 

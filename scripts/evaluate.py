@@ -10,7 +10,7 @@ from attnbench.settings.schema import RunSettings
 
 def main(wanted: tuple[Path, RunSettings]) -> Path:
     """Imports the evaluations only once the configuration stands: torch takes longer to load than all its checks."""
-    from attnbench.comparison.run_model import evaluate_again
+    from attnbench.comparison.execute import evaluate_again
 
     return evaluate_again(*wanted)
 

@@ -9,7 +9,7 @@ from attnbench.settings.schema import RunSettings
 
 def main(settings: RunSettings) -> Path:
     """Imports the trainer only once the configuration stands: torch takes longer to load than all its checks."""
-    from attnbench.comparison.run_model import run
+    from attnbench.comparison.execute import run
 
     return run(settings)
 

@@ -22,7 +22,7 @@ from attnbench.bench.run import run_bench
 from attnbench.cli.compose import compose, compose_mixers
 from attnbench.cli.reading import read_bench
 from attnbench.comparison import compare
-from attnbench.comparison.run_model import run
+from attnbench.comparison.execute import run
 from attnbench.results.rows import ResultRow, read_results
 from attnbench.settings.schema import ComparisonSettings, LoggerSettings, PlanSettings
 from attnbench.training.metrics import read_metrics

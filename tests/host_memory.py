@@ -19,9 +19,9 @@ from probe_settings import smoke_words
 from small import python_path
 
 from attnbench.cli import compose as config
-from attnbench.evals.runners import probe as run_probe
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.machine.memory import reset_resident_peak, resident_peak_mib, trim
+from attnbench.results.job import run_jobs
 from attnbench.settings.schema import RunSettings
 
 ROOT = Path(__file__).parents[1]
@@ -62,7 +62,7 @@ def write_corpus(path: Path, alphabet: str, num_mebibytes: int) -> int:
 
 def training(path: str) -> Iterator[float]:
     """MiB that are resident at most while a text is prepared and trained on, beyond what is resident before."""
-    from attnbench.comparison.run_model import run
+    from attnbench.comparison.execute import run
 
     with tempfile.TemporaryDirectory() as folder:
         settings = config.compose([*TINY, f"data.path={path}", f"outputs_dir={folder}"])
@@ -93,7 +93,8 @@ def cells(number: str) -> Iterator[float]:
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(int(number)):
             settings = config.compose([*words, f"outputs_dir={folder}", f"seed={seed}"])
-            run_probe.run_probe(prepare_probe(settings, settings.evaluations[0], 0, 1e-2))
+            _, [job] = prepare_probe(settings, settings.evaluations[0])
+            run_jobs([job.at(1e-2, seed)])
             gc.collect()
             trim()
             reset_resident_peak()

@@ -28,11 +28,12 @@ from small import in_this_process
 
 from attnbench.cli import compose as config
 from attnbench.comparison import compare
+from attnbench.comparison.execute import run
 from attnbench.comparison.plan import Comparison
-from attnbench.comparison.run_model import run
 from attnbench.evals.runners import probe as run_probe
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.machine.signals import interruptible
+from attnbench.results.job import run_jobs
 from attnbench.results.rows import read_results
 from attnbench.settings.errors import Interrupted
 from attnbench.settings.schema import ComparisonSettings, LoggerSettings, PlanSettings
@@ -81,9 +82,9 @@ def probe(text: Path) -> Start:
     def start(outputs: Path) -> None:
         own.outputs_dir = str(outputs)
         run_probe.CHECK_STEPS = 3
-        prepared = prepare_probe(own, own.evaluations[0], 0, 1e-2)
-        prepared.train.checkpoint_interval_seconds = 0.0
-        run_probe.run_probe(prepared)
+        job = prepare_probe(own, own.evaluations[0])[1][0].at(1e-2, own.seed)
+        job.train.checkpoint_interval_seconds = 0.0
+        run_jobs([job])
 
     return start
 

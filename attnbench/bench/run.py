@@ -18,7 +18,7 @@ from attnbench.evals.runners.system import UNHASHED
 from attnbench.machine.device import environment, resolve_device, resolve_precision
 from attnbench.results.folder import ROOT
 from attnbench.results.identity import code_of, hash_with_code
-from attnbench.results.job import Job, run
+from attnbench.results.job import Job, run_jobs
 from attnbench.results.rows import DEVICE, Measurement, ResultRow, ResultsWriter, read_results
 from attnbench.results.tables import format_number
 from attnbench.settings.errors import UserError
@@ -60,7 +60,7 @@ def run_bench(settings: BenchSettings, compose_mixers: ComposeMixers) -> Path:
         folder=folder,
     )
     given = BenchRun(settings=settings, bench=bench, folder=folder, config_hash=hashed, conditions=conditions)
-    run([CeilingsJob(given), *(CellJob(given, index, cell) for index, cell in enumerate(bench.cells()))])
+    run_jobs([CeilingsJob(given), *(CellJob(given, index, cell) for index, cell in enumerate(bench.cells()))])
     return folder
 
 

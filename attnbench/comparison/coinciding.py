@@ -1,10 +1,12 @@
-"""Variants that are one model in an evaluation, or one function by another kernel: they share its cells there."""
+"""Variants that are one model in an evaluation, and share its cells there."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from attnbench.comparison.cells import ByKind
-from attnbench.evals.runners.prepare_probe import build_tasks, prepare_probe
-from attnbench.evals.runners.system import prepare_system
+from attnbench.comparison.search import Search
+from attnbench.evals.runners.probe import ProbeJob
+from attnbench.evals.runners.system import SystemJob
 from attnbench.results.identity import config_hash
 from attnbench.results.rows import TRAINING
 from attnbench.settings.errors import UserError
@@ -14,7 +16,16 @@ Shared = dict[str, dict[str, str]]
 """By evaluation: variants whose cells are another's, and whose: {"recall": {"flash": "softmax"}}."""
 
 
-def shared_cells(variants: Mapping[str, tuple[Run, ByKind]]) -> Shared:
+class Variant(NamedTuple):
+    """A variant of a plan, with everything resolved."""
+
+    run: Run
+    kinds: ByKind
+    searches: list[Search]
+    timed: list[SystemJob]
+
+
+def shared_cells(variants: Mapping[str, Variant]) -> Shared:
     """Variants that share the cells of another one, the first of them, by evaluation, TRAINING among these.
 
     In evaluations of what a mixer can do those are one whose model computes one function, in evaluations of the system
@@ -24,8 +35,8 @@ def shared_cells(variants: Mapping[str, tuple[Run, ByKind]]) -> Shared:
         UserError: two variants are one model by one kernel in every evaluation, and nothing would be compared.
     """
     models, functions = {}, {}
-    for name, (prepared, kinds) in variants.items():
-        models[name], functions[name] = _hashes(prepared, kinds)
+    for name, variant in variants.items():
+        models[name], functions[name] = _hashes(variant)
     names = list(variants)
     for index, name in enumerate(names):
         for other in names[:index]:
@@ -43,19 +54,21 @@ def shared_cells(variants: Mapping[str, tuple[Run, ByKind]]) -> Shared:
     return found
 
 
-def _hashes(prepared: Run, kinds: ByKind) -> tuple[dict[str, str], dict[str, str]]:
+def _hashes(variant: Variant) -> tuple[dict[str, str], dict[str, str]]:
     """By evaluation, what a variant's model hashes to, and its function; the rates of its search are part of both."""
     models, functions = {}, {}
-    if kinds.of_checkpoints:
-        options = [[own.name, own.target, own.options] for own in kinds.of_checkpoints]
-        models[TRAINING] = config_hash([prepared.config_hash, options])
-        functions[TRAINING] = config_hash([function_hash(prepared), options])
-    for evaluation in kinds.probes:
-        probe, tasks = build_tasks(prepared.settings, evaluation)
-        rates = probe.learning_rates
-        runs = [prepare_probe(prepared.settings, evaluation, index, rates[0]) for index in range(len(tasks))]
-        models[evaluation.name] = config_hash([rates, [own.config_hash for own in runs]])
-        functions[evaluation.name] = config_hash([rates, [own.function_hash for own in runs]])
-    for evaluation in kinds.system:
-        models[evaluation.name] = functions[evaluation.name] = prepare_system(prepared, evaluation)[1].stem
+    if variant.kinds.of_checkpoints:
+        options = [
+            [evaluation.name, evaluation.target, evaluation.options] for evaluation in variant.kinds.of_checkpoints
+        ]
+        models[TRAINING] = config_hash([variant.run.config_hash, options])
+        functions[TRAINING] = config_hash([function_hash(variant.run), options])
+    for evaluation in variant.kinds.probes:
+        searches = [search for search in variant.searches if search.evaluation == evaluation.name]
+        jobs = [search.prepared for search in searches if isinstance(search.prepared, ProbeJob)]
+        rates = list(searches[0].grid)
+        models[evaluation.name] = config_hash([rates, [job.config_hash for job in jobs]])
+        functions[evaluation.name] = config_hash([rates, [job.function_hash for job in jobs]])
+    for job in variant.timed:
+        models[job.evaluation] = functions[job.evaluation] = job.results.stem
     return models, functions

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from attnbench.comparison.cells import Cell, execute, is_whole
+from attnbench.comparison.cells import Cell, execute
 from attnbench.comparison.plan import Comparison, Compose
 from attnbench.comparison.progress import Progress, list_cells, say_why_again
 from attnbench.comparison.transfer import export_cells, import_cells
@@ -127,7 +127,7 @@ def _judge(comparison: Comparison, outcome: Outcome[Cell]) -> None:
     """Records a cell that left no results; one whose results say why there are no numbers is done."""
     cell, error = outcome.item, outcome.error
     # What a rerun leaves as it was says nothing of this time.
-    if not cell.is_done() or (error is not None and cell.settings.rerun):
+    if not cell.is_done() or (error is not None and comparison.settings.rerun):
         reason = error if error is not None else f"it left no {cell.results[0].name}"
         comparison.failures[cell.label] = reason
 
@@ -199,14 +199,15 @@ def _former(comparison: Comparison) -> dict[str, Any]:
 
 def _files(cells: Sequence[Cell]) -> list[Path]:
     """The complete results of these cells."""
-    return [path for cell in cells for path in cell.results if is_whole(path)]
+    return [path for cell in cells for path in cell.rows_there()]
 
 
 def _described(comparison: Comparison) -> dict[str, Any]:
     """What each evaluation says of itself, for a report that may not import a class from elsewhere."""
     found = {}
-    for prepared, _ in comparison.variants.values():
-        for evaluation in prepared.settings.evaluations:
+    for variant in comparison.variants.values():
+        settings = variant.run.settings
+        for evaluation in settings.evaluations:
             cls = resolve(evaluation.target, Evaluation)
             purpose = (cls.__doc__ or "").strip().partition("\n")[0]
             found[evaluation.name] = {"purpose": purpose, "plots": [list(pair) for pair in cls.plots]}

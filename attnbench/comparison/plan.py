@@ -6,25 +6,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
-from attnbench.comparison.cells import ByKind, Cell, by_kind, system_cell, task_name
-from attnbench.comparison.coinciding import Shared, shared_cells
-from attnbench.comparison.search import (
-    Choice,
-    probe_cells,
-    probe_choice,
-    probe_searches,
-    training_cells,
-    training_choice,
-    training_searches,
-)
-from attnbench.evals.runners.prepare_probe import build_tasks
+from attnbench.comparison.cells import Cell, by_kind, system_cell
+from attnbench.comparison.coinciding import Shared, Variant, shared_cells
+from attnbench.comparison.search import Choice, Search, search_of_training, searches_of_probe
+from attnbench.evals.runners.probe import ProbeJob
+from attnbench.evals.runners.system import SystemJob
 from attnbench.results.rows import TRAINING
 from attnbench.settings.errors import UserError
-from attnbench.settings.schema import ComparisonSettings, EvaluationSettings, RunSettings, setting_of
-from attnbench.training.prepare import Run, corpus_label, prepare
+from attnbench.settings.schema import ComparisonSettings, RunSettings, setting_of
+from attnbench.training.prepare import corpus_label, prepare
+from attnbench.training.run import TrainingJob
 from attnbench.verdict.seeds import same_models
 
 log = logging.getLogger(__name__)
@@ -52,38 +45,52 @@ class Comparison:
         self.choices: list[Choice] = []
         self.undecided: list[str] = []
         """Scored cells that wait for a search, in words."""
-        self.variants: dict[str, tuple[Run, ByKind]] = {}
+        self.variants: dict[str, Variant] = {}
         errors = {}
         for name, words in self.plan.variants.items():
             try:
-                settings_of_variant = self._settings(name, words, compose)
-                self.variants[name] = prepare(settings_of_variant), by_kind(settings_of_variant)
+                self.variants[name] = self._variant(self._settings(name, words, compose))
             except UserError as error:
                 errors[name] = str(error)
         if not self.variants:
             raise UserError("; ".join(dict.fromkeys(errors.values())))
-        corpora = {name: corpus_label(prepared.corpus) for name, (prepared, _) in self.variants.items()}
+        corpora = {name: corpus_label(variant.run.corpus) for name, variant in self.variants.items()}
         if len(set(corpora.values())) > 1:
             named = ", ".join(f"{name} reads {corpus}" for name, corpus in corpora.items())
             raise UserError(f"plan.variants: scores on different corpora compare nothing; {named}")
         self.shared = shared_cells(self.variants)
+        variants = self.variants.values()
+        searches = [search for variant in variants for search in variant.searches]
+        timed = [job for variant in variants for job in variant.timed]
+        self._searches = [search for search in searches if not self._is_shared(search.variant, search.evaluation)]
+        self._timed = self._in_order(
+            [system_cell(job) for job in timed if not self._is_shared(job.run.mixer, job.evaluation)]
+        )
         for line in same_models(self.shared):
             log.info(f"{line}: run once")
         # What cannot run here is recorded, and the others are compared.
         for name, reason in errors.items():
             self.fail(name, reason)
 
-    def _with_cells(self, prepared: Run, evaluations: Sequence[EvaluationSettings]) -> list[EvaluationSettings]:
-        """Those in which the variant has cells of its own."""
-        return [own for own in evaluations if prepared.mixer not in self.shared.get(own.name, {})]
+    def _variant(self, settings: RunSettings) -> Variant:
+        run, kinds = prepare(settings), by_kind(settings)
+        searches = [search for evaluation in kinds.probes for search in searches_of_probe(settings, evaluation)]
+        if kinds.of_checkpoints:
+            searches.append(search_of_training(run, kinds.of_checkpoints, self.plan.learning_rates))
+        return Variant(run, kinds, searches, [SystemJob(run, evaluation) for evaluation in kinds.system])
 
-    def _trains(self, prepared: Run, kinds: ByKind) -> bool:
-        return bool(kinds.of_checkpoints) and prepared.mixer not in self.shared.get(TRAINING, {})
+    def _is_shared(self, variant: str, evaluation: str) -> bool:
+        """True where the cells of a variant in an evaluation are another's."""
+        return variant in self.shared.get(evaluation, {})
+
+    def _of_checkpoints(self) -> list[str]:
+        """Names of the evaluations that read checkpoints."""
+        return [evaluation.name for variant in self.variants.values() for evaluation in variant.kinds.of_checkpoints]
 
     def shared_by_evaluation(self) -> Shared:
         """`shared` by the evaluations that rows name: those of a model's checkpoints are shared as its training is."""
-        of_checkpoints = [own.name for _, kinds in self.variants.values() for own in kinds.of_checkpoints]
-        return self.shared | {name: self.shared[TRAINING] for name in of_checkpoints if TRAINING in self.shared}
+        of_training = self.shared.get(TRAINING)
+        return self.shared | {name: of_training for name in self._of_checkpoints() if of_training is not None}
 
     def _settings(self, name: str, words: Sequence[str], compose: Compose) -> RunSettings:
         words = [f"device={self.settings.device}", *self.plan.overrides, *words]
@@ -92,7 +99,7 @@ class Comparison:
         evaluations = f"eval=[{','.join(self.plan.evaluations)}]"
         composed = compose([evaluations, *(word for word in words if word not in unasked)])
         for evaluation in self.plan.evaluations:
-            if evaluation not in [own.name for own in composed.evaluations]:
+            if evaluation not in [known.name for known in composed.evaluations]:
                 raise UserError(f"plan.evaluations: {evaluation} is a list of evaluations; name each of them")
         if unasked:
             raise UserError(
@@ -118,19 +125,12 @@ class Comparison:
 
     def _is_wanted(self, group: str) -> bool:
         """A training is of every evaluation that reads its model."""
-        read = {own.name for _, kinds in self.variants.values() for own in kinds.of_checkpoints}
-        names = read if group == TRAINING else {group}
+        names = set(self._of_checkpoints()) if group == TRAINING else {group}
         return not names.isdisjoint(self.plan.only or self.plan.evaluations)
 
     def searches(self) -> list[Cell]:
         """The trainings that learning rates are chosen by."""
-        cells = []
-        for prepared, kinds in self.variants.values():
-            for evaluation in self._with_cells(prepared, kinds.probes):
-                cells += probe_searches(prepared.settings, evaluation)
-            if self._trains(prepared, kinds):
-                cells += training_searches(prepared, self.plan.learning_rates)
-        return self._in_order(cells)
+        return self._in_order([cell for search in self._searches for cell in search.cells])
 
     def scored(self) -> list[Cell]:
         """The trainings that are scored, at the rates that the finished searches give.
@@ -138,62 +138,43 @@ class Comparison:
         Where a search has no results its cells are `undecided`, and failed if they were to run.
         """
         cells, self.choices, self.undecided = [], [], []
-        for prepared, kinds in self.variants.values():
-            settings = prepared.settings
-            for evaluation in self._with_cells(prepared, kinds.probes):
-                for index in range(len(build_tasks(settings, evaluation)[1])):
-                    name = task_name(settings, evaluation, index)
-                    choose = partial(probe_choice, settings, evaluation, index)
-                    choice = self._choice(name, evaluation.name, len(self.plan.probe_seeds), choose)
-                    if choice is not None:
-                        cells += probe_cells(settings, evaluation, index, choice.chosen, self.plan.probe_seeds)
-            if self._trains(prepared, kinds):
-                grid = self.plan.learning_rates
-                choose = partial(training_choice, prepared, grid)
-                choice = self._choice(f"training {prepared.mixer}", TRAINING, len(self.plan.seeds), choose)
-                if choice is not None:
-                    cells += training_cells(prepared, kinds.of_checkpoints, choice.chosen, self.plan.seeds)
+        for search in self._searches:
+            seeds = self._seeds(search)
+            try:
+                choice = search.choice()
+            except UserError as error:
+                self.undecided.append(f"{search.name}, {len(seeds)} scored")
+                if self._is_wanted(search.evaluation):
+                    self.fail(search.name, str(error))
+                continue
+            self.choices.append(choice)
+            cells += search.scored(choice.chosen, seeds)
         return self._in_order(cells)
 
     def timed(self) -> list[Cell]:
-        """What runs alone."""
-        cells = [
-            system_cell(prepared, evaluation)
-            for prepared, kinds in self.variants.values()
-            for evaluation in self._with_cells(prepared, kinds.system)
-        ]
-        return self._in_order(cells)
+        """The cells that run alone."""
+        return self._timed
 
     def num_scored(self) -> Counter[str]:
         """How many cells `scored` will give to run, by evaluation."""
         numbers: Counter[str] = Counter()
-        for prepared, kinds in self.variants.values():
-            for evaluation in self._with_cells(prepared, kinds.probes):
-                num_tasks = len(build_tasks(prepared.settings, evaluation)[1])
-                numbers[evaluation.name] += num_tasks * len(self.plan.probe_seeds)
-            if self._trains(prepared, kinds):
-                numbers[TRAINING] += len(self.plan.seeds)
-        return Counter({group: number for group, number in numbers.items() if self._is_wanted(group)})
+        for search in self._searches:
+            if self._is_wanted(search.evaluation):
+                numbers[search.evaluation] += len(self._seeds(search))
+        return numbers
 
-    def _choice(self, name: str, group: str, num_scored: int, choose: Callable[[], Choice]) -> Choice | None:
-        """What was chosen; None where a search has no results."""
-        try:
-            chosen = choose()
-        except UserError as error:
-            self.undecided.append(f"{name}, {num_scored} scored")
-            if self._is_wanted(group):
-                self.fail(name, str(error))
-            return None
-        self.choices.append(chosen)
-        return chosen
+    def trainings(self) -> list[ProbeJob | TrainingJob]:
+        """One training of each score, to estimate how long they take."""
+        return [search.prepared for search in self._searches]
+
+    def _seeds(self, search: Search) -> Sequence[int]:
+        return self.plan.seeds if search.evaluation == TRAINING else self.plan.probe_seeds
 
     def _in_order(self, cells: list[Cell]) -> list[Cell]:
         """Evaluation by evaluation, as the plan lists them."""
-        names = self.plan.evaluations
-        of_checkpoints = [own.name for _, kinds in self.variants.values() for own in kinds.of_checkpoints]
-        place = {name: index for index, name in enumerate(names)}
-        place[TRAINING] = min((place[name] for name in of_checkpoints), default=0)
-        return sorted(cells, key=lambda cell: place[cell.group])
+        order = {name: index for index, name in enumerate(self.plan.evaluations)}
+        order[TRAINING] = min((order[name] for name in self._of_checkpoints()), default=0)
+        return sorted(cells, key=lambda cell: order[cell.group])
 
     def fail(self, cell: str, reason: str) -> None:
         """Records what could not be run; the rest goes on."""

@@ -5,32 +5,28 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import torch
 from tqdm import tqdm
 
-from attnbench.comparison.cells import Cell, is_whole
+from attnbench.comparison.cells import Cell
 from attnbench.comparison.plan import Comparison
-from attnbench.data.batches import Batches
-from attnbench.evals.base import Evaluation
-from attnbench.evals.runners.prepare_probe import build_tasks, prepare_probe
+from attnbench.evals.runners.probe import ProbeJob
 from attnbench.evals.runners.system import UNHASHED
 from attnbench.machine.device import environment, resolve_device, synchronize
 from attnbench.machine.processes import Outcome
 from attnbench.machine.timing import OutOfMemory, attempt
-from attnbench.model.language_model import LanguageModel, build_model
 from attnbench.results.folder import ROOT
-from attnbench.results.rows import TRAINING, Measurement, read_results
+from attnbench.results.rows import Measurement, read_results
 from attnbench.settings.documents import MOST_JSON_BYTES, parse_json, read_bounded
 from attnbench.settings.escaping import printable
-from attnbench.settings.registry import resolve
-from attnbench.settings.schema import TrainSettings
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import duration
-from attnbench.training.loop import Batch, StepReport, train
+from attnbench.training.loop import StepReport, train
+from attnbench.training.run import TrainingJob
 from attnbench.verdict.ranking import TEST_OF_BEST
 
 log = logging.getLogger(__name__)
@@ -135,19 +131,17 @@ class Progress:
 
 def what_came_out(cell: Cell) -> str:
     """The score that a cell is for, or the reason why it has none: accuracy 0.98 at num_pairs 16."""
-    rows = [row.measurement for path in cell.results if is_whole(path) for row in read_results(path)]
-    evaluations = [cell.evaluation] if cell.evaluation is not None else cell.settings.evaluations
-    plots = [pair for own in evaluations for pair in resolve(own.target, Evaluation).plots[:1]]
+    rows = [row.measurement for path in cell.rows_there() for row in read_results(path)]
+    plots = [pair for job in cell.jobs for pair in job.plots[:1]]
     # Searches have the number alone that rates are chosen by.
     for metric, axis in (*plots, ("selection", ""), ("nats_per_character", "")):
-        found = [row for row in rows if row.metric == metric and _is_score(row)]
-        if found:
-            last = found[-1]
+        scores = [row for row in rows if row.metric == metric and _is_score(row)]
+        if scores:
+            last = scores[-1]
             # The label of one of several tasks says where already.
             where = f" at {axis} {last.settings[axis]}" if axis in last.settings and axis not in cell.label else ""
             return f"{metric} {last.value:.4g}{f' {last.unit}' if last.unit else ''}{where}"
-    reason = next((f"{row.status}: {row.reason}" for row in rows if row.status != "ok"), "no number")
-    return reason
+    return next((f"{row.status}: {row.reason}" for row in rows if row.status != "ok"), "no number")
 
 
 def _is_score(row: Measurement) -> bool:
@@ -182,103 +176,55 @@ def list_cells(comparison: Comparison, searches: Sequence[Cell], timed: Sequence
 
 def _seconds_a_training(comparison: Comparison, groups: Iterable[str]) -> dict[str, float]:
     """Seconds that a comparison waits for one training of an evaluation, the mean over variants and tasks."""
-    found: dict[str, list[float]] = {}
+    seconds: dict[str, list[float]] = {}
     workers, threads = comparison.plan.num_workers, torch.get_num_threads()
     on_cpu = resolve_device(comparison.settings.device).type == "cpu"
     # As the workers will share the cores.
     torch.set_num_threads(max(1, threads // workers) if on_cpu else threads)
     try:
-        for prepared, kinds in comparison.variants.values():
-            settings = prepared.settings
-            for evaluation in kinds.probes:
-                for index in range(len(build_tasks(settings, evaluation)[1]) if evaluation.name in groups else 0):
-                    probe = prepare_probe(settings, evaluation, index, rate=1e-3)
-                    task, matched = probe.task, probe.matched
-                    if matched is None:
-                        continue
-
-                    def built(probe=probe, task=task, matched=matched) -> LanguageModel:
-                        model, device = matched.model, probe.device
-                        size = task.vocabulary_size
-                        return build_model(probe.mixers, model, vocabulary_size=size, seed=0, device=device)
-
-                    def sequences(count: int, task=task, probe=probe) -> Callable[[int], Batch]:
-                        batch = task.sequences("train", 0, 0, count, probe.device)
-                        return lambda step: batch
-
-                    seconds = _seconds_of(
-                        built, sequences, probe.train, probe.precision, task.num_steps, compiled=False
-                    )
-                    found.setdefault(evaluation.name, []).append(seconds)
-            if kinds.of_checkpoints and TRAINING in groups:
-
-                def batches(count: int, own=prepared) -> Callable[[int], Batch]:
-                    corpus = Batches(own.corpus.tokens["train"], own.seq_len, count, own.seed, own.device)
-                    return lambda step: Batch(*corpus.train_batch(step))
-
-                seconds = _seconds_of(
-                    prepared.new_model,
-                    batches,
-                    prepared.train,
-                    prepared.precision,
-                    prepared.num_steps,
-                    compiled=prepared.compile,
-                )
-                found.setdefault(TRAINING, []).append(seconds)
+        for job in comparison.trainings():
+            if job.evaluation in groups and job.matched is not None:
+                one = attempt(lambda job=job: _seconds_of(job))
+                # What does not fit has no time.
+                seconds.setdefault(job.evaluation, []).extend([one] if not isinstance(one, OutOfMemory) else [])
     finally:
         torch.set_num_threads(threads)
-    known = {name: [one for one in seconds if one] for name, seconds in found.items()}
-    return {name: statistics.fmean(seconds) / workers for name, seconds in known.items() if seconds}
+    return {name: statistics.fmean(group) / workers for name, group in seconds.items() if group}
 
 
-def _seconds_of(
-    built: Callable[[], LanguageModel],
-    batches: Callable[[int], Callable[[int], Batch]],
-    settings: TrainSettings,
-    precision: str,
-    num_steps: int,
-    *,
-    compiled: bool,
-) -> float:
-    """Seconds of a training of `num_steps` steps, by its first ones; 0 where they do not fit into memory."""
+def _seconds_of(job: TrainingJob | ProbeJob) -> float:
+    """Seconds of a whole training, by its first steps."""
+    is_cpu = job.device.type == "cpu"
+    training = job.trial(TRIAL_SEQUENCES if is_cpu else None)
+    settings, batch, state = training.settings, training.batches(0), TrainState.fresh(training.build())
+    micro_batch_size, count = None if is_cpu else settings.micro_batch_size, len(batch.tokens_BT)
+    marks = [time.perf_counter()]
 
-    def timed() -> float:
-        state = TrainState.fresh(built())
-        device = next(state.model.parameters()).device
-        is_cpu = device.type == "cpu"
-        count = min(settings.batch_size, TRIAL_SEQUENCES) if is_cpu else settings.batch_size
-        micro = None if is_cpu else settings.micro_batch_size
-        own = replace(settings, batch_size=count, micro_batch_size=micro)
-        marks = [time.perf_counter()]
+    def mark(state: TrainState, report: StepReport) -> None:
+        synchronize(job.device)
+        marks.append(time.perf_counter())
 
-        def mark(state: TrainState, report: StepReport) -> None:
-            synchronize(device)
-            marks.append(time.perf_counter())
-
-        train(
-            state,
-            batches(count),
-            own,
-            precision=precision,
-            num_steps=TRIAL_STEPS,
-            hooks=[mark],
-            compiled=compiled,
-            captured=device.type == "cuda" and compiled,
-        )
-        first, *later = [after - before for before, after in pairwise(marks)]
-        step = statistics.median(later) * settings.batch_size / count
-        return num_steps * step + (0.0 if is_cpu else first)
-
-    seconds = attempt(timed)
-    return 0.0 if isinstance(seconds, OutOfMemory) else seconds
+    train(
+        state,
+        lambda step: batch,
+        replace(settings, batch_size=count, micro_batch_size=micro_batch_size),
+        precision=training.precision,
+        num_steps=TRIAL_STEPS,
+        hooks=[mark],
+        compiled=training.compiled,
+        captured=training.captured,
+    )
+    first, *later = [after - before for before, after in pairwise(marks)]
+    step = statistics.median(later) * settings.batch_size / count
+    return training.num_steps * step + (0.0 if is_cpu else first)
 
 
 def say_why_again(cells: Sequence[Cell]) -> None:
     """Names what of the machine is another than when these timed cells were measured before, where they were."""
     said: set[str] = set()
     for cell in cells:
-        folder = cell.results[0].parents[1]
-        now = environment(resolve_device(cell.settings.device), ROOT)
+        folder = cell.folder
+        now = environment(cell.jobs[0].device, ROOT)
         for other in sorted(folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*/environment.json")):
             if other.parent == folder or not any(other.parent.glob("results/*.jsonl")):
                 continue

@@ -1,15 +1,19 @@
 """Learning rates: a grid for each variant, searched on validation data with a seed that is never scored."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-from attnbench.comparison.cells import Cell, probe_cell, training_cell
-from attnbench.evals.runners.prepare_probe import build_tasks
-from attnbench.results.rows import read_results
+from attnbench.comparison.cells import Cell
+from attnbench.evals.runners.checkpoint import language_model_jobs
+from attnbench.evals.runners.prepare_probe import prepare_probe
+from attnbench.evals.runners.probe import ProbeJob, trained_label
+from attnbench.results.rows import TRAINING, read_results
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED, EvaluationSettings, RunSettings
-from attnbench.training.prepare import Run, again
+from attnbench.training.prepare import Run, with_identity
+from attnbench.training.run import TrainingJob
 from attnbench.verdict.ranking import ACCURACY
 
 
@@ -31,86 +35,127 @@ class Choice:
     """The settings of the neighbouring task whose rate this is."""
 
 
-def training_searches(prepared: Run, grid: Sequence[float]) -> list[Cell]:
-    """One training a rate; none where there is nothing to choose."""
-    return [_training(prepared, rate, SELECTION_SEED, ()) for rate in grid] if len(grid) > 1 else []
+@dataclass(kw_only=True)
+class Search:
+    """The learning rate of one score: the trainings that try a grid, the choice, and the trainings that are scored."""
+
+    name: str
+    """For people."""
+    variant: str
+    evaluation: str
+    """Its name, or TRAINING."""
+    settings: dict[str, Any]
+    """Of the task; empty for language models."""
+    grid: Sequence[float]
+    metric: str
+    """The row of a search that rates are chosen by."""
+    higher_is_better: bool
+    prepared: ProbeJob | TrainingJob
+    """One of its trainings, whatever its rate."""
+    cell: Callable[[float, int], Cell]
+    """The training at a rate and a seed."""
+    source: "Search | None" = None
+    """The neighbouring task whose rate this one takes over; None: it searches."""
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """One training a rate, of a seed that is never scored; none where there is nothing to choose."""
+        is_searched = self.source is None and len(self.grid) > 1
+        return [self.cell(rate, SELECTION_SEED) for rate in self.grid] if is_searched else []
+
+    def scored(self, rate: float, seeds: Sequence[int]) -> list[Cell]:
+        """The trainings that are scored."""
+        return [self.cell(rate, seed) for seed in seeds]
+
+    def choice(self) -> Choice:
+        """The rate, from the finished searches or from those of the neighbour whose rate it takes over.
+
+        Raises:
+            UserError: a search has no results.
+        """
+        if self.source is not None:
+            taken_from = dict(self.source.settings)
+            return replace(self.source.choice(), settings=dict(self.settings), taken_from=taken_from)
+        scores: dict[float, float | None] = {}
+        for cell in self.cells:
+            if not cell.is_done():
+                raise UserError(f"{cell.label}: has no results, so no learning rate can be chosen")
+            rows = [row.measurement for row in read_results(cell.results[0])]
+            scores[cell.rate] = next((row.value for row in rows if row.metric == self.metric), None)
+        chosen, at_edge = choose_rate(scores, self.grid, higher_is_better=self.higher_is_better)
+        return Choice(
+            variant=self.variant,
+            evaluation=self.evaluation,
+            settings=dict(self.settings),
+            grid=sorted(self.grid),
+            scores={f"{rate:g}": value for rate, value in sorted(scores.items())},
+            chosen=chosen,
+            at_edge=at_edge,
+        )
 
 
-def training_choice(prepared: Run, grid: Sequence[float]) -> Choice:
-    """The rate of the lowest validation loss, from the finished searches."""
-    cells = training_searches(prepared, grid)
-    return _choose(prepared.mixer, "training", {}, grid, cells, "nats_per_character", higher_is_better=False)
+def search_of_training(run: Run, evaluations: Sequence[EvaluationSettings], grid: Sequence[float]) -> Search:
+    """The search of a language model.
 
-
-def training_cells(
-    prepared: Run, evaluations: Sequence[EvaluationSettings], rate: float, seeds: Sequence[int]
-) -> list[Cell]:
-    """The trainings that are scored."""
-    return [_training(prepared, rate, seed, evaluations) for seed in seeds]
-
-
-def probe_searches(settings: RunSettings, evaluation: EvaluationSettings) -> list[Cell]:
-    """One training a task and rate; none for a task with a single rate, or with that of a neighbour."""
-    probe, tasks = build_tasks(settings, evaluation)
-    return [
-        cell
-        for index, task in enumerate(tasks)
-        if probe.rate_source(task) is None
-        for cell in _task_searches(settings, evaluation, index, probe.learning_rates)
-    ]
-
-
-def probe_choice(settings: RunSettings, evaluation: EvaluationSettings, index: int) -> Choice:
-    """The rate of one task, from its finished searches or from those of the neighbour whose rate it takes over.
-
-    Raises:
-        UserError: a search has no results.
+    Args:
+        evaluations: of its checkpoints, where it is scored.
     """
-    probe, tasks = build_tasks(settings, evaluation)
-    task = tasks[index]
-    source = probe.rate_source(task)
-    if source is not None:
-        neighbour = next(place for place, other in enumerate(tasks) if other.settings == source.settings)
-        found = probe_choice(settings, evaluation, neighbour)
-        return replace(found, settings=dict(task.settings), taken_from=dict(source.settings))
-    grid, variant = probe.learning_rates, settings.mixer.name
-    cells = _task_searches(settings, evaluation, index, grid)
-    return _choose(variant, evaluation.name, task.settings, grid, cells, "selection", higher_is_better=True)
+
+    def cell(rate: float, seed: int) -> Cell:
+        settings, is_scored = run.settings, seed != SELECTION_SEED
+        # A search is one of many trainings whose curve nobody looks at; its result stands in comparison.json.
+        logger = settings.logger if is_scored else replace(settings.logger, mode="none")
+        train = replace(settings.train, learning_rate=float(rate))
+        own = list(evaluations) if is_scored else []
+        at_rate = with_identity(run, replace(settings, train=train, seed=seed, evaluations=own, logger=logger))
+        label = f"training {run.mixer}, {trained_label(rate, seed)}"
+        return Cell(label=label, jobs=language_model_jobs(at_rate), rate=train.learning_rate)
+
+    return Search(
+        name=f"training {run.mixer}",
+        variant=run.mixer,
+        evaluation=TRAINING,
+        settings={},
+        grid=grid,
+        metric="nats_per_character",
+        higher_is_better=False,
+        prepared=TrainingJob(run),
+        cell=cell,
+    )
 
 
-def probe_cells(
-    settings: RunSettings, evaluation: EvaluationSettings, index: int, rate: float, seeds: Sequence[int]
-) -> list[Cell]:
-    """The trainings of one task that are scored."""
-    return [probe_cell(replace(settings, seed=seed), evaluation, index, rate) for seed in seeds]
+def searches_of_probe(settings: RunSettings, evaluation: EvaluationSettings) -> list[Search]:
+    """The searches of a probe, one a task."""
+    probe, jobs = prepare_probe(settings, evaluation)
+    searches = [_search_of_task(job, probe.learning_rates) for job in jobs]
+    for search, job in zip(searches, jobs, strict=True):
+        source = probe.rate_source(job.task)
+        if source is not None:
+            search.source = next(other for other in searches if other.settings == source.settings)
+    return searches
 
 
-def _task_searches(
-    settings: RunSettings, evaluation: EvaluationSettings, index: int, grid: Sequence[float]
-) -> list[Cell]:
-    searching = replace(settings, seed=SELECTION_SEED)
-    return [probe_cell(searching, evaluation, index, rate) for rate in grid] if len(grid) > 1 else []
+def _search_of_task(job: ProbeJob, grid: Sequence[float]) -> Search:
+    def cell(rate: float, seed: int) -> Cell:
+        at_rate = job.at(rate, seed)
+        return Cell(label=at_rate.label, jobs=(at_rate,), rate=rate)
+
+    return Search(
+        name=job.task_label,
+        variant=job.settings.mixer.name,
+        evaluation=job.evaluation,
+        settings=job.task.settings,
+        grid=grid,
+        metric="selection",
+        higher_is_better=True,
+        prepared=job,
+        cell=cell,
+    )
 
 
-def _training(prepared: Run, rate: float, seed: int, evaluations: Sequence[EvaluationSettings]) -> Cell:
-    settings = prepared.settings
-    train = replace(settings.train, learning_rate=float(rate))
-    # A search is one of many trainings whose curve nobody looks at; its result stands in comparison.json.
-    logger = replace(settings.logger, mode="none") if seed == SELECTION_SEED else settings.logger
-    changed = replace(settings, train=train, seed=seed, evaluations=list(evaluations), logger=logger)
-    return training_cell(again(prepared, changed))
-
-
-def _choose(
-    variant: str,
-    evaluation: str,
-    task: dict[str, Any],
-    grid: Sequence[float],
-    cells: Sequence[Cell],
-    metric: str,
-    *,
-    higher_is_better: bool,
-) -> Choice:
+def choose_rate(
+    scores: Mapping[float, float | None], grid: Sequence[float], *, higher_is_better: bool
+) -> tuple[float, bool]:
     """The rate of the lowest loss, or of the highest accuracy: the smallest of those within 1 % of it, one inside the
     grid before one at its edge, whose neighbours are known on one side alone.
 
@@ -118,15 +163,9 @@ def _choose(
     seeds, and of rates that work the larger ones diverge first. Where all failed it is the smallest, whose scored runs
     will say why.
 
-    Raises:
-        UserError: a search has no results.
+    Returns:
+        The rate, and True where no rate inside the grid was as good as one at its edge.
     """
-    scores: dict[float, float | None] = {}
-    for cell in cells:
-        if not cell.is_done():
-            raise UserError(f"{cell.label}: has no results, so no learning rate can be chosen")
-        rows = [row.measurement for row in read_results(cell.results[0])]
-        scores[cell.rate] = next((row.value for row in rows if row.metric == metric), None)
     sign = 1 if higher_is_better else -1
     reached = {rate: sign * value for rate, value in scores.items() if value is not None}
     best = max(reached.values(), default=0.0)
@@ -134,12 +173,4 @@ def _choose(
     enough = best * (1 - ACCURACY.smallest_difference) if higher_is_better else best
     as_good = [rate for rate, value in reached.items() if value >= enough]
     inside = [rate for rate in as_good if min(grid) < rate < max(grid)]
-    return Choice(
-        variant=variant,
-        evaluation=evaluation,
-        settings=dict(task),
-        grid=sorted(grid),
-        scores={f"{rate:g}": value for rate, value in sorted(scores.items())},
-        chosen=min(inside or as_good, default=min(grid)),
-        at_edge=bool(as_good) and not inside,
-    )
+    return min(inside or as_good, default=min(grid)), bool(as_good) and not inside

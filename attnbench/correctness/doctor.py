@@ -33,12 +33,12 @@ from attnbench.mixers.base import Mixer
 from attnbench.mixers.definition import LENGTHS, PART_FACTOR, TOLERANCES, Computed, limits, worst
 from attnbench.results.files import replace_file
 from attnbench.results.folder import ROOT
+from attnbench.results.job import measured_by
 from attnbench.results.rows import Identity, Measurement, ResultRow, write_csv
 from attnbench.settings.errors import UserError
 from attnbench.settings.escaping import printable
 from attnbench.settings.registry import is_own, resolve
 from attnbench.settings.schema import DoctorSettings, MixerSettings
-from attnbench.training.prepare import measured_by
 
 WIDTH = 79
 STYLES = {"wrong": "bold red", "broken": "bold red", "refused": "dim"}

@@ -31,6 +31,8 @@ class Job(ABC):
         folder: shared with others where they are of one model.
         device: locked while it runs.
         rerun: run although its results are complete.
+        shares_device: others run on the device at the same time.
+        plots: (metric, axis) pairs of its evaluation, the headline first.
         failure: set by `rows` where the rows say why there are no numbers and the command ends with an error anyway.
     """
 
@@ -42,6 +44,8 @@ class Job(ABC):
     device: torch.device
     rerun: bool = False
     failure: UserError | Interrupted | None = None
+    shares_device: bool = False
+    plots: tuple[tuple[str, str], ...] = ()
 
     @property
     def results(self) -> Path:
@@ -82,7 +86,7 @@ class Job(ABC):
         return writer.write(measurement)
 
 
-def run(jobs: Sequence[Job], *, shares_device: bool = False, waits: bool = True) -> None:
+def run_jobs(jobs: Sequence[Job], *, shares_device: bool = False, waits: bool = True) -> None:
     """Run jobs of one folder on one device, in order, each unless its results are there.
 
     Args:
@@ -95,6 +99,7 @@ def run(jobs: Sequence[Job], *, shares_device: bool = False, waits: bool = True)
     """
     with recording(jobs[0].folder, waits=waits), device_lock(jobs[0].device, shared=shares_device):
         for job in jobs:
+            job.shares_device = shares_device
             # Asked inside: another process may have finished it while this one waited.
             done = not job.rerun and is_complete(job.results)
             job.announce(done=done)
@@ -134,14 +139,20 @@ def identity(job: Job, stamp: dict[str, Any]) -> Identity:
     Args:
         stamp: the environment that measures them, see `machine.device.environment`.
     """
-    shared = {
+    shared: dict[str, Any] = {
         "experiment": job.experiment,
         "run": job.folder.name,
         "evaluation": job.evaluation,
         "config_hash": job.config_hash,
+    }
+    return Identity(**shared | measured_by(stamp) | job.columns())
+
+
+def measured_by(stamp: dict[str, Any]) -> dict[str, Any]:
+    """Columns that say where and by which source a row was measured."""
+    return {
         "device": stamp["device"],
         "num_devices": 1,
         "environment": environment_id(stamp),
         "commit": f"{stamp['commit'] or 'unknown'}{'-dirty' if stamp['dirty'] else ''}",
     }
-    return Identity(**shared | job.columns())

@@ -89,7 +89,7 @@ class Logging:
         self,
         *,
         log: MetricsLog,
-        mirror: WandbMirror,
+        mirror: WandbMirror | None,
         bar: ProgressBar,
         stopwatch: Stopwatch,
         settings: TrainSettings,
@@ -133,7 +133,8 @@ class Logging:
         """One line, with the step, the tokens seen and the seconds trained; mirrored to wandb."""
         row = {"step": state.step, "tokens": state.step * self.tokens_per_step, **values, "seconds": state.seconds}
         self.log.write(row)
-        self.mirror.write(row)
+        if self.mirror is not None:
+            self.mirror.write(row)
 
 
 class Validating(ABC):

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from attnbench.data.batches import Corpus, load_corpus
-from attnbench.machine.device import environment_id, resolve_compile, resolve_device, resolve_precision
+from attnbench.machine.device import resolve_compile, resolve_device, resolve_precision
 from attnbench.model.language_model import LanguageModel, build_model, function_of, resolve_mixer
 from attnbench.model.matching import Matched, match_model
 from attnbench.results.folder import data_root
 from attnbench.results.identity import TRAINED, code_of, config_hash
-from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS, Identity
+from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS
 from attnbench.settings.documents import MOST_YAML_BYTES, parse_yaml, read_bounded
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import (
@@ -42,7 +42,7 @@ TYPES_OF_RESOLVED = {
 """Entries of a run's config.yaml that are in its identity as they were resolved back then."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Run:
     """A run with everything resolved that its settings leave open."""
 
@@ -58,9 +58,33 @@ class Run:
     config_hash: str
     folder: Path
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process reads the corpus itself: a text may be larger than what a pipe should carry.
+        return {**vars(self), "corpus": corpus_label(self.corpus)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        label, corpus = state["corpus"], load_corpus(state["settings"].data, state["settings"].seq_len, data_root())
+        if corpus_label(corpus) != label:
+            raise UserError(f"the corpus was {label} and is {corpus_label(corpus)} now")
+        vars(self).update(state, corpus=corpus)
+
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoint"
+
+    def columns(self) -> dict[str, Any]:
+        """See `results.job.Job.columns`."""
+        return {
+            "mixer": self.mixers[0].target.rpartition(".")[2],
+            "variant": self.settings.mixer.name,
+            "backend": self.mixers[0].options["backend"],
+            "model": self.matched.model.name,
+            "parameters": self.matched.parameters,
+            "seq_len": self.settings.seq_len,
+            "seed": self.settings.seed,
+            "precision": self.precision,
+            "corpus": corpus_label(self.corpus),
+        }
 
     def record(self) -> ModelRecord:
         """What a checkpoint says of itself."""
@@ -142,16 +166,16 @@ def prepare(settings: RunSettings) -> Run:
         config_hash="",
         folder=Path(),
     )
-    return again(prepared, settings)
+    return with_identity(prepared, settings)
 
 
-def again(prepared: Run, settings: RunSettings) -> Run:
-    """The same with another rate, seed or list of evaluations: another identity, nothing read or resolved anew."""
-    own = replace(prepared, settings=settings)
-    own.config_hash = config_hash(_identity_of_training(own))
-    name = f"{settings.mixer.name}-{settings.model.name}-T{settings.seq_len}-seed{settings.seed}-{own.config_hash}"
-    own.folder = Path(settings.outputs_dir) / settings.experiment / name
-    return own
+def with_identity(prepared: Run, settings: RunSettings) -> Run:
+    """The same run with another rate, seed or list of evaluations: nothing is read or resolved anew."""
+    run = replace(prepared, settings=settings)
+    run.config_hash = config_hash(_identity_of_training(run))
+    name = f"{settings.mixer.name}-{settings.model.name}-T{settings.seq_len}-seed{settings.seed}-{run.config_hash}"
+    run.folder = Path(settings.outputs_dir) / settings.experiment / name
+    return run
 
 
 def reopen(folder: Path, settings: RunSettings) -> Run:
@@ -279,32 +303,6 @@ def resolved_config(prepared: Run) -> dict[str, Any]:
     }
 
 
-def identity(prepared: Run, stamp: dict[str, Any], path: Path) -> Identity:
-    """The columns that all rows of one results file share.
-
-    Args:
-        stamp: the environment that measures them, see `runtime.environment`.
-        path: of the file, which is called <evaluation>-<hash>.
-    """
-    evaluation, _, hashed = path.stem.rpartition("-")
-    return Identity(
-        experiment=prepared.settings.experiment,
-        run=prepared.folder.name,
-        mixer=prepared.mixers[0].target.rpartition(".")[2],
-        variant=prepared.settings.mixer.name,
-        backend=prepared.mixers[0].options["backend"],
-        model=prepared.matched.model.name,
-        parameters=prepared.matched.parameters,
-        seq_len=prepared.settings.seq_len,
-        evaluation=evaluation,
-        seed=prepared.settings.seed,
-        precision=prepared.precision,
-        corpus=corpus_label(prepared.corpus),
-        config_hash=hashed,
-        **measured_by(stamp),
-    )
-
-
 def mixer_options(mixers: Sequence[MixerSettings]) -> Any:
     """The options of the mixer as it is built but for its kernel, which has a column of its own in rows; a list of each
     layer's where layers differ."""
@@ -316,16 +314,6 @@ def row_settings(prepared: Run, evaluation: EvaluationSettings | None = None) ->
     """Settings of all rows of a run, and of an evaluation of it."""
     options = {EVALUATION_OPTIONS: evaluation.options} if evaluation is not None else {}
     return {MIXER_OPTIONS: mixer_options(prepared.mixers), **options}
-
-
-def measured_by(stamp: dict[str, Any]) -> dict[str, Any]:
-    """The columns that say where and by which source a row was measured."""
-    return {
-        "device": stamp["device"],
-        "num_devices": 1,
-        "environment": environment_id(stamp),
-        "commit": f"{stamp['commit'] or 'unknown'}{'-dirty' if stamp['dirty'] else ''}",
-    }
 
 
 def corpus_label(corpus: Corpus) -> str:

@@ -11,8 +11,8 @@ from attnbench.machine.device import environment, environment_id, resolve_device
 from attnbench.results.files import replace_file
 from attnbench.results.folder import ROOT
 from attnbench.results.identity import config_hash
+from attnbench.results.job import measured_by
 from attnbench.results.rows import Identity, Measurement, ResultsWriter
-from attnbench.training.prepare import measured_by
 from benchmarks.peers.cases import Case
 from benchmarks.peers.implementations import Job
 from benchmarks.peers.worker import Worker, WorkerError

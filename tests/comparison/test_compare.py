@@ -265,7 +265,7 @@ def test_a_seed_more_runs_that_seed_alone(whole, text, tmp_path, ran):
     compare.export_cells(folder, tmp_path / "rows.jsonl")
     own = settings(text, tmp_path, imported=str(tmp_path / "rows.jsonl"), seeds=[0, 1, 2], probe_seeds=[0, 1, 2])
     compare.compare(own, compose)
-    assert {cell.settings.seed for cell in ran} == {2}
+    assert {cell.jobs[0].columns()["seed"] for cell in ran} == {2}
     assert sorted(cell.group for cell in ran) == ["copy", "copy", "training", "training"]
 
 
@@ -300,7 +300,7 @@ def test_a_variant_that_cannot_be_composed_is_recorded_and_the_others_are_run(te
     # Its column, with nothing in it.
     assert re.search(r"^ +softmax +odd *$", capsys.readouterr().out, re.MULTILINE)
     assert "num_heads" in failure["reason"]
-    assert {cell.settings.mixer.name for cell in ran} == {"softmax"}
+    assert {cell.jobs[0].columns()["variant"] for cell in ran} == {"softmax"}
     assert len(ran) == 3
 
 
@@ -531,7 +531,7 @@ def test_one_variant_more_runs_its_own_cells_alone(text, tmp_path, ran):
     before = len(ran)
     variants = {"softmax": ["attn=softmax"], "plain": ["attn=linear"], "mine": ["attn=linear", "attn.qk_norm=true"]}
     compare.compare(settings(text, tmp_path, evaluations=["copy"], probe_seeds=[0], variants=variants), compose)
-    assert {cell.settings.mixer.name for cell in ran[before:]} == {"mine"}
+    assert {cell.jobs[0].columns()["variant"] for cell in ran[before:]} == {"mine"}
 
 
 def test_another_number_of_threads_is_named_where_timed_cells_run_again(text, tmp_path, ran, caplog):
@@ -608,7 +608,9 @@ def test_variants_that_are_one_model_in_an_evaluation_share_its_cells_there(text
         "evaluations": ["copy", "perplexity", "throughput"],
     }
     folder = compare.compare(settings(text, tmp_path, report=True, **given), compose)
-    by_evaluation = {group: [cell.settings.mixer.name for cell in ran if cell.group == group] for group in GROUPS}
+    by_evaluation = {
+        group: [cell.jobs[0].columns()["variant"] for cell in ran if cell.group == group] for group in GROUPS
+    }
     # Copy gives all a convolution; flash is softmax by another kernel, whose speed is its own.
     assert set(by_evaluation["copy"]) == {"softmax", "linear"}
     assert set(by_evaluation["training"]) == {"softmax", "convolved", "linear"}

@@ -8,18 +8,10 @@ from probe_settings import probe_settings
 from small import compose_once
 
 from attnbench.comparison.cells import Cell
-from attnbench.comparison.search import (
-    Choice,
-    probe_cells,
-    probe_choice,
-    probe_searches,
-    training_cells,
-    training_choice,
-    training_searches,
-)
+from attnbench.comparison.search import Choice, Search, search_of_training, searches_of_probe
 from attnbench.evals.recall import Recall
-from attnbench.evals.runners.prepare_probe import prepare_probe, probe_identity
-from attnbench.results.rows import Identity, Measurement, ResultsWriter
+from attnbench.results.job import identity
+from attnbench.results.rows import Measurement, ResultsWriter
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED, RunSettings
 from attnbench.training.prepare import Run, prepare
@@ -39,23 +31,22 @@ def write(cell: Cell, metric: str, value: float | None) -> None:
         metric=metric, value=value, unit="", settings={"split": "validation"}, status=status, reason=reason
     )
     cell.results[0].parents[1].mkdir(parents=True, exist_ok=True)
-    with ResultsWriter(cell.results[0], identity(cell)) as writer:
+    with ResultsWriter(cell.results[0], identity(cell.jobs[0], STAMP)) as writer:
         writer.write(Measurement(metric="parameters", value=1000, unit=""))
         writer.write(own)
 
 
-def identity(cell: Cell) -> Identity:
-    settings = probe_settings(Path("unused"))
-    return probe_identity(prepare_probe(settings, settings.evaluations[0], 0, cell.rate), STAMP)
+def searches(settings: RunSettings) -> list[Search]:
+    return searches_of_probe(settings, settings.evaluations[0])
 
 
 def chosen(settings: RunSettings, *scores: float | None) -> Choice:
     """What is chosen when the rates of GRID reached these."""
-    cells = probe_searches(settings, settings.evaluations[0])
-    assert [cell.rate for cell in cells] == GRID
-    for cell, score in zip(cells, scores, strict=True):
+    [search] = searches(settings)
+    assert [cell.rate for cell in search.cells] == GRID
+    for cell, score in zip(search.cells, scores, strict=True):
         write(cell, "selection", score)
-    return probe_choice(settings, settings.evaluations[0], 0)
+    return search.choice()
 
 
 def test_the_best_rate_is_chosen_and_what_each_reached_is_kept(tmp_path):
@@ -102,22 +93,21 @@ def test_rates_nearer_than_what_matters_between_variants_are_ties(tmp_path):
 
 
 def test_a_single_rate_is_not_searched(tmp_path):
-    settings = searched(tmp_path, recall_learning_rates=[1e-2])
-    [evaluation] = settings.evaluations
-    assert probe_searches(settings, evaluation) == []
-    found = probe_choice(settings, evaluation, 0)
+    [search] = searches(searched(tmp_path, recall_learning_rates=[1e-2]))
+    assert search.cells == []
+    found = search.choice()
     assert (found.chosen, found.scores, found.at_edge) == (1e-2, {}, False)
 
 
 def test_a_neighbour_s_rate_is_taken_over_and_said(tmp_path, monkeypatch):
     monkeypatch.setattr("attnbench.evals.recall.RATE_FROM", {(16, 2): (8, 2)})
     settings = searched(tmp_path, recall_cells=[[16, 2], [8, 2]], recall_reuse_rate=True)
-    [evaluation] = settings.evaluations
-    cells = probe_searches(settings, evaluation)
-    assert [(cell.task, cell.rate) for cell in cells] == [(1, rate) for rate in GRID]
-    for cell, score in zip(cells, (0.1, 0.9, 0.5, 0.1), strict=True):
+    first, second = searches(settings)
+    assert first.cells == []
+    assert [cell.rate for cell in second.cells] == GRID
+    for cell, score in zip(second.cells, (0.1, 0.9, 0.5, 0.1), strict=True):
         write(cell, "selection", score)
-    of_neighbour, own = probe_choice(settings, evaluation, 1), probe_choice(settings, evaluation, 0)
+    of_neighbour, own = second.choice(), first.choice()
     assert own.chosen == of_neighbour.chosen == 1e-2
     assert own.settings["sequence_length"] == 16
     assert own.taken_from == of_neighbour.settings == {"sequence_length": 8, "width": 16, "num_pairs": 2}
@@ -127,25 +117,24 @@ def test_a_neighbour_s_rate_is_taken_over_and_said(tmp_path, monkeypatch):
 
 def test_a_search_without_results_is_an_error_that_names_it(tmp_path):
     settings = searched(tmp_path)
-    cells = probe_searches(settings, settings.evaluations[0])
-    for cell in cells[:-1]:
+    [search] = searches(settings)
+    for cell in search.cells[:-1]:
         write(cell, "selection", 0.5)
     with pytest.raises(UserError, match=r"^recall softmax, lr 0\.1, search: has no results"):
-        probe_choice(settings, settings.evaluations[0], 0)
+        search.choice()
 
 
 def test_searches_have_a_seed_of_their_own_and_scored_cells_the_plan_s(tmp_path):
-    settings = searched(tmp_path)
-    [evaluation] = settings.evaluations
-    assert {cell.settings.seed for cell in probe_searches(settings, evaluation)} == {SELECTION_SEED}
-    scored = probe_cells(settings, evaluation, 0, 1e-2, [0, 1])
-    assert [(cell.settings.seed, cell.rate) for cell in scored] == [(0, 1e-2), (1, 1e-2)]
+    [search] = searches(searched(tmp_path))
+    assert {cell.jobs[0].settings.seed for cell in search.cells} == {SELECTION_SEED}
+    scored = search.scored(1e-2, [0, 1])
+    assert [(cell.jobs[0].settings.seed, cell.rate) for cell in scored] == [(0, 1e-2), (1, 1e-2)]
     assert len({cell.results for cell in scored}) == 2
 
 
 def test_every_task_has_a_label_of_its_own(tmp_path):
     settings = searched(tmp_path, recall_cells=[[16, 2], [16, 3]], recall_widths=[16, 32])
-    cells = probe_searches(settings, settings.evaluations[0])
+    cells = [cell for search in searches(settings) for cell in search.cells]
     assert len({cell.label for cell in cells}) == len(cells) == 16
     assert cells[0].label == "recall softmax, width 16, num_pairs 2, lr 0.003, search"
 
@@ -158,15 +147,15 @@ def language_model(tmp_path_factory) -> Run:
 
 def test_language_models_take_the_rate_of_the_lowest_validation_loss(language_model, tmp_path):
     own = replace(language_model, settings=replace(language_model.settings, outputs_dir=str(tmp_path)))
-    cells = training_searches(own, GRID)
-    assert {cell.settings.seed for cell in cells} == {SELECTION_SEED}
-    assert all(cell.settings.evaluations == [] for cell in cells)
-    for cell, nats in zip(cells, (2.0, 1.5, 1.6, None), strict=True):
+    search = search_of_training(own, language_model.settings.evaluations, GRID)
+    assert {cell.jobs[0].run.seed for cell in search.cells} == {SELECTION_SEED}
+    assert all(len(cell.jobs) == 1 for cell in search.cells)
+    for cell, nats in zip(search.cells, (2.0, 1.5, 1.6, None), strict=True):
         write(cell, "nats_per_character", nats)
-    found = training_choice(own, GRID)
+    found = search.choice()
     assert (found.chosen, found.at_edge, found.evaluation) == (1e-2, False, "training")
-    scored = training_cells(own, language_model.settings.evaluations, found.chosen, [0, 1, 2])
-    assert [cell.settings.train.learning_rate for cell in scored] == [1e-2] * 3
+    scored = search.scored(found.chosen, [0, 1, 2])
+    assert [cell.jobs[0].run.train.learning_rate for cell in scored] == [1e-2] * 3
     assert [len(cell.results) for cell in scored] == [2, 2, 2]
 
 
@@ -176,5 +165,6 @@ def test_the_probe_at_published_sizes_reuses_one_rate_if_told(tmp_path):
         tmp_path, name="recall", recall_preset="zoology", recall_cells=[[256, 16], [512, 64]], recall_reuse_rate=True,
         recall_learning_rates=[3e-3, 1e-2],
     )  # fmt: skip
-    cells = probe_searches(settings, settings.evaluations[0])
-    assert [(cell.task, cell.rate) for cell in cells] == [(0, 3e-3), (0, 1e-2)]
+    first, second = searches(settings)
+    assert [cell.rate for cell in first.cells] == [3e-3, 1e-2]
+    assert second.source is first

@@ -8,7 +8,7 @@ import pytest
 from probe_settings import probe_settings
 
 from attnbench.comparison.cells import Cell, execute
-from attnbench.comparison.search import probe_searches
+from attnbench.comparison.search import searches_of_probe
 from attnbench.comparison.transfer import export_cells, import_cells
 from attnbench.results.rows import is_complete, read_results
 from attnbench.settings.errors import UserError
@@ -18,7 +18,8 @@ from attnbench.settings.errors import UserError
 def cells(tmp_path_factory) -> list[Cell]:
     """Two finished cells of one experiment; tests only read them."""
     settings = probe_settings(tmp_path_factory.mktemp("outputs"), copy_learning_rates=[1e-2, 3e-2])
-    found = probe_searches(settings, settings.evaluations[0])
+    [search] = searches_of_probe(settings, settings.evaluations[0])
+    found = search.cells
     for cell in found:
         execute(cell)
     return found

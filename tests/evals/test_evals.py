@@ -8,11 +8,12 @@ import pytest
 from probe_settings import EVALUATIONS, evaluation_class, smoke, smoke_words
 from small import compose_once
 
-from attnbench.comparison import cells
-from attnbench.comparison.cells import Cell, by_kind, execute, system_cell, training_cell
-from attnbench.comparison.search import probe_cells
+from attnbench.comparison.cells import Cell, by_kind, execute, system_cell
+from attnbench.comparison.search import searches_of_probe
 from attnbench.evals import perplexity
 from attnbench.evals.base import Evaluation
+from attnbench.evals.runners.checkpoint import language_model_jobs
+from attnbench.evals.runners.system import SystemJob
 from attnbench.results.rows import ResultRow, read_results
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import RunSettings
@@ -42,14 +43,11 @@ def settings(name: str, text: Path, outputs: Path, *overrides: str, **changed: A
 
 def cells_of(own: RunSettings) -> list[Cell]:
     """The evaluation's cells, at one rate and seed."""
-    of_checkpoints, probes, system = by_kind(own)
-    prepared = prepare(own)
-    if of_checkpoints:
-        return [training_cell(prepared)]
-    if system:
-        return [system_cell(prepared, system[0])]
-    num_tasks = len(cells.build_tasks(own, probes[0])[1])
-    return [cell for index in range(num_tasks) for cell in probe_cells(own, probes[0], index, 1e-2, [own.seed])]
+    _, probes, system = by_kind(own)
+    if probes:
+        return [search.cell(1e-2, own.seed) for search in searches_of_probe(own, probes[0])]
+    run = prepare(own)
+    return [system_cell(SystemJob(run, system[0])) if system else Cell(label="", jobs=language_model_jobs(run))]
 
 
 def measured(own: RunSettings) -> list[ResultRow]:

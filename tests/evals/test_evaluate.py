@@ -13,13 +13,13 @@ from probe_settings import smoke_words
 
 from attnbench.cli.compose import compose, launch
 from attnbench.cli.reading import read_evaluation
-from attnbench.comparison import run_model
+from attnbench.comparison import execute as run_model
 from attnbench.evals import perplexity
-from attnbench.evals.runners import training as run_training
 from attnbench.report.terminal import print_summary
 from attnbench.results.rows import read_results
 from attnbench.results.tables import read_folders
 from attnbench.settings.errors import UserError
+from attnbench.training import run as run_training
 
 SMALL = [
     *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32"),
@@ -66,7 +66,7 @@ def evaluations(folder: Path) -> set[str]:
 
 def test_what_is_not_there_yet_is_measured_and_nothing_is_trained(folder, monkeypatch, capsys):
     assert evaluations(folder) == {"training"}
-    monkeypatch.setattr(run_training, "train", None)
+    monkeypatch.setattr(run_training.TrainingJob, "rows", None)
     assert evaluate(monkeypatch, folder, names=("perplexity", "recall")) is None
     assert evaluations(folder) == {"training", "perplexity", "recall"}
     shown = capsys.readouterr().out

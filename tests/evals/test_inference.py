@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import SETTINGS
 from small import MIXERS, VOCABULARY, WeightReads, mixer_settings
-from test_run import SETTINGS
 
 from attnbench.cli.compose import compose
 from attnbench.evals import inference

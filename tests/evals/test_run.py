@@ -4,11 +4,9 @@ import json
 import logging
 import math
 import os
-import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,16 +16,17 @@ import pytest
 import torch
 import yaml
 from outside_mixers import settings_of
+from runs import call, command, environment, launched, words, write_text
 from scripts_here import run_here
-from small import compose_once, python_path
+from small import compose_once
 
-from attnbench.cli.compose import launch
+from attnbench.comparison.execute import run
 from attnbench.comparison.publish import publish_runs
-from attnbench.comparison.run_model import run
-from attnbench.evals.runners.training import run_training
+from attnbench.evals.runners.checkpoint import language_model_jobs
 from attnbench.report.terminal import print_summary
 from attnbench.results.folder import ROOT
 from attnbench.results.identity import config_hash
+from attnbench.results.job import run_jobs
 from attnbench.results.rows import ResultRow, read_results
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.training import checkpoint
@@ -39,13 +38,6 @@ from attnbench.verdict.seeds import axes
 
 CLOCKS = ("seconds", "tokens_per_second")
 """What two equal runs may differ in."""
-
-SETTINGS = [
-    *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32"),
-    *("train.num_epochs=null", "train.num_steps=12", "train.batch_size=4", "train.warmup_steps=2"),
-    *("train.log_interval_steps=2", "train.validation_interval_steps=4", "data=text"),
-    *("eval.perplexity.extrapolation=[2]", "logger=none", "device=cpu"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -60,29 +52,6 @@ def folder(tmp_path_factory) -> Path:
 def finished(folder) -> Path:
     """A finished run; tests only read it."""
     return run(compose_once(words(folder)))
-
-
-def write_text(path: Path, seed: int) -> None:
-    vocabulary = ["the", "cat", "dog", "runs", "over", "under", "green", "blue", "tree", "house", "sees", "it"]
-    path.write_text(" ".join(random.Random(seed).choices(vocabulary, k=1500)) + "\n")
-
-
-def words(folder: Path, *overrides: str, outputs: str = "outputs") -> list[str]:
-    """A command line that trains on the folder's text."""
-    return [*SETTINGS, f"data.path={folder / 'small.txt'}", f"outputs_dir={folder / outputs}", *overrides]
-
-
-def command(*overrides: str) -> list[str]:
-    return [sys.executable, "scripts/train.py", *overrides]
-
-
-def environment() -> dict[str, str]:
-    # One thread: sums of another order have other last digits.
-    return {**python_path(ROOT), "OMP_NUM_THREADS": "1"}
-
-
-def call(*overrides: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*overrides), cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120)
 
 
 def rows_of(run_folder: Path, evaluation: str) -> list[ResultRow]:
@@ -360,13 +329,14 @@ def test_the_rows_of_a_finished_training_are_made_again_from_its_checkpoint(how,
 def test_the_speed_of_a_training_that_was_not_alone_is_not_made_up(folder, tmp_path):
     write_text(tmp_path / "small.txt", seed=0)
     settings = compose_once(words(tmp_path))
-    prepared = run_training(replace(settings, evaluations=[]), shares_device=True)
-    [path] = (prepared.folder / "results").glob("training-*.jsonl")
+    jobs = language_model_jobs(prepare(replace(settings, evaluations=[])))
+    run_jobs(jobs, shares_device=True)
+    path = jobs[0].results
     rows = read_results(path)
     assert not {row.measurement.metric for row in rows} & {"tokens_per_second", "train_seconds"}
     path.unlink()
     # Alone this time, which says nothing of back then.
-    run_training(replace(settings, evaluations=[]), shares_device=False)
+    run_jobs(jobs, shares_device=False)
     assert read_results(path) == rows
 
 
@@ -611,24 +581,6 @@ def test_a_rate_far_too_high_is_never_a_crash(rate, folder):
         assert row.measurement.value is not None or "nats a character" in row.measurement.reason
 
 
-def launched(monkeypatch, main, overrides: Sequence[str], summarise=None) -> object:
-    """The exit code of a script whose `main` this is."""
-    monkeypatch.setattr(sys, "argv", ["train.py", *overrides])
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    logger = logging.getLogger("attnbench")
-    handlers = list(logger.handlers)
-    try:
-        launch(main, "train", summarise)
-    except SystemExit as end:
-        return end.code
-    except KeyboardInterrupt:
-        # It would end the tests instead of failing one.
-        return "KeyboardInterrupt"
-    finally:
-        logger.handlers = handlers
-    return 0
-
-
 def test_a_diverged_run_ends_the_command_with_one_line(folder, monkeypatch, capsys):
     code = launched(monkeypatch, run, words(folder, "train.learning_rate=1e5", outputs="diverged"))
     assert code == 1
@@ -746,9 +698,7 @@ def test_an_evaluation_made_later_has_the_environment_that_made_it(tmp_path, mon
 def test_a_run_that_failed_has_failed_in_wandb_too(tmp_path, monkeypatch):
     write_text(tmp_path / "small.txt", seed=0)
     codes = []
-    monkeypatch.setattr(
-        "attnbench.evals.runners.training.WandbMirror.close", lambda self, exit_code=0: codes.append(exit_code)
-    )
+    monkeypatch.setattr("attnbench.training.run.WandbMirror.close", lambda self, exit_code=0: codes.append(exit_code))
     run(replace(compose_once(words(tmp_path)), evaluations=[]))
     with pytest.raises(UserError, match="diverged"):
         run(compose_once(words(tmp_path, "train.learning_rate=1e30")))

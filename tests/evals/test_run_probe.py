@@ -12,16 +12,17 @@ from outside_mixers import settings_of
 from probe_settings import probe_settings
 
 from attnbench.cli.compose import CONF, compose
-from attnbench.comparison.cells import execute, probe_cell
 from attnbench.evals.runners import probe as run_probe
-from attnbench.evals.runners.prepare_probe import ProbeRun, build_tasks, prepare_probe
+from attnbench.evals.runners.prepare_probe import prepare_probe
+from attnbench.evals.runners.probe import ProbeJob
 from attnbench.mixers.softmax import Softmax
 from attnbench.model.language_model import build_model
+from attnbench.results.job import run_jobs
 from attnbench.results.rows import ResultRow, is_complete, read_results
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.registry import trust
 from attnbench.settings.schema import SELECTION_SEED, RunSettings
-from attnbench.training import checkpoint
+from attnbench.training import checkpoint, run
 from attnbench.training.hooks import Checkpoints
 from attnbench.training.loop import train
 from attnbench.training.metrics import read_metrics
@@ -40,13 +41,15 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-def prepared(settings: RunSettings, rate: float = 1e-2, task: int = 0) -> ProbeRun:
+def prepared(settings: RunSettings, rate: float = 1e-2, task: int = 0) -> ProbeJob:
     [evaluation] = settings.evaluations
-    return prepare_probe(settings, evaluation, task, rate)
+    return prepare_probe(settings, evaluation)[1][task].at(rate, settings.seed)
 
 
 def rows(settings: RunSettings, rate: float = 1e-2) -> list[ResultRow]:
-    return read_results(run_probe.run_probe(prepared(settings, rate)))
+    job = prepared(settings, rate)
+    run_jobs([job])
+    return read_results(job.results)
 
 
 def numbers(found: list[ResultRow]) -> list[tuple]:
@@ -55,12 +58,12 @@ def numbers(found: list[ResultRow]) -> list[tuple]:
     return [(own.metric, own.value, own.status, json.dumps(own.settings)) for own in kept]
 
 
-def steps(own: ProbeRun) -> list[dict]:
+def steps(own: ProbeJob) -> list[dict]:
     logged = read_metrics(own.folder / "metrics.jsonl")
     return [{name: value for name, value in row.items() if name not in CLOCKS} for row in logged]
 
 
-def weights(own: ProbeRun) -> bytes:
+def weights(own: ProbeJob) -> bytes:
     return (own.folder / "checkpoint" / "final" / "weights.safetensors").read_bytes()
 
 
@@ -107,7 +110,7 @@ def test_steps_to_95_are_those_of_the_first_check_that_reached_it(tmp_path, monk
     # As `selection` is looked at after every second step, and once more at the end.
     monkeypatch.setattr(run_probe, "CHECK_STEPS", 2)
     reached = iter([0.1, 0.95, 0.2, 0.97, 0.97])
-    _, [task] = build_tasks(settings, settings.evaluations[0])
+    task = prepared(settings).task
     monkeypatch.setattr(type(task), "selection", lambda *_: next(reached))
     by_metric = {row.measurement.metric: row.measurement for row in rows(settings)}
     assert by_metric["steps_to_95"].value == 4
@@ -127,7 +130,7 @@ def test_the_same_training_is_not_run_twice(tmp_path, monkeypatch):
     settings = probe_settings(tmp_path)
     first = rows(settings)
     before = {path: path.stat().st_mtime_ns for path in prepared(settings).folder.rglob("*")}
-    monkeypatch.setattr(run_probe, "train", None)
+    monkeypatch.setattr(run, "train", None)
     assert rows(settings) == first
     assert {path: path.stat().st_mtime_ns for path in prepared(settings).folder.rglob("*")} == before
 
@@ -167,7 +170,7 @@ def test_stopped_and_resumed_is_to_the_bit_what_was_never_stopped(attn, tmp_path
         with monkeypatch.context() as patch:
             patch.setattr(Checkpoints, "__call__", stopping(step, how))
             with pytest.raises(error):
-                run_probe.run_probe(own)
+                run_jobs([own])
         assert not is_complete(own.results)
     assert numbers(rows(settings)) == expected
     assert steps(own) == steps(prepared(whole))
@@ -181,7 +184,7 @@ def test_a_stop_cuts_off_a_look_at_validation_data_which_is_made_again(call, tmp
         rows(probe_settings(tmp_path / "whole", copy_num_steps=12)),
         probe_settings(tmp_path, copy_num_steps=12),
     )
-    _, [task] = build_tasks(own, own.evaluations[0])
+    task = prepared(own).task
     calls = []
 
     act = type(task).selection
@@ -212,13 +215,13 @@ def test_a_signal_during_the_last_step_ends_the_command_after_the_scores(tmp_pat
     monkeypatch.setattr(Checkpoints, "__call__", signalled)
     settings = probe_settings(tmp_path)
     with pytest.raises(Interrupted, match="the same command"):
-        run_probe.run_probe(prepared(settings))
+        run_jobs([prepared(settings)])
     assert is_complete(prepared(settings).results)
 
 
 def expect_failed(found: list[ResultRow], settings: RunSettings, status: str, reason: str) -> None:
     """Every score that the task names has a row that says why it has no number."""
-    _, [task] = build_tasks(settings, settings.evaluations[0])
+    task = prepared(settings).task
     failed = [row.measurement for row in found if row.measurement.status != "ok"]
     assert {own.status for own in failed} == {status}
     assert all(reason in own.reason for own in failed)
@@ -237,7 +240,6 @@ def test_a_rate_that_diverges_is_rows_that_say_so(name, tmp_path):
     found = rows(settings, rate=1e30)
     expect_failed(found, settings, "diverged", "diverged by step")
     assert {"parameters", "state_bytes"} <= {row.measurement.metric for row in found}
-    assert execute(probe_cell(settings, settings.evaluations[0], 0, 1e30)) is None
 
 
 @pytest.mark.parametrize("place", ["training", "scoring"])
@@ -248,9 +250,9 @@ def test_out_of_memory_is_rows_and_the_next_training_runs(place, tmp_path, monke
     settings = probe_settings(tmp_path)
     with monkeypatch.context() as patch:
         if place == "training":
-            patch.setattr(run_probe, "train", full)
+            patch.setattr(run, "train", full)
         else:
-            _, [task] = build_tasks(settings, settings.evaluations[0])
+            task = prepared(settings).task
             patch.setattr(type(task), "score", full)
         expect_failed(rows(settings), settings, "out_of_memory", "out of memory")
     assert all(row.measurement.status in ("ok", "not_reached") for row in rows(settings, rate=3e-3))
@@ -398,7 +400,7 @@ def test_steps_are_not_captured_on_a_cpu(tmp_path, monkeypatch):
         seen.append(captured)
         train(*given, captured=captured, **named)
 
-    monkeypatch.setattr(run_probe, "train", look)
+    monkeypatch.setattr(run, "train", look)
     rows(probe_settings(tmp_path))
     assert seen == [False]
 
@@ -412,6 +414,6 @@ def test_thirty_trainings_in_one_process_hold_no_more_memory_than_ten(tmp_path):
     settings = probe_settings(tmp_path, copy_num_steps=1)
     held = []
     for number in range(30):
-        run_probe.run_probe(prepared(replace(settings, seed=number)))
+        run_jobs([prepared(replace(settings, seed=number))])
         held.append(resident_mib())
     assert held[-1] - held[9] < 20

@@ -14,19 +14,20 @@ import torch
 from probe_settings import BATTERY, smoke_words
 from small import compose_once, python_path
 
-from attnbench.comparison import run_model
-from attnbench.comparison.cells import execute
+from attnbench.comparison import execute as run_model
+from attnbench.comparison.cells import execute, system_cell
 from attnbench.evals.runners import system as run_system
-from attnbench.evals.runners.system import prepare_system
+from attnbench.evals.runners.system import SystemJob
 from attnbench.evals.throughput import Throughput
 from attnbench.report.terminal import print_summary
 from attnbench.results.folder import ROOT
+from attnbench.results.job import run_jobs
 from attnbench.results.rows import is_complete, read_results
 from attnbench.results.tables import read_folders
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import RunSettings
 from attnbench.training import loop as train
-from attnbench.training.prepare import Run, prepare
+from attnbench.training.prepare import prepare
 
 SMALL = [
     *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32"),
@@ -88,8 +89,14 @@ def test_the_same_command_measures_nothing_again(battery, monkeypatch):
     assert {path: path.stat().st_mtime_ns for path in battery.parent.rglob("results/*.jsonl")} == before
 
 
-def place(own: RunSettings) -> Path:
-    return prepare_system(prepare(own), own.evaluations[0])[1]
+def job(own: RunSettings) -> SystemJob:
+    return SystemJob(prepare(own), own.evaluations[0])
+
+
+def measured(own: RunSettings) -> Path:
+    """The results of a measurement in this process."""
+    run_jobs([job(own)])
+    return job(own).results
 
 
 def test_rows_of_a_system_cell_say_whose_they_are(battery):
@@ -103,7 +110,7 @@ def test_rows_of_a_system_cell_say_whose_they_are(battery):
 
 @pytest.mark.parametrize("override", ["rerun=true", "logger=offline"])
 def test_what_changes_no_number_changes_no_folder(override, tmp_path):
-    assert place(settings(tmp_path, override)) == place(settings(tmp_path))
+    assert job(settings(tmp_path, override)).folder == job(settings(tmp_path)).folder
 
 
 def test_what_changes_numbers_changes_the_folder(tmp_path):
@@ -111,21 +118,21 @@ def test_what_changes_numbers_changes_the_folder(tmp_path):
         *([], ["eval.throughput.lengths=[16,32]"], ["train.precision=bfloat16"], ["model.dim=64"], ["attn=linear"]),
         *(["attn.rotary_theta=100"], ["train.micro_batch_size=2"], ["train.compile=true"], ["seq_len=16"]),
     ]
-    assert len({place(settings(tmp_path, *overrides)) for overrides in given}) == len(given)
+    assert len({job(settings(tmp_path, *overrides)).folder for overrides in given}) == len(given)
 
 
 @pytest.mark.parametrize("changed", [{"torch": "9.9"}, {"device": "another"}, {"triton": "9"}, {"driver_version": "9"}])
 def test_another_machine_or_library_is_another_folder(changed, tmp_path, monkeypatch):
-    before, environment = place(settings(tmp_path)), run_system.environment
+    before, environment = job(settings(tmp_path)).folder, run_system.environment
     monkeypatch.setattr(run_system, "environment", lambda *given: {**environment(*given), **changed})
-    assert place(settings(tmp_path)) != before
+    assert job(settings(tmp_path)).folder != before
 
 
 def test_another_commit_is_the_same_folder(tmp_path, monkeypatch):
-    before, environment = place(settings(tmp_path)), run_system.environment
+    before, environment = job(settings(tmp_path)).folder, run_system.environment
     other = {"commit": "0123456789ab", "dirty": True}
     monkeypatch.setattr(run_system, "environment", lambda *given: {**environment(*given), **other})
-    assert place(settings(tmp_path)) == before
+    assert job(settings(tmp_path)).folder == before
 
 
 def test_what_does_not_fit_is_rows_and_the_next_length_is_measured(tmp_path, monkeypatch):
@@ -136,7 +143,7 @@ def test_what_does_not_fit_is_rows_and_the_next_length_is_measured(tmp_path, mon
 
     monkeypatch.setattr(train, "train_step", full_when_short)
     own = settings(tmp_path, "eval.throughput.constant_tokens=null", "eval.throughput.lengths=[16,32]")
-    found = [row.measurement for row in read_results(run_system.run_system(own, own.evaluations[0]))]
+    found = [row.measurement for row in read_results(measured(own))]
     statuses = {
         length: {row.status for row in found if row.settings["sequence_length"] == length} for length in (16, 32)
     }
@@ -151,7 +158,7 @@ def test_an_evaluation_that_does_not_tell_itself_that_memory_ran_out_keeps_what_
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: 9 bytes")
 
     monkeypatch.setattr(Throughput, "run", exhausted)
-    path = run_system.run_system(own, own.evaluations[0])
+    path = measured(own)
     found = [row.measurement for row in read_results(path)]
     assert [(row.metric, row.status) for row in found] == [
         ("first_step_seconds", "ok"),
@@ -170,12 +177,12 @@ def test_a_measurement_that_breaks_off_is_made_again_as_a_whole(tmp_path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(Throughput, "run", broken)
         with pytest.raises(RuntimeError):
-            run_system.run_system(own, own.evaluations[0])
-    assert not is_complete(place(own))
-    assert (place(own).parents[1] / "failed.txt").read_text().startswith("RuntimeError: broken")
-    run_system.run_system(own, own.evaluations[0])
-    assert len(read_results(place(own))) == 12
-    assert not (place(own).parents[1] / "failed.txt").exists()
+            measured(own)
+    assert not is_complete(job(own).results)
+    assert (job(own).folder / "failed.txt").read_text().startswith("RuntimeError: broken")
+    measured(own)
+    assert len(read_results(job(own).results)) == 12
+    assert not (job(own).folder / "failed.txt").exists()
 
 
 def test_a_failure_in_the_other_process_is_an_error_here(tmp_path):
@@ -228,8 +235,7 @@ def _is_running(pid: int) -> bool:
 
 def test_a_system_cell_is_run_once(tmp_path):
     own = settings(tmp_path)
-    prepared: Run = prepare(own)
-    cell = run_model.system_cell(prepared, own.evaluations[0])
+    cell = system_cell(job(own))
     assert cell.is_timed
     assert not cell.is_done()
     execute(cell)
@@ -237,5 +243,5 @@ def test_a_system_cell_is_run_once(tmp_path):
     before = cell.results[0].stat().st_mtime_ns
     execute(cell)
     assert cell.results[0].stat().st_mtime_ns == before
-    execute(replace(cell, settings=replace(own, rerun=True)))
+    execute(system_cell(job(replace(own, rerun=True))))
     assert cell.results[0].stat().st_mtime_ns > before

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from runs import SETTINGS
 from small import compose_once
-from test_run import SETTINGS
 
 from attnbench.cli.compose import CONF
 from attnbench.evals import throughput

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import ROOT, command, environment, launched, words, write_text
 from small import compose_once
-from test_run import ROOT, command, environment, launched, words, write_text
 
-from attnbench.comparison.run_model import run
+from attnbench.comparison.execute import run
 from attnbench.data.batches import num_evaluation_batches
-from attnbench.evals.runners import training as run_training
 from attnbench.machine.signals import StopRequest, ending_in_one_line, interruptible
 from attnbench.results.rows import read_results
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.training import checkpoint
 from attnbench.training import loop as train
+from attnbench.training import run as run_training
 from attnbench.training.hooks import Checkpoints
 from attnbench.training.metrics import read_metrics
 from attnbench.training.prepare import prepare

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_run import ROOT, command, environment, words, write_text
+from runs import ROOT, command, environment, words, write_text
 
 from attnbench.machine.streams import Lasting, lasting_streams, raising
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from attnbench.cli.compose import compose, launch
 from attnbench.cli.reading import read_generation
 from attnbench.cli.writing import encode_prompt, write_text
-from attnbench.comparison.run_model import run
+from attnbench.comparison.execute import run
 from attnbench.machine.device import computing
 from attnbench.model.language_model import build_model, resolve_mixer
 from attnbench.model.sampling import Sampling, Writer, write_by_recomputation

@@ -13,7 +13,7 @@ from scripts_here import run_here
 from small import TINY_RUN, bench_words, compose_once, fresh_state, record, small_model
 from test_results import IDENTITY
 
-from attnbench.comparison.run_model import run
+from attnbench.comparison.execute import run
 from attnbench.results.files import replace_file
 from attnbench.results.folder import recording
 from attnbench.results.rows import Measurement, ResultRow, ResultsWriter, is_complete, read_results

@@ -12,7 +12,7 @@ from scripts_here import run_here
 
 import attnbench
 from attnbench.cli.compose import CONF, compose
-from attnbench.comparison.run_model import run
+from attnbench.comparison.execute import run
 from attnbench.results.identity import code_of
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import trust
@@ -170,15 +170,15 @@ def test_a_raised_version_moves_what_uses_that_part(part, moved, tmp_path, monke
 
 
 def hashes(settings) -> dict[str, str]:
+    from attnbench.evals.runners.checkpoint import EvaluationJob
     from attnbench.evals.runners.prepare_probe import prepare_probe
-    from attnbench.evals.runners.training import results_of
 
     copy, perplexity = settings.evaluations
     prepared = prepare(settings)
     return {
         "training": prepared.config_hash,
-        "perplexity": results_of(prepared, perplexity).stem,
-        "copy": prepare_probe(settings, copy, 0, 1e-2).config_hash,
+        "perplexity": EvaluationJob(prepared, perplexity).results.stem,
+        "copy": prepare_probe(settings, copy)[1][0].at(1e-2, settings.seed).config_hash,
     }
 
 

@@ -1,9 +1,12 @@
-"""One training of a probe's task, from its first step to its scores, in a folder of its own."""
+"""One training of a probe's task, from its first step to its scores, as a job in a folder of its own.
+
+outputs/<experiment>/cells/<evaluation>-<variant>-<task>-lr<rate>-seed<n>-<hash>/
+"""
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,40 +14,281 @@ import torch
 
 from attnbench.data.batches import block_order
 from attnbench.evals.base import Task
-from attnbench.evals.runners.prepare_probe import (
-    CHECK_STEPS,
-    ProbeRun,
-    probe_config,
-    probe_identity,
-    probe_record,
-    probe_settings,
-)
-from attnbench.machine.device import computing, keep_freed_memory, start_afresh, synchronize
-from attnbench.machine.locks import device_lock
+from attnbench.machine.device import computing, synchronize
 from attnbench.machine.signals import StopRequest
 from attnbench.machine.timing import OutOfMemory, attempt
-from attnbench.mixers.contract import check_causality
-from attnbench.model.language_model import build_model
+from attnbench.model.language_model import LanguageModel, build_model, function_of
 from attnbench.model.matching import Matched
-from attnbench.results.folder import recording, stamp_environment, write_config
-from attnbench.results.rows import Measurement, ResultsWriter, is_complete
-from attnbench.settings.schema import LoggerSettings
+from attnbench.results.identity import code_of, config_hash
+from attnbench.results.job import Job
+from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS, Measurement
+from attnbench.settings.schema import SELECTION_SEED, EvaluationSettings, MixerSettings, RunSettings, TrainSettings
 from attnbench.training import checkpoint
-from attnbench.training.checkpoint import TrainState
-from attnbench.training.divergence import located
-from attnbench.training.hooks import Checkpoints, DivergedError, Logging, Plateau, Stopwatch, make_up
-from attnbench.training.loop import Batch, train
-from attnbench.training.metrics import MetricsLog, read_metrics
-from attnbench.training.progress import ProgressBar
-from attnbench.training.wandb import WandbMirror
+from attnbench.training.checkpoint import ModelRecord, TrainState
+from attnbench.training.hooks import DivergedError, Plateau
+from attnbench.training.loop import Batch
+from attnbench.training.metrics import read_metrics
+from attnbench.training.prepare import hashed_model, mixer_options
+from attnbench.training.run import Training
+
+CHECK_STEPS = 100
+"""Steps between two looks at `selection` while a task trains."""
 
 PLATEAU = 0.95
 """The value of `selection` that steps_to_95 waits for."""
 
-
 VALIDATION = {"split": "validation"}
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True, eq=False)
+class ProbeJob(Job):
+    """One training of one task, with everything resolved."""
+
+    settings: RunSettings
+    """The variant's; size and training are the task's."""
+    probe: EvaluationSettings
+    task: Task
+    task_label: str
+    """For people: where the task differs from the probe's others."""
+    device: torch.device
+    precision: str
+    train: TrainSettings
+    mixers: list[MixerSettings]
+    matched: Matched | None
+    """None where the combination cannot run; `obstacle` says why."""
+    obstacle: str
+    not_applicable: list[str]
+    """The task's wishes that this mixer has no setting for."""
+    plots: tuple[tuple[str, str], ...]
+    seq_len: int
+    """Positions of a training sequence."""
+    config_hash: str = field(init=False)
+    folder: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.config_hash = config_hash(self._content())
+        settings, task, rate = self.settings, folder_label(self.task), self.train.learning_rate
+        words = [self.evaluation, settings.mixer.name, task, f"lr{rate:g}", f"seed{settings.seed}", self.config_hash]
+        self.folder = Path(settings.outputs_dir) / settings.experiment / "cells" / "-".join(filter(None, words))
+
+    def at(self, rate: float, seed: int) -> "ProbeJob":
+        """The same training with another rate and seed; nothing is resolved anew."""
+        train = replace(self.train, learning_rate=rate)
+        return replace(self, settings=replace(self.settings, seed=seed), train=train)
+
+    @property
+    def label(self) -> str:
+        """For people: recall linear, num_pairs 16, lr 0.03, seed 0."""
+        return f"{self.task_label}, {trained_label(self.train.learning_rate, self.settings.seed)}"
+
+    @property
+    def evaluation(self) -> str:
+        return self.probe.name
+
+    @property
+    def experiment(self) -> str:
+        return self.settings.experiment
+
+    @property
+    def rerun(self) -> bool:
+        return self.settings.rerun
+
+    @property
+    def function_hash(self) -> str:
+        """The `config_hash`, the same for mixers that are one function by other kernels."""
+        functions = [function_of(mixer) for mixer in self.mixers]
+        return config_hash({**self._content(), "mixers": functions})
+
+    def _content(self) -> dict[str, Any]:
+        """Everything that can change the numbers of this training, and nothing else."""
+        matched, target = self.matched, self.mixers[0].target
+        return {
+            "mixers": [{"target": mixer.target, **mixer.options} for mixer in self.mixers],
+            "evaluation": self.probe.target,
+            "task": {name: value for name, value in asdict(self.task).items() if name != "model"},
+            "model": hashed_model(matched.model if matched is not None else self.task.model, matched),
+            "train": {name: value for name, value in asdict(self.train).items() if name != "log_interval_steps"},
+            "device": self.device.type,
+            "seed": self.settings.seed,
+            **code_of([target, self.probe.target], ["mixers", "model", "training", "evals"]),
+        }
+
+    def columns(self) -> dict[str, Any]:
+        matched, mixer = self.matched, self.mixers[0]
+        return {
+            "mixer": mixer.target.rpartition(".")[2],
+            "variant": self.settings.mixer.name,
+            "backend": mixer.options["backend"] if matched is not None else "none",
+            "model": self.task.model.name,
+            "parameters": matched.parameters if matched is not None else None,
+            "seq_len": self.seq_len,
+            "seed": self.settings.seed,
+            "precision": self.precision,
+            "corpus": None,
+        }
+
+    def row_settings(self) -> dict[str, Any]:
+        """The task's axes, the rate, the mixer as it was built, and everything else that was set."""
+        of_task = asdict(self.task)
+        # Before matching: that a variant's feed-forward is wider is no difference of what was asked.
+        model = of_task.pop("model")
+        elsewhere = ("settings", "mixer_options", "name", "parameters")
+        return {
+            **self.task.settings,
+            "learning_rate": self.train.learning_rate,
+            **({"not_applicable": self.not_applicable} if self.not_applicable else {}),
+            MIXER_OPTIONS: mixer_options(self.mixers),
+            EVALUATION_OPTIONS: {
+                **{name: value for name, value in {**of_task, **model}.items() if name not in elsewhere},
+                "match": self.settings.match,
+            },
+        }
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "variant": self.settings.mixer.name,
+            "seed": self.settings.seed,
+            "evaluation": asdict(self.probe),
+            "task": asdict(self.task),
+            "mixers": [asdict(mixer) for mixer in self.mixers],
+            "train": asdict(self.train),
+            "device": str(self.device),
+            "config_hash": self.config_hash,
+        }
+
+    def rows(self) -> Iterator[Measurement]:
+        """Train and score. A training that diverges, does not fit, or cannot be built gives rows that say so."""
+        if self.matched is None:
+            yield from self._failed("unsupported", self.obstacle)
+            return
+        log.info(self.matched.statement(self.settings.mixer.name))
+        yield from _budget(self.matched)
+        stop = StopRequest()
+        try:
+            trained = attempt(lambda: self._train(stop))
+        except DivergedError as error:
+            yield from self._failed("diverged", str(error))
+            return
+        if isinstance(trained, OutOfMemory):
+            yield from self._failed("out_of_memory", trained.reason)
+            return
+        state, speeds = trained
+        scored = attempt(lambda: list(self._scores(state)))
+        yield from self._failed("out_of_memory", scored.reason) if isinstance(scored, OutOfMemory) else scored
+        for metric, value in speeds.items():
+            settings = {"shared_device": True} if self.shares_device else {}
+            yield Measurement(metric=metric, value=value, unit="token/s", settings=settings)
+        checkpoint.save_final(self.folder / "checkpoint", state, self._record())
+        if stop.signal is not None:
+            # It came during the last step, when there was nothing left to stop but what follows.
+            self.failure = stop.interruption(
+                f"trained and scored to the end: {self.folder}; the same command goes on from there"
+            )
+
+    @property
+    def is_scored(self) -> bool:
+        """False for the seed that rates are chosen by."""
+        return self.settings.seed != SELECTION_SEED
+
+    def build(self) -> LanguageModel:
+        """The model with initial weights."""
+        assert self.matched is not None
+        return build_model(
+            self.mixers,
+            self.matched.model,
+            vocabulary_size=self.task.vocabulary_size,
+            seed=self.settings.seed,
+            device=self.device,
+        )
+
+    def _train(self, stop: StopRequest) -> tuple[TrainState, dict[str, float]]:
+        """The trained state, and tokens a second of the steps and of the generator of their data."""
+        sequences = TrainingSequences(self.task, self.settings.seed, self.device)
+        speeds = {"generator_tokens_per_second": sequences.tokens_per_second}
+        state, _ = self._training(sequences.batch).run(stop, shares_device=self.shares_device)
+        if state.warm_steps:
+            tokens_per_step = self.task.batch_size * self.seq_len
+            speeds["tokens_per_second"] = state.warm_steps * tokens_per_step / state.warm_seconds
+        return state, speeds
+
+    def trial(self, max_sequences: int | None) -> Training:
+        """The training with so many sequences a batch, for its first steps."""
+        count = min(self.task.batch_size, max_sequences or self.task.batch_size)
+        batch = self.task.sequences("train", 0, 0, count, self.device)
+        return self._training(lambda step: batch)
+
+    def _training(self, batches: Callable[[int], Batch]) -> Training:
+        task, seed, device = self.task, self.settings.seed, self.device
+        return Training(
+            name=self.settings.mixer.name,
+            folder=self.folder,
+            device=device,
+            mixers=self.mixers,
+            build=self.build,
+            batches=batches,
+            seq_len=self.seq_len,
+            settings=self.train,
+            precision=self.precision,
+            num_steps=task.num_steps,
+            record=self._record(),
+            validation=lambda state, common: Plateau(
+                select=lambda: task.selection(state.model, seed, device),
+                precision=self.precision,
+                interval=CHECK_STEPS,
+                **common,
+            ),
+            validation_interval=task.num_steps,
+            # Hundreds of small trainings would bury a project in wandb; a comparison shows their scores there instead.
+            mirror=None,
+            captured=device.type == "cuda",
+        )
+
+    def _record(self) -> ModelRecord:
+        assert self.matched is not None
+        return ModelRecord(
+            mixers=self.mixers,
+            model=self.matched.model,
+            vocabulary=[],
+            vocabulary_size=self.task.vocabulary_size,
+            corpus=self.evaluation,
+            seq_len=self.seq_len,
+            precision=self.precision,
+            match=self.matched.match,
+        )
+
+    def _scores(self, state: TrainState) -> Iterator[Measurement]:
+        """What the rate is chosen by, the plateau, and, for a seed that is scored, the scores."""
+        task, seed, device = self.task, self.settings.seed, self.device
+        state.model.eval()
+        with torch.no_grad(), computing(self.precision, device):
+            selected = task.selection(state.model, seed, device)
+            yield Measurement(metric="selection", value=selected, unit="", settings=VALIDATION)
+            yield self._steps_to_plateau()
+            if self.is_scored:
+                yield from task.score(state.model, seed, device)
+
+    def _steps_to_plateau(self) -> Measurement:
+        logged = read_metrics(self.folder / "metrics.jsonl")
+        reached = [row["step"] for row in logged if row.get("selection", 0) >= PLATEAU]
+        if reached:
+            return Measurement(metric="steps_to_95", value=min(reached), unit="step", settings=VALIDATION)
+        return Measurement(
+            metric="steps_to_95",
+            value=None,
+            unit="step",
+            settings=VALIDATION,
+            status="not_reached",
+            reason=f"selection stayed below {PLATEAU} for {self.task.num_steps} steps",
+        )
+
+    def _failed(self, status: str, reason: str) -> Iterator[Measurement]:
+        """The rows of `_scores` without numbers."""
+        scores = self.task.axes() if self.is_scored else []
+        for metric, settings in (("selection", VALIDATION), ("steps_to_95", VALIDATION), *scores):
+            unit = "step" if metric == "steps_to_95" else ""
+            yield Measurement(metric=metric, value=None, unit=unit, settings=settings, status=status, reason=reason)
 
 
 class TrainingSequences:
@@ -62,10 +306,6 @@ class TrainingSequences:
         self.batches_per_epoch = task.num_train_sequences // task.batch_size
         self._epoch, self._order = -1, torch.empty(0)
 
-    @property
-    def length(self) -> int:
-        return self.all.tokens_BT.shape[1]
-
     def batch(self, step: int) -> Batch:
         """Every sequence once an epoch, in an order of the epoch's own."""
         epoch, batch = divmod(step, self.batches_per_epoch)
@@ -75,190 +315,14 @@ class TrainingSequences:
         return self.all.rows(self._order[batch * self.task.batch_size : (batch + 1) * self.task.batch_size])
 
 
-def run_probe(prepared: ProbeRun, *, shares_device: bool = False) -> Path:
-    """Trains and scores, or goes on with what was cut off, unless complete results are there; returns their file.
-
-    A training that diverges, does not fit, or cannot be built leaves rows that say so.
-
-    Args:
-        shares_device: others run on the device at the same time; then the rows of its speed say so.
-
-    Raises:
-        Interrupted: a signal asked to stop, and the state is kept.
-    """
-    stop = StopRequest()
-    with recording(prepared.folder, waits=True), device_lock(prepared.device, shared=shares_device):
-        # Asked inside: another process may have finished it while this one waited.
-        if not prepared.settings.rerun and is_complete(prepared.results):
-            return prepared.results
-        write_config(prepared.folder, probe_config(prepared))
-        stamp = stamp_environment(prepared.folder, prepared.device)
-        with ResultsWriter(prepared.results, probe_identity(prepared, stamp), probe_settings(prepared)) as writer:
-            for measurement in _measurements(prepared, shares_device, stop):
-                writer.write(measurement)
-    if stop.signal is not None:
-        # It came during the last step, when there was nothing left to stop but what follows.
-        raise stop.interruption(
-            f"trained and scored to the end: {prepared.folder}; the same command goes on from there"
-        )
-    return prepared.results
+def folder_label(task: Task) -> str:
+    """The task's settings in a folder's name: sequence_length256-num_pairs16."""
+    return "-".join(f"{name}{value}" for name, value in task.settings.items() if isinstance(value, int | str))
 
 
-def _measurements(prepared: ProbeRun, shares_device: bool, stop: StopRequest) -> Iterator[Measurement]:
-    if prepared.matched is None:
-        yield from _failed(prepared, "unsupported", prepared.obstacle)
-        return
-    log.info(prepared.matched.statement(prepared.settings.mixer.name))
-    yield from _budget(prepared.matched)
-    try:
-        trained = attempt(lambda: _train(prepared, stop))
-    except DivergedError as error:
-        yield from _failed(prepared, "diverged", str(error))
-        return
-    if isinstance(trained, OutOfMemory):
-        yield from _failed(prepared, "out_of_memory", trained.reason)
-        return
-    state, speeds = trained
-    scored = attempt(lambda: list(_scores(prepared, state)))
-    yield from _failed(prepared, "out_of_memory", scored.reason) if isinstance(scored, OutOfMemory) else scored
-    for metric, value in speeds.items():
-        settings = {"shared_device": True} if shares_device else {}
-        yield Measurement(metric=metric, value=value, unit="token/s", settings=settings)
-    checkpoint.save_final(prepared.folder / "checkpoint", state, probe_record(prepared))
-
-
-def _scores(prepared: ProbeRun, state: TrainState) -> Iterator[Measurement]:
-    """What the rate is chosen by, the plateau, and, for a seed that is scored, the scores."""
-    task, seed, device = prepared.task, prepared.settings.seed, prepared.device
-    state.model.eval()
-    with torch.no_grad(), computing(prepared.precision, device):
-        selected = task.selection(state.model, seed, device)
-        yield Measurement(metric="selection", value=selected, unit="", settings=VALIDATION)
-        yield _steps_to_plateau(prepared)
-        if prepared.is_scored:
-            yield from task.score(state.model, seed, device)
-
-
-def _train(prepared: ProbeRun, stop: StopRequest) -> tuple[TrainState, dict[str, float]]:
-    """The trained state, and tokens a second of the steps and of the generator of their data."""
-    task, seed, device, folder = prepared.task, prepared.settings.seed, prepared.device, prepared.folder
-    assert prepared.matched is not None
-    start_afresh(device)
-    if device.type == "cpu":
-        keep_freed_memory()
-    model = build_model(
-        prepared.mixers,
-        prepared.matched.model,
-        vocabulary_size=task.vocabulary_size,
-        seed=seed,
-        device=device,
-    )
-    sequences = TrainingSequences(task, seed, device)
-    speeds = {"generator_tokens_per_second": sequences.tokens_per_second}
-    resumed = checkpoint.load_last(folder / "checkpoint", model)
-    if resumed is None:
-        check_causality(
-            prepared.mixers,
-            [block.mixer for block in model.layers],
-            prepared.matched.model.dim,
-            sequences.length,
-            prepared.precision,
-        )
-    state = resumed or TrainState.fresh(model)
-    tokens_per_step = task.batch_size * sequences.length
-    stopwatch = Stopwatch(state, device)
-    with ExitStack() as stack:
-        stack.enter_context(stop.listening())
-        hooks = _hooks(prepared, state, stopwatch, stop, stack, tokens_per_step, is_resumed=resumed is not None)
-        stopwatch.restart()
-        try:
-            make_up(state, hooks)
-            train(
-                state,
-                sequences.batch,
-                prepared.train,
-                precision=prepared.precision,
-                num_steps=task.num_steps,
-                hooks=hooks,
-                captured=device.type == "cuda",
-            )
-        except DivergedError as error:
-            kept = folder / "checkpoint"
-            raise located(error, state, sequences.batch, prepared.train, prepared.precision, kept) from None
-    if state.warm_steps:
-        speeds["tokens_per_second"] = state.warm_steps * tokens_per_step / state.warm_seconds
-    return state, speeds
-
-
-def _hooks(
-    prepared: ProbeRun,
-    state: TrainState,
-    stopwatch: Stopwatch,
-    stop: StopRequest,
-    stack: ExitStack,
-    tokens_per_step: int,
-    *,
-    is_resumed: bool,
-) -> list[Any]:
-    """As a language model's: log first, the checkpoint last, so that it holds what the others wrote."""
-    task, seed, device = prepared.task, prepared.settings.seed, prepared.device
-    metrics_log = MetricsLog(
-        prepared.folder / "metrics.jsonl", state.step if is_resumed else None, state.num_metrics_rows
-    )
-    stack.callback(metrics_log.close)
-    bar = ProgressBar(task.num_steps, tokens_per_step, state.step, prepared.settings.mixer.name)
-    stack.callback(bar.close)
-    shown = Logging(
-        log=metrics_log,
-        mirror=_no_mirror(prepared),
-        bar=bar,
-        stopwatch=stopwatch,
-        settings=prepared.train,
-        num_steps=task.num_steps,
-        tokens_per_step=tokens_per_step,
-    )
-    plateau = Plateau(
-        select=lambda: task.selection(state.model, seed, device),
-        precision=prepared.precision,
-        logging=shown,
-        stopwatch=stopwatch,
-        stop=stop,
-        interval=CHECK_STEPS,
-        num_steps=task.num_steps,
-    )
-    checkpoints = Checkpoints(
-        folder=prepared.folder / "checkpoint",
-        record=probe_record(prepared),
-        log=metrics_log,
-        stopwatch=stopwatch,
-        stop=stop,
-        interval_seconds=prepared.train.checkpoint_interval_seconds,
-        validation_interval=task.num_steps,
-        num_steps=task.num_steps,
-    )
-    return [shown, plateau, checkpoints]
-
-
-def _no_mirror(prepared: ProbeRun) -> WandbMirror:
-    """Hundreds of small trainings would bury a project; compare shows wandb their scores instead."""
-    return WandbMirror(
-        LoggerSettings(mode="none"), root=Path(), run_id="", name="", group="", job_type="", config={}, resume=False
-    )
-
-
-def _steps_to_plateau(prepared: ProbeRun) -> Measurement:
-    rows = read_metrics(prepared.folder / "metrics.jsonl")
-    reached = [row["step"] for row in rows if row.get("selection", 0) >= PLATEAU]
-    if reached:
-        return Measurement(metric="steps_to_95", value=min(reached), unit="step", settings=VALIDATION)
-    return Measurement(
-        metric="steps_to_95",
-        value=None,
-        unit="step",
-        settings=VALIDATION,
-        status="not_reached",
-        reason=f"selection stayed below {PLATEAU} for {prepared.task.num_steps} steps",
-    )
+def trained_label(rate: float, seed: int) -> str:
+    """The rate and the seed of a training, for people."""
+    return f"lr {rate:g}, " + ("search" if seed == SELECTION_SEED else f"seed {seed}")
 
 
 def _budget(matched: Matched) -> Iterator[Measurement]:
@@ -267,11 +331,3 @@ def _budget(matched: Matched) -> Iterator[Measurement]:
     yield Measurement(metric="forward_flops_per_token", value=matched.flops_per_token, unit="FLOP")
     if matched.state_bytes is not None:
         yield Measurement(metric="state_bytes", value=matched.state_bytes, unit="B")
-
-
-def _failed(prepared: ProbeRun, status: str, reason: str) -> Iterator[Measurement]:
-    """What `_scores` would have given, without numbers."""
-    scores = prepared.task.axes() if prepared.is_scored else []
-    for metric, settings in (("selection", VALIDATION), ("steps_to_95", VALIDATION), *scores):
-        unit = "step" if metric == "steps_to_95" else ""
-        yield Measurement(metric=metric, value=None, unit=unit, settings=settings, status=status, reason=reason)

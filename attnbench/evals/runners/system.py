@@ -4,57 +4,63 @@ outputs/<experiment>/cells/<evaluation>-<variant>-<model>-T<seq_len>-<hash>/
 """
 
 import logging
-from dataclasses import replace
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from attnbench.evals.base import SystemEvaluation
 from attnbench.evals.lib.rows import first_metric_without_number, until_out_of_memory
 from attnbench.machine.device import environment
-from attnbench.machine.locks import device_lock
-from attnbench.results.folder import ROOT, recording, stamp_environment, write_config
+from attnbench.results.folder import ROOT
 from attnbench.results.identity import code_of, hash_with_code
-from attnbench.results.rows import ResultsWriter, is_complete
-from attnbench.settings.registry import build
-from attnbench.settings.schema import EvaluationSettings, RunSettings
-from attnbench.training.prepare import Run, identity, prepare, resolved_config, row_settings
+from attnbench.results.job import Job
+from attnbench.results.rows import Measurement, ResultRow, ResultsWriter
+from attnbench.settings.registry import build, resolve
+from attnbench.settings.schema import EvaluationSettings
+from attnbench.training.prepare import Run, resolved_config, row_settings
 
 log = logging.getLogger(__name__)
 
 UNHASHED = ("commit", "dirty", "platform", "python")
-"""What a speed does not depend on, or what is compared across: the report flags rows of several commits."""
+"""Entries of an environment that a speed does not depend on, or is compared across: several commits are flagged."""
 
 
-def prepare_system(prepared: Run, evaluation: EvaluationSettings) -> tuple[Run, Path]:
-    """The subject, in a folder of its own, and its results file.
+class SystemJob(Job):
+    """A system evaluation of a run's mixer, for a process that has done nothing else."""
 
-    What is timed or weighed depends on the device and on the libraries too, so they are in the hash.
-    """
-    settings = prepared.settings
-    machine = {name: value for name, value in environment(prepared.device, ROOT).items() if name not in UNHASHED}
-    code = code_of([evaluation.target], ["evals", "timing"])
-    hashed = hash_with_code([prepared.config_hash, evaluation.target, evaluation.options, machine], code)
-    words = [evaluation.name, settings.mixer.name, settings.model.name, f"T{settings.seq_len}", hashed]
-    folder = Path(settings.outputs_dir) / settings.experiment / "cells" / "-".join(words)
-    return replace(prepared, folder=folder), folder / "results" / f"{evaluation.name}-{hashed}.jsonl"
+    def __init__(self, run: Run, settings: EvaluationSettings) -> None:
+        self.run, self.settings, given = run, settings, run.settings
+        # The device and the libraries decide what is timed or weighed.
+        machine = {name: value for name, value in environment(run.device, ROOT).items() if name not in UNHASHED}
+        code = code_of([settings.target], ["evals", "timing"])
+        self.label = f"{settings.name} {run.mixer}"
+        self.experiment, self.evaluation = given.experiment, settings.name
+        self.config_hash = hash_with_code([run.config_hash, settings.target, settings.options, machine], code)
+        words = [settings.name, given.mixer.name, given.model.name, f"T{given.seq_len}", self.config_hash]
+        self.folder = Path(given.outputs_dir) / given.experiment / "cells" / "-".join(words)
+        self.device, self.rerun = run.device, given.rerun
+        cls = resolve(settings.target, SystemEvaluation)
+        self.plots, self.own_sizes = cls.plots, cls.own_sizes
 
+    def columns(self) -> dict[str, Any]:
+        sizes = {"model": "", "parameters": None} if self.own_sizes else {}
+        return {**self.run.columns(), **sizes}
 
-def run_system(settings: RunSettings, evaluation: EvaluationSettings) -> Path:
-    """Measures, unless complete results are there; returns their file. For a process that has done nothing else."""
-    prepared, path = prepare_system(prepare(settings), evaluation)
-    built = build(evaluation.target, evaluation.options, SystemEvaluation)
-    with recording(prepared.folder, waits=True), device_lock(prepared.device, shared=False):
-        # Asked inside: another process may have finished it while this one waited.
-        if not settings.rerun and is_complete(path):
-            return path
-        write_config(prepared.folder, resolved_config(prepared))
-        stamp = stamp_environment(prepared.folder, prepared.device)
-        whose = identity(prepared, stamp, path)
-        if built.own_sizes:
-            whose = replace(whose, model="", parameters=None)
-        with ResultsWriter(path, whose, row_settings(prepared, evaluation)) as writer:
-            instead = partial(first_metric_without_number, built, evaluation.name)
-            for measurement in until_out_of_memory(iter(built.run(prepared)), instead):
-                row = writer.write(measurement).measurement
-                log.info(f"{row.metric} {measurement.settings}: {row.value if row.value is not None else row.status}")
-    return path
+    def row_settings(self) -> dict[str, Any]:
+        return row_settings(self.run, self.settings)
+
+    def config(self) -> dict[str, Any]:
+        return resolved_config(self.run)
+
+    def rows(self) -> Iterator[Measurement]:
+        built = build(self.settings.target, self.settings.options, SystemEvaluation)
+        instead = partial(first_metric_without_number, built, self.evaluation)
+        yield from until_out_of_memory(iter(built.run(self.run)), instead)
+
+    def write(self, writer: ResultsWriter, measurement: Measurement) -> ResultRow:
+        """Also says it: a measurement may take minutes."""
+        row = super().write(writer, measurement)
+        value = row.measurement.value if row.measurement.value is not None else row.measurement.status
+        log.info(f"{row.measurement.metric} {measurement.settings}: {value}")
+        return row

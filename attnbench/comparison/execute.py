@@ -1,0 +1,109 @@
+"""The commands train.py and evaluate.py: one language model, and any evaluations of its mixer."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from attnbench.comparison.cells import ByKind, Cell, by_kind, execute, system_cell
+from attnbench.comparison.search import searches_of_probe
+from attnbench.evals.runners.checkpoint import EvaluationJob, language_model_jobs
+from attnbench.evals.runners.system import SystemJob
+from attnbench.machine.device import resolve_device, start_afresh
+from attnbench.machine.processes import run_alone
+from attnbench.machine.signals import interruptible
+from attnbench.results.files import replace_file
+from attnbench.results.folder import holding
+from attnbench.results.job import is_done, run_jobs
+from attnbench.settings.documents import MOST_JSON_BYTES, read_bounded
+from attnbench.settings.schema import RunSettings
+from attnbench.training.checkpoint import is_final
+from attnbench.training.prepare import Run, prepare, reopen
+from attnbench.training.run import TrainingJob
+
+log = logging.getLogger(__name__)
+
+
+def run(settings: RunSettings) -> Path:
+    """Train, unless a finished run of the same settings is there, and evaluate; returns the run's folder.
+
+    What needs no checkpoint (probes, speed, memory) has folders of its own under cells/.
+
+    Raises:
+        UserError: a corpus that cannot be read, a training that diverged, a damaged checkpoint.
+        Interrupted: a signal asked to stop, and the state is kept.
+    """
+    kinds = by_kind(settings)
+    run = prepare(replace(settings, evaluations=kinds.of_checkpoints))
+    # A run that another process trains is not waited for, one that is only evaluated is.
+    run_jobs(language_model_jobs(run), waits=is_final(run.checkpoints))
+    _run_cells(run, settings, kinds)
+    return run.folder
+
+
+def evaluate_again(folder: Path, settings: RunSettings) -> Path:
+    """Evaluate a run that was trained before; only what is not there yet is measured.
+
+    Args:
+        settings: what the run's config.yaml says, with the evaluations wanted now and the device to use.
+
+    Raises:
+        UserError: no finished training is there, or its corpus cannot be found any more.
+    """
+    kinds = by_kind(settings)
+    run = reopen(folder, settings)
+    if not is_done(TrainingJob(run)):
+        log.warning(f"{folder}: the rows of its training are missing; the command that trained it makes them again")
+    jobs = [EvaluationJob(run, evaluation) for evaluation in kinds.of_checkpoints]
+    if jobs:
+        run_jobs(jobs, shares_device=True)
+    _run_cells(run, settings, kinds)
+    return folder
+
+
+def _run_cells(run: Run, settings: RunSettings, kinds: ByKind) -> None:
+    """Runs the evaluations that need no checkpoint, and keeps in the run's folder where their results are."""
+    cells = []
+    for evaluation in kinds.probes:
+        searches = searches_of_probe(settings, evaluation)
+        for search in searches:
+            for cell in search.cells:
+                _run_cell(cell, settings)
+        for search in searches:
+            [cell] = search.scored(search.choice().chosen, [settings.seed])
+            _run_cell(cell, settings)
+            cells.append(cell)
+    # What this process holds on the device would count against those that follow.
+    start_afresh(resolve_device(settings.device))
+    with interruptible("stopped; the same command goes on from what is finished"):
+        for evaluation in kinds.system:
+            cell = system_cell(SystemJob(run, evaluation))
+            if settings.rerun or not cell.is_done():
+                log.info(f"{cell.label} (in a process of its own)")
+                run_alone(execute, cell, log=cell.folder / "output.log", num_threads=torch.get_num_threads())
+            cells.append(cell)
+    with holding(run.folder, waits=True):
+        remember_cells(run.folder, cells)
+
+
+def _run_cell(cell: Cell, settings: RunSettings) -> None:
+    if settings.rerun or not cell.is_done():
+        execute(cell)
+
+
+def remember_cells(folder: Path, cells: Sequence[Cell]) -> None:
+    """Keep in the run's cells.txt where its other results are, one folder a line, from the experiment's folder.
+
+    Cells of an evaluation that was made again, with other settings, take the place of the former ones.
+    """
+    path, experiment = folder / "cells.txt", folder.parent
+    known = read_bounded(path, MOST_JSON_BYTES).splitlines() if path.exists() else []
+    made_now = tuple(f"cells/{cell.group}-" for cell in cells)
+    lines = [
+        *(line for line in known if not line.startswith(made_now)),
+        *(cell.folder.relative_to(experiment).as_posix() for cell in cells),
+    ]
+    if lines:
+        replace_file(path, "".join(f"{line}\n" for line in lines))

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from attnbench.machine.device import dtype_of, multiplying
 from attnbench.mixers.definition import exact, relative_error, worst
-from attnbench.mixers.gated_deltanet import recurrent_gated_delta_rule, unit_length
 from attnbench.mixers.layers import rotate, rotation
-from attnbench.mixers.softmax import attend, visible
+from attnbench.ops.delta_rule import recurrent_gated_delta_rule, unit_length
+from attnbench.ops.softmax_attention import attend, visible
 
 
 class Problem(NamedTuple):

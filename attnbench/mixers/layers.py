@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnbench.machine.kernel_support import on_kernels
+from attnbench.ops.precision import at_least_float32
 from attnbench.settings.errors import UserError
 
 INITIAL_DEVIATION = 0.02
@@ -206,11 +207,6 @@ class GatedOutput(nn.Module):
         if self.gate is not None:
             y_BTC = y_BTC * F.silu(self.gate(x_BTD))
         return self.projection(y_BTC)
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """In float32, or in float64 where it is already."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def rotation(length: int, width: int, position: Tensor | int, theta: float, device: torch.device) -> Tensor:

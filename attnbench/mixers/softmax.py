@@ -1,9 +1,4 @@
-"""Softmax attention as the textbook has it, the T × T weights written out, and what every attention here shares.
-
-    y_t = sum_(s <= t) a_ts v_s,   a_ts = exp(q_t . k_s / sqrt(K)) / sum_(r <= t) exp(q_t . k_r / sqrt(K))
-
-(Vaswani et al., 2017).
-"""
+"""Softmax attention as the textbook has it, the T × T weights written out; the base of every softmax attention here."""
 
 from typing import ClassVar, NamedTuple
 
@@ -12,7 +7,8 @@ from torch import Tensor
 
 from attnbench.machine.kernel_support import on_kernels
 from attnbench.mixers.base import Mixer, head_count
-from attnbench.mixers.layers import GatedOutput, QueryKeyValue, RMSNorm, at_least_float32, rotate, rotation
+from attnbench.mixers.layers import GatedOutput, QueryKeyValue, RMSNorm, rotate, rotation
+from attnbench.ops.softmax_attention import attention_flops, decode, definition, materialised
 from attnbench.settings.errors import UserError
 
 
@@ -107,13 +103,8 @@ class Softmax(Mixer):
         return self.output(mixed_BTHK.flatten(2).to(x_BD.dtype), x_BD[:, None])[:, 0], state
 
     def mix_newest(self, query_BTHK: Tensor, state: AttentionState) -> Tensor:
-        """The query at `state.position`, T = 1, over the whole cache, what lies ahead masked; (B, 1, H, K).
-
-        A single query has no T × T weights to avoid. The product's shapes do not depend on the position, which a
-        captured CUDA graph needs.
-        """
-        past_S = state.position - torch.arange(state.key_BSHK.shape[1], device=query_BTHK.device)
-        return attend(query_BTHK, state.key_BSHK, state.value_BSHK, visible(past_S, self.window)[None])
+        """Attend from the query at `state.position`, T = 1, to the whole cache; (B, 1, H, K)."""
+        return decode(query_BTHK, state.key_BSHK, state.value_BSHK, state.position, self.window, "torch")
 
     def project(
         self, x_BTD: Tensor, position: Tensor | int, history_BWC: Tensor | None
@@ -137,10 +128,8 @@ class Softmax(Mixer):
         return query_BTHK, key_BTHK, value_BTHK
 
     def mix(self, query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor) -> Tensor:
-        """Queries of the last T of S positions over the keys and values of all S; (B, T, H, K)."""
-        position_S = torch.arange(key_BSHK.shape[1], device=key_BSHK.device)
-        past_TS = position_S[-query_BTHK.shape[1] :, None] - position_S
-        return attend(query_BTHK, key_BSHK, value_BSHK, visible(past_TS, self.window))
+        """Attend from the last T of S positions to the keys and values of all S; (B, T, H, K)."""
+        return materialised(query_BTHK, key_BSHK, value_BSHK, self.window)
 
     def reference(self, x_BTD: Tensor) -> Tensor:
         """The training forward by the definition, position by position."""
@@ -159,48 +148,8 @@ class Softmax(Mixer):
         )
 
     def mixing_flops(self, length: int) -> int:
-        """2 K for the score and 2 V for the weighted sum, for each head and each pair of positions s <= t."""
-        return length * (length + 1) // 2 * self.num_heads * 4 * self.head_width
-
-
-def attend(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, visible_TS: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(K)) v with the weights written out; (B, T, H, K).
-
-    Args:
-        visible_TS: true where the query's position may see the key's.
-    """
-    num_groups, width = key_BSHK.shape[2:]
-    # Query heads are gathered by the key/value head they share, which so need not be repeated.
-    query_BTGHK = (query_BTHK * width**-0.5).unflatten(2, (num_groups, -1))
-    score_BGHTS = torch.einsum("btghk,bsgk->bghts", query_BTGHK, key_BSHK)
-    # Float32 at least: a sum of exponentials over the length loses its small terms in bfloat16.
-    score_BGHTS = at_least_float32(score_BGHTS).masked_fill(~visible_TS, float("-inf"))
-    weight_BGHTS = score_BGHTS.softmax(dim=-1).to(value_BSHK.dtype)
-    return torch.einsum("bghts,bsgk->btghk", weight_BGHTS, value_BSHK).flatten(2, 3)
-
-
-def visible(past: Tensor, window: int | None) -> Tensor:
-    """Where a key `past` positions back is seen: not ahead, and among the last `window` (the query's own included)."""
-    return past >= 0 if window is None else (past >= 0) & (past < window)
-
-
-def definition(query_BTHK: Tensor, key_BTHK: Tensor, value_BTHK: Tensor, window: int | None) -> Tensor:
-    """The sum at the head of this file, one position and one head at a time; (B, T, H, K)."""
-    length, num_heads, width = query_BTHK.shape[1:]
-    shared_by = num_heads // key_BTHK.shape[2]
-    rows = []
-    for position in range(length):
-        first = 0 if window is None else max(0, position + 1 - window)
-        heads = []
-        for head in range(num_heads):
-            key_BSK = key_BTHK[:, first : position + 1, head // shared_by]
-            value_BSK = value_BTHK[:, first : position + 1, head // shared_by]
-            score_BS = torch.bmm(key_BSK, query_BTHK[:, position, head, :, None])[..., 0] / width**0.5
-            odds_BS = (score_BS - score_BS.amax(dim=1, keepdim=True)).exp()
-            weight_BS = odds_BS / odds_BS.sum(dim=1, keepdim=True)
-            heads.append(torch.bmm(weight_BS[:, None], value_BSK)[:, 0])
-        rows.append(torch.stack(heads, dim=1))
-    return torch.stack(rows, dim=1)
+        """Count the pairs of positions s <= t, see `attention_flops`."""
+        return attention_flops(length, self.num_heads, self.head_width)
 
 
 def _check_heads(num_heads: int, num_groups: int, head_width: int, dim: int, rotary_theta: float | None) -> None:

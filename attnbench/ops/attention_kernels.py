@@ -53,6 +53,11 @@ class Implementation:
     refuse: Callable[[str, str, int], str | None] = lambda device_type, precision, width: None
     """Refusal that the fields above cannot express; takes and returns what `refusal` does, which asks it first."""
 
+    @property
+    def max_width(self) -> float:
+        """Largest number of channels a head on CUDA."""
+        return max(self.widths) if self.widths is not None else float("inf")
+
     def refusal(self, device_type: str, precision: str, width: int) -> str | None:
         """Return why it cannot run on a device type ("cpu", "cuda"), in a precision, at a head width; None if it can.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from attnbench.mixers.gated_deltanet import chunk_size, chunked_gated_delta_rule
+from attnbench.ops.delta_rule import chunk_size, chunked_gated_delta_rule
 from benchmarks.peers.modules import AbsentPeerError, load_module
 
 Operator = Callable[..., Tensor]

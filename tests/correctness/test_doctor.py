@@ -15,7 +15,6 @@ from attnbench.cli.compose import CONF
 from attnbench.correctness import checks, doctor
 from attnbench.correctness.checks import CASES, build_mixer, case_checks, compiled_ahead, run, training_checks
 from attnbench.correctness.doctor import diagnose
-from attnbench.mixers import gated_deltanet
 from attnbench.mixers.contract import PROMISES
 from attnbench.mixers.definition import (
     LENGTHS,
@@ -29,6 +28,7 @@ from attnbench.mixers.definition import (
     worst,
 )
 from attnbench.mixers.softmax import Softmax
+from attnbench.ops import delta_rule
 from attnbench.results.rows import read_csv
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import trust
@@ -155,17 +155,17 @@ def test_a_wrong_gradient_of_a_query_with_a_projection_of_its_own_is_found():
 
 @pytest.mark.parametrize("part", range(5))
 def test_a_wrong_gradient_of_decay_or_beta_is_found(part, monkeypatch):
-    right = gated_deltanet.chunked_gated_delta_rule
+    right = delta_rule.chunked_gated_delta_rule
     wrong = lambda *inputs: right(*broken_mixers.lose_the_tail(inputs[:5], part), *inputs[5:])  # noqa: E731
-    monkeypatch.setattr(gated_deltanet, "chunked_gated_delta_rule", wrong)
+    monkeypatch.setattr(delta_rule, "chunked_gated_delta_rule", wrong)
     for check in examine(from_yaml("gated_deltanet"), lengths=(63, 133)):
         assert list(check.wrong_lengths()) == [63, 133], check.errors
 
 
 def test_a_kernel_that_is_wrong_in_narrow_heads_alone_is_found_and_named(diagnosed, monkeypatch):
-    right = gated_deltanet.chunked_gated_delta_rule
+    right = delta_rule.chunked_gated_delta_rule
     in_narrow = lambda query, *rest: right(query if query.shape[-1] > 16 else query.flip(-1), *rest)  # noqa: E731
-    monkeypatch.setattr(gated_deltanet, "chunked_gated_delta_rule", in_narrow)
+    monkeypatch.setattr(delta_rule, "chunked_gated_delta_rule", in_narrow)
     named = "attn=gated_deltanet backend=torch in {} at heads of 16 channels: wrong"
     *_, message = diagnosed([from_yaml("gated_deltanet")], cases=CASES[:2])
     assert message == "; ".join(map(named.format, ("float32", "bfloat16")))

@@ -15,7 +15,8 @@ from attnbench.kernels.delta_rule_launch import DeltaRule
 from attnbench.kernels.delta_rule_step import gated_delta_rule_step
 from attnbench.kernels.gated_delta_rule import gated_delta_rule, gated_delta_rule_forward
 from attnbench.mixers.contract import in_pieces
-from attnbench.mixers.gated_deltanet import MOST_FORGETTING, GatedDeltaNet, recurrent_gated_delta_rule, unit_length
+from attnbench.mixers.gated_deltanet import MAX_FORGETTING, GatedDeltaNet
+from attnbench.ops.delta_rule import recurrent_gated_delta_rule, unit_length
 from attnbench.settings.errors import UserError
 
 # Triton's interpreter cuts bfloat16 off where a GPU rounds, which is twice as far.
@@ -158,7 +159,7 @@ def test_decay_to_nothing_and_beta_of_nothing_stay_finite(parallel):
 def test_kernels_keep_the_digits_beside_positions_that_forget_everything(parallel):
     inputs = rule_inputs(133, 16, 16)
     forget = torch.rand(inputs[1].shape, generator=torch.Generator().manual_seed(3)).to(DEVICE) < 0.03
-    inputs[1] = torch.where(forget, -MOST_FORGETTING, inputs[1].detach()).requires_grad_()
+    inputs[1] = torch.where(forget, -MAX_FORGETTING, inputs[1].detach()).requires_grad_()
     check(inputs, unit=True, parallel=parallel, given=True)
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.mixers.flash import Flash
-from attnbench.mixers.softmax import Softmax, attend, definition, visible
+from attnbench.mixers.softmax import Softmax
+from attnbench.ops.softmax_attention import attend, definition, visible
 from attnbench.settings.errors import UserError
 
 DIM, HEAD_WIDTH = 32, 8

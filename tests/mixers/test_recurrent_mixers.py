@@ -7,15 +7,12 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.mixers.contract import in_pieces
-from attnbench.mixers.fla_support import refuse_miscompiled_gates
-from attnbench.mixers.gated_deltanet import (
-    MOST_FORGETTING,
-    GatedDeltaNet,
-    chunked_gated_delta_rule,
-    recurrent_gated_delta_rule,
-)
-from attnbench.mixers.linear import LinearAttention, feature
-from attnbench.mixers.scan import affine_scan
+from attnbench.mixers.gated_deltanet import MAX_FORGETTING, GatedDeltaNet
+from attnbench.mixers.linear import LinearAttention
+from attnbench.ops.delta_rule import chunked_gated_delta_rule, recurrent_gated_delta_rule
+from attnbench.ops.fla import refuse_miscompiled_gates
+from attnbench.ops.linear_attention import feature
+from attnbench.ops.scan import affine_scan
 from attnbench.settings.errors import UserError
 
 OPTIONS = (
@@ -88,7 +85,7 @@ def test_a_head_that_forgets_everything_keeps_the_digits_of_the_rest():
     assert isinstance(mixer, GatedDeltaNet)
     with torch.no_grad():
         mixer.log_decay_rate.fill_(20.0)
-    assert mixer._inputs(x, None)[3].min() == -MOST_FORGETTING
+    assert mixer._inputs(x, None)[3].min() == -MAX_FORGETTING
     y, _ = mixer(x)
     torch.testing.assert_close(y, mixer.reference(x), atol=1e-5, rtol=1e-4)
     y.sum().backward()

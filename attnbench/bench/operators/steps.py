@@ -11,10 +11,12 @@ from torch import Tensor
 
 from attnbench.bench.operators.roofline import Work
 from attnbench.machine.kernel_support import require_triton
-from attnbench.mixers.gated_deltanet import GatedDeltaNet, has_kernels, recurrent_gated_delta_rule
-from attnbench.mixers.linear import LinearAttention, chunked_linear_attention, feature
-from attnbench.mixers.softmax import attend
+from attnbench.mixers.gated_deltanet import GatedDeltaNet
+from attnbench.mixers.linear import LinearAttention
 from attnbench.ops.attention_kernels import IMPLEMENTATIONS, load_flash_attn
+from attnbench.ops.delta_rule import has_kernels, recurrent_gated_delta_rule
+from attnbench.ops.linear_attention import EPS, chunked_linear_attention, feature
+from attnbench.ops.softmax_attention import attend
 from attnbench.settings.errors import UserError
 
 MAX_COMPARED = 8
@@ -161,7 +163,7 @@ def _linear_expected(example: StepExample) -> Tensor:
     query, key = feature(query, "elu"), feature(key, "elu")
     memory_BHKV = example.memory_BHKV.double() + key[..., None] * value[..., None, :]
     total_BH1 = (query * (example.normaliser_BHK.double() + key)).sum(-1, keepdim=True)
-    mixed_BHV = (query[..., None, :] @ memory_BHKV)[..., 0, :] / (total_BH1 + LinearAttention.eps)
+    mixed_BHV = (query[..., None, :] @ memory_BHKV)[..., 0, :] / (total_BH1 + EPS)
     return mixed_BHV.flatten(0, 1)[compared_heads(example.shape), None]
 
 
@@ -176,13 +178,13 @@ def _linear(example: StepExample) -> Call:
         from attnbench.kernels.linear_attention import linear_attention
 
         mixed_B1C, num_heads = torch.cat([x.flatten(2) for x in newest], dim=-1), example.shape.num_heads
-        return lambda: linear_attention(mixed_B1C, memory, normaliser, num_heads, "elu", LinearAttention.eps)[0]
+        return lambda: linear_attention(mixed_B1C, memory, normaliser, num_heads, "elu", EPS)[0]
 
     def call() -> Tensor:
         query, key = feature(newest[0], "elu"), feature(newest[1], "elu")
         mixed_B1HV, _ = chunked_linear_attention(query, key, newest[2], memory, 1)
         total_B1H = (query * (normaliser[:, None] + key)).sum(-1)
-        return mixed_B1HV / (total_B1H[..., None] + LinearAttention.eps)
+        return mixed_B1HV / (total_B1H[..., None] + EPS)
 
     return call
 

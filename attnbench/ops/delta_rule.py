@@ -1,0 +1,227 @@
+"""The gated delta rule (Yang, Kautz and Hatamizadeh, 2025): definition, chunked form, kernels and their choice.
+
+    M_t = a_t M_{t-1} + b_t k_t (v_t - a_t M_{t-1}^T k_t)^T,   y_t = M_t^T q_t
+
+The state is M (B, H, K, V). The query comes scaled.
+"""
+
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attnbench.machine.kernel_support import require_triton
+from attnbench.ops.fla import require_gated_fla
+from attnbench.ops.precision import at_least_float32
+from attnbench.ops.scan import affine_scan
+from attnbench.settings.errors import UserError
+
+KEY_WIDTHS = (16, 32, 64, 128)
+"""Key channels a head that our kernels take in every precision."""
+WIDE_KEYS = 256
+"""Key channels a head that they take in bfloat16 alone."""
+
+AUTO_RULE = "triton on CUDA at key widths of 16, 32, 64, 128, in bfloat16 256, otherwise torch"
+
+
+def recurrent_gated_delta_rule(
+    query_BTHK: Tensor,
+    key_BTHK: Tensor,
+    value_BTHV: Tensor,
+    log_decay_BTH: Tensor,
+    beta_BTH: Tensor,
+    memory_BHKV: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Compute y by the definition, position by position, in the memory's dtype; also how a single one is decoded.
+
+    Returns y (B, T, H, V) in the value's dtype and the last memory.
+    """
+    query, key, value = (x.to(memory_BHKV.dtype) for x in (query_BTHK, key_BTHK, value_BTHV))
+    decay_BTH, mixed = log_decay_BTH.exp(), []
+    for t in range(query.shape[1]):
+        memory_BHKV = decay_BTH[:, t, :, None, None] * memory_BHKV
+        read_BHV = (key[:, t, :, None, :] @ memory_BHKV).squeeze(-2)
+        change_BHV = beta_BTH[:, t, :, None] * (value[:, t] - read_BHV)
+        memory_BHKV = memory_BHKV + key[:, t, :, :, None] @ change_BHV[:, :, None, :]
+        mixed.append((query[:, t, :, None, :] @ memory_BHKV).squeeze(-2))
+    return torch.stack(mixed, dim=1).to(value_BTHV.dtype), memory_BHKV
+
+
+def gated_delta_rule(
+    query_BTHK: Tensor,
+    key_BTHK: Tensor,
+    value_BTHV: Tensor,
+    log_decay_BTH: Tensor,
+    beta_BTH: Tensor,
+    memory_BHKV: Tensor | None,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """Compute y and the last memory with backend `torch` or `fla`; a single position by torch by the definition."""
+    inputs = (query_BTHK, key_BTHK, value_BTHV, log_decay_BTH, beta_BTH)
+    if backend == "fla":
+        return _by_fla(*inputs, memory_BHKV)
+    if memory_BHKV is not None and query_BTHK.shape[1] == 1:
+        return recurrent_gated_delta_rule(*inputs, memory_BHKV)
+    return chunked_gated_delta_rule(*inputs, memory_BHKV, chunk_size(query_BTHK.device.type))
+
+
+def chunk_size(device_type: str) -> int:
+    """Return the positions a chunk of the torch form: where it was fastest. Changes the speed, not the result.
+
+    A GPU's matrix units want 64; on a CPU the (chunk, chunk) matrices cost memory traffic, which 32 halves.
+    """
+    return 32 if device_type == "cpu" else 64
+
+
+def chunked_gated_delta_rule(
+    query_BTHK: Tensor,
+    key_BTHK: Tensor,
+    value_BTHV: Tensor,
+    log_decay_BTH: Tensor,
+    beta_BTH: Tensor,
+    memory_BHKV: Tensor | None,
+    num_positions: int,
+) -> tuple[Tensor, Tensor]:
+    """Compute the same by chunks: products and one triangular solve for all chunks, and a scan over their states.
+
+    Within a chunk, c_i = g_1 + ... + g_i of log decays, and d_i = b_i (v_i - a_i M_{i-1}^T k_i) what position i adds:
+
+        (I + L) d = b v - b exp(c) k S,            L_ij = b_i exp(c_i - c_j) k_i . k_j  for j < i
+        d = U - W S,                               with both right-hand sides through (I + L)^-1
+        y_i = exp(c_i) S^T q_i + sum_{j<=i} exp(c_i - c_j) (q_i . k_j) d_j
+        S' = exp(c_C) S + sum_j exp(c_C - c_j) k_j d_j^T
+
+    Products run in the dtype of query, key and value; decays, the solve and the states in that of the log decay.
+
+    Args:
+        query_BTHK: scaled.
+        memory_BHKV: the state before the first position; None for zeros.
+        num_positions: of a chunk; see `chunk_size`.
+
+    Returns:
+        y (B, T, H, V) in the value's dtype and the last memory.
+    """
+    batch, length, heads, _ = query_BTHK.shape
+    device_type = query_BTHK.device.type
+    # Autocast would undo the choice of dtypes below. Where there is none, nothing: no trace that leaves it can be kept.
+    is_autocast = torch.is_autocast_enabled(device_type)
+    with torch.autocast(device_type, enabled=False) if is_autocast else nullcontext():
+        query, key, value, log_decay, beta = _chunks(
+            min(num_positions, length), query_BTHK, key_BTHK, value_BTHV, log_decay_BTH, beta_BTH
+        )
+        cumulative = log_decay.cumsum(-1)
+        if memory_BHKV is None:
+            memory_BHKV = cumulative.new_zeros(batch, heads, key.shape[-1], value.shape[-1])
+        read, write, weight = _within_chunks(query, key, value, cumulative, beta)
+        state, change, last = _across_chunks(key, read, write, cumulative, memory_BHKV.flatten(0, 1))
+        decayed = query * cumulative.exp().to(query.dtype)[..., None]
+        mixed = torch.baddbmm(decayed @ state.to(query.dtype), weight, change)
+    mixed = mixed.unflatten(0, (-1, batch, heads)).permute(1, 0, 3, 2, 4).flatten(1, 2)
+    return mixed[:, :length], last.unflatten(0, (batch, heads))
+
+
+def _chunks(size: int, *inputs: Tensor) -> list[Tensor]:
+    """Cut each (B, T, H, ...) to (N × B × H, size, ...); what pads the last chunk is zero and so changes no state."""
+    chunks = []
+    for x in inputs:
+        padded = F.pad(x, (0, 0) * (x.dim() - 2) + (0, -x.shape[1] % size))
+        chunks.append(padded.unflatten(1, (-1, size)).movedim(1, 0).movedim(3, 2).flatten(0, 2))
+    return chunks
+
+
+def _within_chunks(
+    query: Tensor, key: Tensor, value: Tensor, cumulative: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return -W, U and the weights of y in the docstring above; all arguments as (chunks, positions, ...)."""
+    size, dtype = key.shape[1], key.dtype
+    later = torch.ones(size, size, dtype=torch.bool, device=key.device).triu(1)
+    # Masked before exp, where a future position's decay would overflow. In place, as on a CPU fresh memory is what
+    # elementwise operations cost.
+    decay = (cumulative[:, :, None] + (-cumulative)[:, None, :]).masked_fill_(later, -torch.inf).exp_()
+    lower = (key @ key.mT) * decay * beta[..., None]
+    identity = torch.eye(size, dtype=decay.dtype, device=key.device).expand_as(lower)
+    # Only what is below the diagonal of `lower` is read.
+    inverse = torch.linalg.solve_triangular(lower, identity, upper=False, unitriangular=True) * beta[:, None, :]
+    read = (inverse * -cumulative.exp()[:, None, :]).to(dtype) @ key
+    weight = ((query @ key.mT) * decay).to(dtype)
+    return read, inverse.to(dtype) @ value, weight
+
+
+def _across_chunks(
+    key: Tensor, read: Tensor, write: Tensor, cumulative: Tensor, initial_XKV: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the state before every chunk, what its positions add, and the last state, from (N × X, positions, ...)."""
+    remaining = key * (cumulative[:, -1:] - cumulative).exp().to(key.dtype)[..., None]
+    decay, read, remaining, write = (
+        x.to(cumulative.dtype).unflatten(0, (-1, initial_XKV.shape[0]))
+        for x in (cumulative[:, -1].exp(), read, remaining, write)
+    )
+    states, change = affine_scan(decay, read, remaining, write, None, initial_XKV)
+    return states[:-1].flatten(0, 1), change.flatten(0, 1).to(key.dtype), states[-1]
+
+
+def _by_fla(
+    query_BTHK: Tensor,
+    key_BTHK: Tensor,
+    value_BTHV: Tensor,
+    log_decay_BTH: Tensor,
+    beta_BTH: Tensor,
+    memory_BHKV: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Compute the same by flash-linear-attention's kernel."""
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # pyright: ignore[reportMissingImports]
+
+    return chunk_gated_delta_rule(
+        query_BTHK,
+        key_BTHK,
+        value_BTHV,
+        g=log_decay_BTH,
+        beta=beta_BTH,
+        scale=1.0,
+        initial_state=memory_BHKV,
+        output_final_state=memory_BHKV is not None,
+    )
+
+
+def unit_length(x_BTHK: Tensor, scale: float = 1.0) -> Tensor:
+    """Return scale × x / |x| over the last axis, the sum of squares in float32 at least; keeps the dtype."""
+    wide = at_least_float32(x_BTHK)
+    return (wide * (scale * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6))).to(x_BTHK.dtype)
+
+
+def delta_rule_flops(length: int, num_heads: int, key_width: int, value_width: int) -> int:
+    """Count, a position and head, 2KV each for M^T k, the outer product added to M, and M^T q; decays count nothing."""
+    return length * num_heads * 6 * key_width * value_width
+
+
+def has_kernels(key_width: int, value_width: float, precision: str) -> bool:
+    """Return whether our Triton kernels take so many channels a head in this precision."""
+    takes_keys = key_width in KEY_WIDTHS or (key_width == WIDE_KEYS and precision == "bfloat16")
+    return takes_keys and value_width > 0 and value_width % 16 == 0
+
+
+def choose_delta_rule(backend: str, *, widths: tuple[int, float] | None, device_type: str, precision: str) -> str:
+    """Resolve `auto` as AUTO_RULE has it, and hold the backend against what it needs.
+
+    Args:
+        widths: key and value channels a head; None where the model, which gives them, is not known yet.
+
+    Raises:
+        UserError: triton without CUDA or at widths that it has no kernels for; fla without CUDA, the library, or a
+            Triton that compiles its gated kernels correctly.
+    """
+    if backend == "auto":
+        possible = device_type == "cuda" and (widths is None or has_kernels(*widths, precision))
+        return "triton" if possible else "torch"
+    if backend == "triton":
+        require_triton("attn.backend=triton", device_type)
+        if widths is not None and not has_kernels(*widths, precision):
+            raise UserError(
+                f"attn.backend=triton: kernels take heads of {', '.join(map(str, KEY_WIDTHS))} key channels, in "
+                f"bfloat16 also of {WIDE_KEYS}, and a multiple of 16 value channels, not {widths[0]} and "
+                f"{widths[1]:g} in {precision}; choose attn.backend=torch"
+            )
+    if backend == "fla":
+        require_gated_fla("attn.backend=fla", device_type)
+    return backend

@@ -27,10 +27,12 @@ from attnbench.cli.reading import stored_settings
 from attnbench.comparison.transfer import export_cells, import_cells
 from attnbench.data.texts import read_text, read_user_texts
 from attnbench.report.inputs import read_inputs
-from attnbench.report.summary import families, figures, summary
 from attnbench.results.rows import ResultsWriter, read_csv, read_results, write_csv
 from attnbench.training import checkpoint
 from attnbench.training.metrics import MetricsLog, read_metrics
+from attnbench.verdict.ranking import families
+from attnbench.verdict.seeds import figures
+from attnbench.verdict.summary import summary
 
 JSON_WORDS = [
     *(b"null", b"true", b"[]", b"{}", b"-1", b"0", b"1e999", b"NaN", b'""', b'"x"', b"[", b"{", b'{"a":', b'"', b"\\"),

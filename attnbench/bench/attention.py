@@ -19,9 +19,12 @@ from attnbench.evals.lib.rows import check_counts
 from attnbench.evals.lib.step_cost import Repetition
 from attnbench.ops.attention_kernels import IMPLEMENTATIONS, OUR_KERNELS
 from attnbench.results.rows import Measurement
+from attnbench.results.tables import Headline
 from attnbench.settings.errors import UserError
 
 LINES = ("head_width", "sequence_length")
+SHAPE = ("sequence_length", "head_width")
+"""Settings that order the sizes of a headline."""
 
 
 def times_of(name: str) -> tuple[Values, ...]:
@@ -68,6 +71,10 @@ class AttentionBench(Bench):
     )
     plots: ClassVar[tuple[tuple[str, str], ...]] = tuple(
         (f"{name}{MILLISECONDS}", "sequence_length") for name in ("forward", "backward", "total")
+    )
+    headline: ClassVar[tuple[Headline, ...]] = (
+        Headline("forward_milliseconds", "forward ms", axes=SHAPE, label=SHAPE),
+        Headline("backward_milliseconds", "backward ms", axes=SHAPE, label=SHAPE),
     )
     smoke: ClassVar[dict[str, Any]] = {
         "head_widths": [16],

@@ -16,6 +16,7 @@ from attnbench.evals.lib.rows import without_numbers
 from attnbench.machine.device import dtype_of
 from attnbench.machine.timing import UNKNOWN_PEAK, OutOfMemory, Times, attempt
 from attnbench.results.rows import Measurement, ResultRow
+from attnbench.results.tables import Headline
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MixerSettings
 
@@ -60,6 +61,9 @@ class Bench(ABC):
 
     plots: ClassVar[tuple[tuple[str, str], ...]] = ()
     """(metric, axis in settings) pairs that a report draws; none: every metric along its axis of most numbers."""
+
+    headline: ClassVar[tuple[Headline, ...]] = ()
+    """Columns of a summary; none: one of the first metric."""
 
     smoke: ClassVar[dict[str, Any]] = {}
     """Settings that finish on a CPU in a second."""

@@ -29,6 +29,7 @@ from attnbench.bench.tables import Layout, Values
 from attnbench.evals.lib.rows import check_counts, without_numbers
 from attnbench.evals.lib.step_cost import Repetition
 from attnbench.results.rows import Measurement
+from attnbench.results.tables import Headline
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import PRECISIONS
 
@@ -122,6 +123,22 @@ class DecodeBench(Bench):
         "captured replays it as a CUDA graph, recorded before. Where the percentage is below 0 it is slower.",
     )
     plots: ClassVar[tuple[tuple[str, str], ...]] = ((DECODE, "cache_length"), (RATE, "batch_size"))
+    headline: ClassVar[tuple[Headline, ...]] = (
+        Headline(
+            "decode_milliseconds",
+            "ms a position",
+            axes=("cache_length", "head_width", "batch_size"),
+            label=("cache_length", "head_width"),
+            settings={"table": "position"},
+        ),
+        Headline(
+            "tokens_per_second",
+            "token/s of a text",
+            axes=("tokens", "batch_size"),
+            settings={"table": "text", "form": "captured"},
+            higher_is_better=True,
+        ),
+    )
     smoke: ClassVar[dict[str, Any]] = {
         "head_widths": [16],
         "cache_lengths": [33],

@@ -2,9 +2,10 @@
 
 from typing import Any, ClassVar
 
-from attnbench.bench.attention import AttentionBench, layouts_for
+from attnbench.bench.attention import SHAPE, AttentionBench, layouts_for
 from attnbench.bench.tables import Layout
 from attnbench.ops.attention_kernels import IMPLEMENTATIONS
+from attnbench.results.tables import Headline
 
 TEXTBOOK = "textbook"
 
@@ -23,5 +24,8 @@ class FlashVsTextbook(AttentionBench):
     )
     layouts: ClassVar[tuple[Layout, ...]] = layouts_for(
         ("forward", "backward", "total"), ((TEXTBOOK, "triton"), *AttentionBench.ratios)
+    )
+    headline: ClassVar[tuple[Headline, ...]] = (
+        Headline("total_milliseconds", "forward and backward ms", axes=SHAPE, label=SHAPE),
     )
     smoke: ClassVar[dict[str, Any]] = {**AttentionBench.smoke, "implementations": [TEXTBOOK, "sdpa_flash"]}

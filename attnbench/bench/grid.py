@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import pairwise, product
 from typing import Any, ClassVar
 
+from attnbench.bench.attention import SHAPE
 from attnbench.bench.base import (
     MAX_ERROR,
     MILLISECONDS,
@@ -21,6 +22,7 @@ from attnbench.evals.lib.step_cost import Repetition
 from attnbench.kernels.cuda_flash_attention import STEPS
 from attnbench.ops.attention_kernels import IMPLEMENTATIONS, OUR_KERNELS
 from attnbench.results.rows import Measurement
+from attnbench.results.tables import Headline
 
 AXES = {"batch_size": "B", "num_heads": "H", "sequence_length": "N", "head_width": "D"}
 """Settings that tell cells apart, and the headers of their columns."""
@@ -73,6 +75,9 @@ class GridBench(Bench):
         ),
     )
     plots: ClassVar[tuple[tuple[str, str], ...]] = ((f"forward{MILLISECONDS}", "sequence_length"),)
+    headline: ClassVar[tuple[Headline, ...]] = (
+        Headline("forward_milliseconds", "forward ms", axes=(*SHAPE, "batch_size", "num_heads"), label=SHAPE),
+    )
     smoke: ClassVar[dict[str, Any]] = {
         "batch_sizes": [1],
         "num_heads": [1, 2],

@@ -28,6 +28,7 @@ from attnbench.machine.device import computing
 from attnbench.machine.timing import time_repeats
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
+from attnbench.results.tables import Headline
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MixerSettings, ModelSettings
 from attnbench.training.loop import Batch, batch_nats, loss_and_gradients
@@ -70,6 +71,9 @@ class ModelsBench(Bench):
                 Values(metric=MAX_ERROR, header="error of a layer"),
             ),
         ),
+    )
+    headline: ClassVar[tuple[Headline, ...]] = (
+        Headline("total_milliseconds", "forward and backward ms", label=("size",), pick="each"),
     )
     smoke: ClassVar[dict[str, Any]] = {
         "sizes": [["smoke", 32, 24, 2, 2]],

@@ -13,6 +13,7 @@ from attnbench.bench.tables import Layout, Values
 from attnbench.evals.lib.rows import check_counts
 from attnbench.evals.lib.step_cost import Repetition
 from attnbench.results.rows import Measurement, ResultRow
+from attnbench.results.tables import Headline
 from attnbench.settings.errors import UserError
 
 ATTENTION, STEP = {"subject": "attention"}, {"subject": "training step"}
@@ -82,6 +83,22 @@ class ProfileBench(Bench):
 
     layouts: ClassVar[tuple[Layout, ...]] = ()
     plots: ClassVar[tuple[tuple[str, str], ...]] = (("part_share", "part"), ("peak_memory_mib", "sequence_length"))
+    headline: ClassVar[tuple[Headline, ...]] = (
+        Headline(
+            "step_milliseconds",
+            "ms a step",
+            axes=("sequence_length",),
+            label=("sequence_length", "form"),
+            settings={"subject": "training step"},
+        ),
+        Headline(
+            "forward_milliseconds",
+            "ms of attention",
+            axes=("sequence_length",),
+            settings={"subject": "attention"},
+            pick="each",
+        ),
+    )
     not_logged: ClassVar[tuple[str, ...]] = (
         *(ROOFLINE, SPEEDUP, "part_share", "part_milliseconds", "unplaced_share"),
         *(values.metric for values in OPERATORS),

@@ -20,14 +20,13 @@ from attnbench.machine.device import environment, resolve_device, synchronize
 from attnbench.machine.processes import Outcome
 from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.results.folder import ROOT
-from attnbench.results.rows import Measurement, read_results
+from attnbench.results.rows import TEST_OF_BEST, Measurement, read_results
 from attnbench.settings.documents import MOST_JSON_BYTES, parse_json, read_bounded
 from attnbench.settings.escaping import printable
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import duration
 from attnbench.training.loop import StepReport, train
 from attnbench.training.run import TrainingJob
-from attnbench.verdict.ranking import TEST_OF_BEST
 
 log = logging.getLogger(__name__)
 

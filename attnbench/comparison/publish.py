@@ -11,14 +11,16 @@ from typing import Any
 
 from attnbench.comparison.transfer import export_cells
 from attnbench.report.inputs import Inputs, read_inputs
-from attnbench.report.summary import families, figures, summary, summary_table, to_rows
-from attnbench.report.terminal import TRAINED
+from attnbench.report.terminal import TRAINED, summary_table
 from attnbench.results.page import bullets, listed_values, made_by, write_page
 from attnbench.results.rows import same_corpus
 from attnbench.results.tables import MetricColumn, Table, comparison_table, read_folders
 from attnbench.settings.documents import read_object
 from attnbench.settings.errors import UserError
 from attnbench.settings.escaping import markdown_text
+from attnbench.verdict.ranking import families
+from attnbench.verdict.seeds import figures, to_rows
+from attnbench.verdict.summary import summary
 
 VALIDATION, TEST, SPEED, SECONDS = TRAINED
 COLUMNS = (

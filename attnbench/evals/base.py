@@ -15,6 +15,7 @@ import torch
 from attnbench.data.batches import Corpus
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
+from attnbench.results.tables import Headline
 from attnbench.settings.schema import ModelSettings, TrainSettings
 from attnbench.training.loop import Batch
 
@@ -62,6 +63,9 @@ class Evaluation:
 
     plots: ClassVar[tuple[tuple[str, str], ...]] = ()
     """(metric, axis in settings) pairs that a report draws."""
+
+    headline: ClassVar[tuple[Headline, ...]] = ()
+    """Columns of a summary; none: one of the first metric."""
 
     smoke: ClassVar[dict[str, Any]] = {}
     """Settings that finish on a CPU in a second."""

@@ -19,6 +19,7 @@ from attnbench.evals.lib.scoring import accuracy, correct_labels, mean_accuracy
 from attnbench.evals.lib.task_data import ABSENT, SPLITS, hashed, hashes_in_split, in_pieces, integers_below, shuffled
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
+from attnbench.results.tables import Headline
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ModelSettings
 from attnbench.training.loop import Batch
@@ -171,6 +172,17 @@ class Copy(Probe):
     """
 
     plots: ClassVar[tuple[tuple[str, str], ...]] = (("symbol_accuracy", "length"), ("string_accuracy", "length"))
+    headline: ClassVar[tuple[Headline, ...]] = tuple(
+        Headline(
+            "symbol_accuracy",
+            "copy",
+            axes=("length",),
+            pick=pick,
+            settings={"beyond_training": is_beyond},
+            higher_is_better=True,
+        )
+        for pick, is_beyond in (("largest", False), ("smallest", True))
+    )
     smoke: ClassVar[dict[str, Any]] = {
         **{"width": 16, "head_width": 8, "feed_forward_width": 0, "num_steps": 10, "batch_size": 8},
         **{"max_length": 4, "test_lengths": [2, 5], "num_test": 16, "learning_rates": [1e-2]},

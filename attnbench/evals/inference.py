@@ -20,6 +20,7 @@ from attnbench.mixers.base import state_bytes
 from attnbench.model.language_model import LanguageModel
 from attnbench.model.sampling import decoder, read
 from attnbench.results.rows import Measurement
+from attnbench.results.tables import Headline
 
 PREFILL, DECODE, STATE = "prefill_tokens_per_second", "decode_tokens_per_second", "state_bytes"
 
@@ -47,6 +48,15 @@ class Inference(SystemEvaluation):
         (PREFILL, "sequence_length"),
         (DECODE, "cache_length"),
         (STATE, "cache_length"),
+    )
+    headline: ClassVar[tuple[Headline, ...]] = (
+        Headline(
+            "decode_tokens_per_second",
+            "decode token/s",
+            axes=("cache_length", "batch_size"),
+            label=("cache_length", "batch_size"),
+            higher_is_better=True,
+        ),
     )
     smoke: ClassVar[dict[str, Any]] = {
         "lengths": [16],

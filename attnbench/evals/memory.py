@@ -16,6 +16,7 @@ from attnbench.machine.timing import UNKNOWN_PEAK, OutOfMemory, attempt
 from attnbench.mixers.base import state_bytes
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
+from attnbench.results.tables import Headline
 from attnbench.settings.errors import UserError
 from attnbench.training.loop import Batch, loss_and_gradients
 
@@ -52,6 +53,9 @@ class Memory(SystemEvaluation):
         ("forward_peak_mib", "sequence_length"),
         ("training_peak_mib", "sequence_length"),
         ("state_bytes", "sequence_length"),
+    )
+    headline: ClassVar[tuple[Headline, ...]] = (
+        Headline("training_peak_mib", "training MiB", axes=("sequence_length", "batch_size")),
     )
     smoke: ClassVar[dict[str, Any]] = {
         "min_length": 32,

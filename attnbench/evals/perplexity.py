@@ -12,7 +12,8 @@ from attnbench.evals.base import CheckpointEvaluation, Subject
 from attnbench.evals.lib.rows import without_numbers
 from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.model.loss import perplexity, split_nats
-from attnbench.results.rows import Measurement
+from attnbench.results.rows import TEST_OF_BEST, Measurement
+from attnbench.results.tables import Headline
 from attnbench.settings.errors import UserError
 from attnbench.training.progress import watched
 
@@ -39,6 +40,7 @@ class Perplexity(CheckpointEvaluation):
         ("perplexity", "sequence_length"),
         ("nats_per_character", "position_bucket"),
     )
+    headline: ClassVar[tuple[Headline, ...]] = (Headline("perplexity", "test PPL", settings=TEST_OF_BEST, pick="each"),)
     smoke: ClassVar[dict[str, Any]] = {"extrapolation": [2], "batch_tokens": 4096}
     one_more: ClassVar[dict[str, Any]] = {"extrapolation": [2, 4]}
 

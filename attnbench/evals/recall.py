@@ -23,6 +23,7 @@ from attnbench.evals.lib.task_data import (
 )
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
+from attnbench.results.tables import Headline
 from attnbench.settings.schema import ModelSettings
 from attnbench.training.loop import Batch
 
@@ -178,6 +179,16 @@ class Recall(Probe):
     """
 
     plots: ClassVar[tuple[tuple[str, str], ...]] = (("accuracy", "num_pairs"), ("accuracy", "width"))
+    headline: ClassVar[tuple[Headline, ...]] = (
+        Headline(
+            "accuracy",
+            "recall",
+            axes=("sequence_length", "num_pairs", "width"),
+            label=("sequence_length", "num_pairs"),
+            pick="each",
+            higher_is_better=True,
+        ),
+    )
     smoke: ClassVar[dict[str, Any]] = {
         **{"preset": "small", "cells": [[16, 2]], "widths": [16], "num_train": 64, "num_test": 16},
         **{"num_steps": 10, "batch_size": 8, "learning_rates": [1e-2]},

@@ -16,6 +16,7 @@ from attnbench.machine.device import start_afresh
 from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.model.loss import split_nats
 from attnbench.results.rows import Measurement
+from attnbench.results.tables import Headline
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import check_options
 from attnbench.settings.schema import ModelSettings, check
@@ -52,6 +53,7 @@ class Scaling(SystemEvaluation):
         ("peak_memory_mib", "model"),
         ("nats_per_character", "model"),
     )
+    headline: ClassVar[tuple[Headline, ...]] = (Headline("step_milliseconds", "ms a step", axes=("model",)),)
     smoke: ClassVar[dict[str, Any]] = {
         "names": ["tiny", "1m"],
         "batch_size": 2,

@@ -8,6 +8,7 @@ from attnbench.evals.lib.rows import check_counts, doublings, without_numbers
 from attnbench.evals.lib.step_cost import Repetition, StepCost, lacks_text, measure_step, settle
 from attnbench.machine.timing import OutOfMemory, matrix_product_ceiling
 from attnbench.results.rows import Measurement
+from attnbench.results.tables import Headline
 from attnbench.settings.errors import UserError
 
 UNITS = {
@@ -43,6 +44,9 @@ class Throughput(SystemEvaluation):
         ("tokens_per_second", "sequence_length"),
         ("peak_memory_mib", "sequence_length"),
         ("ceiling_fraction", "sequence_length"),
+    )
+    headline: ClassVar[tuple[Headline, ...]] = (
+        Headline("tokens_per_second", "token/s", axes=("sequence_length", "batch_size"), higher_is_better=True),
     )
     smoke: ClassVar[dict[str, Any]] = {
         "lengths": [16],

@@ -15,8 +15,8 @@ import vl_convert
 
 from attnbench.report import words
 from attnbench.report.plots import Plot, chance_text, describe, missing_text, share
-from attnbench.report.summary import Figure
 from attnbench.settings.escaping import printable
+from attnbench.verdict.seeds import Figure
 
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"

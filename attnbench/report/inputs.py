@@ -5,19 +5,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from attnbench.bench.base import Bench
-from attnbench.evals.base import Evaluation
 from attnbench.machine.device import environment_id
 from attnbench.results.rows import ALL_SEEDS, DEVICE, ResultRow, is_complete, read_csv, read_results
 from attnbench.settings.documents import read_object
 from attnbench.settings.errors import UserError
-from attnbench.settings.registry import check_options, resolve
-from attnbench.settings.schema import CONF, MOST_PAIRED, MOST_VARIANTS
+from attnbench.settings.registry import check_options
+from attnbench.settings.schema import MOST_PAIRED, MOST_VARIANTS
 from attnbench.verdict.seeds import told_apart
-
-EVALUATION_YAMLS, BENCH_YAMLS = CONF / "eval", CONF / "bench"
+from attnbench.verdict.summary import evaluation_class
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,20 +111,10 @@ def about(evaluation: str, protocol: Protocol) -> About:
     """As the comparison's record has it, which knows evaluations of elsewhere too, or as its class here."""
     if evaluation in protocol.evaluations:
         return protocol.evaluations[evaluation]
-    found = _evaluation_class(evaluation)
+    found = evaluation_class(evaluation)
     if found is None:
         return About(purpose="", plots=None)
     return About(purpose=(found.__doc__ or "").strip().partition("\n")[0], plots=list(found.plots) or None)
-
-
-def _evaluation_class(evaluation: str) -> type[Evaluation] | type[Bench] | None:
-    # Looked up among the files that are there, because the name comes from the rows.
-    for folder, base in ((EVALUATION_YAMLS, Evaluation), (BENCH_YAMLS, Bench)):
-        path = {path.stem: path for path in folder.glob("*.yaml")}.get(evaluation)
-        target = yaml.safe_load(path.read_text(encoding="utf-8")).get("_target_") if path is not None else None
-        if target is not None:
-            return resolve(target, base)
-    return None
 
 
 def _results_files(folder: Path, record: dict[str, Any] | None) -> list[Path]:

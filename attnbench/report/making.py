@@ -7,8 +7,8 @@ from typing import Any
 from attnbench.report import words
 from attnbench.report.inputs import Inputs, Rate
 from attnbench.report.markup import Markup, TableCell, element, join, table
-from attnbench.report.summary import Figure
 from attnbench.results.rows import SELECTION_SEED
+from attnbench.verdict.seeds import Figure
 
 BUDGETS = ("parameters", "forward_flops_per_token", "state_bytes")
 

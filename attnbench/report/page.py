@@ -11,11 +11,13 @@ from attnbench.report.inputs import Inputs, read_inputs
 from attnbench.report.making import making_section, mixed_commits
 from attnbench.report.markup import Markup, element, embedded_json, join
 from attnbench.report.sections import Chapter, anchor, chapters, evaluation_section, summary_section
-from attnbench.report.summary import Figure, families, figures, summary, to_rows
 from attnbench.results.files import replace_file
 from attnbench.results.rows import TRAINING, write_csv
 from attnbench.settings.documents import unlinked
 from attnbench.settings.escaping import printable
+from attnbench.verdict.ranking import families
+from attnbench.verdict.seeds import Figure, figures, to_rows
+from attnbench.verdict.summary import summary
 
 HERE = Path(__file__).parent
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnbench.report import words
-from attnbench.report.summary import Figure
+from attnbench.verdict.seeds import Figure
 
 TOKENS = "tokens_per_step"
 """A fixed product of sequence length and batch size: along such a series both settings vary."""

@@ -7,7 +7,9 @@ from attnbench.report import words
 from attnbench.report.inputs import Inputs, Protocol, about
 from attnbench.report.markup import Markup, TableCell, breakable, element, join, scrolling, table
 from attnbench.report.plots import Plot, chance_text, describe, missing_text, plots_of
-from attnbench.report.summary import Column, Entry, Family, Figure, Summary, headline, same_models
+from attnbench.verdict.ranking import Family
+from attnbench.verdict.seeds import Figure, same_models
+from attnbench.verdict.summary import Column, Entry, Summary, headline_columns
 
 MIN_RANKED_SEEDS = 3
 HOW_RANKED = (
@@ -39,7 +41,7 @@ class Chapter:
 
     def answer(self) -> str:
         """One sentence from the numbers, at the summary's setting where the variants differ most."""
-        columns = headline(self.figures, self.evaluation)
+        columns = headline_columns(self.figures, self.evaluation)
         if not columns:
             return ""
         own = [next((f for f in self.families if any(map(column.takes, f.figures))), None) for column in columns]
@@ -112,11 +114,11 @@ def _overall(summed: Summary, families: Sequence[Family]) -> str:
 
 def _summary_table(summed: Summary, sections: Mapping[str, str]) -> Markup:
     """A column a variant and a line a score, so that what is compared stands side by side."""
-    variants = [line[0].text for line in summed.lines]
+    variants = list(summed.lines)
     head = element("tr", *(element("th", breakable(name), scope="col") for name in ("Score", *variants)))
     bodies: dict[str, list[Markup]] = {}
     for index, column in enumerate(summed.columns):
-        cells = (_summary_cell(line[index + 1]) for line in summed.lines)
+        cells = (_summary_cell(line[index]) for line in summed.lines.values())
         bodies.setdefault(column.evaluation, []).append(element("tr", _score_header(column), *cells))
     groups = [
         element("tbody", _group_header(evaluation, sections[evaluation], len(variants)), *lines)
@@ -152,19 +154,22 @@ def _score_header(column: Column) -> Markup:
     )
 
 
-def _summary_cell(cell: Entry) -> Markup:
-    without = element("small", cell.without) if cell.without else None
-    if cell.status not in ("", "ok"):
-        return element("td", _cross(cell.text), without, class_="number lost")
-    spread = words.interval(cell.low, cell.high)
+def _summary_cell(entry: Entry) -> Markup:
+    figure = entry.figure
+    if figure is None:
+        return element("td", element("span", entry.text, class_="value"), class_="number")
+    without = element("small", figure.without) if figure.without else None
+    if figure.mean is None:
+        return element("td", _cross(entry.text), without, class_="number lost")
+    spread = words.interval(figure.low, figure.high)
     return element(
         "td",
-        element("span", "best", class_="badge") if cell.is_best else None,
-        element("span", cell.text, class_="value"),
+        element("span", "best", class_="badge") if entry.is_best else None,
+        element("span", entry.text, class_="value"),
         element("small", spread) if spread else None,
         without,
-        element("small", "exploratory") if cell.is_exploratory else None,
-        class_="number best" if cell.is_best else "number",
+        element("small", "exploratory") if entry.is_exploratory else None,
+        class_="number best" if entry.is_best else "number",
     )
 
 

@@ -6,12 +6,21 @@ from pathlib import Path
 
 from rich.console import Console
 
-from attnbench.report.summary import families, figures, same_models, summary, summary_table
 from attnbench.results.rows import ResultRow
-from attnbench.results.tables import MetricColumn, Table, comparison_tables, print_table, read_folders
+from attnbench.results.tables import (
+    MetricColumn,
+    Table,
+    TableCell,
+    comparison_tables,
+    format_interval,
+    print_table,
+    read_folders,
+)
 from attnbench.settings.escaping import printable
-from attnbench.verdict.seeds import told_apart
+from attnbench.verdict.ranking import families
+from attnbench.verdict.seeds import figures, same_models, told_apart
 from attnbench.verdict.statistics import MIN_SEEDS
+from attnbench.verdict.summary import Entry, Summary, summary
 
 TRAINED = (
     MetricColumn(
@@ -49,8 +58,25 @@ def print_summary(folders: Sequence[Path]) -> None:
 def _evaluation_table(rows: Sequence[ResultRow]) -> Table:
     """Make the headline table of one evaluation, a line a variant; with so few seeds no winner is marked."""
     content = summary(figures(rows), [])
-    lines = [[entry.to_cell() for entry in line] for line in content.lines]
-    return Table(title=rows[0].identity.evaluation, headers=content.headers, lines=lines)
+    lines = [[variant, *map(_cell, entries)] for variant, entries in content.lines.items()]
+    headers = ["variant", *(column.header for column in content.columns)]
+    return Table(title=rows[0].identity.evaluation, headers=headers, lines=lines)
+
+
+def summary_table(content: Summary, *, with_intervals: bool = False) -> Table:
+    """Make the table of a line a score and a column a variant."""
+    lines = [
+        [column.header, *(_cell(entries[index], with_interval=with_intervals) for entries in content.lines.values())]
+        for index, column in enumerate(content.columns)
+    ]
+    return Table(headers=["", *content.lines], lines=lines)
+
+
+def _cell(entry: Entry, *, with_interval: bool = False) -> TableCell:
+    interval = format_interval(entry.figure.low, entry.figure.high) if with_interval and entry.figure else ""
+    without = entry.figure.without if entry.figure else ""
+    notes = tuple(filter(None, (interval, without)))
+    return TableCell(text=entry.text, notes=notes, mark="best" if entry.is_best else "")
 
 
 def print_comparison(

@@ -11,10 +11,12 @@ from typing import Any
 from attnbench.report import words
 from attnbench.report.inputs import Inputs, about, read_inputs
 from attnbench.report.plots import Plot, plots_of
-from attnbench.report.summary import Figure, families, figures, summary
 from attnbench.results.rows import COLUMNS
 from attnbench.settings.schema import LoggerSettings
 from attnbench.training.wandb import LineChart, WandbMirror
+from attnbench.verdict.ranking import families
+from attnbench.verdict.seeds import Figure, figures
+from attnbench.verdict.summary import summary
 
 log = logging.getLogger(__name__)
 
@@ -106,9 +108,10 @@ def _chart(plots: Sequence[Plot]) -> LineChart:
 def _summary(inputs: Inputs, summed: Sequence[Figure]) -> dict[str, float]:
     """The numbers of the report's summary: {"recall/recall at 256, 16/softmax": 1.0}."""
     ranked = families(summed, rank=inputs.protocol.rank, reference=inputs.protocol.reference)
-    drawn, numbers = summary(summed, ranked), {}
-    for variant, *cells in drawn.lines:
-        for column, cell in zip(drawn.columns, cells, strict=True):
-            if cell.value is not None:
-                numbers[f"{column.evaluation}/{column.header}/{variant.text}"] = cell.value
-    return numbers
+    content = summary(summed, ranked)
+    return {
+        f"{column.evaluation}/{column.header}/{variant}": entry.figure.mean
+        for variant, entries in content.lines.items()
+        for column, entry in zip(content.columns, entries, strict=True)
+        if entry.figure is not None and entry.figure.mean is not None
+    }

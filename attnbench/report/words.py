@@ -4,8 +4,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from attnbench.report.summary import PER_RUN, Column, Family, Figure
 from attnbench.results.tables import format_number
+from attnbench.verdict.ranking import Family
+from attnbench.verdict.seeds import PER_RUN, Figure
+from attnbench.verdict.summary import Column
 
 NAMES = {
     "steps_to_95": "steps to 95 %",

@@ -9,12 +9,11 @@ import yaml
 
 from attnbench.evals.base import Evaluation
 from attnbench.report import words
-from attnbench.report.inputs import EVALUATION_YAMLS
 from attnbench.report.wandb import ROWS, chart_key
 from attnbench.results.files import replace_file
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import resolve
-from attnbench.settings.schema import LoggerSettings
+from attnbench.settings.schema import CONF, LoggerSettings
 from attnbench.training.wandb import LINE_CHART, LINE_CHART_FIELDS, choose_mode, entity_of, wandb_errors
 
 NAME = "attnbench battery"
@@ -82,7 +81,7 @@ def _charts(evaluation: str, plots: Sequence[tuple[str, str]]) -> list[Any]:
 
 def _plots() -> dict[str, Sequence[tuple[str, str]]]:
     """What each evaluation of conf/eval draws: those of the battery in its order, then the others."""
-    contents = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted(EVALUATION_YAMLS.glob("*.yaml"))}
+    contents = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted((CONF / "eval").glob("*.yaml"))}
     names = dict.fromkeys([*contents["battery"]["defaults"], *contents])
     targets = {name: contents[name]["_target_"] for name in names if "_target_" in contents[name]}
     return {name: resolve(target, Evaluation).plots for name, target in targets.items()}

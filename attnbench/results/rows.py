@@ -41,6 +41,9 @@ DEVICE = "device"
 HASH = "[0-9a-f]" * 8
 """In the names of files, as glob finds it; what lies beside them under other names is the user's own."""
 
+TEST_OF_BEST = {"split": "test", "checkpoint": "best"}
+"""Settings of the scores that compare trained models: rates and checkpoints are chosen on validation data."""
+
 MIXER_OPTIONS, EVALUATION_OPTIONS = "mixer_options", "evaluation_options"
 """Settings of every row of a mixer: its options as it was built, and all that the evaluation was set to. Of the latter
 those that tell rows apart are axes, see figures.py."""

@@ -121,6 +121,24 @@ class MetricColumn:
         return is_metric and self.settings.items() <= row.measurement.settings.items()
 
 
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """Columns of a summary: the settings of a metric that an evaluation is summed up by."""
+
+    metric: str
+    header: str
+    higher_is_better: bool | None = field(default=False, kw_only=True)
+    """None where nobody said."""
+    settings: dict[str, Any] = field(default_factory=dict, kw_only=True)
+    """Only settings that contain these."""
+    axes: tuple[str, ...] = field(default=(), kw_only=True)
+    """Settings that order the columns, the first weighing most."""
+    pick: str = field(default="largest", kw_only=True)
+    """each | largest | smallest by the axes, of the settings that most variants have a number at."""
+    label: tuple[str, ...] | None = field(default=None, kw_only=True)
+    """Settings whose values stand in the header; None: the first of the axes."""
+
+
 def comparison_tables(rows: Iterable[ResultRow], columns: Sequence[MetricColumn]) -> list[Table]:
     """Make a `comparison_table` of each corpus, in the order in which the rows name them."""
     by_corpus: dict[str | None, list[ResultRow]] = {}

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from attnbench.results.rows import TEST_OF_BEST
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MOST_PAIRED
 from attnbench.verdict.seeds import Figure, place_of
@@ -22,7 +23,6 @@ class Score:
 
 ACCURACY = Score(higher_is_better=True, smallest_difference=0.01, relative=False)
 PERPLEXITY = Score(higher_is_better=False, smallest_difference=0.01, relative=True)
-TEST_OF_BEST = {"split": "test", "checkpoint": "best"}
 
 
 def score_of(metric: str) -> Score | None:

@@ -6,13 +6,13 @@ from statistics import mean
 from typing import Any
 
 from attnbench.report.plots import Plot, plots_of
-from attnbench.report.summary import figures
 from attnbench.results.files import replace_file
 from attnbench.results.rows import ResultRow, write_csv, write_environments
 from attnbench.results.tables import format_number, read_folders
 from attnbench.settings.documents import read_object
 from attnbench.settings.errors import UserError
 from attnbench.settings.escaping import markdown_text, printable
+from attnbench.verdict.seeds import figures
 from benchmarks.peers.agreement import PATHS
 from benchmarks.peers.cases import CASES
 from benchmarks.peers.rows import OURS

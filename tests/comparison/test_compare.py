@@ -30,13 +30,14 @@ from attnbench.machine.processes import Outcome, run_in_processes
 from attnbench.mixers.flash import Flash
 from attnbench.model.language_model import function_of
 from attnbench.report.inputs import read_inputs
-from attnbench.report.summary import families, figures, summary
 from attnbench.results.folder import ROOT
 from attnbench.results.rows import is_complete, read_results
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import trust
 from attnbench.settings.schema import SELECTION_SEED, ComparisonSettings, LoggerSettings, PlanSettings, RunSettings
-from attnbench.verdict.seeds import PER_RUN
+from attnbench.verdict.ranking import families
+from attnbench.verdict.seeds import PER_RUN, figures
+from attnbench.verdict.summary import summary
 
 CLOCKS = ("tokens_per_second", "generator_tokens_per_second", "train_seconds", "first_step_seconds", "peak_memory_mib")
 """Metrics that two equal comparisons may differ in, and all of throughput."""
@@ -628,9 +629,9 @@ def test_variants_that_are_one_model_in_an_evaluation_share_its_cells_there(text
     pairs = {family.evaluation: {(pair.first, pair.second) for pair in family.comparisons} for family in ranked}
     assert pairs["copy"] == {("softmax", "linear")}
     assert pairs["perplexity"] == {("softmax", "convolved"), ("softmax", "linear"), ("convolved", "linear")}
-    table = summary(summed, ranked, variants)
-    index = next(index for index, header in enumerate(table.headers) if header.startswith("copy"))
-    told = {line[0].text: line[index].text for line in table.lines}
+    content = summary(summed, ranked, variants)
+    index = next(index for index, column in enumerate(content.columns) if column.header.startswith("copy"))
+    told = {variant: entries[index].text for variant, entries in content.lines.items()}
     assert told["softmax"] == told["convolved"] == told["flash"] != "–"
     page = (folder / "report" / "index.html").read_text()
     assert "softmax = convolved = flash" in page

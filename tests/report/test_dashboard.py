@@ -14,10 +14,10 @@ from small import python_path
 from wandb_server import KEY, Server
 
 from attnbench.evals.base import Evaluation
-from attnbench.report.inputs import EVALUATION_YAMLS
 from attnbench.report.wandb import ROWS, chart_key
 from attnbench.report.words import heading
 from attnbench.settings.registry import resolve
+from attnbench.settings.schema import CONF
 
 pytest.importorskip("wandb_workspaces", reason="needs the extra `dashboards`")
 
@@ -68,7 +68,7 @@ def test_without_a_login_it_is_a_file_that_names_every_evaluation_and_plot(root,
     assert done.stderr.startswith("error: logger.mode=online: not logged in; `wandb login` logs in")
     content = json.loads((tmp_path / "outputs" / "dashboard.json").read_text())
     sections = {part["name"]: part["panels"] for part in content["section"]["panelBankConfig"]["sections"]}
-    evaluations = {path.stem: yaml.safe_load(path.read_text()) for path in EVALUATION_YAMLS.glob("*.yaml")}
+    evaluations = {path.stem: yaml.safe_load(path.read_text()) for path in (CONF / "eval").glob("*.yaml")}
     del evaluations["battery"]
     assert len(evaluations) >= 6
     assert set(sections) == {"Results", *map(heading, evaluations), "Training"}

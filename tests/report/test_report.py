@@ -18,7 +18,6 @@ from attnbench.report.inputs import about, read_inputs
 from attnbench.report.markup import element, embedded_json
 from attnbench.report.page import write_report
 from attnbench.report.plots import chance_text, describe, missing_text, plots_of
-from attnbench.report.summary import families, figures, headline
 from attnbench.report.words import (
     chances,
     interval_name,
@@ -31,6 +30,9 @@ from attnbench.report.words import (
 )
 from attnbench.results.rows import ALL_SEEDS, DEVICE, ResultsWriter, read_csv, read_results, write_csv
 from attnbench.settings.errors import UserError
+from attnbench.verdict.ranking import families
+from attnbench.verdict.seeds import figures
+from attnbench.verdict.summary import headline_columns
 
 VOID = ("meta", "wbr")
 ADDRESS = re.compile(r"\b(?:https?|wss?)://(?!www\.w3\.org/)[^\s\"'`<>]*")
@@ -317,7 +319,7 @@ def test_a_winner_is_named_only_where_it_is_separated(summed):
 
 
 def test_what_is_not_ranked_is_said_without_a_winner(summed):
-    (column,) = headline(summed, "throughput")
+    (column,) = headline_columns(summed, "throughput")
     sentence = plain_answer(summed, column)
     assert "measured, not ranked" in sentence
     assert "best" not in sentence

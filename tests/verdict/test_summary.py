@@ -5,11 +5,14 @@ import math
 
 import pytest
 
-from attnbench.report.summary import SUMMARY, families, figures, headline, score_of, summary, summary_table, to_rows
-from attnbench.report.terminal import print_comparison
+from attnbench.report.terminal import print_comparison, summary_table
 from attnbench.results.rows import COLUMNS, SELECTION_SEED, Identity, Measurement, ResultRow
 from attnbench.results.tables import to_markdown
 from attnbench.settings.errors import UserError
+from attnbench.settings.schema import CONF
+from attnbench.verdict.ranking import families, score_of
+from attnbench.verdict.seeds import figures, to_rows
+from attnbench.verdict.summary import evaluation_class, headline_columns, summary
 
 IDENTITY = Identity(
     experiment="compare",
@@ -278,31 +281,36 @@ def test_the_summary_shows_speed_at_the_longest_length_that_all_can_do():
         speed("linear", 2048, 5e5),
     ]
     shown = summary(figures(rows), [])
-    assert shown.headers == ["variant", "token/s at 512"]
-    assert [[cell.text for cell in line] for line in shown.lines] == [["softmax", "800,000"], ["linear", "700,000"]]
+    assert headers(shown) == ["token/s at 512"]
+    assert texts(shown) == {"softmax": ["800,000"], "linear": ["700,000"]}
     # Where nobody can do any, the status itself is the answer.
     shown = summary(figures([speed("softmax", 256, None), speed("softmax", 512, None)]), [])
-    assert [(cell.text, cell.status, cell.value) for cell in shown.lines[0][1:]] == [
-        ("out of memory", "out_of_memory", None)
-    ]
+    assert texts(shown) == {"softmax": ["out of memory"]}
+
+
+def headers(content):
+    return [column.header for column in content.columns]
+
+
+def texts(content):
+    return {variant: [entry.text for entry in entries] for variant, entries in content.lines.items()}
 
 
 def test_the_summary_marks_the_best_and_what_is_exploratory():
     longer = {"length": 75, "beyond_training": True}
-    rows = [*THREE, *rows_of("softmax", 0.5, settings=longer), *rows_of("linear", 0.4, settings=longer)]
-    summed = figures(rows)
-    shown = summary(summed, families(summed, rank=NAMES, reference=None))
-    assert shown.headers == ["variant", "copy at 50", "copy at 75"]
-    softmax, linear, gated = (line[1:] for line in shown.lines)
-    assert [cell.is_best for cell in (softmax[0], linear[0], gated[0])] == [True, False, False]
-    assert [cell.is_exploratory for cell in softmax] == [False, True]
-    assert (softmax[0].low, softmax[0].high) == (1.0, 1.0)
-    assert (gated[1].text, gated[1].status, gated[1].value) == ("–", "", None)
+    over_seeds = figures([*THREE, *rows_of("softmax", 0.5, settings=longer), *rows_of("linear", 0.4, settings=longer)])
+    shown = summary(over_seeds, families(over_seeds, rank=NAMES, reference=None))
+    assert headers(shown) == ["copy at 50", "copy at 75"]
+    assert [name for name, entries in shown.lines.items() if entries[0].is_best] == ["softmax"]
+    assert [entry.is_exploratory for entry in shown.lines["softmax"]] == [False, True]
+    assert texts(shown)["gated_deltanet"] == ["0.9133", "–"]
 
 
-def test_the_summary_has_a_line_for_a_variant_that_has_not_run():
-    shown = summary(figures(rows_of("softmax", 0.5)), [], ["linear", "softmax"])
-    assert [[cell.text for cell in line] for line in shown.lines] == [["linear", "–"], ["softmax", "0.5"]]
+def test_the_summary_has_a_line_for_a_variant_that_has_not_run_and_says_how_many_seeds_are_behind_a_number():
+    shown = summary(figures(rows_of("softmax", 0.5, None, 0.7)), [], ["linear", "softmax"])
+    assert texts(shown) == {"linear": ["–"], "softmax": ["0.6 (2 of 3 seeds)"]}
+    nothing = summary([], [])
+    assert (nothing.columns, nothing.lines) == ([], {})
 
 
 def test_what_a_mixer_did_not_get_stands_beside_its_score(capsys):
@@ -312,22 +320,16 @@ def test_what_a_mixer_did_not_get_stands_beside_its_score(capsys):
     rows += rows_of("lost", None, settings=bare)
     shown = summary(figures(rows), [])
     # It is no axis: one column for all.
-    assert shown.headers == ["variant", "copy at 50"]
-    assert [str(line[1].to_cell()) for line in shown.lines] == [
-        *("0.625", "0.25 without conv_size, output_gate", "out of memory without conv_size, output_gate")
+    assert headers(shown) == ["copy at 50"]
+    assert [str(cell) for cell in summary_table(shown).lines[0]] == [
+        *("copy at 50", "0.625", "0.25 without conv_size, output_gate", "out of memory without conv_size, output_gate")
     ]
-    assert "| 0.25 [0.25, 0.25] without conv_size, output_gate |" in to_markdown(
-        summary_table(shown, with_intervals=True)
-    )
+    page = to_markdown(summary_table(shown, with_intervals=True))
+    assert "| 0.25 [0.25, 0.25] without conv_size, output_gate |" in page
     print_comparison(rows, ["softmax", "mine"], rank=[], reference=None, shared={})
     said = capsys.readouterr().out
     assert "0.25 without" in said
     assert said.count("output_gate") == 2
-
-
-def test_the_summary_says_how_many_seeds_are_behind_a_number():
-    shown = summary(figures(rows_of("softmax", 0.5, None, 0.7)), [])
-    assert (shown.lines[0][1].text, shown.lines[0][1].status) == ("0.6 (2 of 3 seeds)", "ok")
 
 
 def test_every_cell_of_recall_is_a_column_told_apart_by_its_header():
@@ -337,8 +339,11 @@ def test_every_cell_of_recall_is_a_column_told_apart_by_its_header():
         {"sequence_length": 512, "num_pairs": 64, "width": 128, "chance": 1 / 4096, "chance_among_pairs": 1 / 64},
     ]
     summed = figures([row(metric="accuracy", settings=cell, evaluation="recall") for cell in reversed(cells)])
-    headers = [column.header for column in headline(summed, "recall")]
-    assert headers == ["recall at 64, 4, width 64", "recall at 512, 64, width 64", "recall at 512, 64, width 128"]
+    assert [column.header for column in headline_columns(summed, "recall")] == [
+        "recall at 64, 4, width 64",
+        "recall at 512, 64, width 64",
+        "recall at 512, 64, width 128",
+    ]
 
 
 def test_an_evaluation_of_ones_own_shows_its_first_metric_that_is_ok_everywhere():
@@ -349,18 +354,18 @@ def test_an_evaluation_of_ones_own_shows_its_first_metric_that_is_ok_everywhere(
         row("linear", metric="second", value=0.7, settings={"kind": "b"}, evaluation="mine"),
         row("linear", metric="third", value=0.7, settings={"kind": "b"}, evaluation="mine"),
     ]
-    (column,) = headline(figures(rows), "mine")
+    (column,) = headline_columns(figures(rows), "mine")
     assert (column.metric, column.settings, column.header) == ("second", {"kind": "b"}, "mine second")
     assert column.higher_is_better is None
-    assert headline(figures(rows), "copy") == []
+    assert headline_columns(figures(rows), "copy") == []
 
 
 def test_an_evaluation_of_ones_own_is_shown_by_its_test_data_where_it_has_some():
     chosen_by = rows_of("softmax", 0.9, metric="selection", evaluation="parity", settings={"split": "validation"})
     scored = rows_of("softmax", 0.4, metric="accuracy", evaluation="parity", settings={"split": "test"})
-    (column,) = headline(figures([*chosen_by, *scored]), "parity")
+    (column,) = headline_columns(figures([*chosen_by, *scored]), "parity")
     assert column.metric == "accuracy"
-    (column,) = headline(figures(chosen_by), "parity")
+    (column,) = headline_columns(figures(chosen_by), "parity")
     assert column.metric == "selection"
 
 
@@ -371,7 +376,7 @@ def test_scaling_shows_the_largest_size_that_all_could_run():
     sizes = ["tiny", "12m", "4m", "27m"]
     rows = [cost("softmax", size, None if size == "27m" else 2.0) for size in sizes]
     rows += [cost("linear", size, 1.0) for size in sizes]
-    (column,) = headline(figures(rows), "scaling")
+    (column,) = headline_columns(figures(rows), "scaling")
     assert (column.settings, column.header) == ({"model": "12m"}, "ms a step at 12m")
 
 
@@ -381,21 +386,19 @@ def test_axes_that_are_no_numbers_or_missing_order_before_numbers():
         speed("softmax", 256, 2.0),
         row("softmax", metric="tokens_per_second", value=3.0, settings={"kind": "x"}, evaluation="throughput"),
     ]
-    (column,) = headline(figures(rows), "throughput")
+    (column,) = headline_columns(figures(rows), "throughput")
     assert column.settings["sequence_length"] == 256
 
 
-def test_nothing_at_all_is_an_empty_summary():
-    assert (summary([], []).headers, summary([], []).lines) == (["variant"], [])
-
-
 def test_the_summary_says_which_way_is_better_as_the_ranking_does():
-    for entries in SUMMARY.values():
-        for entry in entries:
-            score = score_of(entry.metric)
-            assert score is None or score.higher_is_better == entry.higher_is_better
+    classes = [evaluation_class(path.stem) for group in ("eval", "bench") for path in (CONF / group).glob("*.yaml")]
+    headlines = [headline for found in classes if found is not None for headline in found.headline]
+    assert len(headlines) >= 12
+    for headline in headlines:
+        score = score_of(headline.metric)
+        assert score is None or score.higher_is_better == headline.higher_is_better
     rows = rows_of("softmax", 0.5, metric="accuracy", settings={"length": 3}, evaluation="mine")
-    (column,) = headline(figures(rows), "mine")
+    (column,) = headline_columns(figures(rows), "mine")
     assert column.higher_is_better is True
 
 
@@ -406,5 +409,5 @@ def test_a_bench_is_summed_up_by_its_times_at_the_largest_shape():
 
     rows = [timing(name, length, 1.0, metric) for name in ("triton", "textbook") for length in (256, 1024)
             for metric in ("max_error", "forward_milliseconds", "backward_milliseconds")]  # fmt: skip
-    columns = headline(figures(rows), "attention")
+    columns = headline_columns(figures(rows), "attention")
     assert [column.header for column in columns] == ["forward ms at 1024, 64", "backward ms at 1024, 64"]

@@ -1,0 +1,175 @@
+"""Variants beside each other, over their seeds: a few headline columns for each evaluation.
+
+An evaluation's columns are the `headline` of its class; one without gets a column of its first metric.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from attnbench.results.rows import TRAINING
+from attnbench.results.tables import NOTHING, Headline, format_number
+from attnbench.settings.registry import resolve
+from attnbench.settings.schema import CONF
+from attnbench.verdict.ranking import Family, score_of
+from attnbench.verdict.seeds import Figure, place_of
+
+OF_TRAINING = (Headline("tokens_per_second", "training token/s", higher_is_better=True, pick="each"),)
+"""Headline of trainings, which have no class of an evaluation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One metric at one setting."""
+
+    evaluation: str
+    metric: str
+    settings: dict[str, Any]
+    header: str
+    unit: str
+    higher_is_better: bool | None
+
+    def takes(self, figure: Figure) -> bool:
+        """Tell if the figure belongs into this column."""
+        return (figure.evaluation, figure.metric, figure.settings) == (self.evaluation, self.metric, self.settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """The figure that one variant has in one column."""
+
+    figure: Figure | None = None
+    """None where nothing was measured."""
+    is_best: bool = False
+    is_exploratory: bool = False
+    """The column is ranked, and has too few seeds for it."""
+
+    @property
+    def text(self) -> str:
+        """The number, its status where it has none, or a dash."""
+        if self.figure is None:
+            return NOTHING
+        if self.figure.mean is None:
+            return next(iter(self.figure.statuses)).replace("_", " ")
+        num_ok, num_seeds = len(self.figure.values), sum(self.figure.statuses.values())
+        partly = f" ({num_ok} of {num_seeds} seeds)" if num_ok < num_seeds else ""
+        return format_number(self.figure.mean) + partly
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The headline columns of all evaluations, and for each variant an entry a column."""
+
+    columns: list[Column]
+    lines: dict[str, list[Entry]]
+
+
+def summary(figures: Sequence[Figure], families: Sequence[Family], variants: Iterable[str] = ()) -> Summary:
+    """Sum up all evaluations that have figures, in their order.
+
+    Args:
+        variants: that have a line whatever was measured of them, in this order; others that have figures follow.
+    """
+    evaluations = dict.fromkeys(figure.evaluation for figure in figures)
+    columns = [column for evaluation in evaluations for column in headline_columns(figures, evaluation)]
+    lines = {}
+    for variant in dict.fromkeys([*variants, *(figure.variant for figure in figures)]):
+        measured = [figure for figure in figures if variant in figure.names]
+        lines[variant] = [_entry(measured, column, families) for column in columns]
+    return Summary(columns=columns, lines=lines)
+
+
+def _entry(figures: Sequence[Figure], column: Column, families: Sequence[Family]) -> Entry:
+    figure = next((figure for figure in figures if column.takes(figure)), None)
+    family = next((family for family in families if figure in family.figures), None)
+    if figure is None or figure.mean is None or family is None:
+        return Entry(figure=figure)
+    return Entry(figure=figure, is_best=family.best == figure.variant, is_exploratory=family.exploratory)
+
+
+def headline_columns(figures: Sequence[Figure], evaluation: str) -> list[Column]:
+    """List the columns that the summary shows of an evaluation; none where it has no figures."""
+    figures = [figure for figure in figures if figure.evaluation == evaluation]
+    if not figures:
+        return []
+    headlines = OF_TRAINING if evaluation == TRAINING else getattr(evaluation_class(evaluation), "headline", ())
+    return [column for headline in headlines or (_default(figures),) for column in _columns(figures, headline)]
+
+
+def evaluation_class(name: str) -> Any:
+    """Find the class of an evaluation or a bench of conf/; None for one from elsewhere."""
+    # Looked up among the files that are there, because the name comes from the rows.
+    for group in ("eval", "bench"):
+        path = {path.stem: path for path in (CONF / group).glob("*.yaml")}.get(name)
+        target = yaml.safe_load(path.read_text(encoding="utf-8")).get("_target_") if path is not None else None
+        if target is not None:
+            return resolve(target, object)
+    return None
+
+
+def _default(figures: Sequence[Figure]) -> Headline:
+    """Choose the first metric that is ok everywhere, or else the first, at the first setting that most variants have.
+
+    Of test data where there are any: what validation data give chooses, and is no score.
+    """
+    settings = {"split": "test"} if any(figure.settings.get("split") == "test" for figure in figures) else {}
+    figures = [figure for figure in figures if settings.items() <= figure.settings.items()]
+    metrics = list(dict.fromkeys(figure.metric for figure in figures))
+    failed = {figure.metric for figure in figures if figure.statuses.keys() - {"ok"}}
+    metric = next((name for name in metrics if name not in failed), metrics[0])
+    score = score_of(metric)
+    better = score.higher_is_better if score else None
+    return Headline(metric, f"{figures[0].evaluation} {metric}", higher_is_better=better, settings=settings)
+
+
+def _columns(figures: Sequence[Figure], headline: Headline) -> list[Column]:
+    by_place: dict[tuple[str, str, str], list[Figure]] = {}
+    for figure in figures:
+        if figure.metric == headline.metric and headline.settings.items() <= figure.settings.items():
+            by_place.setdefault(place_of(figure.evaluation, figure.metric, figure.settings), []).append(figure)
+    groups = sorted(by_place.values(), key=lambda group: _sizes(group[0].settings, headline.axes))
+    if headline.pick != "each" and groups:
+        num_values = [sum(bool(figure.values) for figure in group) for group in groups]
+        groups = [group for group, number in zip(groups, num_values, strict=True) if number == max(num_values)]
+        pick = max if headline.pick == "largest" else min
+        groups = [pick(groups, key=lambda group: _sizes(group[0].settings, headline.axes))]
+    return [
+        Column(
+            evaluation=group[0].evaluation,
+            metric=headline.metric,
+            settings=group[0].settings,
+            header=_header(group[0].settings, headline, [other[0].settings for other in groups]),
+            unit=group[0].unit,
+            higher_is_better=headline.higher_is_better,
+        )
+        for group in groups
+    ]
+
+
+def _sizes(settings: dict[str, Any], names: Sequence[str]) -> list[float]:
+    """Give the settings as numbers to order by: text by the number it starts with (27m), all else before any number."""
+    return [_size(settings.get(name)) for name in names]
+
+
+def _size(value: Any) -> float:
+    if isinstance(value, int | float):
+        return float(value)
+    number = re.match(r"\d+(\.\d+)?", value) if isinstance(value, str) else None
+    return float(number[0]) if number else -math.inf
+
+
+def _header(settings: dict[str, Any], headline: Headline, others: Sequence[dict[str, Any]]) -> str:
+    """Write the headline's words, the values of its labels, and whatever else tells its columns apart."""
+    label = headline.axes[:1] if headline.label is None else headline.label
+    labels = [str(settings[name]) for name in label if name in settings]
+    words = [f"{headline.header} at {', '.join(labels)}" if labels else headline.header]
+    for name, value in settings.items():
+        # Chance levels follow from the other settings.
+        is_named = name in label or name.startswith("chance")
+        if not is_named and any(other.get(name) != value for other in others):
+            words.append(f"{name} {value}")
+    return ", ".join(words)

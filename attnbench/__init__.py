@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from attnbench.cli.commands import load_checkpoint, sample
     from attnbench.cli.compose import compose
-    from attnbench.cli.writing import load_checkpoint, sample
     from attnbench.comparison.execute import run
     from attnbench.results.tables import read_folders
     from attnbench.training.prepare import prepare
@@ -46,11 +46,11 @@ part takes part in, so that a result of earlier numbers is measured again and ne
 
 DEFINED_IN = {
     "compose": "cli.compose",
-    "load_checkpoint": "cli.writing",
+    "load_checkpoint": "cli.commands",
     "prepare": "training.prepare",
     "read_folders": "results.tables",
     "run": "comparison.execute",
-    "sample": "cli.writing",
+    "sample": "cli.commands",
 }
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnbench.cli.compose import compose_mixers, launch
+from attnbench.cli.compose import compose_mixers
+from attnbench.cli.launch import launch
 from attnbench.cli.reading import read_bench
 from attnbench.settings.schema import BenchSettings
 

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from attnbench.cli.compose import compose, launch
+from attnbench.cli.compose import compose
+from attnbench.cli.launch import launch
 from attnbench.cli.reading import read_comparison
 from attnbench.settings.schema import ComparisonSettings
 

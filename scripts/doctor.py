@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from attnbench.cli.compose import compose_mixers, launch
+from attnbench.cli.compose import compose_mixers
+from attnbench.cli.launch import launch
 from attnbench.cli.reading import read_doctor
 from attnbench.settings.schema import DoctorSettings
 

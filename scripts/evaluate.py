@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from attnbench.cli.compose import launch
+from attnbench.cli.launch import launch
 from attnbench.cli.reading import read_evaluation
 from attnbench.report.terminal import print_summary
 from attnbench.settings.schema import RunSettings

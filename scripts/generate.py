@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from attnbench.cli.compose import launch
+from attnbench.cli.launch import launch
 from attnbench.cli.reading import read_generation
 from attnbench.settings.schema import GenerationSettings, RunSettings
 
 
 def main(wanted: tuple[GenerationSettings, RunSettings]) -> Path:
     """Imports the model only once the configuration stands: torch takes longer to load than all its checks."""
-    from attnbench.cli.writing import write_text
+    from attnbench.cli.commands import write_text
 
     return write_text(*wanted)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from small import python_path
 
-from attnbench.cli.compose import launch
+from attnbench.cli.launch import launch
 from attnbench.results.folder import ROOT
 
 SETTINGS = [

@@ -15,11 +15,11 @@ from attnbench.bench.base import (
 )
 from attnbench.bench.operators.attention import HELD, Problem, measure_attention
 from attnbench.bench.tables import Layout, Values
-from attnbench.evals.lib.rows import check_counts
 from attnbench.evals.lib.step_cost import Repetition
 from attnbench.ops.attention_kernels import IMPLEMENTATIONS, OUR_KERNELS
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
+from attnbench.settings.check import check_counts
 from attnbench.settings.errors import UserError
 
 LINES = ("head_width", "sequence_length")

@@ -26,10 +26,11 @@ from attnbench.bench.operators.generation import (
 from attnbench.bench.operators.language_models import Candidate, model_of, resolved
 from attnbench.bench.operators.steps import SPLIT, STEPS, WHOLE, CacheShape
 from attnbench.bench.tables import Layout, Values
-from attnbench.evals.lib.rows import check_counts, without_numbers
+from attnbench.evals.lib.rows import without_numbers
 from attnbench.evals.lib.step_cost import Repetition
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
+from attnbench.settings.check import check_counts
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import PRECISIONS
 

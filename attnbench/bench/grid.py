@@ -17,12 +17,12 @@ from attnbench.bench.base import (
 )
 from attnbench.bench.operators.attention import Problem, measure_attention
 from attnbench.bench.tables import Layout, Values
-from attnbench.evals.lib.rows import check_counts
 from attnbench.evals.lib.step_cost import Repetition
 from attnbench.kernels.cuda_flash_attention import STEPS
 from attnbench.ops.attention_kernels import IMPLEMENTATIONS, OUR_KERNELS
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
+from attnbench.settings.check import check_counts
 
 AXES = {"batch_size": "B", "num_heads": "H", "sequence_length": "N", "head_width": "D"}
 """Settings that tell cells apart, and the headers of their columns."""
@@ -100,7 +100,12 @@ class GridBench(Bench):
         repeats: int,
         max_seconds: float,
     ) -> None:
-        axes = {"batch_sizes": batch_sizes, "num_heads": num_heads, "lengths": lengths, "head_widths": head_widths}
+        axes: dict[str, Any] = {
+            "batch_sizes": batch_sizes,
+            "num_heads": num_heads,
+            "lengths": lengths,
+            "head_widths": head_widths,
+        }
         check_counts("bench", **axes, warmup=warmup, repeats=repeats)
         check_implementations(implementations, IMPLEMENTATIONS)
         self.axes = [list(dict.fromkeys(values)) for values in axes.values()]

@@ -22,13 +22,14 @@ from attnbench.bench.operators.gate import mixer_error
 from attnbench.bench.operators.language_models import Candidate, model_of, resolved
 from attnbench.bench.operators.roofline import Work
 from attnbench.bench.tables import Layout, Values
-from attnbench.evals.lib.rows import check_counts, without_numbers
+from attnbench.evals.lib.rows import without_numbers
 from attnbench.evals.lib.step_cost import Repetition
 from attnbench.machine.device import computing
 from attnbench.machine.timing import time_repeats
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
+from attnbench.settings.check import check_counts
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MixerSettings, ModelSettings
 from attnbench.training.loop import Batch, batch_nats, loss_and_gradients

@@ -16,10 +16,9 @@ from attnbench.results import page
 from attnbench.results.files import replace_file
 from attnbench.results.rows import ResultRow, is_complete, read_results, write_csv
 from attnbench.results.tables import format_number, print_table
-from attnbench.settings.documents import MOST_YAML_BYTES, parse_yaml, read_bounded, read_object
-from attnbench.settings.errors import UserError
-from attnbench.settings.escaping import printable
+from attnbench.settings.errors import UserError, printable
 from attnbench.settings.registry import build, resolve
+from attnbench.settings.text import MAX_YAML_BYTES, parse_yaml, read_bounded, read_object
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -157,7 +156,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def _content(path: Path) -> dict[str, Any]:
     try:
-        content = parse_yaml(read_bounded(path, MOST_YAML_BYTES))
+        content = parse_yaml(read_bounded(path, MAX_YAML_BYTES))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
     if not isinstance(content, dict):

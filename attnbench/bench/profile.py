@@ -10,10 +10,10 @@ from attnbench.bench.operators.language_models import model_of
 from attnbench.bench.profiling.attention import ATTENTIONS, PEAK, GroupedShape, profile_attention
 from attnbench.bench.profiling.step import CAPTURED, EAGER, StepCase, profile_step
 from attnbench.bench.tables import Layout, Values
-from attnbench.evals.lib.rows import check_counts
 from attnbench.evals.lib.step_cost import Repetition
 from attnbench.results.rows import Measurement, ResultRow
 from attnbench.results.tables import Headline
+from attnbench.settings.check import check_counts
 from attnbench.settings.errors import UserError
 
 ATTENTION, STEP = {"subject": "attention"}, {"subject": "training step"}

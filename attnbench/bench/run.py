@@ -21,8 +21,7 @@ from attnbench.results.identity import code_of, hash_with_code
 from attnbench.results.job import Job, run_jobs
 from attnbench.results.rows import DEVICE, Measurement, ResultRow, ResultsWriter, read_results
 from attnbench.results.tables import format_number
-from attnbench.settings.errors import UserError
-from attnbench.settings.escaping import printable
+from attnbench.settings.errors import UserError, printable
 from attnbench.settings.registry import build, is_own
 from attnbench.settings.schema import BenchSettings, MixerSettings
 

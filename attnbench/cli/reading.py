@@ -4,181 +4,141 @@ import json
 import logging
 import os
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
 from attnbench.cli.help import scripts_with
-from attnbench.settings.documents import MOST_YAML_BYTES, parse_yaml, read_bounded
+from attnbench.settings.check import (
+    check_name,
+    check_names,
+    check_outputs_dir,
+    check_plan,
+    check_run,
+    read,
+    setting_of,
+    unknown_setting,
+)
 from attnbench.settings.errors import UserError, did_you_mean
-from attnbench.settings.registry import build, check_options, resolve, trust
+from attnbench.settings.registry import build, trust
 from attnbench.settings.schema import (
     BenchSettings,
     ComparisonSettings,
-    DataSettings,
     DoctorSettings,
     EvaluationSettings,
     GenerationSettings,
-    LoggerSettings,
     MixerSettings,
-    ModelSettings,
-    PlanSettings,
     RunSettings,
-    TrainSettings,
-    check,
-    check_name,
-    check_names,
-    check_plan,
-    check_run,
-    setting_of,
 )
+from attnbench.settings.text import MAX_YAML_BYTES, parse_yaml, read_bounded
 
 log = logging.getLogger(__name__)
 
-TOP_LEVEL = ("seq_len", "seed", "device", "match", "outputs_dir", "rerun")
-"""Settings of a training that belong to no group."""
-
-CLOSED_GROUPS = {"model": ModelSettings, "data": DataSettings, "train": TrainSettings, "logger": LoggerSettings}
+Settings = TypeVar("Settings")
 
 
 def read_settings(config: DictConfig, hydra_config: Any) -> RunSettings:
-    """Checks a composed configuration and turns it into plain settings.
+    """Check a composed configuration and turn it into plain settings.
 
     Raises:
         UserError: an unknown, deleted, missing or impossible setting, named with its value and what is allowed.
     """
     values = _plain(config, hydra_config)
-    choices = hydra_config.runtime.choices
-    for group in ("attn", *CLOSED_GROUPS):
-        if not isinstance(values.get(group), dict):
-            raise UserError(f"{group}={values.get(group)}: must name a yaml of {group}/")
-    _give_way(values["train"], hydra_config.overrides.task)
-    closed = {group: _closed(cls, group, values.pop(group)) for group, cls in CLOSED_GROUPS.items()}
-    evaluations = [_evaluation(name, options) for name, options in (values.pop("eval", None) or {}).items()]
-    mixer = MixerSettings(name=choices["attn"], **_open("attn", values.pop("attn")))
-    # Before what is made here, which would take the place of one of the same name without a word.
-    _refuse_unknown(values, TOP_LEVEL)
-    values |= {"experiment": _experiment(hydra_config)}
-    values |= {**closed, "mixer": mixer, "evaluations": evaluations, "named_options": _named_options(hydra_config)}
-    return _checked(values)
+    _give_way(values.get("train"), hydra_config.overrides.task)
+    settings = _read(
+        RunSettings,
+        values,
+        mixer=_mixer(values, hydra_config),
+        evaluations=_evaluations(values),
+        experiment=_experiment(hydra_config),
+        named_options=_named_options(hydra_config),
+    )
+    check_run(settings)
+    _check_machine(settings)
+    return settings
 
 
 def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings:
-    """Checks the configuration of compare.py; its variants are checked when the plan is carried out.
+    """Check the configuration of compare.py; its variants are checked when the plan is carried out.
 
     Raises:
         UserError: as read_settings.
     """
     values = _plain(config, hydra_config)
-    choices = hydra_config.runtime.choices
-    if not isinstance(values.get("plan"), dict):
-        raise UserError(f"plan={values.get('plan')}: must name a yaml of plan/")
-    _refuse_unknown(values, ("device", "outputs_dir", "rerun", "report", "export", "import"), but=("plan", "logger"))
-    plan = {"name": Path(choices["plan"]).name, **values.pop("plan")}
-    if isinstance(plan.get("variants"), dict):
+    plan = values.get("plan")
+    if isinstance(plan, dict):
+        variants = plan.get("variants")
         # Nothing can be deleted on a command line.
-        plan["variants"] = {name: words for name, words in plan["variants"].items() if words is not None}
-    values |= {
-        "plan": _closed(PlanSettings, "plan", plan),
-        "logger": _closed(LoggerSettings, "logger", values["logger"]),
-    }
-    values |= {"exported": values.pop("export", None), "imported": values.pop("import", None)}
-    values["command"] = _typed("compare", hydra_config)
-    own = ("outputs_dir", "device", "rerun", "report", "exported", "imported")
-    given = {name: values[name] for name in own}
-    check_options(ComparisonSettings, given, given=("plan", "logger", "command"), group="")
-    settings = ComparisonSettings(**values)
+        kept = {k: v for k, v in variants.items() if v is not None} if isinstance(variants, dict) else variants
+        values["plan"] = {"name": Path(hydra_config.runtime.choices["plan"]).name, **plan, "variants": kept}
+    files = {"exported": values.pop("export", None), "imported": values.pop("import", None)}
+    settings = _read(ComparisonSettings, values, **files, command=_typed("compare", hydra_config))
     check_plan(settings.plan)
-    if not settings.outputs_dir:
-        raise UserError("outputs_dir=: must name a folder; outputs is the usual one")
+    check_outputs_dir(settings.outputs_dir)
     return settings
 
 
 def read_doctor(config: DictConfig, hydra_config: Any) -> DoctorSettings:
-    """Checks the configuration of doctor.py.
+    """Check the configuration of doctor.py.
 
     Raises:
         UserError: as read_settings.
     """
-    values = _plain(config, hydra_config)
-    _refuse_unknown(values, [entry.name for entry in fields(DoctorSettings)])
-    check_options(DoctorSettings, values, group="")
-    return DoctorSettings(**values)
+    return _read(DoctorSettings, _plain(config, hydra_config))
 
 
 def read_bench(config: DictConfig, hydra_config: Any) -> BenchSettings:
-    """Checks the configuration of benchmark.py, the bench's own constructor included.
+    """Check the configuration of benchmark.py and the bench's constructor.
 
     Raises:
         UserError: as read_settings.
     """
     values = _plain(config, hydra_config)
-    if not isinstance(values.get("bench"), dict):
-        raise UserError(f"bench={values.get('bench')}: must name a yaml of bench/")
-    own = ("precision", "device", "outputs_dir", "rerun")
-    _refuse_unknown(values, own, but=("bench",))
-    given = {name: values[name] for name in own}
-    check_options(BenchSettings, given, given=("name", "target", "options", "command"), group="")
-    settings = BenchSettings(
-        name=Path(hydra_config.runtime.choices["bench"]).name,
-        **_open("bench", values["bench"]),
-        **given,
-        command=_typed("benchmark", hydra_config),
-    )
-    check(settings)
+    target = _open("bench", values.pop("bench", None))
+    name = Path(hydra_config.runtime.choices["bench"]).name
+    settings = _read(BenchSettings, values, name=name, **target, command=_typed("benchmark", hydra_config))
     check_name("bench", settings.name)
-    if not settings.outputs_dir:
-        raise UserError("outputs_dir=: must name a folder; outputs is the usual one")
+    check_outputs_dir(settings.outputs_dir)
     # Imported here: torch takes longer to load than all the checks before this one.
     from attnbench.bench.base import Bench
 
-    cls = resolve(settings.target, Bench)
-    check_options(cls, settings.options, group="bench")
-    build(settings.target, settings.options, Bench)
+    build(settings.target, settings.options, Bench, group="bench")
     return settings
 
 
 def read_mixer(config: DictConfig, hydra_config: Any) -> MixerSettings:
-    """The mixer of a training's configuration, whether or not it can run here."""
-    options = _open("attn", _plain(config, hydra_config)["attn"])
-    return MixerSettings(name=hydra_config.runtime.choices["attn"], **options)
+    """Read the mixer of a training's configuration, whether or not it can run here."""
+    return _mixer(_plain(config, hydra_config), hydra_config)
 
 
 def read_evaluation(config: DictConfig, hydra_config: Any) -> tuple[Path, RunSettings]:
-    """Checks the configuration of evaluate.py: the folder of a run, and its own settings with what is wanted now.
+    """Check the configuration of evaluate.py; return the run's folder and settings, with what is wanted now.
 
     Raises:
         UserError: as read_settings; or the folder holds no run.
     """
     values = _plain(config, hydra_config)
-    folder = Path(str(values.get("run"))).absolute()
+    folder = Path(str(values.pop("run", None))).absolute()
     stored = stored_settings(folder)
-    evaluations = [_evaluation(name, options) for name, options in (values.pop("eval", None) or {}).items()]
-    now = {"device": values.pop("device"), "rerun": values.pop("rerun")}
-    _refuse_unknown(values, ("run", *now))
-    others = {entry.name for entry in fields(RunSettings)} - set(now)
-    check_options(RunSettings, now, given=others, group="")
+    now = ("device", "rerun")
+    kept = {entry.name: getattr(stored, entry.name) for entry in fields(stored) if entry.name not in now}
     # A run that was moved has its cells beside it, where it lies now.
-    place = {"experiment": folder.parent.name, "outputs_dir": str(folder.parent.parent)}
-    settings = replace(stored, **now, **place, evaluations=evaluations)
+    kept |= {"experiment": folder.parent.name, "outputs_dir": str(folder.parent.parent)}
+    settings = _read(RunSettings, values, **{**kept, "evaluations": _evaluations(values)})
     _check_machine(settings)
     return folder, settings
 
 
 def read_generation(config: DictConfig, hydra_config: Any) -> tuple[GenerationSettings, RunSettings]:
-    """Checks the configuration of generate.py: its own settings, and those of the run, on the device wanted now.
+    """Check the configuration of generate.py; return its settings, and those of the run, on the device wanted now.
 
     Raises:
         UserError: as read_settings; two prompts, or the folder holds no run.
     """
-    values = _plain(config, hydra_config)
-    _refuse_unknown(values, [entry.name for entry in fields(GenerationSettings)])
-    check_options(GenerationSettings, values, group="")
-    settings = GenerationSettings(**values)
-    check(settings)
+    settings = _read(GenerationSettings, _plain(config, hydra_config))
     if settings.prompt is not None and settings.prompt_file is not None:
         raise UserError(f"prompt={settings.prompt} and prompt_file={settings.prompt_file}: give one of them")
     stored = stored_settings(Path(settings.run).absolute())
@@ -191,23 +151,18 @@ def read_generation(config: DictConfig, hydra_config: Any) -> tuple[GenerationSe
 
 
 def stored_settings(folder: Path) -> RunSettings:
-    """The settings that a run's config.yaml holds, checked like a command line's.
+    """Read the settings in a run's config.yaml, checked like a command line's.
 
     Raises:
         UserError: it cannot be read, or is no such file.
     """
     path = folder / "config.yaml"
     try:
-        content = parse_yaml(read_bounded(path, MOST_YAML_BYTES))
+        content = parse_yaml(read_bounded(path, MAX_YAML_BYTES))
         # Dates, bytes and sets, which yaml has, and numbers that are not finite are no settings.
         json.dumps(content, allow_nan=False)
         del content["resolved"], content["evaluations"]
-        closed = {group: _closed(cls, group, content.pop(group)) for group, cls in CLOSED_GROUPS.items()}
-        check_options(RunSettings, content, given=(*closed, "evaluations"), group="")
-        check_options(MixerSettings, content["mixer"], group="mixer")
-        content["mixer"] = MixerSettings(**content["mixer"])
-        settings = RunSettings(**content, **closed, evaluations=[])
-        check(settings)
+        settings = read(RunSettings, content, given={"evaluations": []})
         check_names(settings)
         return settings
     except OSError as error:
@@ -219,35 +174,37 @@ def stored_settings(folder: Path) -> RunSettings:
 
 
 def _plain(config: DictConfig, hydra_config: Any) -> dict[str, Any]:
-    """The configuration without Hydra's own part, resolved, nothing deleted from it and nothing missing; the classes
-    that the command line's --config-dir names may be built from here on."""
-    trust(_outside_classes(hydra_config))
+    """The configuration without Hydra's part, resolved, nothing deleted from it and nothing missing.
+
+    The classes that the command line's --config-dir names may be built from here on.
+    """
     for override in hydra_config.overrides.task:
         if override.startswith("~"):
             raise UserError(f"{override}: a setting cannot be deleted; null or another value turns it off")
+    trust(_outside_classes(hydra_config))
     # The hydra node is left out before resolving: some of its values exist only inside a job.
     names = [str(name) for name in config if name != "hydra"]
     values: Any = OmegaConf.to_container(OmegaConf.masked_copy(config, names), resolve=True, throw_on_missing=True)
     return values
 
 
-def _refuse_unknown(values: dict[str, Any], known: Collection[str], but: Collection[str] = ()) -> None:
-    """Refuses a name at the top level that is neither of `known`, which the message lists, nor one of `but`."""
-    for name in values:
-        if name not in known and name not in but:
+def _read(cls: type[Settings], values: Mapping[str, Any], **given: Any) -> Settings:
+    """`read`; a setting that another script has is refused with that script's name."""
+    known = [entry.name for entry in fields(cls) if entry.name not in given]  # pyright: ignore[reportArgumentType]
+    for name, value in values.items():
+        scripts = " and ".join(scripts_with(name)) if name not in known else ""
+        if scripts:
             # A group that was added with a plus is a mapping.
-            given = name if isinstance(values[name], dict) else f"{name}={values[name]}"
-            scripts = " and ".join(scripts_with(name))
-            others = f"; {scripts} has it" if scripts else ""
-            near = did_you_mean(name, known)
-            raise UserError(f"{given}: unknown setting{near}; there is {', '.join(known)}{others}")
+            word = name if isinstance(value, dict) else f"{name}={value}"
+            raise UserError(unknown_setting(word, name, known, f"; {scripts} has it"))
+    return read(cls, values, given=given)
 
 
-def _give_way(train: dict[str, Any], words: Sequence[str]) -> None:
+def _give_way(train: Any, words: Sequence[str]) -> None:
     """Set to null whichever of num_epochs and num_steps only a yaml gives, where the command line gives the other."""
     lengths = ("num_epochs", "num_steps")
     named = [name for name in lengths if any(setting_of(word) == f"train.{name}" for word in words)]
-    if len(named) == 1 and train.get(named[0]) is not None:
+    if isinstance(train, dict) and len(named) == 1 and train.get(named[0]) is not None:
         train |= {name: None for name in lengths if name not in named}
 
 
@@ -261,41 +218,37 @@ def _named_options(hydra_config: Any) -> list[str]:
         for path in (folder / f"{name}.yaml" for folder in folders):
             content = OmegaConf.load(path) if path.is_file() else OmegaConf.create()
             named |= {str(option) for option in OmegaConf.select(content, "attn") or ()}
-            # Experiments that this one begins with; what it chooses of other groups is a mapping.
-            begun = [own for own in OmegaConf.select(content, "defaults") or () if isinstance(own, str)]
-            todo += [own for own in begun if own not in todo]
+            # Experiments that this one begins with; a choice in another group is a mapping.
+            begun = [entry for entry in OmegaConf.select(content, "defaults") or () if isinstance(entry, str)]
+            todo += [entry for entry in begun if entry not in todo]
     return sorted(named)
 
 
-def _closed(cls: type, group: str, values: dict[str, Any]) -> Any:
-    """A dataclass of settings from a yaml of a closed group."""
-    check_options(cls, values, group=group)
-    # A whole number is a fine float; a file that says 2 and one that says 2.0 are one configuration.
-    numbers = {}
-    for entry in fields(cls):
-        if _is_float(entry, values):
-            try:
-                numbers[entry.name] = float(values[entry.name])
-            except OverflowError:
-                raise UserError(f"{group}.{entry.name}={values[entry.name]}: must be finite") from None
-    settings = cls(**{**values, **numbers})
-    check(settings, f"{group}.")
-    return settings
+def _mixer(values: dict[str, Any], hydra_config: Any) -> MixerSettings:
+    return MixerSettings(name=hydra_config.runtime.choices.get("attn"), **_open("attn", values.pop("attn", None)))
 
 
-def _is_float(entry: Any, values: dict[str, Any]) -> bool:
-    return entry.type is float and entry.name in values
+def _evaluations(values: dict[str, Any]) -> list[EvaluationSettings]:
+    chosen = values.pop("eval", None) or {}
+    for name, options in chosen.items():
+        if not isinstance(options, dict):
+            raise UserError(f"eval.{name}={options}: unknown setting; eval=[NAME, ...] chooses evaluations")
+    return [EvaluationSettings(name=name, **_open(f"eval.{name}", options)) for name, options in chosen.items()]
 
 
-def _open(group: str, values: dict[str, Any]) -> dict[str, Any]:
+def _open(group: str, values: Any) -> dict[str, Any]:
     """Target and options from a `_target_` yaml of an open group."""
-    if not isinstance(values.get("_target_"), str):
+    if not isinstance(values, dict):
+        raise UserError(f"{group}={values}: must name a yaml of {group}/")
+    options = dict(values)
+    target = options.pop("_target_", None)
+    if not isinstance(target, str):
         raise UserError(f"{group}: its yaml names no class under _target_")
-    return {"target": values["_target_"], "options": {key: value for key, value in values.items() if key != "_target_"}}
+    return {"target": target, "options": options}
 
 
 def _experiment(hydra_config: Any) -> str:
-    """The recipe of experiment/ that was chosen or, where none has the name, a study of the user's own.
+    """The recipe of experiment/ that was chosen or, where none has the name, a study of the user's.
 
     Raises:
         UserError: a name so near to a recipe's that it may be meant, or several.
@@ -321,25 +274,8 @@ def _experiment(hydra_config: Any) -> str:
     return chosen
 
 
-def _evaluation(name: str, values: Any) -> EvaluationSettings:
-    if not isinstance(values, dict):
-        raise UserError(f"eval.{name}={values}: unknown setting; eval=[NAME, ...] chooses evaluations")
-    return EvaluationSettings(name=name, **_open(f"eval.{name}", values))
-
-
-def _checked(values: dict[str, Any]) -> RunSettings:
-    """What stands at the top level, and what only fits or fails together; torch is imported last."""
-    others = {entry.name for entry in fields(RunSettings)} - set(TOP_LEVEL)
-    check_options(RunSettings, {name: values[name] for name in TOP_LEVEL if name in values}, given=others, group="")
-    settings = RunSettings(**values)
-    check(settings)
-    check_run(settings)
-    _check_machine(settings)
-    return settings
-
-
 def _check_machine(settings: RunSettings) -> None:
-    """Refuses a device that is not there, a kernel that cannot run on it, and parts that do not fit together."""
+    """Refuse a device that is not there, a kernel that cannot run on it, and parts that do not fit together."""
     # Imported here: torch takes longer to load than all the checks before this one.
     from attnbench.evals.base import Evaluation
     from attnbench.machine.device import resolve_device, resolve_precision
@@ -350,30 +286,26 @@ def _check_machine(settings: RunSettings) -> None:
     mixer = resolve_mixer(settings.mixer, settings.model, device_type=device_type, precision=precision)
     build_meta([mixer] * settings.model.num_layers, settings.model, vocabulary_size=1)
     for evaluation in settings.evaluations:
-        cls = resolve(evaluation.target, Evaluation)
-        check_options(cls, evaluation.options, group=f"eval.{evaluation.name}")
-        # Built once already here: what its constructor refuses should not come to light after hours of training.
-        build(evaluation.target, evaluation.options, Evaluation)
+        # Built once already here: an error of its constructor should not come to light after hours of training.
+        build(evaluation.target, evaluation.options, Evaluation, group=f"eval.{evaluation.name}")
 
 
 def _typed(script: str, hydra_config: Any) -> str:
     """The command line, as a reader would type it again."""
-    folders = [f"--config-dir {os.path.relpath(folder)}" for folder in _own_folders(hydra_config)]
+    folders = [f"--config-dir {os.path.relpath(folder)}" for folder in _config_dirs(hydra_config)]
     return " ".join([f"python scripts/{script}.py", *folders, *map(shlex.quote, hydra_config.overrides.task)])
 
 
-def _own_folders(hydra_config: Any) -> list[Path]:
+def _config_dirs(hydra_config: Any) -> list[Path]:
     """The command line's --config-dir, if it has one."""
     sources = hydra_config.runtime.config_sources
     return [Path(source.path) for source in sources if source.provider == "command-line"]
 
 
-def _outside_classes(hydra_config: Any) -> frozenset[str]:
+def _outside_classes(hydra_config: Any) -> Iterator[str]:
     """The classes that yamls under the command line's --config-dir name."""
-    found = set()
-    for folder in _own_folders(hydra_config):
-        for group in ("attn", "eval", "bench"):
-            for path in folder.glob(f"{group}/*.yaml"):
-                target = OmegaConf.select(OmegaConf.load(path), "_target_")
-                found |= {target} if isinstance(target, str) else set()
-    return frozenset(found)
+    paths = [path for folder in _config_dirs(hydra_config) for path in folder.glob("*/*.yaml")]
+    for path in (path for path in paths if path.parent.name in ("attn", "eval", "bench")):
+        target = OmegaConf.select(OmegaConf.load(path), "_target_")
+        if isinstance(target, str):
+            yield target

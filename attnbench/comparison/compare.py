@@ -28,10 +28,10 @@ from attnbench.report.terminal import print_comparison
 from attnbench.results.files import replace_file
 from attnbench.results.folder import holding
 from attnbench.results.rows import read_results
-from attnbench.settings.documents import MOST_JSON_BYTES, parse_json, read_bounded
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import ComparisonSettings
+from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded
 from attnbench.training.wandb import beside, choose_mode
 
 log = logging.getLogger(__name__)
@@ -188,7 +188,7 @@ def _former(comparison: Comparison) -> dict[str, Any]:
     if is_anew or not path.exists():
         return {}
     try:
-        former = parse_json(read_bounded(path, MOST_JSON_BYTES))
+        former = parse_json(read_bounded(path, MAX_JSON_BYTES))
     except ValueError:
         former = None
     if isinstance(former, dict) and type(former.get("seconds")) is int and type(former.get("started")) is str:

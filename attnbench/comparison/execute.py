@@ -17,8 +17,8 @@ from attnbench.machine.signals import interruptible
 from attnbench.results.files import replace_file
 from attnbench.results.folder import holding
 from attnbench.results.job import is_done, run_jobs
-from attnbench.settings.documents import MOST_JSON_BYTES, read_bounded
 from attnbench.settings.schema import RunSettings
+from attnbench.settings.text import MAX_JSON_BYTES, read_bounded
 from attnbench.training.checkpoint import is_final
 from attnbench.training.prepare import Run, prepare, reopen
 from attnbench.training.run import TrainingJob
@@ -99,7 +99,7 @@ def remember_cells(folder: Path, cells: Sequence[Cell]) -> None:
     Cells of an evaluation that was made again, with other settings, take the place of the former ones.
     """
     path, experiment = folder / "cells.txt", folder.parent
-    known = read_bounded(path, MOST_JSON_BYTES).splitlines() if path.exists() else []
+    known = read_bounded(path, MAX_JSON_BYTES).splitlines() if path.exists() else []
     made_now = tuple(f"cells/{cell.group}-" for cell in cells)
     lines = [
         *(line for line in known if not line.startswith(made_now)),

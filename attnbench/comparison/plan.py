@@ -14,8 +14,9 @@ from attnbench.comparison.search import Choice, Search, search_of_training, sear
 from attnbench.evals.runners.probe import ProbeJob
 from attnbench.evals.runners.system import SystemJob
 from attnbench.results.rows import TRAINING
+from attnbench.settings.check import setting_of
 from attnbench.settings.errors import UserError
-from attnbench.settings.schema import ComparisonSettings, RunSettings, setting_of
+from attnbench.settings.schema import ComparisonSettings, RunSettings
 from attnbench.training.prepare import corpus_label, prepare
 from attnbench.training.run import TrainingJob
 from attnbench.verdict.seeds import same_models

@@ -21,8 +21,8 @@ from attnbench.machine.processes import Outcome
 from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.results.folder import ROOT
 from attnbench.results.rows import TEST_OF_BEST, Measurement, read_results
-from attnbench.settings.documents import MOST_JSON_BYTES, parse_json, read_bounded
-from attnbench.settings.escaping import printable
+from attnbench.settings.errors import printable
+from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import duration
 from attnbench.training.loop import StepReport, train
@@ -228,7 +228,7 @@ def say_why_again(cells: Sequence[Cell]) -> None:
             if other.parent == folder or not any(other.parent.glob("results/*.jsonl")):
                 continue
             try:
-                then = parse_json(read_bounded(other, MOST_JSON_BYTES))
+                then = parse_json(read_bounded(other, MAX_JSON_BYTES))
             except (OSError, ValueError):
                 continue
             names = [name for name in now if name not in UNHASHED and isinstance(then, dict) and name in then]

@@ -15,9 +15,8 @@ from attnbench.report.terminal import TRAINED, summary_table
 from attnbench.results.page import bullets, listed_values, made_by, write_page
 from attnbench.results.rows import same_corpus
 from attnbench.results.tables import MetricColumn, Table, comparison_table, read_folders
-from attnbench.settings.documents import read_object
 from attnbench.settings.errors import UserError
-from attnbench.settings.escaping import markdown_text
+from attnbench.settings.text import markdown_text, read_object
 from attnbench.verdict.ranking import families
 from attnbench.verdict.seeds import figures, to_rows
 from attnbench.verdict.summary import summary

@@ -7,8 +7,8 @@ from typing import Any
 
 from attnbench.results.files import read_json_lines, replace_file, to_line
 from attnbench.results.rows import is_complete, parse_results
-from attnbench.settings.documents import MOST_JSON_BYTES, parse_json, parse_yaml, read_bounded
 from attnbench.settings.errors import UserError
+from attnbench.settings.text import MAX_JSON_BYTES, parse_json, parse_yaml, read_bounded
 
 CARRIED = re.compile(r"comparison\.json|(cells/)?[^/]+/(results/[^/]+\.jsonl|environment[^/]*\.json|config\.yaml)")
 """Paths in an experiment's folder that such a file may hold."""
@@ -28,7 +28,7 @@ def export_cells(experiment: Path, target: Path) -> int:
     beside = [path for folder in folders for name in ("environment*.json", "config.yaml") for path in folder.glob(name)]
     beside += experiment.glob("comparison.json")
     lines = [
-        to_line({"path": path.relative_to(experiment).as_posix(), "text": read_bounded(path, MOST_JSON_BYTES)})
+        to_line({"path": path.relative_to(experiment).as_posix(), "text": read_bounded(path, MAX_JSON_BYTES)})
         for path in (*beside, *results)
     ]
     try:

@@ -35,8 +35,7 @@ from attnbench.results.files import replace_file
 from attnbench.results.folder import ROOT
 from attnbench.results.job import measured_by
 from attnbench.results.rows import Identity, Measurement, ResultRow, write_csv
-from attnbench.settings.errors import UserError
-from attnbench.settings.escaping import printable
+from attnbench.settings.errors import UserError, printable
 from attnbench.settings.registry import is_own, resolve
 from attnbench.settings.schema import DoctorSettings, MixerSettings
 

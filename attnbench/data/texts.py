@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from attnbench.data.pieces import PIECE_BYTES, Text, joined
-from attnbench.settings.documents import open_regular
 from attnbench.settings.errors import UserError
+from attnbench.settings.text import open_regular
 
 SPLITS = ("train", "validation", "test")
 MOST_TEXT_BYTES = 4 * 2**30

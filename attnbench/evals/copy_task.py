@@ -8,18 +8,13 @@ import torch
 from torch import Tensor
 
 from attnbench.evals.base import NUM_SELECTION, Probe, Task
-from attnbench.evals.lib.options import (
-    check_counts,
-    check_different_counts,
-    check_training,
-    mixer_wishes,
-    probe_deviation,
-)
+from attnbench.evals.lib.options import check_training, mixer_wishes, probe_deviation
 from attnbench.evals.lib.scoring import accuracy, correct_labels, mean_accuracy
 from attnbench.evals.lib.task_data import ABSENT, SPLITS, hashed, hashes_in_split, in_pieces, integers_below, shuffled
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
+from attnbench.settings.check import check_counts, check_value
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ModelSettings
 from attnbench.training.loop import Batch
@@ -209,12 +204,12 @@ class Copy(Probe):
         precision: str,
     ) -> None:
         counts = {"width": width, "num_layers": num_layers, "head_width": head_width, "num_steps": num_steps}
-        check_counts("eval.copy.", **counts, batch_size=batch_size, max_length=max_length, num_test=num_test)
-        check_counts("eval.copy.", 0, feed_forward_width=feed_forward_width, conv_size=conv_size)
+        check_counts("eval.copy", **counts, batch_size=batch_size, max_length=max_length, num_test=num_test)
+        check_counts("eval.copy", 0, feed_forward_width=feed_forward_width, conv_size=conv_size)
         if max_length > NUM_SELECTION:
             raise UserError(f"eval.copy.max_length={max_length}: must be at most {NUM_SELECTION}")
-        check_different_counts("eval.copy.test_lengths", test_lengths)
-        check_training("eval.copy.", learning_rates, precision)
+        check_value("eval.copy.test_lengths", test_lengths, kind=list[int], distinct=True, minimum=1)
+        check_training("eval.copy", learning_rates, precision)
         self.learning_rates, self.precision = [float(rate) for rate in learning_rates], precision
         shape = {"dim": width, "num_layers": num_layers, "head_width": head_width}
         self._task = CopyTask(
@@ -223,7 +218,7 @@ class Copy(Probe):
                 name="copy",
                 **shape,
                 feed_forward_width=feed_forward_width,
-                initial_deviation=probe_deviation("eval.copy.", initial_deviation, width),
+                initial_deviation=probe_deviation("eval.copy", initial_deviation, width),
             ),
             vocabulary_size=BLANK + 1 if selective else BLANK,
             num_steps=num_steps,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnbench.data.batches import Batches
 from attnbench.evals.base import Subject, SystemEvaluation
-from attnbench.evals.lib.rows import check_counts, without_numbers
+from attnbench.evals.lib.rows import without_numbers
 from attnbench.evals.lib.step_cost import Repetition, lacks_text, settle
 from attnbench.machine.cuda_graph import CapturedCall
 from attnbench.machine.device import computing
@@ -21,6 +21,7 @@ from attnbench.model.language_model import LanguageModel
 from attnbench.model.sampling import decoder, read
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
+from attnbench.settings.check import check_counts
 
 PREFILL, DECODE, STATE = "prefill_tokens_per_second", "decode_tokens_per_second", "state_bytes"
 

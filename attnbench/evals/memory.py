@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from attnbench.evals.base import Subject, SystemEvaluation
-from attnbench.evals.lib.rows import check_counts, doublings
+from attnbench.evals.lib.rows import doublings
 from attnbench.machine.capped_child import CappedChild
 from attnbench.machine.device import computing, start_afresh
 from attnbench.machine.memory import reset_resident_peak, resident_peak_mib, return_freed_memory
@@ -17,6 +17,7 @@ from attnbench.mixers.base import state_bytes
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
+from attnbench.settings.check import check_counts
 from attnbench.settings.errors import UserError
 from attnbench.training.loop import Batch, loss_and_gradients
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnbench.evals.base import NUM_SELECTION, Probe, Task
-from attnbench.evals.lib.options import check_choice, check_counts, check_training, mixer_wishes, probe_deviation
+from attnbench.evals.lib.options import check_training, mixer_wishes, probe_deviation
 from attnbench.evals.lib.recall_sizes import PRESETS, Sizes, check_sizes
 from attnbench.evals.lib.scoring import accuracy, correct_labels, mean_accuracy
 from attnbench.evals.lib.task_data import (
@@ -24,6 +24,7 @@ from attnbench.evals.lib.task_data import (
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
+from attnbench.settings.check import check_counts, check_value
 from attnbench.settings.schema import ModelSettings
 from attnbench.training.loop import Batch
 
@@ -215,15 +216,15 @@ class Recall(Probe):
         learning_rates: list,
         precision: str,
     ) -> None:
-        check_choice("eval.recall.preset", preset, tuple(PRESETS))
+        check_value("eval.recall.preset", preset, choices=tuple(PRESETS))
         given = {"cells": cells, "widths": widths, "vocabulary_size": vocabulary_size, "num_train": num_train}
         given |= {"num_test": num_test, "num_steps": num_steps, "filler": filler}
         given |= {"batch_size": batch_size, "long_batch_size": batch_size}
         sizes = replace(PRESETS[preset], **{name: value for name, value in given.items() if value is not None})
         check_sizes(sizes)
-        check_counts("eval.recall.", num_layers=num_layers)
-        check_counts("eval.recall.", 0, conv_size=conv_size)
-        check_training("eval.recall.", learning_rates, precision)
+        check_counts("eval.recall", num_layers=num_layers)
+        check_counts("eval.recall", 0, conv_size=conv_size)
+        check_training("eval.recall", learning_rates, precision)
         self.learning_rates, self.precision = [float(rate) for rate in learning_rates], precision
         self.reuse_rate = reuse_rate
         self._tasks = [
@@ -264,7 +265,7 @@ def _task(
             num_layers=num_layers,
             head_width=width,
             feed_forward_width=0,
-            initial_deviation=probe_deviation("eval.recall.", deviation, width),
+            initial_deviation=probe_deviation("eval.recall", deviation, width),
         ),
         vocabulary_size=sizes.vocabulary_size,
         num_steps=sizes.num_steps,

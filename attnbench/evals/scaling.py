@@ -10,16 +10,16 @@ import torch
 
 from attnbench.data.batches import Batches, evaluation_batches
 from attnbench.evals.base import Subject, SystemEvaluation
-from attnbench.evals.lib.rows import check_counts, without_numbers
+from attnbench.evals.lib.rows import without_numbers
 from attnbench.evals.lib.step_cost import Repetition, lacks_text, measure_step, settle
 from attnbench.machine.device import start_afresh
 from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.model.loss import split_nats
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
+from attnbench.settings.check import check, check_counts, check_options
 from attnbench.settings.errors import UserError
-from attnbench.settings.registry import check_options
-from attnbench.settings.schema import ModelSettings, check
+from attnbench.settings.schema import ModelSettings
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.loop import Batch, train
 

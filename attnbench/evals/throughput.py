@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from attnbench.evals.base import Subject, SystemEvaluation
-from attnbench.evals.lib.rows import check_counts, doublings, without_numbers
+from attnbench.evals.lib.rows import doublings, without_numbers
 from attnbench.evals.lib.step_cost import Repetition, StepCost, lacks_text, measure_step, settle
 from attnbench.machine.timing import OutOfMemory, matrix_product_ceiling
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
+from attnbench.settings.check import check_counts
 from attnbench.settings.errors import UserError
 
 UNITS = {

@@ -22,10 +22,9 @@ from typing import Any, Generic, TypeVar
 
 from attnbench.machine.signals import SIGNALS
 from attnbench.machine.streams import lasting_streams
-from attnbench.settings.documents import unlinked_log
 from attnbench.settings.errors import Interrupted, UserError
-from attnbench.settings.escaping import OneLine
 from attnbench.settings.registry import TRUSTED, trust
+from attnbench.settings.text import OneLine, unlinked_log
 
 logger = logging.getLogger(__name__)
 

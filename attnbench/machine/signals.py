@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from attnbench.machine.streams import lasting_streams
-from attnbench.settings.errors import Interrupted, UserError, mendable
-from attnbench.settings.escaping import printable
+from attnbench.settings.errors import Interrupted, UserError, mendable, printable
 
 Value = TypeVar("Value")
 

@@ -206,9 +206,16 @@ def _changed(settings: MixerSettings, change: dict[str, Any]) -> MixerSettings:
 
 def _memory_bytes(settings: MixerSettings, model: ModelSettings, layer: int) -> int:
     """Bytes of what match=state counts in one layer; memories are float32 whatever the model computes in."""
-    given = {"dim": model.dim, "head_width": model.head_width, "layer": layer, "num_layers": model.num_layers}
     with torch.device("meta"):
-        mixer = build(settings.target, settings.options, Mixer, **given)
+        mixer = build(
+            settings.target,
+            settings.options,
+            Mixer,
+            dim=model.dim,
+            head_width=model.head_width,
+            layer=layer,
+            num_layers=model.num_layers,
+        )
         state: State = mixer.init_state(1, 1, torch.float32)
     return state_bytes(getattr(state, name) for name in mixer.state_memory)
 

@@ -15,7 +15,7 @@ import vl_convert
 
 from attnbench.report import words
 from attnbench.report.plots import Plot, chance_text, describe, missing_text, share
-from attnbench.settings.escaping import printable
+from attnbench.settings.errors import printable
 from attnbench.verdict.seeds import Figure
 
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])

@@ -7,10 +7,10 @@ from typing import Any
 
 from attnbench.machine.device import environment_id
 from attnbench.results.rows import ALL_SEEDS, DEVICE, ResultRow, is_complete, read_csv, read_results
-from attnbench.settings.documents import read_object
+from attnbench.settings.check import check_options
 from attnbench.settings.errors import UserError
-from attnbench.settings.registry import check_options
-from attnbench.settings.schema import MOST_PAIRED, MOST_VARIANTS
+from attnbench.settings.schema import MAX_PAIRED, MAX_VARIANTS
+from attnbench.settings.text import read_object
 from attnbench.verdict.seeds import told_apart
 from attnbench.verdict.summary import evaluation_class
 
@@ -137,7 +137,7 @@ def _protocol(record: dict[str, Any] | None, rows: Sequence[ResultRow], folder: 
         "plan": folder.name,
         "command": "",
         "variants": variants,
-        "rank": mixers if len(mixers) <= MOST_PAIRED else [],
+        "rank": mixers if len(mixers) <= MAX_PAIRED else [],
         "reference": None,
         "files": None,
     }
@@ -157,8 +157,8 @@ def _protocol(record: dict[str, Any] | None, rows: Sequence[ResultRow], folder: 
     grid = {rate for choice in protocol.rates for rate in choice.grid}
     # Each is a line in every plot, or a column of a table.
     for what, number in (("variants", len(known)), ("learning rates", len(grid))):
-        if number > MOST_VARIANTS:
-            raise UserError(f"{folder}: has {number} {what}, and a report shows at most {MOST_VARIANTS}")
+        if number > MAX_VARIANTS:
+            raise UserError(f"{folder}: has {number} {what}, and a report shows at most {MAX_VARIANTS}")
     return Protocol(**{**{name: getattr(protocol, name) for name in names}, "variants": known})
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench.settings.escaping import printable
+from attnbench.settings.errors import printable
 
 VOID = ("meta", "br", "wbr")
 

@@ -13,8 +13,8 @@ from attnbench.report.markup import Markup, element, embedded_json, join
 from attnbench.report.sections import Chapter, anchor, chapters, evaluation_section, summary_section
 from attnbench.results.files import replace_file
 from attnbench.results.rows import TRAINING, write_csv
-from attnbench.settings.documents import unlinked
-from attnbench.settings.escaping import printable
+from attnbench.settings.errors import printable
+from attnbench.settings.text import unlinked
 from attnbench.verdict.ranking import families
 from attnbench.verdict.seeds import Figure, figures, to_rows
 from attnbench.verdict.summary import summary

@@ -16,7 +16,7 @@ from attnbench.results.tables import (
     print_table,
     read_folders,
 )
-from attnbench.settings.escaping import printable
+from attnbench.settings.errors import printable
 from attnbench.verdict.ranking import families
 from attnbench.verdict.seeds import figures, same_models, told_apart
 from attnbench.verdict.statistics import MIN_SEEDS

@@ -10,8 +10,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from attnbench.settings.documents import MOST_JSON_BYTES, name_beside, open_regular, parse_json, read_bounded_bytes
 from attnbench.settings.errors import UserError
+from attnbench.settings.text import MAX_JSON_BYTES, name_beside, open_regular, parse_json, read_bounded_bytes
 
 HOLE = b"\0" * 8
 """At least, where a machine died before it had written; a bit that flips makes one NUL byte."""
@@ -52,7 +52,7 @@ def read_json_lines(path: Path) -> JsonLines:
         UserError: the file cannot be read, is longer than any of ours, or a line that is not torn is no JSON object.
     """
     try:
-        content = read_bounded_bytes(path, MOST_JSON_BYTES)
+        content = read_bounded_bytes(path, MAX_JSON_BYTES)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     if content.count(b"\n") > MOST_LINES:

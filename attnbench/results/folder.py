@@ -18,9 +18,8 @@ from attnbench.machine.device import environment, environment_id
 from attnbench.machine.locks import folder_lock
 from attnbench.machine.signals import interruptible
 from attnbench.results.files import half_replaced, replace_file
-from attnbench.settings.documents import MOST_JSON_BYTES, parse_json, read_bounded, unlinked_log
 from attnbench.settings.errors import UserError
-from attnbench.settings.escaping import OneLine
+from attnbench.settings.text import MAX_JSON_BYTES, OneLine, parse_json, read_bounded, unlinked_log
 
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout or, where the package is installed without it, the folder that packages lie in."""
@@ -129,7 +128,7 @@ def first_environment(folder: Path) -> dict[str, Any]:
     """
     path = folder / "environment.json"
     try:
-        stamp = parse_json(read_bounded(path, MOST_JSON_BYTES))
+        stamp = parse_json(read_bounded(path, MAX_JSON_BYTES))
         if not isinstance(stamp, dict) or not {"device", "commit", "dirty"} <= stamp.keys():
             raise ValueError("no environment")
     except (OSError, ValueError) as error:
@@ -146,7 +145,7 @@ def stamp_environment(folder: Path, device: torch.device) -> dict[str, Any]:
     """
     stamp = environment(device, ROOT)
     text, first = json.dumps(stamp, indent=2) + "\n", folder / "environment.json"
-    is_first = not first.exists() or read_bounded(first, MOST_JSON_BYTES) == text
+    is_first = not first.exists() or read_bounded(first, MAX_JSON_BYTES) == text
     path = first if is_first else folder / f"environment-{environment_id(stamp)}.json"
     replace_file(path, text)
     return stamp

@@ -7,7 +7,8 @@ from typing import Any
 from attnbench.results.files import replace_file
 from attnbench.results.rows import ResultRow, write_csv, write_environments
 from attnbench.results.tables import Table, to_markdown
-from attnbench.settings.escaping import markdown_text, printable
+from attnbench.settings.errors import printable
+from attnbench.settings.text import markdown_text
 
 
 def write_page(

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.results.files import JsonLines, read_json_lines, replace_file, sync, to_line
-from attnbench.settings.documents import MOST_JSON_BYTES, parse_json, read_bounded, unlinked, whole_number
-from attnbench.settings.errors import UserError
-from attnbench.settings.escaping import printable
-from attnbench.settings.registry import check_options
+from attnbench.settings.check import check_options
+from attnbench.settings.errors import UserError, printable
 from attnbench.settings.schema import SELECTION_SEED as SELECTION_SEED
+from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded, unlinked, whole_number
 
 SCHEMA = 1
 """Number of the row format; a file with another one is refused."""
@@ -357,7 +356,7 @@ def read_csv(path: Path) -> list[ResultRow]:
         UserError: the file cannot be read, or the line of what is no result row.
     """
     try:
-        lines = list(csv.DictReader(io.StringIO(read_bounded(path, MOST_JSON_BYTES), newline="")))
+        lines = list(csv.DictReader(io.StringIO(read_bounded(path, MAX_JSON_BYTES), newline="")))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: cannot be read as CSV ({error})") from error
     rows = []

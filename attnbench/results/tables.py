@@ -16,9 +16,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from attnbench.results.rows import Identity, ResultRow, is_complete, read_results, same_corpus
-from attnbench.settings.documents import MOST_JSON_BYTES, read_bounded
-from attnbench.settings.errors import UserError
-from attnbench.settings.escaping import markdown_text, printable
+from attnbench.settings.errors import UserError, printable
+from attnbench.settings.text import MAX_JSON_BYTES, markdown_text, read_bounded
 
 LABELS = {"variant": "variant", "backend": "backend", "parameters": "params"}
 """Columns that every table of rows has, and their headers."""
@@ -213,7 +212,7 @@ def _cells_of(folder: Path) -> list[Path]:
     if not path.exists():
         return []
     try:
-        lines = [Path(line) for line in read_bounded(path, MOST_JSON_BYTES).splitlines()]
+        lines = [Path(line) for line in read_bounded(path, MAX_JSON_BYTES).splitlines()]
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
     for line in lines:

@@ -1,28 +1,33 @@
-"""The one exception that is shown to the user without a traceback, and what of others is the user's to mend."""
+"""The exception that a user sees without a traceback, and the line for others that the user can mend."""
 
 import difflib
 from collections.abc import Iterable
 
-from attnbench.settings.escaping import printable
+MAX_CHARACTERS = 2000
+"""Longest message; a longer one loses its middle, which is a value that somebody gave."""
 
-MOST_CHARACTERS = 2000
-"""Of a message; a longer one has lost its middle, which is a value that somebody gave."""
+
+def printable(text: str) -> str:
+    """Escape characters that a terminal would obey (escape sequences, line ends, direction marks)."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 class UserError(Exception):
-    """What the user can mend: one line that names the thing, says what is wrong with it and what to do.
+    """An error that the user can mend: one line that names the thing, says what is wrong with it and what to do.
 
     Its text is printable whatever values it names: a terminal obeys nothing in it.
     """
 
     def __str__(self) -> str:
         text = printable(super().__str__())
-        half = MOST_CHARACTERS // 2 - 2
-        return text if len(text) <= MOST_CHARACTERS else f"{text[:half]}...{text[-half:]}"
+        half = MAX_CHARACTERS // 2 - 2
+        return text if len(text) <= MAX_CHARACTERS else f"{text[:half]}...{text[-half:]}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """ " (did you mean NAME?)", to stand behind a name that is not known; empty where none that is known is near."""
+    """Return " (did you mean NAME?)" for an unknown name that is near a known one, otherwise nothing."""
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
     return f" (did you mean {nearest[0]}?)" if nearest else ""
 
@@ -35,12 +40,12 @@ OUT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "[CUDA]: out of memory",
 )
-"""Words of a RuntimeError where memory ran out: torch's allocator on a CPU, C++, and, past torch's allocator on CUDA,
-the driver, cuBLAS and Triton."""
+"""Words of a RuntimeError for want of memory: of torch's allocator on a CPU, of C++, and, past torch's allocator on
+CUDA, of the driver, cuBLAS and Triton."""
 
 
 def mendable(error: BaseException) -> str | None:
-    """One line on what the user can mend: a setting, a disk, too little memory. None where it is a fault of ours."""
+    """One line for an error that the user can mend: a setting, a disk, too little memory. None for a fault of ours."""
     if isinstance(error, UserError):
         return str(error)
     reason = memory_reason(error)
@@ -53,13 +58,15 @@ def mendable(error: BaseException) -> str | None:
 
 
 def memory_reason(error: BaseException) -> str | None:
-    """The line that says that memory ran out, of the exception or of the one that the compiler wrapped in it, or None.
-    Two sentences: that it did, and what was asked for. Torch's others are advice."""
+    """Line of an exception, or of the one that the compiler wrapped in it, that says that memory ran out, or None.
+
+    Two sentences: that it did, and how much was asked for. Torch's others are advice.
+    """
     inner = getattr(error, "inner_exception", None)
     if isinstance(inner, BaseException):
         return memory_reason(inner)
     lines = str(error).strip().splitlines() or ["out of memory"]
-    # Torch's own by its name: whoever reads settings does without torch.
+    # Torch's by its name: what reads settings does without torch.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return _brief(lines[0])
     if not isinstance(error, RuntimeError):
@@ -73,7 +80,7 @@ def _brief(line: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The exception's kind and the first line of what it says."""
+    """Kind of an exception and the first line of its message."""
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 

@@ -5,13 +5,9 @@ The yaml files of conf/ hold the values; these classes hold the names, the types
 `EvaluationSettings` carry such a yaml.
 """
 
-import math
-import re
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
-
-from attnbench.settings.errors import UserError
 
 CONF = (Path(__file__).parents[1] / "conf").resolve()
 """The yamls: a link to conf/ in a checkout, a folder of the package where that is installed."""
@@ -19,30 +15,19 @@ CONF = (Path(__file__).parents[1] / "conf").resolve()
 SELECTION_SEED = 1_000_000
 """The seed that learning rates are chosen on. It is never scored, so rows of it stand in no table."""
 
-MOST_NAME_CHARACTERS = 80
-
-MOST_STEPS = 10**8 - 1
+MAX_STEPS = 10**8 - 1
 """Longest training: the names of its checkpoints have eight digits."""
 
-MOST_VARIANTS = 256
+MAX_VARIANTS = 256
 """Most variants of a plan, and learning rates of one."""
 
-MOST_PAIRED = 6
+MAX_PAIRED = 6
 """Variants of which every pair is compared; with more, each is compared with a reference alone."""
 
 
-def setting(
-    default: Any = MISSING,
-    *,
-    choices: tuple[Any, ...] | None = None,
-    minimum: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    maximum: float | None = None,
-) -> Any:
-    """A dataclass field with the values that `check` lets through: one of `choices`, or a bounded number."""
-    allowed = {"choices": choices, "minimum": minimum, "above": above, "below": below, "maximum": maximum}
-    return field(default=default, metadata={name: bound for name, bound in allowed.items() if bound is not None})
+def setting(default: Any = MISSING, **allowed: Any) -> Any:
+    """Dataclass field with the values that are allowed, as `check_value` has them: minimum=1, or choices=(...)."""
+    return field(default=default, metadata=allowed)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,7 +80,7 @@ class TrainSettings:
     """How long, and how."""
 
     num_epochs: int | None = setting(None, minimum=1)
-    num_steps: int | None = setting(None, minimum=1, maximum=MOST_STEPS)
+    num_steps: int | None = setting(None, minimum=1, maximum=MAX_STEPS)
     """Exactly one of the two is given."""
     batch_size: int = setting(128, minimum=1)
     """Sequences per optimizer step."""
@@ -188,20 +173,20 @@ class PlanSettings:
 
     name: str
     """The name of the yaml, and of the folder under outputs/."""
-    overrides: list
-    """What every variant's command line begins with, as train.py takes it."""
-    variants: dict
+    overrides: list[str]
+    """Beginning of every variant's command line, as train.py takes it."""
+    variants: dict[str, list[str]] = field(metadata={"distinct": True, "most": MAX_VARIANTS})
     """Name to the rest of its command line: {softmax_conv: [attn=softmax, attn.conv_size=4]}."""
-    evaluations: list
+    evaluations: list[str] = field(metadata={"distinct": True})
     """Names of conf/eval, in the order in which they are run."""
-    only: list | None = None
+    only: list[str] | None = None
     """Some of `evaluations`, where the others are not wanted now."""
-    seeds: list
-    """Of language models."""
-    probe_seeds: list
-    learning_rates: list
-    """Of language models, the grid; one value is no search. A probe's stands in its own yaml."""
-    rank: list | None = None
+    seeds: list[int] = field(metadata={"distinct": True, "minimum": 0, "below": SELECTION_SEED})
+    """Seeds of language models."""
+    probe_seeds: list[int] = field(metadata={"distinct": True, "minimum": 0, "below": SELECTION_SEED})
+    learning_rates: list[float] = field(metadata={"distinct": True, "most": MAX_VARIANTS, "above": 0})
+    """Grid of language models; one value is no search. A probe's grid stands in the probe's yaml."""
+    rank: list[str] | None = None
     """The variants that are compared pair by pair; null: all."""
     reference: str | None = None
     """With more than 6 of them: the one that each is compared with."""
@@ -277,145 +262,3 @@ class GenerationSettings:
     backend: str | None
     """null: what the run was given."""
     device: str
-
-
-def check(settings: Any, prefix: str = "") -> None:
-    """Raises UserError for the first value outside what its field allows, naming setting, value and what is allowed."""
-    for entry in fields(settings):
-        value, name = getattr(settings, entry.name), prefix + entry.name
-        if is_dataclass(value):
-            check(value, name + ".")
-        elif value is not None:
-            _check_value(name, value, dict(entry.metadata))
-
-
-def check_name(setting_name: str, name: str) -> None:
-    """Raises UserError for a name that cannot be part of a folder's: folders are called after what they hold."""
-    if not re.fullmatch(r"[\w.+-]*\w[\w.+-]*", name) or len(name) > MOST_NAME_CHARACTERS:
-        raise UserError(
-            f"{setting_name}={name}: must be letters, digits and _ . + -, at most {MOST_NAME_CHARACTERS}; folders are "
-            "called so"
-        )
-
-
-def check_names(settings: RunSettings) -> None:
-    """Raises UserError for names that would lead a run's files somewhere else."""
-    check_name("experiment", settings.experiment)
-    check_name("attn", settings.mixer.name)
-    check_name("model.name", settings.model.name)
-    for evaluation in settings.evaluations:
-        check_name("eval", evaluation.name)
-
-
-def check_run(settings: RunSettings) -> None:
-    """Raises UserError for settings that are each allowed but impossible together."""
-    check_names(settings)
-    train, data = settings.train, settings.data
-    if (train.num_epochs is None) == (train.num_steps is None):
-        raise UserError(
-            f"train.num_epochs={train.num_epochs} and train.num_steps={train.num_steps}: set one, the other null"
-        )
-    if train.micro_batch_size is not None and train.batch_size % train.micro_batch_size:
-        raise UserError(
-            f"train.micro_batch_size={train.micro_batch_size}: must divide train.batch_size={train.batch_size}"
-        )
-    if settings.seed == SELECTION_SEED:
-        raise UserError(f"seed={SELECTION_SEED}: is the one that learning rates are searched with, and never scored")
-    if not settings.outputs_dir:
-        raise UserError("outputs_dir=: must name a folder; outputs is the usual one")
-    is_hub = "/" in data.name
-    if data.name not in CORPORA and not is_hub:
-        raise UserError(
-            f"data.name={data.name}: must be one of {', '.join(CORPORA)}, or, with data=hub, OWNER/NAME of a data set "
-            "on the Hugging Face Hub"
-        )
-    if is_hub and data.path is not None:
-        raise UserError(f"data.path={data.path}: data=hub reads data.name={data.name}; leave it out, or use data=text")
-    for name, usual in (("config", None), ("column", "text")):
-        if not is_hub and getattr(data, name) != usual:
-            raise UserError(f"data.{name}={getattr(data, name)}: data.name={data.name} has none; only data=hub has")
-    if data.name == "text" and data.path is None:
-        raise UserError("data.path=null: data=text needs a .txt or parquet file, or a folder of them")
-    if data.validation_fraction + data.test_fraction > 0.9:
-        raise UserError(
-            f"data.validation_fraction={data.validation_fraction} and data.test_fraction={data.test_fraction}: "
-            "together at most 0.9, so that something is left to train on"
-        )
-
-
-GIVEN_BY_PLANS = {
-    "train.learning_rate": "its rates from plan.learning_rates",
-    "seed": "its seeds from plan.seeds and plan.probe_seeds",
-    "eval": "what it measures from plan.evaluations",
-    "device": "device= beside plan=",
-    "outputs_dir": "outputs_dir= beside plan=",
-    "rerun": "rerun= beside plan=",
-    "logger": "logger= beside plan=",
-}
-"""Settings of a training that a plan's words may not name, and where a comparison has them from."""
-
-
-def setting_of(word: str) -> str:
-    """The name in a word of a command line, `+GROUP.NAME=VALUE`."""
-    return word.lstrip("+~").partition("=")[0]
-
-
-def check_plan(plan: PlanSettings) -> None:
-    """Raises UserError for a plan that compares nothing, or names what it does not have."""
-    check_name("plan.name", plan.name)
-    for name in ("variants", "evaluations", "seeds", "probe_seeds", "learning_rates"):
-        values = getattr(plan, name)
-        if not values:
-            raise UserError(f"plan.{name}={values}: must name at least one")
-        if len(set(values)) < len(values):
-            raise UserError(f"plan.{name}={values}: names something twice")
-        if name in ("variants", "learning_rates") and len(values) > MOST_VARIANTS:
-            raise UserError(f"plan.{name}: names {len(values)}, and a plan may have {MOST_VARIANTS}")
-    for name in ("seeds", "probe_seeds"):
-        for seed in getattr(plan, name):
-            if type(seed) is not int or not 0 <= seed < SELECTION_SEED:
-                raise UserError(
-                    f"plan.{name}={getattr(plan, name)}: must be whole numbers from 0 below {SELECTION_SEED}"
-                )
-    for rate in plan.learning_rates:
-        if type(rate) not in (int, float) or not 0 < rate < math.inf:
-            raise UserError(f"plan.learning_rates={plan.learning_rates}: must be positive numbers")
-    for variant, words in plan.variants.items():
-        check_name("plan.variants", str(variant))
-        if not isinstance(words, list) or not any(str(word).startswith("attn=") for word in words):
-            raise UserError(f"plan.variants.{variant}={words}: must be a list of overrides with attn=NAME among them")
-    for where, words in (("plan.overrides", plan.overrides), *plan.variants.items()):
-        for word in words:
-            if not isinstance(word, str):
-                raise UserError(f"{where}: {word} must be a text, as on train.py's command line")
-            name = setting_of(word)
-            if name in GIVEN_BY_PLANS:
-                raise UserError(f"{where}: {word} would count for nothing; a comparison takes {GIVEN_BY_PLANS[name]}")
-    for name, allowed, chosen in (
-        ("only", plan.evaluations, plan.only or []),
-        ("rank", list(plan.variants), plan.rank or []),
-        ("reference", list(plan.variants), [plan.reference] if plan.reference else []),
-    ):
-        for value in chosen:
-            if value not in allowed:
-                raise UserError(f"plan.{name}: {value} is none of {', '.join(map(str, allowed))}")
-    if len(plan.rank or plan.variants) > MOST_PAIRED and plan.reference is None:
-        raise UserError(
-            f"plan.reference=null: with more than {MOST_PAIRED} variants under plan.rank name the one to compare with"
-        )
-
-
-def _check_value(name: str, value: Any, allowed: dict[str, Any]) -> None:
-    if "choices" in allowed and value not in allowed["choices"]:
-        raise UserError(f"{name}={value}: must be one of {', '.join(map(str, allowed['choices']))}")
-    # Written as "not inside" so that NaN is refused too.
-    if "minimum" in allowed and not value >= allowed["minimum"]:
-        raise UserError(f"{name}={value}: must be at least {allowed['minimum']}")
-    if "above" in allowed and not value > allowed["above"]:
-        raise UserError(f"{name}={value}: must be above {allowed['above']}")
-    if "below" in allowed and not value < allowed["below"]:
-        raise UserError(f"{name}={value}: must be below {allowed['below']}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{name}={value}: must be finite")
-    if "maximum" in allowed and not value <= allowed["maximum"]:
-        raise UserError(f"{name}={value}: must be at most {allowed['maximum']}")

@@ -30,10 +30,10 @@ from torch import Tensor
 from attnbench.machine.memory import check_free
 from attnbench.model.language_model import LanguageModel, build_meta, num_bytes
 from attnbench.results.files import sync
-from attnbench.settings.documents import MOST_JSON_BYTES, open_regular, parse_json, read_bounded
+from attnbench.settings.check import check, check_options
 from attnbench.settings.errors import UserError
-from attnbench.settings.registry import check_options
-from attnbench.settings.schema import MixerSettings, ModelSettings, check, setting
+from attnbench.settings.schema import MixerSettings, ModelSettings, setting
+from attnbench.settings.text import MAX_JSON_BYTES, open_regular, parse_json, read_bounded
 
 FORMAT = 1
 KEPT = 2
@@ -371,7 +371,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 def _read_state(path: Path) -> dict[str, Any]:
     """The content of state.json, its format and its own checksum as they should be."""
     try:
-        content = parse_json(read_bounded(path, MOST_JSON_BYTES))
+        content = parse_json(read_bounded(path, MAX_JSON_BYTES))
         version, checksums = content["format"], dict(content["sha256"])
     except FileNotFoundError:
         raise UserError(f"{path}: missing, so {path.parent} is no complete checkpoint") from None
@@ -405,7 +405,7 @@ def _own_sha256(content: dict[str, Any]) -> str:
 def _record(path: Path) -> ModelRecord:
     """The record in a checkpoint, its names, types and numbers checked like a configuration's."""
     try:
-        content = parse_json(read_bounded(path, MOST_JSON_BYTES))
+        content = parse_json(read_bounded(path, MAX_JSON_BYTES))
         mixers = content.pop("mixers")
         model = content.pop("model")
         for entry in mixers:

@@ -15,16 +15,16 @@ from attnbench.model.matching import Matched, match_model
 from attnbench.results.folder import data_root
 from attnbench.results.identity import TRAINED, code_of, config_hash
 from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS
-from attnbench.settings.documents import MOST_YAML_BYTES, parse_yaml, read_bounded
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import (
-    MOST_STEPS,
+    MAX_STEPS,
     EvaluationSettings,
     MixerSettings,
     ModelSettings,
     RunSettings,
     TrainSettings,
 )
+from attnbench.settings.text import MAX_YAML_BYTES, parse_yaml, read_bounded
 from attnbench.training.checkpoint import ModelRecord, best_folder, is_final, load_model
 
 NOT_HASHED = ("log_interval_steps", "checkpoint_interval_seconds", "num_epochs", "num_steps", "precision", "compile")
@@ -149,9 +149,9 @@ def prepare(settings: RunSettings) -> Run:
     num_blocks = (len(corpus.tokens["train"]) - 1) // settings.seq_len
     steps_per_epoch = max(1, num_blocks // settings.train.batch_size)
     num_steps = settings.train.num_steps or steps_per_epoch * (settings.train.num_epochs or 1)
-    if num_steps > MOST_STEPS:
+    if num_steps > MAX_STEPS:
         raise UserError(
-            f"train.num_epochs={settings.train.num_epochs}: {num_steps} steps, at most {MOST_STEPS} are made"
+            f"train.num_epochs={settings.train.num_epochs}: {num_steps} steps, at most {MAX_STEPS} are made"
         )
     prepared = Run(
         settings=settings,
@@ -188,7 +188,7 @@ def reopen(folder: Path, settings: RunSettings) -> Run:
     if not is_final(folder / "checkpoint"):
         raise UserError(f"run={folder}: has no finished training; the train.py command that made it goes on with it")
     try:
-        resolved = parse_yaml(read_bounded(folder / "config.yaml", MOST_YAML_BYTES))["resolved"]
+        resolved = parse_yaml(read_bounded(folder / "config.yaml", MAX_YAML_BYTES))["resolved"]
         hashed, corpus = resolved["config_hash"], resolved["corpus"]
         for name, kind in TYPES_OF_RESOLVED.items():
             if not isinstance(resolved[name], kind):

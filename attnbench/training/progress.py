@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
-from attnbench.settings.escaping import printable
+from attnbench.settings.errors import printable
 
 WINDOW_SECONDS = 10.0
 """Tokens per second and the time left are taken over the last steps within this time."""

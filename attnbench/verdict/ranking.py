@@ -6,7 +6,7 @@ from typing import Any
 
 from attnbench.results.rows import TEST_OF_BEST
 from attnbench.settings.errors import UserError
-from attnbench.settings.schema import MOST_PAIRED
+from attnbench.settings.schema import MAX_PAIRED
 from attnbench.verdict.seeds import Figure, place_of
 from attnbench.verdict.statistics import MIN_SEEDS, Comparison, best, compare_pairs
 
@@ -66,9 +66,9 @@ def families(summed: Sequence[Figure], *, rank: Sequence[str], reference: str | 
     """
     rank = list(dict.fromkeys(rank))
     rank_names = frozenset(rank)
-    if reference is None and len(rank) > MOST_PAIRED:
+    if reference is None and len(rank) > MAX_PAIRED:
         raise UserError(
-            f"rank={','.join(rank)}: has {len(rank)} variants, and more than {MOST_PAIRED} need a reference "
+            f"rank={','.join(rank)}: has {len(rank)} variants, and more than {MAX_PAIRED} need a reference "
             "to be compared with; name one of them as reference"
         )
     if reference is not None and reference not in rank:

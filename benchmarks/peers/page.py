@@ -9,9 +9,8 @@ from attnbench.report.plots import Plot, plots_of
 from attnbench.results.files import replace_file
 from attnbench.results.rows import ResultRow, write_csv, write_environments
 from attnbench.results.tables import format_number, read_folders
-from attnbench.settings.documents import read_object
-from attnbench.settings.errors import UserError
-from attnbench.settings.escaping import markdown_text, printable
+from attnbench.settings.errors import UserError, printable
+from attnbench.settings.text import markdown_text, read_object
 from attnbench.verdict.seeds import figures
 from benchmarks.peers.agreement import PATHS
 from benchmarks.peers.cases import CASES

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.results.files import replace_file
-from attnbench.settings.documents import unlinked
 from attnbench.settings.schema import RunSettings
+from attnbench.settings.text import unlinked
 from benchmarks.peers.cases import Case, Peer
 from benchmarks.peers.implementations import Job
 from benchmarks.peers.rows import OURS, Contestant, measurements_of, write_rows

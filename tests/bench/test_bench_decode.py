@@ -172,7 +172,7 @@ def test_models_have_no_float16():
 
 
 BAD = {
-    "bench.head_widths=[0]": ["bench.head_widths=[0]", "positive whole numbers"],
+    "bench.head_widths=[0]": ["bench.head_widths=[0]", "at least 1"],
     "bench.implementations=[flash_attn]": [
         "bench.implementations",
         "flash_attn is none of textbook",

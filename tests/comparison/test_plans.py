@@ -5,7 +5,8 @@ import yaml
 
 from attnbench.cli.compose import CONF, compose
 from attnbench.model.language_model import build_meta, resolve_mixer
-from attnbench.settings.schema import PlanSettings, check_plan
+from attnbench.settings.check import check_plan
+from attnbench.settings.schema import PlanSettings
 
 PLANS = sorted(path.stem for path in (CONF / "plan").glob("*.yaml"))
 

@@ -11,7 +11,8 @@ import torch
 import yaml
 from probe_settings import smoke_words
 
-from attnbench.cli.compose import compose, launch
+from attnbench.cli.compose import compose
+from attnbench.cli.launch import launch
 from attnbench.cli.reading import read_evaluation
 from attnbench.comparison import execute as run_model
 from attnbench.evals import perplexity

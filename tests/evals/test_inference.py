@@ -143,7 +143,7 @@ def test_a_prefill_that_does_not_fit_decodes_all_the_same(text, monkeypatch):
 
 BAD = {
     "+eval.inference.length=[16]": ["length", "lengths"],
-    "eval.inference.lengths=[16,0]": ["lengths=[16, 0]", "positive whole numbers"],
+    "eval.inference.lengths=[16,0]": ["lengths=[16, 0]", "at least 1"],
     "eval.inference.batch_sizes=3": ["batch_sizes=3", "a list"],
     "eval.inference.warmup=0": ["warmup=0", "positive"],
 }

@@ -445,7 +445,7 @@ NULLS = dict.fromkeys(
     ["cells", "widths", "vocabulary_size", "num_train", "num_test", "num_steps", "batch_size", "filler"]
 )
 REFUSED = {
-    "eval.copy.test_lengths=[5,0]": ["eval.copy.test_lengths=[5, 0]", "positive whole"],
+    "eval.copy.test_lengths=[5,0]": ["eval.copy.test_lengths=[5, 0]", "at least 1"],
     "eval.copy.test_lengths=[5,5]": ["eval.copy.test_lengths=[5, 5]", "twice"],
     "eval.copy.max_length=501": ["eval.copy.max_length=501", "at most 500"],
     "eval.copy.num_test=0": ["eval.copy.num_test=0", "at least 1"],

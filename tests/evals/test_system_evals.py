@@ -291,7 +291,7 @@ def test_the_sizes_are_those_of_conf_model():
 
 BAD = {
     "+eval.throughput.length=[16]": ["length", "lengths"],
-    "eval.throughput.lengths=[16,0]": ["lengths=[16, 0]", "positive whole numbers"],
+    "eval.throughput.lengths=[16,0]": ["lengths=[16, 0]", "at least 1"],
     "eval.throughput.batch_size=0": ["batch_size=0", "positive"],
     "eval.throughput.repeats=many": ["repeats=many", "an integer"],
     "eval.throughput.constant_tokens=1000": ["constant_tokens=1000", "multiple of 256"],

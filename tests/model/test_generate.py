@@ -17,15 +17,16 @@ from small import MIXERS, TINY_RUN, mixer_settings
 from test_inference import MODEL, VOCABULARY, prompt, small_model
 from torch import Tensor
 
-from attnbench.cli.compose import compose, launch
+from attnbench.cli.commands import encode_prompt, write_text
+from attnbench.cli.compose import compose
+from attnbench.cli.launch import launch
 from attnbench.cli.reading import read_generation
-from attnbench.cli.writing import encode_prompt, write_text
 from attnbench.comparison.execute import run
 from attnbench.machine.device import computing
 from attnbench.model.language_model import build_model, resolve_mixer
 from attnbench.model.sampling import Sampling, Writer, write_by_recomputation
 from attnbench.settings.errors import UserError
-from attnbench.settings.escaping import printable_text
+from attnbench.settings.text import printable_text
 
 TEXT = "the quick brown fox jumps over the lazy dog\n\x1b[2J"
 

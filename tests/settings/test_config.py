@@ -15,8 +15,9 @@ from omegaconf import OmegaConf
 from scripts_here import run_here
 from small import python_path
 
-from attnbench.cli.compose import CONF, SweepOutcomes, compose
+from attnbench.cli.compose import CONF, compose
 from attnbench.cli.help import read_comments
+from attnbench.cli.sweeps import SweepOutcomes
 from attnbench.model.language_model import build_meta
 from attnbench.model.matching import REFERENCE
 from attnbench.settings.errors import UserError
@@ -104,7 +105,7 @@ BAD_OF_OTHERS = {
     (BENCHMARK, "precision=tf32"): ["precision=tf32", "CUDA"],
     (BENCHMARK, "foo=1"): ["foo=1", "unknown setting", "precision"],
     (BENCHMARK, "bench.foo=1"): ["bench.foo=1", "unknown setting", "head_widths"],
-    (BENCHMARK, "bench.lengths=[0]"): ["bench.lengths=[0]", "positive whole numbers"],
+    (BENCHMARK, "bench.lengths=[0]"): ["bench.lengths=[0]", "at least 1"],
     (BENCHMARK, "bench.lengths=64"): ["bench.lengths=64", "a list"],
     (BENCHMARK, "bench.causal=maybe"): ["bench.causal=maybe", "true or false"],
     (BENCHMARK, "bench.implementations=[magic]"): ["bench.implementations", "magic", "textbook", "triton"],
@@ -135,11 +136,11 @@ BAD_OF_OTHERS = {
     (COMPARE, "plan.seeds=[]"): ["plan.seeds=[]", "at least one"],
     (COMPARE, "plan.seeds=3"): ["plan.seeds=3", "a list"],
     (COMPARE, "plan.probe_seeds=[0,0]"): ["plan.probe_seeds=[0, 0]", "twice"],
-    (COMPARE, "plan.probe_seeds=[1.5]"): ["plan.probe_seeds=[1.5]", "whole numbers"],
-    (COMPARE, "plan.learning_rates=[0]"): ["plan.learning_rates=[0]", "positive"],
+    (COMPARE, "plan.probe_seeds=[1.5]"): ["plan.probe_seeds=[1.5]", "an integer"],
+    (COMPARE, "plan.learning_rates=[0]"): ["plan.learning_rates=[0]", "above 0"],
     (COMPARE, "plan.num_workers=0"): ["plan.num_workers=0", "at least 1"],
     (COMPARE, "plan.overrides=3"): ["plan.overrides=3", "a list"],
-    (COMPARE, "plan.overrides=[3]"): ["plan.overrides: 3", "a text"],
+    (COMPARE, "plan.overrides=[3]"): ["plan.overrides=[3]", "a text"],
     (COMPARE, "plan.overrides=['foo=1']"): ["foo=1", "unknown setting", "seq_len"],
     (COMPARE, "plan.overrides=['eval.recall.preset=tiny']"): ["eval.recall.preset=tiny", "small", "zoology"],
     (COMPARE, "plan.overrides=['eval.inference.x=1']"): ["eval.inference.x=1", "plan.evaluations", "plan.only"],
@@ -418,7 +419,7 @@ def test_a_mixer_of_ones_own_comes_from_the_config_dir_and_only_from_there(
         assert code != 0
         return errors
 
-    assert "attn.nope=1: unknown setting of Mine" in train("--config-dir", str(my_conf), "+attn.nope=1")
+    assert "attn.nope=1: unknown setting; there is head_width" in train("--config-dir", str(my_conf), "+attn.nope=1")
     assert "attn=mine: unknown" in train()
 
 

@@ -23,7 +23,7 @@ import attnbench.training.loop
 from attnbench.machine.device import _assembler_version, computing, resolve_device, wake_compiler
 from attnbench.model.loss import cross_entropy
 from attnbench.settings.errors import UserError
-from attnbench.settings.schema import MOST_STEPS, LoggerSettings
+from attnbench.settings.schema import MAX_STEPS, LoggerSettings
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import DivergedError, Logging, Stopwatch
 from attnbench.training.loop import (
@@ -209,7 +209,7 @@ def test_the_rates_of_a_long_training_are_made_a_piece_at_a_time(monkeypatch):
             raise StopIteration
 
     with pytest.raises(StopIteration):
-        train(fresh_state(), batch_of, TRAIN, precision="float32", num_steps=MOST_STEPS, hooks=[end])
+        train(fresh_state(), batch_of, TRAIN, precision="float32", num_steps=MAX_STEPS, hooks=[end])
     torch.testing.assert_close(learning_rates(TRAIN, 12, range(5, 9)), learning_rates(TRAIN, 12)[5:9])
     whole, in_pieces = fresh_state(), fresh_state()
     for state, at_a_time in ((whole, 2**12), (in_pieces, 5)):

@@ -22,9 +22,9 @@ from scripts_here import run_here
 from small import TINY_RUN, fresh_state, python_path, record
 from sources import imports_of
 
+from attnbench.cli.commands import read_prompt
 from attnbench.cli.compose import compose
 from attnbench.cli.reading import stored_settings
-from attnbench.cli.writing import read_prompt
 from attnbench.comparison.transfer import import_cells
 from attnbench.data import texts as corpora
 from attnbench.data.texts import read_text
@@ -35,11 +35,18 @@ from attnbench.results.files import MOST_LINE_BYTES, MOST_LINES, replace_file
 from attnbench.results.folder import recording, write_config
 from attnbench.results.rows import ResultsWriter, read_csv, read_results
 from attnbench.results.tables import read_folders
-from attnbench.settings.documents import MOST_JSON_BYTES, MOST_YAML_BYTES, parse_json, parse_yaml, read_object
-from attnbench.settings.errors import UserError
-from attnbench.settings.escaping import OneLine, markdown_text, printable
+from attnbench.settings.errors import UserError, printable
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import GenerationSettings
+from attnbench.settings.text import (
+    MAX_JSON_BYTES,
+    MAX_YAML_BYTES,
+    OneLine,
+    markdown_text,
+    parse_json,
+    parse_yaml,
+    read_object,
+)
 from attnbench.training import checkpoint
 from attnbench.training.metrics import MetricsLog, read_metrics, stream_metrics
 
@@ -201,7 +208,7 @@ def test_json_is_bounded(text):
         parse_json(text)
 
 
-@pytest.mark.parametrize("content", [b" " * (MOST_JSON_BYTES + 1), b"{}\n" * (MOST_LINES + 1)])
+@pytest.mark.parametrize("content", [b" " * (MAX_JSON_BYTES + 1), b"{}\n" * (MOST_LINES + 1)])
 def test_a_file_of_json_lines_is_bounded_before_it_is_parsed(content, tmp_path):
     (tmp_path / "rows.jsonl").write_bytes(content)
     for read in (read_results, lambda path: import_cells(path, tmp_path / "outputs")):
@@ -216,7 +223,7 @@ def test_a_line_of_metrics_is_bounded_and_their_number_is_not(tmp_path, monkeypa
         log.write({"step": step, "loss": 1.5})
     log.close()
     # Of 64 MiB a run of our own has more than enough time to write: it is read a line at a time.
-    monkeypatch.setattr(jsonlines, "MOST_JSON_BYTES", 1000)
+    monkeypatch.setattr(jsonlines, "MAX_JSON_BYTES", 1000)
     monkeypatch.setattr(jsonlines, "MOST_LINES", 10)
     assert MetricsLog(path, 98).num_rows == 99
     assert [row["step"] for row in stream_metrics(path)] == list(range(99))
@@ -325,7 +332,7 @@ def test_a_record_of_a_hundred_thousand_is_refused(part, tmp_path, within_second
 
 
 def test_a_long_config_is_refused_before_it_is_parsed(tmp_path):
-    (tmp_path / "config.yaml").write_text("a: 1\n" * MOST_YAML_BYTES)
+    (tmp_path / "config.yaml").write_text("a: 1\n" * MAX_YAML_BYTES)
     with pytest.raises(UserError, match="longer than"):
         stored_settings(tmp_path)
 

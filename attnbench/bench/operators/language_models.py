@@ -7,8 +7,9 @@ from typing import Any
 from attnbench.bench.base import Conditions
 from attnbench.model.language_model import LanguageModel, build_model, resolve_mixer
 from attnbench.model.matching import Matched, match_model
+from attnbench.settings.check import check
 from attnbench.settings.errors import UserError
-from attnbench.settings.schema import MixerSettings, ModelSettings, check
+from attnbench.settings.schema import MixerSettings, ModelSettings
 
 
 def model_of(size: list[Any], setting: str, name: str = "bench") -> ModelSettings:

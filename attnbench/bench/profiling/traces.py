@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attnbench.settings.documents import unlinked
+from attnbench.settings.text import unlinked
 
 OPERATORS = "cpu_op"
 REGIONS = "user_annotation"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench.evals.lib.options import check_choice, check_counts, check_different_counts, is_count
+from attnbench.settings.check import check_counts, check_value
 from attnbench.settings.errors import UserError
 
 MAX_LENGTH = 2**15
@@ -53,11 +53,11 @@ were never trained to recall are at chance; zoology is the task of Arora et al. 
 
 
 def check_sizes(sizes: Sizes) -> None:
-    check_counts("eval.recall.", num_train=sizes.num_train, num_test=sizes.num_test, num_steps=sizes.num_steps)
-    check_counts("eval.recall.", batch_size=sizes.batch_size)
-    check_counts("eval.recall.", 4, vocabulary_size=sizes.vocabulary_size)
-    check_choice("eval.recall.filler", sizes.filler, ("blank", "random"))
-    check_different_counts("eval.recall.widths", sizes.widths)
+    check_counts("eval.recall", num_train=sizes.num_train, num_test=sizes.num_test, num_steps=sizes.num_steps)
+    check_counts("eval.recall", batch_size=sizes.batch_size)
+    check_counts("eval.recall", 4, vocabulary_size=sizes.vocabulary_size)
+    check_value("eval.recall.filler", sizes.filler, choices=("blank", "random"))
+    check_value("eval.recall.widths", sizes.widths, kind=list[int], distinct=True, minimum=1)
     if not sizes.cells:
         raise UserError("eval.recall.cells=[]: must name a cell, as [[256, 16]]; null takes the preset's")
     for cell in sizes.cells:
@@ -71,10 +71,12 @@ def check_sizes(sizes: Sizes) -> None:
 
 def _check_cell(cell: Any, vocabulary_size: int) -> None:
     name = f"eval.recall.cells: {cell}"
-    if not (isinstance(cell, list) and len(cell) == 2 and is_count(cell[0])):
+    if not (isinstance(cell, list) and len(cell) == 2):
         raise UserError(f"{name}: must be [length, pairs], both positive whole numbers")
     length, pairs = cell
-    check_different_counts(f"{name}: pairs", pairs if isinstance(pairs, list) else [pairs])
+    check_value(f"{name}: length", length, kind=int, minimum=1)
+    given = pairs if isinstance(pairs, list) else [pairs]
+    check_value(f"{name}: pairs", given, kind=list[int], distinct=True, minimum=1)
     most = max(pairs) if isinstance(pairs, list) else pairs
     if not 4 * most <= length <= MAX_LENGTH:
         raise UserError(f"{name}: {most} pairs and as many slots need a length of {4 * most} to {MAX_LENGTH}")

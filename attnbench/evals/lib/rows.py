@@ -1,4 +1,4 @@
-"""What the rows of several evaluations share: axes that double, options that count, and rows without a number."""
+"""What the rows of several evaluations share: axes that double, and rows without a number."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 from attnbench.evals.base import Evaluation
 from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.results.rows import Measurement
-from attnbench.settings.errors import UserError
 
 
 def doublings(first: int, last: int) -> list[int]:
@@ -50,12 +49,3 @@ def first_metric_without_number(evaluation: Evaluation, name: str, reason: str) 
 
 def _place(row: Measurement) -> str:
     return f"{row.metric} {sorted(row.settings.items())}"
-
-
-def check_counts(group: str, **counts: Any) -> None:
-    """Raises UserError for the first value that is no positive whole number, or no list of them."""
-    for name, value in counts.items():
-        items = value if isinstance(value, list) else [value]
-        if not all(type(item) is int and item > 0 for item in items):
-            what = "positive whole numbers" if isinstance(value, list) else "a positive whole number"
-            raise UserError(f"{group}.{name}={value}: must be {what}")

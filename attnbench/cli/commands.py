@@ -18,11 +18,11 @@ from attnbench.machine.locks import device_lock
 from attnbench.machine.streams import lose, raising
 from attnbench.model.language_model import LanguageModel, resolve_mixer
 from attnbench.model.sampling import Sampling, Writer, write_by_recomputation
-from attnbench.settings.documents import read_bounded
-from attnbench.settings.errors import UserError
-from attnbench.settings.escaping import printable, printable_text
+from attnbench.settings.check import check
+from attnbench.settings.errors import UserError, printable
 from attnbench.settings.registry import trust
-from attnbench.settings.schema import GenerationSettings, RunSettings, check
+from attnbench.settings.schema import GenerationSettings, RunSettings
+from attnbench.settings.text import printable_text, read_bounded
 from attnbench.training.checkpoint import ModelRecord, best_folder, is_final, load_model, load_record
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,8 @@
-"""JSON and yaml that a stranger may have written: bounded in size and depth, finite in its numbers, and no code."""
+"""Text from elsewhere: files read within bounds, JSON and yaml as plain data, escaping for a screen or page."""
 
 import errno
 import json
+import logging
 import math
 import os
 import shutil
@@ -12,18 +13,32 @@ from typing import Any
 
 import yaml
 
-from attnbench.settings.errors import UserError
+from attnbench.settings.errors import UserError, printable
 
-MOST_JSON_BYTES = 64 * 2**20
-MOST_YAML_BYTES = 2**18
-"""The parser is slow: this much takes it seconds, and a run's config.yaml has three thousand bytes."""
+MAX_JSON_BYTES = 64 * 2**20
+MAX_YAML_BYTES = 2**18
+"""Longest yaml: the parser takes seconds for this much, and a run's config.yaml has three thousand bytes."""
 
-MOST_DIGITS = 300
-"""Of a whole number: a longer one has no place among floating-point numbers."""
+
+def printable_text(text: str) -> str:
+    """Escape a text of several lines: line feeds and tabs stay as they are."""
+    return "".join(c if c in "\n\t" else printable(c) for c in text)
+
+
+def markdown_text(text: str) -> str:
+    """Escape `text` for a cell of a Markdown table: neither HTML nor a link, and it stays in its cell."""
+    return printable(text).replace("<", "&lt;").replace("](", "]\\(").replace("|", "\\|")
+
+
+class OneLine(logging.Formatter):
+    """A formatter whose message is one printable line, whatever names and reasons stand in it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        return printable(super().formatMessage(record))
 
 
 class _NoAliases(yaml.SafeLoader):
-    """A name for a part, used again and again inside of others, makes gigabytes of two kilobytes."""
+    """A loader that refuses aliases: parts inside of parts make gigabytes of two kilobytes."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -32,12 +47,12 @@ class _NoAliases(yaml.SafeLoader):
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """A file opened to be read. A FIFO would hold the process until somebody writes, a device might never end.
+    """Open a file to read. A FIFO would hold the process until somebody writes, a device might never end.
 
     Raises:
         OSError: it cannot be opened, or is no regular file.
     """
-    # Without waiting: a FIFO is opened at once then, and found to be one.
+    # Without waiting: a FIFO is opened at once then, and its kind can be asked for.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
@@ -48,33 +63,33 @@ def open_regular(path: Path) -> BufferedReader:
     raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
-def read_bounded(path: Path, most_bytes: int) -> str:
-    """The text of a file, unless it is longer than any that attnbench writes.
+def read_bounded(path: Path, max_bytes: int) -> str:
+    """Read a text file that is not longer than any that attnbench writes.
 
     Raises:
-        UserError: it is.
+        UserError: it is longer.
         OSError, UnicodeDecodeError: it cannot be read.
     """
-    return read_bounded_bytes(path, most_bytes).decode("utf-8")
+    return read_bounded_bytes(path, max_bytes).decode("utf-8")
 
 
-def read_bounded_bytes(path: Path, most_bytes: int) -> bytes:
-    """What a file holds; raises as `read_bounded`."""
+def read_bounded_bytes(path: Path, max_bytes: int) -> bytes:
+    """Read a file; raises as `read_bounded`."""
     with open_regular(path) as file:
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise UserError(f"{path}: longer than the {most_bytes} bytes that such a file may have")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise UserError(f"{path}: longer than the {max_bytes} bytes that such a file may have")
     return content
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object that a file holds.
+    """Read the JSON object in a file.
 
     Raises:
         UserError: it cannot be read, or holds none.
     """
     try:
-        content = parse_json(read_bounded(path, MOST_JSON_BYTES))
+        content = parse_json(read_bounded(path, MAX_JSON_BYTES))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(content, dict):
@@ -83,10 +98,10 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def parse_json(text: str) -> Any:
-    """What `text` says.
+    """Parse JSON whose numbers are finite.
 
     Raises:
-        ValueError: it is no JSON, has a number that is not finite, or is nested deeper than the parser can go.
+        ValueError: no JSON, a number that is not finite, or nested deeper than the parser can go.
     """
     try:
         return json.loads(text, parse_float=finite_number, parse_int=whole_number, parse_constant=finite_number)
@@ -95,10 +110,10 @@ def parse_json(text: str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """What `text` says; of types other than JSON's only dates.
+    """Parse yaml; of types other than JSON's it gives only dates.
 
     Raises:
-        ValueError: it is no yaml, has an alias, or is nested deeper than the parser can go.
+        ValueError: no yaml, an alias, or nested deeper than the parser can go.
     """
     try:
         return _NoAliases(text).get_single_data()
@@ -110,14 +125,13 @@ def parse_yaml(text: str) -> Any:
 
 
 def whole_number(text: str) -> int:
-    """Raises ValueError for one that is no number, or too long to be computed with."""
-    if len(text) > MOST_DIGITS:
-        raise ValueError(f"a number of {len(text)} digits")
+    """Parse an integer; raises ValueError for one past the range of floating-point numbers."""
+    finite_number(text)
     return int(text)
 
 
 def finite_number(text: str) -> float:
-    """Raises ValueError for NaN and infinities, however they are written."""
+    """Parse a number; raises ValueError for NaN and infinities, however they are written."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text[:20]} is not finite")
@@ -125,15 +139,18 @@ def finite_number(text: str) -> float:
 
 
 def unlinked(path: Path) -> Path:
-    """`path`, and no link there any more, symbolic or hard: what else it names is somebody else's, a copy made by
-    `cp -al` say, and is not written to. No FIFO either, which would hold the process until somebody reads."""
+    """Return `path` with no link left there, symbolic or hard, and no FIFO.
+
+    The other name of a link, in a copy made by `cp -al` say, is somebody else's and is not written to. A FIFO would
+    hold the process until somebody reads.
+    """
     if path.is_symlink() or path.is_fifo() or (path.is_file() and path.stat().st_nlink > 1):
         path.unlink()
     return path
 
 
 def unlinked_log(path: Path) -> Path:
-    """The same of a file that is written on: it keeps what it had, unless that stood behind a symbolic link."""
+    """Do the same for a file that is appended to: it keeps its content, unless that stood behind a symbolic link."""
     if path.is_file() and not path.is_symlink() and path.stat().st_nlink > 1:
         beside = name_beside(path)
         shutil.copyfile(path, beside)
@@ -142,4 +159,5 @@ def unlinked_log(path: Path) -> Path:
 
 
 def name_beside(path: Path) -> Path:
+    """Name of a temporary file of this process, from which `path` is replaced."""
     return unlinked(path.with_name(f".{path.name}.{os.getpid()}.new"))

@@ -1,0 +1,167 @@
+"""What every script with a configuration calls: jobs of a command line, and mistakes as one line."""
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from tqdm import tqdm
+
+from attnbench.cli.compose import keep_environment_out
+from attnbench.cli.help import list_groups, list_settings
+from attnbench.cli.mistakes import EXPECTED, explain
+from attnbench.cli.reading import read_settings
+from attnbench.cli.sweeps import Outcome, SweepOutcomes
+from attnbench.machine.signals import interruptible
+from attnbench.machine.streams import lasting_streams
+from attnbench.settings.errors import Interrupted, UserError, mendable, printable
+from attnbench.settings.schema import CONF
+from attnbench.settings.text import OneLine
+
+FULL_ERROR = "HYDRA_FULL_ERROR"
+"""Environment variable that has Hydra raise its errors, and a user see tracebacks."""
+
+INTERRUPTED = "interrupted; the same command goes on from what is finished"
+"""Outside training, which handles signals itself, there is nothing to save."""
+
+RERUN = "--experimental-rerun"
+"""Hydra's option that unpickles the file that it names: whoever wrote the file then runs what they like."""
+
+
+@lasting_streams()
+def launch(
+    main: Callable[[Any], Path],
+    config_name: str,
+    summarise: Callable[[Sequence[Path]], None] | None = None,
+    read: Callable[[DictConfig, Any], Any] = read_settings,
+) -> None:
+    """Runs a script: composes its settings, calls `main` once a job, and exits with 0 only if every job did well.
+
+    Args:
+        main: does one job and returns the folder it left its results in.
+        summarise: called at the end with the folders of all jobs, in whatever process they ran.
+        read: makes of the composed configuration what `main` takes.
+    """
+    _show_log()
+    keep_environment_out()
+    _explain_settings(config_name)
+    own: list[Outcome] = []
+    show_traceback = os.environ.get(FULL_ERROR) == "1"
+
+    # May be sent to another process, and then `own` is a copy there: what it returns is what counts.
+    @hydra.main(config_path=str(CONF), config_name=config_name, version_base="1.3")
+    def job(config: DictConfig) -> Outcome:
+        own.append(_do_job(main, read, config, show_traceback))
+        return own[-1]
+
+    exit_code = 0
+    try:
+        with interruptible(INTERRUPTED), _errors_of_hydra_raised():
+            _refuse_rerun(sys.argv[1:])
+            job()
+    except Interrupted as interruption:
+        print(printable(str(interruption)), file=sys.stderr)
+        exit_code = interruption.exit_code
+    except Exception as error:
+        # Jobs raise nothing: this is about the command line, or about a job whose process died.
+        if show_traceback:
+            raise
+        print(f"error: {explain(error, sys.argv[1:])}", file=sys.stderr)
+        exit_code = 2
+    elsewhere = SweepOutcomes.read()
+    outcomes = own or elsewhere
+    failures = [printable(f"  {outcome.job}: {outcome.error}") for outcome in outcomes if outcome.folder is None]
+    if failures and (len(outcomes) > 1 or not own):
+        print(f"{len(failures)} of {len(outcomes)} jobs failed:", *failures, sep="\n", file=sys.stderr)
+    folders = [Path(outcome.folder) for outcome in outcomes if outcome.folder is not None]
+    if folders and summarise is not None and exit_code in (0, 2):
+        try:
+            summarise(folders)
+        except Exception as error:
+            text = mendable(error)
+            if text is None or show_traceback:
+                raise
+            print(f"error: {text}", file=sys.stderr)
+            exit_code = exit_code or 2
+    if failures or exit_code:
+        raise SystemExit(exit_code or 1)
+
+
+@contextmanager
+def _errors_of_hydra_raised() -> Iterator[None]:
+    """Inside, Hydra raises what went wrong; otherwise it prints tracebacks, or eight lines, and ends the process."""
+    before = os.environ.get(FULL_ERROR)
+    os.environ[FULL_ERROR] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[FULL_ERROR]
+        if before is not None:
+            os.environ[FULL_ERROR] = before
+
+
+def _refuse_rerun(words: Sequence[str]) -> None:
+    for word in words:
+        name = word.partition("=")[0]
+        # Hydra's parser takes any beginning of the name that no other option shares.
+        if len(name) > 2 and RERUN.startswith(name):
+            raise UserError(f"{word}: {RERUN} runs whatever its file holds; the same command goes on with a run")
+
+
+@lasting_streams()
+def _do_job(main: Callable[[Any], Path], read: Callable[..., Any], config: DictConfig, show_traceback: bool) -> Outcome:
+    """Whatever ends it, a job says so at once and the sweep's other jobs still run."""
+    _show_log()
+    keep_environment_out()
+    name = " ".join(HydraConfig.get().overrides.task) or "the run"
+    try:
+        with interruptible(INTERRUPTED):
+            return Outcome(job=name, folder=str(main(read(config, HydraConfig.get()))))
+    except Exception as error:
+        print(f"error: {explain(error)}", file=sys.stderr, flush=True)
+        if show_traceback or not (mendable(error) or isinstance(error, EXPECTED)):
+            traceback.print_exc()
+        return Outcome(job=name, folder=None, error=explain(error))
+
+
+class _AboveTheBar(logging.Handler):
+    """Writes lines to standard error without breaking a progress bar that is being drawn there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
+def _explain_settings(config_name: str) -> None:
+    """Define ${help:groups} and ${help:settings}, which the yamls' help templates name."""
+
+    def explained(what: str, *, _root_: DictConfig) -> str:
+        choices, sources = _root_.hydra.runtime.choices, _root_.hydra.runtime.config_sources
+        folders = [Path(source.path) for source in sources if source.schema == "file"]
+        if what == "groups":
+            text = list_groups(config_name, folders)
+        else:
+            shown = OmegaConf.masked_copy(_root_, [str(name) for name in _root_ if name != "hydra"])
+            values: Any = OmegaConf.to_container(shown)
+            text = list_settings(values, choices, config_name, folders)
+        # Hydra fills in names behind a dollar sign.
+        return text.replace("$", "$$")
+
+    OmegaConf.register_new_resolver("help", explained, replace=True)
+
+
+def _show_log() -> None:
+    """attnbench's own lines go to standard error, bare; standard output is for results."""
+    logger = logging.getLogger("attnbench")
+    if any(isinstance(handler, _AboveTheBar) for handler in logger.handlers):
+        return
+    handler = _AboveTheBar()
+    handler.setFormatter(OneLine("%(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)

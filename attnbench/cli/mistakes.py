@@ -1,0 +1,101 @@
+"""Errors of Hydra, OmegaConf and our readers as one line each: the setting, the value, and what is allowed."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from attnbench.cli.help import scripts_with
+from attnbench.cli.sweeps import SUBMITIT
+from attnbench.settings.check import setting_of
+from attnbench.settings.errors import did_you_mean, mendable, printable
+from attnbench.settings.schema import CONF
+
+EXPECTED = (HydraException, OmegaConfBaseException)
+"""Errors that are the user's to mend beside those of `mendable`."""
+
+
+def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
+    """One line for a mistake, whoever found it: which setting, which value, and what is allowed.
+
+    Args:
+        overrides: those of the command line, where the error may not know what value was given.
+    """
+    if isinstance(error, MissingMandatoryValue):
+        return f"{error.full_key}: must be given"
+    if isinstance(error, MissingConfigException):
+        group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        if group == "hydra/launcher" and name in SUBMITIT:
+            return f"{group}={name}: not installed; pip install 'hydra-submitit-launcher==1.2.0'"
+        if name and not group:
+            known = sorted(path.stem for path in CONF.glob("*.yaml"))
+            return (
+                f"--config-name {name}: unknown in the folder that was searched; attnbench's own has {', '.join(known)}"
+            )
+        known = sorted(error.options or _options(group, str(error)))
+        return f"{group}={name}: unknown{did_you_mean(name, known)}; there is {', '.join(known)}"
+    text = mendable(error)
+    if text is not None:
+        return text
+    if type(error).__module__.startswith("submitit."):
+        # Its second line says what is the matter; jobs that it had not come to yet know nothing of it.
+        return f"{' '.join(str(error).splitlines()[:2])}; its log lies there, and jobs that still run go on"
+    unread = _unread(error, overrides)
+    if unread is not None:
+        return unread
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None:
+        return (
+            f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: no yaml ({getattr(error, 'problem', error)})"
+        )
+    cause = error.__cause__
+    if isinstance(error, ConfigCompositionException) and isinstance(cause, OmegaConfBaseException):
+        known = [key for key in map(str, cause.parent_node or ()) if key not in ("_target_", "hydra")]
+        key = str(cause.full_key)
+        given = next((word for word in overrides if f"{setting_of(word)}.".startswith(f"{key}.")), key)
+        if known:
+            near, others = did_you_mean(key.rpartition(".")[2], known), "" if "." in key else _elsewhere(given)
+            return f"{given}: unknown setting{near}; there is {', '.join(known)}{others}"
+        return _first_line(cause)
+    group = re.match(r"Could not override '([^'@]+)", str(error))
+    if isinstance(error, ConfigCompositionException) and group:
+        given = next((word for word in overrides if setting_of(word) == group[1]), group[1])
+        return f"{given}: unknown setting{_elsewhere(given)}"
+    return _first_line(error)
+
+
+def _elsewhere(word: str) -> str:
+    """The scripts that take this word of a command line, where it is not the one that was called."""
+    scripts = scripts_with(setting_of(word).partition(".")[0])
+    return f"; {' and '.join(scripts)} has it: python scripts/{scripts[0]} {word}" if scripts else ""
+
+
+def _unread(error: BaseException, overrides: Sequence[str]) -> str | None:
+    """One line for a word that Hydra's grammar has no value for, or of which it would make a sweep."""
+    line = _first_line(error)
+    if isinstance(error, OverrideParseException):
+        word, reason = error.override, "Hydra's grammar has no such value"
+    elif line.startswith("Ambiguous value for argument"):
+        word, reason = next((word for word in overrides if word in line), line), "commas make several values of it"
+    else:
+        return None
+    if word.startswith("prompt="):
+        way_out = "such a prompt goes to standard input, or into a file that prompt_file= names"
+    else:
+        way_out = "quotes inside of quotes keep a value whole, -m makes a sweep of several"
+    return f"{printable(word)}: {reason}; {way_out}"
+
+
+def _options(group: str, message: str) -> set[str]:
+    """The yamls of a group in the folders that Hydra says it searched: it names none where a list was given."""
+    folders = re.findall(r"path=file://(.+)", message)
+    return {path.stem for folder in folders for path in Path(folder).glob(f"{group}/*.yaml")}
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [printable(line.strip()) for line in str(error).splitlines() if line.strip()]
+    setting = getattr(error, "full_key", None)
+    line = lines[0] if lines else type(error).__name__
+    return f"{setting}: {line}" if setting and setting not in line else line

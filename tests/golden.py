@@ -1,4 +1,4 @@
-"""Golden rows of a short training, a probe, a plan and an operator table, to be held against what these give now.
+"""Golden rows of a short training, a probe, a plan and an operator table, to compare with those of this code.
 
     python tests/golden.py --write
 
@@ -15,16 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hydra import compose as compose_hydra
+from hydra import initialize_config_dir
 from probe_settings import smoke_words
-from small import bench_words
+from small import bench_words, comparison_settings
 
 from attnbench.bench.run import run_bench
-from attnbench.cli.compose import compose, compose_mixers
+from attnbench.cli.compose import CONF, compose, compose_mixers
 from attnbench.cli.reading import read_bench
 from attnbench.comparison import compare
 from attnbench.comparison.execute import run
 from attnbench.results.rows import ResultRow, read_results
-from attnbench.settings.schema import ComparisonSettings, LoggerSettings, PlanSettings
+from attnbench.settings.schema import PlanSettings
 from attnbench.training.metrics import read_metrics
 
 GOLDEN = Path(__file__).parent / "stored" / "golden.json"
@@ -36,7 +38,7 @@ ERROR_BOUND = 1e-5
 
 CLOCKS = ("tokens_per_second", "generator_tokens_per_second", "train_seconds", "first_step_seconds", "seconds")
 ELSEWHERE = ("schema", "device", "environment", "commit")
-"""Columns that say where a row was measured."""
+"""Columns of the machine and the commit."""
 
 MODEL = [
     *("model.dim=32", "model.head_width=16", "model.feed_forward_width=48", "seq_len=32", "data=text"),
@@ -59,7 +61,7 @@ def text() -> str:
 
 
 def measure(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """All golden rows, measured now; results are left in the folder."""
+    """Measure all golden rows; results are left in the folder."""
     (folder / "text.txt").write_text(text(), encoding="utf-8")
     before = torch.get_num_threads()
     # Sums of another order have other last digits.
@@ -76,7 +78,7 @@ def measure(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def _training(folder: Path) -> Iterator[dict[str, Any]]:
-    """A language model with a feed-forward, matched, validated, scored; its rows and what it logged."""
+    """Rows and log of a language model with a feed-forward, matched, validated and scored."""
     words = [*MODEL, f"data.path={folder / 'text.txt'}", f"outputs_dir={folder / 'training'}", "attn=gated_deltanet"]
     trained = run(compose([*words, "eval=[perplexity]", *smoke_words("perplexity")]))
     yield from _rows(trained)
@@ -105,29 +107,13 @@ def _plan(folder: Path) -> Iterator[dict[str, Any]]:
         probe_seeds=[0, 1],
         learning_rates=[4e-3],
     )
-    settings = ComparisonSettings(
-        plan=plan,
-        logger=LoggerSettings(mode="none"),
-        outputs_dir=str(folder / "plan"),
-        device="cpu",
-        rerun=False,
-        report=False,
-        exported=None,
-        imported=None,
-        command="",
-    )
-    compared = compare.compare(settings, compose)
+    compared = compare.compare(comparison_settings(plan, folder / "plan"), compose)
     yield from _rows(compared)
     yield from json.loads((compared / "comparison.json").read_text(encoding="utf-8"))["rates"]
 
 
 def _bench(folder: Path) -> Iterator[dict[str, Any]]:
-    """Axes and status of an operator table, and that its errors are small; what a clock says has no place here."""
-    from hydra import compose as compose_hydra
-    from hydra import initialize_config_dir
-
-    from attnbench.cli.compose import CONF
-
+    """Axes and status of an operator table, and whether its errors are small; no times."""
     words = ["bench=attention", "device=cpu", f"outputs_dir={folder / 'bench'}", *bench_words("attention")]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose_hydra("benchmark", words, return_hydra_config=True)
@@ -152,7 +138,7 @@ def _results(folder: Path) -> Iterable[ResultRow]:
 
 
 def differences(golden: dict[str, list[dict[str, Any]]], now: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """A line for each row that is not as it was: numbers to TOLERANCE, everything else exactly."""
+    """Name each row that differs: numbers to TOLERANCE, everything else exactly."""
     found = []
     for name in golden.keys() | now.keys():
         before, after = golden.get(name, []), now.get(name, [])
@@ -163,22 +149,22 @@ def differences(golden: dict[str, list[dict[str, Any]]], now: dict[str, list[dic
     return found
 
 
-def _different(place: str, old: Any, new: Any) -> Iterator[str]:
+def _different(path: str, old: Any, new: Any) -> Iterator[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         for name in dict.fromkeys([*old, *new]):
-            yield from _different(f"{place}.{name}".lstrip("."), old.get(name), new.get(name))
+            yield from _different(f"{path}.{name}".lstrip("."), old.get(name), new.get(name))
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for index, pair in enumerate(zip(old, new, strict=True)):
-            yield from _different(f"{place}[{index}]", *pair)
+            yield from _different(f"{path}[{index}]", *pair)
     elif isinstance(old, float) and isinstance(new, float):
         if not math.isclose(old, new, rel_tol=TOLERANCE):
-            yield f"{place} was {old!r} and is {new!r}"
+            yield f"{path} was {old!r} and is {new!r}"
     elif old != new:
-        yield f"{place} was {old!r} and is {new!r}"
+        yield f"{path} was {old!r} and is {new!r}"
 
 
 def main() -> None:
-    """Says what differs; with --write what is measured now is golden from here on."""
+    """Print what differs; with --write, replace the golden rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="replace the golden rows by those measured now")
     write = parser.parse_args().write

@@ -1,6 +1,6 @@
-"""Host memory in figures: `make memory`. What a large corpus takes, and what a hundred cells in one process leave.
+"""Host memory that a large corpus takes, and that a hundred cells in one process leave behind: `make memory`.
 
-Every figure is of a process of its own, on a CPU.
+Every figure is of a new process, on a CPU.
 """
 
 import argparse
@@ -30,8 +30,8 @@ WIDE = [*ASCII, *map(chr, range(0x400, 0x500)), *map(chr, range(0x4E00, 0x4F00))
 """More symbols than a byte has, a third of the characters from beyond ASCII."""
 
 ALPHABETS = {"ascii": ASCII, "wide": [*ASCII * 27, *WIDE]}
-SETTLED, MOST_GROWTH_MIB = 10, 4
-"""After so many cells all that is loaded once is loaded; what all others together may leave."""
+SETTLED, MAX_GROWTH_MIB = 10, 4
+"""Cells after which all that is loaded once is loaded; growth that all others together may cause."""
 
 TINY = [
     *("experiment=demo", "model.num_layers=1", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24"),
@@ -42,7 +42,7 @@ TINY = [
 
 
 def write_corpus(path: Path, alphabet: str, num_mebibytes: int) -> int:
-    """Bytes of text written, as .txt or as .parquet, a mebibyte of random lines again and again."""
+    """Write a mebibyte of random lines again and again, as .txt or as .parquet; return the bytes of text."""
     chance = random.Random(0)
     text, lines = "", []
     while len(text.encode()) < 2**20:
@@ -61,7 +61,7 @@ def write_corpus(path: Path, alphabet: str, num_mebibytes: int) -> int:
 
 
 def training(path: str) -> Iterator[float]:
-    """MiB that are resident at most while a text is prepared and trained on, beyond what is resident before."""
+    """Peak of resident MiB while a text is prepared and trained on, beyond those resident before."""
     from attnbench.comparison.execute import run
 
     with tempfile.TemporaryDirectory() as folder:
@@ -74,7 +74,7 @@ def training(path: str) -> Iterator[float]:
 
 
 def _train_a_little(run, settings: RunSettings, folder: Path) -> None:
-    """All that a training loads once is loaded, and all that the C library keeps of it is given back."""
+    """Load all that a training loads once, and give back all that the C library keeps of it."""
     little = folder / "little.txt"
     write_corpus(little, "ascii", 1)
     path, settings.data.path = settings.data.path, str(little)
@@ -88,7 +88,7 @@ def _train_a_little(run, settings: RunSettings, folder: Path) -> None:
 
 
 def cells(number: str) -> Iterator[float]:
-    """MiB resident after each of so many trainings of a probe, each of its own seed, in one process."""
+    """Resident MiB after each of so many trainings of a probe, each with another seed, in one process."""
     words = ["experiment=demo", "logger=none", "device=cpu", "eval=copy", *smoke_words("copy")]
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(int(number)):
@@ -102,7 +102,7 @@ def cells(number: str) -> Iterator[float]:
 
 
 def measured(what: str, argument: object) -> list[float]:
-    """What `training` or `cells` gives in a process of its own."""
+    """Run `training` or `cells` in a new process."""
     command = [sys.executable, __file__, "--alone", what, str(argument)]
     done = subprocess.run(command, env=python_path(ROOT), capture_output=True, text=True)
     if done.returncode:
@@ -111,7 +111,7 @@ def measured(what: str, argument: object) -> list[float]:
 
 
 def training_figures(alphabet: str, suffix: str, num_mebibytes: int) -> tuple[float, float]:
-    """MiB of a corpus, and at most resident for it."""
+    """MiB of a corpus, and the peak of resident MiB for it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"corpus{suffix}"
         corpus = write_corpus(path, alphabet, num_mebibytes) / 2**20
@@ -138,7 +138,7 @@ def main() -> None:
     resident = measured("cells", given.cells)
     shown = ", ".join(f"{resident[count - 1]:.1f} after {count}" for count in (1, SETTLED, len(resident)))
     print(f"{len(resident)} cells in one process, MiB resident: {shown}")
-    sys.exit(0 if is_kept and resident[-1] < resident[SETTLED - 1] + MOST_GROWTH_MIB else 1)
+    sys.exit(0 if is_kept and resident[-1] < resident[SETTLED - 1] + MAX_GROWTH_MIB else 1)
 
 
 if __name__ == "__main__":

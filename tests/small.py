@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,15 @@ from attnbench.data.batches import Batches
 from attnbench.machine.processes import Outcome
 from attnbench.model.language_model import LanguageModel, build_model, resolve_mixer
 from attnbench.settings.registry import resolve
-from attnbench.settings.schema import MixerSettings, ModelSettings, RunSettings, TrainSettings
+from attnbench.settings.schema import (
+    ComparisonSettings,
+    LoggerSettings,
+    MixerSettings,
+    ModelSettings,
+    PlanSettings,
+    RunSettings,
+    TrainSettings,
+)
 from attnbench.training.checkpoint import ModelRecord, TrainState
 from attnbench.training.loop import Batch
 
@@ -81,6 +90,22 @@ def in_this_process(function: Callable[[Any], object], items: Iterable[Any], **_
     for item in items:
         function(item)
         yield Outcome(item=item, seconds=1.0, error=None)
+
+
+def comparison_settings(plan: PlanSettings, outputs: Path, **changed: Any) -> ComparisonSettings:
+    """What compare.py is asked for by a plan alone: no report, no other machine's cells."""
+    settings = ComparisonSettings(
+        plan=plan,
+        logger=LoggerSettings(mode="none"),
+        outputs_dir=str(outputs),
+        device="cpu",
+        rerun=False,
+        report=False,
+        exported=None,
+        imported=None,
+        command="",
+    )
+    return replace(settings, **changed)
 
 
 def bench_words(name: str) -> list[str]:

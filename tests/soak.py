@@ -1,9 +1,9 @@
-"""Runs killed again and again, and what is left held against one that was never stopped: `make soak`.
+"""Runs killed again and again, compared with one that was never stopped: `make soak`.
 
-Each sitting is a fork of this process, so that nothing is imported anew. It gets SIGKILL, SIGTERM, SIGINT or SIGHUP
-either at a random moment or, by a fault put into its own copy of the code, in the middle of writing, renaming or
+Each sitting is a fork of this process, so that nothing is imported again. It gets SIGKILL, SIGTERM, SIGINT or SIGHUP
+either at a random moment or, by a fault injected into its copy of the code, in the middle of writing, renaming or
 removing a file. After each, every checkpoint that has its name must read; at the end, weights, optimizer, metrics and
-results must be to the bit those of a run that was never stopped.
+results must equal those of a run that was never stopped, to the bit.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 from probe_settings import smoke_words
-from small import in_this_process
+from small import comparison_settings, in_this_process
 
 from attnbench.cli import compose as config
 from attnbench.comparison import compare
@@ -36,7 +36,7 @@ from attnbench.machine.signals import interruptible
 from attnbench.results.job import run_jobs
 from attnbench.results.rows import read_results
 from attnbench.settings.errors import Interrupted
-from attnbench.settings.schema import ComparisonSettings, LoggerSettings, PlanSettings
+from attnbench.settings.schema import ComparisonSettings, PlanSettings
 from attnbench.training import checkpoint, metrics
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.metrics import read_metrics
@@ -52,12 +52,12 @@ TINY = [
 ]
 
 Start = Callable[[Path], object]
-"""What one command does, with its outputs in a folder."""
+"""One command, with its outputs in a folder."""
 
 
 @dataclass(slots=True)
 class Figures:
-    """What one kind of command went through."""
+    """Counts of one kind of command."""
 
     num_runs: int = 0
     sittings: int = 0
@@ -109,17 +109,7 @@ def comparison(text: Path) -> Start:
             learning_rates=[4e-3],
             num_workers=1,
         )
-        return ComparisonSettings(
-            plan=plan,
-            logger=LoggerSettings(mode="none"),
-            outputs_dir=str(outputs),
-            device="cpu",
-            rerun=False,
-            report=False,
-            exported=None,
-            imported=None,
-            command="soak",
-        )
+        return comparison_settings(plan, outputs)
 
     Comparison(settings(text.parent / "composed"), compose).searches()
 
@@ -134,7 +124,7 @@ KINDS: dict[str, Callable[[Path], Start]] = {"training": training, "probe": prob
 
 
 def keep_optimizer_hash() -> None:
-    """In a fork: the optimizer's bits at the end of every training, in a file beside its checkpoint."""
+    """Write, in a fork, a hash of the optimizer's state beside the final checkpoint of every training."""
 
     def save_final(folder: Path, state: TrainState, record, save=checkpoint.save_final) -> None:
         digest = hashlib.sha256()
@@ -147,8 +137,8 @@ def keep_optimizer_hash() -> None:
     checkpoint.save_final = save_final
 
 
-def put_fault(place: str, call: int, number: signal.Signals) -> None:
-    """In a fork: at the `call`th time that it comes to `place`, half of what it does there happens, then a signal."""
+def inject_fault(action: str, call: int, number: signal.Signals) -> None:
+    """Let a fork do half of its `call`th action of a kind, and then send it a signal."""
     left = [call]
 
     def is_now() -> bool:
@@ -187,30 +177,30 @@ def put_fault(place: str, call: int, number: signal.Signals) -> None:
 
         return acting
 
-    if place == "tensors":
+    if action == "tensors":
         checkpoint.save_file = half_saved
-    elif place == "removal":
+    elif action == "removal":
         checkpoint.shutil.rmtree = half_removed
-    elif place == "metrics row":
+    elif action == "metrics row":
         metrics.MetricsLog.write = half_written
     else:
-        setattr(os, place, before(getattr(os, place)))
+        setattr(os, action, before(getattr(os, action)))
 
 
-PLACES = {"tensors": 12, "removal": 8, "metrics row": 24, "fsync": 40, "rename": 10, "replace": 5}
-"""Where a fault can be, and up to the how manyth call of a sitting."""
+FAULTS = {"tensors": 12, "removal": 8, "metrics row": 24, "fsync": 40, "rename": 10, "replace": 5}
+"""Actions that a fault can be in, and the last call of a sitting that can have it."""
 
 
 def sitting(start: Start, outputs: Path, log: Path, chance: random.Random | None, seconds: float) -> tuple[int, str]:
-    """One process of the command: its exit code as subprocess has it, and how it was to be stopped."""
+    """Run the command in one process; return its exit code, as subprocess has it, and how it was to be stopped."""
     number, delay, fault = signal.SIGKILL, None, None
     if chance is not None:
         number = chance.choice(SIGNALS)
         if chance.random() < 0.5:
             delay = chance.uniform(0.005, seconds)
         else:
-            place = chance.choice([*PLACES])
-            fault = (place, chance.randint(1, PLACES[place]), number)
+            action = chance.choice([*FAULTS])
+            fault = (action, chance.randint(1, FAULTS[action]), number)
     # Held until the fork can take one, as a script's own process can before it does anything.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS[1:])
     child = os.fork()
@@ -218,7 +208,7 @@ def sitting(start: Start, outputs: Path, log: Path, chance: random.Random | None
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
-        os._exit(life(start, outputs, fault))
+        os._exit(child_exit_code(start, outputs, fault))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if delay is not None:
         time.sleep(delay)
@@ -228,14 +218,14 @@ def sitting(start: Start, outputs: Path, log: Path, chance: random.Random | None
     return os.waitstatus_to_exitcode(status), how
 
 
-def life(start: Start, outputs: Path, fault: tuple | None) -> int:
-    """What a fork does, and its exit code as a script would have it."""
+def child_exit_code(start: Start, outputs: Path, fault: tuple | None) -> int:
+    """Run the command in a fork; return its exit code as a script would have it."""
     try:
         with interruptible("interrupted, as a script says where nothing else does"):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             keep_optimizer_hash()
             if fault is not None:
-                put_fault(*fault)
+                inject_fault(*fault)
             start(outputs)
     except Interrupted as interruption:
         return interruption.exit_code
@@ -249,7 +239,7 @@ def life(start: Start, outputs: Path, fault: tuple | None) -> int:
 
 
 def check_left(outputs: Path) -> None:
-    """After a stop: every checkpoint that has its name reads, and so does every log but for a torn last line."""
+    """Read every checkpoint that has its name, and every log but for a torn last line."""
     for state in outputs.rglob("checkpoint/[!.]*"):
         checkpoint._read(state)
     for path in outputs.rglob("metrics.jsonl"):
@@ -257,23 +247,23 @@ def check_left(outputs: Path) -> None:
 
 
 def left_behind(outputs: Path) -> dict[str, object]:
-    """All that two equal runs agree in, by file."""
-    found: dict[str, object] = {}
+    """Content that two equal runs share, by file."""
+    content: dict[str, object] = {}
     for path in sorted(outputs.rglob("*")):
         name = path.relative_to(outputs).as_posix()
         if path.name == "metrics.jsonl":
             clocks = ("seconds", "tokens_per_second")
-            found[name] = [{key: row[key] for key in row if key not in clocks} for row in read_metrics(path)]
+            content[name] = [{key: row[key] for key in row if key not in clocks} for row in read_metrics(path)]
         elif path.suffix == ".jsonl":
             rows = [row.measurement for row in read_results(path) if row.measurement.metric not in CLOCKS]
-            found[name] = [(own.metric, own.value, json.dumps(own.settings)) for own in rows]
+            content[name] = [(row.metric, row.value, json.dumps(row.settings)) for row in rows]
         elif path.name == OPTIMIZER or path.match("checkpoint/final/weights.safetensors"):
-            found[name] = path.read_bytes()
-    return found
+            content[name] = path.read_bytes()
+    return content
 
 
 def soak(kind: str, num_stops: int, seed: int, folder: Path) -> Figures:
-    """Stops commands of a kind `num_stops` times, and lets each come to its end.
+    """Stop commands of a kind `num_stops` times, and let each come to its end.
 
     Raises:
         AssertionError: something is not as if nothing had happened; `folder` has what is left and the log.
@@ -299,9 +289,9 @@ def soak(kind: str, num_stops: int, seed: int, folder: Path) -> Figures:
             if code == 0:
                 break
             figures.stops[how] += 1
-        found = left_behind(outputs)
-        assert found.keys() == expected.keys(), (outputs, found.keys() ^ expected.keys())
-        assert not [name for name in expected if found[name] != expected[name]], outputs
+        left = left_behind(outputs)
+        assert left.keys() == expected.keys(), (outputs, left.keys() ^ expected.keys())
+        assert not [name for name in expected if left[name] != expected[name]], outputs
         shutil.rmtree(outputs)
         figures.num_runs += 1
     figures.seconds = time.perf_counter() - begun

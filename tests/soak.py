@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 from probe_settings import smoke_words
-from small import comparison_settings, in_this_process
+from small import comparison_settings, compose_once, in_this_process
 
 from attnbench.cli import compose as config
 from attnbench.comparison import compare
@@ -36,7 +36,7 @@ from attnbench.machine.signals import interruptible
 from attnbench.results.job import run_jobs
 from attnbench.results.rows import read_results
 from attnbench.settings.errors import Interrupted
-from attnbench.settings.schema import ComparisonSettings, PlanSettings
+from attnbench.settings.schema import PlanSettings, RunSettings
 from attnbench.training import checkpoint, metrics
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.metrics import read_metrics
@@ -65,57 +65,50 @@ class Figures:
     seconds: float = 0.0
 
 
-def training(text: Path) -> Start:
-    words = [*TINY, f"data.path={text}", "eval=perplexity", "eval.perplexity.extrapolation=[2]"]
-    own = config.compose([*words, "logger=none", "device=cpu"])
+def started(words: list[str], act: Callable[[RunSettings], object]) -> Start:
+    """Compose once, so that a fork begins with the command's work."""
+    settings = config.compose([*words, "logger=none", "device=cpu"])
 
     def start(outputs: Path) -> None:
-        own.outputs_dir = str(outputs)
-        run(own)
+        settings.outputs_dir = str(outputs)
+        act(settings)
 
     return start
+
+
+def training(text: Path) -> Start:
+    return started([*TINY, f"data.path={text}", "eval=perplexity", "eval.perplexity.extrapolation=[2]"], run)
 
 
 def probe(text: Path) -> Start:
-    own = config.compose(["experiment=demo", "logger=none", "device=cpu", "eval=copy", *smoke_words("copy")])
-
-    def start(outputs: Path) -> None:
-        own.outputs_dir = str(outputs)
+    def train(settings: RunSettings) -> None:
         run_probe.CHECK_STEPS = 3
-        job = prepare_probe(own, own.evaluations[0])[1][0].at(1e-2, own.seed)
+        job = prepare_probe(settings, settings.evaluations[0])[1][0].at(1e-2, settings.seed)
         job.train.checkpoint_interval_seconds = 0.0
         run_jobs([job])
 
-    return start
+    return started(["experiment=demo", "eval=copy", *smoke_words("copy")], train)
 
 
 def comparison(text: Path) -> Start:
-    known = {}
-
-    def compose(words):
-        if tuple(words) not in known:
-            known[tuple(words)] = config.compose(words)
-        return known[tuple(words)]
-
-    def settings(outputs: Path) -> ComparisonSettings:
-        probes = smoke_words("copy", "perplexity", copy_learning_rates=[1e-2, 3e-2])
-        plan = PlanSettings(
-            name="little",
-            overrides=[*TINY, f"data.path={text}", *probes],
-            variants={"softmax": ["attn=softmax"], "plain": ["attn=linear"]},
-            evaluations=["copy", "perplexity"],
-            seeds=[0],
-            probe_seeds=[0],
-            learning_rates=[4e-3],
-            num_workers=1,
-        )
-        return comparison_settings(plan, outputs)
-
-    Comparison(settings(text.parent / "composed"), compose).searches()
+    plan = PlanSettings(
+        name="little",
+        overrides=[
+            *(*TINY, f"data.path={text}"),
+            *smoke_words("copy", "perplexity", copy_learning_rates=[1e-2, 3e-2]),
+        ],
+        variants={"softmax": ["attn=softmax"], "plain": ["attn=linear"]},
+        evaluations=["copy", "perplexity"],
+        seeds=[0],
+        probe_seeds=[0],
+        learning_rates=[4e-3],
+        num_workers=1,
+    )
+    Comparison(comparison_settings(plan, text.parent / "composed"), compose_once).searches()
 
     def start(outputs: Path) -> None:
         compare.run_in_processes = in_this_process
-        compare.compare(settings(outputs), compose)
+        compare.compare(comparison_settings(plan, outputs), compose_once)
 
     return start
 

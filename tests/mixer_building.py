@@ -1,6 +1,5 @@
 """How the tests build a mixer, from its yaml, every parameter filled by init_weights, and compare two forms of it."""
 
-import copy
 import importlib
 import inspect
 import zlib
@@ -12,10 +11,11 @@ import yaml
 from torch import Tensor
 
 from attnbench.mixers.base import Mixer
+from attnbench.mixers.definition import TOLERANCES, Case, by_backend, by_definition, compare
 
 CONF = Path(__file__).parents[1] / "conf" / "attn"
 DIM, HEAD_WIDTH = 64, 32
-TOLERANCES = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 4e-2}
+CASE = Case(name="", head_width=HEAD_WIDTH)
 FROM_MODEL = {"dim", "head_width", "layer", "num_layers"}
 
 
@@ -76,12 +76,7 @@ def output_and_gradients(mixer: Mixer, y: Tensor, x: Tensor, weight: Tensor) -> 
     return {"output": y.detach(), **dict(zip(("input", *names), gradients, strict=True))}
 
 
-def check_against_definition(mixer: Mixer, length: int, dtype: torch.dtype, tolerance: float | None = None) -> None:
-    """Outputs and gradients against the definition in float64, from the same rounded weights and inputs."""
-    x, weight = example_input(2, length, dtype=dtype), example_input(2, length, dtype=dtype, seed=1)
-    exact, wide = copy.deepcopy(mixer).double(), x.double().requires_grad_()
-    expected = output_and_gradients(exact, exact.reference(wide), wide, weight.double())
-    x.requires_grad_()
-    actual = output_and_gradients(mixer, mixer(x)[0], x, weight)
-    for what, tensor in actual.items():
-        assert_near(tensor, expected[what], TOLERANCES[dtype] if tolerance is None else tolerance, what)
+def check_against_definition(mixer: Mixer, length: int) -> None:
+    """Hold outputs and gradients in float32 against the definition, as the doctor does."""
+    deviation = compare(by_backend(mixer, length, "float32", CASE), by_definition(mixer, length, CASE), CASE)
+    assert deviation.is_within(TOLERANCES["float32"]), deviation

@@ -119,7 +119,7 @@ class Check:
     refusal: str = ""
     """Reason why it cannot run here; empty if it can."""
     failure: str = ""
-    """What it raised, or how a promise is broken; empty if it ran through."""
+    """Words of what it raised or of how a promise is broken; empty if it ran through."""
     errors: list[Error] = field(default_factory=list)
     seconds: float | None = None
     """Time of a first step."""

@@ -48,7 +48,7 @@ def _swiglu(numbers: _Numbers, dtype: torch.dtype) -> Problem:
 
 
 def _embed(numbers: _Numbers, dtype: torch.dtype) -> Problem:
-    """So many positions that several programs share the sum of the gradient."""
+    """Embedding of so many positions that several programs share the sum of the gradient."""
     from attnbench.kernels.embedding import embed
 
     tokens_N = numbers.below(117, 1100)
@@ -75,7 +75,7 @@ def _loss(numbers: _Numbers, dtype: torch.dtype, num_symbols: int = 61, is_weigh
 
 
 def _loss_of_many(numbers: _Numbers, dtype: torch.dtype) -> Problem:
-    """More symbols than a program holds at once."""
+    """Loss over more symbols than a program holds at once."""
     return _loss(numbers, dtype, num_symbols=5003, is_weighted=False)
 
 
@@ -94,7 +94,7 @@ def _rotary(numbers: _Numbers, dtype: torch.dtype) -> Problem:
 
 
 def _convolution(numbers: _Numbers, dtype: torch.dtype) -> Problem:
-    """Without SiLU, behind a history: as a mixer that is given a convolution has it."""
+    """Convolution without SiLU, behind a history, as a mixer that is given one has it."""
     from attnbench.kernels.short_convolution import short_convolution
 
     def definition(x: Tensor, weight: Tensor, history: Tensor) -> tuple[Tensor, ...]:

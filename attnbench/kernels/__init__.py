@@ -7,7 +7,7 @@ from importlib import import_module
 
 
 def import_kernels() -> None:
-    """Imports them all, a quarter of a second at most, before torch.compile traces what imports those that it uses: by
+    """Import them all, a quarter of a second at most, before torch.compile traces what imports those that it uses: by
     then threads that compile the first of them hold Python's lock, and importing the others takes longer."""
     for module in pkgutil.iter_modules(__path__):
         import_module(f"{__name__}.{module.name}")

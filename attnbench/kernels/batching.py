@@ -8,21 +8,21 @@ from torch.library import CustomOpDef  # pyright: ignore[reportPrivateImportUsag
 
 
 def join_the_batch(operator: CustomOpDef, shared: Collection[int] = ()) -> None:
-    """Registers the rule of vmap by which `operator` takes stacked models at once, as a larger batch.
+    """Register the rule of vmap by which `operator` takes stacked models at once, as a larger batch.
 
     Args:
         operator: the sequences of its tensors' first axes are independent, those of its results too.
-        shared: places of tensors that have no such axis and are the same for all models.
+        shared: indices of tensors that have no such axis and are the same for all models.
     """
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
         joined = []
-        for place, (x, axis) in enumerate(zip(inputs, in_dims, strict=True)):
-            if isinstance(x, Tensor) and place not in shared:
+        for index, (x, axis) in enumerate(zip(inputs, in_dims, strict=True)):
+            if isinstance(x, Tensor) and index not in shared:
                 x = x.expand(info.batch_size, *x.shape) if axis is None else x.movedim(axis, 0)
                 x = x.flatten(0, 1)
             elif axis is not None:
-                raise ValueError(f"argument {place} of this operator is one for all stacked models")
+                raise ValueError(f"argument {index} of this operator is one for all stacked models")
             joined.append(x)
         results = operator(*joined)
         if isinstance(results, Tensor):

@@ -12,14 +12,14 @@ from torch import Tensor
 from attnbench.settings.errors import UserError
 
 STEPS = {"cuda_mma": 1, "cuda_ldmatrix": 2, "cuda_async": 3, "cuda_stages": 4}
-"""What each adds stands at the head of the source."""
+"""Steps of the kernel, by name; the head of the source says what each adds."""
 
 WIDTHS = (64, 128)
 SOURCE = Path(__file__).parent / "cuda" / "flash_attention.cu"
 
 
 def load_cuda_attention(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """One of STEPS, as a function of query, key and value (B, H, N, D) in float16 or bfloat16, D one of WIDTHS.
+    """Return one of STEPS, as a function of query, key and value (B, H, N, D) in float16 or bfloat16, D one of WIDTHS.
 
     Every position sees all. It has no backward pass.
 
@@ -41,8 +41,8 @@ def load_cuda_attention(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]
         output_BHNK = torch.empty_like(inputs[0])
         with torch.cuda.device_of(query_BHNK):
             stream = torch.cuda.current_stream().cuda_stream
-            places = [x.data_ptr() for x in (*inputs, output_BHNK)]
-            error = kernel(step, *places, B * H, N, K, query_BHNK.dtype == torch.bfloat16, stream)
+            addresses = [x.data_ptr() for x in (*inputs, output_BHNK)]
+            error = kernel(step, *addresses, B * H, N, K, query_BHNK.dtype == torch.bfloat16, stream)
         if error is not None:
             raise RuntimeError(f"{name}: {error.decode()}")
         return output_BHNK
@@ -52,7 +52,7 @@ def load_cuda_attention(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @functools.cache
 def _library() -> Any:
-    """The built source's one function; called through ctypes, so that no header of torch need be compiled.
+    """Return the built source's one function; called through ctypes, so that no header of torch need be compiled.
 
     Where it does not build, the UserError that says why: a cache keeps no exceptions, and every caller would have the
     compiler fail anew.

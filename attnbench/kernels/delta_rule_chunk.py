@@ -28,8 +28,8 @@ import triton.language as tl
 from attnbench.kernels.products import product
 
 LENGTHS = ("length",)
-"""What no kernel is compiled anew for. A length of 1 would become a constant, and without its loop a product of two
-warpgroup tiles reads, compiled by Triton 3.6 for Hopper, from beyond its shared memory."""
+"""Arguments on whose value no kernel is compiled anew. A length of 1 would become a constant, and without its loop a
+product of two warpgroup tiles reads, compiled by Triton 3.6 for Hopper, from beyond its shared memory."""
 
 
 @triton.jit
@@ -109,7 +109,7 @@ def diagonal(values, SIZE: tl.constexpr):
 
 @triton.jit
 def level_below(lower, apart, size: tl.constexpr):
-    """What of `lower` is outside the diagonal blocks of `size`, a power of 2, and inside those twice as large.
+    """Part of `lower` that is outside the diagonal blocks of `size`, a power of 2, and inside those twice as large.
 
     `apart` is row index xor column index.
     """

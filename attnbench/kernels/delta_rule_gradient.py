@@ -49,8 +49,8 @@ def gradients_of_values(
     C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr, CORRECTED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Of a block of values: the output's gradient, F, and the values' gradient b H, which it stores; and the gradients
-    of Q K^T o G and R with what the block adds."""
+    """Load, of a block of values, the output's gradient, F, and the values' gradient b H, which it stores; and the
+    gradients of Q K^T o G and R with what the block adds."""
     of_output = load_rows(gradient + head * V + first, sequence, start, length, num_heads * V, C, VALUES)
     correction = tl.load(matrix(corrections, index * C, V, first, C, VALUES))
     of_correction = tl.load(matrix(correction_gradients, index * C, V, first, C, VALUES))

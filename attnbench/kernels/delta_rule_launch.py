@@ -1,4 +1,4 @@
-"""Which kernels of the gated delta rule run, and how: the two forms over the same tiles, forward and backward."""
+"""Choice and launch of the gated delta rule's kernels: the two forms over the same tiles, forward and backward."""
 
 # Launching a kernel gives plain numbers for its constexpr arguments.
 # pyright: reportArgumentType=false
@@ -24,7 +24,7 @@ from attnbench.kernels.launching import is_roomy, launch, num_multiprocessors
 from attnbench.kernels.products import float32_product
 
 Kept = tuple[Tensor, Tensor, Tensor, Tensor]
-"""What the gradient needs of every chunk: S (transposed), F, and what `pairs_kernel` fills."""
+"""Tensors of every chunk that the gradient needs: S (transposed), F, and what `pairs_kernel` fills."""
 
 LAUNCH: dict[str, dict[str, int]] = {
     "pairs": {"num_warps": 4},
@@ -38,8 +38,8 @@ LAUNCH: dict[str, dict[str, int]] = {
     "scan_backward": {"num_warps": 4, "num_stages": 3, "VALUES": 16},
     "gradient": {"num_warps": 4, "num_stages": 1, "VALUES": 64},
 }
-"""By kernel: warps of a program, stages of the loads in its loop and, where it has a block of value channels, the most
-of them."""
+"""Launch of each kernel: warps of a program, stages of the loads in its loop and, where it has a block of value
+channels, the most of them."""
 
 NARROW = 64
 """A head with fewer key channels, or fewer value channels to a program, has shorter chunks (`positions_of_chunk`) and
@@ -58,7 +58,7 @@ WIDE_LAUNCH: dict[str, dict[str, int]] = {
     "walk_backward": {"num_warps": 8, "num_stages": 2, "VALUES": 128},
     "gradient": {"num_warps": 8, "num_stages": 2},
 }
-"""What such a head has in place of LAUNCH's: the state of a walk is half of a multiprocessor's registers."""
+"""Entries of such a head in place of LAUNCH's: the state of a walk is half of a multiprocessor's registers."""
 
 CRAMPED_LAUNCH: dict[str, dict[str, int]] = {
     "walk_forward": {"num_warps": 4, "num_stages": 1, "VALUES": 32},
@@ -67,8 +67,8 @@ CRAMPED_LAUNCH: dict[str, dict[str, int]] = {
     "scan_backward": {"num_stages": 2},
     "gradient": {"num_warps": 8, "num_stages": 1},
 }
-"""What a head with keys of more than 256 bytes has in their place on a card that is not roomy: to fit there into 99 KiB
-of shared memory, not tuned."""
+"""Entries of a head with keys of more than 256 bytes in their place on a card that is not roomy: to fit there into 99
+KiB of shared memory, not tuned."""
 
 
 def positions_of_chunk(key_width: int, value_width: int) -> int:
@@ -111,7 +111,7 @@ class DeltaRule:
 
     @property
     def scale(self) -> float:
-        """What queries are multiplied by."""
+        """Factor on queries."""
         return self.key_width**-0.5
 
     @property
@@ -125,7 +125,7 @@ class DeltaRule:
 
     @property
     def all_chunks(self) -> int:
-        """How many chunks all sequences have together."""
+        """Number of chunks of all sequences together."""
         return self.sequences * self.num_chunks
 
     @property
@@ -134,7 +134,7 @@ class DeltaRule:
         return min(128 if self.chunk == 64 else NARROW_VALUES, self.value_width & -self.value_width)
 
     def launch_of(self, kernel: str) -> dict[str, int]:
-        """What LAUNCH has of a kernel, for these inputs."""
+        """Return the entry of a kernel for these inputs."""
         launch = LAUNCH[kernel]
         is_short_float32 = self.mixed.dtype == torch.float32 and self.chunk < 64
         if self.key_width > WIDE:
@@ -154,7 +154,7 @@ class DeltaRule:
         return self.value_width // self.launch_of(kernel)["VALUES"]
 
     def empty(self, *shape: int) -> Tensor:
-        """Of every chunk, in the dtype of the inputs."""
+        """Return an empty tensor of every chunk, in the dtype of the inputs."""
         return self.mixed.new_empty(self.sequences, self.num_chunks, *shape)
 
     def options(self, kernel: str, **more: Any) -> dict[str, Any]:
@@ -168,7 +168,8 @@ class DeltaRule:
 
 
 def choose_parallel(rule: DeltaRule) -> bool:
-    """Whether walking would leave most of the device idle for long: fewer walks than multiprocessors, 8 chunks each."""
+    """Return whether walking would leave most of the device idle for long: fewer walks than multiprocessors, 8 chunks
+    each."""
     num_walks = rule.sequences * rule.num_blocks("walk_forward")
     return rule.num_chunks >= 8 and num_walks < num_multiprocessors(rule.mixed.device)
 
@@ -180,7 +181,7 @@ def forward(
     last: Tensor | None,
     kept: Kept | None,
 ) -> None:
-    """Fills `output`, `last` and what the gradient needs."""
+    """Fill `output`, `last` and what the gradient needs."""
     pairs, factors = kept[2:] if kept is not None else _empty_pairs(rule)
     launch(
         pairs_kernel, (rule.all_chunks,),
@@ -220,7 +221,7 @@ def backward(
     last_gradient: Tensor | None,
     of_initial: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the three inputs; fills `of_initial`."""
+    """Return the gradients of the three inputs; fill `of_initial`."""
     states, corrections, pairs, factors = kept
     of_states, of_corrections = torch.empty_like(states), torch.empty_like(corrections)
     prepared, ends = (rule.mixed, pairs, factors), (last_gradient, of_initial)

@@ -27,10 +27,10 @@ held over a whole chunk, each would cost a thread as many registers as there are
 A scan, which has registers and nothing to do while it waits, reads them first."""
 
 QUERY, KEY = tl.constexpr(0), tl.constexpr(1)
-"""What makes Q and K of the query and the key in memory."""
+"""Factors that make Q and K of the query and the key in memory."""
 
 ASKING, READING, LEAVING = tl.constexpr(2), tl.constexpr(3), tl.constexpr(4)
-"""What the query, the key where it reads, and the key where it writes, is to be multiplied by in all: for g Q, g K and
+"""Factors on the query, on the key where it reads and on the key where it writes, in all: for g Q, g K and
 g_C / g K."""
 
 BETA, TOTAL = tl.constexpr(5), tl.constexpr(6)
@@ -39,7 +39,7 @@ BETA, TOTAL = tl.constexpr(5), tl.constexpr(6)
 
 @triton.jit
 def chunk_place(length, num_heads, C: tl.constexpr):
-    """Where a program works that has a chunk to itself: its chunk counted over all heads of all sequences, which is its
+    """Position of a program that has a chunk to itself: its chunk counted over all heads of all sequences, which is its
     place on the first axis of the grid (the others end at 65,535), sequence, head and first position."""
     index = tl.program_id(0)
     num_chunks = tl.cdiv(length, C)
@@ -90,8 +90,8 @@ def load_total(factors, index, C: tl.constexpr):
 def pairs_kernel(mixed, log_decay, beta, pairs, factors, length, scale, num_heads: tl.constexpr,
                  C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, UNIT: tl.constexpr,
                  PRECISION: tl.constexpr):  # fmt: skip
-    """What the positions of every chunk do to each other, `pairs` (X, N, 2, C, C): R and Q K^T o G. And what they are
-    scaled by, `factors` (X, N, FACTORS, C). Grid: chunks of all sequences × heads.
+    """Compute what the positions of every chunk do to each other, `pairs` (X, N, 2, C, C): R and Q K^T o G. And what
+    they are scaled by, `factors` (X, N, FACTORS, C). Grid: chunks of all sequences × heads.
     """
     index, sequence, head, start = chunk_place(length, num_heads, C)
     key = load_key(mixed, sequence, head, start, length, num_heads, C, K, V)

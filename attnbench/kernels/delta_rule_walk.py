@@ -92,7 +92,7 @@ def walk_backward_kernel(mixed, pairs, factors, gradient, last_gradient, initial
                          correction_gradients, length,
                          num_heads: tl.constexpr, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
                          VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """From the last chunk to the first: of each the gradient of S' (`state_gradients`, transposed) and H
+    """Walk from the last chunk to the first: of each, the gradient of S' (`state_gradients`, transposed) and H
     (`correction_gradients`).
 
     Grid as the forward kernel's. `gradient` is the output's; those of the states at both ends may be None.

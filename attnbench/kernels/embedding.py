@@ -141,7 +141,7 @@ def _take_rows(weight, tokens, rows, num_symbols, num_rows, width, BLOCK: tl.con
 @triton.jit
 def _sum_rows(gradient, tokens, parts, num_rows, num_symbols, width, rows_a_part,
               PRECISION: tl.constexpr, SYMBOLS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
-    """Of one part of the rows the sums for some symbols and columns. Grid: symbols, columns, parts."""
+    """Compute, of one part of the rows, the sums for some symbols and columns. Grid: symbols, columns, parts."""
     first = tl.program_id(0) * SYMBOLS
     symbol, column = first + tl.arange(0, SYMBOLS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     part = tl.program_id(2)

@@ -232,7 +232,7 @@ def packed_flash_attention(
     causal: bool,
     window: int | None = None,
 ) -> Tensor:
-    """The same of one tensor that holds query, key and value side by side; heads side by side too, (B, T, H K).
+    """Attend from one tensor that holds query, key and value side by side; heads side by side too, (B, T, H K).
 
     Args:
         packed_BTC: [query | key | value] with H, G and G heads of K channels each.

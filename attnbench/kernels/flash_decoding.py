@@ -41,7 +41,7 @@ MASKED_SCORE = tl.constexpr(-1e30)
 
 
 class Tiles(NamedTuple):
-    """How the first kernel is cut up: the speed, not the result beyond rounding."""
+    """Cut of the first kernel: the speed, not the result beyond rounding."""
 
     keys: int
     num_warps: int
@@ -56,7 +56,7 @@ def tiles_for(dtype: torch.dtype, width: int) -> Tiles:
 
 
 def splits_for(num_keys: int, num_sequences: int, num_multiprocessors: int, keys: int = 64) -> int:
-    """As many as make no more than PROGRAMS programs a multiprocessor and leave each a block of keys; 1: whole.
+    """Return as many as make no more than PROGRAMS programs a multiprocessor and leave each a block of keys; 1: whole.
 
     Whole too where every multiprocessor has a program already: 256 sequences in parts took 2 to 23 % longer on 132.
 

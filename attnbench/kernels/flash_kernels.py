@@ -16,7 +16,8 @@ LENGTHS = ("num_queries", "num_keys", "length")
 
 @triton.jit
 def _visible(query_position, key_position, num_keys, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """Which keys a query sees; its position counts as the keys' do, the last query standing beside the last key."""
+    """Return which keys a query sees; its position counts as the keys' do, the last query standing beside the last
+    key."""
     seen = key_position < num_keys
     if CAUSAL:
         seen &= key_position <= query_position
@@ -29,7 +30,8 @@ def _visible(query_position, key_position, num_keys, CAUSAL: tl.constexpr, WINDO
 def _keys_in_view(
     first_query, offset, num_keys, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr
 ):
-    """For a block of queries: the first key that any of them sees, the end of those that all see, the end of all."""
+    """Return for a block of queries the first key that any of them sees, the end of those that all see, the end of
+    all."""
     first, stop, all_seen = 0, num_keys, num_keys
     if CAUSAL:
         stop = tl.minimum(num_keys, first_query + QUERIES + offset)

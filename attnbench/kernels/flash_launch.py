@@ -1,4 +1,4 @@
-"""How FlashAttention's kernels are cut up and launched: tiles, parts, and what is rotated where."""
+"""Cut and launch of FlashAttention's kernels: tiles, parts, and what is rotated where."""
 
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ over the memory that rotates them all."""
 
 
 class Tiles(NamedTuple):
-    """How a kernel is cut up: the speed, not the result beyond rounding."""
+    """Cut of a kernel: the speed, not the result beyond rounding."""
 
     queries: int
     keys: int
@@ -59,7 +59,7 @@ def tiles_for(kernel: str, dtype: torch.dtype, width: int, length: int, roomy: b
 
 
 def _launch(kernel: Any, grid: tuple[int, int], query: Tensor, *arguments: Any, **constants: Any) -> None:
-    """Runs a kernel on the device of its first tensor."""
+    """Run a kernel on the device of its first tensor."""
     with torch.cuda.device_of(query):
         launch(kernel, grid, query, *arguments, **constants)
 
@@ -76,14 +76,14 @@ def _blocks(length: int, size: int) -> int:
 def _grid(
     num_programs: int, walked: int, window: int | None, walks: str, constants: dict[str, Any], query: Tensor
 ) -> tuple[int, int]:
-    """Of a kernel: the programs that there are without splitting, and parts of the positions that each walks, which are
-    "KEYS" or "QUERIES"."""
+    """Return, of a kernel, the programs that there are without splitting, and parts of the positions that each walks,
+    which are "KEYS" or "QUERIES"."""
     num_blocks, num_warps = _blocks(min(walked, window or walked), constants[walks]), constants["num_warps"]
     return num_programs, splits_for(num_programs, num_blocks, num_multiprocessors(query.device), num_warps, query.dtype)
 
 
 def _constants(kernel: str, query: Tensor, key: Tensor, causal: bool, window: int | None) -> dict[str, Any]:
-    """What a kernel of this problem is compiled for, rotation apart."""
+    """Return what a kernel of this problem is compiled for, rotation apart."""
     tiles = tiles_for(kernel, query.dtype, query.shape[3], key.shape[1], is_roomy(query.device))
     return {
         "HEADS": query.shape[2],
@@ -151,7 +151,7 @@ def backward(
     causal: bool,
     window: int | None,
 ) -> None:
-    """Fills `gradients`, those of the inputs query, key and value before their rotation, given the gradient in y."""
+    """Fill `gradients`, those of the inputs query, key and value before their rotation, given the gradient in y."""
     (query_gradient, key_gradient, value_gradient), (query, key, value) = gradients, inputs
     gradient, own_product = channels_side_by_side(gradient), torch.empty_like(logsumexp)
     (B, T, H, K), (S, G) = query.shape, key.shape[1:3]

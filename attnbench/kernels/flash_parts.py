@@ -24,7 +24,7 @@ longer, four of four."""
 MAX_SPLITS = 32
 
 NUMBERS_AT_ONCE = 4096
-"""That a program reads to make one of all parts."""
+"""Rows that a program reads to make one of all parts."""
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # A masked score, scaled. Finite, because the difference of two infinities is no number: a row may meet a block of which
@@ -50,12 +50,12 @@ def splits_for(num_programs: int, num_blocks: int, num_multiprocessors: int, num
 
 
 def of_parts(like: Tensor, num_splits: int) -> Tensor:
-    """What every part leaves of such a tensor, one after the other."""
+    """Return what every part leaves of such a tensor, one after the other."""
     return like.new_empty((num_splits * like.shape[0], *like.shape[1:]), dtype=torch.float32)
 
 
 def rows_of_parts(num_splits: int, constants: dict[str, Any]) -> dict[str, Any]:
-    """What a kernel that makes one of all parts is compiled for: as many rows at once as it has room for."""
+    """Return what a kernel that makes one of all parts is compiled for: as many rows at once as it has room for."""
     splits = triton.next_power_of_2(num_splits)
     rows = max(1, NUMBERS_AT_ONCE // (splits * constants["PADDED"]))
     return {"WIDTH": constants["WIDTH"], "PADDED": constants["PADDED"], "SPLITS": splits, "ROWS": rows}
@@ -63,8 +63,8 @@ def rows_of_parts(num_splits: int, constants: dict[str, Any]) -> dict[str, Any]:
 
 @triton.jit
 def own_part(first, middle, stop, BLOCK: tl.constexpr):
-    """Of what a program would walk, from `first` to `middle` and on to `stop`, the same three of its own part. Parts
-    are whole blocks, shared out as equally as they can be; some are empty where there are fewer blocks."""
+    """Return, of what a program would walk, from `first` to `middle` and on to `stop`, the same three of its own part.
+    Parts are whole blocks, shared out as equally as they can be; some are empty where there are fewer blocks."""
     num_blocks, split, num_splits = tl.cdiv(stop - first, BLOCK), tl.program_id(1), tl.num_programs(1)
     own_first = first + split * num_blocks // num_splits * BLOCK
     own_stop = tl.minimum(stop, first + (split + 1) * num_blocks // num_splits * BLOCK)
@@ -76,7 +76,7 @@ def _load_parts(
     parts, num_splits, part_stride, row_stride, position, length,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """The same rows of every part, (SPLITS, rows, PADDED); what there is not is zeros."""
+    """Load the same rows of every part, (SPLITS, rows, PADDED); what there is not is zeros."""
     split, row = tl.arange(0, SPLITS)[:, None, None], position[None, :, None]
     channel = tl.arange(0, PADDED)[None, None, :]
     parts += split * part_stride + row.to(tl.int64) * row_stride + channel

@@ -102,7 +102,7 @@ def gated_delta_rule_backward(
     of_memory: bool,
     parallel: bool | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of mixed, of log decay, of beta and, if `of_memory`, of the first memory (else empty)."""
+    """Return gradients of mixed, of log decay, of beta and, if `of_memory`, of the first memory (else empty)."""
     mixed, log_decay, beta = (x.contiguous() for x in (mixed_BTC, log_decay_BTH, beta_BTH))
     rule = DeltaRule(mixed, log_decay, beta, num_heads, key_width, unit_length, parallel)
     of_first = log_decay.new_empty(_memory_shape(mixed, num_heads, key_width, of_memory))
@@ -188,7 +188,7 @@ join_the_batch(gated_delta_rule_backward)
 @register_flop_formula(torch.ops.attnbench.gated_delta_rule_forward)
 def _(mixed_shape: Any, log_decay_shape: Any, beta_shape: Any, memory_shape: Any, num_heads: int, key_width: int,
       *_: Any, **__: Any) -> int:  # fmt: skip
-    """As the recurrence does it: 2KV a position and head for each of M^T k, the outer product and M^T q."""
+    """Count as the recurrence does it: 2KV a position and head for each of M^T k, the outer product and M^T q."""
     batch, length, channels = mixed_shape
     return 6 * batch * length * key_width * (channels - 2 * num_heads * key_width)
 

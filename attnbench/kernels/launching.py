@@ -27,7 +27,7 @@ from attnbench.settings.errors import UserError
 MAX_THREADS = 8
 
 _unfinished: set[Future[None]] = set()
-"""What has begun. A kernel that is being loaded cannot be launched."""
+"""Compilations that have begun. A kernel that is being loaded cannot be launched."""
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
@@ -56,19 +56,20 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 
 @cache
 def num_multiprocessors(device: torch.device) -> int:
-    """On a CPU 0, so that nothing is ever split or run side by side there by itself."""
+    """Number of the device's multiprocessors; on a CPU 0, so that nothing is ever split or run side by side there by
+    itself."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
 
 
 @cache
 def is_roomy(device: torch.device) -> bool:
-    """Whether a program can have 227 KiB of shared memory, as on Hopper and on Blackwell's data-centre cards; others
-    have 99 or 163. A CPU has all there is."""
+    """Return whether a program can have 227 KiB of shared memory, as on Hopper and on Blackwell's data-centre cards;
+    others have 99 or 163. A CPU has all there is."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
 def _outline(argument: Any) -> Any:
-    """All of an argument that a kernel is compiled for, of a tensor its dtype."""
+    """Return all of an argument that a kernel is compiled for, of a tensor its dtype."""
     return argument.dtype if isinstance(argument, Tensor) else argument
 
 
@@ -76,7 +77,7 @@ def _outline(argument: Any) -> Any:
 def begin(
     kernel: Any, device: torch.device, arguments: tuple[Any, ...], options: tuple[tuple[str, Any], ...]
 ) -> Future[None]:
-    """Compiles a kernel in the background, once for the same arguments; in place of tensors stand their dtypes."""
+    """Compile a kernel in the background, once for the same arguments; in place of tensors stand their dtypes."""
     future = _threads().submit(_compile, kernel, device, arguments, dict(options))
     _unfinished.add(future)
     future.add_done_callback(_unfinished.discard)
@@ -104,8 +105,8 @@ def _compile(kernel: Any, device: torch.device, arguments: tuple[Any, ...], opti
 
 
 def register_fake(operator: CustomOpDef) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """As `operator.register_fake`, for an operator that launches its kernels by `launch`: asked what it returns for
-    tensors on CUDA, it also begins to compile them."""
+    """Register as `operator.register_fake` does, for an operator that launches its kernels by `launch`: asked what it
+    returns for tensors on CUDA, it also begins to compile them."""
 
     def register(outputs: Callable[..., Any]) -> Callable[..., Any]:
         asked = set()
@@ -130,7 +131,7 @@ def _question(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def can_compile(inputs: tuple[Any, ...]) -> bool:
-    """Whether they say all that kernels are compiled for: sizes in numbers, and a device that is here."""
+    """Return whether they say all that kernels are compiled for: sizes in numbers, and a device that is here."""
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     on_device = torch.cuda.is_available() and not interpreted() and all(x.device.type == "cuda" for x in tensors)
     sizes = [size for x in tensors for size in (*x.shape, *x.stride())]

@@ -30,10 +30,10 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 class Blocks(NamedTuple):
-    """How the work is cut. Changes the speed, not the result beyond rounding."""
+    """Cut of the work. Changes the speed, not the result beyond rounding."""
 
     positions: int
-    """Of a chunk."""
+    """Positions of a chunk."""
     num_warps: int
     num_stages: int
 
@@ -200,7 +200,7 @@ def forward_blocks(mixed_BTC: Tensor, num_heads: int) -> Blocks:
 
 
 def backward_blocks(mixed_BTC: Tensor, num_heads: int) -> Blocks:
-    """As `forward_blocks`, for each of the two gradient kernels."""
+    """Choose as `forward_blocks` does, for each of the two gradient kernels."""
     width = mixed_BTC.shape[2] // (3 * num_heads)
     positions = 16 if mixed_BTC.shape[1] <= 16 else 64 if mixed_BTC.dtype == torch.bfloat16 else 32
     return Blocks(positions, num_warps=4 if width <= 64 else 8, num_stages=1)
@@ -226,7 +226,7 @@ def _outputs(mixed_BTC: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor,
 
 
 def _arguments(mixed_BTC: Tensor, num_heads: int, feature_map: str, blocks: Blocks) -> dict[str, Any]:
-    """What all kernels take."""
+    """Return the arguments that all kernels take."""
     batch, length, channels = mixed_BTC.shape
     width, rest = divmod(channels, 3 * num_heads)
     if rest or width not in WIDTHS or mixed_BTC.dtype not in DTYPES:

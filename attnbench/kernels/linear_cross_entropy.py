@@ -18,7 +18,7 @@ from torch import Tensor
 from attnbench.kernels.launching import launch, register_fake
 
 PART_BYTES = 2**25
-"""Of logits at once: they fit into the cache of a large GPU, and their products still fill it."""
+"""Number of logits at once: they fit into the cache of a large GPU, and their products still fill it."""
 
 MAX_BLOCK = 4096
 """Logits of a row that a program holds at once."""
@@ -141,7 +141,7 @@ def _loss_and_gradient(
     WITH_GRADIENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program a row: its loss, and the gradient of its logits in their place."""
+    """Compute, a program a row, its loss and the gradient of its logits in their place."""
     row = tl.program_id(0).to(tl.int64)
     own = logits + row * stride
     column = tl.arange(0, BLOCK)

@@ -14,8 +14,8 @@ UNSPECIALIZED = ("length", "segment")
 
 @triton.jit
 def _place(length, segment, HEADS: tl.constexpr):
-    """Of this program: its sequence, head, first position, the position after its last, and its number among the
-    segments of all heads of all sequences. Heads that lie side by side are neighbours in the grid."""
+    """Return this program's position: its sequence, head, first position, the position after its last, and its number
+    among the segments of all heads of all sequences. Heads that lie side by side are neighbours in the grid."""
     num_segments = tl.cdiv(length, segment)
     head, rest = tl.program_id(0) % HEADS, tl.program_id(0) // HEADS
     sequence, part = rest // num_segments, rest % num_segments
@@ -100,7 +100,8 @@ def _through_quotient(
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """With y = n / d: dn = dy / d, in y's dtype, and dd = -(dy . y) / d in float32; zero where no position is."""
+    """Return, with y = n / d, dn = dy / d, in y's dtype, and dd = -(dy . y) / d in float32; zero where no position
+    is."""
     stride: tl.constexpr = HEADS * WIDTH
     address, exists = _tile(of_y, sequence, length, first, head, stride, WIDTH, BLOCK, CHUNK)
     gradient = tl.load(address, mask=exists, other=0).to(tl.float32)
@@ -127,7 +128,7 @@ def linear_sums_kernel(
     CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """What each segment adds to S and z."""
+    """Compute what each segment adds to S and z."""
     sequence, head, start, stop, place = _place(length, segment, HEADS)
     state, total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     for first in range(start, stop, CHUNK):
@@ -233,7 +234,7 @@ def linear_sums_backward_kernel(
     CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """What each segment adds to the gradients of the S and z before it."""
+    """Compute what each segment adds to the gradients of the S and z before it."""
     sequence, head, start, stop, place = _place(length, segment, HEADS)
     of_state, of_total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     for first in range(start, stop, CHUNK):
@@ -271,7 +272,7 @@ def linear_query_gradient_kernel(
     CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """From the first chunk to the last, with G = dn and g = dd of `_through_quotient`, S and z before a chunk:
+    """Walk from the first chunk to the last, with G = dn and g = dd of `_through_quotient`, S and z before a chunk:
 
         df(q)_t = S G_t + g_t z + sum_{s<=t} (G_t . v_s + g_t) f(k)_s
 
@@ -319,7 +320,8 @@ def linear_key_value_gradient_kernel(
     CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """From the last chunk to the first, with G and g as above, dS and dz the sums of f(q) G^T and g f(q) after a chunk:
+    """Walk from the last chunk to the first, with G and g as above, dS and dz the sums of f(q) G^T and g f(q) after a
+    chunk:
 
     df(k)_s = dS v_s + dz   + sum_{t>=s} (G_t . v_s + g_t) f(q)_t
     dv_s    = dS^T f(k)_s   + sum_{t>=s} (f(q)_t . f(k)_s) G_t

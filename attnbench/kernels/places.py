@@ -1,4 +1,4 @@
-"""Which rows a program's numbers lie in, where programs share a tensor of rows by numbers and not by rows."""
+"""Rows that a program's numbers lie in, where programs share a tensor of rows by numbers and not by rows."""
 
 # A decorated function is not seen to return.
 # pyright: reportGeneralTypeIssues=false

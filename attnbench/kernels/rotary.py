@@ -50,7 +50,7 @@ def store_rows(pointer, row_stride, position, num_positions, x, WIDTH: tl.conste
 
 @triton.jit
 def turn(x, rotation, position, num_positions, WIDTH: tl.constexpr, PADDED: tl.constexpr, INVERSE: tl.constexpr):
-    """Turns channel pairs (2i, 2i + 1) by their angles, or back; float32. `rotation` is (2, positions, WIDTH / 2)."""
+    """Turn channel pairs (2i, 2i + 1) by their angles, or back; float32. `rotation` is (2, positions, WIDTH / 2)."""
     pair = tl.arange(0, PADDED // 2)[None, :]
     inside = (position[:, None] < num_positions) & (pair < WIDTH // 2)
     cos = tl.load(rotation + position[:, None] * (WIDTH // 2) + pair, mask=inside, other=0.0)
@@ -77,7 +77,7 @@ def rotated(x_BTHK: Tensor, rotation_2TK: Tensor) -> Tensor:
 def _copy(
     whole_BTHK: Tensor, parts: tuple[Tensor, Tensor, Tensor], rotation_2TK: Tensor, *, joins: bool = False
 ) -> None:
-    """Fills the parts with the heads of the whole, all but the last part rotated; or, if it joins, the whole with the
+    """Fill the parts with the heads of the whole, all but the last part rotated; or, if it joins, the whole with the
     heads of the parts, turned back. Any strides but the last."""
     B, T, num_heads, K = whole_BTHK.shape
     tensors: list[Any] = [argument for x in (whole_BTHK, *parts) for argument in (x, x.stride()[:3])]

@@ -30,7 +30,7 @@ UNSPECIALIZED = ("length", "batch_of_group")
 
 
 class Blocks(NamedTuple):
-    """How the work is cut. Changes the speed, not the result beyond the order of the weight gradient's sum.
+    """Cut of the work. Changes the speed, not the result beyond the order of the weight gradient's sum.
 
     Args:
         channels: side by side in a program.
@@ -65,7 +65,7 @@ def short_convolution(
 
 @torch.library.custom_op("attnbench::short_convolution", mutates_args=())
 def convolve(x_BTC: Tensor, weight_GCW: Tensor, history_BWC: Tensor | None, silu: bool) -> Tensor:
-    """As above for G models side by side: the batch is cut into G equal runs, each with weights of its own."""
+    """Convolve as above for G models side by side: the batch is cut into G equal runs, each with weights of its own."""
     return launch_forward(x_BTC, weight_GCW, history_BWC, silu, BLOCKS)
 
 
@@ -146,7 +146,7 @@ def _grid(x_BTC: Tensor, blocks: Blocks) -> tuple[int]:
 def _arguments(
     x_BTC: Tensor, weight_GCW: Tensor, history_BWC: Tensor | None, silu: bool, blocks: Blocks
 ) -> dict[str, Any]:
-    """What both kernels take."""
+    """Return the arguments that both kernels take."""
     batch, length, channels = x_BTC.shape
     groups, _, size = weight_GCW.shape
     if size not in SIZES or x_BTC.dtype not in DTYPES:
@@ -170,7 +170,8 @@ def _arguments(
 
 @triton.jit
 def _place(length, channels, BLOCK: tl.constexpr, POSITIONS: tl.constexpr):
-    """Of this program: its segment among all, its sequence, its first position, its channels and which exist.
+    """Return this program's position: its segment among all, its sequence, its first position, its channels and which
+    exist.
 
     Neighbours in the grid are neighbours in the memory: channels first, then positions, then sequences.
     """
@@ -208,7 +209,7 @@ def _rows_before(
 
 @triton.jit
 def _row(x, sequence, position, length, channels):
-    """Where a row of (B, length, channels) begins; large tensors need 64 bits."""
+    """Address at which a row of (B, length, channels) begins; large tensors need 64 bits."""
     return x + (sequence.to(tl.int64) * length + position) * channels
 
 
@@ -298,7 +299,7 @@ def _backward(
     POSITIONS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """With p the sum before SiLU and dp its gradient:
+    """Compute, with p the sum before SiLU and dp its gradient:
 
         dx_t = sum_i w_i dp_(t + W - 1 - i),   dw_i = sum_t dp_t x_(t - W + 1 + i)
 

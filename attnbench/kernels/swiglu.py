@@ -66,7 +66,7 @@ join_the_batch(swiglu_backward)
 
 @triton.jit
 def _place(num_rows, width, BLOCK: tl.constexpr):
-    """Where a program's numbers lie in (num_rows, width), where their gates lie in (num_rows, 2 width), and which of
+    """Addresses of a program's numbers in (num_rows, width), where their gates lie in (num_rows, 2 width), and which of
     them there are."""
     row, index, rows_on = own_places(width, BLOCK)
     return row * width + index, row * 2 * width + (index + rows_on * width), row + rows_on < num_rows

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from attnbench.settings.errors import UserError
 
 State = Any
-"""What a mixer carries from one call to the next: a NamedTuple of tensors of its own."""
+"""State that a mixer carries from one call to the next: a NamedTuple of tensors, its fields the mixer's choice."""
 
 
 class Mixer(nn.Module, ABC):
-    """Mixes along the sequence: (B, T, D) in, (B, T, D) out, position t seeing positions up to t and no later one.
+    """Mix along the sequence: (B, T, D) in, (B, T, D) out, position t seeing positions up to t and no later one.
 
     The training forward (no state) is a pure function of parameters and input: no buffers written, no Python branch
     on data, so that it runs under functional_call, vmap, compile and CUDA-graph capture.
@@ -32,7 +32,7 @@ class Mixer(nn.Module, ABC):
     """The kernels this mixer can name in its `backend` setting, besides `auto`."""
 
     auto_rule: ClassVar[str] = "the first of its backends"
-    """What `auto` takes, and why, in a few words: `choose_backend` for people."""
+    """Rule of `auto` in a few words, for people."""
 
     trains_only: ClassVar[frozenset[str]] = frozenset()
     """Backends that cannot take a state."""
@@ -41,7 +41,7 @@ class Mixer(nn.Module, ABC):
     """Backends whose kernel has no batching rule, so that stacked models cannot train through it."""
 
     no_weight_decay: ClassVar[frozenset[str]] = frozenset()
-    """Names of this module's own parameters that take no weight decay."""
+    """Names of this module's parameters, without its submodules', that take no weight decay."""
 
     same_function: ClassVar[str] = ""
     """`_target_` of the mixer whose function this class computes by another kernel, wherever options that only this one
@@ -55,11 +55,11 @@ class Mixer(nn.Module, ABC):
     history nor a normaliser."""
 
     replaces_feed_forward: ClassVar[bool] = False
-    """True for a mixer whose block has no feed-forward of its own."""
+    """True for a mixer whose block has no feed-forward."""
 
     @classmethod
     def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
-        """The backend that will run, by name; `auto` is resolved here, once, before the model is built.
+        """Return the backend that will run, by name; `auto` is resolved here, once, before the model is built.
 
         Args:
             options: the mixer's settings, `backend` among them.
@@ -76,8 +76,9 @@ class Mixer(nn.Module, ABC):
 
     @classmethod
     def state_choices(cls, options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:
-        """The legal values of the one setting that decides the size of `state_memory`, smallest first, each as the
-        change to make in `options`: [{"value_expansion": 1}, {"value_expansion": 2}]. Empty: match=state is refused.
+        """Return the legal values of the one setting that decides the size of `state_memory`, smallest first, each as
+        the change to make in `options`: [{"value_expansion": 1}, {"value_expansion": 2}]. Empty: match=state is
+        refused.
 
         Args:
             options: the mixer's settings, which may override the model's `head_width`.
@@ -85,7 +86,7 @@ class Mixer(nn.Module, ABC):
         return []
 
     def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
-        """Fills the parameters this module itself owns, drawing from the generator alone: others, submodules too, are
+        """Fill the parameters of this module, without its submodules', from the generator alone: other modules are
         asked for theirs at the same time, in threads.
 
         Args:
@@ -96,39 +97,39 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x_BTD: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
-        """Mixes T positions; with a state, those that follow what the state has seen (the one passed in is used up)."""
+        """Mix T positions; with a state, those that follow what the state has seen (the one passed in is used up)."""
 
     @abstractmethod
     def reference(self, x_BTD: Tensor) -> Tensor:
-        """The training forward by the slow definition, in whatever precision x and the weights have: what tests of the
-        fast form compare with."""
+        """Compute the training forward by the slow definition, in whatever precision x and the weights have: the ground
+        truth for the fast form."""
 
     @abstractmethod
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> State:
-        """An empty state for sequences of up to `max_length` positions.
+        """Return an empty state for sequences of up to `max_length` positions.
 
         Every entry is preallocated and updated in place. Caches have `dtype`, recurrent states are float32, the
         position (where there is one) is an int64 tensor on the device.
         """
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
-        """One position. Captured in a CUDA graph, so it may not read from the device."""
+        """Mix one position. Captured in a CUDA graph, so it may not read from the device."""
         y_BTD, state = self.forward(x_BD[:, None], state)
         return y_BTD[:, 0], state
 
     @abstractmethod
     def mixing_flops(self, length: int) -> int:
-        """Operations of the mixing alone, forward, per sequence: a multiply-add counts 2, and causal mixing counts
-        what a causal algorithm must do. Projections are not part of it. Every mixer states its own."""
+        """Count operations of the mixing alone, forward, per sequence: a multiply-add counts 2, and causal mixing
+        counts what a causal algorithm must do. Projections are not part of it. Every mixer states its own."""
 
 
 def state_bytes(state: State) -> int:
-    """Bytes of all tensors in a state."""
+    """Return the bytes of all tensors in a state."""
     return sum(tensor.numel() * tensor.element_size() for tensor in state)
 
 
 def head_count(num_heads: int | None, dim: int, head_width: int) -> int:
-    """`num_heads`, or as many heads of `head_width` as fit the model's width exactly.
+    """Return `num_heads`, or as many heads of `head_width` as fit the model's width exactly.
 
     Raises:
         UserError: null where the width cannot be divided.

@@ -23,10 +23,10 @@ LENGTHS = (1, 63, 64, 65, 133)
 """Around the border of a chunk of 64, and over two of them with a ragged end."""
 
 POSITIONS = (0, 63, 64, 100)
-"""Outputs at these are looked at for what they have of later positions."""
+"""Positions whose outputs are checked for later inputs."""
 
 LONGEST_CHECK = 256
-"""Positions, of what is looked at before a training."""
+"""Largest number of positions looked at before a training."""
 
 LEAK = {"float32": 1e-5, "tf32": 1e-2, "bfloat16": 3e-2}
 """Share of a gradient or an output that may come from where nothing should, by precision: the rounding of a convolution
@@ -44,16 +44,16 @@ class Promise(NamedTuple):
 
     words: str
     check: Callable[[Mixer, Case], str]
-    """Takes a mixer in a model of that shape; returns what breaks the promise, or nothing."""
+    """Function of a mixer in the case's model; returns words on what breaks the promise, or none."""
     needs_state: bool = False
     """True where a backend that only trains need not keep it."""
 
 
 def breach(promise: Promise, build: Callable[[], Mixer], case: Case) -> str:
-    """Words on what breaks the promise, or none. Whatever building or running the mixer raises breaks it.
+    """Return words on what breaks the promise, or none. Whatever building or running the mixer raises breaks it.
 
     Args:
-        build: makes the mixer, of a model of that shape, with initial weights.
+        build: makes the mixer of the case's model, with initial weights.
     """
     # A mixer of anybody's may raise anything: that is what is looked for here, and the other promises have their turn.
     try:
@@ -63,7 +63,7 @@ def breach(promise: Promise, build: Callable[[], Mixer], case: Case) -> str:
 
 
 def shape_and_dtype(mixer: Mixer, case: Case) -> str:
-    """The output has those of the input, at every length; without a state none is returned."""
+    """Check that the output has those of the input, at every length; without a state none is returned."""
     for length in LENGTHS:
         x_BTD = _example(mixer, length, case.model.dim)
         y_BTD, state = mixer(x_BTD)
@@ -77,12 +77,12 @@ def shape_and_dtype(mixer: Mixer, case: Case) -> str:
 
 
 def causality(mixer: Mixer, case: Case) -> str:
-    """Nothing from the future, by the gradient and by what changes where the future does."""
+    """Check that nothing comes from the future, by the gradient and by what changes where the future does."""
     return seen_of_the_future(mixer, case.model.dim, LENGTHS[-1])
 
 
 def seen_of_the_future(mixer: Mixer, dim: int, length: int, precision: str = "float32") -> str:
-    """Words on what an output has of later positions, or none.
+    """Return words on what an output has of later positions, or none.
 
     Args:
         dim: of the model.
@@ -117,7 +117,7 @@ def seen_of_the_future(mixer: Mixer, dim: int, length: int, precision: str = "fl
 def check_causality(
     mixers: Sequence[MixerSettings], layers: Iterable[Mixer], dim: int, seq_len: int, precision: str
 ) -> None:
-    """Looks at a model's mixers from outside attnbench before they are trained: what sees the future scores well in
+    """Check a model's mixers from outside attnbench before they are trained: one that sees the future scores well in
     everything that is measured here.
 
     Args:
@@ -141,7 +141,7 @@ def check_causality(
 
 
 def past(mixer: Mixer, case: Case) -> str:
-    """An output depends on an earlier input: what does not mixes nothing."""
+    """Check that an output depends on an earlier input: a mixer without that mixes nothing."""
     x_BTD = _example(mixer, LENGTHS[-1], case.model.dim)
     position = POSITIONS[-1]
     total = mixer(x_BTD.requires_grad_())[0][:, position].square().sum()
@@ -150,7 +150,7 @@ def past(mixer: Mixer, case: Case) -> str:
 
 
 def independence(mixer: Mixer, case: Case) -> str:
-    """Sequences of a batch do not mix."""
+    """Check that sequences of a batch do not mix."""
     x_BTD = _example(mixer, 70, case.model.dim)
     y_BTD, _ = mixer(x_BTD.requires_grad_())
     for index, other in ((0, 1), (1, 0)):
@@ -167,7 +167,7 @@ def independence(mixer: Mixer, case: Case) -> str:
 
 
 def definition(mixer: Mixer, case: Case) -> str:
-    """The forward pass equals `reference` in float64, in outputs and all gradients."""
+    """Check that the forward pass equals `reference` in float64, in outputs and all gradients."""
     allowed = _tolerance(mixer)
     for length in LENGTHS:
         actual, expected = by_backend(mixer, length, "float32", case), by_definition(mixer, length, case)
@@ -182,7 +182,7 @@ def definition(mixer: Mixer, case: Case) -> str:
 
 
 def pieces(mixer: Mixer, case: Case) -> str:
-    """The whole equals its pieces and its single steps, each handing its state on."""
+    """Check that the whole equals its pieces and its single steps, each handing its state on."""
     with torch.no_grad():
         for length in LENGTHS:
             x_BTD = _example(mixer, length, case.model.dim)
@@ -210,7 +210,7 @@ def _cuts(length: int) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def in_pieces(mixer: Mixer, x_BTD: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """Outputs of consecutive calls; a piece of 1 is a step."""
+    """Return the outputs of consecutive calls; a piece of 1 is a step."""
     state = mixer.init_state(x_BTD.shape[0], x_BTD.shape[1], x_BTD.dtype)
     outputs = []
     for piece_BTD in x_BTD.split(sizes, dim=1):
@@ -224,7 +224,8 @@ def in_pieces(mixer: Mixer, x_BTD: Tensor, sizes: tuple[int, ...]) -> Tensor:
 
 
 def state(mixer: Mixer, case: Case) -> str:
-    """It is updated in place, by a piece and by a step, and grows with `max_length` only if the class says so."""
+    """Check that it is updated in place, by a piece and a step, and grows with `max_length` only if the class says
+    so."""
     x_BTD = _example(mixer, 71, case.model.dim)
     short, long = (state_bytes(mixer.init_state(1, length, x_BTD.dtype)) for length in (64, 128))
     if (long > short) != mixer.state_grows or long < short:
@@ -240,25 +241,20 @@ def state(mixer: Mixer, case: Case) -> str:
 
 
 def gradients(mixer: Mixer, case: Case) -> str:
-    """Every parameter is trained: it gets a gradient that is finite and not 0."""
+    """Check that every parameter is trained: it gets a gradient that is finite and not 0."""
     x_BTD = _example(mixer, 70, case.model.dim)
     names, parameters = zip(*mixer.named_parameters(), strict=True)
     total = mixer(x_BTD)[0].square().sum()
-    found = dict(zip(names, torch.autograd.grad(total, parameters, allow_unused=True), strict=True))
-    for words, names in (
-        ("gets no gradient", [name for name, gradient in found.items() if gradient is None or not gradient.any()]),
-        (
-            "gets a gradient that is not finite",
-            [n for n, g in found.items() if g is not None and not g.isfinite().all()],
-        ),
-    ):
-        if names:
-            return f"{', '.join(names)} {words}"
-    return ""
+    by_name = dict(zip(names, torch.autograd.grad(total, parameters, allow_unused=True), strict=True))
+    missing = [name for name, gradient in by_name.items() if gradient is None or not gradient.any()]
+    infinite = [name for name, gradient in by_name.items() if gradient is not None and not gradient.isfinite().all()]
+    if missing:
+        return f"{', '.join(missing)} gets no gradient"
+    return f"{', '.join(infinite)} gets a gradient that is not finite" if infinite else ""
 
 
 def flops(mixer: Mixer, case: Case) -> str:
-    """`mixing_flops` grows as the definition's operations do, and is within MAX_FLOP_RATIO of them."""
+    """Check that `mixing_flops` grows as the definition's operations do, and is within MAX_FLOP_RATIO of them."""
     stated = [mixer.mixing_flops(length) for length in FLOP_LENGTHS]
     if not all(isinstance(number, int) and number > 0 for number in stated):
         return f"mixing_flops({FLOP_LENGTHS[0]}) is {stated[0]!r}, not a positive integer"
@@ -293,13 +289,13 @@ PROMISES = (
 
 
 def _example(mixer: Mixer, length: int, dim: int) -> Tensor:
-    """An input, (B, T, D), in the dtype of the weights and where they are."""
+    """Return an input, (B, T, D), in the dtype of the weights and where they are."""
     weight = next(mixer.parameters())
     return example(length, dim, weight.device)[0].to(weight.dtype)
 
 
 def _narrowed(x_BTD: Tensor, precision: str) -> Tensor:
-    """The input as a model gives it: what is wider than float32 stays."""
+    """Return the input as a model gives it; wider than float32 it stays."""
     dtype = dtype_of(precision)
     return x_BTD if dtype == torch.float32 else x_BTD.to(dtype)
 
@@ -309,7 +305,7 @@ def _tolerance(mixer: Mixer) -> float:
 
 
 def _differences(actual_BTD: Tensor, expected_BTD: Tensor) -> Tensor:
-    """By position, the largest as a share of the largest entry of all."""
+    """Return the largest difference at each position, as a share of the largest entry of all."""
     difference_BTD = (actual_BTD.double() - expected_BTD.double()).abs()
     return difference_BTD.amax(dim=(0, 2)) / expected_BTD.double().abs().max()
 

@@ -28,7 +28,7 @@ class UncountableError(Exception):
 
 
 class OperationCounter(TorchDispatchMode):
-    """Inside, adds up the operations of products, by torch's formulas, and those of single elements.
+    """Add up, while entered, the operations of products, by torch's formulas, and those of single elements.
 
     Args:
         length: positions of the sequence, a prime that divides no other size. A tensor whose size it divides twice
@@ -71,8 +71,8 @@ class OperationCounter(TorchDispatchMode):
 
 
 def counted_mixing(mixer: Mixer, length: int, dim: int) -> float:
-    """Operations of `mixer.reference` on one sequence, without those that a model counts by itself: each matrix, once a
-    position, and what norms, gates and the like do to single elements.
+    """Count operations of `mixer.reference` on one sequence, without those that a model counts by itself: each matrix,
+    once a position, and what norms, gates and the like do to single elements.
 
     Raises:
         UncountableError: the definition runs an operator that torch knows no formula of.
@@ -95,7 +95,7 @@ def counted_mixing(mixer: Mixer, length: int, dim: int) -> float:
 
 @contextmanager
 def _shared_parts(mixer: Mixer, counter: OperationCounter) -> Iterator[None]:
-    """Inside, modules of attnbench.mixers.layers and of torch count their products alone."""
+    """Have, while entered, modules of attnbench.mixers.layers and of torch count their products alone."""
 
     def enter(module: nn.Module, inputs: Any) -> None:
         counter.shared_depth += 1

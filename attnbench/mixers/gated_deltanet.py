@@ -114,7 +114,7 @@ class GatedDeltaNet(Mixer):
         ]
 
     def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
-        """Decays of 0.001 to 0.4 a position, spread evenly by ratio over the heads, the slowest first: time steps
+        """Set decays of 0.001 to 0.4 a position, spread evenly by ratio over the heads, the slowest first: time steps
         through softplus's inverse, times a rate of 1. Drawn, as in Mamba-2, it is luck whether a model of one head can
         remember the beginning of a sequence; and one that forgets slowly begins to learn recall sooner."""
         step_H = torch.logspace(math.log10(0.001), math.log10(0.4), self.num_heads)

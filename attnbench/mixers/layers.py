@@ -1,4 +1,4 @@
-"""What several mixers and the model share: norm, projections, feed-forward, short convolution, rotary positions.
+"""Layers that several mixers and the model share: norm, projections, feed-forward, short convolution, rotary positions.
 
 Every module with parameters initialises itself through `init_weights(generator, num_branches)`; see `Mixer`.
 """
@@ -14,7 +14,7 @@ from attnbench.ops.precision import at_least_float32
 from attnbench.settings.errors import UserError
 
 INITIAL_DEVIATION = 0.02
-"""Of a projection's weights (GPT-2), unless the model's settings name another."""
+"""Standard deviation of a projection's initial weights (GPT-2), unless the model's settings name another."""
 
 
 class Projection(nn.Linear):
@@ -48,7 +48,7 @@ class RMSNorm(nn.Module):
         nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Keeps shape and dtype."""
+        """Norm x; keeps shape and dtype."""
         # Compiled, torch's own is fused there too, and what was traced can be kept for the next process.
         if x.device.type == "cpu" and not torch.compiler.is_compiling():
             return _RMSNormCPU.apply(at_least_float32(x), self.weight, self.eps)[0].to(x.dtype)
@@ -127,7 +127,7 @@ class ShortConvolution(nn.Module):
         nn.init.uniform_(self.weight, -bound, bound, generator=generator)
 
     def forward(self, x_BTC: Tensor, history_BWC: Tensor | None = None, *, activation: bool = False) -> Tensor:
-        """Convolves T positions.
+        """Convolve T positions.
 
         Args:
             history_BWC: the size - 1 inputs before the first, updated in place to the last ones; None: zeros.
@@ -158,7 +158,7 @@ class ShortConvolution(nn.Module):
 
 
 class QueryKeyValue(nn.Module):
-    """What every mixer here starts with: one projection to query, key and value, and an optional short convolution.
+    """First layer of every mixer here: one projection to query, key and value, and an optional short convolution.
 
     Args:
         query_width, key_width, value_width: channels over all heads.
@@ -176,26 +176,27 @@ class QueryKeyValue(nn.Module):
         self.activation = activation
 
     def forward(self, x_BTD: Tensor, history_BWC: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns query, key and value, each (B, T, its width); `history_BWC` as in ShortConvolution."""
+        """Return query, key and value, each (B, T, its width); `history_BWC` as in ShortConvolution."""
         query, key, value = self.packed(x_BTD, history_BWC).split(self.widths, dim=-1)
         return query, key, value
 
     def packed(self, x_BTD: Tensor, history_BWC: Tensor | None = None) -> Tensor:
-        """The three side by side in one tensor, for a kernel that reads them there: (B, T, sum of the widths)."""
+        """Return the three side by side in one tensor, for a kernel that reads them there: (B, T, sum of the
+        widths)."""
         mixed = self.projection(x_BTD)
         if self.convolution is not None:
             return self.convolution(mixed, history_BWC, activation=self.activation)
         return F.silu(mixed) if self.activation else mixed
 
     def init_history(self, batch_size: int, dtype: torch.dtype) -> Tensor:
-        """The convolution's part of a state, (B, W, C): zeros, of length zero without a convolution."""
+        """Return the convolution's part of a state, (B, W, C): zeros, of length zero without a convolution."""
         taps = self.convolution.size - 1 if self.convolution is not None else 0
         device = self.projection.weight.device
         return torch.zeros(batch_size, taps, sum(self.widths), dtype=dtype, device=device)
 
 
 class GatedOutput(nn.Module):
-    """What every mixer here ends with: an optional gate, y × silu(gate(x)), and the projection to the model's width."""
+    """Last layer of every mixer here: an optional gate, y × silu(gate(x)), and the projection to the model's width."""
 
     def __init__(self, dim: int, width: int, *, gate: bool) -> None:
         super().__init__()
@@ -203,14 +204,16 @@ class GatedOutput(nn.Module):
         self.projection = Projection(width, dim, residual=True)
 
     def forward(self, y_BTC: Tensor, x_BTD: Tensor) -> Tensor:
-        """y_BTC is what was mixed, heads side by side; x_BTD the mixer's input, which the gate reads."""
+        """Gate and project. y_BTC is what was mixed, heads side by side; x_BTD the mixer's input, which the gate
+        reads."""
         if self.gate is not None:
             y_BTC = y_BTC * F.silu(self.gate(x_BTD))
         return self.projection(y_BTC)
 
 
 def rotation(length: int, width: int, position: Tensor | int, theta: float, device: torch.device) -> Tensor:
-    """cos and sin of the angles by which `rotate` turns channel pair i of position t, t × theta^(-2i/K): (2, T, K/2).
+    """Return cos and sin of the angles by which `rotate` turns channel pair i of position t, t × theta^(-2i/K): (2, T,
+    K/2).
 
     Args:
         position: that of the first of the T positions; a tensor stays on the device.

@@ -18,7 +18,7 @@ class AttentionState(NamedTuple):
     key_BSHK: Tensor
     value_BSHK: Tensor
     position: Tensor
-    """How many positions were seen: an int64 scalar on the device."""
+    """Number of positions seen: an int64 scalar on the device."""
     history_BWC: Tensor
     """The convolution's last inputs; of length zero without a convolution."""
 
@@ -72,7 +72,7 @@ class Softmax(Mixer):
         self.output = GatedOutput(dim, dim, gate=output_gate)
 
     def forward(self, x_BTD: Tensor, state: AttentionState | None = None) -> tuple[Tensor, AttentionState | None]:
-        """Training without a state; with one, prefill of the T positions that follow.
+        """Train without a state; with one, prefill of the T positions that follow.
 
         Raises:
             ValueError: more positions than the state was made for.
@@ -93,7 +93,7 @@ class Softmax(Mixer):
         return self.output(mixed_BTHK.flatten(2).to(x_BTD.dtype), x_BTD), state
 
     def step(self, x_BD: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
-        """One position. Nothing checks that max_length is kept to."""
+        """Mix one position. Nothing checks that max_length is kept to."""
         query_BTHK, key_BTHK, value_BTHK = self.project(x_BD[:, None], state.position, state.history_BWC)
         index = state.position[None]
         state.key_BSHK.index_copy_(1, index, key_BTHK.to(state.key_BSHK.dtype))
@@ -109,7 +109,8 @@ class Softmax(Mixer):
     def project(
         self, x_BTD: Tensor, position: Tensor | int, history_BWC: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value by heads, normed and rotated, for T positions of which the first is `position`."""
+        """Return query, key and value by heads, normed and rotated, for T positions of which the first is
+        `position`."""
         if self.rotary_theta is not None and self.query_norm is None and on_kernels(x_BTD):
             from attnbench.kernels.rotary import split_rotated
 
@@ -132,7 +133,7 @@ class Softmax(Mixer):
         return materialised(query_BTHK, key_BSHK, value_BSHK, self.window)
 
     def reference(self, x_BTD: Tensor) -> Tensor:
-        """The training forward by the definition, position by position."""
+        """Compute the training forward by the definition, position by position."""
         query_BTHK, key_BTHK, value_BTHK = self.project(x_BTD, 0, None)
         return self.output(definition(query_BTHK, key_BTHK, value_BTHK, self.window).flatten(2), x_BTD)
 

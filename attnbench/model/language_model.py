@@ -47,16 +47,17 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Embedding):
-    """Symbols to vectors, and, used the other way round, vectors to logits."""
+    """Embedding of symbols and, used the other way round, the map from vectors to logits."""
 
     def reset_parameters(self) -> None:
-        """Nothing: `init_weights` draws the weights, and to draw them on the meta device torch loads its compiler."""
+        """Do nothing: `init_weights` draws the weights, and to draw them on the meta device torch loads its
+        compiler."""
 
     def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
         nn.init.normal_(self.weight, std=0.02, generator=generator)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Of every symbol, (..., vocabulary)."""
+        """Return the logit of every symbol, (..., vocabulary)."""
         return F.linear(x, self.weight)
 
 
@@ -83,14 +84,15 @@ class LanguageModel(nn.Module):
     def forward(
         self, tokens_BT: Tensor, state: list[State] | None = None, positions_BL: Tensor | None = None
     ) -> tuple[Tensor, list[State] | None]:
-        """Logits (B, T, vocabulary), or (B, L, vocabulary) at `positions_BL` alone, and the state after the last."""
+        """Return logits (B, T, vocabulary), or (B, L, vocabulary) at `positions_BL` alone, and the state after the
+        last."""
         x_BTD, state = self.hidden(tokens_BT, state, positions_BL)
         return self.embedding.logits(x_BTD), state
 
     def hidden(
         self, tokens_BT: Tensor, state: list[State] | None = None, positions_BL: Tensor | None = None
     ) -> tuple[Tensor, list[State] | None]:
-        """What logits are read from, (B, T, D) or (B, L, D), and the state after the last position."""
+        """Return what logits are read from, (B, T, D) or (B, L, D), and the state after the last position."""
         x_BTD = self.embed(tokens_BT)
         states: list[State] = []
         for index, block in enumerate(self.blocks):
@@ -101,7 +103,7 @@ class LanguageModel(nn.Module):
         return self.norm(x_BTD), (states if state is not None else None)
 
     def step(self, tokens_B: Tensor, state: list[State]) -> tuple[Tensor, list[State]]:
-        """Logits (B, vocabulary) after one more token; reads nothing from the device."""
+        """Return logits (B, vocabulary) after one more token; reads nothing from the device."""
         x_BD = self.embed(tokens_B)
         states = []
         for block, before in zip(self.layers, state, strict=True):
@@ -110,8 +112,8 @@ class LanguageModel(nn.Module):
         return self.embedding.logits(self.norm(x_BD)), states
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """What the residual stream starts with. Under autocast it has the compute dtype: in float32 a step would spend
-        a tenth of its time on moving digits that every layer rounds off again before it reads them."""
+        """Return the start of the residual stream. Under autocast it has the compute dtype: in float32 a step would
+        spend a tenth of its time on moving digits that every layer rounds off again before it reads them."""
         weight, device = self.embedding.weight, tokens.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         if not (on_kernels(weight) and torch.is_grad_enabled()):
@@ -122,7 +124,7 @@ class LanguageModel(nn.Module):
 
     @property
     def num_branches(self) -> int:
-        """Outputs added to the residual stream: two a layer, one where there is no feed-forward."""
+        """Number of outputs added to the residual stream: two a layer, one where there is no feed-forward."""
         return sum(1 if block.feed_forward is None else 2 for block in self.layers)
 
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> list[State]:
@@ -134,7 +136,8 @@ class LanguageModel(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def forward_flops(self, length: int, num_logits: int | None = None) -> int:
-        """Operations of one forward pass over one sequence; a multiply-add counts 2, a training step three of these.
+        """Count operations of one forward pass over one sequence; a multiply-add counts 2, a training step three of
+        these.
 
         Every weight matrix is used once a token (short convolutions too), but that of the logits where they are read;
         the mixers count their own mixing.
@@ -161,7 +164,7 @@ def resolve_mixer(
     device_type: str,
     precision: str,
 ) -> MixerSettings:
-    """The same settings with the backend that will run in place of `auto`.
+    """Return the same settings with the backend that will run in place of `auto`.
 
     Raises:
         UserError: a backend that does not exist or cannot run here.
@@ -238,12 +241,12 @@ def build_model(
 
 
 def num_bytes(model: nn.Module) -> int:
-    """Bytes of its weights."""
+    """Return the bytes of a model's weights."""
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 def init_weights(model: nn.Module, seed: int, num_branches: int) -> None:
-    """Initialises every module with a generator of its own, seeded by (seed, full name): an option shifts nothing else.
+    """Initialise every module with a generator seeded by (seed, full name), so that an option shifts nothing else.
 
     Several modules at a time, each in a thread: one core draws a hundred million numbers a second, and a large model
     has billions. A module of torch's own (nn.Linear, say) is asked for its `reset_parameters`, one after the other, as
@@ -252,18 +255,18 @@ def init_weights(model: nn.Module, seed: int, num_branches: int) -> None:
     Raises:
         ValueError: a module that owns parameters and has neither.
     """
-    drawn = []
+    initialised = []
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         for name, module in model.named_modules():
             module_seed = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7])
             initialise: Any = getattr(module, "init_weights", None)
             if initialise is not None:
-                drawn.append(threads.submit(initialise, torch.Generator().manual_seed(module_seed), num_branches))
+                initialised.append(threads.submit(initialise, torch.Generator().manual_seed(module_seed), num_branches))
             elif hasattr(module, "reset_parameters"):
                 with torch.random.fork_rng(devices=[]):
                     torch.manual_seed(module_seed)
                     module.reset_parameters()  # pyright: ignore[reportCallIssue]
             elif next(module.parameters(recurse=False), None) is not None:
                 raise ValueError(f"{type(module).__name__} ({name}) owns parameters but has no init_weights")
-    for one in drawn:
+    for one in initialised:
         one.result()

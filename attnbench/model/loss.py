@@ -46,7 +46,8 @@ def perplexity(nats: float) -> float:
 def split_nats(
     model: LanguageModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]], precision: str
 ) -> tuple[Tensor, Tensor]:
-    """Sums of nats and numbers of characters over a split, by position in the block: two (T,) float64 on the CPU.
+    """Return sums of nats and numbers of characters over a split, by position in the block: two (T,) float64 on the
+    CPU.
 
     Args:
         batches: (inputs_BT, targets_BT, weight_BT), absent characters with weight 0.

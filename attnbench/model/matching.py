@@ -39,14 +39,14 @@ class Matched:
     """Forward, at the run's sequence length."""
     reference_flops_per_token: float
     state_bytes: int | None
-    """Of one sequence at the run's length, all layers together, caches in the compute dtype of `precision`; None where
-    the backend only trains."""
+    """State bytes of one sequence at the run's length, all layers together, caches in the compute dtype of `precision`;
+    None where the backend only trains."""
     seq_len: int
     precision: str
     state_mismatch: float | None
-    """What match=state leaves, as a share of the reference's memory; None for another match."""
+    """Mismatch that match=state leaves, as a share of the reference's memory; None for another match."""
     state_settings: list[str]
-    """What match=state has chosen, ["value_expansion 2"], each choice once; empty for another match."""
+    """Settings that match=state has chosen, ["value_expansion 2"], each choice once; empty for another match."""
 
     def statement(self, mixer: str) -> str:
         """One line to print before training."""
@@ -79,7 +79,7 @@ def match_model(
     num_logits: int | None = None,
     precision: str = "float32",
 ) -> Matched:
-    """Solves `feed_forward_width`, in steps of 8 where that comes within 1 %, of 1 otherwise; or the mixers' states.
+    """Solve `feed_forward_width`, in steps of 8 where that comes within 1 %, of 1 otherwise; or the mixers' states.
 
     Width, depth and head width of the model stay alike across mixers. A model without feed-forward has no width to
     solve: it is matched by nothing, and says so. With match=state the feed-forward stays as it is, and each layer's
@@ -187,8 +187,8 @@ def _solve_state(
     def memory(change: dict[str, Any]) -> int:
         return _memory_bytes(_changed(settings, change), model, layer)
 
-    place = bisect_left(choices, target, key=memory)
-    change = min(choices[max(0, place - 1) : place + 1], key=lambda change: abs(memory(change) - target))
+    index = bisect_left(choices, target, key=memory)
+    change = min(choices[max(0, index - 1) : index + 1], key=lambda change: abs(memory(change) - target))
     reached, value = memory(change), ", ".join(f"{name} {value}" for name, value in change.items())
     if abs(reached / target - 1) > STATE_TOLERANCE:
         raise UserError(
@@ -205,7 +205,7 @@ def _changed(settings: MixerSettings, change: dict[str, Any]) -> MixerSettings:
 
 
 def _memory_bytes(settings: MixerSettings, model: ModelSettings, layer: int) -> int:
-    """Bytes of what match=state counts in one layer; memories are float32 whatever the model computes in."""
+    """Return the bytes of what match=state counts in one layer; memories are float32 whatever the model computes in."""
     with torch.device("meta"):
         mixer = build(
             settings.target,

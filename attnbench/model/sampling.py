@@ -10,12 +10,12 @@ from attnbench.mixers.base import State
 from attnbench.model.language_model import LanguageModel
 
 READ_LENGTH = 256
-"""Positions at a time while a prompt is read into a state: a mixer whose prefill of all of them at once does not fit
-writes all the same."""
+"""Largest number of positions at a time while a prompt is read into a state: a mixer whose prefill of all of them at
+once does not fit writes all the same."""
 
 
 class Sampling:
-    """How the next token is chosen from its logits.
+    """Choice of the next token from its logits.
 
     Noise is drawn from a generator of its own, on the device: a seed writes the same text there, whatever else runs.
 
@@ -95,8 +95,8 @@ class Writer:
             raise ValueError(f"{prompt_BT.shape[1]} + {num_tokens} positions: there is room for {self.max_length}")
         # In place, because a recorded step uses these very tensors.
         fresh = self.model.init_state(self.batch_size, self.max_length, self.dtype)
-        for own, initial in zip(self.state, fresh, strict=True):
-            for tensor, value in zip(own, initial, strict=True):
+        for layer, initial in zip(self.state, fresh, strict=True):
+            for tensor, value in zip(layer, initial, strict=True):
                 tensor.copy_(value)
         del fresh
         logits_BC = read(self.model, prompt_BT, self.state)
@@ -110,7 +110,7 @@ class Writer:
 
 
 def read(model: LanguageModel, tokens_BT: Tensor, state: list[State]) -> Tensor:
-    """Reads tokens into a state, in place, a piece at a time; the logits (B, C) of the token that follows."""
+    """Read tokens into a state, in place, a piece at a time; the logits (B, C) of the token that follows."""
     logits_BC = tokens_BT.new_empty(0)
     for piece_BT in tokens_BT.split(READ_LENGTH, dim=1):
         last_B1 = piece_BT.new_full((len(piece_BT), 1), piece_BT.shape[1] - 1)
@@ -150,7 +150,7 @@ def decoder(
 def write_by_recomputation(
     model: LanguageModel, prompt_BT: Tensor, num_tokens: int, sampling: Sampling
 ) -> Iterator[Tensor]:
-    """What `Writer.write` gives, without a state: all of the text is read again for every token."""
+    """Yield what `Writer.write` does, without a state: all of the text is read again for every token."""
     tokens_BT = prompt_BT
     for _ in range(num_tokens):
         last_B1 = tokens_BT.new_full((len(tokens_BT), 1), tokens_BT.shape[1] - 1)

@@ -1,4 +1,4 @@
-"""What the mixers with kernels of flash-linear-attention ask before they name it their backend."""
+"""Refusals of flash-linear-attention as a backend, on machines where it cannot run or is compiled wrongly."""
 
 from importlib import metadata, util
 
@@ -8,7 +8,7 @@ from attnbench.settings.errors import UserError
 
 
 def require_fla(setting: str, device_type: str) -> None:
-    """Raises UserError, with the way out, unless the library is installed and the device is a CUDA one.
+    """Raise UserError, with the way out, unless the library is installed and the device is a CUDA one.
 
     Args:
         setting: how the user named it, for the message, such as "attn.backend=fla".
@@ -20,7 +20,7 @@ def require_fla(setting: str, device_type: str) -> None:
 
 
 def refuse_miscompiled_gates(setting: str, capability: tuple[int, int], triton_version: str) -> None:
-    """Raises UserError where Triton miscompiles the library's gated kernels: 3.4.0 to 3.7.0 on Hopper.
+    """Raise UserError where Triton miscompiles the library's gated kernels: 3.4.0 to 3.7.0 on Hopper.
 
     The library would raise by itself, but only in the first backward pass.
 

@@ -1,4 +1,4 @@
-"""The scan that carries a matrix state from chunk to chunk, as one operator with fake, autograd and vmap rules.
+"""Scan that carries a matrix state from chunk to chunk, as one operator with fake, autograd and vmap rules.
 
 As an operator it is a single node to torch.compile, which would otherwise unroll the loop over the chunks and compile
 for minutes at long sequences. A new mixer whose state is affine in the one before can use it as it is.

@@ -161,7 +161,7 @@ OPTIONS = ({}, {"feature_map": "relu"}, {"feature_map": "softmax"}, {"qk_norm": 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_mixer_by_kernel_is_its_definition_in_pieces_too(options):
     mixer, x = build("linear", backend="triton", **options), example_input(2, 70)
-    check_against_definition(mixer, 70, torch.float32)
+    check_against_definition(mixer, 70)
     with torch.no_grad():
         assert_near_everywhere(in_pieces(mixer, x, (33, 1, 36)), mixer(x)[0], 2e-5)
 

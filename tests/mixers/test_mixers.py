@@ -1,14 +1,15 @@
 """The contract of a mixer, over every yaml of conf/attn. A new mixer is under it as soon as its yaml exists."""
 
 import inspect
+import itertools
 import warnings
 from functools import partial
 
 import pytest
 import torch
 from mixer_building import (
+    CASE,
     FROM_MODEL,
-    HEAD_WIDTH,
     assert_near,
     backend,
     build,
@@ -17,8 +18,9 @@ from mixer_building import (
     output_and_gradients,
     read,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.correctness.checks import build_mixer
 from attnbench.mixers.contract import (
@@ -32,18 +34,38 @@ from attnbench.mixers.contract import (
     pieces,
     state,
 )
-from attnbench.mixers.definition import Case
+from attnbench.mixers.softmax import Softmax
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import trust
 from attnbench.settings.schema import MixerSettings
 
-CASE = Case(name="", head_width=HEAD_WIDTH)
-TOGGLED = ({"conv_size": 0}, {"conv_size": 4}, {"output_gate": False}, {"output_gate": True}, {"qk_norm": False})
-TOGGLED += ({"qk_norm": True},)
+SHARED = ({"conv_size": 0}, {"conv_size": 4}, {"output_gate": False}, {"output_gate": True}, {"qk_norm": False})
+SHARED += ({"qk_norm": True},)
+CHANGES = (
+    *SHARED,
+    {"num_heads": 3, "head_width": 16},
+    {"num_key_value_heads": 1, "qk_norm": True, "output_gate": True, "conv_size": 4},
+    *({"rotary_theta": None}, {"feature_map": "relu"}, {"feature_map": "softmax"}, {"negative_eigenvalues": True}),
+    *({"value_expansion": 2}, {"value_expansion": 0.5}),
+    {"num_heads": 3, "head_width": 16, "value_expansion": 1.5},
+)
+"""Options of mixers beside their yamls'; those that a mixer has not, or has anyway, are left out."""
+
+
+def changes_of(name):
+    """The changes that a mixer can take: it has such options, and its widths may be what they ask for."""
+    cls, options = read(name)
+    for change in CHANGES:
+        is_other = change.items() - options.items() and change.keys() - {"head_width"} <= options.keys()
+        if is_other and not ("num_heads" in change and issubclass(cls, Softmax)):
+            yield name, change
+
 
 every_mixer = pytest.mark.parametrize("name", mixer_names())
 every_promise = pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.check.__name__)
-every_option = pytest.mark.parametrize("change", TOGGLED, ids=lambda change: "-".join(map(str, *change.items())))
+every_option = pytest.mark.parametrize(
+    ("name", "change"), [pair for name in mixer_names() for pair in changes_of(name)], ids=str
+)
 
 
 @every_mixer
@@ -55,13 +77,24 @@ def test_keeps_its_promises(name, promise, dtype):
     assert breach(promise, lambda: build(name, dtype=dtype), CASE) == ""
 
 
-@every_mixer
 @every_option
 @every_promise
 def test_keeps_its_promises_with_options(name, change, promise):
-    if not change.items() - read(name)[1].items() or not change.keys() <= read(name)[1].keys():
-        pytest.skip(f"{name} has {change} anyway, or no such option")
+    if change not in SHARED and promise.check not in (definition, pieces, gradients):
+        pytest.skip("an option of the recurrence alone")
     assert breach(promise, lambda: build(name, dtype=torch.float64, **change), CASE) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "change"), [*((name, {}) for name in mixer_names()), *itertools.chain(*map(changes_of, mixer_names()))]
+)
+def test_flops_are_those_of_the_definition(name, change):
+    """To the operation, where the contract asks for as many within a factor."""
+    mixer, x = build(name, **change), example_input(3, 13)
+    with FlopCounterMode(display=False) as counter:
+        mixer.reference(x)
+    weights = sum(module.weight.numel() for module in mixer.modules() if isinstance(module, nn.Linear))
+    assert counter.get_total_flops() == 3 * (mixer.mixing_flops(13) + 2 * 13 * weights)
 
 
 @every_mixer

@@ -29,7 +29,7 @@ from attnbench.data.texts import read_text, read_user_texts
 from attnbench.report.inputs import read_inputs
 from attnbench.results.rows import ResultsWriter, read_csv, read_results, write_csv
 from attnbench.training import checkpoint
-from attnbench.training.metrics import MetricsLog, read_metrics
+from attnbench.training.log import MetricsLog, read_metrics
 from attnbench.verdict.ranking import families
 from attnbench.verdict.seeds import figures
 from attnbench.verdict.summary import summary
@@ -159,7 +159,6 @@ class Checkpoints(Kind):
         files[self.FILES[original]] = content
         if original != self.FILES.index("state.json"):
             state = json.loads(files["state.json"])
-            del state["own_sha256"]
             state["sha256"] = {
                 name: hashlib.sha256(files[name]).hexdigest() for name in self.FILES if name != "state.json"
             }
@@ -178,7 +177,6 @@ class Checkpoints(Kind):
         if part != "state":
             self.read(json.dumps(content).encode(), 1)
         else:
-            state.pop("own_sha256", None)
             self.read(json.dumps(state).encode(), 2)
 
     def _load(self, folder: Path) -> None:
@@ -222,7 +220,7 @@ class Results(Kind):
             (json.dumps(COMPARISON).encode(), JSON_WORDS),
             (cells, [*YAML_WORDS, b"one/results", b"../", b"/", b"cells/", b"\\n", b"comparison.json", b"%2e"]),
             (config.encode(), YAML_WORDS),
-            (self._metrics(), [*JSON_WORDS, b"crc32", b"step"]),
+            (self._metrics(), [*JSON_WORDS, b"step"]),
         ]
 
     def _metrics(self) -> bytes:

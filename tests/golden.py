@@ -27,7 +27,7 @@ from attnbench.comparison import compare
 from attnbench.comparison.execute import run
 from attnbench.results.rows import ResultRow, read_results
 from attnbench.settings.schema import PlanSettings
-from attnbench.training.metrics import read_metrics
+from attnbench.training.log import read_metrics
 
 GOLDEN = Path(__file__).parent / "stored" / "golden.json"
 TOLERANCE = 1e-5

@@ -39,7 +39,7 @@ from attnbench.settings.errors import Interrupted
 from attnbench.settings.schema import PlanSettings, RunSettings
 from attnbench.training import checkpoint, metrics
 from attnbench.training.checkpoint import TrainState
-from attnbench.training.metrics import read_metrics
+from attnbench.training.log import read_metrics
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 CLOCKS = ("tokens_per_second", "generator_tokens_per_second", "train_seconds", "first_step_seconds", "peak_memory_mib")

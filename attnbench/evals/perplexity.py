@@ -15,7 +15,7 @@ from attnbench.model.loss import perplexity, split_nats
 from attnbench.results.rows import TEST_OF_BEST, Measurement
 from attnbench.results.tables import Headline
 from attnbench.settings.errors import UserError
-from attnbench.training.progress import watched
+from attnbench.training.log import watched
 
 NO_TEST_SPLIT = "the corpus has no test split (data.test_fraction=0)"
 

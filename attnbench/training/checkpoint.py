@@ -7,8 +7,8 @@
 
 Whatever else lies there, a copy step-00000640.bak say, is the user's own, and neither read nor touched.
 
-`state.json` is written last and holds the sha256 of every other file and of its own content: a torn or altered file is
-an error that says which, and the checkpoint before it still loads. The folder is written beside, synced, then renamed.
+`state.json` is written last and holds the sha256 of every other file: an altered one is an error that says which, and
+the checkpoint before it still loads. The folder is written beside, synced, then renamed.
 """
 
 import hashlib
@@ -301,7 +301,6 @@ def _fill_folder(
     (beside / "config.json").write_text(json.dumps(asdict(record), ensure_ascii=False), encoding="utf-8")
     checksums = {path.name: _sha256(path) for path in sorted(beside.iterdir())}
     content = {"format": FORMAT, **state.counters(), "sha256": checksums}
-    content["own_sha256"] = _own_sha256(content)
     (beside / "state.json").write_text(json.dumps(content), encoding="utf-8")
     for path in [*beside.iterdir(), beside]:
         sync(path)
@@ -369,7 +368,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    """The content of state.json, its format and its own checksum as they should be."""
+    """The content of state.json, its format as it should be."""
     try:
         content = parse_json(read_bounded(path, MAX_JSON_BYTES))
         version, checksums = content["format"], dict(content["sha256"])
@@ -379,10 +378,6 @@ def _read_state(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: altered or torn ({error})") from None
     if version != FORMAT:
         raise UserError(f"{path}: format {version}, this attnbench reads format {FORMAT}")
-    # The first checkpoints of this format came without.
-    own = content.pop("own_sha256", None)
-    if own is not None and own != _own_sha256(content):
-        raise UserError(f"{path}: altered or torn, its own checksum does not match")
     counters = {name: content[name] for name in COUNTERS if name in content}
     try:
         check_options(TrainState, counters, given=[entry.name for entry in fields(TrainState)], group="")
@@ -396,10 +391,6 @@ def _read_state(path: Path) -> dict[str, Any]:
         if name not in checksums:
             raise UserError(f"{path.parent / name}: not in a complete checkpoint, {path.name} has no checksum of it")
     return content
-
-
-def _own_sha256(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _record(path: Path) -> ModelRecord:

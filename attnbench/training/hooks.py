@@ -18,9 +18,8 @@ from attnbench.model.loss import perplexity, split_nats
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import TrainSettings
 from attnbench.training.checkpoint import ModelRecord, TrainState, save_best, save_step
+from attnbench.training.log import MetricsLog, ProgressBar
 from attnbench.training.loop import StepReport, learning_rates
-from attnbench.training.metrics import MetricsLog
-from attnbench.training.progress import ProgressBar
 from attnbench.training.wandb import WandbMirror
 
 log = logging.getLogger(__name__)

@@ -37,10 +37,9 @@ from attnbench.training.hooks import (
     Validation,
     make_up,
 )
+from attnbench.training.log import MetricsLog, ProgressBar, stream_metrics, watched
 from attnbench.training.loop import Batch, train
-from attnbench.training.metrics import MetricsLog, stream_metrics
 from attnbench.training.prepare import Run, resolved_config, row_settings
-from attnbench.training.progress import ProgressBar, watched
 from attnbench.training.wandb import WandbMirror, beside
 
 log = logging.getLogger(__name__)

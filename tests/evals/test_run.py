@@ -32,7 +32,7 @@ from attnbench.settings.errors import Interrupted, UserError
 from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState, load_model
 from attnbench.training.hooks import DivergedError, Validation
-from attnbench.training.metrics import read_metrics
+from attnbench.training.log import read_metrics
 from attnbench.training.prepare import prepare
 from attnbench.verdict.seeds import axes
 

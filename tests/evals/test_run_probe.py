@@ -24,8 +24,8 @@ from attnbench.settings.registry import trust
 from attnbench.settings.schema import SELECTION_SEED, RunSettings
 from attnbench.training import checkpoint, run
 from attnbench.training.hooks import Checkpoints
+from attnbench.training.log import read_metrics
 from attnbench.training.loop import train
-from attnbench.training.metrics import read_metrics
 from attnbench.verdict.seeds import PER_RUN
 
 CLOCKS = ("seconds", "tokens_per_second", "generator_tokens_per_second")

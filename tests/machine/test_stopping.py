@@ -21,7 +21,7 @@ from attnbench.training import checkpoint
 from attnbench.training import loop as train
 from attnbench.training import run as run_training
 from attnbench.training.hooks import Checkpoints
-from attnbench.training.metrics import read_metrics
+from attnbench.training.log import read_metrics
 from attnbench.training.prepare import prepare
 
 

@@ -14,7 +14,7 @@ from small import TINY_RUN, python_path
 
 from attnbench.results.folder import holding
 from attnbench.settings.errors import UserError
-from attnbench.training.metrics import read_metrics
+from attnbench.training.log import read_metrics
 
 HOLD = """
 import sys

@@ -21,7 +21,7 @@ from attnbench.settings.errors import UserError
 from attnbench.training import checkpoint
 from attnbench.training.checkpoint import load_last, save_step
 from attnbench.training.hooks import Checkpoints
-from attnbench.training.metrics import MetricsLog, read_metrics
+from attnbench.training.log import MetricsLog, read_metrics
 from attnbench.training.prepare import prepare
 
 

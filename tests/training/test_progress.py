@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from attnbench.training import progress
-from attnbench.training.progress import ProgressBar, watched
+from attnbench.training import log as progress
+from attnbench.training.log import ProgressBar, watched
 
 
 @pytest.fixture

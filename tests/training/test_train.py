@@ -26,6 +26,7 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_STEPS, LoggerSettings
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import DivergedError, Logging, Stopwatch
+from attnbench.training.log import MetricsLog, ProgressBar
 from attnbench.training.loop import (
     Batch,
     StepReport,
@@ -37,8 +38,6 @@ from attnbench.training.loop import (
     train_step,
     update,
 )
-from attnbench.training.metrics import MetricsLog
-from attnbench.training.progress import ProgressBar
 from attnbench.training.wandb import WandbMirror
 
 CPU = torch.device("cpu")

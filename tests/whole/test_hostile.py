@@ -48,7 +48,7 @@ from attnbench.settings.text import (
     read_object,
 )
 from attnbench.training import checkpoint
-from attnbench.training.metrics import MetricsLog, read_metrics, stream_metrics
+from attnbench.training.log import MetricsLog, read_metrics, stream_metrics
 
 SENTINEL = "sentinel-0123456789abcdef0123456789abcdef"
 KEYS = ("WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "OPENAI_API_KEY")

@@ -26,8 +26,8 @@ from attnbench.settings.schema import SELECTION_SEED, EvaluationSettings, MixerS
 from attnbench.training import checkpoint
 from attnbench.training.checkpoint import ModelRecord, TrainState
 from attnbench.training.hooks import DivergedError, Plateau
+from attnbench.training.log import read_metrics
 from attnbench.training.loop import Batch
-from attnbench.training.metrics import read_metrics
 from attnbench.training.prepare import hashed_model, mixer_options
 from attnbench.training.run import Training
 

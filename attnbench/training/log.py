@@ -1,0 +1,247 @@
+"""The log of a training: metrics.jsonl in its folder, and a bar on a terminal or plain lines in a file.
+
+{"step": 20, "tokens": 5120, "loss": 2.31, "seconds": 1.4}
+"""
+
+import logging
+import math
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tqdm import tqdm
+
+from attnbench.results.files import replace_file, stream_json_lines, to_line
+from attnbench.settings.errors import UserError, printable
+
+log = logging.getLogger(__name__)
+
+NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""How metrics.jsonl writes what JSON has no number for; no other text of a row may be one of these."""
+
+
+WINDOW_SECONDS = 10.0
+"""Tokens per second and the time left are taken over the last steps within this time."""
+
+LINE_SECONDS = 30.0
+"""Without a terminal, a line is printed this often, or at every tenth of the run if that is sooner."""
+
+PASSING_SECONDS = 1.0
+"""Shortest part of something longer that has a bar of its own."""
+
+Item = TypeVar("Item")
+
+
+class MetricsLog:
+    """metrics.jsonl: one JSON object a line for each logged step and each validation, on disk when `write` returns.
+
+    Args:
+        path: of the file.
+        resume_step: the step of the checkpoint that the run goes on from; rows of later steps, which the run will
+            write again, and a last line torn by the interruption are cut off. None starts afresh and replaces a file
+            that is there.
+        num_rows: how many rows the checkpoint counts; None where it does not know.
+
+    Raises:
+        UserError: file and line of what is unreadable or altered in the file to go on with, or that rows are missing.
+    """
+
+    def __init__(self, path: Path, resume_step: int | None, num_rows: int | None = None) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.num_rows = 0
+        replace_file(path, map(self._line, () if resume_step is None else _kept(path, resume_step, num_rows)))
+        # Line-buffered: a row is with the operating system as soon as it is written, whatever becomes of the process.
+        self._file = open(path, "a", encoding="utf-8", buffering=1, newline="\n")  # noqa: SIM115
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Writes one row: `step` (optimizer steps done), `tokens` (seen so far) and numbers or text beside them.
+
+        Raises:
+            ValueError: there is no `step`.
+            TypeError: a value is neither number, text, truth value nor None.
+        """
+        self._file.write(self._line(row))
+
+    def _line(self, row: dict[str, Any]) -> str:
+        line = _metrics_line(row)
+        self.num_rows += 1
+        return line
+
+    def sync(self) -> None:
+        """What was written outlives the machine too: asked for before a checkpoint that counts on it."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def _kept(path: Path, resume_step: int, num_rows: int | None) -> Iterator[dict[str, Any]]:
+    """The rows up to the checkpoint's step, as many as it counts: one of the same step may have come after it."""
+    if not path.exists():
+        if num_rows:
+            log.warning(f"{path}: is gone, and with it the {num_rows} rows up to step {resume_step}")
+        return
+    way_out, num_kept = "rename it to go on with a new one", 0
+    try:
+        for row in stream_metrics(path):
+            if row["step"] < resume_step or (row["step"] == resume_step and num_kept != num_rows):
+                num_kept += 1
+                yield row
+    except UserError as error:
+        raise UserError(f"{error}; {way_out}") from None
+    if num_rows is not None and num_kept != num_rows:
+        raise UserError(
+            f"{path}: has {num_kept} rows up to step {resume_step}, and the checkpoint of that step counts {num_rows};"
+            f" {way_out}"
+        )
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All rows of a metrics.jsonl; see `stream_metrics`."""
+    return list(stream_metrics(path))
+
+
+def stream_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a metrics.jsonl, also of a run that is still writing it; a torn last line is left out.
+
+    A long training's file may be longer than memory: it is read a line at a time.
+
+    Raises:
+        UserError: the file cannot be read, or a line of it is no row or was altered.
+    """
+    for number, (_, row) in enumerate(stream_json_lines(path), start=1):
+        if not isinstance(row.get("step"), int):
+            raise UserError(f"{path}:{number}: a row of metrics needs a whole number as its step")
+        yield {name: _number_of_text(value) for name, value in row.items()}
+
+
+def _number_of_text(value: Any) -> Any:
+    return NOT_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def _metrics_line(row: dict[str, Any]) -> str:
+    if not isinstance(row.get("step"), int):
+        raise ValueError(f"a row of metrics needs a whole number as its step: {row}")
+    for name, value in row.items():
+        if value is not None and not isinstance(value, str | int | float):
+            raise TypeError(f"{name}: a metric is a number or text, not {type(value).__name__}")
+    return to_line({name: _text_if_not_finite(value) for name, value in row.items()})
+
+
+def _text_if_not_finite(value: Any) -> Any:
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+class ProgressBar:
+    """Steps done, loss, tokens per second and time left, on standard error within 80 columns.
+
+    A file or pipe gets a plain line every tenth of the run or LINE_SECONDS instead of control characters.
+
+    Args:
+        total_steps: of the whole run.
+        tokens_per_step: over all devices.
+        start_step: steps done before, by the run that this one resumes.
+        description: who runs; cut to 20 characters.
+        passing: part of something longer: shown only while it lasts, where that is long; as lines every LINE_SECONDS.
+    """
+
+    def __init__(
+        self, total_steps: int, tokens_per_step: int, start_step: int, description: str, *, passing: bool = False
+    ) -> None:
+        self.total_steps, self.tokens_per_step, self.step = total_steps, tokens_per_step, start_step
+        self.passing = passing
+        self.description = printable(description)[:20]
+        self._loss: float | None = None
+        self._recent: deque[tuple[float, int]] = deque()
+        self._line_step, self._line_time = start_step, time.perf_counter()
+        self._bar = None
+        if sys.stderr.isatty():
+            # The widest figures and the description leave the bar a few columns of 80.
+            shape = "{desc} |{bar}|{postfix}"
+            desc = self.description
+            self._bar = tqdm(
+                total=total_steps,
+                initial=start_step,
+                desc=desc,
+                ncols=79,
+                bar_format=shape,
+                leave=not passing,
+                delay=PASSING_SECONDS if passing else 0,
+            )
+
+    def update(self, step: int, loss: float | None = None) -> None:
+        """Says that `step` steps are done; the loss of a step that logs it stays on show until the next one.
+
+        Never reads a tensor: the caller gives the loss where it has it on the host anyway.
+        """
+        now = time.perf_counter()
+        # The first step, which compiles, ends where the window begins.
+        self._recent.append((now, step))
+        while len(self._recent) > 2 and now - self._recent[0][0] > WINDOW_SECONDS:
+            self._recent.popleft()
+        self.step, self._loss = step, self._loss if loss is None else loss
+        if self._bar is not None:
+            self._bar.set_postfix_str(self._figures(), refresh=False)
+            self._bar.update(step - self._bar.n)
+        elif now - self._line_time >= LINE_SECONDS or (not self.passing and self._is_tenth(step)):
+            self._print_line()
+
+    def _is_tenth(self, step: int) -> bool:
+        return (step - self._line_step) * 10 >= self.total_steps
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Over the last steps, the first one of this process left out; None before there are two."""
+        if len(self._recent) < 2 or self._recent[-1][0] == self._recent[0][0]:
+            return None
+        (began, first), (ended, last) = self._recent[0], self._recent[-1]
+        return (last - first) * self.tokens_per_step / (ended - began)
+
+    def close(self) -> None:
+        """Leaves the last state on show."""
+        if self._bar is not None:
+            self._bar.close()
+        elif self.step != self._line_step and not self.passing:
+            self._print_line()
+
+    def _figures(self) -> str:
+        figures = [f"{self.step}/{self.total_steps}"]
+        if self._loss is not None:
+            figures.append(f"loss {self._loss:.4g}")
+        rate = self.tokens_per_second
+        if rate:
+            left = (self.total_steps - self.step) * self.tokens_per_step / rate
+            figures += [f"{short_number(rate)} tok/s", f"{tqdm.format_interval(left)} left"]
+        return " ".join(figures)
+
+    def _print_line(self) -> None:
+        share = 100 * self.step // max(1, self.total_steps)
+        print(f"{self.description} {share:3d}% {self._figures()}", file=sys.stderr, flush=True)
+        self._line_step, self._line_time = self.step, time.perf_counter()
+
+
+def watched(items: Iterable[Item], total: int, tokens_per_item: int, description: str) -> Iterator[Item]:
+    """The items, with a passing bar that shows how many of them are done."""
+    bar = ProgressBar(total, tokens_per_item, 0, description, passing=True)
+    try:
+        for number, item in enumerate(items, start=1):
+            yield item
+            bar.update(number)
+    finally:
+        bar.close()
+
+
+def short_number(value: float) -> str:
+    """Three significant digits with k, M or G: 123456 -> 123k."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"

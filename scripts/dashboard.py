@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from attnbench.machine.signals import ending_in_one_line
-from attnbench.report.workspace import make_dashboard
+from attnbench.report.wandb import make_dashboard
 from attnbench.settings.schema import LoggerSettings
 
 

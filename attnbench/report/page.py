@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.report import charts, words
+from attnbench.report.html import Markup, element, embedded_json, join, paragraph
 from attnbench.report.inputs import Inputs, read_inputs
 from attnbench.report.making import making_section, mixed_commits
-from attnbench.report.markup import Markup, element, embedded_json, join
 from attnbench.report.sections import Chapter, anchor, chapters, evaluation_section, summary_section
 from attnbench.results.files import replace_file
 from attnbench.results.rows import TRAINING, write_csv
@@ -20,10 +20,11 @@ from attnbench.verdict.seeds import Figure, figures, to_rows
 from attnbench.verdict.summary import summary
 
 HERE = Path(__file__).parent
+MIXED_COMMITS = "Mixed commits: its numbers come from several versions of the source, see How it was made."
 
 
 def write_report(folder: Path, *, target: Path | None = None) -> Path:
-    """Writes index.html, results.csv and figures/ of an experiment.
+    """Write index.html, results.csv and figures/ of an experiment.
 
     The page is complete in itself: it loads nothing, names no address of a network, and its own policy forbids the
     browser to ask for any.
@@ -39,78 +40,71 @@ def write_report(folder: Path, *, target: Path | None = None) -> Path:
         UserError: no rows, a file that cannot be read, or rows that cannot stand in one report.
     """
     inputs = read_inputs(folder)
-    summed = figures(inputs.rows, inputs.protocol.shared)
-    ranked = families(summed, rank=inputs.protocol.rank, reference=inputs.protocol.reference)
-    written = chapters(summed, ranked, inputs.protocol)
-    variants = inputs.protocol.variants
-    plots = {plot.name: plot for chapter in written for plot in chapter.plots}
-    specs = {name: charts.specification(plot, variants) for name, plot in plots.items()}
+    protocol = inputs.protocol
+    over_seeds = figures(inputs.rows, protocol.shared)
+    ranked = families(over_seeds, rank=protocol.rank, reference=protocol.reference)
+    shown = chapters(over_seeds, ranked, protocol)
     target = folder / "report" if target is None else target
     (target / "figures").mkdir(parents=True, exist_ok=True)
-    for name, spec in specs.items():
-        svg = charts.to_svg(spec, plots[name])
-        replace_file(target / "figures" / f"{name}.svg", svg)
-        unlinked(target / "figures" / f"{name}.png").write_bytes(charts.to_png(svg))
-    write_csv([*inputs.rows, *to_rows(summed)], target / "results.csv")
-    places = {chapter.evaluation: anchor(index) for index, chapter in enumerate(written)}
-    sections = [
-        summary_section(inputs, summary(summed, ranked, variants), ranked, places),
-        *(evaluation_section(chapter, index) for index, chapter in enumerate(written)),
-        making_section(inputs, summed),
+    specs: dict[str, dict[str, Any]] = {}
+    for plot in (plot for chapter in shown for plot in chapter.plots):
+        specs[plot.name] = charts.specification(plot, protocol.variants)
+        svg = charts.to_svg(specs[plot.name], plot)
+        replace_file(target / "figures" / f"{plot.name}.svg", svg)
+        unlinked(target / "figures" / f"{plot.name}.png").write_bytes(charts.to_png(svg))
+    write_csv([*inputs.rows, *to_rows(over_seeds)], target / "results.csv")
+    content = summary(over_seeds, ranked, protocol.variants)
+    main = [
+        _masthead(inputs, over_seeds),
+        summary_section(protocol, content, ranked, {c.evaluation: anchor(index) for index, c in enumerate(shown)}),
+        *(evaluation_section(chapter, index) for index, chapter in enumerate(shown)),
+        making_section(inputs, over_seeds),
+        _footer(),
     ]
-    replace_file(target / "index.html", _page(inputs, summed, written, sections, specs))
+    replace_file(target / "index.html", _page(inputs, [_navigation(shown), element("main", *main)], specs))
     return target / "index.html"
 
 
-def _page(
-    inputs: Inputs,
-    summed: Sequence[Figure],
-    written: Sequence[Chapter],
-    sections: Sequence[Markup],
-    specs: dict[str, dict[str, Any]],
-) -> str:
+def _page(inputs: Inputs, content: Sequence[Markup], specs: dict[str, dict[str, Any]]) -> str:
     themes = {"light": charts.config(dark=False), "dark": charts.config(dark=True)}
     scripts = [charts.runtime(), (HERE / "page.js").read_text(encoding="utf-8")] if specs else []
-    drawn = {"charts": specs, "themes": themes, "variants": [printable(name) for name in inputs.protocol.variants]}
-    title = f"{inputs.protocol.plan}: attention variants compared"
+    data = {"charts": specs, "themes": themes, "variants": [printable(name) for name in inputs.protocol.variants]}
     head = element(
         "head",
         element("meta", charset="utf-8"),
         element("meta", http_equiv="Content-Security-Policy", content=_policy(scripts)),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
-        element("title", title),
+        element("title", f"{inputs.protocol.plan}: attention variants compared"),
         element("style", Markup((HERE / "page.css").read_text(encoding="utf-8"))),
     )
     body = element(
         "body",
         element("a", "Skip to the answer", href="#answer", class_="skip"),
-        element(
-            "div", _navigation(written), element("main", _masthead(inputs, summed), *sections, _footer()), class_="page"
-        ),
-        embedded_json(drawn, "charts") if specs else None,
+        element("div", *content, class_="page"),
+        embedded_json(data, "charts") if specs else None,
         *(element("script", Markup(script)) for script in scripts),
     )
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """Only these very scripts may run, and nothing may be loaded; Vega compiles its own expressions."""
+    """Let only these very scripts run, and nothing be loaded; Vega compiles its own expressions."""
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join([*(f"'sha256-{value}'" for value in hashes), "'unsafe-eval'"])
     return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}"
 
 
-def _navigation(written: Sequence[Chapter]) -> Markup:
-    links = {"answer": "The answer", **{anchor(i): chapter.title for i, chapter in enumerate(written)}}
+def _navigation(shown: Sequence[Chapter]) -> Markup:
+    links = {"answer": "The answer", **{anchor(i): chapter.title for i, chapter in enumerate(shown)}}
     links["making"] = "How it was made"
     items = (element("li", element("a", title, href=f"#{target}")) for target, title in links.items())
     return element("nav", element("ul", *items), aria_label="Sections")
 
 
-def _masthead(inputs: Inputs, summed: Sequence[Figure]) -> Markup:
+def _masthead(inputs: Inputs, over_seeds: Sequence[Figure]) -> Markup:
     identities = [row.identity for row in inputs.rows]
-    num_seeds = max(len(figure.values) for figure in summed)
+    num_seeds = max(len(figure.values) for figure in over_seeds)
     evaluations = {identity.evaluation for identity in identities} - {TRAINING}
     facts = [
         _counted(len(inputs.protocol.variants), "variant"),
@@ -118,14 +112,12 @@ def _masthead(inputs: Inputs, summed: Sequence[Figure]) -> Markup:
         f"up to {_counted(num_seeds, 'seed')}" if num_seeds > 1 else "1 seed",
         words.listed(dict.fromkeys(identity.device for identity in identities)),
     ]
-    commits = mixed_commits(inputs)
-    warning = "Mixed commits: its numbers come from several versions of the source, see How it was made."
     return element(
         "header",
-        element("p", "attnbench report", class_="eyebrow"),
+        paragraph("attnbench report", "eyebrow"),
         element("h1", inputs.protocol.plan),
-        element("p", join((element("span", fact) for fact in facts), " "), class_="facts"),
-        element("p", warning, class_="callout") if commits else None,
+        paragraph(join((element("span", fact) for fact in facts), " "), "facts"),
+        paragraph(MIXED_COMMITS if mixed_commits(inputs) else "", "callout"),
     )
 
 
@@ -134,14 +126,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _footer() -> Markup:
-    return element(
-        "footer",
-        element(
-            "p",
-            "Beside this page: ",
-            element("code", "results.csv"),
-            " with every row and every figure over seeds, and ",
-            element("code", "figures/"),
-            " with the plots as SVG and PNG.",
-        ),
-    )
+    rows, plots = element("code", "results.csv"), element("code", "figures/")
+    ending = " with the plots as SVG and PNG."
+    text = ("Beside this page: ", rows, " with every row and every figure over seeds, and ", plots, ending)
+    return element("footer", element("p", *text))

@@ -1,4 +1,4 @@
-"""A comparison in wandb: one run with all rows as a table, each evaluation's plots as charts, and the summary."""
+"""Results in wandb: a comparison as a run with its rows, charts and summary, and a workspace that shows such runs."""
 
 import json
 import logging
@@ -8,24 +8,42 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from attnbench.report import words
 from attnbench.report.inputs import Inputs, about, read_inputs
 from attnbench.report.plots import Plot, plots_of
+from attnbench.results.files import replace_file
 from attnbench.results.rows import COLUMNS
-from attnbench.settings.schema import LoggerSettings
-from attnbench.training.wandb import LineChart, WandbMirror
+from attnbench.settings.errors import UserError
+from attnbench.settings.schema import CONF, LoggerSettings
+from attnbench.training.wandb import (
+    LINE_CHART,
+    LINE_CHART_FIELDS,
+    LineChart,
+    WandbMirror,
+    choose_mode,
+    entity_of,
+    wandb_errors,
+)
 from attnbench.verdict.ranking import families
 from attnbench.verdict.seeds import Figure, figures
-from attnbench.verdict.summary import summary
+from attnbench.verdict.summary import evaluation_class, summary
 
 log = logging.getLogger(__name__)
 
 ROWS = "results"
 """The key of the table of all rows."""
 
+NAME = "attnbench battery"
+"""Name of the workspace."""
+
+CURVES = ("loss", "validation/nats_per_character", "validation/perplexity", "learning_rate", "gradient_norm")
+"""Metrics that a training logs, under the mirror's names."""
+
 
 def show_comparison(folder: Path, settings: LoggerSettings, *, root: Path) -> None:
-    """Shows the experiment in `folder` as one run of job type `comparison`, in the group of its trainings.
+    """Show the experiment in `folder` as one run of job type `comparison`, in the group of its trainings.
 
     The same folder is the same run: shown again, it is updated.
 
@@ -56,7 +74,7 @@ def show_comparison(folder: Path, settings: LoggerSettings, *, root: Path) -> No
 
 
 def chart_key(evaluation: str, metric: str, axis: str) -> str:
-    """What wandb calls the chart of one of an evaluation's `plots`; what stands before the slash is its section."""
+    """Name the chart of one of an evaluation's `plots`; before the slash stands its section."""
     return f"{evaluation}/{metric}_by_{axis}"
 
 
@@ -67,7 +85,7 @@ def _config(inputs: Inputs) -> dict[str, Any]:
 
 
 def _table(inputs: Inputs) -> list[list[Any]]:
-    """All rows, as results.csv has them; settings as text, in which wandb's tables can search."""
+    """List all rows as results.csv has them; settings as text, in which wandb's tables can search."""
     lines = []
     for row in inputs.rows:
         content = row.to_dict()
@@ -76,7 +94,7 @@ def _table(inputs: Inputs) -> list[list[Any]]:
 
 
 def _charts(inputs: Inputs, summed: Sequence[Figure]) -> dict[str, LineChart]:
-    """One for each pair of an evaluation's `plots` that has numbers."""
+    """Make a chart of each pair of an evaluation's `plots` that has numbers."""
     charts = {}
     for evaluation in dict.fromkeys(figure.evaluation for figure in summed):
         own = [figure for figure in summed if figure.evaluation == evaluation]
@@ -88,7 +106,7 @@ def _charts(inputs: Inputs, summed: Sequence[Figure]) -> dict[str, LineChart]:
 
 
 def _chart(plots: Sequence[Plot]) -> LineChart:
-    """A line a variant and fixed setting; values of an axis that are no numbers are numbered, and the axis says how."""
+    """Draw a line a variant and fixed setting; an axis without numbers is numbered, and its name says how."""
     first, positions = plots[0], list(dict.fromkeys(value for plot in plots for value in plot.positions))
     is_numeric = all(plot.is_numeric for plot in plots)
     lines: dict[str, list[tuple[float, float]]] = {}
@@ -106,7 +124,7 @@ def _chart(plots: Sequence[Plot]) -> LineChart:
 
 
 def _summary(inputs: Inputs, summed: Sequence[Figure]) -> dict[str, float]:
-    """The numbers of the report's summary: {"recall/recall at 256, 16/softmax": 1.0}."""
+    """Take the numbers of the report's summary: {"recall/recall at 256, 16/softmax": 1.0}."""
     ranked = families(summed, rank=inputs.protocol.rank, reference=inputs.protocol.reference)
     content = summary(summed, ranked)
     return {
@@ -115,3 +133,80 @@ def _summary(inputs: Inputs, summed: Sequence[Figure]) -> dict[str, float]:
         for column, entry in zip(content.columns, entries, strict=True)
         if entry.figure is not None and entry.figure.mean is not None
     }
+
+
+def make_dashboard(settings: LoggerSettings, output: Path) -> str:
+    """Publish the battery's workspace as a saved view of the project; write it to `output` where it cannot go online.
+
+    Returns:
+        One line: where it is, and why there.
+
+    Raises:
+        UserError: the library is missing, mode online is asked for and cannot be, or the server refuses.
+    """
+    workspaces, _ = _library()
+    mode, reason = choose_mode(settings)
+    if mode != "online":
+        entity = settings.entity or ""
+        workspace = workspaces.Workspace(name=NAME, entity=entity, project=settings.project, sections=_sections())
+        # What the library would send; it has no public word for it.
+        content = workspace._to_model().spec.model_dump(by_alias=True, exclude_none=True)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(output, json.dumps(content, indent=1) + "\n")
+        return f"dashboard: {output}, not published: {reason}"
+    try:
+        entity = entity_of(settings)
+        workspace = workspaces.Workspace(name=NAME, entity=entity, project=settings.project, sections=_sections())
+        return f"dashboard: {workspace.save().url}"
+    except (*wandb_errors(), ValueError) as error:
+        raise UserError(f"wandb did not take the dashboard: {str(error).strip().partition(chr(10))[0]}") from error
+
+
+def _sections() -> list[Any]:
+    """List all rows first, then the evaluations as the battery lists them, then the curves of trainings."""
+    workspaces, reports = _library()
+    table = reports.WeavePanelSummaryTable(table_name=ROWS, layout=reports.Layout(w=24, h=9))
+    curves = [reports.LinePlot(title=_title(name), x="tokens", y=[name]) for name in CURVES]
+    return [
+        workspaces.Section(name="Results", panels=[table], is_open=True),
+        *(
+            workspaces.Section(name=words.heading(name), panels=_chart_panels(name, plots), is_open=True)
+            for name, plots in _plots().items()
+        ),
+        workspaces.Section(name="Training", panels=curves, is_open=True),
+    ]
+
+
+def _chart_panels(evaluation: str, plots: Sequence[tuple[str, str]]) -> list[Any]:
+    """Show the charts that a comparison logs of an evaluation."""
+    _, reports = _library()
+    return [
+        reports.CustomChart(
+            query={"summaryTable": {"tableKey": f"{chart_key(evaluation, metric, axis)}_table"}},
+            chart_name=LINE_CHART,
+            chart_fields=LINE_CHART_FIELDS,
+            chart_strings={"title": _title(metric), "xname": words.axis_name(axis)},
+        )
+        for metric, axis in plots
+    ]
+
+
+def _plots() -> dict[str, Sequence[tuple[str, str]]]:
+    """Read what each evaluation of conf/eval plots: those of the battery in its order, then the others."""
+    battery = yaml.safe_load((CONF / "eval" / "battery.yaml").read_text(encoding="utf-8"))["defaults"]
+    names = dict.fromkeys([*battery, *(path.stem for path in sorted((CONF / "eval").glob("*.yaml")))])
+    classes = {name: evaluation_class(name) for name in names}
+    return {name: found.plots for name, found in classes.items() if found is not None}
+
+
+def _title(metric: str) -> str:
+    return words.capitalized(words.metric_name(metric.replace("/", " ")))
+
+
+def _library() -> tuple[Any, Any]:
+    try:
+        from wandb_workspaces import workspaces
+        from wandb_workspaces.reports import v2
+    except ImportError:
+        raise UserError("the dashboard needs wandb-workspaces: pip install 'wandb-workspaces>=0.4,<0.5'") from None
+    return workspaces, v2

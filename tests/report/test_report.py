@@ -14,8 +14,8 @@ import pytest
 from report_rows import CORPUS, EVALUATIONS, HOSTILE, PARTS, SKILL, write_experiment
 
 from attnbench.report.charts import specification, to_svg
+from attnbench.report.html import element, embedded_json
 from attnbench.report.inputs import about, read_inputs
-from attnbench.report.markup import element, embedded_json
 from attnbench.report.page import write_report
 from attnbench.report.plots import chance_text, describe, missing_text, plots_of
 from attnbench.report.words import (

@@ -12,7 +12,7 @@ DOORS = {
     "hydra": {"cli/compose.py", "cli/launch.py", "cli/mistakes.py", "cli/sweeps.py"},
     "omegaconf": {"cli/compose.py", "cli/launch.py", "cli/mistakes.py", "cli/reading.py", "cli/sweeps.py"},
     "wandb": {"training/wandb.py"},
-    "wandb_workspaces": {"report/workspace.py"},
+    "wandb_workspaces": {"report/wandb.py"},
     "datasets": {"data/hub.py"},
     "huggingface_hub": set(),
     "altair": {"report/charts.py"},

@@ -19,6 +19,7 @@ from attnbench.cli.compose import CONF, compose
 from attnbench.data.batches import Batches
 from attnbench.machine.processes import Outcome
 from attnbench.model.language_model import LanguageModel, build_model, resolve_mixer
+from attnbench.results.rows import Identity
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import (
     ComparisonSettings,
@@ -90,6 +91,30 @@ def in_this_process(function: Callable[[Any], object], items: Iterable[Any], **_
     for item in items:
         function(item)
         yield Outcome(item=item, seconds=1.0, error=None)
+
+
+def identity_of(**changed: Any) -> Identity:
+    """Columns of a row of a softmax model."""
+    of_softmax = Identity(
+        experiment="demo",
+        run="softmax-tiny-T256-seed0-1a2b3c4d",
+        mixer="softmax",
+        variant="softmax",
+        backend="sdpa",
+        model="tiny",
+        parameters=734_976,
+        seq_len=256,
+        evaluation="perplexity",
+        seed=0,
+        precision="float32",
+        device="cpu",
+        num_devices=1,
+        environment="e0",
+        commit="abc",
+        corpus="wikitext2-v1",
+        config_hash="1a2b3c4d",
+    )
+    return replace(of_softmax, **changed)
 
 
 def comparison_settings(plan: PlanSettings, outputs: Path, **changed: Any) -> ComparisonSettings:

@@ -6,9 +6,9 @@ import math
 
 import pytest
 from rich.console import Console
+from small import identity_of
 
 from attnbench.results.rows import (
-    Identity,
     Measurement,
     ResultRow,
     ResultsWriter,
@@ -20,25 +20,7 @@ from attnbench.results.rows import (
 from attnbench.results.tables import MetricColumn, comparison_table, comparison_tables, print_table
 from attnbench.settings.errors import UserError
 
-IDENTITY = Identity(
-    experiment="demo",
-    run="softmax-tiny-T256-seed0-1a2b3c4d",
-    mixer="softmax",
-    variant="softmax",
-    backend="sdpa",
-    model="tiny",
-    parameters=734_976,
-    seq_len=256,
-    evaluation="perplexity",
-    seed=0,
-    precision="float32",
-    device="cpu",
-    num_devices=1,
-    environment="e0",
-    commit="abc",
-    corpus="wikitext2-v1",
-    config_hash="1a2b3c4d",
-)
+IDENTITY = identity_of()
 HEADER = (
     "schema,experiment,run,mixer,variant,backend,model,parameters,seq_len,evaluation,metric,value,unit,low,high,"
     "num_samples,status,reason,seed,precision,device,num_devices,environment,commit,corpus,config_hash,settings"

@@ -4,9 +4,10 @@ import dataclasses
 import math
 
 import pytest
+from small import identity_of
 
 from attnbench.report.terminal import print_comparison, summary_table
-from attnbench.results.rows import COLUMNS, SELECTION_SEED, Identity, Measurement, ResultRow
+from attnbench.results.rows import COLUMNS, SELECTION_SEED, Measurement, ResultRow
 from attnbench.results.tables import to_markdown
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import CONF
@@ -14,24 +15,8 @@ from attnbench.verdict.ranking import families, score_of
 from attnbench.verdict.seeds import figures, to_rows
 from attnbench.verdict.summary import evaluation_class, headline_columns, summary
 
-IDENTITY = Identity(
-    experiment="compare",
-    run="softmax-run",
-    mixer="Softmax",
-    variant="softmax",
-    backend="torch",
-    model="tiny",
-    parameters=364_672,
-    seq_len=256,
-    evaluation="copy",
-    seed=0,
-    precision="float32",
-    device="cpu",
-    num_devices=1,
-    environment="e0",
-    commit="abc",
-    corpus=None,
-    config_hash="00000000",
+IDENTITY = identity_of(
+    experiment="compare", run="softmax-run", mixer="Softmax", evaluation="copy", corpus=None, config_hash="00000000"
 )
 TEST_OF_BEST = {"split": "test", "checkpoint": "best", "sequence_length": 256}
 

@@ -17,8 +17,7 @@ from typing import Any
 from fuzz_kinds import KINDS, Kind
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from attnbench.machine.capped_child import CappedChild
-from attnbench.machine.timing import OutOfMemory
+from attnbench.machine.timing import CappedChild, OutOfMemory
 from attnbench.settings.errors import UserError
 
 LIMIT_SECONDS = 10

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from attnbench.machine.device import environment_id
+from attnbench.machine.environment import environment_id
 from attnbench.results.rows import Identity, Measurement, ResultsWriter
 
 HOSTILE = "<script>window.executed = 1</script>\"'&"

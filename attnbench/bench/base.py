@@ -13,7 +13,7 @@ from attnbench.bench.operators.gate import GateError
 from attnbench.bench.operators.roofline import Ceilings
 from attnbench.bench.tables import Layout, Values
 from attnbench.evals.lib.rows import without_numbers
-from attnbench.machine.device import dtype_of
+from attnbench.machine.precision import dtype_of
 from attnbench.machine.timing import UNKNOWN_PEAK, OutOfMemory, Times, attempt
 from attnbench.results.rows import Measurement, ResultRow
 from attnbench.results.tables import Headline

@@ -24,7 +24,7 @@ from attnbench.bench.operators.roofline import Work
 from attnbench.bench.tables import Layout, Values
 from attnbench.evals.lib.rows import without_numbers
 from attnbench.evals.lib.step_cost import Repetition
-from attnbench.machine.device import computing
+from attnbench.machine.precision import computing
 from attnbench.machine.timing import time_repeats
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement

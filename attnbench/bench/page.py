@@ -11,7 +11,7 @@ from rich.console import Console
 from attnbench.bench.base import Bench
 from attnbench.bench.run import CEILINGS, cell_file, cell_label
 from attnbench.bench.tables import WIDTH, Layout, narrowed, reasons, tables
-from attnbench.machine.device import environment_id
+from attnbench.machine.environment import environment_id
 from attnbench.results import page
 from attnbench.results.files import replace_file
 from attnbench.results.rows import ResultRow, is_complete, read_results, write_csv

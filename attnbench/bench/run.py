@@ -15,7 +15,9 @@ import torch
 from attnbench.bench.base import MILLISECONDS, Bench, Conditions
 from attnbench.bench.operators.roofline import Ceilings, measure_ceilings
 from attnbench.evals.runners.system import UNHASHED
-from attnbench.machine.device import environment, resolve_device, resolve_precision
+from attnbench.machine.device import resolve_device
+from attnbench.machine.environment import environment
+from attnbench.machine.precision import resolve_precision
 from attnbench.results.folder import ROOT
 from attnbench.results.identity import code_of, hash_with_code
 from attnbench.results.job import Job, run_jobs

@@ -1,1 +1,4 @@
-"""Command line to settings, and mistakes to one line."""
+"""Command line to settings, and mistakes to one line.
+
+Hydra is imported here alone. Scripts call `launch` with a function of plain settings; no number is made here.
+"""

@@ -12,10 +12,12 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from attnbench.data.batches import decode, encode
-from attnbench.machine.device import computing, device_name, dtype_of, resolve_device, resolve_precision
+from attnbench.data.vocabulary import decode, encode
+from attnbench.machine.device import resolve_device
+from attnbench.machine.environment import device_name
 from attnbench.machine.locks import device_lock
-from attnbench.machine.streams import lose, raising
+from attnbench.machine.precision import computing, dtype_of, resolve_precision
+from attnbench.machine.signals import lose, raising
 from attnbench.model.language_model import LanguageModel, resolve_mixer
 from attnbench.model.sampling import Sampling, Writer, write_by_recomputation
 from attnbench.settings.check import check

@@ -19,8 +19,7 @@ from attnbench.cli.help import list_groups, list_settings
 from attnbench.cli.mistakes import EXPECTED, explain
 from attnbench.cli.reading import read_settings
 from attnbench.cli.sweeps import Outcome, SweepOutcomes
-from attnbench.machine.signals import interruptible
-from attnbench.machine.streams import lasting_streams
+from attnbench.machine.signals import interruptible, lasting_streams
 from attnbench.settings.errors import Interrupted, UserError, mendable, printable
 from attnbench.settings.schema import CONF
 from attnbench.settings.text import OneLine

@@ -278,7 +278,8 @@ def _check_machine(settings: RunSettings) -> None:
     """Refuse a device that is not there, a kernel that cannot run on it, and parts that do not fit together."""
     # Imported here: torch takes longer to load than all the checks before this one.
     from attnbench.evals.base import Evaluation
-    from attnbench.machine.device import resolve_device, resolve_precision
+    from attnbench.machine.device import resolve_device
+    from attnbench.machine.precision import resolve_precision
     from attnbench.model.language_model import build_meta, resolve_mixer
 
     device_type = resolve_device(settings.device).type

@@ -16,7 +16,8 @@ from attnbench.comparison.cells import Cell
 from attnbench.comparison.plan import Comparison
 from attnbench.evals.runners.probe import ProbeJob
 from attnbench.evals.runners.system import UNHASHED
-from attnbench.machine.device import environment, resolve_device, synchronize
+from attnbench.machine.device import resolve_device, synchronize
+from attnbench.machine.environment import environment
 from attnbench.machine.processes import Outcome
 from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.results.folder import ROOT

@@ -23,8 +23,8 @@ import torch
 
 from attnbench.correctness.operators import IN_TF32, OPERATORS, operator_errors
 from attnbench.evals.lib.step_cost import load_compiler
-from attnbench.machine.device import resolve_precision, start_afresh, synchronize
-from attnbench.machine.kernel_support import interpreted
+from attnbench.machine.device import interpreted, start_afresh, synchronize
+from attnbench.machine.precision import resolve_precision
 from attnbench.machine.processes import run_in_processes
 from attnbench.mixers.base import Mixer
 from attnbench.mixers.contract import PROMISES, breach

@@ -27,8 +27,10 @@ from attnbench.correctness.checks import (
     with_backend,
 )
 from attnbench.correctness.operators import OPERATORS
-from attnbench.machine.device import KERNEL_LIBRARIES, environment, resolve_device, resolve_precision
+from attnbench.machine.device import resolve_device
+from attnbench.machine.environment import KERNEL_LIBRARIES, environment
 from attnbench.machine.locks import device_lock
+from attnbench.machine.precision import resolve_precision
 from attnbench.mixers.base import Mixer
 from attnbench.mixers.definition import LENGTHS, PART_FACTOR, TOLERANCES, Computed, limits, worst
 from attnbench.results.files import replace_file

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnbench.machine.device import dtype_of, multiplying
+from attnbench.machine.precision import dtype_of, multiplying
 from attnbench.mixers.definition import exact, relative_error, worst
 from attnbench.mixers.layers import rotate, rotation
 from attnbench.ops.delta_rule import recurrent_gated_delta_rule, unit_length

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from attnbench.data.pieces import Text
 from attnbench.data.texts import ROWS_AT_A_TIME, SPLITS, Texts, check_column, cut, text_of
-from attnbench.machine.network import answers
+from attnbench.machine.environment import answers
 from attnbench.settings.errors import UserError
 
 PROBE_SECONDS = 1.5

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from attnbench.data.batches import Corpus
+from attnbench.data.vocabulary import Corpus
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline

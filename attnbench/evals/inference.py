@@ -13,8 +13,8 @@ from attnbench.evals.base import Subject, SystemEvaluation
 from attnbench.evals.lib.rows import without_numbers
 from attnbench.evals.lib.step_cost import Repetition, lacks_text, settle
 from attnbench.machine.cuda_graph import CapturedCall
-from attnbench.machine.device import computing
 from attnbench.machine.memory import available_mib, memory_capped
+from attnbench.machine.precision import computing
 from attnbench.machine.timing import OutOfMemory, Times, attempt, time_repeats
 from attnbench.mixers.base import state_bytes
 from attnbench.model.language_model import LanguageModel

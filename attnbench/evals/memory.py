@@ -9,10 +9,10 @@ import torch
 
 from attnbench.evals.base import Subject, SystemEvaluation
 from attnbench.evals.lib.rows import doublings
-from attnbench.machine.capped_child import CappedChild
-from attnbench.machine.device import computing, start_afresh
+from attnbench.machine.device import start_afresh
 from attnbench.machine.memory import reset_resident_peak, resident_peak_mib, return_freed_memory
-from attnbench.machine.timing import UNKNOWN_PEAK, OutOfMemory, attempt
+from attnbench.machine.precision import computing
+from attnbench.machine.timing import UNKNOWN_PEAK, CappedChild, OutOfMemory, attempt
 from attnbench.mixers.base import state_bytes
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement

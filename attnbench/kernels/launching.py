@@ -21,7 +21,7 @@ from torch.library import CustomOpDef  # pyright: ignore[reportPrivateImportUsag
 from torch.types import py_sym_types
 from triton.runtime.errors import OutOfResources
 
-from attnbench.machine.kernel_support import interpreted
+from attnbench.machine.device import interpreted
 from attnbench.settings.errors import UserError
 
 MAX_THREADS = 8

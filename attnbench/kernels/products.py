@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from attnbench.machine.kernel_support import interpreted
+from attnbench.machine.device import interpreted
 
 # Triton's interpreter multiplies the bits of bfloat16 as integers.
 WIDEN = tl.constexpr(interpreted())

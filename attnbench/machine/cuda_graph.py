@@ -37,11 +37,11 @@ class CapturedCall(Generic[Result]):
             return self._aside(*inputs)
         if self._recording is None:
             self._recording = self._record(*inputs)
-        graph, own_inputs, result = self._recording
-        for own, given in zip(own_inputs, inputs, strict=True):
-            if own.shape != given.shape:
-                raise ValueError(f"a captured call takes one shape, {tuple(own.shape)}, not {tuple(given.shape)}")
-            own.copy_(given)
+        graph, recorded, result = self._recording
+        for kept, given in zip(recorded, inputs, strict=True):
+            if kept.shape != given.shape:
+                raise ValueError(f"a captured call takes one shape, {tuple(kept.shape)}, not {tuple(given.shape)}")
+            kept.copy_(given)
         graph.replay()
         return result
 
@@ -53,11 +53,11 @@ class CapturedCall(Generic[Result]):
         return result
 
     def _record(self, *inputs: Tensor) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Result]:
-        own = [tensor.clone() for tensor in inputs]
+        kept = [tensor.clone() for tensor in inputs]
         # The graph's memory is its own. What the ordinary calls left in the allocator would double the peak.
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            result = self.function(*own)
-        return graph, own, result
+            result = self.function(*kept)
+        return graph, kept, result

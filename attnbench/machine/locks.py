@@ -1,4 +1,4 @@
-"""Who may use a GPU now, what is timed alone, other work side by side; and who may write into a folder: one process."""
+"""Locks of devices and folders: timed work has a GPU alone, other work shares it; one process writes into a folder."""
 
 import fcntl
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def device_lock(device: torch.device, *, shared: bool) -> Iterator[None]:
-    """Waits until the GPU is free, and holds it inside; the lock goes with the process, however that ends.
+    """Wait until the GPU is free, and holds it inside; the lock goes with the process, however that ends.
 
     A CPU has no lock: other programs use it anyway.
 
@@ -54,9 +54,9 @@ def lock_path(device: torch.device) -> Path:
 
 @contextmanager
 def folder_lock(folder: Path, *, waits: bool) -> Iterator[None]:
-    """Holds a folder that exists, so that no other process records in it.
+    """Hold a folder that exists, so that no other process records in it.
 
-    The operating system frees the lock with the process that held it, however that ended: what a dead owner left in
+    The operating system frees the lock with the process that held it, however that ended: the text of a dead owner in
     the file blocks nobody. Not reentrant: the same process would wait for itself.
 
     Args:
@@ -105,7 +105,7 @@ def _locked(path: Path, waits: bool) -> int:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the open file still has this name."""
+    """True while the open file still has this name."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
     except FileNotFoundError:

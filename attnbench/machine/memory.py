@@ -1,4 +1,4 @@
-"""The memory of this process as Linux counts it: its peak, a cap on it, and what the C library keeps of it."""
+"""The memory of this process as Linux counts it: its peak, a cap on it, and the share that the C library keeps."""
 
 import ctypes
 import platform
@@ -12,7 +12,7 @@ PROCESS = Path("/proc/self")
 
 
 def reset_resident_peak() -> float | None:
-    """From here on `resident_peak_mib` counts anew: the MiB resident now; None on a system that cannot count anew."""
+    """Count `resident_peak_mib` anew from here on; return the MiB resident now, None where that is not possible."""
     try:
         (PROCESS / "clear_refs").write_text("5")
     except OSError:
@@ -21,13 +21,13 @@ def reset_resident_peak() -> float | None:
 
 
 def resident_peak_mib() -> float:
-    """The most that was resident since `reset_resident_peak`."""
+    """Most MiB resident since `reset_resident_peak`."""
     return _entry_mib(PROCESS / "status", "VmHWM")
 
 
 @contextmanager
 def memory_capped(cap_mib: float | None) -> Iterator[None]:
-    """Inside, an allocation past the cap fails, instead of the system ending the process later.
+    """Make an allocation past the cap fail inside, instead of the system ending the process later.
 
     Counted is private memory; shared libraries and files mapped for reading take no one's.
 
@@ -50,13 +50,13 @@ def memory_capped(cap_mib: float | None) -> Iterator[None]:
 
 
 def available_mib() -> float | None:
-    """What the system can still give without swapping; None where it does not tell."""
+    """MiB that the system can still give without swapping; None where it does not say."""
     path = Path("/proc/meminfo")
     return _entry_mib(path, "MemAvailable") if path.exists() else None
 
 
 def check_free(num_bytes: int, what: str) -> None:
-    """Raises UserError where the system cannot give so much: it would end this process, or another, without a word."""
+    """Raise UserError where the system cannot give so much: it would end this process, or another, without a word."""
     available, needed = available_mib(), num_bytes / 2**20
     if available is not None and needed > available:
         raise UserError(f"{what} take {needed:,.0f} MiB of memory, and {available:,.0f} are free; give a smaller model")
@@ -71,7 +71,7 @@ def _entry_mib(path: Path, name: str) -> float:
 
 
 def return_freed_memory() -> None:
-    """Has glibc return every large block when it is freed, so that the resident set is what is in use.
+    """Have glibc return every large block when it is freed, so that the resident set is the memory in use.
 
     With another C library nothing changes.
     """
@@ -81,7 +81,7 @@ def return_freed_memory() -> None:
 
 
 def trim() -> None:
-    """Has glibc return once what it keeps of freed memory."""
+    """Have glibc return the freed memory that it keeps."""
     if _is_glibc():
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -1,6 +1,7 @@
-"""Work in processes of its own: several at once, or each item in a fresh one; what dies there is an outcome here.
+"""Child processes asked over a pipe: several at once, or a new one for each item.
 
-What a worker warns of is said here too. Workers end with their parent, however that ends.
+A child that dies is an outcome here. Warnings of workers are logged here too. Children end with their parent, however
+that ends.
 """
 
 import logging
@@ -20,8 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from attnbench.machine.signals import SIGNALS
-from attnbench.machine.streams import lasting_streams
+from attnbench.machine.signals import SIGNALS, lasting_streams
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.registry import TRUSTED, trust
 from attnbench.settings.text import OneLine, unlinked_log
@@ -31,12 +31,82 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 STOP_SECONDS = 60.0
-"""Longest wait for workers to save what they are at when the whole is interrupted, or their parent has died."""
+"""Longest wait for workers to save their work when the whole is interrupted, or their parent has died."""
+
+
+class Child:
+    """A process that answers questions over a pipe; it may build the classes that this process may.
+
+    Args:
+        serve: runs in the child with its end of the pipe, and ends when that is closed.
+        given: arguments of `serve` behind the pipe, which can be sent to another process.
+        daemon: ended by multiprocessing when this process ends.
+    """
+
+    def __init__(self, serve: Callable[..., None], *given: Any, daemon: bool = False) -> None:
+        # Spawned, not forked: a fork of a process with threads can hang in either.
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        arguments = (serve, theirs, frozenset(TRUSTED), given)
+        self.process: BaseProcess = context.Process(target=_begin, args=arguments, daemon=daemon)
+        self.process.start()
+        theirs.close()
+
+    def send(self, question: Any) -> None:
+        """Send a question; a child that is dead says so when its answer is read."""
+        with suppress(ConnectionError):
+            self.connection.send(question)
+
+    def receive(self, timeout_seconds: float | None = None) -> Any:
+        """Return the next answer.
+
+        Raises:
+            EOFError: the child has ended.
+            TimeoutError: no answer in time; `kill` ends the child.
+        """
+        try:
+            if not self.connection.poll(timeout_seconds):
+                raise TimeoutError
+            return self.connection.recv()
+        except ConnectionError:
+            raise EOFError from None
+
+    def exit_code(self) -> int:
+        """Wait for the end of the process."""
+        self.process.join()
+        return self.process.exitcode or 0
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM and close the pipe: a child that has saved, or is done, must not wait for another question."""
+        self.process.terminate()
+        self.connection.close()
+
+    def kill(self) -> None:
+        """End the process now, and with it, where it leads a group, the processes that it has started."""
+        assert self.process.pid is not None
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        # One that does not lead a group, or not yet.
+        self.process.kill()
+        self.process.join()
+
+
+def _begin(serve: Callable[..., None], connection: Connection, trusted: frozenset[str], given: tuple[Any, ...]) -> None:
+    trust(trusted)
+    serve(connection, *given)
+
+
+def cause_of_death(exit_code: int | None) -> str:
+    """Describe the end of a process; `exit_code` as multiprocessing and subprocess give it."""
+    if exit_code is not None and exit_code < 0:
+        name = signal.Signals(-exit_code).name
+        return f"its process was ended by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+    return f"its process ended with exit code {exit_code}"
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Outcome(Generic[Item]):
-    """What became of one item."""
+    """Result of one item."""
 
     item: Item
     seconds: float
@@ -53,10 +123,24 @@ class _Warning:
 
 @dataclass(slots=True)
 class _Worker(Generic[Item]):
-    process: BaseProcess
-    connection: Connection
-    item: Item | None = None
-    started: float = 0.0
+    child: Child
+    item: Item
+    started: float
+
+    def next(self, item: Item) -> None:
+        self.item, self.started = item, time.perf_counter()
+        self.child.send(item)
+
+    def outcome(self) -> tuple[Outcome[Item] | None, bool]:
+        """Outcome of the item, None where the worker only had a warning; and whether it lives."""
+        try:
+            error, is_alive = self.child.receive(), True
+            if isinstance(error, _Warning):
+                logger.warning(error.line)
+                return None, True
+        except EOFError:
+            error, is_alive = cause_of_death(self.child.exit_code()), False
+        return Outcome(item=self.item, seconds=time.perf_counter() - self.started, error=error), is_alive
 
 
 def run_in_processes(
@@ -68,17 +152,17 @@ def run_in_processes(
     num_threads: int | None = None,
     fresh: bool = False,
 ) -> Generator[Outcome[Item], None, None]:
-    """Calls `function(item)` for every item in other processes, and yields outcomes as they come.
+    """Call `function(item)` for every item in other processes, and yield outcomes as they come.
 
     A worker that dies is an outcome with an error, and another takes its place. Interrupted (Ctrl-C, SIGTERM, SIGHUP)
     or closed, it asks the workers to stop, waits until they have saved, and raises on. The caller closes it, see
-    `contextlib.closing`: an exception of the caller's own would otherwise leave the workers running.
+    `contextlib.closing`: an exception of the caller would otherwise leave the workers running.
 
     Args:
-        function, items: what another process can be sent: a function of a module, plain data.
+        function, items: a function of a module and plain data, which can be sent to another process.
         num_workers: processes at a time.
         log: gets what they print.
-        num_threads: of torch in each; None leaves torch's own number.
+        num_threads: of torch in each; None leaves torch's number.
         fresh: a new process for each item, so that nothing of one is left when the next begins.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -88,26 +172,27 @@ def run_in_processes(
             while waiting and len(workers) < num_workers:
                 # A worker whose start is interrupted half way would be known to nobody.
                 with _signals_held():
-                    workers.append(_start(function, log, num_threads))
-                _give(workers[-1], waiting.popleft())
-            ready = wait([worker.connection for worker in workers])
-            for worker in [worker for worker in workers if worker.connection in ready]:
-                outcome, is_alive = _outcome(worker)
+                    child = Child(_serve, function, str(log), num_threads)
+                    workers.append(_Worker(child, waiting[0], 0.0))
+                workers[-1].next(waiting.popleft())
+            ready = wait([worker.child.connection for worker in workers])
+            for worker in [worker for worker in workers if worker.child.connection in ready]:
+                outcome, is_alive = worker.outcome()
                 if outcome is None:
                     continue
                 if is_alive and waiting and not fresh:
-                    _give(worker, waiting.popleft())
+                    worker.next(waiting.popleft())
                 else:
-                    _end(worker, is_alive)
+                    _end(worker.child, is_alive)
                     workers.remove(worker)
                 yield outcome
     finally:
         # Empty unless something ended this early.
-        _stop(workers)
+        _stop([worker.child for worker in workers])
 
 
 def run_alone(function: Callable[[Item], Any], item: Item, *, log: Path, num_threads: int) -> None:
-    """Calls `function(item)` in a process of its own; see run_in_processes.
+    """Call `function(item)` in a new process; see run_in_processes.
 
     Raises:
         UserError: it failed there.
@@ -122,7 +207,7 @@ def run_alone(function: Callable[[Item], Any], item: Item, *, log: Path, num_thr
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """What interrupts waits until the block is left; a process that starts inside holds it too, see `_serve`."""
+    """Keep interrupts waiting until the block is left; a process that starts inside holds them too, see `_serve`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -130,79 +215,27 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start(function: Callable[[Item], Any], log: Path, num_threads: int | None) -> _Worker[Item]:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(function, theirs, str(log), num_threads, frozenset(TRUSTED)))
-    process.start()
-    theirs.close()
-    return _Worker(process, ours)
-
-
-def _give(worker: _Worker[Item], item: Item) -> None:
-    worker.item, worker.started = item, time.perf_counter()
-    # One that is dead already says so when it is listened to.
-    with suppress(ConnectionError):
-        worker.connection.send(item)
-
-
-def _outcome(worker: _Worker[Item]) -> tuple[Outcome[Item] | None, bool]:
-    """Outcome of its item, None where the worker only had a warning; and whether it lives."""
-    assert worker.item is not None
-    try:
-        error, is_alive = worker.connection.recv(), True
-        if isinstance(error, _Warning):
-            logger.warning(error.line)
-            return None, True
-    except (EOFError, ConnectionError):
-        worker.process.join()
-        error, is_alive = cause_of_death(worker.process.exitcode), False
-    return Outcome(item=worker.item, seconds=time.perf_counter() - worker.started, error=error), is_alive
-
-
-def cause_of_death(exit_code: int | None) -> str:
-    """How a process ended, in words; `exit_code` as multiprocessing and subprocess give it."""
-    if exit_code is not None and exit_code < 0:
-        name = signal.Signals(-exit_code).name
-        return f"its process was ended by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
-    return f"its process ended with exit code {exit_code}"
-
-
-def _end(worker: _Worker[Item], is_alive: bool) -> None:
-    """The process leaves when nothing more can come; what one that died had started is ended with it."""
-    worker.connection.close()
-    worker.process.join()
+def _end(child: Child, is_alive: bool) -> None:
+    """Let a process leave when nothing more can come; processes that a dead one had started are ended with it."""
+    child.connection.close()
+    child.exit_code()
     if not is_alive:
-        _kill_group(worker)
+        child.kill()
 
 
-def _stop(workers: Sequence[_Worker[Item]]) -> None:
-    """Asks them to stop, and ends those that have not done so in STOP_SECONDS."""
-    for worker in workers:
-        worker.process.terminate()
-        # One that has saved, or finished just now, must not wait for another item.
-        worker.connection.close()
+def _stop(children: Sequence[Child]) -> None:
+    """Ask them to stop, and end those that have not done so in STOP_SECONDS."""
+    for child in children:
+        child.ask_to_stop()
     deadline = time.monotonic() + STOP_SECONDS
-    for worker in workers:
-        worker.process.join(max(0.0, deadline - time.monotonic()))
-    for worker in workers:
-        _kill_group(worker)
-        worker.process.join()
+    for child in children:
+        child.process.join(max(0.0, deadline - time.monotonic()))
+    for child in children:
+        child.kill()
 
 
-def _kill_group(worker: _Worker[Item]) -> None:
-    """A worker leads a group of its own, see `_serve`: itself and whatever it has started."""
-    assert worker.process.pid is not None
-    with suppress(ProcessLookupError):
-        os.killpg(worker.process.pid, signal.SIGKILL)
-    # One that has not come as far as to lead a group.
-    worker.process.kill()
-
-
-def _serve(
-    function: Callable[[Any], Any], connection: Connection, log: str, num_threads: int | None, trusted: frozenset[str]
-) -> None:
-    """A worker's life: items in, warnings and then None or an error out, until the other end closes."""
+def _serve(connection: Connection, function: Callable[[Any], Any], log: str, num_threads: int | None) -> None:
+    """Run a worker: items in, warnings and then None or an error out, until the other end closes."""
     # In a session of its own, Ctrl-C on the terminal reaches the parent alone, which then asks it to stop, once.
     os.setsid()
     descriptor = os.open(unlinked_log(Path(log)), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -215,7 +248,6 @@ def _serve(
     assert parent is not None
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     logging.getLogger("attnbench").addHandler(_ToParent(connection))
-    trust(trusted)
     if num_threads is not None:
         import torch
 
@@ -231,7 +263,7 @@ def _serve(
 
 
 def _end_with(parent: BaseProcess) -> None:
-    """Waits until the parent has died; then stops this process, as the parent would have."""
+    """Wait until the parent has died; then stop this process, as the parent would have."""
     parent.join()
     main_thread = threading.main_thread().ident
     assert main_thread is not None
@@ -251,7 +283,7 @@ class _ToParent(logging.Handler):
         self.setFormatter(OneLine("%(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Sends a line."""
+        """Send a line."""
         line = self.format(record)
         print(line, file=sys.stderr, flush=True)
         with suppress(OSError):
@@ -259,7 +291,7 @@ class _ToParent(logging.Handler):
 
 
 def _error_of(function: Callable[[Any], Any], item: Any) -> str | None:
-    """What went wrong, in one line; None where the function returned."""
+    """Call the function; return its error in one line, or None."""
     try:
         function(item)
     except Interrupted as interruption:

@@ -1,15 +1,13 @@
-"""Being asked to stop, by Ctrl-C, SIGTERM or a terminal that closes: at once, or after a save where something would be
-lost."""
+"""Stops by Ctrl-C, SIGTERM or a terminal that closes, at once or after a save; streams that may go away."""
 
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO, TypeVar
 
-from attnbench.machine.streams import lasting_streams
 from attnbench.settings.errors import Interrupted, UserError, mendable, printable
 
 Value = TypeVar("Value")
@@ -17,9 +15,69 @@ Value = TypeVar("Value")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class Lasting:
+    """A stream of text that leads to the null device as soon as it cannot be written to: no message is worth ending the
+    work that it is about.
+
+    Args:
+        stream: where it leads until then.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write or lose it."""
+        try:
+            return self.stream.write(text)
+        except OSError:
+            lose(self.stream)
+            return len(text)
+
+    def flush(self) -> None:
+        """Write or lose the content of the buffer."""
+        try:
+            self.stream.flush()
+        except OSError:
+            lose(self.stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def lose(stream: TextIO) -> None:
+    """Lead the stream to the null device: the content of its buffer goes there too, without another error."""
+    with suppress(OSError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
+def raising(stream: TextIO) -> TextIO:
+    """The stream itself, whose errors are heard: for text that is what a command is there for."""
+    while isinstance(stream, Lasting):
+        stream = stream.stream
+    return stream
+
+
+@contextmanager
+def lasting_streams() -> Iterator[None]:
+    """Inside, standard output and standard error are `Lasting`; what is in their buffers is written before it ends."""
+    before = sys.stdout, sys.stderr
+    # A process that was started without one has None there.
+    lasting: list[Any] = [Lasting(stream or open(os.devnull, "w")) for stream in before]  # noqa: SIM115
+    sys.stdout, sys.stderr = lasting
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        sys.stdout, sys.stderr = before
+
+
 def heard() -> list[signal.Signals]:
-    """Those of SIGNALS that mean a stop to this process: not the closed terminal that `nohup` has it ignore."""
-    return [own for own in SIGNALS if own != signal.SIGHUP or signal.getsignal(own) is not signal.SIG_IGN]
+    """Return those of SIGNALS that mean a stop to this process: not the closed terminal that `nohup` has it ignore."""
+    return [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextmanager

@@ -1,17 +1,23 @@
-"""How long the device takes, how much memory it needs at most, and an out-of-memory as a value."""
+"""Time that the device takes, the most memory it needs, and an out-of-memory as a value, in a capped child too."""
 
 import gc
+import signal
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
-from attnbench.machine.device import dtype_of, forget_compiled, multiplying, peak_memory_mib, start_afresh, synchronize
-from attnbench.machine.memory import reset_resident_peak, resident_peak_mib, trim
+from attnbench.machine.device import forget_compiled, peak_memory_mib, start_afresh, synchronize
+from attnbench.machine.memory import memory_capped, reset_resident_peak, resident_peak_mib, trim
+from attnbench.machine.precision import dtype_of, multiplying
+from attnbench.machine.processes import Child
 from attnbench.settings.errors import memory_reason
 
 MINIMUM_REPEATS = 3
@@ -20,8 +26,12 @@ MINIMUM_REPEATS = 3
 BUFFER_BYTES = 2**28
 """Several times the last-level cache of any GPU there is."""
 
-MOST_TIMES_BEFORE = 32
-"""So often at most is repeated what comes before a timed call: one that itself waits for the device is late always."""
+MAX_TIMES_BEFORE = 32
+"""Most repeats of the work before a timed call: a call that itself waits for the device is late always."""
+
+OUT_OF_MEMORY_SIGNALS = (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
+"""Ends of a process that is out of memory without torch noticing: by the system, or in a library that does not look at
+the address that malloc gave it."""
 
 UNKNOWN_PEAK = "this system does not say how much memory a process held at most"
 """The reason of a row where `PeakMemory` has no number."""
@@ -50,7 +60,7 @@ def time_repeats(
     prepare: Callable[[], object] | None = None,
     before: Callable[[], object] | None = None,
 ) -> Times:
-    """Times single calls: between two events on a CUDA device, by the host's clock on a CPU.
+    """Time single calls: between two events on a CUDA device, by the host's clock on a CPU.
 
     Nothing waits for the device between two calls, so that a call's launches overlap with the one before, as in
     training. Fresh inputs, where they matter, are the function's own affair.
@@ -103,7 +113,7 @@ def _by_events(
                 start.record()
                 function()
                 end.record()
-                if before is None or times_before == MOST_TIMES_BEFORE or not start.query():
+                if before is None or times_before == MAX_TIMES_BEFORE or not start.query():
                     break
                 times_before *= 2
         torch.cuda.synchronize()
@@ -127,7 +137,7 @@ def _by_clock(
 
 
 def matrix_product_ceiling(device: torch.device, precision: str) -> float:
-    """TFLOP/s of one large square matrix product on this device, in this precision: what a step is held against.
+    """TFLOP/s of one large square matrix product on this device, in this precision: the ceiling of a step.
 
     Args:
         precision: "float32", "tf32", "bfloat16" or "float16".
@@ -142,7 +152,7 @@ def matrix_product_ceiling(device: torch.device, precision: str) -> float:
 
 
 def copy_ceiling(device: torch.device) -> float:
-    """GB/s read and written together by one large copy on this device: what moves memory is held against it."""
+    """GB/s read and written together by one large copy on this device: the ceiling of work that moves memory."""
     num_bytes = 2**30 if device.type == "cuda" else 2**26
     source = torch.randint(256, (num_bytes,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -151,7 +161,7 @@ def copy_ceiling(device: torch.device) -> float:
 
 
 class ColdCaches:
-    """Called before a call that is timed: what the call reads is then in no cache of a CUDA device.
+    """Called before a call that is timed: data that the call reads is then in no cache of a CUDA device.
 
     It writes over a buffer larger than the last-level cache. On a CPU it does nothing.
     """
@@ -164,10 +174,10 @@ class ColdCaches:
 
 
 class PeakMemory:
-    """The most memory held from now on, above what is held now.
+    """Most memory held from now on, above that held now.
 
-    On CUDA that is what the allocator has reserved on the device, CUDA-graph pools too; on a CPU the resident set of
-    this process, as Linux counts it.
+    On CUDA that is the memory that the allocator has reserved on the device, CUDA-graph pools too; on a CPU the
+    resident set of this process, as Linux counts it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -177,12 +187,12 @@ class PeakMemory:
             self.baseline_mib = peak_memory_mib(device)
         else:
             gc.collect()
-            # What the allocator keeps of former work would stand in the baseline.
+            # Memory that the allocator keeps of former work would stand in the baseline.
             trim()
             self.baseline_mib = reset_resident_peak()
 
     def mib(self) -> float | None:
-        """MiB so far; None where the system does not tell."""
+        """MiB so far; None where the system does not say."""
         if self.baseline_mib is None:
             return None
         return (peak_memory_mib(self.device) or resident_peak_mib()) - self.baseline_mib
@@ -190,16 +200,16 @@ class PeakMemory:
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class OutOfMemory:
-    """What a function gives that did not fit."""
+    """Result of a function that did not fit."""
 
     reason: str
     """One line, as the allocator says it."""
 
 
 def attempt(function: Callable[[], Value]) -> Value | OutOfMemory:
-    """What `function` returns; where memory runs out, an `OutOfMemory`, and nothing of the attempt is held any more.
+    """Call `function`; where memory runs out return an `OutOfMemory`, and hold nothing of the attempt any more.
 
-    Whatever else goes wrong is raised.
+    Any other error is raised.
     """
     try:
         return function()
@@ -217,7 +227,7 @@ def attempt(function: Callable[[], Value]) -> Value | OutOfMemory:
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Drops the local variables of every frame that the exception, or one that led to it, has passed."""
+    """Drop the local variables of every frame that the exception, or one that led to it, has passed."""
     todo, seen = [error], set()
     while todo:
         one = todo.pop()
@@ -225,3 +235,59 @@ def _clear_frames(error: BaseException) -> None:
         traceback.clear_frames(one.__traceback__)
         led_to_it = (one.__cause__, one.__context__, getattr(one, "inner_exception", None))
         todo += [other for other in led_to_it if isinstance(other, BaseException) and id(other) not in seen]
+
+
+class CappedChild:
+    """Answers one question after another in a process whose memory is capped, until one does not fit.
+
+    Then a new process goes on: an answer that does not fit ends no more than the child.
+
+    Args:
+        prepare: called in the child before its memory is capped, returns the function that answers.
+        cap_mib: memory that the child may allocate beyond its share by then.
+    """
+
+    def __init__(self, prepare: Callable[[], Callable[..., Any]], cap_mib: int) -> None:
+        self.prepare, self.cap_mib = prepare, cap_mib
+        self._child: Child | None = None
+
+    def ask(self, *question: Any) -> Any:
+        """Return the answer, or an `OutOfMemory`.
+
+        Raises:
+            RuntimeError: the child failed; its traceback is on standard error.
+        """
+        self._child = self._child or Child(_answer_capped, self.prepare, self.cap_mib, daemon=True)
+        self._child.send(question)
+        try:
+            answer = self._child.receive()
+        except EOFError:
+            code = self._child.exit_code()
+            if -code not in OUT_OF_MEMORY_SIGNALS:
+                raise RuntimeError(f"the process with capped memory ended with exit code {code}") from None
+            answer = OutOfMemory(reason=f"the process was ended by {signal.Signals(-code).name}")
+        if isinstance(answer, OutOfMemory):
+            # Remains of a failed allocation in some library must not show in the next answer.
+            self.close()
+            return OutOfMemory(reason=f"{answer.reason} (capped at {self.cap_mib} MiB)")
+        return answer
+
+    def close(self) -> None:
+        """End the child."""
+        if self._child is not None:
+            self._child.ask_to_stop()
+            self._child.exit_code()
+        self._child = None
+
+    def __enter__(self) -> "CappedChild":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _answer_capped(connection: Connection, prepare: Callable[[], Callable[..., Any]], cap_mib: int) -> None:
+    answer = prepare()
+    with memory_capped(cap_mib), suppress(EOFError):
+        while True:
+            connection.send(attempt(partial(answer, *connection.recv())))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnbench.machine.device import computing, dtype_of
+from attnbench.machine.precision import computing, dtype_of
 from attnbench.mixers.base import Mixer, state_bytes
 from attnbench.mixers.definition import TOLERANCES, Case, by_backend, by_definition, compare, example
 from attnbench.mixers.flops import UncountableError, counted_mixing

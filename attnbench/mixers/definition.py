@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnbench.machine.device import computing, dtype_of
+from attnbench.machine.precision import computing, dtype_of
 from attnbench.mixers.base import Mixer
 from attnbench.settings.schema import MixerSettings, ModelSettings
 

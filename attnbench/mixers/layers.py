@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnbench.machine.kernel_support import on_kernels
+from attnbench.machine.device import on_kernels
 from attnbench.ops.precision import at_least_float32
 from attnbench.settings.errors import UserError
 

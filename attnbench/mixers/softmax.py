@@ -5,7 +5,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from attnbench.machine.kernel_support import on_kernels
+from attnbench.machine.device import on_kernels
 from attnbench.mixers.base import Mixer, head_count
 from attnbench.mixers.layers import GatedOutput, QueryKeyValue, RMSNorm, rotate, rotation
 from attnbench.ops.softmax_attention import attention_flops, decode, definition, materialised

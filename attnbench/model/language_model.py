@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnbench.machine.kernel_support import on_kernels
+from attnbench.machine.device import on_kernels
 from attnbench.machine.memory import check_free
 from attnbench.mixers.base import Mixer, State
 from attnbench.mixers.layers import INITIAL_DEVIATION, FeedForward, Projection, RMSNorm

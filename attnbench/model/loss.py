@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnbench.machine.device import computing
-from attnbench.machine.kernel_support import on_kernels
+from attnbench.machine.device import on_kernels
+from attnbench.machine.precision import computing
 from attnbench.model.language_model import Embedding, LanguageModel
 
 

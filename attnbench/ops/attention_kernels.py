@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnbench.kernels.cuda_flash_attention import STEPS, WIDTHS, load_cuda_attention
-from attnbench.machine.kernel_support import require_triton
+from attnbench.machine.device import require_triton
 from attnbench.settings.errors import UserError
 
 HALVES = ("bfloat16", "float16")

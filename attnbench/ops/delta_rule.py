@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnbench.machine.kernel_support import require_triton
+from attnbench.machine.device import require_triton
 from attnbench.ops.fla import require_gated_fla
 from attnbench.ops.precision import at_least_float32
 from attnbench.ops.scan import affine_scan

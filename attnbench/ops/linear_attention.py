@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnbench.machine.kernel_support import require_triton
+from attnbench.machine.device import require_triton
 from attnbench.ops.fla import require_fla
 from attnbench.ops.precision import accumulation_dtype
 from attnbench.settings.errors import UserError

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attnbench.machine.kernel_support import require_triton
+from attnbench.machine.device import require_triton
 from attnbench.ops.attention_kernels import IMPLEMENTATIONS, load_flash_attn
 from attnbench.ops.precision import at_least_float32
 from attnbench.settings.errors import UserError

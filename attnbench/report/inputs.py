@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from attnbench.machine.device import environment_id
+from attnbench.machine.environment import environment_id
 from attnbench.results.rows import ALL_SEEDS, DEVICE, ResultRow, is_complete, read_csv, read_results
 from attnbench.settings.check import check_options
 from attnbench.settings.errors import UserError

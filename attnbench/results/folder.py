@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import yaml
 
-from attnbench.machine.device import environment, environment_id
+from attnbench.machine.environment import environment, environment_id
 from attnbench.machine.locks import folder_lock
 from attnbench.machine.signals import interruptible
 from attnbench.results.files import half_replaced, replace_file

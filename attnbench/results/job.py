@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from attnbench.machine.device import environment_id
+from attnbench.machine.environment import environment_id
 from attnbench.machine.locks import device_lock
 from attnbench.results.folder import recording, stamp_environment, write_config
 from attnbench.results.rows import Identity, Measurement, ResultRow, ResultsWriter, is_complete, read_results

@@ -1,1 +1,4 @@
-"""What may be asked for: settings, their rules, errors. Nothing here loads torch."""
+"""Settings: fields, rules, errors, and the classes that may be built.
+
+Nothing here loads torch or Hydra, or knows where a value comes from.
+"""

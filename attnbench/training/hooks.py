@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.machine.device import computing, synchronize, uncompiled
+from attnbench.machine.device import synchronize, uncompiled
+from attnbench.machine.precision import computing
 from attnbench.machine.signals import StopRequest
 from attnbench.model.loss import perplexity, split_nats
 from attnbench.settings.errors import UserError

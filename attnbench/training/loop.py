@@ -11,7 +11,8 @@ from torch.profiler import record_function
 
 from attnbench.kernels import import_kernels
 from attnbench.machine.cuda_graph import CapturedCall
-from attnbench.machine.device import computing, multiplying, wake_compiler
+from attnbench.machine.device import wake_compiler
+from attnbench.machine.precision import computing, multiplying
 from attnbench.model.language_model import LanguageModel
 from attnbench.model.loss import nats_of
 from attnbench.settings.schema import TrainSettings

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from attnbench.data.batches import Corpus, load_corpus
-from attnbench.machine.device import resolve_compile, resolve_device, resolve_precision
+from attnbench.data.vocabulary import Corpus, load_corpus
+from attnbench.machine.device import resolve_device
+from attnbench.machine.precision import resolve_compile, resolve_precision
 from attnbench.model.language_model import LanguageModel, build_model, function_of, resolve_mixer
 from attnbench.model.matching import Matched, match_model
 from attnbench.results.folder import data_root

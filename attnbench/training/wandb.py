@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from attnbench.machine.network import answers, has_netrc_key
+from attnbench.machine.environment import answers, has_netrc_key
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import LoggerSettings
 

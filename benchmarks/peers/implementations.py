@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attnbench.data.batches import Batches, Corpus, load_corpus
-from attnbench.machine import kernel_support as support
-from attnbench.machine.device import keep_freed_memory, resolve_compile, resolve_device, resolve_precision
+from attnbench.data.batches import Batches
+from attnbench.data.vocabulary import Corpus, load_corpus
+from attnbench.machine import device as support
+from attnbench.machine.device import keep_freed_memory, resolve_device
+from attnbench.machine.precision import resolve_compile, resolve_precision
 from attnbench.model.language_model import build_meta, build_model, resolve_mixer
 from attnbench.model.matching import TOLERANCE, match_model, solve_width
 from attnbench.results.folder import data_root

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnbench.machine.device import environment, environment_id, resolve_device
+from attnbench.machine.device import resolve_device
+from attnbench.machine.environment import environment, environment_id
 from attnbench.results.files import replace_file
 from attnbench.results.folder import ROOT
 from attnbench.results.identity import config_hash

@@ -159,7 +159,8 @@ class _Session:
         model and the step, `first_step_seconds` the step alone.
         """
         from attnbench.kernels import import_kernels
-        from attnbench.machine.device import environment, resolve_device, synchronize
+        from attnbench.machine.device import resolve_device, synchronize
+        from attnbench.machine.environment import environment
         from attnbench.training.prepare import corpus_label
         from benchmarks.peers import implementations
 
@@ -221,7 +222,7 @@ def _import_compiler() -> None:
     import torch._inductor.compile_fx
     from torch._inductor.codegen.common import init_backend_registration
 
-    from attnbench.machine.kernel_support import has_triton
+    from attnbench.machine.device import has_triton
 
     torch._dynamo.list_backends()
     init_backend_registration()

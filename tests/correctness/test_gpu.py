@@ -18,7 +18,7 @@ from attnbench.bench.operators.gate import GateError, largest_error
 from attnbench.bench.operators.roofline import Ceilings
 from attnbench.correctness.checks import build_mixer
 from attnbench.evals.lib.step_cost import Repetition
-from attnbench.machine.device import multiplying
+from attnbench.machine.precision import multiplying
 from attnbench.mixers.definition import LENGTHS, MODEL, TOLERANCES, by_backend, by_definition, compare
 from attnbench.model.language_model import build_model, resolve_mixer
 from attnbench.ops.attention_kernels import IMPLEMENTATIONS

@@ -5,8 +5,9 @@ import torch
 from corpora_on_disk import LINES, RAW, ROOT, V1, from_path, needs_real_data, write_splits
 
 from attnbench.data import wikitext
-from attnbench.data.batches import UNKNOWN, Batches, block_order, encode, evaluation_batches, load_corpus
+from attnbench.data.batches import Batches, block_order, evaluation_batches
 from attnbench.data.texts import read_user_texts
+from attnbench.data.vocabulary import UNKNOWN, encode, load_corpus
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import DataSettings
 

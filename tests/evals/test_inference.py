@@ -13,8 +13,8 @@ from attnbench.evals import inference
 from attnbench.evals.inference import DECODE, PREFILL, STATE, Inference, time_decoding
 from attnbench.evals.lib.step_cost import Repetition
 from attnbench.machine.cuda_graph import CapturedCall
-from attnbench.machine.device import computing
 from attnbench.machine.memory import available_mib
+from attnbench.machine.precision import computing
 from attnbench.machine.timing import Times
 from attnbench.mixers.linear import LinearAttention
 from attnbench.model.language_model import LanguageModel, build_model

@@ -683,7 +683,7 @@ def test_an_evaluation_made_later_has_the_environment_that_made_it(tmp_path, mon
     write_text(tmp_path / "small.txt", seed=0)
     first = run(replace(compose_once(words(tmp_path)), evaluations=[]))
     trained = json.loads((first / "environment.json").read_text())
-    monkeypatch.setattr("attnbench.machine.device.source_commit", lambda root: ("another-one", False))
+    monkeypatch.setattr("attnbench.machine.environment.source_commit", lambda root: ("another-one", False))
     assert run(compose_once(words(tmp_path))) == first
     [path] = (first / "results").glob("perplexity-*.jsonl")
     identity = read_results(path)[0].identity

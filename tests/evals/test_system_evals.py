@@ -21,9 +21,8 @@ from attnbench.evals.lib.rows import doublings
 from attnbench.evals.memory import Memory, growth
 from attnbench.evals.scaling import Scaling, power_law
 from attnbench.evals.throughput import UNITS, Throughput
-from attnbench.machine.capped_child import CappedChild
 from attnbench.machine.memory import available_mib
-from attnbench.machine.timing import OutOfMemory
+from attnbench.machine.timing import CappedChild, OutOfMemory
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import build
 from attnbench.training import loop as train

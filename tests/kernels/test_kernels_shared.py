@@ -13,7 +13,7 @@ from attnbench.kernels.embedding import embed
 from attnbench.kernels.linear_cross_entropy import linear_cross_entropy
 from attnbench.kernels.rotary import split_rotated
 from attnbench.kernels.swiglu import swiglu
-from attnbench.machine.device import multiplying
+from attnbench.machine.precision import multiplying
 from attnbench.mixers.layers import rotate, rotation
 from attnbench.model.loss import cross_entropy
 

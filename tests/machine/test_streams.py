@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from runs import ROOT, command, environment, words, write_text
 
-from attnbench.machine.streams import Lasting, lasting_streams, raising
+from attnbench.machine.signals import Lasting, lasting_streams, raising
 
 
 @pytest.fixture(scope="module")

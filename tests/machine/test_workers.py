@@ -17,9 +17,9 @@ from small import python_path
 from worker_acts import act
 
 from attnbench.machine import processes as workers
-from attnbench.machine.capped_child import CappedChild
 from attnbench.machine.locks import folder_lock
 from attnbench.machine.processes import Outcome, run_alone, run_in_processes
+from attnbench.machine.timing import CappedChild
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import resolve, trust
 

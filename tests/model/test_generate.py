@@ -22,7 +22,7 @@ from attnbench.cli.compose import compose
 from attnbench.cli.launch import launch
 from attnbench.cli.reading import read_generation
 from attnbench.comparison.execute import run
-from attnbench.machine.device import computing
+from attnbench.machine.precision import computing
 from attnbench.model.language_model import build_model, resolve_mixer
 from attnbench.model.sampling import Sampling, Writer, write_by_recomputation
 from attnbench.settings.errors import UserError

@@ -14,8 +14,8 @@ import torch
 from test_workers import is_running, wait_for
 
 from attnbench.cli.compose import compose
-from attnbench.machine import kernel_support as support
-from attnbench.machine.device import device_name
+from attnbench.machine import device as support
+from attnbench.machine.environment import device_name
 from attnbench.mixers import layers
 from attnbench.model import loss
 from attnbench.results.folder import ROOT

@@ -20,7 +20,9 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch._functorch._aot_autograd.autograd_cache import check_cacheable
 
 import attnbench.training.loop
-from attnbench.machine.device import _assembler_version, computing, resolve_device, wake_compiler
+from attnbench.machine.device import resolve_device, wake_compiler
+from attnbench.machine.environment import _assembler_version
+from attnbench.machine.precision import computing
 from attnbench.model.loss import cross_entropy
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_STEPS, LoggerSettings

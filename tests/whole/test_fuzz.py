@@ -4,7 +4,7 @@ import pytest
 from fuzz import CAP_MIB, MOST_DEATHS, Reader, fuzz
 from fuzz_kinds import KINDS
 
-from attnbench.machine.capped_child import CappedChild
+from attnbench.machine.timing import CappedChild
 
 NUM_INPUTS = {"texts": 100, "parquet": 250, "checkpoints": 30, "results": 80, "overrides": 100}
 

@@ -12,7 +12,8 @@ from attnbench.bench.operators.gate import compared_heads, largest_error, refere
 from attnbench.bench.operators.roofline import attention_work
 from attnbench.evals.lib.rows import without_numbers
 from attnbench.evals.lib.step_cost import Repetition
-from attnbench.machine.device import forget_compiled, multiplying
+from attnbench.machine.device import forget_compiled
+from attnbench.machine.precision import multiplying
 from attnbench.machine.timing import ColdCaches, OutOfMemory, attempt, time_repeats
 from attnbench.ops.attention_kernels import IMPLEMENTATIONS, Attention
 from attnbench.results.rows import Measurement

@@ -12,7 +12,7 @@ from attnbench.bench.operators.gate import largest_error
 from attnbench.bench.operators.steps import STEPS, CacheShape, Step, StepExample, compared_heads
 from attnbench.evals.lib.rows import without_numbers
 from attnbench.evals.lib.step_cost import Repetition
-from attnbench.machine.device import multiplying
+from attnbench.machine.precision import multiplying
 from attnbench.machine.timing import ColdCaches, OutOfMemory, attempt, time_repeats
 from attnbench.results.rows import Measurement
 from attnbench.settings.errors import UserError

@@ -18,7 +18,8 @@ from attnbench.evals.inference import time_decoding
 from attnbench.evals.lib.rows import without_numbers
 from attnbench.evals.lib.step_cost import Repetition
 from attnbench.machine.cuda_graph import CapturedCall
-from attnbench.machine.device import computing, synchronize
+from attnbench.machine.device import synchronize
+from attnbench.machine.precision import computing
 from attnbench.mixers.definition import relative_error
 from attnbench.model.language_model import LanguageModel
 from attnbench.model.sampling import Sampling, Writer, decoder, read

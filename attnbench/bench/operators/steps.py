@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnbench.bench.operators.roofline import Work
-from attnbench.machine.kernel_support import require_triton
+from attnbench.machine.device import require_triton
 from attnbench.mixers.gated_deltanet import GatedDeltaNet
 from attnbench.mixers.linear import LinearAttention
 from attnbench.ops.attention_kernels import IMPLEMENTATIONS, load_flash_attn

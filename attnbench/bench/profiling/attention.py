@@ -25,7 +25,7 @@ from attnbench.bench.profiling.rows import operator_rows
 from attnbench.bench.profiling.traces import write_trace
 from attnbench.evals.lib.rows import without_numbers
 from attnbench.evals.lib.step_cost import Repetition
-from attnbench.machine.device import multiplying
+from attnbench.machine.precision import multiplying
 from attnbench.machine.timing import ColdCaches, OutOfMemory, PeakMemory, Times, attempt, time_repeats
 from attnbench.mixers.layers import rotate, rotation
 from attnbench.ops.attention_kernels import IMPLEMENTATIONS

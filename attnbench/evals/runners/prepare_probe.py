@@ -6,7 +6,8 @@ import torch
 
 from attnbench.evals.base import Probe, Task
 from attnbench.evals.runners.probe import CHECK_STEPS, ProbeJob
-from attnbench.machine.device import resolve_device, resolve_precision
+from attnbench.machine.device import resolve_device
+from attnbench.machine.precision import resolve_precision
 from attnbench.mixers.base import Mixer
 from attnbench.model.language_model import resolve_mixer
 from attnbench.model.matching import Matched, match_model

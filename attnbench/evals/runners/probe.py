@@ -14,7 +14,8 @@ import torch
 
 from attnbench.data.batches import block_order
 from attnbench.evals.base import Task
-from attnbench.machine.device import computing, synchronize
+from attnbench.machine.device import synchronize
+from attnbench.machine.precision import computing
 from attnbench.machine.signals import StopRequest
 from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.model.language_model import LanguageModel, build_model, function_of

@@ -11,7 +11,7 @@ from typing import Any
 
 from attnbench.evals.base import SystemEvaluation
 from attnbench.evals.lib.rows import first_metric_without_number, until_out_of_memory
-from attnbench.machine.device import environment
+from attnbench.machine.environment import environment
 from attnbench.results.folder import ROOT
 from attnbench.results.identity import code_of, hash_with_code
 from attnbench.results.job import Job

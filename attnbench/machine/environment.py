@@ -1,0 +1,153 @@
+"""Environment of a run: device, libraries, driver and commit as its rows name them, and servers in reach."""
+
+import hashlib
+import importlib.metadata
+import json
+import netrc
+import os
+import platform
+import re
+import ssl
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import torch
+
+KERNEL_LIBRARIES = ("triton", "flash-linear-attention", "flash-attn")
+
+
+def device_name(device: torch.device) -> str:
+    """Name of the GPU or the processor, as tables print it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    models = (line.partition(":")[2].strip() for line in _cpu_info() if line.startswith("model name"))
+    return f"{next(models, platform.processor() or platform.machine())} ({torch.get_num_threads()} threads)"
+
+
+def _cpu_info() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def environment(device: torch.device, root: Path) -> dict[str, Any]:
+    """Everything that a number depends on besides its settings; no environment variables of the user."""
+    commit, dirty = source_commit(root)
+    stamp: dict[str, Any] = {
+        "device": device_name(device),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **{library: _version(library) for library in KERNEL_LIBRARIES},
+        "commit": commit,
+        "dirty": dirty,
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        stamp |= {
+            "cuda": torch.version.cuda,
+            "capability": f"{properties.major}.{properties.minor}",
+            "memory_mib": properties.total_memory // 2**20,
+            "ptxas": _assembler_version(),
+            **_driver(device),
+        }
+    return stamp
+
+
+def environment_id(stamp: dict[str, Any]) -> str:
+    """Eight hex digits of a stamp, for the rows; the stamp itself stands in the run's environment.json."""
+    return hashlib.sha256(json.dumps(stamp, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _version(library: str) -> str | None:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _driver(device: torch.device) -> dict[str, str]:
+    """Driver and clocks as nvidia-smi reads them; empty where there is no nvidia-smi."""
+    query = ("driver_version", "clocks.max.sm", "clocks.max.mem")
+    command = ["nvidia-smi", f"--id={device.index or 0}", f"--query-gpu={','.join(query)}", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return dict(zip(query, (value.strip() for value in answer.split(",")), strict=False))
+
+
+def _assembler_version() -> str | None:
+    path = os.environ.get("TRITON_PTXAS_PATH")
+    try:
+        answer = subprocess.run([path or "ptxas", "--version"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    version = re.search(r"V([\d.]+)", answer.stdout)
+    return version[1] if version else None
+
+
+def source_commit(root: Path) -> tuple[str | None, bool | None]:
+    """Return the commit of attnbench's source, and whether files differ from it.
+
+    From git, or from a file COMMIT where there is no git (then whether files differ is not known: None).
+    """
+    try:
+        commit = _git(root, "rev-parse", "--short=12", "HEAD")
+        return commit, bool(_git(root, "status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError):
+        path = root / "COMMIT"
+        return (path.read_text().strip() or None, None) if path.exists() else (None, None)
+
+
+def _git(root: Path, *words: str) -> str:
+    if not (root / ".git").exists():
+        raise FileNotFoundError(root / ".git")
+    command = ["git", "-C", str(root), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+
+def answers(url: str, limit_seconds: float) -> bool:
+    """Return whether anything answers a request for `url` within the limit, the look-up of its name included.
+
+    Goes through the proxy that the environment names, as the real request would.
+    """
+    answered = threading.Event()
+
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(url, timeout=limit_seconds).close()
+        except urllib.error.HTTPError as error:
+            # An error of the server is an answer too.
+            error.close()
+        except urllib.error.URLError as error:
+            # A certificate that Python does not know may still be known to the program that will do the work.
+            if not isinstance(error.reason, ssl.SSLError):
+                return
+        except (OSError, ValueError, HTTPException):
+            return
+        answered.set()
+
+    # Looking up a name knows no timeout and can take minutes, so a thread that nobody waits for does it.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(limit_seconds)
+    return answered.is_set()
+
+
+def has_netrc_key(host: str) -> bool:
+    """Return whether the user's netrc file (NETRC, ~/.netrc or ~/_netrc, the first there is) has a key for `host`."""
+    places = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
+    for path in [Path(place).expanduser() for place in places]:
+        if path.exists():
+            try:
+                entry = netrc.netrc(path).authenticators(host)
+            except (netrc.NetrcParseError, OSError):
+                # A file that nobody can read logs nobody in.
+                return False
+            return entry is not None and bool(entry[2])
+    return False

@@ -1,0 +1,49 @@
+"""Precisions of the arithmetic: their names, their dtypes, and contexts that compute in them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from attnbench.settings.errors import UserError
+
+
+def resolve_precision(name: str, device_type: str, setting: str = "train.precision") -> str:
+    """Return the precision: `auto` is bfloat16 on CUDA and float32 on a CPU; TF32 exists on CUDA alone.
+
+    Args:
+        setting: as the user knows it, for the message.
+    """
+    if name == "tf32" and device_type != "cuda":
+        raise UserError(f"{setting}=tf32: only CUDA devices have it; float32 and bfloat16 work on a CPU")
+    return name if name != "auto" else ("bfloat16" if device_type == "cuda" else "float32")
+
+
+def resolve_compile(compiled: bool | None, device_type: str) -> bool:
+    """True where the settings say so or, with None, on CUDA."""
+    return compiled if compiled is not None else device_type == "cuda"
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """Dtype of tensors in this precision: TF32 is a way to multiply float32."""
+    return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision, torch.float32)
+
+
+@contextmanager
+def multiplying(precision: str) -> Iterator[None]:
+    """Multiply float32 in TF32 inside where the precision is tf32, otherwise in float32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def computing(precision: str, device: torch.device) -> Iterator[None]:
+    """Run forward passes inside in this precision: autocast for halves, TF32 products only where they are named."""
+    dtype = dtype_of(precision)
+    is_half = dtype != torch.float32
+    with multiplying(precision), torch.autocast(device.type, torch.bfloat16 if not is_half else dtype, enabled=is_half):
+        yield

@@ -24,7 +24,7 @@ test: $(STAMP) ## run the tests (CPU, no network)
 test-kernels: $(STAMP) ## run the tests of our Triton kernels: on the GPU or, without one, in Triton's interpreter
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not slow' tests/kernels
 
-test-slow: $(STAMP) ## run the tests that take longest: runs stopped again and again, sweeps in processes of their own
+test-slow: $(STAMP) ## run the tests that take longest: runs stopped again and again, sweeps in new processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m slow
 
 test-browser: $(STAMP) ## look at the report in a headless Chromium, where there is one

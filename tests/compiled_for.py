@@ -29,7 +29,7 @@ LENGTH, HEADS = 512, 2
 
 
 class Driver:
-    """Of a card of a compute capability: what Triton asks before it compiles."""
+    """Properties of a card that Triton asks for before it compiles."""
 
     def __init__(self, capability: int) -> None:
         self.capability = capability

@@ -2,7 +2,7 @@
 
     python tests/golden.py --write
 
-writes stored/golden.json anew, which is done on purpose and in a commit of its own that says why numbers change.
+writes stored/golden.json again, which is done on purpose and in a commit of its own that says why numbers change.
 """
 
 import argparse
@@ -120,17 +120,17 @@ def _bench(folder: Path) -> Iterator[dict[str, Any]]:
         measured = run_bench(read_bench(config, config.hydra), compose_mixers)
     for row in _results(measured):
         measurement = row.measurement
-        found = {"variant": row.identity.variant, "metric": measurement.metric, "unit": measurement.unit}
-        found |= {"settings": measurement.settings, "status": measurement.status}
+        content = {"variant": row.identity.variant, "metric": measurement.metric, "unit": measurement.unit}
+        content |= {"settings": measurement.settings, "status": measurement.status}
         if measurement.metric == "max_error" and measurement.value is not None:
-            found["error"] = "within bound" if measurement.value <= ERROR_BOUND else measurement.value
-        yield found
+            content["error"] = "within bound" if measurement.value <= ERROR_BOUND else measurement.value
+        yield content
 
 
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:
     for row in _results(folder):
-        found = {name: value for name, value in row.to_dict().items() if name not in ELSEWHERE}
-        yield {**found, "value": "a clock's"} if row.measurement.metric in CLOCKS else found
+        content = {name: value for name, value in row.to_dict().items() if name not in ELSEWHERE}
+        yield {**content, "value": "a clock's"} if row.measurement.metric in CLOCKS else content
 
 
 def _results(folder: Path) -> Iterable[ResultRow]:
@@ -139,14 +139,14 @@ def _results(folder: Path) -> Iterable[ResultRow]:
 
 def differences(golden: dict[str, list[dict[str, Any]]], now: dict[str, list[dict[str, Any]]]) -> list[str]:
     """Name each row that differs: numbers to TOLERANCE, everything else exactly."""
-    found = []
+    lines = []
     for name in golden.keys() | now.keys():
         before, after = golden.get(name, []), now.get(name, [])
         if len(before) != len(after):
-            found.append(f"{name}: {len(before)} rows were golden, {len(after)} are there")
+            lines.append(f"{name}: {len(before)} rows were golden, {len(after)} are there")
         for index, (old, new) in enumerate(zip(before, after, strict=False)):
-            found += [f"{name}, row {index}: {line}" for line in _different("", old, new)]
-    return found
+            lines += [f"{name}, row {index}: {line}" for line in _different("", old, new)]
+    return lines
 
 
 def _different(path: str, old: Any, new: Any) -> Iterator[str]:

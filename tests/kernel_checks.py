@@ -1,4 +1,4 @@
-"""What the tests of kernels share: the device they run on, their inputs, and when a result is near enough."""
+"""Device, inputs and tolerances of the tests of kernels."""
 
 from importlib.util import find_spec
 from types import FunctionType

@@ -1,4 +1,4 @@
-"""How the tests build a mixer, from its yaml, every parameter filled by init_weights, and compare two forms of it."""
+"""Mixers built from their yamls, every parameter filled by init_weights, and comparisons of two forms of one."""
 
 import importlib
 import inspect
@@ -31,7 +31,7 @@ def read(name: str) -> tuple[type[Mixer], dict[str, Any]]:
 
 
 def backend(name: str, **changes: Any) -> str:
-    """What `build` chooses."""
+    """Return the backend that `build` chooses."""
     mixer_class, options = read(name)
     return mixer_class.choose_backend(options | changes, device_type="cpu", precision="float32")
 

@@ -31,7 +31,7 @@ def files(page: str) -> dict[str, str]:
 
 
 def write_files(folder: Path, *pages: str) -> None:
-    """Write the files that pages show into a folder of a user's own."""
+    """Write the files that pages show into a user's folder."""
     for name, content in (item for page in pages for item in files(page).items()):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content, encoding="utf-8")

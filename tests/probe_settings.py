@@ -42,5 +42,5 @@ def probe_settings(outputs: Path, *overrides: str, attn: str = "softmax", name: 
 
 
 def probe_words(outputs: Path, names: Sequence[str], **changed: Any) -> list[str]:
-    own = ["experiment=demo", "device=cpu", "logger=none", f"outputs_dir={outputs}"]
-    return [*own, f"eval=[{','.join(names)}]", *smoke_words(*names, **changed)]
+    common = ["experiment=demo", "device=cpu", "logger=none", f"outputs_dir={outputs}"]
+    return [*common, f"eval=[{','.join(names)}]", *smoke_words(*names, **changed)]

@@ -1,4 +1,4 @@
-"""A script run in the tests' own process, which has loaded torch already: in one of its own that takes seconds."""
+"""Scripts run in the process of the tests, which has loaded torch already: a new process takes seconds for it."""
 
 import contextlib
 import io
@@ -24,9 +24,9 @@ def run_here(script: str, *words: str, cwd: Path = ROOT) -> tuple[int, str, str]
         contextlib.chdir(cwd),
     ):
         patch.setattr(sys, "argv", [f"scripts/{script}", *words])
-        # A script sets it for its own process; here it is taken back afterwards.
+        # A script sets it for its process; here it is taken back afterwards.
         patch.setenv("HYDRA_FULL_ERROR", "0")
-        # Its lines go to standard error as it is now, by a handler of its own.
+        # The script adds a handler that writes to standard error as it is now.
         logger.handlers = []
         try:
             runpy.run_path(str(ROOT / "scripts" / script), run_name="__main__")

@@ -42,7 +42,7 @@ TINY_RUN = [
     *("train.num_epochs=null", "train.num_steps=2", "train.batch_size=2", "train.warmup_steps=1", "seq_len=16"),
 ]
 """A language model in a second, of a text that data.path names."""
-PLACES = ("outputs_dir=", "data.path=")
+PATHS = ("outputs_dir=", "data.path=")
 VOCABULARY = [*"abcdefgh\n", "\N{REPLACEMENT CHARACTER}"]
 SEQ_LEN = 16
 
@@ -73,12 +73,12 @@ def compose_once(words: Sequence[str]) -> RunSettings:
 
     Where outputs and text lie makes no difference to Hydra, and is put in afterwards.
     """
-    places = {word.partition("=")[0]: word.partition("=")[2] for word in words if word.startswith(PLACES)}
-    named = [f"{name}=somewhere" for name in places]
-    found = deepcopy(_composed((*named, *(word for word in words if not word.startswith(PLACES)))))
-    found.outputs_dir = places.get("outputs_dir", found.outputs_dir)
-    found.data.path = places.get("data.path", found.data.path)
-    return found
+    paths = {word.partition("=")[0]: word.partition("=")[2] for word in words if word.startswith(PATHS)}
+    named = [f"{name}=somewhere" for name in paths]
+    settings = deepcopy(_composed((*named, *(word for word in words if not word.startswith(PATHS)))))
+    settings.outputs_dir = paths.get("outputs_dir", settings.outputs_dir)
+    settings.data.path = paths.get("data.path", settings.data.path)
+    return settings
 
 
 @cache
@@ -87,7 +87,7 @@ def _composed(words: tuple[str, ...]) -> RunSettings:
 
 
 def in_this_process(function: Callable[[Any], object], items: Iterable[Any], **_: object) -> Iterator[Outcome]:
-    """Stand in for `run_in_processes`: workers would each import everything, and have tests of their own."""
+    """Stand in for `run_in_processes`: workers would each import everything, and are tested elsewhere."""
     for item in items:
         function(item)
         yield Outcome(item=item, seconds=1.0, error=None)
@@ -118,7 +118,7 @@ def identity_of(**changed: Any) -> Identity:
 
 
 def comparison_settings(plan: PlanSettings, outputs: Path, **changed: Any) -> ComparisonSettings:
-    """What compare.py is asked for by a plan alone: no report, no other machine's cells."""
+    """Settings of compare.py for a plan: no report, no other machine's cells."""
     settings = ComparisonSettings(
         plan=plan,
         logger=LoggerSettings(mode="none"),
@@ -174,5 +174,5 @@ def batch_of(step: int) -> Batch:
 
 
 def run_small(folder: Path) -> list[str]:
-    """What makes a line of train.py take a second; wins over what it says, because it stands behind it."""
+    """Words that make a line of train.py take a second; they stand last, and so win over what it says."""
     return [*TINY_RUN, f"data.path={folder / 'my_text.txt'}", f"outputs_dir={folder}", "logger=none", "device=cpu"]

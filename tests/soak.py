@@ -44,7 +44,7 @@ from attnbench.training.log import read_metrics
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 CLOCKS = ("tokens_per_second", "generator_tokens_per_second", "train_seconds", "first_step_seconds", "peak_memory_mib")
 OPTIMIZER = "optimizer.sha256"
-"""A file beside a run's own, written by these forks alone: the final checkpoint has no optimizer."""
+"""File in a run's folder that these forks alone write: the final checkpoint has no optimizer."""
 TINY = [
     *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=16"),
     *("train.num_epochs=null", "train.num_steps=24", "train.batch_size=4", "train.warmup_steps=2", "data=text"),
@@ -194,7 +194,7 @@ def sitting(start: Start, outputs: Path, log: Path, chance: random.Random | None
         else:
             action = chance.choice([*FAULTS])
             fault = (action, chance.randint(1, FAULTS[action]), number)
-    # Held until the fork can take one, as a script's own process can before it does anything.
+    # Held until the fork can take one, as a script's process can before it does anything.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS[1:])
     child = os.fork()
     if child == 0:

@@ -8,7 +8,7 @@ KEY = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Server(BaseHTTPRequestHandler):
-    """As much of wandb's server as a run needs to start."""
+    """The part of wandb's server that a run needs to start."""
 
     protocol_version = "HTTP/1.1"
     project = {"id": "UA==", "name": "attnbench", "entity": {"id": "RQ==", "name": "me"}}  # noqa: RUF012

@@ -1,4 +1,4 @@
-"""What the tests have workers do; imports little, because every process of theirs imports it."""
+"""Functions for workers in tests; imports little, because every worker imports this file."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from attnbench.settings.registry import resolve
 
 
 def act(item: tuple[str, str]) -> None:
-    """What a test wants of a worker: (what, a folder or a number)."""
+    """Do what a test wants: (action, a folder or a number)."""
     what, where = item
     if what == "mark":
         (Path(where) / f"{os.getpid()}-{time.monotonic_ns()}").touch()

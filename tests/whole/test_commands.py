@@ -1,4 +1,4 @@
-"""Every command line of README.md and docs/ runs, in a folder of its own and at the size of a smoke test."""
+"""Every command line of README.md and docs/ runs, in a user's folder and at the size of a smoke test."""
 
 import io
 import json
@@ -29,7 +29,7 @@ ELSEWHERE = {
     "wandb sync wandb/offline-run-*": "needs wandb's server",
     "python scripts/prepare_data.py": "downloads; test_wikitext.py, from a folder and without a network",
     "python scripts/doctor.py": "test_doctor.py, on all mixers",
-    "python scripts/dashboard.py": "test_dashboard.py, against a server of its own",
+    "python scripts/dashboard.py": "test_dashboard.py, against a local server",
     "python scripts/train.py -m hydra/launcher=submitit_slurm device=cuda hydra.launcher.gpus_per_node=1 "
     "hydra.launcher.timeout_min=600 attn=softmax,linear": "needs a Slurm cluster",
     "python scripts/train.py attn=linear data=hub data.name=Salesforce/wikitext data.config=wikitext-103-raw-v1": (
@@ -103,8 +103,8 @@ def trained(folder) -> Path:
 
 def plan_words() -> list[str]:
     """Words that make a plan of conf/plan small."""
-    own = ["experiment=demo", *TINY_RUN, *smoke_words("recall"), "data.path=my_text.txt"]
-    plan = {"overrides": own, "evaluations": ["recall"], "learning_rates": [1e-3], "num_workers": 1}
+    overrides = ["experiment=demo", *TINY_RUN, *smoke_words("recall"), "data.path=my_text.txt"]
+    plan = {"overrides": overrides, "evaluations": ["recall"], "learning_rates": [1e-3], "num_workers": 1}
     return [*(f"plan.{name}={json.dumps(value)}" for name, value in plan.items()), "logger=none", "device=cpu"]
 
 

@@ -1,4 +1,4 @@
-"""The demo's probes learn: what stands in its table is a mixer's and not a mistake's."""
+"""The demo's probes learn, so that its table shows mixers and no mistakes."""
 
 import json
 import subprocess
@@ -20,11 +20,11 @@ def test_softmax_and_gated_deltanet_recall_and_softmax_copies(root, tmp_path):
         for name in json.loads((folder / "comparison.json").read_text())["files"]
         for row in read_results(folder / name)
     ]
-    found = {
+    scores = {
         (row.identity.variant, row.measurement.metric, row.measurement.settings.get("length")): row.measurement.value
         for row in rows
         if row.measurement.metric in ("accuracy", "symbol_accuracy")
     }
-    assert found["softmax", "accuracy", None] >= 0.98
-    assert found["gated_deltanet", "accuracy", None] >= 0.98
-    assert found["softmax", "symbol_accuracy", 20] >= 0.95
+    assert scores["softmax", "accuracy", None] >= 0.98
+    assert scores["gated_deltanet", "accuracy", None] >= 0.98
+    assert scores["softmax", "symbol_accuracy", 20] >= 0.95

@@ -18,9 +18,9 @@ def stored() -> dict[str, list[dict]]:
 
 @pytest.mark.parametrize("name", ["training", "probe", "plan", "bench"])
 def test_rows_are_the_golden_ones(name, measured, stored):
-    found = golden.differences({name: stored[name]}, {name: measured[name]})
+    lines = golden.differences({name: stored[name]}, {name: measured[name]})
     assert stored[name]
-    assert not found, "\n".join([golden.MEANING, *found])
+    assert not lines, "\n".join([golden.MEANING, *lines])
 
 
 def test_a_changed_number_hash_or_row_is_seen(stored):

@@ -9,7 +9,7 @@ from small import python_path
 
 @pytest.mark.slow
 def test_killed_at_any_moment_every_run_ends_as_if_never_stopped(root):
-    # In a process of its own, which has one thread and may fork.
+    # In a new process, which has one thread and may fork.
     done = subprocess.run(
         [sys.executable, "tests/soak.py", "--stops", "training=8,probe=4,compare=3", "--seed", "7"],
         cwd=root,

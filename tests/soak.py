@@ -37,7 +37,8 @@ from attnbench.results.job import run_jobs
 from attnbench.results.rows import read_results
 from attnbench.settings.errors import Interrupted
 from attnbench.settings.schema import PlanSettings, RunSettings
-from attnbench.training import checkpoint, metrics
+from attnbench.training import checkpoint
+from attnbench.training import log as training_log
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.log import read_metrics
 
@@ -153,7 +154,7 @@ def inject_fault(action: str, call: int, number: signal.Signals) -> None:
         remove(folder, *rest, **named)
 
     def half_written(self, row):
-        line = metrics._metrics_line(row)
+        line = training_log._metrics_line(row)
         half = len(line) // 2 if is_now() else 0
         self._file.write(line[:half])
         if half:
@@ -175,7 +176,7 @@ def inject_fault(action: str, call: int, number: signal.Signals) -> None:
     elif action == "removal":
         checkpoint.shutil.rmtree = half_removed
     elif action == "metrics row":
-        metrics.MetricsLog.write = half_written
+        training_log.MetricsLog.write = half_written
     else:
         setattr(os, action, before(getattr(os, action)))
 

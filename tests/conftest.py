@@ -4,6 +4,7 @@ import logging
 import os
 import runpy
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,26 @@ if INTERPRETED:
     os.environ["TRITON_INTERPRET"] = "1"
 
 ROOT = Path(__file__).resolve().parents[1]
+
+OFFLINE = ROOT / "tests" / "offline"
+TRIED = Path(tempfile.mkdtemp(prefix="attnbench-tests-"), "tried")
+"""Hosts elsewhere that a test, or a process that it started, wanted to reach."""
+
+
+def pytest_configure() -> None:
+    """Refuse the network, here and through PYTHONPATH in every process that a test starts."""
+    os.environ["ATTNBENCH_TRIED"] = str(TRIED)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(OFFLINE), os.environ.get("PYTHONPATH")]))
+    runpy.run_path(str(OFFLINE / "sitecustomize.py"))
+
+
+@pytest.fixture(autouse=True)
+def asks_nothing_of_the_network() -> Iterator[None]:
+    """Fail a test that wanted to reach another machine."""
+    TRIED.write_text("")
+    yield
+    tried, _ = TRIED.read_text(), TRIED.write_text("")
+    assert not tried, f"wanted to reach {tried.split()}"
 
 
 @pytest.fixture(scope="session")

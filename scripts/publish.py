@@ -1,34 +1,24 @@
 """Publishes what was measured: `python scripts/publish.py docs/results/NAME-MACHINE outputs/PLAN --title ...`."""
 
 import argparse
-import sys
 from pathlib import Path
 
-from attnbench.bench.page import is_bench
-from attnbench.bench.page import write_page as write_bench_page
+from attnbench.bench.page import is_bench, write_page
 from attnbench.comparison.publish import publish_comparison, publish_runs
 from attnbench.machine.signals import ending_in_one_line
 
 
 def main() -> None:
-    # The peers are no part of the package that is installed.
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from benchmarks.peers.page import write_page
-
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", type=Path, help="folder to write, docs/results/<table>-<machine>")
-    parser.add_argument(
-        "runs", type=Path, nargs="+", help="the folder of a comparison, of peers, runs of one bench, or runs"
-    )
+    parser.add_argument("runs", type=Path, nargs="+", help="the folder of a comparison, runs of one bench, or runs")
     parser.add_argument("--title", required=True)
     parser.add_argument("--command", help="what made the runs, a line each; the others know it")
-    parser.add_argument("--note", default="", help="what a reader must know besides; peers have none")
+    parser.add_argument("--note", default="", help="what a reader must know besides")
     given = parser.parse_args()
     with ending_in_one_line():
         if is_bench(given.runs[0]):
-            write_bench_page(given.runs, given.target, title=given.title, note=given.note)
-        elif given.command is None and any(given.runs[0].glob("*/case.json")):
-            write_page(given.runs[0], given.target, title=given.title, with_figures=True)
+            write_page(given.runs, given.target, title=given.title, note=given.note)
         elif given.command is None:
             publish_comparison(given.runs[0], given.target, title=given.title, note=given.note)
         else:

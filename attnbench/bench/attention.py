@@ -1,25 +1,25 @@
 """Attention alone over head width and length: forward, backward, both, and what is held between the two."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
 from typing import Any, ClassVar
 
 from attnbench.bench.base import (
     MAX_ERROR,
     MILLISECONDS,
     ROOFLINE,
-    Bench,
     Conditions,
+    TimedBench,
     check_implementations,
     speedup_columns,
     with_speedups,
 )
 from attnbench.bench.operators.attention import HELD, Problem, measure_attention
 from attnbench.bench.tables import Layout, Values
-from attnbench.evals.lib.step_cost import Repetition
 from attnbench.ops.attention_kernels import IMPLEMENTATIONS, OUR_KERNELS
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
-from attnbench.settings.check import check_counts
 from attnbench.settings.errors import UserError
 
 LINES = ("head_width", "sequence_length")
@@ -46,7 +46,8 @@ def layouts_for(names: Sequence[str], ratios: Sequence[tuple[str, str]]) -> tupl
     )
 
 
-class AttentionBench(Bench):
+@dataclass(kw_only=True)
+class AttentionBench(TimedBench):
     """Times each implementation at every head width and length.
 
     Args:
@@ -55,12 +56,17 @@ class AttentionBench(Bench):
         batch_size, num_heads: of every cell.
         causal: false lets every position see all.
         implementations: names, see ops/attention_kernels.py.
-        warmup, repeats: calls of a pass before those that count, and those that count, at most.
-        max_seconds: for the repeats of one pass: fewer where they would take longer, at least three.
 
     Raises:
         UserError: a count that is none, or an implementation that there is not.
     """
+
+    head_widths: list[int]
+    lengths: list[int]
+    batch_size: int
+    num_heads: int
+    causal: bool
+    implementations: list
 
     required: ClassVar[tuple[str, ...]] = ()
     """Implementations that the table cannot do without."""
@@ -85,42 +91,18 @@ class AttentionBench(Bench):
         "repeats": 3,
     }
 
-    def __init__(
-        self,
-        *,
-        head_widths: list,
-        lengths: list,
-        batch_size: int,
-        num_heads: int,
-        causal: bool,
-        implementations: list,
-        warmup: int,
-        repeats: int,
-        max_seconds: float,
-    ) -> None:
-        check_counts("bench", head_widths=head_widths, lengths=lengths, batch_size=batch_size, num_heads=num_heads)
-        check_counts("bench", warmup=warmup, repeats=repeats)
-        check_implementations(implementations, IMPLEMENTATIONS)
-        missing = [name for name in self.required if name not in implementations]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_implementations(self.implementations, IMPLEMENTATIONS)
+        missing = [name for name in self.required if name not in self.implementations]
         if missing:
-            raise UserError(
-                f"bench.implementations={implementations}: must have {missing[0]}, that all are held against"
-            )
-        self.head_widths, self.lengths = list(dict.fromkeys(head_widths)), list(dict.fromkeys(lengths))
-        self.batch_size, self.num_heads, self.causal = batch_size, num_heads, causal
-        self.implementations = implementations
-        self.repetition = Repetition(warmup=warmup, repeats=repeats, max_seconds=max_seconds)
+            needed = f"must have {missing[0]}, that all are held against"
+            raise UserError(f"bench.implementations={self.implementations}: {needed}")
 
     def cells(self) -> Iterator[dict[str, Any]]:
-        for width in self.head_widths:
-            for length in self.lengths:
-                yield {
-                    "head_width": width,
-                    "sequence_length": length,
-                    "batch_size": self.batch_size,
-                    "num_heads": self.num_heads,
-                    "causal": self.causal,
-                }
+        shared = {"batch_size": self.batch_size, "num_heads": self.num_heads, "causal": self.causal}
+        for values in product(dict.fromkeys(self.head_widths), dict.fromkeys(self.lengths)):
+            yield dict(zip(LINES, values, strict=True)) | shared
 
     def measure(self, cell: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
         problem = Problem(**cell, with_gradients=True, repetition=self.repetition)

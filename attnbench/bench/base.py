@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -13,10 +13,12 @@ from attnbench.bench.operators.gate import GateError
 from attnbench.bench.operators.roofline import Ceilings
 from attnbench.bench.tables import Layout, Values
 from attnbench.evals.lib.rows import without_numbers
+from attnbench.evals.lib.step_cost import Repetition
 from attnbench.machine.precision import dtype_of
 from attnbench.machine.timing import UNKNOWN_PEAK, OutOfMemory, Times, attempt
 from attnbench.results.rows import Measurement, ResultRow
 from attnbench.results.tables import Headline
+from attnbench.settings.check import check_counts
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MixerSettings
 
@@ -100,6 +102,32 @@ class Bench(ABC):
         Their settings are those of the cell, `implementation`, and what else tells them apart. What does not fit or
         cannot run is a row, and the next implementation starts clean.
         """
+
+
+@dataclass(kw_only=True)
+class TimedBench(Bench):
+    """A bench whose settings are its fields: numbers and lists of numbers are counts, and calls are repeated.
+
+    Args:
+        warmup, repeats: calls before those that count, and those that count, at most.
+        max_seconds: for the repeats of one call: fewer where they would take longer, at least three.
+
+    Raises:
+        UserError: a count that is none.
+    """
+
+    warmup: int
+    repeats: int
+    max_seconds: float
+
+    def __post_init__(self) -> None:
+        counts = [entry.name for entry in fields(self) if entry.type in (int, list[int])]
+        check_counts("bench", **{name: getattr(self, name) for name in counts})
+
+    @property
+    def repetition(self) -> Repetition:
+        """Number of calls."""
+        return Repetition(warmup=self.warmup, repeats=self.repeats, max_seconds=self.max_seconds)
 
 
 class Missing(NamedTuple):

@@ -1,15 +1,15 @@
 """Decoding: one new position by everybody, texts by a plain loop and a captured step, a token behind more and more."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, ClassVar
 
 from attnbench.bench.base import (
     MAX_ERROR,
     ROOFLINE,
-    Bench,
     Conditions,
+    TimedBench,
     check_implementations,
     speedup_columns,
     with_speedups,
@@ -27,7 +27,6 @@ from attnbench.bench.operators.language_models import Candidate, model_of, resol
 from attnbench.bench.operators.steps import SPLIT, STEPS, WHOLE, CacheShape
 from attnbench.bench.tables import Layout, Values
 from attnbench.evals.lib.rows import without_numbers
-from attnbench.evals.lib.step_cost import Repetition
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
 from attnbench.settings.check import check_counts
@@ -44,7 +43,8 @@ FORMS = ("eager", "captured")
 OURS = tuple(f"triton{how}" for how in (WHOLE, SPLIT))
 
 
-class DecodeBench(Bench):
+@dataclass(kw_only=True)
+class DecodeBench(TimedBench):
     """Times one new position over a cache, whole texts, and a token behind more and more. [] leaves a table out.
 
     Args:
@@ -54,8 +54,6 @@ class DecodeBench(Bench):
         num_heads: query heads.
         num_key_value_heads: each is shared by num_heads / num_key_value_heads query heads; null for num_heads.
         implementations: names, see bench/operators/steps.py.
-        warmup, repeats: calls before those that count, and those that count, at most.
-        max_seconds: for the repeats of one call: fewer where they would take longer, at least three.
         mixers: [name of a yaml of attn/, backend] each.
         model: [width, feed-forward width, layers, heads] of the model that writes; the feed-forward width is softmax's,
             and the mixers get those that meet its parameters.
@@ -68,6 +66,20 @@ class DecodeBench(Bench):
     Raises:
         UserError: a count that is none, an implementation that there is not, or heads that do not fit together.
     """
+
+    head_widths: list[int]
+    cache_lengths: list[int]
+    batch_sizes: list[int]
+    num_heads: int
+    num_key_value_heads: int | None
+    implementations: list
+    mixers: list
+    model: list
+    vocabulary_size: int
+    texts: list
+    text_repeats: int
+    contexts: list[int]
+    context_batch_size: int
 
     ratios: ClassVar[tuple[tuple[str, str], ...]] = (
         *((f"{name}{WHOLE}", f"{name}{SPLIT}") for name in ("flash_attn", "triton")),
@@ -156,47 +168,20 @@ class DecodeBench(Bench):
         "contexts": [8, 16],
     }
 
-    def __init__(
-        self,
-        *,
-        head_widths: list,
-        cache_lengths: list,
-        batch_sizes: list,
-        num_heads: int,
-        num_key_value_heads: int | None,
-        implementations: list,
-        warmup: int,
-        repeats: int,
-        max_seconds: float,
-        mixers: list,
-        model: list,
-        vocabulary_size: int,
-        texts: list,
-        text_repeats: int,
-        contexts: list,
-        context_batch_size: int,
-    ) -> None:
-        check_counts("bench", head_widths=head_widths, cache_lengths=cache_lengths, batch_sizes=batch_sizes)
-        check_counts("bench", num_heads=num_heads, warmup=warmup, repeats=repeats, vocabulary_size=vocabulary_size)
-        check_counts("bench", text_repeats=text_repeats, contexts=contexts, context_batch_size=context_batch_size)
-        for name, pairs, kind in (("texts", texts, int), ("mixers", mixers, str)):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, pairs, kind in (("texts", self.texts, int), ("mixers", self.mixers, str)):
             if not all(isinstance(pair, list) and len(pair) == 2 and set(map(type, pair)) == {kind} for pair in pairs):
                 what = "[tokens, sequences]" if kind is int else "[name of a yaml of attn/, backend]"
                 raise UserError(f"bench.{name}={pairs}: must be a list of {what}")
-        for pair in texts:
+        for pair in self.texts:
             check_counts("bench", texts=pair)
-        check_implementations(implementations, STEPS, may_be_empty=True)
-        self.num_heads = num_heads
-        self.num_key_value_heads = num_heads if num_key_value_heads is None else num_key_value_heads
-        if self.num_key_value_heads < 1 or num_heads % self.num_key_value_heads:
-            raise UserError(f"bench.num_key_value_heads={num_key_value_heads}: must divide bench.num_heads={num_heads}")
-        self.head_widths, self.cache_lengths, self.batch_sizes = head_widths, cache_lengths, batch_sizes
-        self.implementations = implementations
-        self.repetition = Repetition(warmup=warmup, repeats=repeats, max_seconds=max_seconds)
-        self.model = model_of(model, "bench.model")
-        self.mixers, self.vocabulary_size = mixers, vocabulary_size
-        self.texts, self.text_repeats = texts, text_repeats
-        self.contexts, self.context_batch_size = contexts, context_batch_size
+        check_implementations(self.implementations, STEPS, may_be_empty=True)
+        self.groups = self.num_heads if self.num_key_value_heads is None else self.num_key_value_heads
+        if self.groups < 1 or self.num_heads % self.groups:
+            wrong = f"bench.num_key_value_heads={self.num_key_value_heads}"
+            raise UserError(f"{wrong}: must divide bench.num_heads={self.num_heads}")
+        self.size = model_of(self.model, "bench.model")
 
     @property
     def mixer_names(self) -> Sequence[str]:
@@ -213,7 +198,7 @@ class DecodeBench(Bench):
 
     def measure(self, cell: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
         if cell["table"] == POSITION:
-            settings = cell | {"num_heads": self.num_heads, "num_key_value_heads": self.num_key_value_heads}
+            settings = cell | {"num_heads": self.num_heads, "num_key_value_heads": self.groups}
             shape = CacheShape(**{name: value for name, value in settings.items() if name != "table"})
             rows = measure_steps(shape, self.implementations, self.repetition, settings, conditions)
             yield from with_speedups(rows, self.ratios)
@@ -259,8 +244,8 @@ class DecodeBench(Bench):
         (mixer,) = conditions.mixers([name])
         mixer = replace(mixer, options={**mixer.options, "backend": backend})
         candidate = Candidate(
-            mixer=resolved(mixer, self.model, conditions),
-            size=self.model,
+            mixer=resolved(mixer, self.size, conditions),
+            size=self.size,
             vocabulary_size=self.vocabulary_size,
             length=1,
             conditions=conditions,

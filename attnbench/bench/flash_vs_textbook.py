@@ -1,5 +1,6 @@
 """Fused attention against the textbook, over length and head width: each pass, and how many times as fast it is."""
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attnbench.bench.attention import SHAPE, AttentionBench, layouts_for
@@ -10,6 +11,7 @@ from attnbench.results.tables import Headline
 TEXTBOOK = "textbook"
 
 
+@dataclass(kw_only=True)
 class FlashVsTextbook(AttentionBench):
     """Times each implementation at every head width and length, and how many times the textbook's speed that is.
 

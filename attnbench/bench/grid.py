@@ -1,6 +1,7 @@
 """The forward pass over batch, heads, length and head width, with its first output values beside each other."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any, ClassVar
 
@@ -9,37 +10,40 @@ from attnbench.bench.base import (
     MAX_ERROR,
     MILLISECONDS,
     ROOFLINE,
-    Bench,
     Conditions,
+    TimedBench,
     check_implementations,
     speedup_columns,
     with_speedups,
 )
 from attnbench.bench.operators.attention import Problem, measure_attention
 from attnbench.bench.tables import Layout, Values
-from attnbench.evals.lib.step_cost import Repetition
 from attnbench.kernels.cuda_flash_attention import STEPS
 from attnbench.ops.attention_kernels import IMPLEMENTATIONS, OUR_KERNELS
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
-from attnbench.settings.check import check_counts
 
 AXES = {"batch_size": "B", "num_heads": "H", "sequence_length": "N", "head_width": "D"}
 """Settings that tell cells apart, and the headers of their columns."""
 
 
-class GridBench(Bench):
+@dataclass(kw_only=True)
+class GridBench(TimedBench):
     """Times the forward pass of each implementation, every position seeing all, nothing recorded for a backward pass.
 
     Args:
         batch_sizes, num_heads, lengths, head_widths: the axes; every combination is a cell.
         implementations: names, see ops/attention_kernels.py.
-        warmup, repeats: calls before those that count, and those that count, at most.
-        max_seconds: for the repeats: fewer where they would take longer, at least three.
 
     Raises:
         UserError: a count that is none, or an implementation that there is not.
     """
+
+    batch_sizes: list[int]
+    num_heads: list[int]
+    lengths: list[int]
+    head_widths: list[int]
+    implementations: list
 
     ratios: ClassVar[tuple[tuple[str, str], ...]] = (
         *(("textbook", name) for name in OUR_KERNELS),
@@ -88,32 +92,13 @@ class GridBench(Bench):
         "repeats": 3,
     }
 
-    def __init__(
-        self,
-        *,
-        batch_sizes: list,
-        num_heads: list,
-        lengths: list,
-        head_widths: list,
-        implementations: list,
-        warmup: int,
-        repeats: int,
-        max_seconds: float,
-    ) -> None:
-        axes: dict[str, Any] = {
-            "batch_sizes": batch_sizes,
-            "num_heads": num_heads,
-            "lengths": lengths,
-            "head_widths": head_widths,
-        }
-        check_counts("bench", **axes, warmup=warmup, repeats=repeats)
-        check_implementations(implementations, IMPLEMENTATIONS)
-        self.axes = [list(dict.fromkeys(values)) for values in axes.values()]
-        self.implementations = implementations
-        self.repetition = Repetition(warmup=warmup, repeats=repeats, max_seconds=max_seconds)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_implementations(self.implementations, IMPLEMENTATIONS)
 
     def cells(self) -> Iterator[dict[str, Any]]:
-        for values in product(*self.axes):
+        axes = (self.batch_sizes, self.num_heads, self.lengths, self.head_widths)
+        for values in product(*map(dict.fromkeys, axes)):
             yield dict(zip(AXES, values, strict=True))
 
     def measure(self, cell: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:

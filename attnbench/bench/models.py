@@ -1,7 +1,7 @@
 """Whole language models of published sizes: milliseconds of a forward pass, and of a forward with a backward pass."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -10,9 +10,9 @@ from attnbench.bench.base import (
     MAX_ERROR,
     MILLISECONDS,
     ROOFLINE,
-    Bench,
     Conditions,
     Missing,
+    TimedBench,
     attempted,
     error_row,
     rows_or_reason,
@@ -23,13 +23,11 @@ from attnbench.bench.operators.language_models import Candidate, model_of, resol
 from attnbench.bench.operators.roofline import Work
 from attnbench.bench.tables import Layout, Values
 from attnbench.evals.lib.rows import without_numbers
-from attnbench.evals.lib.step_cost import Repetition
 from attnbench.machine.precision import computing
 from attnbench.machine.timing import time_repeats
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
-from attnbench.settings.check import check_counts
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MixerSettings, ModelSettings
 from attnbench.training.loop import Batch, batch_nats, loss_and_gradients
@@ -41,7 +39,8 @@ PASSES = {"forward": 1, "total": 3}
 UNITS = {f"{name}{MILLISECONDS}": "ms" for name in PASSES} | {MAX_ERROR: ""}
 
 
-class ModelsBench(Bench):
+@dataclass(kw_only=True)
+class ModelsBench(TimedBench):
     """Times models with initial weights on random tokens, not compiled, each call as the host issues it.
 
     The forward pass goes up to the loss and records nothing for a backward pass. Each mixer's model has the
@@ -52,12 +51,16 @@ class ModelsBench(Bench):
         mixers: names of yamls of attn/.
         vocabulary_size: symbols.
         batch_size, length: of the tokens.
-        warmup, repeats: calls before those that count, and those that count, at most.
-        max_seconds: for the repeats of one pass: fewer where they would take longer, at least three.
 
     Raises:
         UserError: a count that is none, a size that is no name and four of them, or no mixer.
     """
+
+    sizes: list
+    mixers: list
+    vocabulary_size: int
+    batch_size: int
+    length: int
 
     layouts: ClassVar[tuple[Layout, ...]] = (
         Layout(
@@ -86,37 +89,24 @@ class ModelsBench(Bench):
         "repeats": 3,
     }
 
-    def __init__(
-        self,
-        *,
-        sizes: list,
-        mixers: list,
-        vocabulary_size: int,
-        batch_size: int,
-        length: int,
-        warmup: int,
-        repeats: int,
-        max_seconds: float,
-    ) -> None:
-        check_counts("bench", vocabulary_size=vocabulary_size, batch_size=batch_size, length=length)
-        check_counts("bench", warmup=warmup, repeats=repeats)
-        self.sizes = {model.name: model for model in map(_named_size, sizes)}
-        for name, given, different in (("sizes", sizes, self.sizes), ("mixers", mixers, set(map(str, mixers)))):
-            if not given or len(different) < len(given):
-                raise UserError(f"bench.{name}={given}: must name at least one, and none twice")
-        self.mixers, self.vocabulary_size, self.batch_size, self.length = mixers, vocabulary_size, batch_size, length
-        self.repetition = Repetition(warmup=warmup, repeats=repeats, max_seconds=max_seconds)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.models = {model.name: model for model in map(_named_size, self.sizes)}
+        given = {"sizes": (self.sizes, self.models), "mixers": (self.mixers, set(map(str, self.mixers)))}
+        for name, (values, different) in given.items():
+            if not values or len(different) < len(values):
+                raise UserError(f"bench.{name}={values}: must name at least one, and none twice")
 
     @property
     def mixer_names(self) -> Sequence[str]:
         return self.mixers
 
     def cells(self) -> Iterator[dict[str, Any]]:
-        for name in self.sizes:
+        for name in self.models:
             yield {"size": name, "batch_size": self.batch_size, "sequence_length": self.length}
 
     def measure(self, cell: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
-        size = self.sizes[cell["size"]]
+        size = self.models[cell["size"]]
         for mixer in conditions.mixers(self.mixers):
             settings = cell | {"implementation": mixer.name, "backend": ""}
             chosen = attempted(lambda mixer=mixer: resolved(mixer, size, conditions))

@@ -3,17 +3,17 @@
 import csv
 import io
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any, ClassVar
 
-from attnbench.bench.base import MAX_ERROR, ROOFLINE, SPEEDUP, Bench, Conditions, check_implementations
+from attnbench.bench.base import MAX_ERROR, ROOFLINE, SPEEDUP, Conditions, TimedBench, check_implementations
 from attnbench.bench.operators.language_models import model_of
 from attnbench.bench.profiling.attention import ATTENTIONS, PEAK, GroupedShape, profile_attention
 from attnbench.bench.profiling.step import CAPTURED, EAGER, StepCase, profile_step
 from attnbench.bench.tables import Layout, Values
-from attnbench.evals.lib.step_cost import Repetition
 from attnbench.results.rows import Measurement, ResultRow
 from attnbench.results.tables import Headline
-from attnbench.settings.check import check_counts
 from attnbench.settings.errors import UserError
 
 ATTENTION, STEP = {"subject": "attention"}, {"subject": "training step"}
@@ -57,7 +57,8 @@ SUMMARY = (
 """Columns of summary.csv."""
 
 
-class ProfileBench(Bench):
+@dataclass(kw_only=True)
+class ProfileBench(TimedBench):
     """Attention textbook and fused, and a training step's parts, under torch's profiler.
 
     Every training step leaves a trace for Perfetto in traces/, and summary.csv has all tables in one.
@@ -74,12 +75,27 @@ class ProfileBench(Bench):
         vocabulary_size: of random characters.
         num_steps: under the profiler.
         num_operators, num_step_operators: lines of the tables of operators, attention's and a step's.
-        warmup, repeats: calls and steps that are timed without the profiler, before those that count and at most.
-        max_seconds: for the repeats: fewer where they would take longer, at least three.
 
     Raises:
         UserError: a count that is none, heads that cannot be shared, a model that is none.
     """
+
+    implementations: list
+    batch_size: int
+    length: int
+    num_heads: int
+    num_key_value_heads: int
+    head_width: int
+    causal: bool
+    num_calls: int
+    mixers: list
+    step_lengths: list[int]
+    step_batch_size: int
+    model: list
+    vocabulary_size: int
+    num_steps: int
+    num_operators: int
+    num_step_operators: int
 
     layouts: ClassVar[tuple[Layout, ...]] = ()
     plots: ClassVar[tuple[tuple[str, str], ...]] = (("part_share", "part"), ("peak_memory_mib", "sequence_length"))
@@ -131,65 +147,31 @@ class ProfileBench(Bench):
         "repeats": 3,
     }
 
-    def __init__(
-        self,
-        *,
-        implementations: list,
-        batch_size: int,
-        length: int,
-        num_heads: int,
-        num_key_value_heads: int,
-        head_width: int,
-        causal: bool,
-        num_calls: int,
-        mixers: list,
-        step_lengths: list,
-        step_batch_size: int,
-        model: list,
-        vocabulary_size: int,
-        num_steps: int,
-        num_operators: int,
-        num_step_operators: int,
-        warmup: int,
-        repeats: int,
-        max_seconds: float,
-    ) -> None:
-        check_counts("bench", batch_size=batch_size, length=length, num_heads=num_heads, head_width=head_width)
-        check_counts("bench", num_key_value_heads=num_key_value_heads, num_calls=num_calls, num_steps=num_steps)
-        check_counts("bench", step_lengths=step_lengths, step_batch_size=step_batch_size, warmup=warmup)
-        check_counts("bench", num_operators=num_operators, num_step_operators=num_step_operators, repeats=repeats)
-        check_implementations(implementations, ATTENTIONS, may_be_empty=True)
-        if num_heads % num_key_value_heads or head_width % 2:
-            raise UserError(
-                f"bench.num_key_value_heads={num_key_value_heads}, bench.head_width={head_width}: must divide "
-                f"bench.num_heads={num_heads}, and be even"
-            )
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_implementations(self.implementations, ATTENTIONS, may_be_empty=True)
+        if self.num_heads % self.num_key_value_heads or self.head_width % 2:
+            wrong = f"bench.num_key_value_heads={self.num_key_value_heads}, bench.head_width={self.head_width}"
+            raise UserError(f"{wrong}: must divide bench.num_heads={self.num_heads}, and be even")
+        self.size = model_of(self.model, "bench.model")
         self.shape = GroupedShape(
-            batch_size=batch_size,
-            sequence_length=length,
-            num_heads=num_heads,
-            num_key_value_heads=num_key_value_heads,
-            head_width=head_width,
-            causal=causal,
+            batch_size=self.batch_size,
+            sequence_length=self.length,
+            num_heads=self.num_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            head_width=self.head_width,
+            causal=self.causal,
         )
-        self.implementations, self.mixers = implementations, list(dict.fromkeys(mixers))
-        self.step_lengths, self.step_batch_size = list(dict.fromkeys(step_lengths)), step_batch_size
-        self.model, self.vocabulary_size = model_of(model, "bench.model"), vocabulary_size
-        self.num_calls, self.num_steps = num_calls, num_steps
-        self.num_operators, self.num_step_operators = num_operators, num_step_operators
-        self.repetition = Repetition(warmup=warmup, repeats=repeats, max_seconds=max_seconds)
 
     @property
     def mixer_names(self) -> Sequence[str]:
-        return self.mixers
+        return list(dict.fromkeys(self.mixers))
 
     def cells(self) -> Iterator[dict[str, Any]]:
         if self.implementations:
-            shape = {name: getattr(self.shape, name) for name in self.shape.__slots__}
-            yield ATTENTION | shape | {"num_calls": self.num_calls}
-        for mixer in self.mixers:
-            for length in self.step_lengths:
-                yield STEP | {"implementation": mixer, "sequence_length": length, "batch_size": self.step_batch_size}
+            yield ATTENTION | asdict(self.shape) | {"num_calls": self.num_calls}
+        for mixer, length in product(self.mixer_names, dict.fromkeys(self.step_lengths)):
+            yield STEP | {"implementation": mixer, "sequence_length": length, "batch_size": self.step_batch_size}
 
     def measure(self, cell: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
         if cell["subject"] == ATTENTION["subject"]:
@@ -207,7 +189,7 @@ class ProfileBench(Bench):
             mixer=cell["implementation"],
             length=cell["sequence_length"],
             batch_size=self.step_batch_size,
-            model=self.model,
+            model=self.size,
             vocabulary_size=self.vocabulary_size,
             num_steps=self.num_steps,
             num_lines=self.num_step_operators,

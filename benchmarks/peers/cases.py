@@ -1,21 +1,24 @@
-"""What is compared with what, at which shape."""
+"""Cases: implementations that are compared with each other, and their shapes."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
+OURS = "attnbench"
+"""Variant of our rows."""
+
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Peer:
-    """An implementation that ours is timed beside."""
+    """An implementation that ours is timed beside, or ours."""
 
     name: str
-    """What tables call it."""
+    """Name in tables."""
     kind: str
-    """Which function builds it, see implementations.py; `ours` is a mixer of ours beside another of ours."""
+    """Function that builds it, see steps.py; `ours` is a mixer of ours, beside another of ours too."""
     options: dict[str, Any] = field(default_factory=dict)
-    """What that function takes besides the shape."""
+    """Arguments of that function besides the shape."""
     overrides: tuple[str, ...] = ()
-    """Of the case's settings, for this one alone."""
+    """Changes of the case's settings, for this one alone."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -24,13 +27,18 @@ class Case:
 
     name: str
     device: str
-    """The type of device that it is meant for: `cuda` or `cpu`."""
+    """Type of the device that it is meant for: `cuda` or `cpu`."""
     overrides: tuple[str, ...]
-    """Ours, as train.py's command line has it; the shape is the peers' too."""
+    """Settings of train.py; the shape is the peers' too."""
     peers: tuple[Peer, ...]
     """Ours gets the feed-forward width that meets the parameters of the first that is there."""
     kind: str = "ours"
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ours(self) -> Peer:
+        """Our side."""
+        return Peer(name=OURS, kind=self.kind, options=self.options)
 
 
 SMALL = ("model=4m", "data.vocabulary_size=1015")
@@ -54,6 +62,12 @@ FLA_GATED = Peer(
 )
 
 
+def _models(name: str, attn: str, model: tuple[str, ...], seq_len: int, batch_size: int, *peers: Peer) -> Case:
+    shape = (f"seq_len={seq_len}", f"train.batch_size={batch_size}")
+    device = "cpu" if "-cpu-" in name else "cuda"
+    return Case(name=name, device=device, overrides=(f"attn={attn}", *model, *shape), peers=peers)
+
+
 def _operators(shape_BTHK: tuple[int, int, int, int]) -> Case:
     batch_size, length, heads, width = shape_BTHK
     options = {"shape": list(shape_BTHK)}
@@ -70,59 +84,20 @@ def _operators(shape_BTHK: tuple[int, int, int, int]) -> Case:
 CASES = {
     case.name: case
     for case in (
-        Case(
-            name="flash-256",
-            device="cuda",
-            overrides=("attn=flash", *SMALL, "seq_len=256", "train.batch_size=128"),
-            peers=(NANOGPT,),
+        _models("flash-256", "flash", SMALL, 256, 128, NANOGPT),
+        _models("flash-1024", "flash", SMALL, 1024, 128, NANOGPT),
+        _models("flash-12x768", "flash", LARGE, 2048, 16, NANOGPT),
+        _models("softmax-256", "softmax", SMALL, 256, 128, NANOGPT_TEXTBOOK),
+        _models("linear-256", "linear", SMALL, 256, 128, FLA_LINEAR),
+        _models("gated_deltanet-256", "gated_deltanet", SMALL, 256, 128, FLA_GATED),
+        _models(
+            *("gated_deltanet-16384", "gated_deltanet", LARGE, 16384, 2),
+            *(FLA_GATED, Peer(name="our flash", kind="ours", overrides=("attn=flash",))),
         ),
-        Case(
-            name="flash-1024",
-            device="cuda",
-            overrides=("attn=flash", *SMALL, "seq_len=1024", "train.batch_size=128"),
-            peers=(NANOGPT,),
-        ),
-        Case(
-            name="flash-12x768",
-            device="cuda",
-            overrides=("attn=flash", *LARGE, "seq_len=2048", "train.batch_size=16"),
-            peers=(NANOGPT,),
-        ),
-        Case(
-            name="softmax-256",
-            device="cuda",
-            overrides=("attn=softmax", *SMALL, "seq_len=256", "train.batch_size=128"),
-            peers=(NANOGPT_TEXTBOOK,),
-        ),
-        Case(
-            name="linear-256",
-            device="cuda",
-            overrides=("attn=linear", *SMALL, "seq_len=256", "train.batch_size=128"),
-            peers=(FLA_LINEAR,),
-        ),
-        Case(
-            name="gated_deltanet-256",
-            device="cuda",
-            overrides=("attn=gated_deltanet", *SMALL, "seq_len=256", "train.batch_size=128"),
-            peers=(FLA_GATED,),
-        ),
-        Case(
-            name="gated_deltanet-16384",
-            device="cuda",
-            overrides=("attn=gated_deltanet", *LARGE, "seq_len=16384", "train.batch_size=2"),
-            peers=(FLA_GATED, Peer(name="our flash", kind="ours", overrides=("attn=flash",))),
-        ),
-        Case(
-            name="flash-cpu-plain",
-            device="cpu",
-            overrides=("attn=flash", "model=4m", "seq_len=256", "train.batch_size=8"),
-            peers=(Peer(name="plain GPT", kind="plain_gpt"),),
-        ),
-        Case(
-            name="flash-cpu-nanogpt",
-            device="cpu",
-            overrides=("attn=flash", "model=4m", "seq_len=256", "train.batch_size=8"),
-            peers=(Peer(name="nanoGPT", kind="nanogpt", options={"compiled": False}),),
+        _models("flash-cpu-plain", "flash", ("model=4m",), 256, 8, Peer(name="plain GPT", kind="plain_gpt")),
+        _models(
+            *("flash-cpu-nanogpt", "flash", ("model=4m",), 256, 8),
+            Peer(name="nanoGPT", kind="nanogpt", options={"compiled": False}),
         ),
         *map(_operators, ((8, 256, 4, 64), (2, 2048, 4, 64), (32, 256, 4, 32))),
     )

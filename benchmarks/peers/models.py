@@ -2,6 +2,9 @@
 
 import importlib
 import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +13,31 @@ from torch import Tensor, nn
 
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ModelSettings
-from benchmarks.peers.modules import AbsentPeerError, load_module
+
+Operator = Callable[..., Tensor]
+"""(query, key, value, log_decay, beta) -> output (B, T, H, V); the query not yet scaled."""
+
+
+class AbsentPeerError(UserError):
+    """A peer that this machine does not have; it is left out by name."""
+
+
+def load_module(path: str, name: str) -> Any:
+    """A single Python file, without the package that it may belong to.
+
+    Raises:
+        UserError: no such file.
+    """
+    if not Path(path).is_file():
+        raise UserError(f"{path}: no such file")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Registered, because dataclasses look their own module up there.
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 class PlainBlock(nn.Module):
@@ -148,3 +175,25 @@ class FlaModel(nn.Module):
     def loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Mean nats a token, of all but the last."""
         return self.language_model(input_ids=inputs_BT, labels=inputs_BT).loss
+
+
+def naive_delta_rule() -> Operator:
+    """`naive_chunk_gated_delta_rule` of flash-linear-attention 0.6.
+
+    Its file is loaded alone, because the package around it cannot be imported without Triton.
+
+    Raises:
+        AbsentPeerError: the library, or einops, which it needs, is not installed.
+    """
+    package = importlib.util.find_spec("fla")
+    if package is None or not package.submodule_search_locations:
+        raise AbsentPeerError("flash-linear-attention is not installed (or give --fla-path DIR)")
+    if importlib.util.find_spec("einops") is None:
+        raise AbsentPeerError("the naive form of flash-linear-attention needs einops; pip install einops")
+    path = Path(package.submodule_search_locations[0]) / "ops" / "gated_delta_rule" / "naive.py"
+    module = load_module(str(path), "fla_naive_gated_delta_rule")
+
+    def operator(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
+        return module.naive_chunk_gated_delta_rule(query, key, value, log_decay, beta)[0]
+
+    return operator

@@ -1,158 +1,77 @@
-"""Our training step beside other people's: each in a process of its own, one at a time, taking turns.
+"""Cases measured in turns: ours, a peer, ours, a peer."""
 
-outputs/peers/<case>/
-  case.json  environment-<id>.json  output.log  results/peers-<hash>.jsonl
-"""
-
-import json
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+import statistics
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attnbench.results.files import replace_file
-from attnbench.settings.schema import RunSettings
-from attnbench.settings.text import unlinked
-from benchmarks.peers.cases import Case, Peer
-from benchmarks.peers.implementations import Job
-from benchmarks.peers.rows import OURS, Contestant, measurements_of, write_rows
-from benchmarks.peers.worker import ABSENT, LIMIT_SECONDS, Worker
+from attnbench.results.rows import Measurement
+from benchmarks.peers.cases import OURS, Case
+from benchmarks.peers.contestants import Contestant, Request, open_worker, reason_of, say, start_anew, without
+from benchmarks.peers.steps import Order
+from benchmarks.peers.worker import ABSENT, WorkerError
 
 NUM_WARMUP = 6
 """Steps after the first: a captured step is recorded in the fourth."""
 
-Compose = Callable[[list[str]], RunSettings]
-Say = Callable[[str], None]
+MAX_STEPS = 1000
+"""Most steps of one turn."""
+
+NO_DEVICE_MEMORY = "reserved memory is counted on CUDA devices alone"
+
+UNITS = {"tokens_per_second": "tokens/s", "peak_memory_mib": "MiB", "first_step_seconds": "s"}
 
 
-@dataclass(slots=True, kw_only=True, frozen=True)
-class Places:
-    """Where peers are found, and how long one may take."""
-
-    nanogpt: str | None = None
-    """Its model.py."""
-    fla: tuple[str, ...] = ()
-    """Folders that come first on the PYTHONPATH of flash-linear-attention's processes."""
-    variables: dict[str, str] = field(default_factory=dict)
-    """Of the environment of all peers, not of ours."""
-    limit_seconds: float = LIMIT_SECONDS
-    """Longest wait for an answer of one."""
-
-
-@dataclass(slots=True, kw_only=True, frozen=True)
-class Repetition:
-    """How often steps are timed."""
-
-    repeats: int
-    """Turns of each implementation."""
-    seconds: float
-    """Of one turn, about; at least three steps."""
-    max_steps: int = 1000
-
-
-def run_case(
-    case: Case,
-    compose: Compose,
-    overrides: Sequence[str],
-    folder: Path,
-    *,
-    places: Places,
-    repetition: Repetition,
-    command: str,
-    say: Say,
-) -> bool:
-    """Measures one case into `folder`, replacing what is there; False where no peer is present, which it says.
-
-    Args:
-        compose: a command line of train.py to its settings.
-        overrides: the user's, which win over the case's.
-        command: what was typed, for the record.
-
-    Raises:
-        UserError: settings that cannot be.
-    """
+def run_case(case: Case, request: Request) -> bool:
+    """Measure one case, replacing what is there; False where no peer is present, which it says."""
+    folder = request.outputs / case.name
     with ExitStack() as stack:
-        contestants = _built(case, compose, overrides, folder, places, stack, say)
+        contestants = _built(case, request, folder, stack)
         if not contestants:
             say(f"{case.name}: skipped, no peer is here")
             return False
-        shutil.rmtree(folder / "results", ignore_errors=True)
-        record = {"name": case.name, "title": _title(case, contestants[0].job), "command": command}
-        replace_file(folder / "case.json", json.dumps(record, indent=1) + "\n")
-        for _ in _turns(contestants, repetition):
+        start_anew(folder, case.name, request, _title(case, contestants[0]))
+        for _ in _turns(contestants, request):
             # After each: what takes minutes to start should not be lost with the turns that are missing.
             for contestant in contestants:
-                contestant.peak_mib = contestant.ask("memory").get("peak_mib")
-                measurements = list(measurements_of(case, contestant, contestants))
-                write_rows(folder, "peers", contestant.name, contestant.job, contestant.built, measurements)
+                contestant.keep(list(_measurements(case, contestant, contestants)))
     return True
 
 
-def _title(case: Case, job: Job) -> str:
-    """What was really run, whatever the case's name says."""
-    tokens = f"{job.train.batch_size} × {job.seq_len:,} tokens"
+def _title(case: Case, ours: Contestant) -> str:
+    """The shape that was really run, whatever the case's name says."""
+    settings = ours.settings
+    tokens = f"{settings.train.batch_size} × {settings.seq_len:,} tokens"
     if case.kind != "ours":
-        heads, width = job.options["shape"][2:]
+        heads, width = case.options["shape"][2:]
         return f"{case.kind.replace('_', ' ')}, forward and backward, {tokens}, {heads} heads of {width}"
-    return f"{job.mixer.name}, {tokens}, {job.model.num_layers} layers of {job.model.dim}"
+    return f"{settings.mixer.name}, {tokens}, {settings.model.num_layers} layers of {settings.model.dim}"
 
 
-def _built(
-    case: Case,
-    compose: Compose,
-    overrides: Sequence[str],
-    folder: Path,
-    places: Places,
-    stack: ExitStack,
-    say: Say,
-) -> list[Contestant]:
+def _built(case: Case, request: Request, folder: Path, stack: ExitStack) -> list[Contestant]:
     """Ours and the peers that are here, ours first, each after its first step; nothing where no peer is here.
 
     Other people's are built before ours, which gets the parameters of the first of them.
     """
-    log = folder / "output.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    unlinked(log).write_text("")
-    ours = Peer(name=OURS, kind=case.kind, options=case.options)
-    found: list[Contestant] = []
+    contestants: list[Contestant] = []
     parameters = None
-    for peer in sorted((*case.peers, ours), key=lambda peer: peer.kind == case.kind):
-        if peer is ours and not found:
+    for peer in sorted((*case.peers, case.ours), key=lambda peer: peer.kind == case.kind):
+        if peer.name == OURS and not contestants:
             break
-        settings = compose([*case.overrides, *peer.overrides, *overrides])
-        contestant = _started(peer, settings, parameters, log, places, stack, is_ours=peer.kind == case.kind)
-        if contestant.trouble is not None:
-            say(f"{case.name}: {peer.name}: {contestant.trouble.status}: {contestant.trouble.reason}")
-            if contestant.trouble.status == ABSENT:
-                continue
-        else:
-            say(f"{case.name}: {peer.name}: {_described(contestant.built)}")
+        options = peer.options | ({"path": request.nanogpt} if peer.kind == "nanogpt" else {})
+        overrides = [*case.overrides, *peer.overrides, *request.overrides]
+        sized = parameters if peer.kind == "ours" else None
+        order = Order(kind=peer.kind, overrides=overrides, options=options, parameters=sized)
+        contestant = Contestant("peers", peer.name, order, folder)
+        contestant.build(open_worker(folder, request, stack, None if peer.kind == case.kind else peer))
+        trouble = contestant.trouble
+        say(f"{case.name}: {peer.name}: " + (_described(contestant.built) if trouble is None else reason_of(trouble)))
+        if trouble is not None and trouble.status == ABSENT:
+            continue
         parameters = parameters or contestant.built.get("parameters")
-        found.append(contestant)
-    return sorted(found, key=lambda contestant: contestant.name != OURS)
-
-
-def _started(
-    peer: Peer,
-    settings: RunSettings,
-    parameters: int | None,
-    log: Path,
-    places: Places,
-    stack: ExitStack,
-    *,
-    is_ours: bool,
-) -> Contestant:
-    """One implementation, built in its own process, after its first step."""
-    options = {**peer.options, "path": places.nanogpt} if peer.kind == "nanogpt" else peer.options
-    job = Job.of(settings, peer.kind, options, parameters if peer.kind == "ours" else None)
-    paths = places.fla if peer.kind in ("fla", "naive_delta_rule") else ()
-    variables = {} if is_ours else places.variables
-    worker = stack.enter_context(Worker(log, paths=paths, variables=variables, limit_seconds=places.limit_seconds))
-    contestant = Contestant(name=peer.name, job=job, worker=worker)
-    contestant.built = contestant.ask("build", job=job.to_dict())
-    return contestant
+        contestants.append(contestant)
+    return sorted(contestants, key=lambda contestant: contestant.label != OURS)
 
 
 def _described(built: dict[str, Any]) -> str:
@@ -161,15 +80,59 @@ def _described(built: dict[str, Any]) -> str:
     return f"{built['parameters']:,} parameters{sized}, first step {built['first_step_seconds']:.1f} s"
 
 
-def _turns(contestants: Sequence[Contestant], repetition: Repetition) -> Iterator[None]:
+def _turns(contestants: Sequence[Contestant], request: Request) -> Iterator[None]:
     """Ours, a peer, ours, a peer: whatever else the machine does hits all of them. Yields when each had its turn."""
     num_steps = {}
     for contestant in contestants:
         contestant.ask("time", num_steps=NUM_WARMUP)
         milliseconds = contestant.ask("time", num_steps=3).get("milliseconds", 1.0)
-        num_steps[contestant.name] = max(3, min(repetition.max_steps, round(1e3 * repetition.seconds / milliseconds)))
-    for _ in range(repetition.repeats):
+        num_steps[contestant.label] = max(3, min(MAX_STEPS, round(1e3 * request.seconds / milliseconds)))
+    for _ in range(request.repeats):
         for contestant in contestants:
-            answer = contestant.ask("time", num_steps=num_steps[contestant.name])
+            answer = contestant.ask("time", num_steps=num_steps[contestant.label])
             contestant.milliseconds += answer.values()
         yield
+
+
+def _measurements(case: Case, one: Contestant, contestants: Sequence[Contestant]) -> Iterator[Measurement]:
+    """The rows of one implementation; of ours also how it compares."""
+    peak_mib = one.ask("memory").get("peak_mib")
+    batch = {"case": case.name, "batch_size": one.settings.train.batch_size}
+    settings = batch | {"implementation": one.label}
+    if one.trouble is not None:
+        yield from (without(metric, unit, settings, one.trouble) for metric, unit in UNITS.items())
+    else:
+        yield _row("tokens_per_second", one.speeds(), settings)
+        if peak_mib is None:
+            reason = WorkerError("unsupported", NO_DEVICE_MEMORY)
+            yield without("peak_memory_mib", "MiB", settings, reason)
+        else:
+            yield Measurement(metric="peak_memory_mib", value=peak_mib, unit="MiB", settings=settings)
+        seconds = one.built["first_step_seconds"]
+        yield Measurement(metric="first_step_seconds", value=seconds, unit="s", settings=settings, num_samples=1)
+    for peer in contestants if one.label == OURS else ():
+        if peer is one:
+            continue
+        settings, trouble = batch | {"peer": peer.label}, one.trouble or peer.trouble
+        if trouble is not None:
+            yield without("tokens_per_second_ratio", "", settings, trouble)
+        else:
+            yield _row("tokens_per_second_ratio", speed_ratios(one.speeds(), peer.speeds()), settings)
+
+
+def speed_ratios(ours: Sequence[float], peer: Sequence[float]) -> list[float]:
+    """Our tokens a second over the peer's, turn by turn, so that what slows a whole turn cancels."""
+    return [mine / theirs for mine, theirs in zip(ours, peer, strict=True)]
+
+
+def _row(metric: str, values: Sequence[float], settings: dict[str, Any]) -> Measurement:
+    """The median of all turns, from the smallest to the largest."""
+    return Measurement(
+        metric=metric,
+        value=statistics.median(values),
+        unit=UNITS.get(metric, ""),
+        settings=settings,
+        low=min(values),
+        high=max(values),
+        num_samples=len(values),
+    )

@@ -1,8 +1,7 @@
 """An implementation in a process of its own, which the parent asks in lines of JSON over pipes.
 
-{"ask": "build", "job": ...} -> {"parameters": ..., "first_step_seconds": ...}, then "time", "losses" and "memory". What
-goes wrong is an answer too: {"status": ..., "reason": ...}. The end of its input ends the process, and what it has
-started, whatever it is at.
+{"ask": "build", "order": ...} -> {"parameters": ..., "first_step_seconds": ...}, then "time", "losses" and "memory". An
+error is an answer too: {"status": ..., "reason": ...}. The end of its input ends the process and its children at once.
 """
 
 import json
@@ -11,9 +10,9 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -24,7 +23,8 @@ from typing import Any
 from attnbench.machine.processes import cause_of_death
 from attnbench.results.folder import ROOT
 from attnbench.settings.errors import UserError
-from benchmarks.peers.modules import AbsentPeerError
+from attnbench.settings.text import unlinked_log
+from benchmarks.peers.models import AbsentPeerError
 
 LIMIT_SECONDS = 1800.0
 """Longest wait for an answer: compilers of some peers take minutes."""
@@ -34,7 +34,7 @@ ABSENT = "absent"
 
 
 class WorkerError(Exception):
-    """What was asked could not be done; `status` is that of a result row, or ABSENT."""
+    """A question without an answer; `status` is that of a result row, or ABSENT."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -46,38 +46,32 @@ class Worker:
 
     Args:
         log: gets what the process prints.
+        caches: folder of what compilers keep; an empty one for a cold start.
         paths: put first on its PYTHONPATH.
         variables: of its environment.
-        caches: where compilers keep what they made; None: an empty folder of its own, so that it starts cold.
-        limit_seconds: longest wait for an answer; then the process and all that it has started are ended.
+        limit_seconds: longest wait for an answer; then the process and its children are ended.
     """
 
     def __init__(
         self,
         log: Path,
+        caches: Path,
         *,
-        paths: tuple[str, ...] = (),
-        variables: dict[str, str] | None = None,
-        caches: Path | None = None,
+        paths: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
         limit_seconds: float = LIMIT_SECONDS,
     ) -> None:
         self.limit_seconds = limit_seconds
-        self._own_caches = (
-            tempfile.TemporaryDirectory(prefix="attnbench-caches-", ignore_cleanup_errors=True)
-            if caches is None
-            else None
-        )
-        folder = caches or Path(self._own_caches.name if self._own_caches else "")
         inherited = os.environ.get("PYTHONPATH")
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([*paths, str(ROOT), *([inherited] if inherited else [])]),
-            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-            "TRITON_CACHE_DIR": str(folder / "triton"),
+            "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+            "TRITON_CACHE_DIR": str(caches / "triton"),
             **(variables or {}),
         }
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a", encoding="utf-8") as errors:
+        with unlinked_log(log).open("a", encoding="utf-8") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.peers.worker"],
                 stdin=subprocess.PIPE,
@@ -89,18 +83,18 @@ class Worker:
                 process_group=0,
             )
 
-    def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
+    def ask(self, question: str, **arguments: Any) -> dict[str, Any]:
         """The answer.
 
         Raises:
-            WorkerError: it could not be done, it took too long, or the process died.
+            WorkerError: there is none, it took too long, or the process died.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         limit = Timer(self.limit_seconds, self._kill)
         limit.start()
         try:
-            self._process.stdin.write(json.dumps({"ask": what, **arguments}) + "\n")
+            self._process.stdin.write(json.dumps({"ask": question, **arguments}) + "\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
         except BrokenPipeError:
@@ -109,28 +103,15 @@ class Worker:
             is_late = not limit.is_alive()
             limit.cancel()
         if is_late:
-            raise WorkerError("failed", f"no answer to {what} within {self.limit_seconds:g} s; --limit waits longer")
+            raise WorkerError(
+                "failed", f"no answer to {question} within {self.limit_seconds:g} s; --limit waits longer"
+            )
         if not line.endswith("\n"):
             raise WorkerError("failed", cause_of_death(self._process.wait()))
         answer = json.loads(line)
         if "status" in answer:
             raise WorkerError(answer["status"], answer["reason"])
         return answer
-
-    def close(self) -> None:
-        """Ends the process."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            # What is left in the buffer of a pipe to a process that died cannot be written.
-            with suppress(BrokenPipeError):
-                if pipe is not None:
-                    pipe.close()
-        try:
-            self._process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            self._kill()
-            self._process.wait()
-        if self._own_caches is not None:
-            self._own_caches.cleanup()
 
     def _kill(self) -> None:
         with suppress(ProcessLookupError):
@@ -143,46 +124,56 @@ class Worker:
         if kind is not None:
             # It may be at a step that takes minutes, and Ctrl-C on the terminal does not reach it.
             self._kill()
-        self.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            # What is left in the buffer of a pipe to a process that died cannot be written.
+            with suppress(BrokenPipeError):
+                if pipe is not None:
+                    pipe.close()
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            self._process.wait()
 
 
-class _Session:
-    """The child's end: what it has built, and how many steps that has taken."""
+class Session:
+    """The child's end: the step that it has built, and the number of times that it was taken."""
 
     def __init__(self) -> None:
         self.num_steps = 0
 
-    def build(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Builds, and takes the first step.
+    def build(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Build, and take the first step.
 
         Everything that training imports is imported when the clock starts; `start_seconds` then counts the corpus, the
         model and the step, `first_step_seconds` the step alone.
         """
+        from attnbench.cli.compose import compose
         from attnbench.kernels import import_kernels
         from attnbench.machine.device import resolve_device, synchronize
         from attnbench.machine.environment import environment
         from attnbench.training.prepare import corpus_label
-        from benchmarks.peers import implementations
+        from benchmarks.peers import steps
 
-        if job["kind"] == "ours" and not job["device"].startswith("cpu"):
+        settings = compose(order["overrides"])
+        self.device = resolve_device(settings.device)
+        if order["kind"] == "ours" and self.device.type != "cpu":
             import_kernels()
-        if not job["device"].startswith("cpu") or job["train"]["compile"]:
+        if self.device.type != "cpu" or settings.train.compile:
             _import_compiler()
         configured = time.perf_counter()
-        self.device = resolve_device(job["device"])
-        self.built = implementations.build(implementations.Job.from_dict(job))
+        self.built = steps.build(steps.Order(**order), settings)
         synchronize(self.device)
         started = time.perf_counter()
         loss = self._step()
         synchronize(self.device)
         ended = time.perf_counter()
+        built = self.built._asdict()
+        corpus = built.pop("corpus")
+        del built["step"]
         return {
-            "parameters": self.built.parameters,
-            "mixer": self.built.mixer,
-            "backend": self.built.backend,
-            "precision": self.built.precision,
-            "feed_forward_width": self.built.feed_forward_width,
-            "corpus": None if self.built.corpus is None else corpus_label(self.built.corpus),
+            **built,
+            "corpus": None if corpus is None else corpus_label(corpus),
             "first_step_seconds": ended - started,
             "start_seconds": ended - configured,
             "loss": float(loss),
@@ -217,7 +208,7 @@ class _Session:
 
 
 def _import_compiler() -> None:
-    """What torch.compile, and Triton with it, would otherwise import in the first step, a hundred modules."""
+    """Import what torch.compile, and Triton with it, would otherwise import in the first step, a hundred modules."""
     import torch._dynamo
     import torch._inductor.compile_fx
     from torch._inductor.codegen.common import init_backend_registration
@@ -230,10 +221,10 @@ def _import_compiler() -> None:
         import_module("triton.compiler.code_generator")
 
 
-def _answer(session: _Session, request: dict[str, Any]) -> dict[str, Any]:
+def _answer(session: Session, request: dict[str, Any]) -> dict[str, Any]:
     from attnbench.machine.timing import OutOfMemory, attempt
 
-    function = {name: getattr(session, name) for name in ("build", "time", "losses", "memory")}[request.pop("ask")]
+    function = getattr(session, request.pop("ask"))
     try:
         answer = attempt(partial(function, **request))
     except AbsentPeerError as error:
@@ -249,21 +240,21 @@ def _answer(session: _Session, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _end_with_input() -> None:
-    """Waits until the parent has closed its end, or has died; nothing here is worth saving."""
+    """Wait until the parent has closed its end, or has died; nothing here is worth saving."""
     poll = select.poll()
-    # Of no event but the hang-up, which is always told: what there is to read is the main thread's.
+    # For no event but the hang-up, which is always reported: what there is to read is the main thread's.
     poll.register(sys.stdin, 0)
     poll.poll()
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def main() -> None:
-    """Answers until its input ends."""
+    """Answer until the input ends."""
     # Standard output is for answers: what libraries print there goes where errors go.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     Thread(target=_end_with_input, daemon=True).start()
-    session = _Session()
+    session = Session()
     for line in sys.stdin:
         answers.write(json.dumps(_answer(session, json.loads(line))) + "\n")
         answers.flush()

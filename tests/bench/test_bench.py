@@ -1,26 +1,21 @@
 """Every bench of conf/bench at its smoke settings, and the gate, the rows and the tables that they share."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
+from benches import CPU, ONCE, bench_class, bench_options
 from small import bench_words
 
 from attnbench.bench.attention import AttentionBench
-from attnbench.bench.base import Conditions, with_speedups
-from attnbench.bench.decode import DecodeBench
+from attnbench.bench.base import Missing, attempted, with_speedups
 from attnbench.bench.flash_vs_textbook import FlashVsTextbook
-from attnbench.bench.grid import GridBench
-from attnbench.bench.models import ModelsBench
 from attnbench.bench.operators.attention import HELD, Problem, measure_attention
 from attnbench.bench.operators.gate import PARTS, GateError, compared_heads, largest_error, reference
 from attnbench.bench.operators.roofline import Ceilings, Work, attention_work
 from attnbench.bench.page import is_bench, write_page
 from attnbench.bench.tables import Layout, Values, narrowed, reasons, tables
 from attnbench.cli.compose import CONF
-from attnbench.evals.lib.step_cost import Repetition
 from attnbench.kernels import cuda_flash_attention
 from attnbench.ops import attention_kernels
 from attnbench.ops.attention_kernels import IMPLEMENTATIONS, compiled_textbook, textbook
@@ -31,21 +26,28 @@ from attnbench.results.tables import Table
 from attnbench.settings.errors import UserError
 
 BENCHES = sorted(path.stem for path in (CONF / "bench").glob("*.yaml"))
-SUBJECT = Conditions(
-    device=torch.device("cpu"), precision="float32", ceilings=Ceilings(1.0, 10.0), mixers=lambda names: []
-)
 CELL = {"batch_size": 1, "num_heads": 2, "sequence_length": 33, "head_width": 16, "causal": True}
-ONCE = Repetition(warmup=1, repeats=3, max_seconds=1.0)
 PROBLEM = Problem(**CELL, with_gradients=True, repetition=ONCE)
 
 
+@pytest.fixture
+def run(tmp_path, run_benchmark):
+    """Runs a bench at its smoke settings; returns the folders of its runs."""
+
+    def run(name, *words):
+        flags = [word for word in words if word.startswith("-")]
+        where = ["device=cpu", f"outputs_dir={tmp_path}", *bench_words(name)]
+        run_benchmark(*flags, f"bench={name}", *where, *(word for word in words if word not in flags))
+        return sorted((tmp_path / "benchmark" / name).iterdir())
+
+    return run
+
+
 @pytest.mark.parametrize("name", BENCHES)
-def test_a_bench_measures_prints_and_publishes(name, tmp_path, run_benchmark, capsys):
-    words = [f"bench={name}", "device=cpu", f"outputs_dir={tmp_path}", *bench_words(name)]
-    run_benchmark(*words)
-    said = capsys.readouterr()
-    assert all(len(line) <= 80 for line in said.out.splitlines() if str(tmp_path) not in line)
-    (folder,) = (tmp_path / "benchmark" / name).iterdir()
+def test_a_bench_measures_prints_and_publishes(name, tmp_path, run, capsys):
+    (folder,) = run(name)
+    printed = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in printed.splitlines() if str(tmp_path) not in line)
     rows = read_csv(folder / "results.csv")
     assert {row.identity.evaluation for row in rows} == {name}
     assert {row.identity.precision for row in rows} == {"float32"}
@@ -58,33 +60,36 @@ def test_a_bench_measures_prints_and_publishes(name, tmp_path, run_benchmark, ca
     assert read_csv(tmp_path / "page" / "results.csv") == rows
 
 
-def test_a_report_draws_a_bench_by_length(tmp_path, run_benchmark):
-    run_benchmark("bench=attention", "device=cpu", f"outputs_dir={tmp_path}", *bench_words("attention"))
-    (folder,) = (tmp_path / "benchmark" / "attention").iterdir()
+@pytest.mark.parametrize("name", BENCHES)
+def test_the_tables_of_a_bench_have_errors_and_ratios_that_it_measures(name):
+    cls = bench_class(name)
+    shown = [values for layout in cls.layouts_of([]) for values in layout.values]
+    assert any(values.metric == "max_error" for values in shown)
+    ratios = [values.where for values in shown if values.metric == "speedup" and "numerator" in values.where]
+    assert {(where["numerator"], where["denominator"]) for where in ratios} <= set(cls.ratios)
+
+
+def test_a_report_draws_a_bench_by_length(run):
+    (folder,) = run("attention")
     page = write_report(folder).read_text()
     assert "Times each implementation at every head width and length" in page
     assert len(list((folder / "report" / "figures").glob("*.svg"))) == 3
 
 
-def test_what_is_complete_is_not_measured_again_and_what_was_cut_off_is(tmp_path, run_benchmark):
-    words = ["bench=attention", "device=cpu", f"outputs_dir={tmp_path}", *bench_words("attention")]
-    run_benchmark(*words)
-    (folder,) = (tmp_path / "benchmark" / "attention").iterdir()
+def test_complete_cells_are_not_measured_again_and_cells_cut_off_are(run):
+    (folder,) = run("attention")
     first, *others = paths = sorted(folder.glob("results/*.jsonl"))
-    lines = first.read_text().splitlines(keepends=True)
-    first.write_text("".join(lines[:-1]))
+    first.write_text("".join(first.read_text().splitlines(keepends=True)[:-1]))
     before = {path: path.stat().st_mtime_ns for path in paths}
-    run_benchmark(*words)
+    run("attention")
     assert [path.stat().st_mtime_ns for path in others] == [before[path] for path in others]
     assert first.stat().st_mtime_ns != before[first]
-    run_benchmark(*words, "rerun=true")
+    run("attention", "rerun=true")
     assert all(path.stat().st_mtime_ns != before[path] for path in paths)
 
 
-def test_what_was_cut_off_is_published_and_reported_with_what_is_missing(tmp_path, run_benchmark):
-    words = ["bench=attention", "device=cpu", f"outputs_dir={tmp_path}", *bench_words("attention")]
-    run_benchmark(*words, "bench.lengths=[16,32,33]")
-    (folder,) = (tmp_path / "benchmark" / "attention").iterdir()
+def test_a_run_that_was_cut_off_is_published_and_reported_with_the_cells_that_are_missing(tmp_path, run):
+    (folder,) = run("attention", "bench.lengths=[16,32,33]")
     (folder / "results.csv").unlink()
     _, torn, unwritten = sorted(folder.glob("results/attention-0*.jsonl"))
     torn.write_text("".join(torn.read_text().splitlines(keepends=True)[:-1]))
@@ -95,45 +100,31 @@ def test_what_was_cut_off_is_published_and_reported_with_what_is_missing(tmp_pat
     assert [line.partition(" batch")[0].partition(": ")[2] for line in missing] == [
         f"head_width=16 sequence_length={length}" for length in (32, 33)
     ]
-    assert {row.measurement.settings.get("sequence_length") for row in read_csv(tmp_path / "page" / "results.csv")} == {
-        None,
-        16,
-    }
+    lengths = {row.measurement.settings.get("sequence_length") for row in read_csv(tmp_path / "page" / "results.csv")}
+    assert lengths == {None, 16}
     assert "results/attention-0001.jsonl" in write_report(folder).read_text()
 
 
-def test_precisions_are_jobs_of_a_sweep_and_share_a_table(tmp_path, run_benchmark, capsys):
-    run_benchmark(
-        *("-m", "bench=attention", "precision=float32,bfloat16", "device=cpu", f"outputs_dir={tmp_path}"),
-        *bench_words("attention"),
-    )
-    said = capsys.readouterr().out
-    line = next(line for line in said.splitlines() if line.strip().startswith("bfloat16"))
+def test_precisions_are_jobs_of_a_sweep_share_a_table_and_are_apart_in_a_report(tmp_path, run, capsys):
+    folders = run("attention", "-m", "precision=float32,bfloat16")
+    printed = capsys.readouterr().out
+    line = next(line for line in printed.splitlines() if line.strip().startswith("bfloat16"))
     assert line.split()[:3] == ["bfloat16", "16", "32"]
-    folders = sorted((tmp_path / "benchmark" / "attention").iterdir())
     assert [folder.name.partition("-")[0] for folder in folders] == ["bfloat16", "float32"]
     assert all(map(is_bench, folders))
-
-
-def test_a_report_of_several_precisions_keeps_them_apart(tmp_path, run_benchmark):
-    run_benchmark(
-        *("-m", "bench=attention", "precision=float32,bfloat16", "device=cpu", f"outputs_dir={tmp_path}"),
-        *bench_words("attention"),
-    )
     page = write_report(tmp_path / "benchmark" / "attention").read_text()
     assert "precision bfloat16" in page
     names = {path.stem for path in (tmp_path / "benchmark" / "attention" / "report" / "figures").glob("*.svg")}
     assert {name.partition("precision_")[2].partition("-")[0] for name in names} == {"bfloat16", "float32"}
 
 
-def _measured(function, monkeypatch, subject=SUBJECT, problem=PROBLEM) -> list[Measurement]:
-    own = replace(IMPLEMENTATIONS["textbook"], name="own", load=lambda: function)
-    monkeypatch.setitem(attention_kernels.IMPLEMENTATIONS, "own", own)
-    return list(measure_attention(problem, ["own", "textbook"], CELL, subject))
-
-
-def _of(rows: list[Measurement], name: str) -> list[Measurement]:
-    return [row for row in rows if row.settings["implementation"] == name]
+def _measured(function, monkeypatch, problem=PROBLEM) -> tuple[list[Measurement], list[Measurement]]:
+    """The rows of a function in an implementation's stead, and those of the textbook after it."""
+    replaced = replace(IMPLEMENTATIONS["textbook"], name="replaced", load=lambda: function)
+    monkeypatch.setitem(attention_kernels.IMPLEMENTATIONS, "replaced", replaced)
+    rows = list(measure_attention(problem, ["replaced", "textbook"], CELL, CPU))
+    of = {name: [row for row in rows if row.settings["implementation"] == name] for name in ("replaced", "textbook")}
+    return of["replaced"], of["textbook"]
 
 
 @pytest.mark.parametrize(
@@ -148,15 +139,15 @@ def _of(rows: list[Measurement], name: str) -> list[Measurement]:
     ],
 )
 def test_a_wrong_implementation_is_a_failed_cell_and_not_a_fast_one(change, part, monkeypatch):
-    rows = _measured(lambda q, k, v, causal: textbook(*change(q, k, v), causal), monkeypatch)
-    assert {row.status for row in _of(rows, "own")} == {"failed"}
-    assert all(row.reason.startswith(f"{part} is off by") for row in _of(rows, "own"))
-    assert {row.status for row in _of(rows, "textbook") if row.metric == "forward_milliseconds"} == {"ok"}
+    wrong, right = _measured(lambda q, k, v, causal: textbook(*change(q, k, v), causal), monkeypatch)
+    assert {row.status for row in wrong} == {"failed"}
+    assert all(row.reason.startswith(f"{part} is off by") for row in wrong)
+    assert {row.status for row in right if row.metric == "forward_milliseconds"} == {"ok"}
 
 
 def test_an_implementation_that_forgets_the_mask_fails(monkeypatch):
-    rows = _measured(lambda q, k, v, causal: textbook(q, k, v, False), monkeypatch)
-    assert {row.status for row in _of(rows, "own")} == {"failed"}
+    wrong, _ = _measured(lambda q, k, v, causal: textbook(q, k, v, False), monkeypatch)
+    assert {row.status for row in wrong} == {"failed"}
 
 
 def test_one_wrong_position_is_found_in_bfloat16_too():
@@ -171,16 +162,15 @@ def test_one_wrong_position_is_found_in_bfloat16_too():
             largest_error(actual, expected, "bfloat16")
 
 
-def test_the_reference_is_what_autograd_makes_of_the_textbook():
-    query, key, value, gradient = torch.randn(
-        4, 3, 70, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
-    )
-    for causal in (True, False):
-        leaves = [x[None].clone().requires_grad_() for x in (query, key, value)]
-        output = textbook(*leaves, causal)
-        expected = [output, *torch.autograd.grad(output, leaves, gradient[None])]
-        for own, other in zip(reference(query, key, value, gradient, causal), expected, strict=True):
-            torch.testing.assert_close(own, other[0].detach())
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_reference_is_what_autograd_makes_of_the_textbook(causal):
+    generator = torch.Generator().manual_seed(0)
+    query, key, value, gradient = torch.randn(4, 3, 70, 16, dtype=torch.float64, generator=generator)
+    leaves = [x[None].clone().requires_grad_() for x in (query, key, value)]
+    output = textbook(*leaves, causal)
+    expected = [output, *torch.autograd.grad(output, leaves, gradient[None])]
+    for ours, other in zip(reference(query, key, value, gradient, causal), expected, strict=True):
+        torch.testing.assert_close(ours, other[0].detach())
 
 
 def test_the_first_and_the_last_head_are_always_compared():
@@ -189,36 +179,37 @@ def test_the_first_and_the_last_head_are_always_compared():
     assert compared_heads(1, 2**16) == [0]
 
 
-def test_what_does_not_fit_or_raises_is_a_row_and_the_next_has_its_turn(monkeypatch):
-    def too_large(q, k, v, causal):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TiB")
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TiB"), "out_of_memory", "CUDA out of memory"),
+        (RuntimeError("no such kernel\nand a long story"), "failed", "RuntimeError: no such kernel"),
+    ],
+)
+def test_an_error_is_a_row_and_the_next_has_its_turn(error, status, reason, monkeypatch):
+    def raises(q, k, v, causal):
+        raise error
 
-    def broken(q, k, v, causal):
-        raise RuntimeError("no such kernel\nand a long story")
-
-    for function, status, reason in (
-        (too_large, "out_of_memory", "CUDA out of memory"),
-        (broken, "failed", "RuntimeError: no such kernel"),
-    ):
-        rows = _measured(function, monkeypatch)
-        assert {(row.status, row.value) for row in _of(rows, "own")} == {(status, None)}
-        assert all(row.reason.startswith(reason) for row in _of(rows, "own"))
-        assert {row.metric for row in _of(rows, "own")} == {
-            "forward_milliseconds",
-            "backward_milliseconds",
-            "total_milliseconds",
-            "max_error",
-            HELD,
-        }
-        assert any(row.value is not None for row in _of(rows, "textbook"))
+    failed, right = _measured(raises, monkeypatch)
+    assert {(row.status, row.value) for row in failed} == {(status, None)}
+    assert all(row.reason.startswith(reason) for row in failed)
+    times = {f"{name}_milliseconds" for name in ("forward", "backward", "total")}
+    assert {row.metric for row in failed} == {*times, "max_error", HELD}
+    assert any(row.value is not None for row in right)
 
 
-def test_a_device_that_is_lost_ends_the_run(monkeypatch):
-    def illegal(q, k, v, causal):
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+def test_a_shape_without_a_kernel_is_unsupported_and_a_device_that_is_lost_ends_the_run():
+    def raises(text):
+        def measure():
+            raise RuntimeError(text)
 
+        return measure
+
+    result = attempted(raises("No available kernel. Aborting execution."))
+    assert isinstance(result, Missing)
+    assert result.status == "unsupported"
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        _measured(illegal, monkeypatch)
+        attempted(raises("CUDA error: an illegal memory access was encountered"))
 
 
 def test_the_compiled_one_is_compiled_at_every_shape(monkeypatch):
@@ -229,20 +220,16 @@ def test_the_compiled_one_is_compiled_at_every_shape(monkeypatch):
         graphs.append(graph)
         return graph.forward
 
-    compiled, compile_ = compiled_textbook.__wrapped__, torch.compile
+    uncached, compile_ = compiled_textbook.__wrapped__, torch.compile
 
-    def with_own_backend(function, *, options, **more):
+    def with_other_backend(function, *, options, **more):
         return compile_(function, backend=backend, **more)
 
-    monkeypatch.setattr(torch, "compile", with_own_backend)
-    own = compiled()
-    monkeypatch.setitem(
-        attention_kernels.IMPLEMENTATIONS, "own", replace(IMPLEMENTATIONS["compiled"], name="own", load=lambda: own)
-    )
-    lengths = range(16, 28)
+    monkeypatch.setattr(torch, "compile", with_other_backend)
+    compiled, lengths = uncached(), range(16, 28)
     for length in lengths:
         problem = replace(PROBLEM, sequence_length=length, with_gradients=False)
-        rows = list(measure_attention(problem, ["own"], CELL, SUBJECT))
+        rows, _ = _measured(compiled, monkeypatch, problem)
         assert {row.status for row in rows} == {"ok"}
     assert len(graphs) == len(lengths)
 
@@ -256,23 +243,10 @@ def test_the_compiled_one_is_compiled_at_every_shape(monkeypatch):
         ("cuda_stages", "float16", "forward pass alone"),
     ],
 )
-def test_what_cannot_run_here_is_unsupported_by_its_own_name(name, precision, words):
-    rows = list(measure_attention(PROBLEM, [name], CELL, replace(SUBJECT, precision=precision)))
+def test_an_implementation_that_cannot_run_here_is_unsupported_by_its_name(name, precision, words):
+    rows = list(measure_attention(PROBLEM, [name], CELL, replace(CPU, precision=precision)))
     assert {row.status for row in rows} == {"unsupported"}
     assert all(words in row.reason for row in rows)
-
-
-def test_tf32_is_never_beside_what_computes_more():
-    refuse = IMPLEMENTATIONS["sdpa_efficient"].refusal
-    assert refuse("cuda", "float32", 64) is None
-    assert "tf32" in (refuse("cuda", "tf32", 64) or "")
-
-
-def test_our_cuda_kernel_says_what_it_does_not_do():
-    implementation = IMPLEMENTATIONS["cuda_stages"]
-    assert implementation.refusal("cuda", "float16", 64) is None
-    assert "64 or 128" in (implementation.refusal("cuda", "float16", 32) or "")
-    assert "float32" in (implementation.refusal("cuda", "float32", 64) or "")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there may be a compiler for it")
@@ -307,6 +281,9 @@ def test_work_is_counted_by_hand():
     assert Work(1.0, 1e7).floor_ms(Ceilings(1.0, 10.0)) == pytest.approx(1.0)
 
 
+LAYOUTS = [Layout(title="t", lines=("sequence_length",), values=(Values(metric="forward_milliseconds"),))]
+
+
 def _row(implementation: str, length: int, value: float | None, **changes) -> ResultRow:
     identity = Identity(
         experiment="benchmark", run="r", mixer="", variant=implementation, backend=implementation, model="",
@@ -321,61 +298,32 @@ def _row(implementation: str, length: int, value: float | None, **changes) -> Re
     )
 
 
-def test_a_table_shows_what_is_missing_and_says_why():
+def test_a_table_shows_that_numbers_are_missing_and_says_why():
     rows = [_row("textbook", 1024, 2.0), _row("triton", 1024, 1.0), _row("textbook", 2048, None)]
-    layouts = [Layout(title="t", lines=("sequence_length",), values=(Values(metric="forward_milliseconds"),))]
-    (drawn,) = tables(rows, layouts)
-    assert drawn.headers == ["sequence length", "textbook", "triton"]
-    assert drawn.lines == [["1,024", "2", "1"], ["2,048", "no memory", "–"]]
-    assert reasons(rows, layouts) == ["textbook in 1 cell: out of memory, no room"]
+    (table,) = tables(rows, LAYOUTS)
+    assert table.headers == ["sequence length", "textbook", "triton"]
+    assert table.lines == [["1,024", "2", "1"], ["2,048", "no memory", "–"]]
+    assert reasons(rows, LAYOUTS) == ["textbook in 1 cell: out of memory, no room"]
 
 
-def test_what_tells_the_rows_of_a_table_apart_is_a_label_of_its_lines():
-    layouts = [Layout(title="t", lines=("sequence_length",), values=(Values(metric="forward_milliseconds"),))]
-    rows = [
-        _row("textbook", 1024, 2.0, causal=True, batch_size=8),
-        _row("textbook", 1024, 1.0, causal=False, batch_size=8),
-    ]
-    (drawn,) = tables(rows, layouts)
-    assert drawn.headers == ["causal", "sequence length", "textbook"]
-    assert drawn.lines == [["yes", "1,024", "2"], ["no", "1,024", "1"]]
-    assert drawn.num_labels == 2
+def test_settings_that_tell_the_rows_of_a_table_apart_are_labels_of_its_lines():
+    rows = [_row("textbook", 1024, value, causal=value > 1, batch_size=8) for value in (2.0, 1.0)]
+    (table,) = tables(rows, LAYOUTS)
+    assert table.headers == ["causal", "sequence length", "textbook"]
+    assert table.lines == [["yes", "1,024", "2"], ["no", "1,024", "1"]]
+    assert table.num_labels == 2
 
 
 def test_a_cell_that_is_measured_twice_is_an_error():
-    layouts = [Layout(title="t", lines=("sequence_length",), values=(Values(metric="forward_milliseconds"),))]
     with pytest.raises(UserError, match=r"t: textbook at sequence_length=1024 was measured twice, in r;"):
-        list(tables([_row("textbook", 1024, 2.0), _row("textbook", 1024, 1.0)], layouts))
+        list(tables([_row("textbook", 1024, 2.0), _row("textbook", 1024, 1.0)], LAYOUTS))
 
 
-def test_a_sweep_that_measures_a_cell_twice_keeps_its_rows(tmp_path, run_benchmark, capsys):
-    words = ["-m", "bench=attention", "device=cpu", f"outputs_dir={tmp_path}", *bench_words("attention")]
-    words = [word for word in words if not word.startswith("bench.repeats")]
+def test_a_sweep_that_measures_a_cell_twice_keeps_its_rows(tmp_path, run, capsys):
     with pytest.raises(SystemExit):
-        run_benchmark(*words, "bench.repeats=3,4")
+        run("attention", "-m", "bench.max_seconds=0.1,0.2")
     assert "was measured twice" in capsys.readouterr().err
     assert len(list((tmp_path / "benchmark" / "attention").glob("*/results.csv"))) == 2
-
-
-def test_a_sweep_over_what_no_line_tells_shows_all_of_it(tmp_path, run_benchmark, capsys):
-    run_benchmark(
-        *("-m", "bench=attention", "bench.causal=true,false", "device=cpu", f"outputs_dir={tmp_path}"),
-        *bench_words("attention"),
-    )
-    lines = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
-    for causal in ("yes", "no"):
-        assert lines.count([causal, "16", "32"]) >= 2
-
-
-def test_agreement_is_a_row_of_every_implementation_and_stands_in_a_table():
-    rows = list(measure_attention(PROBLEM, ["textbook", "sdpa_flash", "flash_attn"], CELL, SUBJECT))
-    errors = {row.settings["implementation"]: row for row in rows if row.metric == "max_error"}
-    assert {name: row.status for name, row in errors.items()} == {
-        "textbook": "ok", "sdpa_flash": "ok", "flash_attn": "unsupported",
-    }  # fmt: skip
-    assert 0 < (errors["sdpa_flash"].value or 0) < 1e-5
-    for bench in (AttentionBench, FlashVsTextbook, GridBench, DecodeBench, ModelsBench):
-        assert any(values.metric == "max_error" for layout in bench.layouts for values in layout.values)
 
 
 def test_a_ratio_is_of_two_implementations_pass_by_pass():
@@ -393,23 +341,6 @@ def test_a_ratio_is_of_two_implementations_pass_by_pass():
     }  # fmt: skip
 
 
-def test_the_goals_ratios_stand_in_the_tables():
-    shown = {
-        bench: {
-            (values.where["numerator"], values.where["denominator"])
-            for layout in bench.layouts
-            for values in layout.values
-            if values.metric == "speedup"
-        }
-        for bench in (AttentionBench, FlashVsTextbook, GridBench, DecodeBench)
-    }
-    assert shown[AttentionBench] == {("sdpa_flash", "triton")}
-    assert ("textbook", "triton") in shown[FlashVsTextbook]
-    assert {("cuda_async", "cuda_stages"), ("sdpa_flash", "cuda_mma"), ("textbook", "cuda_stages")} <= shown[GridBench]
-    assert {("triton_whole", "triton_split"), ("flash_attn_split", "triton_split")} <= shown[DecodeBench]
-    assert all(pairs <= set(bench.ratios) for bench, pairs in shown.items())
-
-
 def test_a_wide_table_is_cut_into_some_that_fit_with_the_labels_on_each():
     headers = ["length", *(f"implementation {index}" for index in range(9))]
     whole = Table(title="t", headers=headers, num_labels=1, lines=[[str(index) for index in range(10)]])
@@ -419,12 +350,13 @@ def test_a_wide_table_is_cut_into_some_that_fit_with_the_labels_on_each():
     assert [header for part in parts for header in part.headers[1:]] == headers[1:]
 
 
-def test_a_page_is_of_one_bench(tmp_path, run_benchmark):
-    for name in ("attention", "grid"):
-        run_benchmark(f"bench={name}", "device=cpu", f"outputs_dir={tmp_path}", *bench_words(name))
-    folders = [path for name in ("attention", "grid") for path in (tmp_path / "benchmark" / name).iterdir()]
+def test_a_page_is_of_runs_of_one_bench(tmp_path, run):
+    folders = [*run("attention"), *run("grid")]
     with pytest.raises(UserError, match="one bench"):
         write_page(folders, tmp_path / "page", title="t")
+    (tmp_path / "config.yaml").write_text("model: {}\n")
+    with pytest.raises(UserError, match=r"is no run of benchmark\.py"):
+        write_page([tmp_path], tmp_path / "page", title="t")
 
 
 @pytest.mark.parametrize(
@@ -445,38 +377,27 @@ def test_a_page_is_of_one_bench(tmp_path, run_benchmark):
         ),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_is(words, message, tmp_path, run_benchmark, capsys):
+def test_an_impossible_run_is_refused_before_anything_is_measured(words, message, tmp_path, run_benchmark, capsys):
     with pytest.raises(SystemExit):
         run_benchmark(*words, "device=cpu", f"outputs_dir={tmp_path}")
-    said = capsys.readouterr().err
-    assert said.startswith(message)
-    assert said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.startswith(message)
+    assert error.count("\n") == 1
     assert not list(tmp_path.glob("benchmark/*"))
 
 
-def test_a_page_is_of_runs_of_benchmark_alone(tmp_path):
-    (tmp_path / "config.yaml").write_text("model: {}\n")
-    with pytest.raises(UserError, match=r"is no run of benchmark\.py"):
-        write_page([tmp_path], tmp_path / "page", title="t")
-
-
 def test_speed_ups_need_the_textbook():
-    settings = yaml.safe_load((CONF / "bench" / "flash_vs_textbook.yaml").read_text())
-    del settings["_target_"]
-    with pytest.raises(UserError, match="textbook"):
-        FlashVsTextbook(**settings | {"implementations": ["triton"]})
-    cells = list(FlashVsTextbook(**settings).cells())
-    assert len(cells) == len({str(cell) for cell in cells}) == 27
+    with pytest.raises(UserError, match="must have textbook"):
+        FlashVsTextbook(**bench_options("flash_vs_textbook", implementations=["triton"]))
 
 
-def test_every_cell_is_one_of_its_own():
-    settings = yaml.safe_load((CONF / "bench" / "attention.yaml").read_text())
-    del settings["_target_"]
-    assert len(list(AttentionBench(**settings | {"lengths": [8, 16, 8]}).cells())) == 2 * len(settings["head_widths"])
+def test_cells_differ():
+    options = bench_options("attention", lengths=[8, 16, 8])
+    assert len(list(AttentionBench(**options).cells())) == 2 * len(options["head_widths"])
 
 
 def test_the_kernel_s_source_is_installed_with_the_package():
-    source = Path(ROOT / "attnbench" / "kernels" / "cuda")
-    content = (ROOT / "pyproject.toml").read_text()
+    source, content = ROOT / "attnbench" / "kernels" / "cuda", (ROOT / "pyproject.toml").read_text()
     assert {path.suffix for path in source.iterdir()} == {".cu", ".cuh"}
-    assert '"cuda/*.cu", "cuda/*.cuh"' in content
+    assert "cuda/*.cu" in content
+    assert "cuda/*.cuh" in content

@@ -1,24 +1,25 @@
-"""bench=decode: what is wrong is failed and not timed, what is split is held against whole, eager against captured."""
+"""bench=decode: wrong steps fail and are not timed, split is held against whole, eager against captured."""
 
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from small import mixer_settings
+import yaml
+from benches import CPU, ONCE, bench_options
+from small import MIXERS, mixer_settings
 
-from attnbench.bench.base import Conditions, with_speedups
+from attnbench.bench.base import with_speedups
 from attnbench.bench.decode import DecodeBench
 from attnbench.bench.operators import decoding, generation, language_models
-from attnbench.bench.operators.roofline import Ceilings, Work
+from attnbench.bench.operators.roofline import Work
 from attnbench.bench.operators.steps import STEPS, CacheShape
-from attnbench.evals.lib.step_cost import Repetition
 from attnbench.mixers.flash import Flash
 from attnbench.results.rows import Measurement, read_csv
+from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ModelSettings
 
 SHAPE = CacheShape(head_width=16, cache_length=65, batch_size=2, num_heads=4, num_key_value_heads=2)
-ONCE = Repetition(warmup=1, repeats=3, max_seconds=1.0)
 SIZE = ModelSettings(name="bench", dim=32, num_layers=2, head_width=16, feed_forward_width=64)
 SOME_OF_EACH = [
     *("bench=decode", "bench.head_widths=[64,80]", "bench.cache_lengths=[2050]", "bench.batch_sizes=[2]"),
@@ -28,22 +29,14 @@ SOME_OF_EACH = [
 ON_A_CPU = ("textbook", "sdpa_flash", "linear", "gated_deltanet")
 
 
-def subject(precision: str = "float32", device: str = "cpu") -> Conditions:
-    return Conditions(
-        device=torch.device(device),
-        precision=precision,
-        ceilings=Ceilings(1.0, 10.0),
-        mixers=lambda names: [mixer_settings(name) for name in names],
-    )
-
-
-def measured(*names: str, shape: CacheShape = SHAPE, **where: str) -> list[Measurement]:
-    return list(decoding.measure_steps(shape, names, ONCE, {"table": "position"}, subject(**where)))
+def measured(*names: str, shape: CacheShape = SHAPE, precision: str = "float32") -> list[Measurement]:
+    conditions = replace(CPU, precision=precision)
+    return list(decoding.measure_steps(shape, names, ONCE, {"table": "position"}, conditions))
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("num_key_value_heads", [1, 2, 4])
-def test_what_runs_on_a_cpu_passes_the_gate(precision, num_key_value_heads):
+def test_a_step_that_runs_on_a_cpu_passes_the_gate(precision, num_key_value_heads):
     shape = replace(SHAPE, num_key_value_heads=num_key_value_heads)
     rows = measured(*ON_A_CPU, shape=shape, precision=precision)
     assert [(row.metric, row.settings["implementation"], row.status) for row in rows] == [
@@ -55,10 +48,10 @@ def test_what_runs_on_a_cpu_passes_the_gate(precision, num_key_value_heads):
 
 @pytest.mark.parametrize("name", ON_A_CPU)
 def test_a_step_that_is_wrong_is_failed_and_not_timed(name, monkeypatch):
-    own = STEPS[name]
+    right = STEPS[name]
 
     def prepare(example):
-        call = own.prepare(example)
+        call = right.prepare(example)
 
         def wrong():
             y = call().clone()
@@ -67,7 +60,7 @@ def test_a_step_that_is_wrong_is_failed_and_not_timed(name, monkeypatch):
 
         return wrong
 
-    monkeypatch.setitem(STEPS, name, replace(own, prepare=prepare))
+    monkeypatch.setitem(STEPS, name, replace(right, prepare=prepare))
     row, error = measured(name)
     assert (row.metric, row.value, row.status) == ("decode_milliseconds", None, "failed")
     assert (error.metric, error.status) == ("max_error", "failed")
@@ -90,10 +83,10 @@ def test_a_kernel_that_raises_leaves_the_others_their_turn(monkeypatch):
 
 
 def test_a_state_s_step_stands_under_the_name_of_its_kernel():
-    own = [STEPS["linear"].label("cuda", "bfloat16", width) for width in (128, 192)]
-    assert own == ["linear (triton)", "linear (torch)"]
-    own = [STEPS["gated_deltanet"].label("cuda", "bfloat16", width) for width in (64, 80, 128, 192, 256)]
-    assert [name.partition(" ")[2] for name in own] == ["(triton)", "(torch)", "(triton)", "(torch)", "(triton)"]
+    labels = [STEPS["linear"].label("cuda", "bfloat16", width) for width in (128, 192)]
+    assert labels == ["linear (triton)", "linear (torch)"]
+    labels = [STEPS["gated_deltanet"].label("cuda", "bfloat16", width) for width in (64, 80, 128, 192, 256)]
+    assert [name.partition(" ")[2] for name in labels] == ["(triton)", "(torch)", "(triton)", "(torch)", "(triton)"]
     assert STEPS["gated_deltanet"].label("cuda", "float32", 256) == "gated_deltanet (torch)"
     assert STEPS["triton_split"].label("cuda", "bfloat16", 80) == "triton_split"
 
@@ -115,11 +108,11 @@ def test_the_roofline_reads_the_cache_once():
 
 def candidate(name: str) -> language_models.Candidate:
     return language_models.Candidate(
-        mixer=mixer_settings(name), size=SIZE, vocabulary_size=32, length=1, conditions=subject()
+        mixer=mixer_settings(name), size=SIZE, vocabulary_size=32, length=1, conditions=CPU
     )
 
 
-@pytest.mark.parametrize("name", ["softmax", "flash", "linear", "gated_deltanet"])
+@pytest.mark.parametrize("name", MIXERS)
 def test_a_model_writes_texts_and_tokens_behind_others(name):
     eager, rate, error, captured = generation.measure_text(candidate(name), 12, 2, 2, {"table": "text"})
     assert (rate.metric, rate.settings["form"]) == ("tokens_per_second", "eager")
@@ -144,10 +137,10 @@ def test_a_model_whose_steps_are_wrong_is_failed(monkeypatch):
 
 @pytest.mark.parametrize(("seconds", "faster"), [((6.0, 2.0), 200.0), ((2.0, 4.0), -50.0)])
 def test_a_captured_step_is_faster_or_slower_by_percent(seconds, faster, monkeypatch):
-    found = dict(zip((generation.EAGER, generation.CAPTURED), seconds, strict=True))
+    times = dict(zip((generation.EAGER, generation.CAPTURED), seconds, strict=True))
 
     def write(candidate, metric, num_tokens, batch_size, repeats, settings):
-        return [Measurement(metric=metric, value=found[metric], unit="s", settings=settings)]
+        return [Measurement(metric=metric, value=times[metric], unit="s", settings=settings)]
 
     monkeypatch.setattr(generation, "_time_text", write)
     on_cuda = SimpleNamespace(conditions=SimpleNamespace(device=torch.device("cuda")), label="mine")
@@ -155,50 +148,42 @@ def test_a_captured_step_is_faster_or_slower_by_percent(seconds, faster, monkeyp
     assert (row.metric, row.value, row.unit) == ("captured_faster_percent", faster, "%")
 
 
-def test_a_backend_that_cannot_run_here_is_rows_that_say_so():
-    options = {**DecodeBench.smoke, "mixers": [["flash", "triton"]], "implementations": ["triton_split"]}
-    bench = DecodeBench(**options, max_seconds=1.0, context_batch_size=1)
-    rows = [row for cell in bench.cells() for row in bench.measure(cell, subject())]
-    assert len(rows) == 2 + 2 + 2
-    assert all(row.status == "unsupported" and row.reason for row in rows)
-
-
-def test_models_have_no_float16():
-    options = {**DecodeBench.smoke, "implementations": []}
-    bench = DecodeBench(**options, max_seconds=1.0, context_batch_size=1)
-    rows = [row for cell in bench.cells() for row in bench.measure(cell, subject("float16"))]
-    assert len(rows) == 2 * (2 + 2)
-    assert all("precision=float16: models compute in float32, tf32, bfloat16" in row.reason for row in rows)
+@pytest.mark.parametrize(
+    ("changes", "precision", "num_rows", "reason"),
+    [
+        ({"mixers": [["flash", "triton"]], "implementations": ["triton_split"]}, "float32", 2 + 2 + 2, ""),
+        ({"implementations": []}, "float16", 2 * (2 + 2), "precision=float16: models compute in float32, tf32, bfl"),
+    ],
+)
+def test_a_backend_or_precision_that_cannot_run_here_is_rows_that_say_so(changes, precision, num_rows, reason):
+    bench = DecodeBench(**bench_options("decode", **changes))
+    rows = [row for cell in bench.cells() for row in bench.measure(cell, replace(CPU, precision=precision))]
+    assert len(rows) == num_rows
+    assert all(row.status == "unsupported" and row.reason and reason in row.reason for row in rows)
 
 
 BAD = {
     "bench.head_widths=[0]": ["bench.head_widths=[0]", "at least 1"],
-    "bench.implementations=[flash_attn]": [
-        "bench.implementations",
-        "flash_attn is none of textbook",
-        "flash_attn_whole",
-    ],
+    "bench.implementations=[flash_attn]": ["flash_attn is none of textbook", "flash_attn_whole"],
     "bench.implementations=[linear,linear]": ["bench.implementations=['linear', 'linear']", "twice"],
-    "bench.num_key_value_heads=5": ["bench.num_key_value_heads=5", "must divide bench.num_heads=32"],
+    "bench.num_key_value_heads=5": ["bench.num_key_value_heads=5", "must divide bench.num_heads=4"],
     "bench.num_key_value_heads=0": ["bench.num_key_value_heads=0", "must divide"],
     "bench.mixers=[flash]": ["bench.mixers=['flash']", "backend"],
     "bench.texts=[[8]]": ["bench.texts=[[8]]", "[tokens, sequences]"],
-    "bench.texts=[[0,1]]": ["bench.texts=[0, 1]", "positive"],
+    "bench.texts=[[0,1]]": ["bench.texts=[0, 1]", "at least 1"],
     "bench.model=[64,64,2]": ["bench.model=[64, 64, 2]", "layers, heads"],
     "bench.model=[64,64,2,3]": ["bench.model=[64, 64, 2, 3]", "heads dividing width"],
-    "bench.contexts=3": ["bench.contexts=3", "a list"],
+    "bench.contexts=[3,-1]": ["bench.contexts=[3, -1]", "at least 1"],
 }
 
 
 @pytest.mark.parametrize("override", BAD)
-def test_a_bad_setting_is_one_line(override, tmp_path, run_benchmark, capsys):
-    with pytest.raises(SystemExit):
-        run_benchmark("bench=decode", "device=cpu", f"outputs_dir={tmp_path}", override)
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert said.count("\n") == 1, said
-    for part in BAD[override]:
-        assert part in said, said
+def test_a_bad_setting_is_one_line(override):
+    name, _, value = override.partition("=")
+    with pytest.raises(UserError) as caught:
+        DecodeBench(**bench_options("decode", **{name.removeprefix("bench."): yaml.safe_load(value)}))
+    assert "\n" not in str(caught.value)
+    assert all(part in str(caught.value) for part in BAD[override]), caught.value
 
 
 @pytest.mark.gpu
@@ -207,8 +192,8 @@ def test_on_a_gpu_nothing_of_ours_fails(precision, run_benchmark, tmp_path):
     run_benchmark(*SOME_OF_EACH, f"precision={precision}", f"outputs_dir={tmp_path}")
     (folder,) = (tmp_path / "benchmark" / "decode").iterdir()
     rows = read_csv(folder / "results.csv")
-    of_others = {"sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "flash_attn_whole", "flash_attn_split"}
-    assert {row.identity.variant for row in rows if row.measurement.status == "failed"} <= of_others
-    found = {row.identity.variant for row in rows if row.measurement.status == "ok"}
-    assert {"textbook", "triton_whole", "triton_split", "gated_deltanet (triton)"} <= found
-    assert precision == "float16" or {"flash (triton)", "gated_deltanet (triton)"} <= found
+    libraries = {"sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "flash_attn_whole", "flash_attn_split"}
+    assert {row.identity.variant for row in rows if row.measurement.status == "failed"} <= libraries
+    measured_ones = {row.identity.variant for row in rows if row.measurement.status == "ok"}
+    assert {"textbook", "triton_whole", "triton_split", "gated_deltanet (triton)"} <= measured_ones
+    assert precision == "float16" or {"flash (triton)", "gated_deltanet (triton)"} <= measured_ones

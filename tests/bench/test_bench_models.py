@@ -5,31 +5,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-import yaml
+from benches import CPU, bench_options
 from small import mixer_settings
 
 from attnbench.bench import models
 from attnbench.bench.base import Conditions
 from attnbench.bench.models import ModelsBench
 from attnbench.bench.operators import gate, language_models
-from attnbench.bench.operators.roofline import Ceilings
-from attnbench.cli.compose import CONF
 from attnbench.mixers.definition import Deviation
 from attnbench.results.rows import Measurement
 
-SUBJECT = Conditions(
-    device=torch.device("cpu"),
-    precision="float32",
-    ceilings=Ceilings(1.0, 10.0),
-    mixers=lambda names: [mixer_settings(name) for name in names],
-)
-OPTIONS = yaml.safe_load((CONF / "bench" / "models.yaml").read_text()) | ModelsBench.smoke
-del OPTIONS["_target_"]
 
-
-def measured(subject: Conditions = SUBJECT, **options) -> list[Measurement]:
-    bench = ModelsBench(**OPTIONS | options)
-    return [row for cell in bench.cells() for row in bench.measure(cell, subject)]
+def measured(conditions: Conditions = CPU, **options) -> list[Measurement]:
+    bench = ModelsBench(**bench_options("models", **options))
+    return [row for cell in bench.cells() for row in bench.measure(cell, conditions)]
 
 
 def of(rows: list[Measurement], name: str) -> list[Measurement]:
@@ -78,7 +67,7 @@ def test_a_mixer_is_held_against_its_definition_at_the_width_and_precision_that_
 
 def test_a_backend_that_cannot_run_here_is_a_row_that_says_so():
     def with_triton(names):
-        return [replace(own, options=own.options | {"backend": "triton"}) for own in SUBJECT.mixers(names)]
+        return [replace(mixer, options=mixer.options | {"backend": "triton"}) for mixer in CPU.mixers(names)]
 
-    rows = measured(replace(SUBJECT, mixers=with_triton), mixers=["flash"])
+    rows = measured(replace(CPU, mixers=with_triton), mixers=["flash"])
     assert {(row.status, row.settings["backend"]) for row in rows} == {("unsupported", "")}

@@ -1,4 +1,4 @@
-"""bench=profile: what it leaves, what it refuses, and what it makes of an implementation that is wrong or too large."""
+"""bench=profile: its files and rows, its refusals, and implementations that are wrong or too large."""
 
 import csv
 import gzip
@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
-from small import MIXERS, MODEL, VOCABULARY, mixer_settings, small_model
+from benches import CPU, ONCE, bench_options
+from small import MIXERS, MODEL, VOCABULARY, small_model
 
 from attnbench.bench import run
-from attnbench.bench.base import Conditions
 from attnbench.bench.operators.gate import GateError
 from attnbench.bench.operators.roofline import Ceilings
 from attnbench.bench.page import print_tables
@@ -25,23 +24,19 @@ from attnbench.bench.profiling.recording import record
 from attnbench.bench.profiling.regions import weight_parts
 from attnbench.bench.profiling.rows import shortened
 from attnbench.bench.tables import tables
-from attnbench.cli.compose import CONF
-from attnbench.evals.lib.step_cost import Repetition
 from attnbench.report.page import write_report
 from attnbench.results.rows import read_csv
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import BenchSettings
 from attnbench.training.loop import train_step
 
-CPU = torch.device("cpu")
-
 
 class OutOfResourcesError(Exception):
     """As Triton's, which is neither a RuntimeError nor a ValueError."""
 
 
-OPTIONS = yaml.safe_load((CONF / "bench" / "profile.yaml").read_text()) | ProfileBench.smoke
-TARGET = OPTIONS.pop("_target_")
+OPTIONS = bench_options("profile")
+TARGET = f"{ProfileBench.__module__}.{ProfileBench.__name__}"
 
 
 def measure(folder: Path, precision: str = "auto", **options) -> tuple[Path, list]:
@@ -50,7 +45,7 @@ def measure(folder: Path, precision: str = "auto", **options) -> tuple[Path, lis
         name="profile", target=TARGET, options=OPTIONS | options, precision=precision, device="cpu",
         outputs_dir=str(folder), rerun=False, command="python scripts/benchmark.py bench=profile",
     )  # fmt: skip
-    ran = run.run_bench(settings, lambda names: [mixer_settings(name) for name in names or []])
+    ran = run.run_bench(settings, CPU.mixers)
     print_tables([ran])
     return ran, read_csv(ran / "results.csv")
 
@@ -61,7 +56,7 @@ def ran(tmp_path_factory):
 
 
 def values(rows, variant: str, metric: str) -> dict:
-    """What a variant's rows of a metric have, by part, pass or operator."""
+    """Values of a variant's rows of a metric, by part, pass or operator."""
     return {
         next((row.measurement.settings[name] for name in ("operator", "part", "pass") if name in settings), ""): value
         for row in rows
@@ -97,13 +92,9 @@ def test_attention_comes_with_its_operators_and_the_ratio(ran):
     assert values(rows, "textbook", "operator_mflops")["aten::bmm"] == pytest.approx(flops)
     fused = "aten::_scaled_dot_product_flash_attention_for_cpu"
     assert values(rows, "sdpa_flash", "operator_mflops")[fused] == pytest.approx(flops)
-    (refused,) = [
-        row.measurement
-        for row in rows
-        if (row.identity.variant, row.measurement.metric) == ("triton", "forward_milliseconds")
-    ]
-    assert refused.status == "unsupported"
-    assert "need CUDA" in refused.reason
+    refused = [row.measurement for row in rows if row.identity.variant == "triton"]
+    assert {row.status for row in refused} == {"unsupported"}
+    assert all("need CUDA" in row.reason for row in refused)
 
 
 def test_a_trace_of_every_step_has_its_labels(ran):
@@ -125,13 +116,8 @@ def test_the_summary_has_a_line_for_every_whole_pass_part_and_operator(ran):
     # Nothing that could not run has a line.
     assert {name for name, _ in counts} == {"textbook", "sdpa_flash", *MIXERS}
     for mixer in MIXERS:
-        operators = OPTIONS["num_step_operators"] + 1
-        assert [counts[mixer, kind] for kind in ("whole", "pass", "part", "operator")] == [
-            1,
-            3,
-            len(PARTS) + 1,
-            operators,
-        ]
+        lines_of = {"whole": 1, "pass": 3, "part": len(PARTS) + 1, "operator": OPTIONS["num_step_operators"] + 1}
+        assert {kind: counts[mixer, kind] for kind in lines_of} == lines_of
     (product,) = [line for line in lines if line["implementation"] == "textbook" and line["name"] == "aten::bmm"]
     assert float(product["mflops"]) == values(rows, "textbook", "operator_mflops")["aten::bmm"]
     assert product["counted_by"] == "profiler"
@@ -152,14 +138,24 @@ def test_the_report_draws_the_parts(ran, tmp_path):
     assert "device" not in page[page.index("The answer") : page.index("How it was made")]
 
 
-def test_a_wrong_implementation_is_a_failed_cell_without_a_time(tmp_path, monkeypatch):
-    monkeypatch.setitem(
-        profile_attention.ATTENTIONS, "sdpa_flash", lambda *given: 1.001 * profile_attention.textbook(*given)
-    )
-    _, rows = measure(tmp_path, mixers=[], implementations=["textbook", "sdpa_flash"])
-    own = [row.measurement for row in rows if row.identity.variant == "sdpa_flash"]
-    assert {(one.status, one.value) for one in own} == {("failed", None)}
-    assert "output is off by 0.001" in own[0].reason
+def _too_large(*given):
+    raise OutOfResourcesError("out of resource: shared memory")
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda *given: 1.001 * profile_attention.textbook(*given), "output is off by 0.001"),
+        (_too_large, "OutOfResourcesError: out of resource: shared memory"),
+    ],
+)
+def test_an_implementation_that_is_wrong_or_raises_has_failed_without_a_time(function, reason, tmp_path, monkeypatch):
+    monkeypatch.setitem(profile_attention.ATTENTIONS, "sdpa_flash", function)
+    _, rows = measure(tmp_path, mixers=[], implementations=["sdpa_flash", "textbook"])
+    failed = [row.measurement for row in rows if row.identity.variant == "sdpa_flash"]
+    assert {(row.status, row.value) for row in failed} == {("failed", None)}
+    assert all(row.reason.startswith(reason) for row in failed)
+    assert {row.measurement.status for row in rows if row.identity.variant == "textbook"} == {"ok"}
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -187,8 +183,9 @@ def test_a_mixer_that_is_not_its_definition_is_not_timed(tmp_path, monkeypatch):
     monkeypatch.setattr(profile_step, "mixer_error", wrong)
     _, rows = measure(tmp_path, mixers=["linear", "softmax", "flash"], implementations=[])
     for name, reason in (("linear", "it is wrong"), ("softmax", "OutOfResourcesError: out of resource: shared memory")):
-        own = [row.measurement for row in rows if row.identity.variant == name]
-        assert {(one.status, one.reason) for one in own} == {("failed", reason)}
+        assert {(row.measurement.status, row.measurement.reason) for row in rows if row.identity.variant == name} == {
+            ("failed", reason)
+        }
     assert {row.measurement.status for row in rows if row.identity.variant == "flash"} == {"ok"}
 
 
@@ -205,16 +202,6 @@ def test_the_peak_is_the_call_s_and_not_the_gate_s(tmp_path, monkeypatch):
     monkeypatch.setattr(profile_attention, "largest_error", lambda *given: done.append("gate") or gate(*given))
     measure(tmp_path, mixers=[], implementations=["textbook"])
     assert done == ["gate", "peak"]
-
-
-def test_a_kernel_that_raises_leaves_the_others_their_turn(tmp_path, monkeypatch):
-    def too_large(*given):
-        raise OutOfResourcesError("out of resource: shared memory")
-
-    monkeypatch.setitem(profile_attention.ATTENTIONS, "textbook", too_large)
-    _, rows = measure(tmp_path, mixers=[], implementations=["textbook", "sdpa_flash"])
-    statuses = {(row.identity.variant, row.measurement.status) for row in rows if row.identity.variant != "device"}
-    assert statuses == {("textbook", "failed"), ("sdpa_flash", "ok")}
 
 
 def test_a_step_that_does_not_fit_is_a_row_and_the_next_one_runs(tmp_path, monkeypatch):
@@ -245,22 +232,21 @@ def test_places_found_by_order_are_those_found_by_launch(monkeypatch):
 
     monkeypatch.setattr(profile_step, "stepper", uncaptured)
     monkeypatch.setattr(profile_step, "record", with_shapes)
-    subject = Conditions(device=CPU, precision="float32", ceilings=Ceilings(1.0, 1.0), mixers=lambda names: [])
     case = profile_step.StepCase(
         mixer="softmax", length=16, batch_size=2, model=MODEL, vocabulary_size=len(VOCABULARY), num_steps=3,
-        num_lines=15, repetition=Repetition(warmup=1, repeats=3, max_seconds=0.1),
+        num_lines=15, repetition=ONCE,
     )  # fmt: skip
-    found = profile_step._captured(case, lambda: small_model(), subject)
+    profiled = profile_step._captured(case, small_model, CPU)
     weights = weight_parts(small_model())
     # The first batches are made before the first step that is profiled, the later ones between steps.
-    told = [(work, place) for work, place in found.placed if place.step_pass]
-    assert len(told) > 0.95 * len(found.placed)
-    assert {place.part for _, place in told} >= {"mixing", "projections", "feed-forward", "loss", "optimizer"}
-    assert [place for _, place in told] == [by_operator(work, weights, 32) for work, _ in told]
-    assert sum(line.milliseconds for line in found.lines) == pytest.approx(
-        sum(work.microseconds for work, _ in found.placed) / 3e3
+    known = [(work, place) for work, place in profiled.placed if place.step_pass]
+    assert len(known) > 0.95 * len(profiled.placed)
+    assert {place.part for _, place in known} >= {"mixing", "projections", "feed-forward", "loss", "optimizer"}
+    assert [place for _, place in known] == [by_operator(work, weights, 32) for work, _ in known]
+    assert sum(line.milliseconds for line in profiled.lines) == pytest.approx(
+        sum(work.microseconds for work, _ in profiled.placed) / 3e3
     )
-    products = [line for line in found.lines if line.name == "aten::mm"]
+    products = [line for line in profiled.lines if line.name == "aten::mm"]
     assert {line.part for line in products} >= {"projections", "feed-forward", "loss"}
 
 
@@ -279,7 +265,7 @@ def test_models_do_not_train_in_float16(tmp_path, monkeypatch):
         ({"implementations": ["textbook", "textbook"]}, ["twice"]),
         ({"num_key_value_heads": 3}, ["bench.num_key_value_heads=3", "bench.num_heads=16"]),
         ({"head_width": 33}, ["bench.head_width=33", "even"]),
-        ({"num_steps": 0}, ["bench.num_steps=0", "positive"]),
+        ({"num_steps": 0}, ["bench.num_steps=0", "at least 1"]),
         ({"step_lengths": [16, 0]}, ["bench.step_lengths=[16, 0]"]),
         ({"model": [32, 24, 1]}, ["bench.model=[32, 24, 1]", "[width, feed-forward width, layers, heads]"]),
         ({"model": [32, 24, 1, 3]}, ["bench.model=[32, 24, 1, 3]", "heads dividing width"]),
@@ -292,8 +278,7 @@ def test_a_bad_setting_is_named_with_what_is_allowed(options, words):
 
 
 def test_a_long_name_keeps_both_ends():
-    name = "void cutlass::device_kernel<" + "x" * 300 + ">(Params)"
-    assert len(shortened(name)) <= 90
-    assert shortened(name).startswith("void cutlass")
-    assert shortened(name).endswith("(Params)")
+    name = shortened("void cutlass::device_kernel<" + "x" * 300 + ">(Params)")
+    assert len(name) <= 90
+    assert (name[:12], name[-8:]) == ("void cutlass", "(Params)")
     assert shortened("aten::mm") == "aten::mm"

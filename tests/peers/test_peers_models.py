@@ -7,8 +7,7 @@ import torch
 
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ModelSettings
-from benchmarks.peers.models import FlaModel, NanoGPT, PlainGPT
-from benchmarks.peers.modules import AbsentPeerError
+from benchmarks.peers.models import AbsentPeerError, FlaModel, NanoGPT, PlainGPT
 
 
 def test_peer_has_equal_parameters_but_for_its_positions() -> None:

@@ -1,7 +1,7 @@
 """The gate before every timing: attention and its gradients against float64.
 
-The formulas stand in kernels/flash_attention.py. What is off by more than its precision explains is a failed cell,
-however fast.
+The formulas stand in kernels/flash_attention.py. An implementation that is off by more than its precision explains is a
+failed cell, however fast.
 """
 
 import math
@@ -11,27 +11,29 @@ import torch
 from torch import Tensor
 
 from attnbench.correctness.checks import build_mixer
-from attnbench.mixers.definition import Case, by_backend, by_definition, compare, relative_error, worst
+from attnbench.mixers.definition import (
+    PART_FACTOR,
+    TOLERANCES,
+    Case,
+    by_backend,
+    by_definition,
+    compare,
+    relative_error,
+    worst,
+)
 from attnbench.settings.schema import MixerSettings
 
-TOLERANCES = {"float32": 1e-4, "tf32": 0.01, "bfloat16": 0.03, "float16": 0.01}
-"""Of the relative errors |a - b| / |b| of the output and of each gradient."""
+MAX_WEIGHTS = 2**30
+"""Attention weights of all heads that are compared; a head or two, if they have more."""
 
-ROW_FACTOR = 2.5
-"""How much more a single position may be off: errors do not average out in it. One that is smaller than a typical one,
-as a query's gradient is where one key has nearly all the weight, is held against that."""
-
-MOST_WEIGHTS = 2**30
-"""Of the heads that are compared, together; a head or two, if they have more."""
-
-WEIGHTS_AT_A_TIME = 2**25
+MAX_WEIGHTS_AT_A_TIME = 2**25
 
 PARTS = ("output", "query's gradient", "key's gradient", "value's gradient")
 
 
 def compared_heads(num_heads: int, length: int) -> list[int]:
-    """Which of the heads of all sequences are compared: all if that is cheap, the first and the last at least."""
-    count = min(num_heads, max(2, MOST_WEIGHTS // length**2))
+    """Indices of the heads that are compared, over all sequences: all if cheap, at least the first and the last."""
+    count = min(num_heads, max(2, MAX_WEIGHTS // length**2))
     return sorted({round(index * (num_heads - 1) / max(1, count - 1)) for index in range(count)})
 
 
@@ -46,7 +48,7 @@ def reference(
     B, T, K = query_BTK.shape
     output_BTK, query_gradient_BTK = torch.empty_like(query_BTK), torch.empty_like(query_BTK)
     key_gradient_BTK, value_gradient_BTK = torch.zeros_like(key_BTK), torch.zeros_like(value_BTK)
-    step = max(1, WEIGHTS_AT_A_TIME // (B * T))
+    step = max(1, MAX_WEIGHTS_AT_A_TIME // (B * T))
     for first in range(0, T, step):
         rows = slice(first, min(T, first + step))
         score_BTS = query_BTK[:, rows] @ key_BTK.mT * K**-0.5
@@ -57,10 +59,10 @@ def reference(
         weight_BTS = score_BTS.softmax(-1)
         output_BTK[:, rows] = weight_BTS @ value_BTK
         if gradient_BTK is not None:
-            own_BTK = gradient_BTK[:, rows].double()
-            value_gradient_BTK += weight_BTS.mT @ own_BTK
-            own_product_BT = (own_BTK * output_BTK[:, rows]).sum(-1, keepdim=True)
-            weight_BTS *= (own_BTK @ value_BTK.mT - own_product_BT) * K**-0.5
+            slice_BTK = gradient_BTK[:, rows].double()
+            value_gradient_BTK += weight_BTS.mT @ slice_BTK
+            product_BT = (slice_BTK * output_BTK[:, rows]).sum(-1, keepdim=True)
+            weight_BTS *= (slice_BTK @ value_BTK.mT - product_BT) * K**-0.5
             query_gradient_BTK[:, rows] = weight_BTS @ key_BTK
             key_gradient_BTK += weight_BTS.mT @ query_BTK[:, rows]
     if gradient_BTK is None:
@@ -69,7 +71,7 @@ def reference(
 
 
 class GateError(Exception):
-    """What was computed is off by more than its precision explains."""
+    """An error larger than the precision explains."""
 
 
 def largest_error(actual: Sequence[Tensor], expected: Sequence[Tensor], precision: str) -> float:
@@ -79,20 +81,24 @@ def largest_error(actual: Sequence[Tensor], expected: Sequence[Tensor], precisio
         GateError: one of them, or that of a single position, is more than the precision explains.
     """
     tolerance, largest = TOLERANCES[precision], 0.0
-    for part, own, other in zip(PARTS, actual, expected, strict=False):
-        whole, row = relative_error(own, other), _row_error(own, other)
+    for part, computed, exact in zip(PARTS, actual, expected, strict=False):
+        whole, row = relative_error(computed, exact), _row_error(computed, exact)
         # Written so that a NaN, which compares false with everything, is an error.
         if not whole <= tolerance:
             raise GateError(f"{part} is off by {whole:.2g}, and {precision} explains {tolerance:g}")
-        if not row <= ROW_FACTOR * tolerance:
-            allowed = f"{precision} explains {ROW_FACTOR * tolerance:g}"
+        if not row <= PART_FACTOR * tolerance:
+            allowed = f"{precision} explains {PART_FACTOR * tolerance:g}"
             raise GateError(f"{part} is off by {row:.2g} at one position, and {allowed}")
         largest = max(largest, whole)
     return largest
 
 
 def _row_error(actual_BTK: Tensor, expected_BTK: Tensor) -> float:
-    """The worst relative error of a single position of a head."""
+    """The worst relative error of a single position of a head.
+
+    One that is smaller than a typical one, as a query's gradient is where one key has nearly all the weight, is held
+    against that.
+    """
     if not expected_BTK.any():
         return relative_error(actual_BTK, expected_BTK)
     size_BT = expected_BTK.double().norm(dim=-1)
@@ -103,7 +109,7 @@ def _row_error(actual_BTK: Tensor, expected_BTK: Tensor) -> float:
 
 
 MIXER_LENGTH = 133
-"""Of the layer that is held against its definition: past two chunks, with a ragged end."""
+"""Positions of the layer that is held against its definition: past two chunks, with a ragged end."""
 
 
 def mixer_error(mixer: MixerSettings, head_width: int, device: torch.device, precision: str) -> float:
@@ -115,10 +121,10 @@ def mixer_error(mixer: MixerSettings, head_width: int, device: torch.device, pre
     Raises:
         GateError: the backend is off by more than the precision explains.
     """
-    shape = Case(name="as timed", head_width=head_width)
-    own = build_mixer(mixer, device, shape)
-    actual, expected = by_backend(own, MIXER_LENGTH, precision, shape), by_definition(own, MIXER_LENGTH, shape)
-    deviation = compare(actual, expected, shape)
-    if not deviation.is_within(TOLERANCES[precision] * shape.slack):
+    case = Case(name="as timed", head_width=head_width)
+    layer = build_mixer(mixer, device, case)
+    actual, expected = by_backend(layer, MIXER_LENGTH, precision, case), by_definition(layer, MIXER_LENGTH, case)
+    deviation = compare(actual, expected, case)
+    if not deviation.is_within(TOLERANCES[precision] * case.slack):
         raise GateError(f"its layer is not its definition: {deviation}")
     return max(deviation.output, deviation.input_gradient)

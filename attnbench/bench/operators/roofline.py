@@ -15,7 +15,7 @@ from attnbench.machine.timing import copy_ceiling, matrix_product_ceiling
 
 
 class Ceilings(NamedTuple):
-    """What a device reaches where nothing holds it up."""
+    """Speeds that a device reaches where nothing holds it up."""
 
     tflops: float
     """TFLOP/s of a large matrix product in the precision of the table."""
@@ -24,7 +24,7 @@ class Ceilings(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a call cannot do without."""
+    """Operations and bytes that a call cannot do without."""
 
     flops: float
     num_bytes: float
@@ -38,14 +38,14 @@ class Work(NamedTuple):
 
 
 def measure_ceilings(device: torch.device, precision: str) -> Ceilings:
-    """Takes a second or two; the device must be free."""
+    """Measure them, in a second or two; the device must be free."""
     return Ceilings(matrix_product_ceiling(device, precision), copy_ceiling(device))
 
 
 def attention_work(
     *, batch_size: int, num_heads: int, length: int, head_width: int, causal: bool, itemsize: int
 ) -> dict[str, Work]:
-    """Of attention's forward pass, its backward pass and both in total, by name.
+    """Work of attention's forward pass, its backward pass and both in total, by name.
 
     Forward two products over the pairs of positions that see each other, reading query, key and value and writing the
     output; backward five, with the scores made again, reading the output and its gradient too and writing three

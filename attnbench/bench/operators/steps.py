@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attnbench.bench.operators.gate import reference
 from attnbench.bench.operators.roofline import Work
 from attnbench.machine.device import require_triton
 from attnbench.mixers.gated_deltanet import GatedDeltaNet
@@ -99,14 +100,15 @@ def compared_heads(shape: CacheShape) -> list[int]:
 
 
 def _attention_expected(example: StepExample) -> Tensor:
-    shape, mixed = example.shape, []
-    for index in compared_heads(shape):
-        batch, head = divmod(index, shape.num_heads)
-        group = head * shape.num_key_value_heads // shape.num_heads
-        key_SK, value_SK = (x[batch, :, group].double() for x in (example.key_BSGK, example.value_BSGK))
-        score_S = key_SK @ example.query_BHK[batch, head].double() * shape.head_width**-0.5
-        mixed.append(score_S.softmax(-1) @ value_SK)
-    return torch.stack(mixed)[:, None]
+    shape = example.shape
+    indices = [divmod(index, shape.num_heads) for index in compared_heads(shape)]
+    shared_by = shape.num_heads // shape.num_key_value_heads
+    query_BTK = torch.stack([example.query_BHK[batch, head] for batch, head in indices])[:, None]
+    key_BTK, value_BTK = (
+        torch.stack([x[batch, :, head // shared_by] for batch, head in indices])
+        for x in (example.key_BSGK, example.value_BSGK)
+    )
+    return reference(query_BTK, key_BTK, value_BTK, None, causal=False)[0]
 
 
 def _attention_work(shape: CacheShape, itemsize: int) -> Work:

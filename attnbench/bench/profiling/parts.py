@@ -1,9 +1,9 @@
-"""Which part of a training step each piece of work is, and what share of the step each part takes.
+"""Parts of a training step: the part that each piece of work belongs to, and each part's share of the step.
 
-There are two ways to tell. In a step that is not compiled, modules are labelled (regions.py): forward work lies inside
-a label, and backward work carries the sequence number of the forward operator that it is the gradient of. In a
-compiled step no label is left, and what tells is who launched the work: an operator of ours by its name, a matrix
-product by the shape of its weight, a kernel that the compiler made by the operators that its name lists.
+There are two ways to know the part. In a step that is not compiled, modules are labelled (regions.py): forward work
+lies inside a label, and backward work carries the sequence number of the forward operator that it is the gradient of.
+In a compiled step no label is left, and the part follows from who launched the work: an operator of ours by its name,
+a matrix product by the shape of its weight, a kernel that the compiler made by the operators that its name lists.
 """
 
 import math
@@ -15,25 +15,25 @@ from attnbench.bench.profiling.traces import OPERATORS, Reading, Span, Work
 
 PARTS = ("mixing", "projections", "feed-forward", "norm", "loss", "optimizer", "other")
 """Mixing is all that a mixer does besides its projections and norms, short convolution and rotation included. Other are
-embedding, residual additions, copies of the inputs, and what nothing tells of."""
+embedding, residual additions, copies of the inputs, and work of unknown part."""
 
 IDLE = "idle"
-"""What of a step's time no work fills; a part beside PARTS in a breakdown."""
+"""Time of a step that no work fills; a part beside PARTS in a breakdown."""
 
 PASSES = ("forward", "backward", "optimizer")
 
-OWN_OPERATORS = "attnbench::"
+OUR_OPERATORS = "attnbench::"
 
 PART_OF_WORDS = (("cross_entropy", "loss"), ("swiglu", "feed-forward"), ("norm", "norm"))
-"""In the name of an operator of ours, the first that is found; any other operator of ours mixes."""
+"""The first word that the name of an operator of ours contains; any other operator of ours mixes."""
 
 PART_OF_FUSED = (
     *((word, "norm") for word in ("norm", "rsqrt", "_pow")),
     *((word, "mixing") for word in ("softmax", "softplus", "sigmoid", "silu")),
 )
 """The same of a kernel that the compiler made, which lists the operators that it is of; a norm may be taken apart into
-powers and roots. What is fused with a norm, as the residual addition before it, counts as norm. Gates are a mixer's:
-on a GPU, where alone steps are compiled, the feed-forward's is an operator of ours."""
+powers and roots. Work that is fused with a norm, as the residual addition before it, counts as norm. Gates are a
+mixer's: on a GPU, where alone steps are compiled, the feed-forward's is an operator of ours."""
 
 COMPILED_KERNELS = ("triton_", "cpp_fused")
 
@@ -43,18 +43,18 @@ MIXING_OPERATORS = ("aten::bmm", "aten::baddbmm", "aten::_scaled_dot_product", "
 
 
 class Place(NamedTuple):
-    """Where in a step a piece of work belongs."""
+    """The part and the pass of a step that a piece of work belongs to."""
 
     part: str
     step_pass: str
-    """One of PASSES, or empty where nothing tells."""
+    """One of PASSES, or empty where it is unknown."""
 
 
 OTHER = Place("other", "")
 
 
 def by_region(work: Work, makers: Mapping[int, Span]) -> Place:
-    """In a step that is not compiled, by the labels of its modules."""
+    """The place in a step that is not compiled, by the labels of its modules."""
     step_pass = _pass_of(work)
     if step_pass == "optimizer":
         return Place("optimizer", step_pass)
@@ -66,7 +66,7 @@ def by_region(work: Work, makers: Mapping[int, Span]) -> Place:
 
 
 def by_operator(work: Work, weights: Mapping[tuple[int, ...], str], num_tokens: int) -> Place:
-    """In a compiled step, by what launched it.
+    """The place in a compiled step, by the operator that launched the work.
 
     Args:
         weights: the part of each weight's two sizes, in order, see `regions.weight_parts`.
@@ -94,7 +94,7 @@ def _part_of_operators(work: Work, weights: Mapping[tuple[int, ...], str], num_t
         return next((part for word, part in PART_OF_FUSED if word in work.name), "other")
     operators = [span for span in work.path if span.kind == OPERATORS]
     for span in operators:
-        if span.name.startswith(OWN_OPERATORS):
+        if span.name.startswith(OUR_OPERATORS):
             return next((part for word, part in PART_OF_WORDS if word in span.name), "mixing")
         if span.name.startswith(MIXING_OPERATORS):
             return "mixing"
@@ -128,37 +128,37 @@ def replayed(
         recorded: the work of `num_recorded` steps before the recording.
         work: that of `num_steps` replays.
     """
-    found: list[tuple[Work, Place]] = []
-    before, now = _by_name([own for own, _ in recorded]), _by_name(work)
-    place_of = {id(own): place for own, place in recorded}
-    for name, own in now.items():
+    placed: list[tuple[Work, Place]] = []
+    before, now = _by_name([piece for piece, _ in recorded]), _by_name(work)
+    place_of = {id(piece): place for piece, place in recorded}
+    for name, pieces in now.items():
         known = before.get(name, [])
         per_step = len(known) // num_recorded
-        agrees = per_step > 0 and len(known) == per_step * num_recorded and len(own) == per_step * num_steps
-        for index, piece in enumerate(own):
-            found.append((piece, place_of[id(known[index % per_step])] if agrees else OTHER))
-    return sorted(found, key=lambda pair: pair[0].start)
+        agrees = per_step > 0 and len(known) == per_step * num_recorded and len(pieces) == per_step * num_steps
+        for index, piece in enumerate(pieces):
+            placed.append((piece, place_of[id(known[index % per_step])] if agrees else OTHER))
+    return sorted(placed, key=lambda pair: pair[0].start)
 
 
 def _by_name(work: Sequence[Work]) -> dict[str, list[Work]]:
-    found: dict[str, list[Work]] = {}
+    groups: dict[str, list[Work]] = {}
     for piece in sorted(work, key=lambda piece: piece.start):
-        found.setdefault(piece.name, []).append(piece)
-    return found
+        groups.setdefault(piece.name, []).append(piece)
+    return groups
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Breakdown:
-    """Where a step's time goes; milliseconds of one step."""
+    """The time of one step by parts and passes, in milliseconds."""
 
     step: float
-    """As measured without the profiler."""
+    """The whole step, measured without the profiler."""
     parts: dict[str, float]
-    """By PARTS."""
+    """Time by PARTS."""
     passes: dict[str, float]
-    """By PASSES; what nothing tells of is in none."""
+    """Time by PASSES; work of unknown pass is in none."""
     unplaced: float
-    """Of `other`: work that nothing tells of."""
+    """Time of work of unknown part; counted in `other` too."""
 
     @property
     def busy(self) -> float:
@@ -166,7 +166,7 @@ class Breakdown:
         return math.fsum(self.parts.values())
 
     def shares(self) -> dict[str, float]:
-        """Of the step, by PARTS and IDLE; they add up to 1.
+        """Shares of the step, by PARTS and IDLE; they add up to 1.
 
         Kernels take a little longer under the profiler. Where their sum so passes the step's own time, nothing is idle
         and the shares are of the sum.

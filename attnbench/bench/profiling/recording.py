@@ -24,27 +24,26 @@ class Line:
     name: str
     calls: int
     milliseconds: float
-    """On the device, or of the host where that is the device: its own, without what it calls."""
+    """On the device, or of the host where that is the device; without the operators that it calls."""
     memory_mib: float | None = None
-    """What it and what it calls allocate, less what they free; None where that was not recorded."""
+    """Allocated less freed, the operators that it calls included; None where that was not recorded."""
     mflops: float | None = None
-    """The profiler's own count, which knows products, sums and convolutions; None for an operator that it has none of
-    and nobody else counted."""
+    """The profiler's count, which knows products, sums and convolutions, or ours; None where there is neither."""
     counted_here: bool = False
-    """`mflops` is our own count."""
+    """`mflops` is our count."""
     part: str = ""
-    """Of the step, where that is known."""
+    """Part of the step, where that is known."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Recording:
-    """What the profiler saw of some calls."""
+    """Some calls as the profiler saw them."""
 
     trace: dict[str, Any]
     reading: Reading
-    """Of the trace: the device's work."""
+    """The device's work in the trace."""
     lines: list[Line]
-    """Every operator with work of its own, the longest first; their times add up to those of all work."""
+    """Every operator that started work, the longest first; their times add up to those of all work."""
     num_calls: int
 
     @property
@@ -61,7 +60,7 @@ def record(
     detailed: bool,
     flops: Mapping[str, float] | None = None,
 ) -> Recording:
-    """Calls it so many times under the profiler. Warm it up before.
+    """Call it so many times under the profiler. Warm it up before.
 
     Args:
         detailed: also shapes, memory and FLOPs, which cost the host time at every operator.
@@ -105,7 +104,7 @@ def top(lines: Sequence[Line], number: int) -> tuple[list[Line], Line | None]:
 def _lines(
     work: Sequence[Work], profiler: profile, device: torch.device, detailed: bool, flops: Mapping[str, float]
 ) -> list[Line]:
-    """An operator's time is that of the work which it started itself; what no operator started has its own name."""
+    """A line for each operator, timed by the work that it started itself, and for work that no operator started."""
     groups: dict[str, list[Work]] = {}
     for piece in work:
         groups.setdefault(piece.operator or piece.name, []).append(piece)
@@ -113,9 +112,9 @@ def _lines(
     known = {event.key: event for event in profiler.key_averages() if event.device_type == DeviceType.CPU}
     lines = []
     for name, pieces in groups.items():
-        event, own = known.get(name), flops.get(name)
+        event, ours = known.get(name), flops.get(name)
         calls = event.count if event is not None else len(pieces)
-        memory, counted = None, own * calls if own is not None else None
+        memory, counted = None, ours * calls if ours is not None else None
         if detailed and event is not None:
             # With what it calls: ours allocate by operators that have no work of their own, and so no line.
             memory = (event.cpu_memory_usage if device.type == "cpu" else event.device_memory_usage) / 2**20
@@ -127,7 +126,7 @@ def _lines(
                 milliseconds=sum(piece.microseconds for piece in pieces) / 1e3,
                 memory_mib=memory,
                 mflops=counted / 1e6 if counted else None,
-                counted_here=own is not None,
+                counted_here=ours is not None,
             )
         )
     return sorted((line for line in lines if line.milliseconds > 0), key=lambda line: -line.milliseconds)

@@ -17,7 +17,7 @@ NORMS = (RMSNorm, nn.RMSNorm, nn.LayerNorm, nn.GroupNorm)
 
 
 def parts_of(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """The modules that are labelled, and as what; a label inside another is the one that counts.
+    """The modules that are labelled, and their labels; a label inside another is the one that counts.
 
     A feed-forward is one part with all that it has inside. In a mixer its linear maps are projections and its norms are
     norms; all else that it does is mixing.
@@ -37,7 +37,7 @@ def parts_of(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 @contextmanager
 def labelled(model: nn.Module) -> Iterator[None]:
-    """Inside, every module of `parts_of` runs under its label. For steps that are not compiled."""
+    """Run every module of `parts_of` under its label inside the block. For steps that are not compiled."""
     open_labels: list[record_function] = []
 
     def enter(part: str) -> Any:
@@ -63,7 +63,7 @@ def labelled(model: nn.Module) -> Iterator[None]:
 
 
 def labelled_nats(model: LanguageModel, batch: Batch) -> Tensor:
-    """`train.batch_nats`, the loss under its label."""
+    """As `training.loop.batch_nats`, the loss under its label."""
     hidden, _ = model.hidden(batch.tokens_BT, positions_BL=batch.positions_BL)
     with record_function("loss"):
         return nats_of(model.embedding, hidden, batch.targets_BT, batch.weight_BT)
@@ -71,10 +71,10 @@ def labelled_nats(model: LanguageModel, batch: Batch) -> Tensor:
 
 def weight_parts(model: LanguageModel) -> dict[tuple[int, ...], str]:
     """The part of each pair of sizes, in order, that a weight has; other where weights of two parts have the same."""
-    found: dict[tuple[int, ...], set[str]] = {}
+    parts_by_size: dict[tuple[int, ...], set[str]] = {}
 
     def note(part: str, rows: int, columns: int) -> None:
-        found.setdefault(tuple(sorted((rows, columns))), set()).add(part)
+        parts_by_size.setdefault(tuple(sorted((rows, columns))), set()).add(part)
 
     note("loss", *model.embedding.weight.shape)
     for block in model.layers:
@@ -86,4 +86,4 @@ def weight_parts(model: LanguageModel) -> dict[tuple[int, ...], str]:
             note("feed-forward", dim, width)
             # Gate and up are one product on a GPU.
             note("feed-forward", dim, 2 * width)
-    return {sizes: parts.pop() if len(parts) == 1 else "other" for sizes, parts in found.items()}
+    return {sizes: parts.pop() if len(parts) == 1 else "other" for sizes, parts in parts_by_size.items()}

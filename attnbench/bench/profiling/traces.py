@@ -18,10 +18,10 @@ REGIONS = "user_annotation"
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 BACKWARD_NODE = "autograd::engine::evaluate_function"
-"""What autograd's engine calls the operator in which it runs one node; its own name follows."""
+"""Beginning of the name of the operator in which autograd's engine runs one node; the node's name follows."""
 
 UNREAD = ("Input Strides", "Concrete Inputs", "Input type", "Ev Idx", "Record function id")
-"""Arguments that make a trace twice as large and tell nobody anything."""
+"""Arguments that make a trace twice as large and are of no use to its reader."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -44,11 +44,11 @@ class Span:
 
     @property
     def is_backward(self) -> bool:
-        """Whether it is a node that autograd's engine runs."""
+        """True for a node that autograd's engine runs."""
         return self.name.startswith(BACKWARD_NODE)
 
     def path(self) -> Iterator["Span"]:
-        """Itself and what it stands in, innermost first."""
+        """This span and those around it, innermost first."""
         span = self
         while span is not None:
             yield span
@@ -57,13 +57,13 @@ class Span:
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Work:
-    """One piece."""
+    """One piece of work: a kernel, a copy or a fill, or an operator on a CPU."""
 
     name: str
     start: float
     microseconds: float
     path: list[Span] = field(repr=False)
-    """What started it, innermost first; empty where the trace does not tell."""
+    """Spans that started it, innermost first; empty where the trace does not have them."""
 
     @property
     def operator(self) -> str:
@@ -73,7 +73,7 @@ class Work:
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Reading:
-    """What stands in a trace."""
+    """The content of a trace."""
 
     work: list[Work]
     """In the order in which it was begun."""
@@ -117,8 +117,8 @@ def _nested(events: Iterator[dict[str, Any]]) -> list[Span]:
 def _on_host(spans: Sequence[Span]) -> Iterator[Work]:
     for span in spans:
         if span.kind == OPERATORS:
-            own = max(0.0, span.duration - span.children_duration)
-            yield Work(name=span.name, start=span.start, microseconds=own, path=list(span.path()))
+            alone = max(0.0, span.duration - span.children_duration)
+            yield Work(name=span.name, start=span.start, microseconds=alone, path=list(span.path()))
 
 
 def _on_device(events: Sequence[dict[str, Any]], spans: Sequence[Span]) -> Iterator[Work]:
@@ -149,7 +149,7 @@ def _makers(spans: Sequence[Span]) -> dict[int, Span]:
 
 
 def write_trace(trace: dict[str, Any], path: Path) -> None:
-    """Writes it for Perfetto or chrome://tracing, compressed, without the name of the host."""
+    """Write it for Perfetto or chrome://tracing, compressed, without the name of the host."""
     events = [
         {**event, "args": {key: value for key, value in event["args"].items() if key not in UNREAD}}
         if "args" in event

@@ -16,17 +16,16 @@ from attnbench.correctness.checks import (
     LENGTH_IN_PIECES,
     Check,
     case_checks,
-    compiled_ahead,
     decoding_checks,
     first_step_check,
     operator_checks,
     promise_checks,
     resolved_backend,
-    run,
     training_checks,
     with_backend,
 )
 from attnbench.correctness.operators import OPERATORS
+from attnbench.correctness.running import compiled_ahead, run
 from attnbench.machine.device import resolve_device
 from attnbench.machine.environment import KERNEL_LIBRARIES, environment
 from attnbench.machine.locks import device_lock

@@ -1,6 +1,7 @@
 """Operators that no setting chooses, and those of decoding, each with an input and its definition in float64."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -74,11 +75,6 @@ def _loss(numbers: _Numbers, dtype: torch.dtype, num_symbols: int = 61, is_weigh
     )
 
 
-def _loss_of_many(numbers: _Numbers, dtype: torch.dtype) -> Problem:
-    """Loss over more symbols than a program holds at once."""
-    return _loss(numbers, dtype, num_symbols=5003, is_weighted=False)
-
-
 def _rotary(numbers: _Numbers, dtype: torch.dtype) -> Problem:
     from attnbench.kernels.rotary import split_rotated
 
@@ -142,10 +138,6 @@ def _decoding(numbers: _Numbers, dtype: torch.dtype, heads: int = 2, window: int
     )
 
 
-def _decoding_in_groups(numbers: _Numbers, dtype: torch.dtype) -> Problem:
-    return _decoding(numbers, dtype, heads=6, window=90)
-
-
 def _delta_rule_step(numbers: _Numbers, dtype: torch.dtype) -> Problem:
     from attnbench.kernels.delta_rule_step import gated_delta_rule_step
 
@@ -171,12 +163,13 @@ OPERATORS: dict[str, Callable[[_Numbers, torch.dtype], Problem]] = {
     "swiglu": _swiglu,
     "embed": _embed,
     "linear_cross_entropy": _loss,
-    "the same of 5,003 symbols": _loss_of_many,
+    # More symbols than a program holds at once.
+    "the same of 5,003 symbols": partial(_loss, num_symbols=5003, is_weighted=False),
     "split_rotated": _rotary,
     "short_convolution without SiLU": _convolution,
     "flash_attention": _attention,
     "flash_decoding": _decoding,
-    "the same of grouped heads": _decoding_in_groups,
+    "the same of grouped heads": partial(_decoding, heads=6, window=90),
     "gated_delta_rule_step": _delta_rule_step,
 }
 """Operators that no backend names, by their names on the page."""

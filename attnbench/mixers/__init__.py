@@ -1,1 +1,7 @@
-"""One file per mixer: its definition, its fast form, its choice of kernel. A yaml in conf/attn registers it."""
+"""Mixers, a file each: how hidden states become an operator's inputs, and how its output leaves. A yaml in conf/attn
+registers one.
+
+Beside them stand what all mixers share: the interface (base), the layers around the mixing (layers), the comparison
+with a definition in float64 (definition) and the promises that every mixer keeps (contract, flops). Recurrences and the
+choice of kernels belong to ops/; nothing here trains, or reads a configuration.
+"""

@@ -1,1 +1,1 @@
-"""The model around a mixer, its loss, its matching, its samples. Nothing here trains."""
+"""Language model around a mixer, its loss, the matching of its size, and its samples. Nothing here trains."""

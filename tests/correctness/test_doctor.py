@@ -12,9 +12,10 @@ from mixer_building import mixer_names
 from scripts_here import run_here
 
 from attnbench.cli.compose import CONF
-from attnbench.correctness import checks, doctor
-from attnbench.correctness.checks import CASES, build_mixer, case_checks, compiled_ahead, run, training_checks
+from attnbench.correctness import checks, doctor, running
+from attnbench.correctness.checks import CASES, build_mixer, case_checks, training_checks
 from attnbench.correctness.doctor import diagnose
+from attnbench.correctness.running import compiled_ahead, run
 from attnbench.mixers.contract import PROMISES
 from attnbench.mixers.definition import (
     LENGTHS,
@@ -107,7 +108,7 @@ def test_what_auto_chooses_is_right_here_and_the_page_says_so(tmp_path, diagnose
 
 def test_workers_compile_ahead_and_the_order_stays(monkeypatch):
     """What a worker meets is met again; first steps, which are timed, come when all workers have ended."""
-    monkeypatch.setattr(checks, "num_workers", lambda device: 2)
+    monkeypatch.setattr(running, "num_workers", lambda device: 2)
     planned = [
         *checks.first_step_check(from_yaml("linear"), "float32", CPU),
         *training_checks(from_yaml("linear"), CPU, lengths=(5,)),
@@ -205,7 +206,7 @@ def test_a_first_step_that_fails_is_an_error_and_is_kept(diagnosed, monkeypatch)
             raise RuntimeError("no such graph\nand a second line")
         return 1.0
 
-    monkeypatch.setattr(checks, "first_step_seconds", first_step)
+    monkeypatch.setattr(running, "first_step_seconds", first_step)
     _, rows, message = diagnosed([from_yaml("softmax"), from_yaml("linear")])
     assert message == "attn=softmax backend=torch: its first training step failed: RuntimeError: no such graph"
     steps = [row for row in rows if row.measurement.metric == "first_step_seconds"]

@@ -4,9 +4,10 @@ import pytest
 import torch
 from kernel_checks import DEVICE
 
-from attnbench.correctness.checks import Error, operator_checks, run
+from attnbench.correctness.checks import Error, operator_checks
 from attnbench.correctness.doctor import diagnose
 from attnbench.correctness.operators import OPERATORS
+from attnbench.correctness.running import run
 from attnbench.kernels import swiglu as swiglu_kernel
 from attnbench.results.rows import read_csv
 from attnbench.settings.errors import UserError

@@ -1,0 +1,189 @@
+"""Running of the doctor's checks, with kernels compiled ahead by worker processes.
+
+Nearly all of the doctor's time on a GPU is compiling, a kernel for each width, precision and layout. So
+`compiled_ahead` shares the checks out to worker processes, as many as there are cores. A worker calls `compile_for`:
+it runs the backend of a check, without the slow definition, and so leaves the kernels in the compilers' caches on disk.
+The doctor's process takes the checks in their order, each as soon as its kernels are compiled, finds them in the cache,
+and holds the backend against the definition by itself, one check after the other, as it does on a CPU without workers.
+First training steps are compiled by the workers too, before all else, and are timed when every worker has ended.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from attnbench.correctness.checks import LENGTH_IN_PIECES, Check, Error, build_mixer
+from attnbench.correctness.operators import operator_errors
+from attnbench.evals.lib.step_cost import load_compiler
+from attnbench.machine.device import start_afresh, synchronize
+from attnbench.machine.precision import resolve_precision
+from attnbench.machine.processes import run_in_processes
+from attnbench.mixers.contract import PROMISES, breach
+from attnbench.mixers.definition import (
+    MODEL,
+    TOLERANCES,
+    USUAL,
+    Computed,
+    by_backend,
+    by_definition,
+    compare,
+    in_pieces,
+    limits,
+    relative_error,
+    worst,
+)
+from attnbench.model.language_model import build_model
+from attnbench.settings.errors import one_line
+from attnbench.settings.schema import MixerSettings, TrainSettings
+from attnbench.training.checkpoint import TrainState
+from attnbench.training.loop import Batch, stepper
+
+SMALL_STEP = replace(MODEL, name="small", num_layers=2, feed_forward_width=256)
+"""Model whose first training step is timed."""
+VOCABULARY_SIZE, BATCH_SIZE, LENGTH = 256, 8, 256
+
+WORKER_MIB = 2048
+"""Device memory for each worker, most of it what CUDA itself takes."""
+
+
+def run(check: Check, device: torch.device, expected: dict[tuple[str, str, int], Computed]) -> None:
+    """Fill in a check's errors or its failure; one that is refused stays as it is.
+
+    Args:
+        expected: results of definitions by mixer, case and length; missing ones are added.
+    """
+    # Whatever a kernel or its compiler raises is what is looked for here: it is reported, and the others still run.
+    try:
+        if check.refusal:
+            return
+        if check.kind == "training":
+            _hold_against_definition(check, device, expected)
+        elif check.kind == "decoding":
+            _hold_decoding(check, device, expected)
+        elif check.kind == "operator":
+            errors = operator_errors(check.name, check.precision, device)
+            allowed = TOLERANCES[check.precision]
+            check.errors = [Error(f"{part}_error", value, allowed, {}) for part, value in errors.items()]
+        elif check.kind == "promise":
+            (promise,) = (promise for promise in PROMISES if promise.words == check.name)
+            check.failure = breach(promise, partial(build_mixer, check.mixer, device), USUAL)
+        else:
+            check.seconds = first_step_seconds(check.mixer, device)
+    except Exception as error:
+        check.failure = one_line(error)
+
+
+def _hold_against_definition(
+    check: Check, device: torch.device, expected: dict[tuple[str, str, int], Computed]
+) -> None:
+    mixer = build_mixer(check.mixer, device, check.case)
+    allowed = limits(TOLERANCES[check.precision] * check.case.slack)
+    for length in check.case.lengths:
+        key = (check.mixer.name, check.case.name, length)
+        if key not in expected:
+            expected[key] = by_definition(mixer, length, check.case)
+        deviation = compare(by_backend(mixer, length, check.precision, check.case), expected[key], check.case)
+        for part, limit in allowed.items():
+            settings = {"sequence_length": length}
+            if part == "parameter_gradient":
+                settings |= {"parameter": deviation.parameter}
+            check.errors.append(Error(f"{part}_error", getattr(deviation, part), limit, settings))
+
+
+def _hold_decoding(check: Check, device: torch.device, expected: dict[tuple[str, str, int], Computed]) -> None:
+    mixer, key = build_mixer(check.mixer, device), (check.mixer.name, "", LENGTH_IN_PIECES)
+    if key not in expected:
+        expected[key] = by_definition(mixer, LENGTH_IN_PIECES)
+    pieces = in_pieces(mixer, LENGTH_IN_PIECES, check.precision)
+    # Each by itself: a few wrong steps do not show in the whole.
+    parts = expected[key].output_BTD.split([piece.shape[1] for piece in pieces], dim=1)
+    largest = worst(relative_error(piece, part) for piece, part in zip(pieces, parts, strict=True))
+    check.errors = [Error("output_error", largest, TOLERANCES[check.precision], {})]
+
+
+def first_step_seconds(settings: MixerSettings, device: torch.device) -> float:
+    """Measure a small model from its weights to the end of its first training step, as train.py takes it on this
+    device: compiled on CUDA, with what the compilers have kept.
+
+    Args:
+        settings: with the backend that shall run.
+    """
+    precision, is_compiled = resolve_precision("auto", device.type), device.type == "cuda"
+    if is_compiled:
+        load_compiler(device)
+    start_afresh(device)
+    model = build_model(
+        [settings] * SMALL_STEP.num_layers,
+        SMALL_STEP,
+        vocabulary_size=VOCABULARY_SIZE,
+        seed=0,
+        device=device,
+    )
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(VOCABULARY_SIZE, (2, BATCH_SIZE, LENGTH), generator=generator).to(device)
+    rate = torch.tensor(1e-3, device=device)
+    step = stepper(TrainState.fresh(model), TrainSettings(num_steps=1), precision, compiled=is_compiled)
+    synchronize(device)
+    started = time.perf_counter()
+    step(Batch(*tokens.unbind()), rate)
+    synchronize(device)
+    return time.perf_counter() - started
+
+
+def compiled_ahead(checks: Sequence[Check], device: torch.device) -> Generator[Check, None, None]:
+    """Yield the checks in their order, each as soon as workers have compiled for it; first steps, which are timed,
+    at the end and when all workers have ended. Without a GPU or a second core: all of them at once.
+
+    A worker's error is not looked at: the check meets it again.
+    """
+    timed = [check for check in checks if check.kind == "first step"]
+    others = [check for check in checks if check.kind != "first step"]
+    workers = num_workers(device)
+    if workers < 2:
+        yield from [*others, *timed]
+        return
+    items = [(index, check, device) for index, check in enumerate([*timed, *others])]
+    compiled = set()
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes = run_in_processes(
+            compile_for, items, num_workers=workers, log=Path(folder) / "workers.log", num_threads=1
+        )
+        with closing(outcomes):
+            for index, check, _ in items[len(timed) :]:
+                while index not in compiled:
+                    compiled.add(next(outcomes).item[0])
+                yield check
+            for _ in outcomes:
+                pass
+    yield from timed
+
+
+def num_workers(device: torch.device) -> int:
+    """Return how many processes may compile at a time: a core and WORKER_MIB of the GPU for each; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    free_mib = torch.cuda.mem_get_info(device)[0] // 2**20
+    return min(len(os.sched_getaffinity(0)), free_mib // WORKER_MIB)
+
+
+def compile_for(item: tuple[int, Check, torch.device]) -> None:
+    """Run the backend of a check, so that its kernels lie compiled in the caches on disk."""
+    _, check, device = item
+    if check.refusal or check.kind == "promise":
+        return
+    if check.kind in ("operator", "first step"):
+        run(check, device, {})
+        return
+    mixer = build_mixer(check.mixer, device, check.case)
+    if check.kind == "decoding":
+        in_pieces(mixer, LENGTH_IN_PIECES, check.precision)
+        return
+    for length in check.case.lengths:
+        by_backend(mixer, length, check.precision, check.case)

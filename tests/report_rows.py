@@ -3,12 +3,15 @@
 The numbers mean nothing; names, axes, units and files are those of the battery.
 """
 
+import dataclasses
 import json
 import math
 import random
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
+
+from made_rows import IDENTITY
 
 from attnbench.machine.environment import environment_id
 from attnbench.results.rows import Identity, Measurement, ResultsWriter
@@ -58,7 +61,8 @@ def write_experiment(
 
 
 def _identity(experiment: str, run: str, variant: str, evaluation: str, seed: int, stamp: dict[str, Any]) -> Identity:
-    return Identity(
+    return dataclasses.replace(
+        IDENTITY,
         experiment=experiment,
         run=run,
         mixer=variant.title(),
@@ -66,17 +70,18 @@ def _identity(experiment: str, run: str, variant: str, evaluation: str, seed: in
         backend={"softmax": "torch", "linear": "triton"}.get(variant, "fla"),
         model="4m",
         parameters=None if evaluation in ("copy", "recall", "scaling") else 3_826_944 + 131 * len(variant),
-        seq_len=256,
         evaluation=evaluation,
         seed=seed,
         precision="float32" if evaluation in ("copy", "recall") else "bfloat16",
         device=stamp["device"],
-        num_devices=1,
         environment=environment_id(stamp),
         commit=stamp["commit"],
         corpus=CORPUS if evaluation in ("perplexity", "training") else None,
-        config_hash="1a2b3c4d",
     )
+
+
+def _lost(metric: str, unit: str, settings: dict[str, Any], status: str, reason: str) -> Measurement:
+    return Measurement(metric=metric, value=None, unit=unit, settings=settings, status=status, reason=reason)
 
 
 def _accuracy(metric: str, value: float, settings: dict[str, Any], items: int) -> Measurement:
@@ -97,9 +102,7 @@ def _copy(variant: str, skill: float, draw: random.Random) -> Iterator[Measureme
         if variant == "linear" and length == 200:
             reason = "loss is nan after 312 steps"
             for metric in ("symbol_accuracy", "string_accuracy"):
-                yield Measurement(
-                    metric=metric, value=None, unit="1", settings=settings, status="diverged", reason=reason
-                )
+                yield _lost(metric, "1", settings, "diverged", reason)
             continue
         fall = 1 / (1 + math.exp((length - 90 * skill**2) / 20))
         value = min(1.0, max(0.0, 1 / 26 + 0.96 * fall + draw.uniform(-0.02, 0.02) * (length > 10)))
@@ -107,9 +110,7 @@ def _copy(variant: str, skill: float, draw: random.Random) -> Iterator[Measureme
         yield _accuracy("string_accuracy", value**4, settings, 1000)
     if variant == "linear":
         reason = "0.95 of the best not reached in 2,000 steps"
-        yield Measurement(
-            metric="steps_to_95", value=None, unit="step", settings=rate, status="not_reached", reason=reason
-        )
+        yield _lost("steps_to_95", "step", rate, "not_reached", reason)
     else:
         yield Measurement(metric="steps_to_95", value=100 * round(10 / skill), unit="step", settings=rate)
 
@@ -160,37 +161,16 @@ def _throughput(variant: str, skill: float, draw: random.Random) -> Iterator[Mea
         slow = 1 + (length / 4096 if variant == "softmax" else 0.3)
         if variant == "softmax" and length > 16384:
             for metric, unit in (("tokens_per_second", "token/s"), ("peak_memory_mib", "MiB")):
-                yield Measurement(
-                    metric=metric,
-                    value=None,
-                    unit=unit,
-                    settings=settings,
-                    status="out_of_memory",
-                    reason="150.2 GiB asked for, 139.8 GiB there",
-                )
+                yield _lost(metric, unit, settings, "out_of_memory", "150.2 GiB asked for, 139.8 GiB there")
             continue
         if variant == HOSTILE and length > 8192:
             reason = "this kernel's positions end at 8,192 </script><b>bold</b>"
-            yield Measurement(
-                metric="tokens_per_second",
-                value=None,
-                unit="token/s",
-                settings=settings,
-                status="unsupported",
-                reason=reason,
-            )
+            yield _lost("tokens_per_second", "token/s", settings, "unsupported", reason)
             continue
         speed = 2.4e6 / slow * (1 + 0.1 * skill)
         low, high = speed * 0.98, speed * 1.015
-        yield Measurement(
-            metric="tokens_per_second",
-            value=speed,
-            unit="token/s",
-            settings=settings,
-            low=low,
-            high=high,
-            num_samples=50,
-        )
+        measured = {"settings": settings, "low": low, "high": high, "num_samples": 50}
+        yield Measurement(metric="tokens_per_second", value=speed, unit="token/s", **measured)
         yield Measurement(metric="step_milliseconds", value=32768e3 / speed, unit="ms", settings=settings)
         yield Measurement(metric="peak_memory_mib", value=2000 + length * slow / 8, unit="MiB", settings=settings)
 

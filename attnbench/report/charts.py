@@ -1,4 +1,4 @@
-"""Plots as Vega-Lite specifications, as SVG and as PNG; the one place that knows the plotting library.
+"""Plots as Vega-Lite specifications, as SVG and as PNG; alone in importing the plotting library.
 
 A specification holds no colours of its own but those of the chart's configuration, so that a page can draw it light
 or dark. Text of the user's enters as data and is never part of an expression.
@@ -23,21 +23,21 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, s
 STATIC_WIDTH = 640
 
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Colours that are told apart with every common kind of colour vision; shapes and dashes say the same again."""
+"""Colours that differ with every common kind of colour vision; shapes and dashes say the same again."""
 
 OKABE_ITO_ON_DARK = ("#4DA6DB", "#EE7A33", "#1BBF92", "#DB93BA", "#E69F00", "#8CCBF2")
-"""The same hues, lighter."""
+"""Lighter colours of these hues."""
 
 PARTS = ("#56B4E9", "#E69F00", "#1BBF92", "#DB93BA", "#F0E442", "#EE7A33", "#B8B6AE", "#E3E1DA")
-"""Of the parts of a whole, in their order: light enough for dark words on them, on a light and on a dark page."""
+"""Colours of the parts of a whole, in their order: light enough for dark words on them, on any page."""
 
 PARTS_ON_DARK = (*PARTS[:-1], "#80838A")
-"""The last, which is what nothing fills, a little nearer to the page."""
+"""Colours of these parts on a dark page: the last, which nothing fills, is a little nearer to the page."""
 
 BAR_TOOLTIP = {"variant": "variant", "x": "part", "share": "share"}
 
 NUMBER_WIDTH = 34
-"""Pixels: a part of a bar that is narrower has no room for its number."""
+"""Width in pixels below which a part of a bar has no room for its number."""
 
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right", "triangle-left")
 DASHES = ([1, 0], [6, 3], [2, 2], [9, 3, 2, 3], [4, 1], [12, 4], [1, 3])
@@ -49,15 +49,14 @@ LOG_RATIO = 10
 """Numbers that span more than this are drawn on a logarithmic scale, where all are positive."""
 
 SHORT = "abs(datum.value) < 1000 ? format(datum.value, '~f') : format(datum.value, '~s')"
-"""How an axis writes numbers: SI letters keep 2,400,000 short, 2.4M; but 0.1 ms are not 100m."""
+"""Expression by which an axis writes numbers: SI letters keep 2,400,000 short, 2.4M; but 0.1 ms are not 100m."""
 
 WIDE_AXIS = 8
-"""The same of an axis: three doublings."""
+"""Ratio of an axis's ends from which it is logarithmic: three doublings."""
 
 
 def specification(plot: Plot, variants: Sequence[str]) -> dict[str, Any]:
-    """The plot as Vega-Lite: lines along the axis, or points beside each other where it has a single value; bars of
-    parts where these are shares of a whole.
+    """Draw the plot as Vega-Lite: lines along the axis, points where it has a single value, bars of shares of a whole.
 
     Args:
         variants: of the whole report, so that each looks alike in all its plots.
@@ -79,7 +78,7 @@ def specification(plot: Plot, variants: Sequence[str]) -> dict[str, Any]:
 
 
 def config(*, dark: bool) -> dict[str, Any]:
-    """Colours and type of all charts on a light or a dark page."""
+    """Set colours and type of all charts on a light or a dark page."""
     ink, muted, grid = ("#e8e6e1", "#a5a39c", "#34373c") if dark else ("#1c1d1f", "#63625d", "#e3e1da")
     text: dict[str, Any] = {
         "labelColor": muted,
@@ -128,7 +127,7 @@ def config(*, dark: bool) -> dict[str, Any]:
 
 
 def to_svg(spec: dict[str, Any], plot: Plot) -> str:
-    """The chart as a picture on white with its title, without a browser."""
+    """Draw the chart as a picture on white with its title, without a browser."""
     below = [f"dashed: {chance_text(plot)}" if plot.chance() else "", missing_text(plot)]
     title = {"text": plot.title, "subtitle": [line for line in below if line], "anchor": "start", "offset": 16}
     static = {**spec, "width": STATIC_WIDTH, "title": _printable(title)}
@@ -136,7 +135,7 @@ def to_svg(spec: dict[str, Any], plot: Plot) -> str:
 
 
 def _printable(content: Any) -> Any:
-    """Plain data with every text as a terminal may see it."""
+    """Escape every text of plain data."""
     if isinstance(content, dict):
         return {name: _printable(value) for name, value in content.items()}
     if isinstance(content, list):
@@ -145,13 +144,13 @@ def _printable(content: Any) -> Any:
 
 
 def to_png(svg: str) -> bytes:
-    """Such a picture as pixels, two for every point."""
+    """Turn such a picture into pixels, two for every point."""
     return vl_convert.svg_to_png(svg, scale=2)
 
 
 @lru_cache(maxsize=1)
 def runtime() -> str:
-    """The JavaScript that draws the charts, Vega-Embed with all it needs; asks nothing of any server."""
+    """Bundle the JavaScript that draws the charts, Vega-Embed with all it needs; it asks nothing of any server."""
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
     # The addresses of an editor and of a schema: neither is used, and so the page can be seen to name none.
     return bundle.replace("https://vega.github.io/", "/").replace("https://github.com/", "/")
@@ -165,12 +164,12 @@ def _on_white() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """How variants are told apart, alike in all plots of a report."""
+    """Colours, shapes and dashes of the variants, alike in all plots of a report."""
 
     shown: list[str]
     """The variants of this plot, in the report's order."""
     picked: alt.Parameter
-    """What is selected by a click on the legend."""
+    """Variants selected by a click on the legend."""
     color: alt.Color
     shape: alt.Shape
     dash: alt.StrokeDash
@@ -200,7 +199,7 @@ def _look(plot: Plot, variants: Sequence[str]) -> Look:
 
 
 def _lines(plot: Plot, look: Look) -> list[alt.Chart]:
-    """The variants as lines along the axis, their intervals as bars, crosses above for what has no number."""
+    """Draw the variants as lines along the axis, their intervals as bars, crosses above for what has no number."""
     data = alt.Data(values=[_datum(plot, figure) for figure in plot.figures if figure.mean is not None])
     x, y = _axis(plot), alt.Y("value:Q", scale=_value_scale(plot), axis=_value_axis(plot), title=None)
     base = alt.Chart(data).encode(x=x, color=look.color)
@@ -217,7 +216,7 @@ def _lines(plot: Plot, look: Look) -> list[alt.Chart]:
 
 
 def _crosses(plot: Plot, look: Look, x: alt.X) -> list[alt.Chart]:
-    """Above the plot's top edge, a line of them for each variant, so that they do not hide each other."""
+    """Draw crosses above the plot's top edge, a line for each variant, so that they do not hide each other."""
     layers = []
     for variant in (name for name in look.shown if any(figure.label == name for figure in plot.missing)):
         own = [_datum(plot, figure) for figure in plot.missing if figure.label == variant]
@@ -228,7 +227,7 @@ def _crosses(plot: Plot, look: Look, x: alt.X) -> list[alt.Chart]:
 
 
 def _points(plot: Plot, look: Look) -> list[alt.Chart]:
-    """The variants one below the other, each with its number and interval."""
+    """Draw the variants one below the other, each with its number and interval."""
     data = alt.Data(values=[_datum(plot, figure) for figure in plot.figures])
     names = alt.Axis(title=None, labelFontSize=13, labelLimit=180, domain=False, ticks=False)
     y = alt.Y("variant:N", scale=alt.Scale(domain=look.shown), axis=names)
@@ -254,7 +253,7 @@ def _points(plot: Plot, look: Look) -> list[alt.Chart]:
 
 
 def _bars(plot: Plot, look: Look) -> list[alt.Chart]:
-    """A bar a variant, its parts one after the other, with their shares where there is room."""
+    """Draw a bar a variant, its parts one after the other, with their shares where there is room."""
     figures = [figure for figure in plot.figures if figure.mean is not None]
     values = [
         _datum(plot, figure) | {"order": plot.positions.index(figure.settings[plot.axis]), "share": share(figure)}
@@ -279,7 +278,7 @@ def _bars(plot: Plot, look: Look) -> list[alt.Chart]:
 
 
 def _chance_line(plot: Plot, x: alt.X, y: alt.Y) -> list[alt.Chart]:
-    """The chance level at every position, as a line under everything."""
+    """Draw the chance level at every position, as a line under everything."""
     levels = plot.chance()
     values = [
         {"x": _position(plot, position), "value": levels[position]} for position in plot.positions if position in levels
@@ -288,7 +287,7 @@ def _chance_line(plot: Plot, x: alt.X, y: alt.Y) -> list[alt.Chart]:
 
 
 def _datum(plot: Plot, figure: Figure) -> dict[str, Any]:
-    """One figure as the charts read it, numbers also as text."""
+    """Write one figure as the charts read it, numbers also as text."""
     seeds = len(figure.values)
     datum = {
         "variant": figure.label,
@@ -327,7 +326,7 @@ def _tooltip(plot: Plot) -> list[alt.Tooltip]:
 
 
 def _axis(plot: Plot) -> alt.X:
-    """The axis along the plot, with a tick at each of its values."""
+    """Draw the axis along the plot, with a tick at each of its values."""
     title, positions = words.axis_name(plot.axis), plot.positions
     if not plot.is_numeric:
         return alt.X("x:N", sort=[str(value) for value in positions], axis=alt.Axis(title=title, labelAngle=0))
@@ -337,7 +336,7 @@ def _axis(plot: Plot) -> alt.X:
 
 
 def _logarithmic_domain(plot: Plot) -> tuple[float, float] | None:
-    """The ends of a scale for numbers that span more than LOG_RATIO; None where they do not, or are accuracies."""
+    """Choose the ends of a logarithmic scale; None for accuracies, and numbers that span no more than LOG_RATIO."""
     means = [figure.mean for figure in plot.figures if figure.mean is not None]
     if not means or _is_share(plot) or not max(means) > LOG_RATIO * min(means) > 0:
         return None
@@ -349,7 +348,7 @@ def _is_share(plot: Plot) -> bool:
 
 
 def _value_scale(plot: Plot) -> alt.Scale:
-    """0 to 1 for accuracies, logarithmic where the numbers span more than LOG_RATIO, otherwise close around them."""
+    """Scale 0 to 1 for accuracies, logarithmic where the numbers span more than LOG_RATIO, else close around them."""
     if _is_share(plot):
         return alt.Scale(domain=[0, 1], nice=False)
     domain = _logarithmic_domain(plot)
@@ -378,7 +377,7 @@ def _value_axis(plot: Plot, *, grid: bool = True) -> alt.Axis:
 
 
 def _round_numbers(low: float, high: float) -> list[float]:
-    """1, 2, 5, 10, ... between the ends; only the powers of ten where there are more than two of them."""
+    """List 1, 2, 5, 10, ... between the ends; only the powers of ten where there are more than two of them."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1, 2, 5) if math.log10(high / low) < 2.5 else (1,)
     return [step * 10.0**power for power in powers for step in steps if low <= step * 10.0**power <= high]

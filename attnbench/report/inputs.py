@@ -1,4 +1,4 @@
-"""What a report is made from: an experiment's rows, the record of its comparison, its environments, its plots."""
+"""Inputs of a report: an experiment's rows, the record of its comparison, its environments, its plots."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
@@ -11,13 +11,13 @@ from attnbench.settings.check import check_options
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_PAIRED, MAX_VARIANTS
 from attnbench.settings.text import read_object
-from attnbench.verdict.seeds import told_apart
+from attnbench.verdict.seeds import distinguish_variants
 from attnbench.verdict.summary import evaluation_class
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """How the learning rate of one variant was chosen for one task."""
+    """Choice of the learning rate of one variant for one task."""
 
     variant: str
     evaluation: str
@@ -33,7 +33,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What an evaluation says of itself."""
+    """Purpose and plots of an evaluation."""
 
     purpose: str
     """One line; empty where nothing is known."""
@@ -43,7 +43,7 @@ class About:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """What a comparison says of itself in comparison.json."""
+    """Record of a comparison, from its comparison.json."""
 
     plan: str
     command: str
@@ -57,7 +57,7 @@ class Protocol:
     """By evaluation, variants that are one model with another there and have no rows of their own, and with whom."""
     rates: list[Rate] = field(default_factory=list)
     failures: list[dict[str, str]] = field(default_factory=list)
-    """`cell` and `reason` of what left no rows."""
+    """`cell` and `reason` of each cell that left no rows."""
     missing: list[str] = field(default_factory=list)
     """Cells of the plan that are not done."""
     started: str | None = None
@@ -69,7 +69,7 @@ class Inputs:
     """Everything that a report shows."""
 
     rows: list[ResultRow]
-    """Of single seeds, in the order of the variants."""
+    """Rows of single seeds, in the order of the variants."""
     protocol: Protocol
     environments: dict[str, dict[str, Any] | None]
     """The stamp behind each fingerprint that the rows name; None where no file has it."""
@@ -78,7 +78,7 @@ class Inputs:
 
 
 def read_inputs(folder: Path) -> Inputs:
-    """Reads an experiment of outputs/, a run of it, or a folder with a results.csv.
+    """Read an experiment of outputs/, a run of it, or a folder with a results.csv.
 
     Raises:
         UserError: no rows, or a file that cannot be read.
@@ -95,7 +95,7 @@ def read_inputs(folder: Path) -> Inputs:
     if not rows:
         raise UserError(f"{folder}: no results; an experiment's folder has runs with results/*.jsonl, or results.csv")
     if record is None:
-        rows = told_apart(rows)
+        rows = distinguish_variants(rows)
     protocol = _protocol(record, rows, folder)
     place = {name: index for index, name in enumerate(protocol.variants)}
     folders = dict.fromkeys([folder, *(path.parent.parent for path in files)])
@@ -108,7 +108,7 @@ def read_inputs(folder: Path) -> Inputs:
 
 
 def about(evaluation: str, protocol: Protocol) -> About:
-    """As the comparison's record has it, which knows evaluations of elsewhere too, or as its class here."""
+    """Describe an evaluation by the comparison's record, which knows those of elsewhere too, or by its class here."""
     if evaluation in protocol.evaluations:
         return protocol.evaluations[evaluation]
     found = evaluation_class(evaluation)
@@ -178,5 +178,5 @@ def _environments(folders: Iterable[Path], rows: Sequence[ResultRow]) -> dict[st
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    """The object in `path`; None where there is no such file."""
+    """Read the object in `path`; None where there is no such file."""
     return read_object(path) if path.exists() else None

@@ -70,13 +70,13 @@ def _budgets(figures: Sequence[Figure]) -> list[Markup | None]:
     for figure in figures:
         metrics = {figure.metric: figure.mean} if figure.metric in MODEL_SIZES else {}
         # What a checkpoint evaluation reads is the training's model, which has its own line.
-        if figure.parameters is not None and figure.metric == "forward_flops_per_token":
-            metrics = {"parameters": float(figure.parameters), **metrics}
+        if figure.identity.parameters is not None and figure.metric == "forward_flops_per_token":
+            metrics = {"parameters": float(figure.identity.parameters), **metrics}
         for metric, mean in metrics.items():
             if mean is not None:
-                variants = sizes.setdefault((figure.evaluation, words.place(figure.settings)), {})
+                variants = sizes.setdefault((figure.evaluation, words.where(figure.settings)), {})
                 variants.setdefault(figure.label, {})[metric] = mean
-                backends[figure.evaluation, figure.label] = figure.backend
+                backends[figure.evaluation, figure.label] = figure.identity.backend
     # Models that are alike at several settings have one line for all of them.
     alike: dict[str, tuple[str, list[str], dict[str, dict[str, float]]]] = {}
     for (evaluation, where), variants in sizes.items():
@@ -130,8 +130,8 @@ def _recorded_rates(rates: Sequence[Rate]) -> Markup:
     grid = sorted({value for rate in rates for value in (*rate.grid, *([rate.chosen] if rate.chosen else []))})
     lines = []
     for rate in rates:
-        source = rate.taken_from if isinstance(rate.taken_from, str) else words.place(rate.taken_from or {})
-        task = _model(rate.evaluation, words.place(rate.settings))
+        source = rate.taken_from if isinstance(rate.taken_from, str) else words.where(rate.taken_from or {})
+        task = _model(rate.evaluation, words.where(rate.settings))
         scores = {float(name): score for name, score in rate.scores.items()}
         cells = [_score(value, scores.get(value), rate) for value in grid]
         lines.append([rate.variant, task, _remark(rate.at_edge, source), *cells])
@@ -158,7 +158,7 @@ def _rates_of_rows(inputs: Inputs) -> list[list[str | TableCell]]:
         if settings.get("learning_rate") is None or identity.seed == SELECTION_SEED:
             continue
         source = settings.get("rate_from")
-        source = words.place(source) if isinstance(source, dict) else str(source or "")
+        source = words.where(source) if isinstance(source, dict) else str(source or "")
         rate = f"{settings['learning_rate']:g}"
         remark = _remark(bool(settings.get("rate_at_edge")), source)
         key = json.dumps([identity.variant, identity.evaluation, rate, source])
@@ -172,7 +172,7 @@ def _failures(inputs: Inputs, figures: Sequence[Figure]) -> list[Markup | None]:
     for figure in figures:
         status = next((status for status in figure.statuses if status != "ok"), None)
         if status is not None:
-            key = (figure.label, _model(figure.evaluation, words.place(figure.settings)), status, figure.reason)
+            key = (figure.label, _model(figure.evaluation, words.where(figure.settings)), status, figure.reason)
             groups.setdefault(key, []).append(words.metric_name(figure.metric))
     lines = [
         (variant, where, words.listed(metrics), words.status_name(status), words.without_addresses(reason))

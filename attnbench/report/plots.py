@@ -1,4 +1,4 @@
-"""Which plots an evaluation gets, and what stands in each; how they are drawn is charts.py's."""
+"""Plots that an evaluation gets, and the figures of each; charts.py draws them."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from attnbench.report import words
 from attnbench.verdict.seeds import Figure
 
 TOKENS = "tokens_per_step"
-"""A fixed product of sequence length and batch size: along such a series both settings vary."""
+"""Name of a fixed product of sequence length and batch size: along such a series both settings vary."""
 
 
 WHOLES = {"part_share": "part"}
@@ -18,7 +18,7 @@ WHOLES = {"part_share": "part"}
 
 
 BUDGETS = ("parameters", "forward_flops_per_token")
-"""What a model was given, not what it did; stands in a table of its own."""
+"""Metrics of a model's size, which say nothing of its performance; they stand in a separate table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Plot:
     """One metric along one axis, everything else alike."""
 
     name: str
-    """Names its files: <evaluation>-<metric>-<axis>, and the fixed settings where they tell plots apart."""
+    """Name of its files: <evaluation>-<metric>-<axis>, and the fixed settings where they tell plots apart."""
     metric: str
     unit: str
     axis: str
@@ -42,20 +42,20 @@ class Plot:
 
     @property
     def is_numeric(self) -> bool:
-        """Whether the axis is one of numbers."""
+        """True for an axis of numbers."""
         return all(map(_is_number, self.positions))
 
     @property
     def is_whole(self) -> bool:
-        """Whether a variant's values add up to 1: one bar of parts each."""
+        """True where a variant's values add up to 1: one bar of parts each."""
         return WHOLES.get(self.metric) == self.axis
 
     @property
     def title(self) -> str:
-        """What the plot shows, in words."""
+        """Title in words: metric, axis, fixed settings."""
         name = words.capitalized(words.metric_name(self.metric, self.unit))
         along = f" by {words.axis_name(self.axis)}" if len(self.positions) > 1 else ""
-        fixed = words.place(self.fixed)
+        fixed = words.where(self.fixed)
         single = f"{words.axis_name(self.axis)} {words.shown_value(self.positions[0])}" if not along else ""
         return name + along + "".join(f", {word}" for word in (single, fixed) if word)
 
@@ -65,13 +65,13 @@ class Plot:
         return [figure for figure in self.figures if figure.mean is None]
 
     def chance(self) -> dict[Any, float]:
-        """The chance level at each position; empty where the rows give none."""
+        """Return the chance level at each position; empty where the rows give none."""
         levels = ((figure.settings[self.axis], figure.settings.get("chance")) for figure in self.figures)
         return {position: level for position, level in levels if level is not None}
 
 
 def plots_of(figures: Sequence[Figure], declared: Iterable[tuple[str, str]] | None) -> list[Plot]:
-    """The plots of one evaluation.
+    """Choose the plots of one evaluation.
 
     Args:
         declared: its (metric, axis) pairs; None for an evaluation of which only the rows are known: then every metric
@@ -86,7 +86,7 @@ def plots_of(figures: Sequence[Figure], declared: Iterable[tuple[str, str]] | No
 
 
 def describe(plot: Plot) -> str:
-    """The plot as a sentence, for who does not see it: its ends, and what is missing."""
+    """Write the plot as a sentence for readers who cannot see it: its ends, and missing numbers."""
     by_variant: dict[str, list[Figure]] = {}
     for figure in sorted((f for f in plot.figures if f.mean is not None), key=_place_in(plot)):
         by_variant.setdefault(figure.label, []).append(figure)
@@ -106,12 +106,12 @@ def describe(plot: Plot) -> str:
 
 
 def share(figure: Figure) -> str:
-    """ "34 %"."""
+    """Write a share as "34 %"."""
     return f"{100 * (figure.mean or 0):.0f} %"
 
 
 def missing_text(plot: Plot) -> str:
-    """ "softmax out of memory at 16,384 and 32,768; linear diverged at 200"."""
+    """List missing numbers: "softmax out of memory at 16,384 and 32,768; linear diverged at 200"."""
     groups: dict[tuple[str, str], list[Figure]] = {}
     for figure in sorted(plot.missing, key=_place_in(plot)):
         groups.setdefault((figure.label, words.outcome(figure)), []).append(figure)
@@ -122,7 +122,7 @@ def missing_text(plot: Plot) -> str:
 
 
 def chance_text(plot: Plot) -> str:
-    """ "chance 0.25 to 0.0625"; empty where the rows give none."""
+    """Write the chance levels: "chance 0.25 to 0.0625"; empty where the rows give none."""
     levels = list(dict.fromkeys(plot.chance().values()))
     if not levels:
         return ""
@@ -149,7 +149,7 @@ def _pairs(figures: Sequence[Figure]) -> list[tuple[str, str]]:
 
 
 def _plots(figures: Sequence[Figure], metric: str, axis: str) -> list[Plot]:
-    """One plot for every combination of the other settings in which the axis has several values.
+    """Make a plot for every combination of the other settings in which the axis has several values.
 
     Where none has, one plot of the variants beside each other, on the test split of the best checkpoint if there is.
     """
@@ -178,7 +178,7 @@ def _plots(figures: Sequence[Figure], metric: str, axis: str) -> list[Plot]:
 
 
 def _grouped(figures: Sequence[Figure], names: Sequence[str]) -> list[tuple[dict[str, Any], list[Figure]]]:
-    """The figures that are alike in the settings `names`, and in what."""
+    """Group the figures that are alike in the settings `names`, with these settings."""
     groups: dict[str, tuple[dict[str, Any], list[Figure]]] = {}
     for figure in figures:
         fixed = {name: _setting(figure, name) for name in names if name == TOKENS or name in figure.settings}
@@ -197,7 +197,7 @@ def _num_positions(figures: Sequence[Figure], axis: str) -> int:
 
 
 def _telling(figures: Sequence[Figure], axis: str) -> list[str]:
-    """Settings that vary otherwise than with the axis: a batch size that follows from the length is none."""
+    """List settings that vary otherwise than with the axis: a batch size that follows from the length is none."""
     names = dict.fromkeys(name for figure in figures for name in figure.settings if name != axis)
     telling = []
     for name in names:

@@ -145,7 +145,7 @@ def _summary_table(content: Summary, sections: Mapping[str, str]) -> Markup:
 def _score_header(column: Column) -> Markup:
     """Write the metric, which way is better, its settings, and what chance would give."""
     skipped = ("split", "checkpoint", "chance")
-    where = words.place({name: value for name, value in column.settings.items() if name not in skipped})
+    where = words.where({name: value for name, value in column.settings.items() if name not in skipped})
     arrow = None
     if column.higher_is_better is not None:
         sign, direction = ("↑", "higher is better") if column.higher_is_better else ("↓", "lower is better")
@@ -209,7 +209,7 @@ def _numbers(title: str, header: str, lines: dict[str, dict[str, Figure]], count
 
 
 def _place(figure: Figure) -> str:
-    where, chance = words.place(figure.settings) or NOTHING, words.chances(figure.settings)
+    where, chance = words.where(figure.settings) or NOTHING, words.chances(figure.settings)
     return f"{where} ({chance})" if chance else where
 
 
@@ -235,7 +235,7 @@ def _comparisons(families: Sequence[Family]) -> Markup | None:
         [
             f"{pair.first} − {pair.second}",
             words.capitalized(words.metric_name(family.metric)),
-            words.place(family.settings) or NOTHING,
+            words.where(family.settings) or NOTHING,
             pair.verdict,
             NOTHING if pair.difference is None else words.shown_value(pair.difference),
             words.interval(pair.low, pair.high) or NOTHING,

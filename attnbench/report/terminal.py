@@ -1,4 +1,4 @@
-"""What a finished command prints: a table of what was trained, one of what was measured, and where the files are."""
+"""Tables that a finished command prints, of what was trained and measured, and the paths of its files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from attnbench.results.tables import (
 )
 from attnbench.settings.errors import printable
 from attnbench.verdict.ranking import families
-from attnbench.verdict.seeds import figures, same_models, told_apart
+from attnbench.verdict.seeds import distinguish_variants, figures, same_models
 from attnbench.verdict.statistics import MIN_SEEDS
 from attnbench.verdict.summary import Entry, Summary, summary
 
@@ -38,7 +38,7 @@ TRAINED = (
     MetricColumn(header="token/s", evaluation="training", metric="tokens_per_second"),
     MetricColumn(header="seconds", evaluation="training", metric="train_seconds"),
 )
-"""What the table of language models shows."""
+"""Columns of the table of language models."""
 
 
 def print_summary(folders: Sequence[Path]) -> None:
@@ -47,7 +47,7 @@ def print_summary(folders: Sequence[Path]) -> None:
     trained = {column.evaluation for column in TRAINED}
     for table in comparison_tables([row for row in rows if row.identity.evaluation in trained], TRAINED):
         print_table(table, console)
-    others = told_apart([row for row in rows if row.identity.evaluation not in trained])
+    others = distinguish_variants([row for row in rows if row.identity.evaluation not in trained])
     for evaluation in dict.fromkeys(row.identity.evaluation for row in others):
         print_table(_evaluation_table([row for row in others if row.identity.evaluation == evaluation]), console)
     for folder in folders:

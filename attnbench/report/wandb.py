@@ -111,7 +111,7 @@ def _chart(plots: Sequence[Plot]) -> LineChart:
     is_numeric = all(plot.is_numeric for plot in plots)
     lines: dict[str, list[tuple[float, float]]] = {}
     for plot in plots:
-        fixed = words.place(plot.fixed) if len(plots) > 1 else ""
+        fixed = words.where(plot.fixed) if len(plots) > 1 else ""
         for figure in sorted(plot.figures, key=lambda figure: positions.index(figure.settings[first.axis])):
             if figure.mean is not None:
                 value = figure.settings[first.axis]

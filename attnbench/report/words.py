@@ -19,7 +19,7 @@ UNITS_IN_NAMES = {"_mib": " (MiB)", "_milliseconds": " time (ms)", "_seconds": "
 
 
 def metric_name(metric: str, unit: str = "") -> str:
-    """`training_peak_mib` as "training peak (MiB)"."""
+    """Write `training_peak_mib` as "training peak (MiB)"."""
     if metric in NAMES:
         return NAMES[metric]
     for ending, shown in UNITS_IN_NAMES.items():
@@ -30,46 +30,46 @@ def metric_name(metric: str, unit: str = "") -> str:
 
 
 def heading(evaluation: str) -> str:
-    """`weight_memory` as "Weight memory"."""
+    """Write `weight_memory` as "Weight memory"."""
     return capitalized(evaluation.replace("_", " "))
 
 
 def axis_name(axis: str) -> str:
-    """`num_pairs` as "pairs"."""
+    """Write `num_pairs` as "pairs"."""
     return axis.removeprefix("num_").replace("_", " ")
 
 
 def shown_value(value: Any) -> str:
-    """A setting's value, numbers with four digits or thousands separated."""
+    """Write a setting's value, numbers with four digits or thousands separated."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return format_number(value)
     return str(value)
 
 
 def is_chance(name: str) -> bool:
-    """Whether a setting is a level to compare with, and no axis."""
+    """Tell if a setting is a level to compare with, and no axis."""
     return name == "chance" or name.startswith("chance_")
 
 
 def chance_level(level: float) -> str:
-    """The number, or that it is next to nothing, as for a whole string of symbols."""
+    """Write the number, or that it is next to nothing, as for a whole string of symbols."""
     return "below 0.0001" if 0 < level < 1e-4 else shown_value(level)
 
 
 def chances(settings: dict[str, Any]) -> str:
-    """Every level that luck would reach: "chance 0.0002441, among pairs 0.0625"; empty where there is none."""
+    """List every level that luck would reach: "chance 0.0002441, among pairs 0.0625"; empty where there is none."""
     levels = {name: chance_level(value) for name, value in settings.items() if is_chance(name)}
     return ", ".join(f"{name.removeprefix('chance_').replace('_', ' ')} {level}" for name, level in levels.items())
 
 
-def place(settings: dict[str, Any]) -> str:
-    """Where on the axes: "sequence length 256, pairs 16"; empty where there is nothing to say."""
-    own = {name: value for name, value in settings.items() if not is_chance(name) and name not in PER_RUN}
-    return ", ".join(_setting(name, value) for name, value in own.items() if value is not False)
+def where(settings: dict[str, Any]) -> str:
+    """Write settings as "sequence length 256, pairs 16"; empty where there is nothing to say."""
+    names = [name for name in settings if not is_chance(name) and name not in PER_RUN]
+    return ", ".join(_setting(name, settings[name]) for name in names if settings[name] is not False)
 
 
 def _setting(name: str, value: Any) -> str:
-    """What holds is named alone, as in "beyond training"; what does not is left out."""
+    """Write one setting; a true one is named alone, as in "beyond training"."""
     if value is True:
         return axis_name(name)
     if name in ("split", "checkpoint"):
@@ -78,48 +78,48 @@ def _setting(name: str, value: Any) -> str:
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """An interval in brackets; empty where there is none, or where it has no width."""
+    """Write an interval in brackets; empty where there is none, or where it has no width."""
     return f"[{format_number(low)}, {format_number(high)}]" if low is not None and high is not None else ""
 
 
 def interval_name(figures: Sequence[Figure]) -> str:
-    """What the intervals of these figures are of."""
+    """Name the kind of interval that these figures have."""
     return "95 % interval" if any(len(figure.values) > 1 for figure in figures) else "the measurement's own interval"
 
 
 def status_name(status: str) -> str:
-    """`out_of_memory` as "out of memory"."""
+    """Write `out_of_memory` as "out of memory"."""
     return status.replace("_", " ")
 
 
 def without_addresses(text: str) -> str:
-    """What a library says of an error may name its manual; a report names no address of a network."""
+    """Strip network addresses: a library's error may name its manual, and a report names no address."""
     return re.sub(r"\s*\(?https?://\S+", "", text)
 
 
 def outcome(figure: Figure) -> str:
-    """The figure's number, or what became of it."""
+    """Write the figure's number, or its statuses."""
     return format_number(figure.mean) if figure.mean is not None else " and ".join(map(status_name, figure.statuses))
 
 
 def listed(words: Iterable[str], last: str = "and") -> str:
-    """a, b and c."""
+    """Join words as "a, b and c"."""
     words = list(words)
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}" if words else ""
 
 
 def ranked_answer(family: Family) -> str:
-    """One sentence on a ranked metric at one setting; names a best variant only where the comparisons separated it."""
+    """Write one sentence on a ranked metric; it names a best variant only where the comparisons separated it."""
     ordered = _by_mean(family.figures, descending=family.higher_is_better)
     shown = [f"{figure.label} {outcome(figure)}" for figure in ordered]
-    where = _opening(family.settings)
+    opening = _opening(family.settings)
     what = metric_name(family.metric)
     if family.exploratory:
-        return f"{where}{what} is {listed(shown)}: exploratory, too few seeds to rank."
+        return f"{opening}{what} is {listed(shown)}: exploratory, too few seeds to rank."
     if family.best is not None:
         others = listed(text for figure, text in zip(ordered, shown, strict=True) if figure.variant != family.best)
         winner = next(figure for figure in ordered if figure.variant == family.best)
-        return f"{where}{winner.label} has the best {what}, {outcome(winner)}, separated from {others}."
+        return f"{opening}{winner.label} has the best {what}, {outcome(winner)}, separated from {others}."
     leader = ordered[0].variant
     apart = [
         pair.second if pair.first == leader else pair.first
@@ -128,11 +128,11 @@ def ranked_answer(family: Family) -> str:
     ]
     label = ordered[0].label
     ending = f"{label} is separated from {listed(apart)} only" if apart else f"{label} is separated from none"
-    return f"{where}no variant is best in {what}: {listed(shown)}; {ending}."
+    return f"{opening}no variant is best in {what}: {listed(shown)}; {ending}."
 
 
 def tally(families: Sequence[Family]) -> str:
-    """How often who was best over all settings of a metric; empty for a single setting or where nothing is ranked."""
+    """Count how often each variant is best over all settings of a metric; empty for fewer than two ranked ones."""
     ranked = [family for family in families if not family.exploratory]
     if len(ranked) < 2:
         return ""
@@ -144,7 +144,7 @@ def tally(families: Sequence[Family]) -> str:
 
 
 def overall(families: Sequence[Family]) -> str:
-    """One sentence on several ranked scores: who is best at how many."""
+    """Write one sentence on several ranked scores: how many each variant is best at."""
     ranked = [family for family in families if not family.exploratory]
     if not ranked:
         return "Nothing is ranked: no score that ranks was measured with enough seeds. The numbers stand as they are."
@@ -160,7 +160,7 @@ def overall(families: Sequence[Family]) -> str:
 
 
 def plain_answer(figures: Sequence[Figure], column: Column) -> str:
-    """One sentence on a metric that nobody ranks, such as a timing."""
+    """Write one sentence on a metric that nobody ranks, such as a timing."""
     own = [figure for figure in figures if column.takes(figure)]
     ordered = _by_mean(own, descending=column.higher_is_better is not False)
     shown = listed(f"{figure.label} {outcome(figure)}" for figure in ordered)
@@ -168,17 +168,17 @@ def plain_answer(figures: Sequence[Figure], column: Column) -> str:
 
 
 def capitalized(text: str) -> str:
-    """The text with its first letter large and the others as they are."""
+    """Make the first letter large and leave the others as they are."""
     return text[:1].upper() + text[1:]
 
 
 def _opening(settings: dict[str, Any]) -> str:
     usual = {"split": "test", "checkpoint": "best"}
-    where = place({name: value for name, value in settings.items() if usual.get(name) != value})
-    return f"At {where}, " if where else ""
+    text = where({name: value for name, value in settings.items() if usual.get(name) != value})
+    return f"At {text}, " if text else ""
 
 
 def _by_mean(figures: Sequence[Figure], *, descending: bool) -> list[Figure]:
-    """Figures with a number in order, the others behind them."""
+    """Sort figures with a number in order, the others behind them."""
     sign = -1 if descending else 1
     return sorted(figures, key=lambda figure: (figure.mean is None, sign * (figure.mean or 0)))

@@ -1,1 +1,4 @@
-"""What was measured, on disk: rows, files, folders, identities, tables."""
+"""Results on disk: rows, files, folders, identities, jobs, tables and published pages.
+
+Everything here can be read and written without a device; nothing here judges a number.
+"""

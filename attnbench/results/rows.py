@@ -1,4 +1,4 @@
-"""Result rows: what was measured, whose it is, and the files that keep it.
+"""Result rows: a measurement and its identity, and the files that keep them.
 
 A results file has one JSON object a line, written as soon as the number is known, and ends with a record that says it
 is complete, how many rows it has and what they hash to: `{"schema": 1, "complete": true, "num_rows": 12, "sha256":
@@ -29,16 +29,16 @@ SCHEMA = 1
 STATUSES = ("ok", "out_of_memory", "unsupported", "not_reached", "diverged", "failed")
 
 TRAINING = "training"
-"""What stands as the evaluation of a training's own rows."""
+"""The `evaluation` of a training's rows."""
 
 ALL_SEEDS = "all"
 """The `seed` of a figure over seeds, whose num_samples counts them."""
 
 DEVICE = "device"
-"""The `variant` of what is measured of the device itself."""
+"""The `variant` of measurements of the device itself."""
 
 HASH = "[0-9a-f]" * 8
-"""In the names of files, as glob finds it; what lies beside them under other names is the user's own."""
+"""Pattern of a hash in the names of files, for glob; files under other names beside them are the user's."""
 
 TEST_OF_BEST = {"split": "test", "checkpoint": "best"}
 """Settings of the scores that compare trained models: rates and checkpoints are chosen on validation data."""
@@ -76,14 +76,14 @@ class Measurement:
     metric: str
     value: float | None
     unit: str
-    """Empty for a pure number."""
+    """Unit of the value; empty for a pure number."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Where on the evaluation's axes the number lies: {"split": "test", "length": 50}."""
+    """Position of the number on the evaluation's axes: {"split": "test", "length": 50}."""
     low: float | None = None
     high: float | None = None
     """Ends of the interval, in `unit`."""
     num_samples: int | None = None
-    """How many items (labels, seeds, repetitions) are behind the number."""
+    """Number of items (labels, seeds, repetitions) behind the value."""
     status: str = "ok"
     reason: str = ""
 
@@ -115,7 +115,7 @@ def _is_finite(number: float) -> bool:
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Identity:
-    """Whose rows they are: the columns that every row of one results file shares."""
+    """Origin of rows: the columns that every row of one results file shares."""
 
     experiment: str
     run: str
@@ -123,10 +123,10 @@ class Identity:
     mixer: str
     variant: str
     backend: str
-    """As resolved, never `auto`."""
+    """Name of the backend as resolved, never `auto`."""
     model: str
     parameters: int | None
-    """Of the model as built; None where the evaluation builds models of its own."""
+    """Number of parameters of the model as built; None where the evaluation builds models of its own."""
     seq_len: int | None
     """Positions of the training sequences."""
     evaluation: str
@@ -146,19 +146,19 @@ class Identity:
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class ResultRow:
-    """A measurement and whose it is: one row of results.csv."""
+    """A measurement and its identity: one row of results.csv."""
 
     identity: Identity
     measurement: Measurement
 
     def to_dict(self) -> dict[str, Any]:
-        """The row under the names and in the order of COLUMNS."""
+        """Write the row under the names and in the order of COLUMNS."""
         content = {"schema": SCHEMA, **asdict(self.identity), **asdict(self.measurement)}
         return {name: content[name] for name in COLUMNS}
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> "ResultRow":
-        """The row that `to_dict` gave.
+        """Read the row that `to_dict` gave.
 
         Raises:
             ValueError: another schema number, a column missing or unknown, or a measurement that contradicts itself.
@@ -181,7 +181,7 @@ class ResultRow:
 
 
 class ResultsWriter:
-    """Writes one results file, row by row; used in a `with`, it says at the end that the file is complete.
+    """Writer of one results file, row by row; used in a `with`, it says at the end that the file is complete.
 
     A file that is there is replaced: an evaluation that was cut off is measured again as a whole. Left by an
     exception, the file stays without its last record, and `is_complete` says so.
@@ -198,7 +198,7 @@ class ResultsWriter:
         self._file = open(unlinked(path), "w", encoding="utf-8", newline="\n")  # noqa: SIM115
 
     def write(self, measurement: Measurement, variant: str | None = None, backend: str | None = None) -> ResultRow:
-        """Writes one row; it is in the file when this returns.
+        """Write one row; it is in the file when this returns.
 
         Args:
             variant: whose row it is, where one file holds those of several.
@@ -221,7 +221,7 @@ class ResultsWriter:
         return row
 
     def complete(self) -> None:
-        """Writes the record that says the file is complete, and closes it; all of it outlives the machine then."""
+        """Write the record that says the file is complete, and close it; all of it outlives the machine then."""
         # The rows first: what a machine that died leaves must not be called complete.
         os.fsync(self._file.fileno())
         ending = {"schema": SCHEMA, "complete": True, "num_rows": self.num_rows, "sha256": self._digest.hexdigest()}
@@ -232,7 +232,7 @@ class ResultsWriter:
         sync(self.path.parent)
 
     def close(self) -> None:
-        """Closes the file as it is."""
+        """Close the file as it is."""
         self._file.close()
 
     def __enter__(self) -> "ResultsWriter":
@@ -246,7 +246,7 @@ class ResultsWriter:
 
 
 def read_results(path: Path, *, allow_incomplete: bool = False) -> list[ResultRow]:
-    """The rows of a results file.
+    """Read the rows of a results file.
 
     Args:
         allow_incomplete: also takes a file that was cut off, and gives the rows that were written whole.
@@ -267,7 +267,7 @@ def _naming_the_way_out() -> Iterator[None]:
 
 
 def parse_results(path: Path, *, allow_incomplete: bool = False) -> list[ResultRow]:
-    """The same as read_results, of a file that nobody here could make again."""
+    """Read as read_results does, from a file that nobody here could make again."""
     lines = read_json_lines(path)
     objects, complete = lines.objects, _completeness(lines)
     if complete:
@@ -289,7 +289,7 @@ def parse_results(path: Path, *, allow_incomplete: bool = False) -> list[ResultR
 
 
 def is_complete(path: Path) -> bool:
-    """Whether the evaluation that wrote `path` came to its end; False too where there is no such file.
+    """Tell if the evaluation that wrote `path` came to its end; False too where there is no such file.
 
     Raises:
         UserError: as read_results, for a file that was altered.
@@ -322,13 +322,13 @@ def _completeness(lines: JsonLines) -> bool:
 
 
 def _check_sum(lines: JsonLines) -> None:
-    """The rows of a complete file are those that were written."""
+    """Check that the rows of a complete file are those that were written."""
     if lines.objects[-1].get("sha256", lines.sha256) != lines.sha256:
         raise UserError(f"{lines.path}: altered after it was written, its rows do not match the checksum at its end")
 
 
 def write_csv(rows: Iterable[ResultRow], path: Path) -> None:
-    """Writes results.csv: COLUMNS in order, settings as a JSON object, empty where there is no number; of texts what a
+    """Write results.csv: COLUMNS in order, settings as a JSON object, empty where there is no number; of texts what a
     terminal would obey is spelled out."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fieldnames=COLUMNS, lineterminator="\n")
@@ -342,7 +342,7 @@ def write_csv(rows: Iterable[ResultRow], path: Path) -> None:
 
 
 def write_environments(target: Path, stamps: Mapping[str, Any]) -> None:
-    """Writes environment-<id>.json of each into the folder, and takes away those of rows that stood there before."""
+    """Write environment-<id>.json of each into the folder, and remove those of rows that stood there before."""
     for path in set(target.glob(f"environment-{HASH}.json")) - {target / f"environment-{name}.json" for name in stamps}:
         path.unlink()
     for name, stamp in stamps.items():
@@ -350,7 +350,7 @@ def write_environments(target: Path, stamps: Mapping[str, Any]) -> None:
 
 
 def read_csv(path: Path) -> list[ResultRow]:
-    """The rows of a results.csv.
+    """Read the rows of a results.csv.
 
     Raises:
         UserError: the file cannot be read, or the line of what is no result row.
@@ -381,7 +381,7 @@ def _from_cell(column: str, text: str) -> Any:
 
 
 def same_corpus(rows: Iterable[ResultRow]) -> str | None:
-    """The one corpus that all `rows` come from; None where they read none, or there are no rows.
+    """Return the one corpus that all `rows` come from; None where they read none, or there are no rows.
 
     Raises:
         UserError: the rows come from several corpora, whose numbers cannot be compared.

@@ -1,1 +1,4 @@
-"""What may be said of scores: statistics over seeds, and who is separated from whom."""
+"""Verdicts on scores: statistics over seeds, ranking, and the summary of all variants.
+
+Rows in, figures and verdicts out: nothing here measures, prints or writes a file.
+"""

@@ -1,4 +1,4 @@
-"""Which variants are separated at what: one ranked metric at one setting, for all variants that are ranked."""
+"""Variants that are separated from others: one ranked metric at one setting, for all variants that are ranked."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,17 +7,17 @@ from typing import Any
 from attnbench.results.rows import TEST_OF_BEST
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_PAIRED
-from attnbench.verdict.seeds import Figure, place_of
+from attnbench.verdict.seeds import Figure, Key
 from attnbench.verdict.statistics import MIN_SEEDS, Comparison, best, compare_pairs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """How a metric is ranked."""
+    """The rule by which a metric is ranked."""
 
     higher_is_better: bool
     smallest_difference: float
-    """That matters: absolute, or with `relative` a share of the mean of the pair."""
+    """Smallest difference that matters: absolute, or with `relative` a share of the mean of the pair."""
     relative: bool
 
 
@@ -26,7 +26,7 @@ PERPLEXITY = Score(higher_is_better=False, smallest_difference=0.01, relative=Tr
 
 
 def score_of(metric: str) -> Score | None:
-    """How a metric is ranked, whatever evaluation has it: `accuracy` and what ends so, and `perplexity`; None: not.
+    """Tell how a metric is ranked: `accuracy` and what ends so, and `perplexity`, of any evaluation; None: not.
 
     Timings and memory are of one process and have no seeds to rank by.
     """
@@ -37,13 +37,13 @@ def score_of(metric: str) -> Score | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One ranked metric at one setting: the variants that are compared there, and what came of it."""
+    """One ranked metric at one setting: the variants that are compared there, and the verdict."""
 
     evaluation: str
     metric: str
     settings: dict[str, Any]
     figures: list[Figure]
-    """In the order of the ranking's names."""
+    """Figures in the order of the ranking's names."""
     comparisons: list[Comparison]
     best: str | None
     """The variant that is separated from all others and better; None where there is none, see `statistics.best`."""
@@ -52,8 +52,8 @@ class Family:
     """No pair has the 3 common seeds that a comparison needs."""
 
 
-def families(summed: Sequence[Figure], *, rank: Sequence[str], reference: str | None) -> list[Family]:
-    """The ranked metrics at every setting, compared among the variants in `rank`.
+def families(figures: Sequence[Figure], *, rank: Sequence[str], reference: str | None) -> list[Family]:
+    """Compare the variants in `rank` in the ranked metrics at every setting.
 
     A variant in `rank` that has no value there keeps its pairs in the family, whether it ran or not.
 
@@ -74,18 +74,17 @@ def families(summed: Sequence[Figure], *, rank: Sequence[str], reference: str | 
     if reference is not None and reference not in rank:
         raise UserError(f"reference={reference}: must be one of the ranked variants, {', '.join(rank)}")
     # Variants that are one model in an evaluation are one member there.
-    one = {(figure.evaluation, name): figure.variant for figure in summed for name in figure.names}
-    groups: dict[tuple[str, str, str], dict[str, Figure]] = {}
-    for figure in summed:
+    one = {(figure.evaluation, name): figure.variant for figure in figures for name in figure.names}
+    groups: dict[Key, dict[str, Figure]] = {}
+    for figure in figures:
         if not rank_names.isdisjoint(figure.names) and _is_ranked(figure):
-            place = place_of(figure.evaluation, figure.metric, figure.settings)
-            groups.setdefault(place, {})[figure.variant] = figure
-    found = []
+            groups.setdefault(figure.key, {})[figure.variant] = figure
+    ranked = []
     for (evaluation, *_), group in groups.items():
         members = list(dict.fromkeys(one.get((evaluation, name), name) for name in rank))
         compared_with = one.get((evaluation, reference), reference) if reference is not None else None
-        found.append(_family([group[name] for name in members if name in group], members, compared_with))
-    return found
+        ranked.append(_family([group[name] for name in members if name in group], members, compared_with))
+    return ranked
 
 
 def _is_ranked(figure: Figure) -> bool:

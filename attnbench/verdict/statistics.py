@@ -49,14 +49,14 @@ class Comparison:
     p_value: float | None
     """Two-sided, of the paired t-test; None where it says nothing: too few seeds, or no variance."""
     adjusted_p_value: float | None
-    """The same after Holm's adjustment over the family."""
+    """p-value after Holm's adjustment over the family."""
     is_separated: bool
     verdict: str
-    """Why, as a fragment of a sentence."""
+    """Reason, as a fragment of a sentence."""
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """The mean and Student's 95 % interval; assumes independent, about normal values.
+    """Return the mean and Student's 95 % interval; assumes independent, about normal values.
 
     Equal values have an interval of no width, which says that they do not vary here, not that they never would.
 
@@ -78,7 +78,7 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 
 def proportion_interval(rate: float, num_items: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share of items; assumes independent items.
+    """Return Wilson's 95 % interval of a share of items; assumes independent items.
 
     The labels of one sequence are not independent, so the true interval is at least as wide: this one is a floor.
 
@@ -105,7 +105,7 @@ def compare_pairs(
     relative: bool,
     reference: str | None = None,
 ) -> list[Comparison]:
-    """Compares every pair of variants, or every variant with the reference; these pairs are the family.
+    """Compare every pair of variants, or every variant with the reference; these pairs are the family.
 
     Two variants are separated when the two-sided paired t-test over their common seeds has a Holm-adjusted p < 0.05
     and the mean difference is at least the smallest that matters. It assumes that the differences of a pair are
@@ -150,7 +150,7 @@ def compare_pairs(
 def best(
     scores: Mapping[str, Mapping[int, float]], comparisons: Sequence[Comparison], *, higher_is_better: bool
 ) -> str | None:
-    """The one variant that is separated from every other and better than it; None where there is none.
+    """Find the one variant that is separated from every other and better than it; None where there is none.
 
     A variant without any score cannot be better, so it stands in nobody's way; one whose scores are too few to compare
     does. Pairs with a reference say nothing of the other variants among themselves: of such a family only the
@@ -167,7 +167,7 @@ def best(
 
 
 def _test(first: str, second: str, scores: Mapping[str, Mapping[int, float]]) -> Comparison:
-    """The pair's difference, interval and own p-value, not yet judged."""
+    """Test a pair: its difference, interval and p-value, not yet judged."""
     seeds = sorted(scores[first].keys() & scores[second].keys())
     first_scores, second_scores = ([scores[name][seed] for seed in seeds] for name in (first, second))
     differences = [one - other for one, other in zip(first_scores, second_scores, strict=True)]
@@ -195,7 +195,7 @@ def _test(first: str, second: str, scores: Mapping[str, Mapping[int, float]]) ->
 
 
 def _judge(pair: Comparison, smallest: float, pair_mean: float | None) -> Comparison:
-    """The pair with its verdict; `pair_mean` where the smallest difference is a share of it."""
+    """Return the pair with its verdict; `pair_mean` where the smallest difference is a share of it."""
     if pair.difference is None or pair.num_seeds < MIN_SEEDS:
         return replace(pair, verdict=f"exploratory: fewer than {MIN_SEEDS} seeds")
     threshold = smallest if pair_mean is None else smallest * pair_mean
@@ -213,7 +213,7 @@ def _judge(pair: Comparison, smallest: float, pair_mean: float | None) -> Compar
 
 
 def _pair_mean(pair: Comparison, scores: Mapping[str, Mapping[int, float]]) -> float:
-    """The mean score of both over their common seeds; 0 without one."""
+    """Return the mean score of both over their common seeds; 0 without one."""
     seeds = scores[pair.first].keys() & scores[pair.second].keys()
     values = [scores[name][seed] for name in (pair.first, pair.second) for seed in sorted(seeds)]
     return abs(float(np.mean(values))) if values else 0.0

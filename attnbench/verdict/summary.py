@@ -16,7 +16,7 @@ from attnbench.results.tables import NOTHING, Headline, format_number
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import CONF
 from attnbench.verdict.ranking import Family, score_of
-from attnbench.verdict.seeds import Figure, place_of
+from attnbench.verdict.seeds import Figure, Key
 
 OF_TRAINING = (Headline("tokens_per_second", "training token/s", higher_is_better=True, pick="each"),)
 """Headline of trainings, which have no class of an evaluation."""
@@ -127,11 +127,11 @@ def _default(figures: Sequence[Figure]) -> Headline:
 
 
 def _columns(figures: Sequence[Figure], headline: Headline) -> list[Column]:
-    by_place: dict[tuple[str, str, str], list[Figure]] = {}
+    by_key: dict[Key, list[Figure]] = {}
     for figure in figures:
         if figure.metric == headline.metric and headline.settings.items() <= figure.settings.items():
-            by_place.setdefault(place_of(figure.evaluation, figure.metric, figure.settings), []).append(figure)
-    groups = sorted(by_place.values(), key=lambda group: _sizes(group[0].settings, headline.axes))
+            by_key.setdefault(figure.key, []).append(figure)
+    groups = sorted(by_key.values(), key=lambda group: _sizes(group[0].settings, headline.axes))
     if headline.pick != "each" and groups:
         num_values = [sum(bool(figure.values) for figure in group) for group in groups]
         groups = [group for group, number in zip(groups, num_values, strict=True) if number == max(num_values)]

@@ -9,9 +9,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from made_rows import IDENTITY
 from scripts_here import run_here
 from small import TINY_RUN, bench_words, compose_once, fresh_state, record, small_model
-from test_results import IDENTITY
 
 from attnbench.comparison.execute import run
 from attnbench.results.files import replace_file

@@ -4,10 +4,10 @@ import dataclasses
 import math
 
 import pytest
-from small import identity_of
+from made_rows import IDENTITY, row, rows_of
 
 from attnbench.report.terminal import print_comparison, summary_table
-from attnbench.results.rows import COLUMNS, SELECTION_SEED, Measurement, ResultRow
+from attnbench.results.rows import COLUMNS, SELECTION_SEED, ResultRow
 from attnbench.results.tables import to_markdown
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import CONF
@@ -15,28 +15,7 @@ from attnbench.verdict.ranking import families, score_of
 from attnbench.verdict.seeds import figures, to_rows
 from attnbench.verdict.summary import evaluation_class, headline_columns, summary
 
-IDENTITY = identity_of(
-    experiment="compare", run="softmax-run", mixer="Softmax", evaluation="copy", corpus=None, config_hash="00000000"
-)
 TEST_OF_BEST = {"split": "test", "checkpoint": "best", "sequence_length": 256}
-
-
-def row(variant="softmax", seed=0, metric="symbol_accuracy", value=0.5, *, settings=None, of=None, **identity):
-    """A row; without a value it ran out of memory. `of`: other fields of the measurement."""
-    missing = {"status": "out_of_memory", "reason": "needs 90 GiB"} if value is None else {}
-    measurement = Measurement(
-        metric=metric,
-        value=value,
-        unit="1",
-        settings=settings or {"length": 50, "beyond_training": False},
-        **{**missing, **(of or {})},
-    )
-    names = {"variant": variant, "seed": seed, "run": f"{variant}-seed{seed}", **identity}
-    return ResultRow(identity=dataclasses.replace(IDENTITY, **names), measurement=measurement)
-
-
-def rows_of(variant, *values, **others):
-    return [row(variant, seed, value=value, **others) for seed, value in enumerate(values)]
 
 
 def one(rows):
@@ -92,17 +71,12 @@ def test_a_single_seed_keeps_its_rows_own_interval():
     assert (figure.mean, figure.low, figure.high, figure.num_samples) == (5.0, 4.0, 7.0, 20)
 
 
-def test_settings_of_the_run_are_no_axis():
+def test_settings_of_the_run_are_no_axis_and_the_selection_seed_never_enters():
+    assert figures([row(seed=SELECTION_SEED)]) == []
+    assert one([row(seed=SELECTION_SEED, value=1.0), row(value=0.25)]).mean == 0.25
     settings = [{"length": 50, "learning_rate": rate, "rate_at_edge": rate > 0.02} for rate in (0.01, 0.03)]
     figure = one([row(seed=seed, settings=given) for seed, given in enumerate(settings)])
     assert figure.settings == {"length": 50}
-    assert figure.learning_rates == {0: 0.01, 1: 0.03}
-    assert one([row()]).learning_rates == {}
-
-
-def test_the_selection_seed_never_enters():
-    assert figures([row(seed=SELECTION_SEED)]) == []
-    assert one([row(seed=SELECTION_SEED, value=1.0), row(value=0.25)]).mean == 0.25
 
 
 def test_what_has_no_value_is_counted_and_explained():
@@ -133,8 +107,10 @@ def test_rows_that_do_not_belong_together_are_refused(second, message):
 
 def test_what_differs_between_machines_is_kept():
     figure = one([row(parameters=None), row(seed=1, device="gpu", environment="e1", commit="def")])
-    assert (figure.device, figure.environments, figure.commits) == ("cpu, gpu", {"e0", "e1"}, {"abc", "def"})
-    assert figure.parameters == IDENTITY.parameters
+    assert (figure.identity.device, figure.identity.environment, figure.identity.commit) == (
+        *("cpu, gpu", "e0, e1", "abc, def"),
+    )
+    assert figure.identity.parameters == IDENTITY.parameters
 
 
 def test_figures_become_rows_over_all_seeds():
@@ -212,17 +188,6 @@ def test_perplexity_is_ranked_on_the_test_split_of_the_best_checkpoint_and_lower
     assert (family.settings, family.best) == (TEST_OF_BEST, "softmax")
 
 
-def test_what_was_measured_on_validation_data_ranks_nobody():
-    settings = {"length": 50, "split": "validation"}
-    rows = [*rows_of("softmax", 1.0, 1.0, 1.0, settings=settings), *rows_of("linear", 0.1, 0.1, 0.1, settings=settings)]
-    assert families(figures(rows), rank=NAMES, reference=None) == []
-    assert families(figures(THREE), rank=NAMES, reference=None) != []
-
-
-def test_timings_are_ranked_by_nobody():
-    assert families(figures(rows_of("softmax", 1, 2, 3, metric="tokens_per_second")), rank=NAMES, reference=None) == []
-
-
 def test_accuracies_and_perplexities_of_any_evaluation_are_ranked():
     def of(metric, *, settings):
         rows = [*rows_of("softmax", 1.0, 1.01, 1.03, metric=metric, settings=settings, evaluation="mine"),
@@ -233,7 +198,9 @@ def test_accuracies_and_perplexities_of_any_evaluation_are_ranked():
     assert of("word_accuracy", settings={"split": "test"}) == ["softmax"]
     assert of("perplexity", settings={"checkpoint": "best"}) == ["linear"]
     assert of("accuracy", settings={"checkpoint": "final"}) == []
+    # Timings, and what was measured on validation data, rank nobody.
     assert of("seconds", settings={"length": 3}) == []
+    assert of("accuracy", settings={"length": 50, "split": "validation"}) == []
 
 
 def test_many_variants_need_a_reference_and_it_must_be_ranked():
@@ -343,15 +310,11 @@ def test_an_evaluation_of_ones_own_shows_its_first_metric_that_is_ok_everywhere(
     assert (column.metric, column.settings, column.header) == ("second", {"kind": "b"}, "mine second")
     assert column.higher_is_better is None
     assert headline_columns(figures(rows), "copy") == []
-
-
-def test_an_evaluation_of_ones_own_is_shown_by_its_test_data_where_it_has_some():
+    # Of test data where it has some.
     chosen_by = rows_of("softmax", 0.9, metric="selection", evaluation="parity", settings={"split": "validation"})
     scored = rows_of("softmax", 0.4, metric="accuracy", evaluation="parity", settings={"split": "test"})
-    (column,) = headline_columns(figures([*chosen_by, *scored]), "parity")
-    assert column.metric == "accuracy"
-    (column,) = headline_columns(figures(chosen_by), "parity")
-    assert column.metric == "selection"
+    for rows, metric in (([*chosen_by, *scored], "accuracy"), (chosen_by, "selection")):
+        assert [column.metric for column in headline_columns(figures(rows), "parity")] == [metric]
 
 
 def test_scaling_shows_the_largest_size_that_all_could_run():

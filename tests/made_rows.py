@@ -1,0 +1,28 @@
+"""Rows of copy, for tests that need rows and no run."""
+
+import dataclasses
+
+from small import identity_of
+
+from attnbench.results.rows import Measurement, ResultRow
+
+IDENTITY = identity_of(mixer="Softmax", evaluation="copy", corpus=None)
+
+
+def row(variant="softmax", seed=0, metric="symbol_accuracy", value=0.5, *, settings=None, of=None, **identity):
+    """A row; without a value it ran out of memory. `of`: other fields of the measurement."""
+    missing = {"status": "out_of_memory", "reason": "needs 90 GiB"} if value is None else {}
+    measurement = Measurement(
+        metric=metric,
+        value=value,
+        unit="1",
+        settings=settings or {"length": 50, "beyond_training": False},
+        **{**missing, **(of or {})},
+    )
+    names = {"variant": variant, "seed": seed, "run": f"{variant}-seed{seed}", **identity}
+    return ResultRow(identity=dataclasses.replace(IDENTITY, **names), measurement=measurement)
+
+
+def rows_of(variant, *values, **others):
+    """A row for each value, of seeds 0, 1, ..."""
+    return [row(variant, seed, value=value, **others) for seed, value in enumerate(values)]

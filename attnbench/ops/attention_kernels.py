@@ -34,7 +34,7 @@ class Implementation:
     name: str
     label: str = ""
     """Name in the words of a refusal."""
-    load: Callable[[], Attention]
+    make: Callable[[], Attention]
     """Import the function, or raise a UserError that says what is missing."""
     heads_first: bool
     """Layout of all tensors in memory: (B, H, T, K) if true, otherwise (B, T, H, K)."""
@@ -61,7 +61,7 @@ class Implementation:
     def refusal(self, device_type: str, precision: str, width: int) -> str | None:
         """Return why it cannot run on a device type ("cpu", "cuda"), in a precision, at a head width; None if it can.
 
-        An implementation that is not refused may still be missing, which `load` says.
+        An implementation that is not refused may still be missing, which `make` says.
         """
         refused = self.refuse(device_type, precision, width)
         if refused is not None:
@@ -148,13 +148,13 @@ def _cuda(name: str) -> Attention:
 
 
 _LISTED = (
-    Implementation(name="textbook", load=lambda: textbook, heads_first=True, on_cpu=True),
-    Implementation(name="compiled", load=compiled_textbook, heads_first=True, on_cpu=True),
-    Implementation(name="sdpa_math", load=functools.partial(_sdpa, SDPBackend.MATH), heads_first=True, on_cpu=True),
+    Implementation(name="textbook", make=lambda: textbook, heads_first=True, on_cpu=True),
+    Implementation(name="compiled", make=compiled_textbook, heads_first=True, on_cpu=True),
+    Implementation(name="sdpa_math", make=functools.partial(_sdpa, SDPBackend.MATH), heads_first=True, on_cpu=True),
     Implementation(
         name="sdpa_flash",
         label="SDPA's flash kernel",
-        load=functools.partial(_sdpa, SDPBackend.FLASH_ATTENTION),
+        make=functools.partial(_sdpa, SDPBackend.FLASH_ATTENTION),
         heads_first=True,
         # On a CPU it has a kernel of the same kind for all of them.
         on_cpu=True,
@@ -164,7 +164,7 @@ _LISTED = (
     Implementation(
         name="sdpa_efficient",
         label="SDPA's memory-efficient kernel",
-        load=functools.partial(_sdpa, SDPBackend.EFFICIENT_ATTENTION),
+        make=functools.partial(_sdpa, SDPBackend.EFFICIENT_ATTENTION),
         heads_first=True,
         # Its products of float32 are always made of three of TF32 and as exact as float32's own: a column of it in
         # tf32 would stand beside others that compute less.
@@ -174,7 +174,7 @@ _LISTED = (
     Implementation(
         name="sdpa_cudnn",
         label="cuDNN's kernel",
-        load=functools.partial(_sdpa, SDPBackend.CUDNN_ATTENTION),
+        make=functools.partial(_sdpa, SDPBackend.CUDNN_ATTENTION),
         heads_first=True,
         precisions=HALVES,
         widths=range(8, 129, 8),
@@ -182,7 +182,7 @@ _LISTED = (
     Implementation(
         name="flash_attn",
         label="flash_attn",
-        load=_flash_attn,
+        make=_flash_attn,
         heads_first=False,
         precisions=HALVES,
         widths=range(8, 257, 8),
@@ -191,7 +191,7 @@ _LISTED = (
     Implementation(
         name="triton",
         label="our Triton kernel",
-        load=_triton,
+        make=_triton,
         heads_first=False,
         on_cpu=True,
         widths=range(1, 129),
@@ -202,7 +202,7 @@ _LISTED = (
         Implementation(
             name=name,
             label="our CUDA kernels",
-            load=functools.partial(_cuda, name),
+            make=functools.partial(_cuda, name),
             heads_first=True,
             precisions=HALVES,
             widths=WIDTHS,

@@ -120,7 +120,7 @@ def test_precisions_are_jobs_of_a_sweep_share_a_table_and_are_apart_in_a_report(
 
 def _measured(function, monkeypatch, problem=PROBLEM) -> tuple[list[Measurement], list[Measurement]]:
     """The rows of a function in an implementation's stead, and those of the textbook after it."""
-    replaced = replace(IMPLEMENTATIONS["textbook"], name="replaced", load=lambda: function)
+    replaced = replace(IMPLEMENTATIONS["textbook"], name="replaced", make=lambda: function)
     monkeypatch.setitem(attention_kernels.IMPLEMENTATIONS, "replaced", replaced)
     rows = list(measure_attention(problem, ["replaced", "textbook"], CELL, CPU))
     of = {name: [row for row in rows if row.settings["implementation"] == name] for name in ("replaced", "textbook")}
@@ -252,7 +252,7 @@ def test_an_implementation_that_cannot_run_here_is_unsupported_by_its_name(name,
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there may be a compiler for it")
 def test_without_a_compiler_the_cuda_kernel_names_what_is_missing():
     with pytest.raises(UserError, match="nvcc"):
-        IMPLEMENTATIONS["cuda_stages"].load()
+        IMPLEMENTATIONS["cuda_stages"].make()
 
 
 def test_a_kernel_that_does_not_build_is_built_once(monkeypatch):
@@ -266,7 +266,7 @@ def test_a_kernel_that_does_not_build_is_built_once(monkeypatch):
     cuda_flash_attention._library.cache_clear()
     for name in ("cuda_mma", "cuda_stages", "cuda_mma"):
         with pytest.raises(UserError, match="could not be built"):
-            IMPLEMENTATIONS[name].load()
+            IMPLEMENTATIONS[name].make()
     cuda_flash_attention._library.cache_clear()
     assert len(builds) == 1
 
@@ -401,3 +401,18 @@ def test_the_kernel_s_source_is_installed_with_the_package():
     assert {path.suffix for path in source.iterdir()} == {".cu", ".cuh"}
     assert "cuda/*.cu" in content
     assert "cuda/*.cuh" in content
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "width", "words"),
+    [
+        ("sdpa_efficient", "float32", 64, None),
+        ("sdpa_efficient", "tf32", 64, "tf32"),
+        ("cuda_stages", "float16", 64, None),
+        ("cuda_stages", "float16", 32, "64 or 128"),
+        ("cuda_stages", "float32", 64, "float32"),
+    ],
+)
+def test_a_refusal_names_what_an_implementation_does_not_do(name, precision, width, words):
+    refusal = IMPLEMENTATIONS[name].refusal("cuda", precision, width)
+    assert refusal is None if words is None else words in (refusal or "")

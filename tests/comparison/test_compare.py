@@ -31,6 +31,7 @@ from attnbench.mixers.flash import Flash
 from attnbench.model.language_model import function_of
 from attnbench.report.inputs import read_inputs
 from attnbench.results.folder import ROOT
+from attnbench.results.job import is_whole
 from attnbench.results.rows import is_complete, read_results
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import trust
@@ -381,7 +382,7 @@ def test_an_altered_cell_fails_by_its_file_and_the_others_are_run(copied, text, 
     reasons = [failure["reason"] for failure in record(copied)["failures"]]
     [reason] = [reason for reason in reasons if str(altered[0]) in reason]
     assert reason.endswith("once it is removed, the command that made it makes it again")
-    assert compare.is_whole(torn)
+    assert is_whole(torn)
     for path in altered:
         path.unlink()
     compare.compare(settings(text, copied.parent), compose)

@@ -138,7 +138,7 @@ def test_an_implementation_of_operator_tables_passes_the_gate(name, head_width, 
     if refusal is not None:
         pytest.skip(refusal)
     try:
-        function = implementation.load()
+        function = implementation.make()
     except UserError as missing:
         pytest.skip(str(missing))
     subject = Conditions(device=DEVICE, precision=precision, ceilings=Ceilings(1, 1), mixers=lambda names: [])

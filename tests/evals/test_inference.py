@@ -145,7 +145,7 @@ BAD = {
     "+eval.inference.length=[16]": ["length", "lengths"],
     "eval.inference.lengths=[16,0]": ["lengths=[16, 0]", "at least 1"],
     "eval.inference.batch_sizes=3": ["batch_sizes=3", "a list"],
-    "eval.inference.warmup=0": ["warmup=0", "positive"],
+    "eval.inference.warmup=0": ["warmup=0", "at least 1"],
 }
 
 

@@ -450,7 +450,7 @@ REFUSED = {
     "eval.copy.max_length=501": ["eval.copy.max_length=501", "at most 500"],
     "eval.copy.num_test=0": ["eval.copy.num_test=0", "at least 1"],
     "eval.copy.feed_forward_width=-1": ["eval.copy.feed_forward_width=-1", "at least 0"],
-    "eval.copy.learning_rates=[]": ["eval.copy.learning_rates=[]", "positive numbers"],
+    "eval.copy.learning_rates=[]": ["eval.copy.learning_rates=[]", "at least one"],
     "eval.copy.learning_rates=[0.1,0.01]": ["eval.copy.learning_rates=[0.1, 0.01]", "rise"],
     "eval.copy.precision=half": ["eval.copy.precision=half", "tf32"],
     "eval.recall.preset=tiny": ["eval.recall.preset=tiny", "zoology"],

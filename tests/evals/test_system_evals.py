@@ -291,21 +291,21 @@ def test_the_sizes_are_those_of_conf_model():
 BAD = {
     "+eval.throughput.length=[16]": ["length", "lengths"],
     "eval.throughput.lengths=[16,0]": ["lengths=[16, 0]", "at least 1"],
-    "eval.throughput.batch_size=0": ["batch_size=0", "positive"],
+    "eval.throughput.batch_size=0": ["batch_size=0", "at least 1"],
     "eval.throughput.repeats=many": ["repeats=many", "an integer"],
     "eval.throughput.constant_tokens=1000": ["constant_tokens=1000", "multiple of 256"],
     "eval.throughput.constant_tokens=128": ["constant_tokens=128", "multiple of 256"],
     "eval.throughput.lengths=[]": ["lengths=[]", "constant_tokens"],
     "+eval.memory.cap=4": ["cap", "cpu_cap_mib"],
     "eval.memory.cpu_max_length=255": ["cpu_max_length=255", "min_length=256"],
-    "eval.memory.min_length=-1": ["min_length=-1", "positive"],
+    "eval.memory.min_length=-1": ["min_length=-1", "at least 1"],
     "+eval.scaling.size=1m": ["size", "sizes"],
     "eval.scaling.names=[5m]": ["names=['5m']", "1m, 4m"],
     "eval.scaling.sizes.tiny.dim=0": ["eval.scaling.sizes.tiny.dim=0", "at least 1"],
     "+eval.scaling.sizes.tiny.width=8": ["eval.scaling.sizes.tiny.width=8", "head_width"],
     "+eval.scaling.sizes.huge=big": ["eval.scaling.sizes.huge=big", "conf/model"],
     "eval.scaling.learning_rate=0": ["learning_rate=0", "above 0"],
-    "eval.scaling.train_tokens=0": ["train_tokens=0", "positive"],
+    "eval.scaling.train_tokens=0": ["train_tokens=0", "at least 1"],
 }
 
 

@@ -25,6 +25,7 @@ from attnbench.comparison.execute import run
 from attnbench.machine.precision import computing
 from attnbench.model.language_model import build_model, resolve_mixer
 from attnbench.model.sampling import Sampling, Writer, write_by_recomputation
+from attnbench.settings import registry
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import printable_text
 
@@ -240,6 +241,7 @@ def test_a_run_of_a_mixer_from_outside_says_which_words_are_missing(folder, scri
         patch.syspath_prepend(tmp_path)
         made = run(compose([*trained, "attn=mine", "eval=[]", "device=cpu"], config_dir=tmp_path / "my_conf"))
         del sys.modules["my_softmax"]
+    registry.TRUSTED.clear()
     words = [f"run={made}", "device=cpu", *{"generate.py": ["prompt=the"]}.get(script, ["eval=[]"])]
     code, _, said = run_here(script, *words, cwd=tmp_path)
     assert code == 1

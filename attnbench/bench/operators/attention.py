@@ -165,7 +165,7 @@ def _measure_one(
     def measure() -> list[Measurement]:
         if refusal is not None:
             raise UserError(refusal)
-        passes = Passes(implementation.load(), example, problem, implementation.heads_first)
+        passes = Passes(implementation.make(), example, problem, implementation.heads_first)
         return _rows(problem, passes, example, settings, conditions)
 
     yield from rows_or_reason(problem.units, settings, measure)

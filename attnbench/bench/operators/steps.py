@@ -124,7 +124,7 @@ def _textbook(example: StepExample) -> Call:
 
 
 def _sdpa(example: StepExample, name: str) -> Call:
-    attend_BHTK = IMPLEMENTATIONS[name].load()
+    attend_BHTK = IMPLEMENTATIONS[name].make()
     key_BGSK, value_BGSK = (x.transpose(1, 2).contiguous() for x in (example.key_BSGK, example.value_BSGK))
     return lambda: attend_BHTK(example.query_BHK[:, :, None], key_BGSK, value_BGSK, False)
 

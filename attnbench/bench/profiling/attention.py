@@ -101,7 +101,7 @@ def sdpa(name: str, shape: GroupedShape, packed_BTC: Tensor, angles: Tensor) -> 
     """Rotation, and torch's attention through the kernel that is named."""
     query, key, value = shape.split(packed_BTC)
     query_BHTK, key_BGTK = (rotate(x, angles).transpose(1, 2) for x in (query, key))
-    return IMPLEMENTATIONS[name].load()(query_BHTK, key_BGTK, value.transpose(1, 2), shape.causal)
+    return IMPLEMENTATIONS[name].make()(query_BHTK, key_BGTK, value.transpose(1, 2), shape.causal)
 
 
 def triton(shape: GroupedShape, packed_BTC: Tensor, angles: Tensor) -> Tensor:

@@ -45,6 +45,13 @@ from attnbench.training.wandb import WandbMirror, beside
 log = logging.getLogger(__name__)
 
 
+def make_ready(device: torch.device) -> None:
+    """Make the device ready for a training: called before anything of it is built, generated or timed."""
+    start_afresh(device)
+    if device.type == "cpu":
+        keep_freed_memory()
+
+
 @dataclass(slots=True, kw_only=True)
 class Training:
     """What one training is made of, a language model's or a probe's."""
@@ -79,7 +86,7 @@ class Training:
         return self.folder / "checkpoint"
 
     def run(self, stop: StopRequest, *, shares_device: bool = False) -> tuple[TrainState, Stopwatch]:
-        """Train from the last kept state to the end.
+        """Train from the last kept state to the end, on a device that `make_ready` was called for.
 
         Args:
             shares_device: others run on the device at the same time; the state remembers it.
@@ -89,9 +96,6 @@ class Training:
             Interrupted: a signal asked to stop, and the state is kept.
             UserError: a damaged checkpoint, or a mixer from outside attnbench that sees the future.
         """
-        start_afresh(self.device)
-        if self.device.type == "cpu":
-            keep_freed_memory()
         model = self.build()
         resumed = checkpoint.load_last(self.checkpoints, model)
         if resumed is None:
@@ -225,6 +229,7 @@ class TrainingJob(Job):
             yield from _measurements(run, counters, stopwatch=None)
             return
         stop = StopRequest()
+        make_ready(self.device)
         try:
             state, stopwatch = training_of(run).run(stop, shares_device=self.shares_device)
         except DivergedError as error:

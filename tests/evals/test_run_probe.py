@@ -405,6 +405,21 @@ def test_steps_are_not_captured_on_a_cpu(tmp_path, monkeypatch):
     assert seen == [False]
 
 
+def test_the_device_is_made_ready_before_sequences_are_generated_and_timed(tmp_path, monkeypatch):
+    job, events = prepared(probe_settings(tmp_path)), []
+    generate = type(job.task).sequences
+
+    def sequences(*given):
+        events.append("generated")
+        return generate(*given)
+
+    monkeypatch.setattr(type(job.task), "sequences", sequences)
+    monkeypatch.setattr(run, "start_afresh", lambda device: events.append("ready"))
+    run_jobs([job])
+    assert events[0] == "ready"
+    assert events.count("ready") == 1
+
+
 def resident_mib() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 

@@ -30,7 +30,7 @@ from attnbench.training.hooks import DivergedError, Plateau
 from attnbench.training.log import read_metrics
 from attnbench.training.loop import Batch
 from attnbench.training.prepare import hashed_model, mixer_options
-from attnbench.training.run import Training
+from attnbench.training.run import Training, make_ready
 
 CHECK_STEPS = 100
 """Steps between two looks at `selection` while a task trains."""
@@ -206,6 +206,7 @@ class ProbeJob(Job):
 
     def _train(self, stop: StopRequest) -> tuple[TrainState, dict[str, float]]:
         """The trained state, and tokens a second of the steps and of the generator of their data."""
+        make_ready(self.device)
         sequences = TrainingSequences(self.task, self.settings.seed, self.device)
         speeds = {"generator_tokens_per_second": sequences.tokens_per_second}
         state, _ = self._training(sequences.batch).run(stop, shares_device=self.shares_device)

@@ -1,9 +1,10 @@
 """Checks of the doctor: every backend of every mixer, every operator, every promise of a mixer from outside attnbench.
 
-A function `..._checks` lists what there is to look at on this device, refusals filled in; running.py runs it.
+A function `..._checks` lists those of this device, refusals filled in; running.py runs them.
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -14,12 +15,7 @@ from attnbench.machine.device import interpreted
 from attnbench.machine.precision import resolve_precision
 from attnbench.mixers.base import Mixer
 from attnbench.mixers.contract import PROMISES
-from attnbench.mixers.definition import (
-    LENGTHS,
-    USUAL,
-    Case,
-    exact,
-)
+from attnbench.mixers.definition import LENGTHS, USUAL, Case, exact
 from attnbench.model.language_model import build_model, resolve_mixer
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import resolve
@@ -128,27 +124,25 @@ def with_backend(settings: MixerSettings, backend: str) -> MixerSettings:
     return replace(settings, options={**settings.options, "backend": backend})
 
 
-def resolved_backend(
-    settings: MixerSettings,
-    precision: str,
-    device: torch.device,
-    case: Case = USUAL,
-) -> str:
-    """Return the backend that the settings name, `auto` resolved.
+def resolved(
+    settings: MixerSettings, backend: str, precision: str, device: torch.device, case: Case = USUAL
+) -> MixerSettings:
+    """Return the mixer with the backend of that name, or with the one that `auto` is here.
 
     Raises:
         UserError: it cannot run here.
     """
     resolve_precision(precision, device.type)
-    resolved = resolve_mixer(case.of(settings), case.model, device_type=device.type, precision=precision)
-    return resolved.options["backend"]
+    named = case.of(with_backend(settings, backend))
+    chosen = resolve_mixer(named, case.model, device_type=device.type, precision=precision)
+    return with_backend(settings, chosen.options["backend"])
 
 
-def _auto(settings: MixerSettings, precision: str, device: torch.device) -> str | None:
-    try:
-        return resolved_backend(with_backend(settings, "auto"), precision, device)
-    except UserError:
-        return None
+def _chosen(settings: MixerSettings, precision: str, device: torch.device, case: Case = USUAL) -> MixerSettings | None:
+    """Return the mixer with the backend that `auto` is here; None where it is none."""
+    with suppress(UserError):
+        return resolved(settings, "auto", precision, device, case)
+    return None
 
 
 def training_checks(settings: MixerSettings, device: torch.device, lengths: Sequence[int] = LENGTHS) -> Iterator[Check]:
@@ -161,11 +155,11 @@ def training_checks(settings: MixerSettings, device: torch.device, lengths: Sequ
                 name=settings.name,
                 mixer=with_backend(settings, backend),
                 precision=precision,
-                is_chosen=backend == _auto(settings, precision, device),
+                is_chosen=_chosen(settings, precision, device) == with_backend(settings, backend),
                 case=case,
             )
             try:
-                resolved_backend(check.mixer, precision, device, case)
+                resolved(settings, backend, precision, device)
             except UserError as refusal:
                 check.refusal = str(refusal)
             yield check
@@ -175,15 +169,11 @@ def case_checks(settings: MixerSettings, case: Case, device: torch.device) -> It
     """List what `auto` chooses in a case, in the precisions of it; nothing where the mixer has no such option, is the
     same by its yaml anyway, or `auto` chooses nothing."""
     is_repeated = bool(case.options) and case.options.items() <= settings.options.items()
-    if is_repeated or not case.options.keys() <= settings.options.keys():
-        return
-    for precision in case.precisions:
-        try:
-            backend = resolved_backend(with_backend(settings, "auto"), precision, device, case)
-        except UserError:
-            continue
-        mixer = with_backend(settings, backend)
-        yield Check(kind="training", name=settings.name, mixer=mixer, precision=precision, case=case)
+    if not is_repeated and case.options.keys() <= settings.options.keys():
+        for precision in case.precisions:
+            mixer = _chosen(settings, precision, device, case)
+            if mixer is not None:
+                yield Check(kind="training", name=settings.name, mixer=mixer, precision=precision, case=case)
 
 
 def operator_checks(device: torch.device, names: Collection[str] = tuple(OPERATORS)) -> Iterator[Check]:
@@ -212,9 +202,8 @@ def promise_checks(settings: MixerSettings, device: torch.device) -> Iterator[Ch
     Raises:
         UserError: it is none.
     """
-    backend = resolved_backend(with_backend(settings, "auto"), "float32", device)
-    mixer = with_backend(settings, backend)
-    only_trains = backend in resolve(settings.target, Mixer).trains_only
+    mixer = resolved(settings, "auto", "float32", device)
+    only_trains = mixer.options["backend"] in resolve(settings.target, Mixer).trains_only
     for promise in PROMISES:
         if not (promise.needs_state and only_trains):
             yield Check(kind="promise", name=promise.words, mixer=mixer, precision="float32")
@@ -222,7 +211,6 @@ def promise_checks(settings: MixerSettings, device: torch.device) -> Iterator[Ch
 
 def first_step_check(settings: MixerSettings, precision: str, device: torch.device) -> Iterator[Check]:
     """List the first training step with the backend that `auto` is; nothing where it is none."""
-    backend = _auto(settings, precision, device)
-    if backend is not None:
-        mixer = with_backend(settings, backend)
+    mixer = _chosen(settings, precision, device)
+    if mixer is not None:
         yield Check(kind="first step", name=settings.name, mixer=mixer, precision=precision)

@@ -20,18 +20,17 @@ from attnbench.correctness.checks import (
     first_step_check,
     operator_checks,
     promise_checks,
-    resolved_backend,
+    resolved,
     training_checks,
-    with_backend,
 )
 from attnbench.correctness.operators import OPERATORS
-from attnbench.correctness.running import compiled_ahead, run
+from attnbench.correctness.running import run_all
 from attnbench.machine.device import resolve_device
 from attnbench.machine.environment import KERNEL_LIBRARIES, environment
 from attnbench.machine.locks import device_lock
 from attnbench.machine.precision import resolve_precision
 from attnbench.mixers.base import Mixer
-from attnbench.mixers.definition import LENGTHS, PART_FACTOR, TOLERANCES, Computed, limits, worst
+from attnbench.mixers.definition import LENGTHS, PART_FACTOR, TOLERANCES, limits, worst
 from attnbench.results.files import replace_file
 from attnbench.results.folder import ROOT
 from attnbench.results.job import measured_by
@@ -85,16 +84,12 @@ def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings]) -> Path:
     checks = []
     with device_lock(device, shared=False):
         sections = list(_sections(mixers, precision, device))
-        expected: dict[tuple[str, str, int], Computed] = {}
-        planned = [check for section in sections for check in section.checks]
         # Closed, so that no worker outlives an interruption.
-        with closing(compiled_ahead(planned, device)) as ready:
+        with closing(run_all([check for section in sections for check in section.checks], device)) as done:
             for section in sections:
                 for paragraph in section.paragraphs:
                     say(**paragraph)
-                # One at a time: the next check begins when this one's line is printed.
-                for check in itertools.islice(ready, len(section.checks)):
-                    run(check, device, expected)
+                for check in itertools.islice(done, len(section.checks)):
                     _say_check(say, check)
                     checks.append(check)
         say()
@@ -129,7 +124,7 @@ def _say_choices(say: Printer, mixers: Sequence[MixerSettings], precision: str, 
     say(f"What backend=auto is here, in {precision}, and why", style="bold")
     for mixer in mixers:
         try:
-            backend = resolved_backend(with_backend(mixer, "auto"), precision, device)
+            backend = resolved(mixer, "auto", precision, device).options["backend"]
             reason = resolve(mixer.target, Mixer).auto_rule
         except UserError as refusal:
             backend, reason = "nothing", str(refusal)
@@ -163,7 +158,8 @@ def _sections(mixers: Sequence[MixerSettings], precision: str, device: torch.dev
             except UserError as refusal:
                 reason = {"text": f"Not looked at: {refusal}", "indent": 2, "style": STYLES["refused"]}
                 yield Section([*_title(title), reason], [])
-    title = "First step of a small training, with what the compilers have kept"
+    title = "First step of a small training"
+    title += ", its kernels in the compilers' caches: warm, not cold" if device.type == "cuda" else ""
     steps = [check for mixer in mixers for check in first_step_check(mixer, precision, device)]
     yield Section(_title(title), steps)
 

@@ -1,17 +1,15 @@
-"""Running of the doctor's checks, with kernels compiled ahead by worker processes.
+"""Running of the doctor's checks, on a GPU in as many processes as there are cores.
 
-Nearly all of the doctor's time on a GPU is compiling, a kernel for each width, precision and layout. So
-`compiled_ahead` shares the checks out to worker processes, as many as there are cores. A worker calls `compile_for`:
-it runs the backend of a check, without the slow definition, and so leaves the kernels in the compilers' caches on disk.
-The doctor's process takes the checks in their order, each as soon as its kernels are compiled, finds them in the cache,
-and holds the backend against the definition by itself, one check after the other, as it does on a CPU without workers.
-First training steps are compiled by the workers too, before all else, and are timed when every worker has ended.
+Nearly all of the time on a GPU is compiling, a kernel for each width, precision and layout. So every check runs as a
+whole in some worker process, and the doctor's process, which prints them in their order, only waits: it hands out the
+next check as soon as a worker is free. What compiles comes first, above all the training steps. These are taken again
+by the doctor's process at the end, when every worker has ended: that is the one thing that is timed.
 """
 
 import os
 import tempfile
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -110,7 +108,7 @@ def _hold_decoding(check: Check, device: torch.device, expected: dict[tuple[str,
 
 def first_step_seconds(settings: MixerSettings, device: torch.device) -> float:
     """Measure a small model from its weights to the end of its first training step, as train.py takes it on this
-    device: compiled on CUDA, with what the compilers have kept.
+    device: compiled on CUDA, with the kernels that are in the compilers' caches.
 
     Args:
         settings: with the backend that shall run.
@@ -137,53 +135,58 @@ def first_step_seconds(settings: MixerSettings, device: torch.device) -> float:
     return time.perf_counter() - started
 
 
-def compiled_ahead(checks: Sequence[Check], device: torch.device) -> Generator[Check, None, None]:
-    """Yield the checks in their order, each as soon as workers have compiled for it; first steps, which are timed,
-    at the end and when all workers have ended. Without a GPU or a second core: all of them at once.
-
-    A worker's error is not looked at: the check meets it again.
-    """
+def run_all(checks: Sequence[Check], device: torch.device) -> Generator[Check, None, None]:
+    """Run the checks, in workers where there is a GPU and a second core, and yield them in their order, first steps
+    last; on a GPU each of these is taken once before, so that what is timed finds its kernels compiled."""
     timed = [check for check in checks if check.kind == "first step"]
     others = [check for check in checks if check.kind != "first step"]
-    workers = num_workers(device)
-    if workers < 2:
-        yield from [*others, *timed]
-        return
-    items = [(index, check, device) for index, check in enumerate([*timed, *others])]
-    compiled = set()
+    num_processes = num_workers(device)
+    if num_processes > 1:
+        yield from _run_in_workers([*others, *timed], len(others), device, num_processes)
+    else:
+        expected: dict[tuple[str, str, int], Computed] = {}
+        for check in others:
+            run(check, device, expected)
+            yield check
+        for check in timed if device.type == "cuda" else ():
+            run(replace(check), device, expected)
+    for check in timed:
+        run(check, device, {})
+        yield check
+
+
+def _run_in_workers(
+    checks: Sequence[Check], num_yielded: int, device: torch.device, num_processes: int
+) -> Iterator[Check]:
+    """Run all, and yield the first `num_yielded` in their order."""
+    items = [(index, check, device) for index, check in enumerate(checks)]
+    # The longest first, so that none is left over at the end: steps of whole models, then what has kernels to compile.
+    items.sort(key=lambda item: (item[1].kind != "first step", item[1].backend == "torch"))
+    done: dict[int, Check] = {}
     with tempfile.TemporaryDirectory() as folder:
-        outcomes = run_in_processes(
-            compile_for, items, num_workers=workers, log=Path(folder) / "workers.log", num_threads=1
-        )
+        log = Path(folder) / "workers.log"
+        outcomes = run_in_processes(run_in_worker, items, num_workers=num_processes, log=log, num_threads=1)
         with closing(outcomes):
-            for index, check, _ in items[len(timed) :]:
-                while index not in compiled:
-                    compiled.add(next(outcomes).item[0])
-                yield check
+            for index in range(num_yielded):
+                while index not in done:
+                    outcome = next(outcomes)
+                    number, planned, _ = outcome.item
+                    done[number] = outcome.result or replace(planned, failure=outcome.error)
+                yield done[index]
             for _ in outcomes:
                 pass
-    yield from timed
 
 
 def num_workers(device: torch.device) -> int:
-    """Return how many processes may compile at a time: a core and WORKER_MIB of the GPU for each; 0 on a CPU."""
+    """Return how many processes may run checks at a time: a core and WORKER_MIB of the GPU for each; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     free_mib = torch.cuda.mem_get_info(device)[0] // 2**20
     return min(len(os.sched_getaffinity(0)), free_mib // WORKER_MIB)
 
 
-def compile_for(item: tuple[int, Check, torch.device]) -> None:
-    """Run the backend of a check, so that its kernels lie compiled in the caches on disk."""
+def run_in_worker(item: tuple[int, Check, torch.device]) -> Check:
+    """Run a check, and return it with its errors."""
     _, check, device = item
-    if check.refusal or check.kind == "promise":
-        return
-    if check.kind in ("operator", "first step"):
-        run(check, device, {})
-        return
-    mixer = build_mixer(check.mixer, device, check.case)
-    if check.kind == "decoding":
-        in_pieces(mixer, LENGTH_IN_PIECES, check.precision)
-        return
-    for length in check.case.lengths:
-        by_backend(mixer, length, check.precision, check.case)
+    run(check, device, {})
+    return check

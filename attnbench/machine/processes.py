@@ -112,6 +112,8 @@ class Outcome(Generic[Item]):
     seconds: float
     error: str | None
     """None where the function returned."""
+    result: Any = None
+    """What it returned."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -134,13 +136,15 @@ class _Worker(Generic[Item]):
     def outcome(self) -> tuple[Outcome[Item] | None, bool]:
         """Outcome of the item, None where the worker only had a warning; and whether it lives."""
         try:
-            error, is_alive = self.child.receive(), True
-            if isinstance(error, _Warning):
-                logger.warning(error.line)
+            answer, is_alive = self.child.receive(), True
+            if isinstance(answer, _Warning):
+                logger.warning(answer.line)
                 return None, True
         except EOFError:
-            error, is_alive = cause_of_death(self.child.exit_code()), False
-        return Outcome(item=self.item, seconds=time.perf_counter() - self.started, error=error), is_alive
+            answer, is_alive = (cause_of_death(self.child.exit_code()), None), False
+        error, result = answer
+        seconds = time.perf_counter() - self.started
+        return Outcome(item=self.item, seconds=seconds, error=error, result=result), is_alive
 
 
 def run_in_processes(
@@ -159,7 +163,7 @@ def run_in_processes(
     `contextlib.closing`: an exception of the caller would otherwise leave the workers running.
 
     Args:
-        function, items: a function of a module and plain data, which can be sent to another process.
+        function, items: a function of a module and plain data, which can be sent to another process, as can its result.
         num_workers: processes at a time.
         log: gets what they print.
         num_threads: of torch in each; None leaves torch's number.
@@ -235,7 +239,7 @@ def _stop(children: Sequence[Child]) -> None:
 
 
 def _serve(connection: Connection, function: Callable[[Any], Any], log: str, num_threads: int | None) -> None:
-    """Run a worker: items in, warnings and then None or an error out, until the other end closes."""
+    """Run a worker: items in, warnings and then an error or a result out, until the other end closes."""
     # In a session of its own, Ctrl-C on the terminal reaches the parent alone, which then asks it to stop, once.
     os.setsid()
     descriptor = os.open(unlinked_log(Path(log)), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -255,7 +259,7 @@ def _serve(connection: Connection, function: Callable[[Any], Any], log: str, num
     try:
         with lasting_streams(), suppress(EOFError, ConnectionError):
             while True:
-                connection.send(_error_of(function, connection.recv()))
+                connection.send(_answer_of(function, connection.recv()))
     finally:
         if not parent.is_alive():
             # Nobody else ends what this process has started.
@@ -290,14 +294,13 @@ class _ToParent(logging.Handler):
             self.connection.send(_Warning(line))
 
 
-def _error_of(function: Callable[[Any], Any], item: Any) -> str | None:
-    """Call the function; return its error in one line, or None."""
+def _answer_of(function: Callable[[Any], Any], item: Any) -> tuple[str | None, Any]:
+    """Call the function; return its error in one line or None, and its result."""
     try:
-        function(item)
+        return None, function(item)
     except Interrupted as interruption:
         sys.exit(interruption.exit_code)
     except Exception as failure:
         traceback.print_exc()
         first_line = str(failure).strip().partition("\n")[0]
-        return first_line if isinstance(failure, UserError) else f"{type(failure).__name__}: {first_line}"
-    return None
+        return (first_line if isinstance(failure, UserError) else f"{type(failure).__name__}: {first_line}"), None

@@ -15,7 +15,7 @@ from attnbench.cli.compose import CONF
 from attnbench.correctness import checks, doctor, running
 from attnbench.correctness.checks import CASES, build_mixer, case_checks, training_checks
 from attnbench.correctness.doctor import diagnose
-from attnbench.correctness.running import compiled_ahead, run
+from attnbench.correctness.running import run, run_all
 from attnbench.mixers.contract import PROMISES
 from attnbench.mixers.definition import (
     LENGTHS,
@@ -106,15 +106,22 @@ def test_what_auto_chooses_is_right_here_and_the_page_says_so(tmp_path, diagnose
     assert all(row.status == "unsupported" and "CUDA" in row.reason for row in refused)
 
 
-def test_workers_compile_ahead_and_the_order_stays(monkeypatch):
-    """What a worker meets is met again; first steps, which are timed, come when all workers have ended."""
+def test_workers_run_the_checks_and_the_order_stays(monkeypatch):
+    """First steps, which are timed, come when all workers have ended."""
     monkeypatch.setattr(running, "num_workers", lambda device: 2)
     planned = [
         *checks.first_step_check(from_yaml("linear"), "float32", CPU),
         *training_checks(from_yaml("linear"), CPU, lengths=(5,)),
     ]
     planned[1].mixer = replace(planned[1].mixer, target="nowhere.Missing")
-    assert list(compiled_ahead(planned, CPU)) == [*planned[1:], planned[0]]
+    broken, *right, first_step = run_all(planned, CPU)
+    assert first_step is planned[0]
+    assert first_step.seconds > 0
+    assert "nowhere.Missing" in broken.failure
+    for check, plan in zip(right, planned[2:], strict=True):
+        assert (check.backend, check.precision, check.refusal) == (plan.backend, plan.precision, plan.refusal)
+        assert not check.is_wrong
+        assert bool(check.errors) != bool(check.refusal)
 
 
 @pytest.mark.parametrize("part", range(3))

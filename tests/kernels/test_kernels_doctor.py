@@ -4,6 +4,7 @@ import pytest
 import torch
 from kernel_checks import DEVICE
 
+from attnbench.correctness import running
 from attnbench.correctness.checks import Error, operator_checks
 from attnbench.correctness.doctor import diagnose
 from attnbench.correctness.operators import OPERATORS
@@ -69,6 +70,8 @@ def test_an_operator_that_raises_is_wrong_and_one_that_is_no_number(monkeypatch)
 def test_a_broken_operator_is_an_error_that_names_it(tmp_path, capsys, monkeypatch):
     right = swiglu_kernel.swiglu
     monkeypatch.setattr(swiglu_kernel, "swiglu", lambda packed: right(packed) * 1.1)
+    # In this process, where it is broken.
+    monkeypatch.setattr(running, "num_workers", lambda device: 0)
     settings = DoctorSettings(mixers=[], device=DEVICE, outputs_dir=str(tmp_path))
     with pytest.raises(UserError, match=r"^swiglu in float32: wrong"):
         diagnose(settings, [])

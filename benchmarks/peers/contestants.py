@@ -22,9 +22,15 @@ from attnbench.results.identity import config_hash
 from attnbench.results.job import Job, record
 from attnbench.results.rows import Measurement
 from attnbench.settings.errors import UserError
-from benchmarks.peers.cases import CASES, Peer
+from benchmarks.peers.cases import CASES
 from benchmarks.peers.steps import Order
 from benchmarks.peers.worker import LIMIT_SECONDS, Worker, WorkerError
+
+OUR_KINDS, FLA_KINDS = ("ours", "chunked_delta_rule"), ("fla", "naive_delta_rule")
+"""Kinds of an order that are ours, and that flash-linear-attention's packages are for."""
+
+CACHES = "attnbench-caches-"
+"""Beginning of the names of temporary folders for compilers."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -86,7 +92,7 @@ class Contestant(Job):
         self.measured: Sequence[Measurement] = ()
 
     def ask(self, question: str, **arguments: Any) -> dict[str, Any]:
-        """The worker's answer; empty after something went wrong, which `trouble` then says."""
+        """Return the worker's answer; empty after something went wrong, which `trouble` then says."""
         if self.trouble is not None or self.worker is None:
             return {}
         try:
@@ -95,19 +101,34 @@ class Contestant(Job):
             self.trouble = error
             return {}
 
-    def build(self, worker: Worker) -> None:
-        """Build in this process, up to the end of the first step."""
-        self.worker = worker
+    def build(self, request: Request, stack: ExitStack, caches: Path | None = None) -> None:
+        """Build in a new process, up to the end of the first step.
+
+        Args:
+            stack: ends the process.
+            caches: of the compilers; None for empty ones.
+        """
+        if caches is None:
+            caches = Path(stack.enter_context(TemporaryDirectory(prefix=CACHES, ignore_cleanup_errors=True)))
+        kind = self.order.kind
+        worker = Worker(
+            self.folder / "output.log",
+            caches,
+            paths=request.fla if kind in FLA_KINDS else (),
+            variables={} if kind in OUR_KINDS else request.variables,
+            limit_seconds=request.limit_seconds,
+        )
+        self.worker, self.trouble = stack.enter_context(worker), None
         self.built = self.ask("build", order=asdict(self.order))
 
     def speeds(self) -> list[float]:
-        """Tokens a second, a number a turn."""
+        """Return tokens a second, a number a turn."""
         tokens = self.settings.train.batch_size * self.settings.seq_len
         return [1e3 * tokens / milliseconds for milliseconds in self.milliseconds]
 
     def keep(self, measured: Sequence[Measurement]) -> None:
         """Write its rows anew."""
-        # What died before it could say where it ran was started from here.
+        # A process that died before it could say where it ran was started from here.
         self.built.setdefault("environment", environment(self.device, ROOT))
         self.measured = measured
         # The same order may stand for two mixers, as softmax's reference does for flash's.
@@ -145,34 +166,6 @@ def start_anew(folder: Path, name: str, request: Request, title: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     record = {"name": name, "title": title, "command": request.command}
     replace_file(folder / "case.json", json.dumps(record, indent=1) + "\n")
-
-
-def open_worker(
-    folder: Path, request: Request, stack: ExitStack, peer: Peer | None = None, caches: Path | None = None
-) -> Worker:
-    """A process for ours, or for a peer with its packages and variables; with cold caches of its own unless given."""
-    prefix = "attnbench-caches-"
-    cold = caches or Path(stack.enter_context(TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)))
-    is_fla = peer is not None and peer.kind in ("fla", "naive_delta_rule")
-    return stack.enter_context(
-        Worker(
-            folder / "output.log",
-            cold,
-            paths=request.fla if is_fla else (),
-            variables=request.variables if peer is not None else {},
-            limit_seconds=request.limit_seconds,
-        )
-    )
-
-
-def without(metric: str, unit: str, settings: dict[str, Any], why: WorkerError) -> Measurement:
-    """A row without a number."""
-    return Measurement(metric=metric, value=None, unit=unit, settings=settings, status=why.status, reason=why.reason)
-
-
-def reason_of(trouble: WorkerError) -> str:
-    """The status and the reason in a line."""
-    return f"{trouble.status}: {trouble.reason}"
 
 
 def say(line: str) -> None:

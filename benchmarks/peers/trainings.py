@@ -7,15 +7,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from attnbench.evals.lib.rows import without_numbers
 from attnbench.results.rows import Measurement
 from attnbench.settings.schema import CONF
-from benchmarks.peers.contestants import Contestant, Request, open_worker, reason_of, say, start_anew, without
+from benchmarks.peers.contestants import CACHES, Contestant, Request, say, start_anew
 from benchmarks.peers.steps import Order
-from benchmarks.peers.worker import WorkerError
 
 MIXERS = sorted(path.stem for path in (CONF / "attn").glob("*.yaml"))
 
-FIRST_STEP = ("start_seconds", "first_step_seconds")
+FIRST_STEP = {"start_seconds": "s", "first_step_seconds": "s"}
 """From a configuration with all imports done, which reads the corpus and builds the model; and the step alone."""
 
 PATHS: dict[str, tuple[str, ...]] = {
@@ -39,17 +39,16 @@ def run_first_steps(request: Request) -> None:
     for mixer in request.mixers or MIXERS:
         order = Order(kind="ours", overrides=[f"attn={mixer}", "data.vocabulary_size=1015", *request.overrides])
         contestant, measured = Contestant("first_step", mixer, order, folder), []
-        with TemporaryDirectory(prefix="attnbench-caches-", ignore_cleanup_errors=True) as caches:
+        with TemporaryDirectory(prefix=CACHES, ignore_cleanup_errors=True) as caches:
             for cache in ("cold", "warm"):
                 batch_size = contestant.settings.train.batch_size
                 settings = {"cache": cache, "attn": mixer, "batch_size": batch_size}
-                contestant.trouble = None
                 with ExitStack() as stack:
-                    contestant.build(open_worker(folder, request, stack, caches=Path(caches)))
+                    contestant.build(request, stack, Path(caches))
                 built, trouble = contestant.built, contestant.trouble
                 if trouble is not None:
-                    say(f"{mixer}, {cache}: {reason_of(trouble)}")
-                    measured += [without(metric, "s", settings, trouble) for metric in FIRST_STEP]
+                    say(f"{mixer}, {cache}: {trouble}")
+                    measured += without_numbers(FIRST_STEP, settings, trouble.status, trouble.reason)
                     continue
                 say(f"{mixer}, {cache}: " + ", ".join(f"{name} {built[name]:.2f}" for name in FIRST_STEP))
                 measured += [
@@ -75,11 +74,12 @@ def run_agreement(request: Request, num_steps: int) -> None:
             )
             contestant = Contestant("agreement", path, order, folder)
             with ExitStack() as stack:
-                contestant.build(open_worker(folder, request, stack))
+                contestant.build(request, stack)
                 others = contestant.ask("losses", num_steps=num_steps - 1)
-            if contestant.trouble is not None:
-                say(f"{mixer}, {path}: {reason_of(contestant.trouble)}")
-                contestant.keep([without("train_loss", "nats", settings, contestant.trouble)])
+            trouble = contestant.trouble
+            if trouble is not None:
+                say(f"{mixer}, {path}: {trouble}")
+                contestant.keep([*without_numbers({"train_loss": "nats"}, settings, trouble.status, trouble.reason)])
                 continue
             losses = [contestant.built["loss"], *others["losses"]]
             reference = losses if path == "reference" else reference
@@ -108,5 +108,6 @@ def _loss_rows(losses: list[float], reference: list[float] | None, settings: dic
 
 def _nats(metric: str, value: float, settings: dict[str, Any]) -> Measurement:
     if not math.isfinite(value):
-        return without(metric, "nats", settings, WorkerError("diverged", f"the loss was {value}"))
+        (lost,) = without_numbers({metric: "nats"}, settings, "diverged", f"the loss was {value}")
+        return lost
     return Measurement(metric=metric, value=value, unit="nats", settings=settings, num_samples=1)

@@ -6,11 +6,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from attnbench.evals.lib.rows import without_numbers
 from attnbench.results.rows import Measurement
 from benchmarks.peers.cases import OURS, Case
-from benchmarks.peers.contestants import Contestant, Request, open_worker, reason_of, say, start_anew, without
+from benchmarks.peers.contestants import Contestant, Request, say, start_anew
 from benchmarks.peers.steps import Order
-from benchmarks.peers.worker import ABSENT, WorkerError
+from benchmarks.peers.worker import ABSENT
 
 NUM_WARMUP = 6
 """Steps after the first: a captured step is recorded in the fourth."""
@@ -64,9 +65,9 @@ def _built(case: Case, request: Request, folder: Path, stack: ExitStack) -> list
         sized = parameters if peer.kind == "ours" else None
         order = Order(kind=peer.kind, overrides=overrides, options=options, parameters=sized)
         contestant = Contestant("peers", peer.name, order, folder)
-        contestant.build(open_worker(folder, request, stack, None if peer.kind == case.kind else peer))
+        contestant.build(request, stack)
         trouble = contestant.trouble
-        say(f"{case.name}: {peer.name}: " + (_described(contestant.built) if trouble is None else reason_of(trouble)))
+        say(f"{case.name}: {peer.name}: " + (_described(contestant.built) if trouble is None else str(trouble)))
         if trouble is not None and trouble.status == ABSENT:
             continue
         parameters = parameters or contestant.built.get("parameters")
@@ -100,12 +101,11 @@ def _measurements(case: Case, one: Contestant, contestants: Sequence[Contestant]
     batch = {"case": case.name, "batch_size": one.settings.train.batch_size}
     settings = batch | {"implementation": one.label}
     if one.trouble is not None:
-        yield from (without(metric, unit, settings, one.trouble) for metric, unit in UNITS.items())
+        yield from without_numbers(UNITS, settings, one.trouble.status, one.trouble.reason)
     else:
         yield _row("tokens_per_second", one.speeds(), settings)
         if peak_mib is None:
-            reason = WorkerError("unsupported", NO_DEVICE_MEMORY)
-            yield without("peak_memory_mib", "MiB", settings, reason)
+            yield from without_numbers({"peak_memory_mib": "MiB"}, settings, "unsupported", NO_DEVICE_MEMORY)
         else:
             yield Measurement(metric="peak_memory_mib", value=peak_mib, unit="MiB", settings=settings)
         seconds = one.built["first_step_seconds"]
@@ -115,7 +115,7 @@ def _measurements(case: Case, one: Contestant, contestants: Sequence[Contestant]
             continue
         settings, trouble = batch | {"peer": peer.label}, one.trouble or peer.trouble
         if trouble is not None:
-            yield without("tokens_per_second_ratio", "", settings, trouble)
+            yield from without_numbers({"tokens_per_second_ratio": ""}, settings, trouble.status, trouble.reason)
         else:
             yield _row("tokens_per_second_ratio", speed_ratios(one.speeds(), peer.speeds()), settings)
 

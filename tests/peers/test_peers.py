@@ -183,16 +183,15 @@ def test_a_signal_ends_the_command_and_its_workers(number, tmp_path, overrides):
     process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
     assert [line.split(": ")[1] for line in lines] == ["plain GPT", "attnbench"]
-    assert len(children) == 2
-    if number == signal.SIGKILL:
-        deadline = time.monotonic() + 5
-        while any(map(is_running, children)):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        return
-    assert process.returncode == 128 + number
-    assert re.fullmatch(r"interrupted; what was measured is in \S+peers\n", stderr)
-    assert not [child for child in children if Path(f"/proc/{child}").exists()]
+    # The third is multiprocessing's own, which ends soon after its parent.
+    assert len(children) == 3
+    deadline = time.monotonic() + 5
+    while any(map(is_running, children)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    if number != signal.SIGKILL:
+        assert process.returncode == 128 + number
+        assert re.fullmatch(r"interrupted; what was measured is in \S+peers\n", stderr)
 
 
 def test_ours_and_a_peer_take_turns_and_end_as_rows_and_a_page(run_little, tmp_path, monkeypatch, capsys):
@@ -261,13 +260,13 @@ def test_a_peer_that_does_not_answer_in_time_has_failed_and_is_gone(tmp_path):
         with pytest.raises(WorkerError, match=r"no answer to build within 0\.2 s; --limit") as caught:
             worker.ask("build", order={})
         assert caught.value.status == "failed"
-        assert worker._process.wait(timeout=10) == -signal.SIGKILL
+        assert worker.child.exit_code() == -signal.SIGKILL
 
 
 def test_a_failure_here_waits_for_no_peer(tmp_path):
     with pytest.raises(KeyboardInterrupt), Worker(tmp_path / "log", tmp_path) as worker:
         raise KeyboardInterrupt
-    assert worker._process.returncode == -signal.SIGKILL
+    assert worker.child.exit_code() == -signal.SIGKILL
 
 
 @pytest.mark.slow
@@ -367,7 +366,7 @@ def test_on_a_gpu_the_captured_step_counts_its_pools_and_trains_like_the_referen
 def test_the_clock_starts_when_the_compiler_s_parts_are_imported():
     parts = ("torch._dynamo.backends.inductor", "torch._inductor.codegen.cuda_combined_scheduling")
     script = (
-        "import sys\nfrom benchmarks.peers.worker import _import_compiler\n_import_compiler()\n"
+        "import sys\nfrom benchmarks.peers.session import _import_compiler\n_import_compiler()\n"
         f"sys.exit(not all(name in sys.modules for name in {(*parts, 'triton.compiler.code_generator')!r}))"
     )
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0

@@ -1,7 +1,10 @@
 """Device, inputs and tolerances of the tests of kernels."""
 
+import warnings
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from types import FunctionType
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ interpreted = pytest.mark.skipif(DEVICE == "cuda", reason="of mixers on the CPU,
 def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     """The same numbers on every device, rounded to `dtype`."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
 
 
 def assert_near(actual: Tensor, expected: Tensor, tolerance: float, what: str = "", *, smallest: float = 0.0) -> None:
@@ -26,6 +29,55 @@ def assert_near(actual: Tensor, expected: Tensor, tolerance: float, what: str = 
     error = (actual.detach().double() - expected.double()).norm()
     scale = expected.detach().double().norm().clamp(min=smallest)
     assert error <= tolerance * scale, f"{what}: {float(error):.2e} of {float(scale):.2e}"
+
+
+def assert_definition(
+    operator: Callable[..., Any],
+    definition: Callable[..., Any],
+    tensors: Sequence[Tensor | None],
+    tolerance: float,
+    *,
+    gradient_parts: int = 1,
+) -> None:
+    """Hold an operator's outputs, and its gradients under a random weighting of them, against a definition in float64.
+
+    `gradient_parts`: compare so many equal parts of a gradient's last axis apart.
+    """
+    wide = [None if x is None else x.detach().double().requires_grad_(x.requires_grad) for x in tensors]
+    actual, expected = (y if isinstance(y, tuple) else (y,) for y in (operator(*tensors), definition(*wide)))
+    for own, other in zip(actual, expected, strict=True):
+        assert_near(own, other, tolerance)
+    weighted = [index for index, y in enumerate(actual) if y.requires_grad]
+    weights = [normal(*actual[index].shape, dtype=actual[index].dtype, seed=90 + index) for index in weighted]
+    leaves = [index for index, x in enumerate(tensors) if x is not None and x.requires_grad]
+    gradients = torch.autograd.grad([actual[i] for i in weighted], [tensors[i] for i in leaves], weights)
+    upstream = [x.double() for x in weights]
+    exact = torch.autograd.grad([expected[i] for i in weighted], [wide[i] for i in leaves], upstream)
+    for leaf, gradient, other in zip(leaves, gradients, exact, strict=True):
+        assert gradient.dtype == tensors[leaf].dtype
+        # One key has no score to learn, one position no decay: their gradients are rounding.
+        smallest = float(sum(x.double().norm() for x in weights)) if float(other.norm()) <= 1e-3 else 0.0
+        if gradient_parts > 1:
+            smallest = max(smallest, 0.1 * float(other.norm()))
+        parts = zip(gradient.chunk(gradient_parts, dim=-1), other.chunk(gradient_parts, dim=-1), strict=True)
+        for own, part in parts:
+            assert_near(own, part, tolerance, f"gradient of input {leaf}", smallest=smallest)
+
+
+def assert_stacked(
+    function: Callable[..., Tensor], tensors: Sequence[Tensor], in_dims: Sequence[int | None], tolerance: float = 1e-5
+) -> None:
+    """Hold `function` under vmap against a call for each element of the stack, in outputs and gradients."""
+    with warnings.catch_warnings():
+        # An operator without a batching rule runs in a loop and warns.
+        warnings.simplefilter("error", UserWarning)
+        stacked = torch.vmap(function, tuple(in_dims))(*tensors)
+    pairs = list(zip(tensors, in_dims, strict=True))
+    alone = [function(*(x if d is None else x.select(d, run) for x, d in pairs)) for run in range(len(stacked))]
+    leaves = [x for x in tensors if x.requires_grad]
+    results = [(y, *torch.autograd.grad(y.square().sum(), leaves)) for y in (stacked, torch.stack(alone))]
+    for own, other in zip(*results, strict=True):
+        assert_near(own, other, tolerance)
 
 
 def patch_language_once() -> None:

@@ -80,3 +80,21 @@ def check_against_definition(mixer: Mixer, length: int) -> None:
     """Hold outputs and gradients in float32 against the definition, as the doctor does."""
     deviation = compare(by_backend(mixer, length, "float32", CASE), by_definition(mixer, length, CASE), CASE)
     assert deviation.is_within(TOLERANCES["float32"]), deviation
+
+
+def check_compiles_and_stacks(mixer: Mixer) -> None:
+    """Compile a mixer as one graph and stack it under vmap: outputs and gradients stay those of the mixer."""
+    x, parameters = example_input(2, 20), dict(mixer.named_parameters())
+    torch.compiler.reset()
+    compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True)
+    expected, actual = (form(x)[0].square().sum() for form in (mixer, compiled))
+    torch.testing.assert_close(actual, expected)
+    alone, own = (torch.autograd.grad(loss, list(parameters.values())) for loss in (expected, actual))
+    torch.testing.assert_close(own, alone)
+    stacked = {name: torch.stack([value, 1.2 * value]).detach() for name, value in parameters.items()}
+    stacked = {name: value.requires_grad_() for name, value in stacked.items()}
+    losses = torch.vmap(lambda values: torch.func.functional_call(mixer, values, (x,))[0].square().sum())(stacked)
+    torch.testing.assert_close(losses[0], expected)
+    gradients = torch.autograd.grad(losses.sum(), list(stacked.values()))
+    for name, gradient, other in zip(parameters, gradients, alone, strict=True):
+        assert_near(gradient[0], other, 1e-4, name)

@@ -1,12 +1,10 @@
 """The gated delta rule's kernels against its definition in float64: through Triton's interpreter on a CPU, in both
 forms, and on a GPU at full widths, where a compiler can be wrong."""
 
-import warnings
-
 import pytest
 import torch
-from kernel_checks import DEVICE, assert_near, interpreted
-from mixer_building import build, check_against_definition, example_input
+from kernel_checks import DEVICE, assert_definition, assert_near, assert_stacked, interpreted
+from mixer_building import build, check_against_definition, check_compiles_and_stacks, example_input
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -15,13 +13,12 @@ from attnbench.kernels.delta_rule_launch import DeltaRule
 from attnbench.kernels.delta_rule_step import gated_delta_rule_step
 from attnbench.kernels.gated_delta_rule import gated_delta_rule, gated_delta_rule_forward
 from attnbench.mixers.contract import in_pieces
-from attnbench.mixers.gated_deltanet import MAX_FORGETTING, GatedDeltaNet
+from attnbench.mixers.gated_deltanet import MAX_FORGETTING
 from attnbench.ops.delta_rule import recurrent_gated_delta_rule, unit_length
 from attnbench.settings.errors import UserError
 
 # Triton's interpreter cuts bfloat16 off where a GPU rounds, which is twice as far.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2 if torch.cuda.is_available() else 6e-2}
-LENGTHS = (1, 31, 33, 65, 133)
 both_forms = pytest.mark.parametrize("parallel", [False, True])
 
 
@@ -73,47 +70,33 @@ def kernels(mixed: Tensor, log_decay: Tensor, beta: Tensor, memory: Tensor, unit
 
 
 def check(inputs: list[Tensor], *, unit: bool, parallel: bool, given: bool) -> None:
-    """Outputs and all gradients."""
-    tolerance = TOLERANCE[inputs[0].dtype]
-    wide = [x.detach().double().requires_grad_() for x in inputs]
-    expected = definition(*wide[:3], wide[3] if given else torch.zeros_like(wide[3]), unit)
-    actual = kernels(*inputs, unit, parallel, given)
-    loss, expected_loss = torch.zeros(()), torch.zeros(())
-    for name, own, other in zip(("output", "memory"), actual, expected, strict=True):
-        if own is None:
-            assert name == "memory"
-            assert not given
-            continue
-        assert_near(own, other, tolerance, name)
-        weight = torch.randn(other.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(other)
-        loss, expected_loss = loss + (own * weight.to(own.dtype)).sum(), expected_loss + (other * weight).sum()
-    loss.backward()
-    expected_loss.backward()
-    for name, own, other in zip(("mixed", "log decay", "beta", "first memory"), inputs, wide, strict=True):
-        if name == "first memory" and not given:
-            continue
-        assert own.grad is not None, name
-        assert own.grad.dtype == own.dtype, name
-        # A single position has no decay to learn: its gradient is rounding.
-        assert_near(own.grad, other.grad, tolerance, f"gradient of {name}", smallest=0.1)
+    """Outputs and all gradients; without a memory that of the definition is zero."""
+    memory = inputs[3] if given else torch.zeros_like(inputs[3])
+
+    def kernel(*tensors: Tensor) -> tuple[Tensor, ...]:
+        output, last = kernels(*tensors, *([] if given else [memory]), unit, parallel, given)
+        assert (last is None) != given
+        return (output, last) if given else (output,)
+
+    def exact(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return definition(*tensors, *([] if given else [memory.double()]), unit)[: 1 + given]
+
+    assert_definition(kernel, exact, inputs if given else inputs[:3], TOLERANCE[inputs[0].dtype])
 
 
+# Around the border of a chunk of 32, of the long chunks of 64 that wide heads have, and over several with a ragged end.
 @both_forms
-@pytest.mark.parametrize("length", LENGTHS)
-def test_kernels_are_the_definition_at_awkward_lengths(length, parallel):
-    check(rule_inputs(length, 16, 16), unit=True, parallel=parallel, given=False)
-
-
-@both_forms
-@pytest.mark.parametrize("length", [1, 63, 65])
-def test_kernels_are_the_definition_in_the_long_chunks_of_wide_heads(length, parallel):
-    check(rule_inputs(length, 64, 64, num_heads=1), unit=True, parallel=parallel, given=True)
-
-
-@both_forms
-@pytest.mark.parametrize(("key_width", "value_width"), [(32, 16), (16, 48), (16, 128), (64, 16), (128, 32)])
-def test_kernels_are_the_definition_at_other_widths_and_from_a_memory(key_width, value_width, parallel):
-    check(rule_inputs(70, key_width, value_width, num_heads=1, batch=2), unit=True, parallel=parallel, given=True)
+@pytest.mark.parametrize(
+    ("length", "key_width", "value_width", "num_heads", "batch", "given"),
+    [
+        *((length, 16, 16, 2, 1, False) for length in (1, 31, 33, 133)),
+        *((length, 64, 64, 1, 1, True) for length in (1, 63, 65)),
+        *((40, *widths, 1, 2, True) for widths in ((32, 16), (16, 48), (16, 128), (64, 16), (128, 32))),
+    ],
+)
+def test_kernels_are_the_definition(length, key_width, value_width, num_heads, batch, given, parallel):
+    inputs = rule_inputs(length, key_width, value_width, num_heads=num_heads, batch=batch)
+    check(inputs, unit=True, parallel=parallel, given=given)
 
 
 @both_forms
@@ -149,10 +132,9 @@ def test_kernels_in_bfloat16(key_width, value_width, num_heads, parallel):
 
 @both_forms
 def test_decay_to_nothing_and_beta_of_nothing_stay_finite(parallel):
-    inputs = rule_inputs(133, 16, 16)
-    inputs[1] = torch.full_like(inputs[1], -80.0).requires_grad_()
-    inputs[2] = torch.zeros_like(inputs[2]).requires_grad_()
-    check(inputs, unit=True, parallel=parallel, given=True)
+    mixed, log_decay, beta, memory = rule_inputs(70, 16, 16)
+    nothing = [torch.full_like(log_decay, -80.0).requires_grad_(), torch.zeros_like(beta).requires_grad_()]
+    check([mixed, *nothing, memory], unit=True, parallel=parallel, given=True)
 
 
 @both_forms
@@ -200,32 +182,14 @@ def test_the_operator_is_a_proper_one():
 def test_stacked_calls_are_each_alone(unmapped, parallel):
     inputs = [x.detach() for x in rule_inputs(20, 16, 16, num_heads=1, batch=2)]
     stacked = [x if axis == unmapped else torch.stack([x, 1.5 * x], dim=1) for axis, x in enumerate(inputs)]
-    stacked = [x.requires_grad_() for x in stacked]
-    in_dims = tuple(None if axis == unmapped else 1 for axis in range(4))
 
     def loss(*tensors: Tensor) -> Tensor:
         output, last = kernels(*tensors, True, parallel, True)
         assert last is not None
         return output.square().sum() + last.square().sum()
 
-    with warnings.catch_warnings():
-        # An operator without a batching rule runs in a loop and warns.
-        warnings.simplefilter("error", UserWarning)
-        losses = torch.vmap(loss, in_dims)(*stacked)
-        losses.sum().backward()
-    gradients = []
-    for run, factor in enumerate((1, 1.5)):
-        alone = [(x if axis == unmapped else factor * x).requires_grad_() for axis, x in enumerate(inputs)]
-        alone = [x.detach().clone().requires_grad_() for x in alone]
-        expected = loss(*alone)
-        torch.testing.assert_close(losses[run], expected)
-        expected.backward()
-        gradients.append([x.grad for x in alone])
-    for axis, x in enumerate(stacked):
-        first, second = gradients[0][axis], gradients[1][axis]
-        both = first + second if axis == unmapped else torch.stack([first, second], dim=1)
-        assert x.grad is not None
-        assert_near(x.grad, both, 1e-5, f"input {axis}")
+    in_dims = [None if axis == unmapped else 1 for axis in range(4)]
+    assert_stacked(loss, [x.requires_grad_() for x in stacked], in_dims)
 
 
 def test_the_operator_reports_the_flops_of_the_recurrence():
@@ -238,8 +202,9 @@ def test_the_operator_reports_the_flops_of_the_recurrence():
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("unit", [True, False])
-@pytest.mark.parametrize(("key_width", "value_width"), [(16, 16), (64, 48), (128, 128), (256, 64)])
+@pytest.mark.parametrize(
+    ("key_width", "value_width", "unit"), [(16, 16, False), (64, 48, True), (128, 128, True), (256, 64, False)]
+)
 def test_a_step_is_the_definition_s_and_leaves_the_memory_after_it(key_width, value_width, unit, dtype):
     mixed, log_decay, beta, memory = (
         x.detach() for x in rule_inputs(3, key_width, value_width, num_heads=2, batch=3, dtype=dtype)
@@ -278,25 +243,7 @@ def test_the_mixer_on_kernels_is_its_definition(change):
 
 @interpreted
 def test_the_mixer_on_kernels_compiles_and_stacks():
-    mixer, x = build("gated_deltanet", backend="triton"), example_input(2, 20)
-    assert isinstance(mixer, GatedDeltaNet)
-    torch.compiler.reset()
-    compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True)
-    expected, actual = mixer(x)[0], compiled(x)[0]
-    torch.testing.assert_close(actual, expected)
-    own = torch.autograd.grad(actual.square().sum(), list(mixer.parameters()))
-    for gradient, other in zip(
-        own, torch.autograd.grad(expected.square().sum(), list(mixer.parameters())), strict=True
-    ):
-        torch.testing.assert_close(gradient, other)
-    stacked = {name: torch.stack([value, 1.2 * value]).detach() for name, value in mixer.named_parameters()}
-    stacked = {name: value.requires_grad_() for name, value in stacked.items()}
-    losses = torch.vmap(lambda values: torch.func.functional_call(mixer, values, (x,))[0].square().sum())(stacked)
-    losses.sum().backward()
-    torch.testing.assert_close(losses[0], expected.square().sum())
-    for gradient, (name, value) in zip(own, stacked.items(), strict=True):
-        assert value.grad is not None
-        assert_near(value.grad[0], gradient, 1e-4, name)
+    check_compiles_and_stacks(build("gated_deltanet", backend="triton"))
 
 
 @pytest.mark.gpu

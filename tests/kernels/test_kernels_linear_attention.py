@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from kernel_checks import DEVICE, assert_near, normal
+from kernel_checks import DEVICE, assert_definition, assert_stacked, interpreted, normal
 from mixer_building import assert_near as assert_near_everywhere
-from mixer_building import build, check_against_definition, example_input
+from mixer_building import build, check_against_definition, check_compiles_and_stacks, example_input
 from torch import Tensor
 
 from attnbench.kernels import linear_attention as kernels
@@ -42,24 +42,22 @@ def packed(batch: int, length: int, heads: int, width: int, feature_map: str, dt
 def check(
     length: int, width: int, feature_map: str, dtype: torch.dtype, *, state: bool = False, batch=1, heads=2
 ) -> None:
-    mixed = packed(batch, length, heads, width, feature_map, dtype)
-    upstream = normal(batch, length, heads, width, dtype=dtype, seed=1)
+    """Parts of the gradient apart: that of the value is the largest, that of the first query zero."""
     memory = normal(batch, heads, width, width, seed=2) if state else None
     normaliser = normal(batch, heads, width, seed=3).abs() if state else None
-    exact = mixed.double().requires_grad_()
-    wide = (None if x is None else x.double() for x in (memory, normaliser))
-    expected = definition(exact, *wide, heads, feature_map)
-    mixed.requires_grad_()
-    actual = linear_attention(mixed, memory, normaliser, heads, feature_map, EPS)
-    assert actual[0].dtype == dtype
-    for own, other in zip(actual, expected, strict=True):
-        assert_near(own, other, TOLERANCE[dtype])
-    (gradient,) = torch.autograd.grad(actual[0], mixed, upstream)
-    (other,) = torch.autograd.grad(expected[0], exact, upstream.double())
-    # Each part on its own: that of the value is the largest, that of the first query zero.
-    scale = 0.1 * float(other.norm())
-    for own, of_part in zip(gradient.chunk(3, dim=2), other.chunk(3, dim=2), strict=True):
-        assert_near(own, of_part, TOLERANCE[dtype], smallest=scale)
+
+    def operator(mixed: Tensor, *given: Tensor | None) -> tuple[Tensor, ...]:
+        mixture, *last = linear_attention(mixed, *given, heads, feature_map, EPS)
+        assert mixture.dtype == dtype
+        return mixture, *(x.detach() for x in last)
+
+    assert_definition(
+        operator,
+        lambda *given: definition(*given, heads, feature_map),
+        [packed(batch, length, heads, width, feature_map, dtype).requires_grad_(), memory, normaliser],
+        TOLERANCE[dtype],
+        gradient_parts=3,
+    )
 
 
 # Around the border of a chunk, and over several with a ragged end.
@@ -132,14 +130,12 @@ def test_stacked_inputs_under_vmap(state):
     memory = normal(2, 2, 16, 16) if state else None
     normaliser = normal(3, 2, 2, 16).abs() if state else None
 
-    def loss(mixed: Tensor, memory: Tensor | None, normaliser: Tensor | None) -> Tensor:
-        return linear_attention(mixed, memory, normaliser, 2, "elu", EPS)[0].pow(3).sum((-4, -3, -2, -1))
-
-    losses = torch.vmap(loss, (1, None, 0 if state else None))(mixed, memory, normaliser)
-    runs = torch.stack([loss(mixed[:, i], memory, None if normaliser is None else normaliser[i]) for i in range(3)])
-    torch.testing.assert_close(losses, runs)
-    fast = torch.autograd.grad(losses.sum(), mixed)
-    torch.testing.assert_close(fast, torch.autograd.grad(runs.sum(), mixed))
+    tensors = [x for x in (mixed, memory, normaliser) if x is not None]
+    assert_stacked(
+        lambda mixed, *given: linear_attention(mixed, *(given or (None, None)), 2, "elu", EPS)[0],
+        tensors,
+        (1, None, 0)[: len(tensors)],
+    )
 
 
 def test_a_gradient_through_states_is_refused():
@@ -157,7 +153,7 @@ def test_what_has_no_kernel_is_refused(width, dtype):
 OPTIONS = ({}, {"feature_map": "relu"}, {"feature_map": "softmax"}, {"qk_norm": True}, {"conv_size": 4})
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="test_gpu.py has it compiled")
+@interpreted
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_mixer_by_kernel_is_its_definition_in_pieces_too(options):
     mixer, x = build("linear", backend="triton", **options), example_input(2, 70)
@@ -166,20 +162,9 @@ def test_the_mixer_by_kernel_is_its_definition_in_pieces_too(options):
         assert_near_everywhere(in_pieces(mixer, x, (33, 1, 36)), mixer(x)[0], 2e-5)
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="test_gpu.py has it compiled")
+@interpreted
 def test_the_mixer_by_kernel_compiles_without_a_break_and_stacks():
-    mixer, x = build("linear", backend="triton"), example_input(2, 20)
-    torch.compiler.reset()
-    compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True)
-    compiled(x)[0].square().sum().backward()
-    fast = {name: parameter.grad for name, parameter in mixer.named_parameters()}
-    parameters = {name: parameter.detach() for name, parameter in mixer.named_parameters()}
-    stacked = {name: torch.stack([value, 2 * value]).requires_grad_() for name, value in parameters.items()}
-    losses = torch.vmap(lambda values: torch.func.functional_call(mixer, values, (x,))[0].square().sum())(stacked)
-    losses.sum().backward()
-    for name, gradient in fast.items():
-        assert gradient is not None
-        assert_near_everywhere(gradient, stacked[name].grad[0], 1e-5, name)
+    check_compiles_and_stacks(build("linear", backend="triton"))
 
 
 def test_a_query_keeps_its_gradient_where_later_features_are_a_million_times_larger():

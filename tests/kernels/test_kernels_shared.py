@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_checks import DEVICE, assert_near, normal
+from kernel_checks import DEVICE, assert_definition, assert_near, assert_stacked, normal
 
 from attnbench.kernels import embedding as embedding_kernel
 from attnbench.kernels import flash_launch, linear_attention
@@ -38,23 +38,12 @@ def test_float32_is_multiplied_as_torch_multiplies_it(precision, expected):
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize(("rows", "width"), [(1, 8), (33, 24), (40, 150)])
 def test_swiglu_is_silu_times_up_and_so_is_its_gradient(rows, width, dtype):
+    def definition(packed):
+        gate, up = packed.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
     packed = normal(rows, 2 * width, dtype=dtype).mul(3).requires_grad_()
-    wide = packed.detach().double().requires_grad_()
-    gate, up = wide.chunk(2, dim=-1)
-    expected, actual = F.silu(gate) * up, swiglu(packed)
-    gradient = normal(rows, width, dtype=dtype, seed=1)
-    expected.backward(gradient.double())
-    actual.backward(gradient)
-    assert_near(actual, expected, TOLERANCES[dtype])
-    assert_near(packed.grad, wide.grad, TOLERANCES[dtype])
-
-
-def test_swiglu_of_stacked_models_is_that_of_each():
-    packed = normal(3, 5, 16).requires_grad_()
-    torch.vmap(swiglu)(packed).square().sum().backward()
-    one = packed.detach()[1].clone().requires_grad_()
-    swiglu(one).square().sum().backward()
-    assert_near(packed.grad[1], one.grad, 1e-6)
+    assert_definition(swiglu, definition, [packed], TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
@@ -71,16 +60,14 @@ def test_the_loss_and_its_gradients_are_those_of_the_logits(
     weight.requires_grad_()
     targets = torch.arange(27, device=DEVICE) * 7 % num_symbols
     labels = (torch.arange(27, device=DEVICE) % 3).float() if is_weighted else None
-    actual, *_ = linear_cross_entropy(x, weight, targets, labels, True)
-    (0.3 * actual).backward()
-    wide_x = x.detach().double().requires_grad_()
-    wide_weight = weight.detach().to(dtype).double().requires_grad_()
-    nats_N = F.cross_entropy(wide_x @ wide_weight.T, targets, reduction="none")
-    expected = nats_N.sum() if labels is None else (nats_N * labels).sum()
-    (0.3 * expected).backward()
-    assert_near(actual, expected, TOLERANCES[dtype])
-    assert_near(x.grad, wide_x.grad, TOLERANCES[dtype])
-    assert_near(weight.grad, wide_weight.grad, TOLERANCES[dtype])
+
+    def definition(x_ND, weight_VD):
+        nats_N = F.cross_entropy(x_ND @ weight_VD.T, targets, reduction="none")
+        return nats_N.sum() if labels is None else (nats_N * labels).sum()
+
+    tensors = [x, weight.to(dtype).float().detach().requires_grad_()]
+    loss = lambda *given: linear_cross_entropy(*given, targets, labels, True)[0]  # noqa: E731
+    assert_definition(loss, definition, tensors, TOLERANCES[dtype])
 
 
 def test_the_loss_without_gradient_is_that_of_the_house():
@@ -89,21 +76,6 @@ def test_the_loss_without_gradient_is_that_of_the_house():
     total, of_x, of_weight = linear_cross_entropy(x, weight, targets, None, False)
     assert_near(total, cross_entropy(x @ weight.T, targets), 1e-5)
     assert of_x.numel() == of_weight.numel() == 0
-
-
-def test_the_loss_of_stacked_models_is_that_of_each():
-    x, weight = normal(3, 9, 16).requires_grad_(), normal(3, 20, 16, seed=1)
-    weight.requires_grad_()
-    targets = torch.arange(9, device=DEVICE)
-
-    def nats(x_ND, weight_VD):
-        return linear_cross_entropy(x_ND, weight_VD, targets, None, True)[0]
-
-    torch.vmap(nats)(x, weight).sum().backward()
-    one, own = x.detach()[1].clone().requires_grad_(), weight.detach()[1].clone().requires_grad_()
-    nats(one, own).backward()
-    assert_near(x.grad[1], one.grad, 1e-6)
-    assert_near(weight.grad[1], own.grad, 1e-6)
 
 
 @pytest.mark.parametrize("operator", ["swiglu", "linear_cross_entropy", "embed"])
@@ -126,34 +98,20 @@ def test_the_compiler_sees_through_the_operators(operator):
 @pytest.mark.parametrize(("heads", "groups", "width"), [(2, 2, 16), (4, 2, 24)])
 def test_split_and_rotated_is_what_the_layers_make_of_the_projection(heads, groups, width, dtype):
     packed = normal(2, 37, (heads + 2 * groups) * width, dtype=dtype).requires_grad_()
-    wide = packed.detach().double().requires_grad_()
     angles = rotation(37, width, 0, 10000.0, packed.device)
-    actual = split_rotated(packed, angles, heads, groups)
-    parts = [
-        part.unflatten(-1, (-1, width)) for part in wide.split([heads * width, groups * width, groups * width], dim=-1)
-    ]
-    expected = rotate(parts[0], angles), rotate(parts[1], angles), parts[2]
-    gradients = [normal(*x.shape, dtype=dtype, seed=seed) for seed, x in enumerate(expected)]
-    # As views too, which is how attention hands them over.
+
+    def definition(packed):
+        parts = packed.split([heads * width, groups * width, groups * width], dim=-1)
+        query, key, value = (part.unflatten(-1, (-1, width)) for part in parts)
+        return rotate(query, angles), rotate(key, angles), value
+
+    assert_definition(lambda x: split_rotated(x, angles, heads, groups), definition, [packed], TOLERANCES[dtype])
+    # As views too, which is how attention hands gradients over.
+    parts = split_rotated(packed, angles, heads, groups)
+    gradients = [normal(*x.shape, dtype=dtype, seed=seed) for seed, x in enumerate(parts)]
     views = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in gradients]
-    torch.autograd.backward(actual, views)
-    torch.autograd.backward(expected, [x.double() for x in gradients])
-    for own, other in zip((*actual, packed.grad), (*expected, wide.grad), strict=True):
-        assert_near(own, other, TOLERANCES[dtype])
-
-
-def test_stacked_models_are_split_and_rotated_as_each():
-    packed = normal(3, 2, 5, 48).requires_grad_()
-    angles = rotation(5, 16, 0, 10000.0, packed.device)
-
-    def function(packed_BTC):
-        query, key, value = split_rotated(packed_BTC, angles, 1, 1)
-        return (query * key * value).sum()
-
-    torch.vmap(function)(packed).sum().backward()
-    one = packed.detach()[1].clone().requires_grad_()
-    function(one).backward()
-    assert_near(packed.grad[1], one.grad, 1e-6)
+    whole, own = (torch.autograd.grad(parts, packed, given, retain_graph=True)[0] for given in (gradients, views))
+    assert torch.equal(own, whole)
 
 
 def tokens_of(num_rows, num_symbols, seed=0):
@@ -182,14 +140,16 @@ def test_a_token_without_a_row_is_not_a_number():
     assert rows.isnan().all(1).tolist() == [False, True, True, False]
 
 
-def test_rows_of_stacked_models_are_those_of_each():
-    tokens, weight = tokens_of(3 * 9, 12).view(3, 9), normal(3, 12, 16).requires_grad_()
-    scale = normal(9, 16, seed=1)
+def test_stacked_models_are_each_alone():
+    targets, angles = torch.arange(9, device=DEVICE), rotation(5, 16, 0, 10000.0, torch.device(DEVICE))
+    tokens, x, weight = tokens_of(3 * 9, 20).view(3, 9), normal(3, 9, 16).requires_grad_(), normal(3, 20, 16, seed=1)
+    weight.requires_grad_()
 
-    def function(tokens_N, weight_VD):
-        return (embed(tokens_N, weight_VD, torch.float32) * scale).sum()
+    def turned(packed):
+        query, key, value = split_rotated(packed, angles, 1, 1)
+        return query * key * value
 
-    torch.vmap(function)(tokens, weight).sum().backward()
-    one = weight.detach()[1].clone().requires_grad_()
-    function(tokens[1], one).backward()
-    assert_near(weight.grad[1], one.grad, 1e-6)
+    assert_stacked(swiglu, [x], [0])
+    assert_stacked(lambda *given: linear_cross_entropy(*given, targets, None, True)[0], [x, weight], [0, 0])
+    assert_stacked(turned, [normal(3, 2, 5, 48).requires_grad_()], [0])
+    assert_stacked(lambda *given: embed(*given, torch.float32), [tokens, weight], [0, 0])

@@ -3,10 +3,16 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_checks import DEVICE, assert_near, normal
+from kernel_checks import DEVICE, assert_definition, assert_stacked, normal
 from torch import Tensor
 
-from attnbench.kernels.short_convolution import convolve, launch_backward, launch_forward, short_convolution
+from attnbench.kernels.short_convolution import (
+    BLOCKS,
+    convolve,
+    launch_backward,
+    launch_forward,
+    short_convolution,
+)
 from attnbench.mixers import layers
 from attnbench.mixers.layers import ShortConvolution
 
@@ -24,21 +30,14 @@ def definition(x_BTC: Tensor, weight_CW: Tensor, history_BWC: Tensor | None, sil
 
 def check(batch: int, length: int, channels: int, size: int, dtype: torch.dtype, silu: bool, history: bool) -> None:
     """Weights stay in float32, as a model's do under autocast."""
-    inputs = [
-        normal(batch, length, channels, dtype=dtype),
-        normal(channels, size, seed=1),
-    ]
+    inputs = [normal(batch, length, channels, dtype=dtype), normal(channels, size, seed=1)]
     past = normal(batch, size - 1, channels, dtype=dtype, seed=2) if history else None
-    upstream = normal(batch, length, channels, dtype=dtype, seed=3)
-    exact = [x.double().requires_grad_() for x in inputs]
-    inputs = [x.requires_grad_() for x in inputs]
-    expected = definition(*exact, None if past is None else past.double(), silu)
-    actual = short_convolution(*inputs, past, silu)
-    assert actual.dtype == dtype
-    assert_near(actual, expected, TOLERANCE[dtype])
-    gradients = torch.autograd.grad(actual, inputs, upstream)
-    for gradient, other in zip(gradients, torch.autograd.grad(expected, exact, upstream.double()), strict=True):
-        assert_near(gradient, other, TOLERANCE[dtype])
+    assert_definition(
+        lambda *tensors: short_convolution(*tensors, silu),
+        lambda *tensors: definition(*tensors, silu),
+        [*(x.requires_grad_() for x in inputs), past],
+        TOLERANCE[dtype],
+    )
 
 
 # Around the border of a segment of 64 positions, and over several with a ragged end.
@@ -68,8 +67,6 @@ def test_nothing_is_left_unwritten(monkeypatch):
 
     monkeypatch.setattr(torch, "empty_like", filled)
     x, weight = normal(2, 70, 20), normal(1, 20, 4, seed=1)
-    from attnbench.kernels.short_convolution import BLOCKS
-
     assert launch_forward(x, weight, None, True, BLOCKS).isfinite().all()
     assert all(gradient.isfinite().all() for gradient in launch_backward(x, x, weight, None, True, BLOCKS))
 
@@ -89,23 +86,7 @@ def test_stacked_weights_and_inputs_under_vmap(unmapped):
     if unmapped is not None:
         tensors[unmapped], in_dims[unmapped] = tensors[unmapped][0], None
     x, weight, history = (tensor.requires_grad_(i < 2) for i, tensor in enumerate(tensors))
-
-    def loss(x: Tensor, weight: Tensor, history: Tensor) -> Tensor:
-        return short_convolution(x, weight, history, True).pow(3).sum((-3, -2, -1))
-
-    losses = torch.vmap(loss, tuple(in_dims))(x, weight, history)
-    runs = [
-        loss(
-            *(
-                tensor if axis is None else tensor[run]
-                for tensor, axis in zip((x, weight, history), in_dims, strict=True)
-            )
-        )
-        for run in range(2)
-    ]
-    torch.testing.assert_close(losses, torch.stack(runs))
-    fast = torch.autograd.grad(losses.sum(), (x, weight))
-    torch.testing.assert_close(fast, torch.autograd.grad(torch.stack(runs).sum(), (x, weight)))
+    assert_stacked(lambda *given: short_convolution(*given, True), (x, weight, history), in_dims)
 
 
 def test_a_gradient_for_the_history_is_refused():

@@ -1,7 +1,9 @@
 """Paths that several tests need."""
 
+import gc
 import logging
 import os
+import random
 import runpy
 import sys
 import tempfile
@@ -44,6 +46,43 @@ def asks_nothing_of_the_network() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def root() -> Path:
     return ROOT
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leaves_loaded_modules_out_of_garbage_collection() -> None:
+    """Save every measurement, which begins with a collection, a third of a second."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory) -> Path:
+    """A corpus that small models learn something from in a few steps."""
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text(" ".join(random.Random(0).choices(["cat", "dog", "runs", "over", "green", "tree"], k=8000)))
+    return path
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Compute sums in one order, so that runs of equal numbers are equal to the last bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def given_ceiling(monkeypatch) -> None:
+    """Save throughput a second of matrix products, whose speed is its unit of arithmetic."""
+    monkeypatch.setattr("attnbench.evals.throughput.matrix_product_ceiling", lambda device, precision: 0.1)
+
+
+@pytest.fixture
+def without_charts(monkeypatch) -> None:
+    """Let reports have empty charts: drawing them takes seconds."""
+    monkeypatch.setattr("attnbench.report.charts.to_svg", lambda specification, plot: "<svg/>")
+    monkeypatch.setattr("attnbench.report.charts.to_png", lambda svg: b"")
 
 
 @pytest.fixture(autouse=True)

@@ -89,8 +89,12 @@ def _composed(words: tuple[str, ...]) -> RunSettings:
 def in_this_process(function: Callable[[Any], object], items: Iterable[Any], **_: object) -> Iterator[Outcome]:
     """Stand in for `run_in_processes`: workers would each import everything, and are tested elsewhere."""
     for item in items:
-        function(item)
-        yield Outcome(item=item, seconds=1.0, error=None)
+        error = None
+        try:
+            function(item)
+        except Exception as failure:
+            error = str(failure)
+        yield Outcome(item=item, seconds=1.0, error=error)
 
 
 def identity_of(**changed: Any) -> Identity:

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ class Import(NamedTuple):
         return f"{self.file}:{self.line} imports {self.name}"
 
 
+@cache
 def imports(package: Path) -> list[Import]:
     """All imports of a package's files, from a name of the package itself (its __init__) none."""
     found = [found for path in sorted(package.rglob("*.py")) for found in imports_of(path, package)]

@@ -10,9 +10,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,12 @@ import pytest
 import torch
 import yaml
 from probe_settings import smoke_words
-from small import mixer_settings, python_path
+from small import comparison_settings, compose_once, in_this_process, mixer_settings, python_path
 
-from attnbench.cli import compose as config
 from attnbench.comparison import cells, compare
 from attnbench.comparison.cells import Cell
 from attnbench.comparison.progress import Progress
-from attnbench.machine.processes import Outcome, run_in_processes
+from attnbench.machine.processes import Outcome
 from attnbench.mixers.flash import Flash
 from attnbench.model.language_model import function_of
 from attnbench.report.inputs import read_inputs
@@ -35,9 +33,9 @@ from attnbench.results.job import is_whole
 from attnbench.results.rows import is_complete, read_results
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import trust
-from attnbench.settings.schema import SELECTION_SEED, ComparisonSettings, LoggerSettings, PlanSettings, RunSettings
+from attnbench.settings.schema import SELECTION_SEED, ComparisonSettings, PlanSettings
 from attnbench.verdict.ranking import families
-from attnbench.verdict.seeds import PER_RUN, figures
+from attnbench.verdict.seeds import figures
 from attnbench.verdict.summary import summary
 
 CLOCKS = ("tokens_per_second", "generator_tokens_per_second", "train_seconds", "first_step_seconds", "peak_memory_mib")
@@ -47,44 +45,21 @@ OVERRIDES = [
     *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32"),
     *("train.num_epochs=null", "train.num_steps=6", "train.batch_size=4", "train.warmup_steps=2", "data=text"),
 ]
-RATES = [1e-2, 3e-2]
+VARIANTS = {"softmax": ["attn=softmax"], "plain": ["attn=linear"]}
 GROUPS = ("copy", "training", "throughput")
+ODD = {"odd": ["attn=softmax", "attn.num_heads=3"]}
+"""A variant that no model can be built of."""
+
+pytestmark = pytest.mark.usefixtures("one_thread", "given_ceiling")
 
 
-@cache
-def composed(words: tuple[str, ...]) -> RunSettings:
-    return config.compose(words)
-
-
-def compose(words: Sequence[str]) -> RunSettings:
-    """Each command line once: Hydra takes as long for one as a little cell does."""
-    return composed(tuple(words))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    # Sums of another order have other last digits.
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "small.txt"
-    path.write_text(" ".join(random.Random(0).choices(["the", "cat", "sees", "a", "green", "tree"], k=800)))
-    return path
-
-
-def plan(text: Path, **changed: Any) -> PlanSettings:
-    evaluations = changed.get("evaluations", ["copy", "perplexity", "throughput"])
-    own = smoke_words(*evaluations, **({"copy_learning_rates": RATES} if "copy" in evaluations else {}))
+def plan(text: Path, evaluations: Iterable[str] = ("copy", "perplexity", "throughput"), **changed: Any) -> PlanSettings:
+    rates = {"copy_learning_rates": [1e-2, 3e-2]} if "copy" in evaluations else {}
     given = {
         "name": "little",
-        "overrides": [*OVERRIDES, f"data.path={text}", *own],
-        "variants": {"softmax": ["attn=softmax"], "plain": ["attn=linear"]},
-        "evaluations": evaluations,
+        "overrides": [*OVERRIDES, f"data.path={text}", *smoke_words(*evaluations, **rates)],
+        "variants": VARIANTS,
+        "evaluations": [*evaluations],
         "seeds": [0, 1],
         "probe_seeds": [0, 1],
         "learning_rates": [4e-3],
@@ -93,54 +68,57 @@ def plan(text: Path, **changed: Any) -> PlanSettings:
     return PlanSettings(**{**given, **changed})
 
 
-def settings(text: Path, outputs: Path, *, report: bool = False, rerun: bool = False, **changed) -> ComparisonSettings:
-    moved = {name: changed.pop(name, None) for name in ("exported", "imported")}
-    return ComparisonSettings(
-        plan=plan(text, **changed),
-        logger=LoggerSettings(mode="none"),
-        outputs_dir=str(outputs),
-        device="cpu",
-        rerun=rerun,
-        report=report,
-        command="python scripts/compare.py plan=little",
-        **moved,
-    )
+def settings(text: Path, outputs: Path, **changed: Any) -> ComparisonSettings:
+    """Settings of compare.py, or of its plan, changed."""
+    of_command = {name: changed.pop(name) for name in ("report", "rerun", "exported", "imported") if name in changed}
+    command = "python scripts/compare.py plan=little"
+    return comparison_settings(plan(text, **changed), outputs, command=command, **of_command)
 
 
-@pytest.fixture
-def ran(monkeypatch) -> list[Cell]:
-    """The cells that were run, here and now: processes have tests of their own."""
-    found: list[Cell] = []
-    monkeypatch.setattr(compare, "run_in_processes", in_this_process(found))
-    return found
+def compared(given: ComparisonSettings) -> Path:
+    return compare.compare(given, compose_once)
 
 
-def in_this_process(ran: list[Cell]) -> Callable[..., Iterator[Outcome]]:
-    def run(function: Callable[[Cell], None], items: Iterable[Cell], **_: object) -> Iterator[Outcome]:
+def recorder(calls: list[tuple[bool, list[Cell]]]) -> Callable[..., Iterator[Outcome]]:
+    """Stand in for `run_in_processes`; keep for each group whether every cell is to get a fresh process."""
+
+    def run(function: Callable[[Cell], None], items: Iterable[Cell], *, fresh: bool, **_: Any) -> Iterator[Outcome]:
+        calls.append((fresh, []))
         for item in items:
-            ran.append(item)
-            try:
-                function(item)
-                yield Outcome(item=item, seconds=1.0, error=None)
-            except Exception as error:
-                yield Outcome(item=item, seconds=1.0, error=str(error))
+            calls[-1][1].append(item)
+            yield from in_this_process(function, [item])
 
     return run
 
 
+@pytest.fixture
+def ran(monkeypatch) -> Callable[[], list[Cell]]:
+    """Cells that were run since this was asked last, all in this process: processes have tests of their own."""
+    calls: list[tuple[bool, list[Cell]]] = []
+    monkeypatch.setattr(compare, "run_in_processes", recorder(calls))
+
+    def since() -> list[Cell]:
+        found = [cell for _, group in calls for cell in group]
+        calls.clear()
+        return found
+
+    return since
+
+
 @pytest.fixture(scope="module")
-def whole(text, tmp_path_factory) -> tuple[Path, list[tuple[bool, list[str]]]]:
-    """A comparison in real processes; tests only read it. And how it was run: whether each cell got a fresh process."""
-    calls = []
-
-    def watched(function: Callable, items: list[Cell], *, fresh: bool, **given: Any) -> Iterator[Outcome]:
-        calls.append((fresh, [item.label for item in items]))
-        return run_in_processes(function, items, fresh=fresh, **given)
-
+def whole(text, tmp_path_factory) -> tuple[Path, list[tuple[bool, list[Cell]]]]:
+    """A finished comparison, which tests only read, and how its cells were run."""
+    calls: list[tuple[bool, list[Cell]]] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compare, "run_in_processes", watched)
-        folder = compare.compare(settings(text, tmp_path_factory.mktemp("outputs")), compose)
-    return folder, calls
+        patch.setattr(compare, "run_in_processes", recorder(calls))
+        return compared(settings(text, tmp_path_factory.mktemp("outputs"))), calls
+
+
+@pytest.fixture
+def copied(whole, tmp_path) -> Path:
+    """A copy of the finished comparison's folder, which a test may damage."""
+    folder, _ = whole
+    return Path(shutil.copytree(folder, tmp_path / "outputs" / folder.name))
 
 
 def record(folder: Path) -> dict[str, Any]:
@@ -148,71 +126,72 @@ def record(folder: Path) -> dict[str, Any]:
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    """Of the cells that comparison.json names, without what a clock or the commit says."""
-    found = []
-    for name in sorted(record(folder)["files"]):
-        for row in read_results(folder / name):
-            if row.identity.evaluation == "throughput" or row.measurement.metric in CLOCKS:
-                row.measurement.value = row.measurement.low = row.measurement.high = None
-                row.measurement.num_samples = None
-            found.append({**row.to_dict(), "environment": None, "commit": None})
-    return found
+    """Rows of the cells that comparison.json names, without what a clock or the commit says."""
+    listed = []
+    for row in (row for name in sorted(record(folder)["files"]) for row in read_results(folder / name)):
+        if row.identity.evaluation == "throughput" or row.measurement.metric in CLOCKS:
+            row.measurement.value = row.measurement.low = row.measurement.high = None
+            row.measurement.num_samples = None
+        listed.append({**row.to_dict(), "environment": None, "commit": None})
+    return listed
 
 
-def test_every_cell_is_run_once(whole):
+def groups(ran: Iterable[Cell]) -> list[str]:
+    return sorted(cell.group for cell in ran)
+
+
+def test_every_cell_is_run_once_searches_first_and_timed_ones_last(whole):
     _, calls = whole
-    labels = [label for _, group in calls for label in group]
+    labels = [cell.label for _, group in calls for cell in group]
+    variants = ("softmax", "plain")
+    scored = [label for label in labels if label.startswith("copy") and "seed" in label]
+    assert len(scored) == 4
     assert sorted(labels) == sorted(
-        [f"copy {variant}, lr {rate}, search" for variant in ("softmax", "plain") for rate in ("0.01", "0.03")]
-        + [label for label in labels if label.startswith("copy") and "seed" in label]
-        + [f"training {variant}, lr 0.004, seed {seed}" for variant in ("softmax", "plain") for seed in (0, 1)]
-        + ["throughput softmax", "throughput plain"]
+        [f"copy {variant}, lr {rate}, search" for variant in variants for rate in ("0.01", "0.03")]
+        + scored
+        + [f"training {variant}, lr 0.004, seed {seed}" for variant in variants for seed in (0, 1)]
+        + [f"throughput {variant}" for variant in variants]
     )
-    assert len([label for label in labels if label.startswith("copy") and "seed" in label]) == 4
-    # Searches first, then what is scored in the plan's order, and what is timed last.
     kinds = ["search" if "search" in label else label.split()[0] for label in labels]
-    assert [kind for kind, before in zip(kinds, [None, *kinds], strict=False) if kind != before] == [
-        "search",
-        "copy",
-        "training",
-        "throughput",
-    ]
-
-
-def test_timed_cells_run_alone_and_in_fresh_processes(whole):
-    folder, calls = whole
-    assert {label.split()[0] for fresh, group in calls for label in group if fresh} == {"throughput"}
-    assert not any(label.startswith("throughput") for fresh, group in calls for label in group if not fresh)
-    times = {}
-    for log in folder.glob("**/train.log"):
-        [last] = [path.stat().st_mtime for path in log.parent.glob("results/*.jsonl")][-1:]
-        times[log.parent.name] = ((log.parent / "config.yaml").stat().st_mtime, last)
-    timed = {name: span for name, span in times.items() if name.startswith("throughput")}
-    assert len(timed) == 2
-    for name, (start, end) in timed.items():
-        assert start < end
-        for other, (other_start, other_end) in times.items():
-            assert other == name or other_end < start or other_start > end
+    assert list(dict.fromkeys(kinds)) == ["search", "copy", "training", "throughput"]
+    assert kinds == sorted(kinds, key=list(dict.fromkeys(kinds)).index)
+    # What is timed shares the device with nothing, and a process with nothing either.
+    for fresh, group in calls:
+        assert all((cell.group == "throughput") == fresh == (not cell.shares_device) for cell in group)
 
 
 def test_what_ran_beside_others_says_so(whole):
     folder, _ = whole
-    found = [row for path in folder.glob("cells/copy-*/results/*.jsonl") for row in read_results(path)]
-    speeds = [row.measurement for row in found if row.measurement.unit == "token/s"]
+    probes = [row.measurement for path in folder.glob("cells/copy-*/results/*.jsonl") for row in read_results(path)]
+    speeds = [measurement for measurement in probes if measurement.unit == "token/s"]
     assert speeds
-    assert all(own.settings["shared_device"] for own in speeds)
-    # A language model's speed beside others would be taken for its own.
+    assert all(measurement.settings["shared_device"] for measurement in speeds)
+    # The speed of a language model that shared the device would be read as that of one that did not.
     assert not any(row["metric"] == "tokens_per_second" for row in rows(folder) if row["evaluation"] == "training")
+
+
+@pytest.mark.slow
+def test_workers_find_the_same_and_what_is_timed_runs_alone(whole, text, tmp_path):
+    folder = compared(settings(text, tmp_path))
+    assert rows(folder) == rows(whole[0])
+    times = {}
+    for config in folder.glob("**/config.yaml"):
+        ends = [path.stat().st_mtime for path in config.parent.glob("results/*.jsonl")]
+        times[config.parent.name] = (config.stat().st_mtime, max(ends))
+    timed = {name: span for name, span in times.items() if name.startswith("throughput")}
+    assert len(timed) == 2
+    for name, (start, end) in timed.items():
+        others = (span for other, span in times.items() if other != name)
+        assert all(other_end < start or other_start > end for other_start, other_end in others)
 
 
 def test_the_record_says_what_was_compared_and_how(whole):
     folder, _ = whole
     content = record(folder)
-    assert content["plan"] == "little"
-    assert content["command"] == "python scripts/compare.py plan=little"
+    assert (content["plan"], content["command"]) == ("little", "python scripts/compare.py plan=little")
     assert content["variants"] == content["rank"] == ["softmax", "plain"]
     assert content["reference"] is None
-    assert content["failures"] == []
+    assert content["failures"] == content["missing"] == []
     assert len(content["files"]) == 4 + 2 * 4 + 2
     assert all((folder / name).is_file() for name in content["files"])
     assert not any(f"seed{SELECTION_SEED}" in name for name in content["files"])
@@ -224,149 +203,129 @@ def test_the_record_says_what_was_compared_and_how(whole):
         assert rate["chosen"] in rate["grid"]
 
 
-def test_the_report_is_written_of_the_record(whole, text, ran, monkeypatch):
+def test_a_second_time_nothing_is_run_and_the_report_is_written_of_the_record(whole, text, ran, monkeypatch):
     folder, _ = whole
-    written = []
+    before, written = rows(folder), []
     monkeypatch.setattr("attnbench.report.page.write_report", written.append)
-    compare.compare(settings(text, folder.parent, report=True), compose)
-    assert written == [folder]
-
-
-def test_figures_over_its_seeds(whole):
-    folder, _ = whole
-    found = [row for name in record(folder)["files"] for row in read_results(folder / name)]
-    for figure in figures(found):
-        own = [
-            row.measurement.value
-            for row in found
-            if (row.identity.variant, row.identity.evaluation, row.measurement.metric)
-            == (figure.variant, figure.evaluation, figure.metric)
-            and figure.settings.items() <= row.measurement.settings.items()
-            and set(row.measurement.settings) <= {*figure.settings, *PER_RUN}
-        ]
-        numbers = [value for value in own if value is not None]
-        assert len(own) == (1 if figure.evaluation == "throughput" else 2)
-        if numbers:
-            assert figure.mean == pytest.approx(sum(numbers) / len(numbers))
-    scored = [figure for figure in figures(found) if figure.metric == "symbol_accuracy"]
-    assert {(figure.variant, figure.settings["length"]) for figure in scored} == {
-        (variant, length) for variant in ("softmax", "plain") for length in (2, 5)
-    }
-
-
-def test_a_second_time_nothing_is_run_and_the_rows_are_the_same(whole, text, ran):
-    folder, _ = whole
-    before = rows(folder)
-    assert compare.compare(settings(text, folder.parent), compose) == folder
-    assert ran == []
+    assert compared(settings(text, folder.parent, report=True)) == folder
+    assert (ran(), written) == ([], [folder])
     assert rows(folder) == before
 
 
-def test_a_seed_more_runs_that_seed_alone(whole, text, tmp_path, ran):
-    folder, _ = whole
-    compare.export_cells(folder, tmp_path / "rows.jsonl")
-    own = settings(text, tmp_path, imported=str(tmp_path / "rows.jsonl"), seeds=[0, 1, 2], probe_seeds=[0, 1, 2])
-    compare.compare(own, compose)
-    assert {cell.jobs[0].columns()["seed"] for cell in ran} == {2}
-    assert sorted(cell.group for cell in ran) == ["copy", "copy", "training", "training"]
-
-
-def test_one_axis_value_more_runs_that_evaluation_alone(whole, text, tmp_path, ran):
-    folder, _ = whole
-    compare.export_cells(folder, tmp_path / "rows.jsonl")
-    own = settings(text, tmp_path, imported=str(tmp_path / "rows.jsonl"))
-    own.plan.overrides = [*own.plan.overrides, "eval.throughput.lengths=[16,32]"]
-    compare.compare(own, compose)
-    assert [cell.group for cell in ran] == ["throughput", "throughput"]
-    kept = [row for row in rows(tmp_path / "little") if row["evaluation"] != "throughput"]
-    assert kept == [row for row in rows(folder) if row["evaluation"] != "throughput"]
+@pytest.mark.parametrize(
+    ("changed", "words", "again"),
+    [
+        ({"seeds": [0, 1, 2], "probe_seeds": [0, 1, 2]}, [], ["copy", "copy", "training", "training"]),
+        ({}, ["eval.throughput.lengths=[16,32]"], ["throughput", "throughput"]),
+        ({"variants": {**VARIANTS, "mine": ["attn=linear", "attn.qk_norm=true"]}, "only": ["copy"]}, [], ["copy"] * 4),
+    ],
+    ids=["a seed", "a length", "a variant"],
+)
+def test_one_value_more_runs_its_cells_alone(changed, words, again, copied, text, ran):
+    given, before = settings(text, copied.parent, **changed), rows(copied)
+    given.plan.overrides += words
+    compared(given)
+    assert groups(ran()) == again
+    after = rows(copied)
+    assert all(row in after for row in before if not words or row["evaluation"] not in again)
 
 
 def test_carried_elsewhere_nothing_is_run_again(whole, text, tmp_path, ran):
     folder, _ = whole
-    own = settings(text, folder.parent, exported=str(tmp_path / "rows.jsonl"))
-    assert compare.compare(own, compose) == folder
-    other = compare.compare(settings(text, tmp_path, imported=str(tmp_path / "rows.jsonl")), compose)
-    assert ran == []
+    carried = str(tmp_path / "rows.jsonl")
+    assert compared(settings(text, folder.parent, exported=carried)) == folder
+    other = compared(settings(text, tmp_path, imported=carried))
+    assert ran() == []
     assert rows(other) == rows(folder)
     assert record(other)["rates"] == record(folder)["rates"]
 
 
 def test_a_variant_that_cannot_be_composed_is_recorded_and_the_others_are_run(text, tmp_path, ran, capsys):
-    variants = {"softmax": ["attn=softmax"], "odd": ["attn=softmax", "attn.num_heads=3"]}
-    own = settings(text, tmp_path, variants=variants, evaluations=["copy"], probe_seeds=[0])
+    variants = {"softmax": ["attn=softmax"], **ODD}
     with pytest.raises(UserError, match=r"^1 failed, listed in comparison\.json"):
-        compare.compare(own, compose)
+        compared(settings(text, tmp_path, evaluations=["copy"], variants=variants, probe_seeds=[0]))
     [failure] = record(tmp_path / "little")["failures"]
     assert failure["cell"] == "odd"
+    assert "num_heads" in failure["reason"]
     # Its column, with nothing in it.
     assert re.search(r"^ +softmax +odd *$", capsys.readouterr().out, re.MULTILINE)
-    assert "num_heads" in failure["reason"]
-    assert {cell.jobs[0].columns()["variant"] for cell in ran} == {"softmax"}
-    assert len(ran) == 3
-
-
-def test_where_nothing_can_be_composed_that_is_the_error(text, tmp_path, ran):
-    own = settings(text, tmp_path, variants={"odd": ["attn=softmax", "attn.num_heads=3"]})
-    with pytest.raises(UserError, match=r"attn\.num_heads=3"):
-        compare.compare(own, compose)
-    assert ran == []
+    assert [cell.jobs[0].columns()["variant"] for cell in ran()] == ["softmax"] * 3
 
 
 @pytest.mark.parametrize(
-    ("dies", "num_failures", "num_tried_again"),
+    ("changed", "message"),
     [
-        ("copy softmax, lr 0.01, search", 2, 2),
-        pytest.param("copy softmax, lr", 3, 3, marks=pytest.mark.slow),
-        pytest.param("training plain, lr 0.004, seed 1", 1, 1, marks=pytest.mark.slow),
+        ({"variants": ODD}, r"attn\.num_heads=3"),
+        ({"variants": {**VARIANTS, "plain": ["attn=linear", "data.validation_fraction=0.2"]}},
+         r"^plan\.variants: scores on different corpora compare nothing; softmax reads"),
+        ({"variants": {"softmax": ["attn=softmax"], "again": ["attn=softmax", "attn.conv_size=4"]},
+          "evaluations": ["copy"]},
+         r"plan\.variants: softmax and again are one model in every evaluation"),
+    ],
+)  # fmt: skip
+def test_a_plan_that_compares_nothing_is_refused_before_anything_runs(changed, message, text, tmp_path, ran):
+    with pytest.raises(UserError, match=message):
+        compared(settings(text, tmp_path, **changed))
+    assert ran() == []
+
+
+def test_a_list_of_evaluations_is_refused_by_name(text, tmp_path, ran):
+    given = settings(text, tmp_path)
+    given.plan.evaluations = ["battery"]
+    with pytest.raises(UserError, match="battery is a list of evaluations"):
+        compared(given)
+    assert ran() == []
+
+
+@pytest.mark.parametrize(
+    ("dies", "num_failures"),
+    [
+        ("copy softmax, lr 0.01, search", 2),
+        pytest.param("copy softmax, lr", 3, marks=pytest.mark.slow),
+        pytest.param("training plain, lr 0.004, seed 1", 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_cell_that_dies_is_recorded_and_tried_again_the_next_time(
-    dies, num_failures, num_tried_again, text, tmp_path, ran, monkeypatch
+    dies, num_failures, text, tmp_path, ran, monkeypatch
 ):
     def dying(cell: Cell) -> None:
         if cell.label.startswith(dies):
             raise RuntimeError("its process was ended by SIGKILL")
         cells.execute(cell)
 
-    own = settings(text, tmp_path, evaluations=["copy", "perplexity"], seeds=[0, 1], probe_seeds=[0])
+    given = settings(text, tmp_path, evaluations=["copy", "perplexity"], probe_seeds=[0])
     with monkeypatch.context() as patch:
         patch.setattr(compare, "execute", dying)
         with pytest.raises(UserError, match=f"^{num_failures} failed"):
-            compare.compare(own, compose)
+            compared(given)
     failures = record(tmp_path / "little")["failures"]
     assert len(failures) == num_failures
     died = [failure for failure in failures if failure["cell"].startswith(dies)]
     assert {failure["reason"] for failure in died} == {"its process was ended by SIGKILL"}
     # A task whose search is missing has no rate, and its scored cells do not run.
-    [*missing] = [failure for failure in failures if failure not in died]
-    assert all("no learning rate can be chosen" in failure["reason"] for failure in missing)
-    ran.clear()
-    compare.compare(own, compose)
-    assert len(ran) == num_tried_again
+    assert all("no learning rate can be chosen" in failure["reason"] for failure in failures if failure not in died)
+    ran()
+    compared(given)
+    assert len(ran()) == num_failures
     assert record(tmp_path / "little")["failures"] == []
 
 
-@pytest.fixture
-def copied(whole, tmp_path) -> Path:
-    """The comparison's folder, in a place where a test may damage it."""
-    folder, _ = whole
-    return Path(shutil.copytree(folder, tmp_path / "outputs" / folder.name))
-
-
-@pytest.mark.parametrize("how", ["missing", "empty", "torn", "a hole in it"])
-def test_a_cell_whose_rows_were_cut_off_is_made_again(how, copied, text, ran):
+def test_a_cell_whose_rows_were_cut_off_is_made_again(copied, text, ran):
     before = rows(copied)
-    for kind in ("softmax-*/results/training-*", "cells/copy-plain-*/results/*", "cells/throughput-plain-*/results/*"):
+    damages = {
+        "softmax-*/results/training-*": None,
+        "plain-*/results/perplexity-*": lambda content: b"\0" * 4096 + content[4096:],
+        "cells/copy-plain-*/results/*": lambda content: content[:-9],
+        "cells/throughput-plain-*/results/*": lambda content: b"",
+    }
+    for kind, damaged in damages.items():
         path = sorted(copied.glob(kind))[0]
         content = path.read_bytes()
         path.unlink()
-        if how == "a hole in it":
-            path.write_bytes(b"\0" * 4096 + content[4096:])
-        elif how != "missing":
-            path.write_bytes(content[:-9] if how == "torn" else b"")
-    compare.compare(settings(text, copied.parent), compose)
-    assert sorted(cell.group for cell in ran) == ["copy", "throughput", "training"]
+        if damaged is not None:
+            path.write_bytes(damaged(content))
+    compared(settings(text, copied.parent))
+    assert groups(ran()) == ["copy", "throughput", "training", "training"]
     assert rows(copied) == before
 
 
@@ -378,125 +337,94 @@ def test_an_altered_cell_fails_by_its_file_and_the_others_are_run(copied, text, 
         path.write_bytes(path.read_bytes().replace(b'"num_devices": 1', b'"num_devices": 2', 1))
     torn.write_bytes(torn.read_bytes()[:-9])
     with pytest.raises(UserError, match=r"failed, listed in comparison\.json"):
-        compare.compare(settings(text, copied.parent), compose)
+        compared(settings(text, copied.parent))
     reasons = [failure["reason"] for failure in record(copied)["failures"]]
     [reason] = [reason for reason in reasons if str(altered[0]) in reason]
     assert reason.endswith("once it is removed, the command that made it makes it again")
     assert is_whole(torn)
     for path in altered:
         path.unlink()
-    compare.compare(settings(text, copied.parent), compose)
+    compared(settings(text, copied.parent))
     assert [row["value"] for row in rows(copied)] == [row["value"] for row in before]
 
 
 def test_a_training_that_diverges_is_done_and_no_failure(text, tmp_path, ran):
-    own = settings(text, tmp_path, evaluations=["perplexity"], learning_rates=[1e5], seeds=[0])
-    folder = compare.compare(own, compose)
-    assert len(ran) == 2
+    given = settings(text, tmp_path, evaluations=["perplexity"], learning_rates=[1e5], seeds=[0])
+    folder = compared(given)
+    assert len(ran()) == 2
     statuses = {(row["evaluation"], row["metric"], row["status"]) for row in rows(folder)}
     assert ("training", "tokens_per_second", "diverged") in statuses
     assert {status for evaluation, _, status in statuses if evaluation == "perplexity"} == {"diverged"}
-    ran.clear()
-    compare.compare(own, compose)
-    assert ran == []
+    compared(given)
+    assert ran() == []
 
 
 def test_a_rerun_runs_every_cell_again(text, tmp_path, ran):
     given = {"evaluations": ["copy"], "probe_seeds": [0], "variants": {"softmax": ["attn=softmax"]}}
-    folder = compare.compare(settings(text, tmp_path, **given), compose)
-    before, labels = rows(folder), [cell.label for cell in ran]
-    ran.clear()
-    compare.compare(settings(text, tmp_path, rerun=True, **given), compose)
-    assert [cell.label for cell in ran] == labels
+    folder = compared(settings(text, tmp_path, **given))
+    before, labels = rows(folder), [cell.label for cell in ran()]
+    compared(settings(text, tmp_path, rerun=True, **given))
+    assert [cell.label for cell in ran()] == labels
     assert rows(folder) == before
 
 
-def test_a_dry_run_lists_the_cells_and_writes_nothing(whole, text, tmp_path, ran, caplog):
+def test_a_dry_run_lists_the_cells_and_how_long_they_take_and_writes_nothing(whole, text, tmp_path, ran, caplog):
     caplog.set_level("INFO", logger="attnbench")
-    compare.compare(settings(text, tmp_path / "outputs", dry_run=True), compose)
+    compared(settings(text, tmp_path / "outputs", dry_run=True))
     assert not (tmp_path / "outputs").exists()
-    assert ran == []
     assert "14 cells" in caplog.text
     assert "  to do  copy plain, lr 0.03, search" in caplog.text
     assert "  to do  copy: 4 scored cells, at the rates that the searches will give" in caplog.text
+    (line,) = [record.message for record in caplog.records if record.message.startswith("about ")]
+    assert re.match(r"about \d+:\d\d here for \d+ cells: trainings by a few steps of each", line)
+    assert "not counted: 2 of throughput" in line
     caplog.clear()
     folder, _ = whole
     before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
-    compare.compare(settings(text, folder.parent, dry_run=True), compose)
+    compared(settings(text, folder.parent, dry_run=True))
     assert sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*")) == before
     assert "to do" not in caplog.text
     assert caplog.text.count("  done  ") == 14
+    assert ran() == []
 
 
-def test_only_some_of_the_evaluations(text, tmp_path, ran):
-    own = settings(text, tmp_path, only=["throughput"])
-    compare.compare(own, compose)
-    assert [cell.group for cell in ran] == ["throughput", "throughput"]
-
-
-def test_the_rest_of_the_plan_stays_in_the_record_and_what_is_not_there_is_missing(text, tmp_path, ran):
-    own = settings(text, tmp_path, evaluations=["copy", "throughput"], probe_seeds=[0])
-    compare.compare(own, compose)
-    whole = record(tmp_path / "little")
-    assert whole["missing"] == []
-    ran.clear()
-    own.plan.only = ["throughput"]
-    compare.compare(own, compose)
-    assert ran == []
-    again = record(tmp_path / "little")
-    assert {name: again[name] for name in ("files", "rates", "evaluations", "missing")} == {
-        name: whole[name] for name in ("files", "rates", "evaluations", "missing")
-    }
-    new = settings(text, tmp_path / "new", evaluations=["copy", "throughput"], probe_seeds=[0], only=["throughput"])
-    compare.compare(new, compose)
+def test_only_some_evaluations_leave_the_rest_of_the_plan_in_the_record_or_missing(whole, copied, text, tmp_path, ran):
+    kept = ("files", "rates", "evaluations", "missing")
+    before = record(copied)
+    compared(settings(text, copied.parent, only=["throughput"]))
+    assert ran() == []
+    assert [record(copied)[name] for name in kept] == [before[name] for name in kept]
+    compared(settings(text, tmp_path / "new", only=["throughput"]))
+    assert groups(ran()) == ["throughput", "throughput"]
     begun = record(tmp_path / "new" / "little")
     assert begun["failures"] == []
     assert [label for label in begun["missing"] if label.endswith("search")] == [
-        f"copy {name}, lr {rate}, search" for name in ("softmax", "plain") for rate in ("0.01", "0.03")
+        f"copy {name}, lr {rate}, search" for name in VARIANTS for rate in ("0.01", "0.03")
     ]
-    assert begun["missing"][-1] == "copy plain, 1 scored"
+    assert "copy plain, 2 scored" in begun["missing"]
 
 
-def test_how_long_it_took_is_of_all_sittings(text, tmp_path, ran, monkeypatch):
-    own = settings(text, tmp_path, evaluations=["throughput"])
-    compare.compare(own, compose)
-    path = tmp_path / "little" / "comparison.json"
+def test_how_long_it_took_is_of_all_sittings(text, tmp_path, ran):
+    given = settings(text, tmp_path, evaluations=["throughput"])
+    path = compared(given) / "comparison.json"
     content = {**record(path.parent), "seconds": 1000, "started": "2020-01-01T00:00:00+00:00"}
     path.write_text(json.dumps(content))
-    compare.compare(own, compose)
+    compared(given)
     assert record(path.parent)["seconds"] >= 1000
     assert record(path.parent)["started"] == "2020-01-01T00:00:00+00:00"
-    own.rerun, own.plan.only = True, ["throughput"]
-    compare.compare(own, compose)
+    given.rerun, given.plan.only = True, ["throughput"]
+    compared(given)
     # The other evaluations' cells are as old as they were.
     assert record(path.parent)["seconds"] >= 1000
-    own.plan.only = None
-    compare.compare(own, compose)
+    given.plan.only = None
+    compared(given)
     assert record(path.parent)["seconds"] < 1000
-
-
-def test_variants_on_different_corpora_are_refused_before_anything_runs(text, tmp_path, ran):
-    other = tmp_path / "other.txt"
-    other.write_text(text.read_text()[::-1])
-    own = settings(text, tmp_path, evaluations=["throughput"])
-    own.plan.variants["plain"] = ["attn=linear", f"data.path={other}"]
-    with pytest.raises(UserError, match=r"^plan\.variants: scores on different corpora compare nothing; softmax reads"):
-        compare.compare(own, compose)
-    assert ran == []
-
-
-def test_a_list_of_evaluations_is_refused_by_name(text, tmp_path, ran):
-    own = settings(text, tmp_path)
-    own.plan.evaluations = ["battery"]
-    with pytest.raises(UserError, match="battery is a list of evaluations"):
-        compare.compare(own, compose)
-    assert ran == []
 
 
 def test_progress_says_what_came_out_what_runs_and_how_long_the_rest_takes(text, tmp_path, ran, caplog):
     caplog.set_level("INFO", logger="attnbench")
-    own = settings(text, tmp_path, evaluations=["copy"], probe_seeds=[0], num_workers=1, costs={"copy": 60.0})
-    compare.compare(own, compose)
+    given = settings(text, tmp_path, evaluations=["copy"], probe_seeds=[0], num_workers=1, costs={"copy": 60.0})
+    compared(given)
     said = [record.message for record in caplog.records]
     # Before anything has run the plan's measured costs count, and then the one second that each cell takes.
     assert any(line.startswith("[0/6] (about 6:00 to go, now copy softmax") for line in said)
@@ -505,58 +433,26 @@ def test_progress_says_what_came_out_what_runs_and_how_long_the_rest_takes(text,
     assert re.search(r"softmax.* search: selection [\d.]+, 0:01 \(about 0:05 to go, now copy softmax", lines[0])
     assert re.search(r": symbol_accuracy [\d.e-]+ at length \d+, 0:01$", lines[-1])
     # The last lines say how the comparison grows.
-    assert any("+plan.variants.mine=" in line and line.strip().startswith(own.command) for line in said)
+    assert any("+plan.variants.mine=" in line and line.strip().startswith(given.command) for line in said)
 
 
 def test_the_time_left_begins_with_the_plan_s_costs_and_follows_what_runs():
     progress = Progress(Counter(copy=2, training=1), 1, {"copy": 10.0, "training": 100.0})
     assert progress.seconds_left() == 120
     assert Progress(Counter(copy=2), 1, {}).seconds_left() is None
-    # Twice as slow as where the costs are of.
+    # Twice as slow as on the machine that the costs are of.
     progress.seconds, progress.left = {"copy": [20.0]}, Counter(copy=1, training=1)
     assert progress.seconds_left() == 20 + 200
 
 
-def test_a_dry_run_says_how_long_it_will_take_here(text, tmp_path, ran, caplog):
+def test_another_number_of_threads_is_named_where_timed_cells_run_again(copied, text, ran, caplog):
     caplog.set_level("INFO", logger="attnbench")
-    own = settings(text, tmp_path, evaluations=["copy", "throughput"], dry_run=True)
-    compare.compare(own, compose)
-    (line,) = [record.message for record in caplog.records if record.message.startswith("about ")]
-    assert re.match(r"about \d+:\d\d here for \d+ cells: trainings by a few steps of each", line)
-    assert "not counted: 2 of throughput" in line
-    assert ran == []
-    assert not list(tmp_path.glob("**/results"))
-
-
-def test_one_variant_more_runs_its_own_cells_alone(text, tmp_path, ran):
-    compare.compare(settings(text, tmp_path, evaluations=["copy"], probe_seeds=[0]), compose)
-    before = len(ran)
-    variants = {"softmax": ["attn=softmax"], "plain": ["attn=linear"], "mine": ["attn=linear", "attn.qk_norm=true"]}
-    compare.compare(settings(text, tmp_path, evaluations=["copy"], probe_seeds=[0], variants=variants), compose)
-    assert {cell.jobs[0].columns()["variant"] for cell in ran[before:]} == {"mine"}
-
-
-def test_another_number_of_threads_is_named_where_timed_cells_run_again(text, tmp_path, ran, caplog):
-    caplog.set_level("INFO", logger="attnbench")
-    own = settings(text, tmp_path, evaluations=["throughput"])
-    compare.compare(own, compose)
-    assert "measured again" not in caplog.text
     torch.set_num_threads(2)
-    compare.compare(own, compose)
-    assert len(ran) == 4
+    compared(settings(text, copied.parent, only=["throughput"]))
+    assert groups(ran()) == ["throughput", "throughput"]
     (line,) = [record.message for record in caplog.records if "measured again" in record.message]
     assert "(1 threads) is" in line
     assert "(2 threads) now (OMP_NUM_THREADS" in line
-
-
-def test_the_plans_that_come_with_it_compose(text):
-    for path in sorted((ROOT / "conf" / "plan").glob("*.yaml")):
-        content = yaml.safe_load(path.read_text())
-        for variant, words in content["variants"].items():
-            evaluations = f"eval=[{','.join(content['evaluations'])}]"
-            overrides = [*content["overrides"], "data=text", f"data.path={text}"]
-            composed = compose([evaluations, "device=cpu", *overrides, *words])
-            assert [own.name for own in composed.evaluations] == content["evaluations"], (path.name, variant)
 
 
 @pytest.mark.slow
@@ -566,11 +462,9 @@ def test_stopped_and_continued_is_what_was_never_stopped(whole, text, tmp_path, 
     config = tmp_path / "conf" / "plan" / "little.yaml"
     config.parent.mkdir(parents=True)
     config.write_text(yaml.safe_dump({name: value for name, value in asdict(plan(text)).items() if name != "name"}))
+    words = ["--config-dir", str(tmp_path / "conf"), "plan=little", "device=cpu", "logger=none", "report=false"]
     process = subprocess.Popen(
-        [
-            *(sys.executable, "scripts/compare.py", "--config-dir", str(tmp_path / "conf"), "plan=little"),
-            *("device=cpu", "logger=none", f"outputs_dir={tmp_path}", "report=false"),
-        ],
+        [sys.executable, "scripts/compare.py", *words, f"outputs_dir={tmp_path}"],
         cwd=ROOT,
         env={**python_path(ROOT), "OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
@@ -586,37 +480,32 @@ def test_stopped_and_continued_is_what_was_never_stopped(whole, text, tmp_path, 
             break
     said.append(process.stderr.read())
     assert process.wait(timeout=60) in (143, 0), said
-    done = {path.relative_to(tmp_path) for path in tmp_path.rglob("results/*.jsonl")}
-    compare.compare(settings(text, tmp_path), compose)
-    assert (
-        not {path.relative_to(tmp_path) for cell in ran for path in cell.results}
-        & {path for path in done if is_complete(tmp_path / path)}
-        or ran
-    )
+    done = {path for path in tmp_path.rglob("results/*.jsonl") if is_complete(path)}
+    compared(settings(text, tmp_path))
+    assert not {path for cell in ran() for path in cell.results} & done
     assert rows(tmp_path / "little") == rows(folder)
 
 
-def test_variants_that_are_one_model_in_an_evaluation_share_its_cells_there(text, tmp_path, ran, capsys):
+def test_variants_that_are_one_model_in_an_evaluation_share_its_cells_there(
+    text, tmp_path, ran, capsys, without_charts
+):
     variants = {
         "softmax": ["attn=softmax"],
         "convolved": ["attn=softmax", "attn.conv_size=4"],
         "flash": ["attn=flash"],
         "linear": ["attn=linear"],
     }
-    given = {
-        "variants": variants,
-        "seeds": [0],
-        "probe_seeds": [0],
-        "evaluations": ["copy", "perplexity", "throughput"],
+    folder = compared(settings(text, tmp_path, report=True, variants=variants, seeds=[0], probe_seeds=[0]))
+    cells_run = ran()
+    by_group = {
+        group: {cell.jobs[0].columns()["variant"] for cell in cells_run if cell.group == group} for group in GROUPS
     }
-    folder = compare.compare(settings(text, tmp_path, report=True, **given), compose)
-    by_evaluation = {
-        group: [cell.jobs[0].columns()["variant"] for cell in ran if cell.group == group] for group in GROUPS
+    # Copy gives all a convolution; flash is softmax by another kernel, which has its own speed.
+    assert by_group == {
+        "copy": {"softmax", "linear"},
+        "training": {"softmax", "convolved", "linear"},
+        "throughput": set(variants),
     }
-    # Copy gives all a convolution; flash is softmax by another kernel, whose speed is its own.
-    assert set(by_evaluation["copy"]) == {"softmax", "linear"}
-    assert set(by_evaluation["training"]) == {"softmax", "convolved", "linear"}
-    assert set(by_evaluation["throughput"]) == set(variants)
     assert record(folder)["shared"] == {
         "copy": {"convolved": "softmax", "flash": "softmax"},
         **{name: {"flash": "softmax"} for name in ("training", "perplexity")},
@@ -632,21 +521,14 @@ def test_variants_that_are_one_model_in_an_evaluation_share_its_cells_there(text
     assert pairs["perplexity"] == {("softmax", "convolved"), ("softmax", "linear"), ("convolved", "linear")}
     content = summary(summed, ranked, variants)
     index = next(index for index, column in enumerate(content.columns) if column.header.startswith("copy"))
-    told = {variant: entries[index].text for variant, entries in content.lines.items()}
-    assert told["softmax"] == told["convolved"] == told["flash"] != "–"
+    entries = {variant: line[index].text for variant, line in content.lines.items()}
+    assert entries["softmax"] == entries["convolved"] == entries["flash"] != "–"
     page = (folder / "report" / "index.html").read_text()
     assert "softmax = convolved = flash" in page
     assert "softmax = flash" in page
 
 
-def test_variants_that_are_one_model_everywhere_are_refused(text, tmp_path, ran):
-    variants = {"softmax": ["attn=softmax"], "again": ["attn=softmax", "attn.conv_size=4"]}
-    with pytest.raises(UserError, match=r"plan\.variants: softmax and again are one model in every evaluation"):
-        compare.compare(settings(text, tmp_path, variants=variants, evaluations=["copy"]), compose)
-    assert not ran
-
-
-def test_a_mixer_is_another_s_function_only_where_it_says_so_itself():
+def test_a_mixer_is_another_s_function_only_where_it_says_so_itself(monkeypatch):
     def function(name: str, **options) -> dict[str, Any]:
         return function_of(mixer_settings(name, **options))
 
@@ -659,8 +541,7 @@ def test_a_mixer_is_another_s_function_only_where_it_says_so_itself():
     class Other(Flash):
         """A class that derives from another may compute anything."""
 
-    derived = replace(mixer_settings("flash"), target=f"{__name__}.Other")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules[__name__], "Other", Other, raising=False)
-        trust([derived.target])
-        assert function_of(derived)["target"] == derived.target
+    derived = replace(flash, target=f"{__name__}.Other")
+    monkeypatch.setattr(sys.modules[__name__], "Other", Other, raising=False)
+    trust([derived.target])
+    assert function_of(derived)["target"] == derived.target

@@ -1,6 +1,5 @@
 """Every evaluation of conf/eval at its smoke settings, through the runner that every command uses."""
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,7 @@ COUNTED = ("parameters", "state_bytes", "accuracy", "symbol_accuracy", "string_a
 """Metrics that are equal in two equal measurements; others are read from a clock or from the system's memory."""
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "small.txt"
-    path.write_text(" ".join(random.Random(0).choices(["the", "cat", "sees", "a", "green", "tree"], k=800)))
-    return path
+pytestmark = pytest.mark.usefixtures("given_ceiling")
 
 
 def settings(name: str, text: Path, outputs: Path, *overrides: str, **changed: Any) -> RunSettings:
@@ -85,7 +80,7 @@ def test_one_value_more_changes_no_other_row(name, text, tmp_path):
                 own.status,
                 own.value if own.metric in COUNTED else None,
             )
-            for own, place in ((row.measurement, axes(row.measurement.settings)) for row in found)
+            for own in (row.measurement for row in found)
             # A slope through all lengths is another one with another length.
             if own.metric != "growth_exponent"
         }

@@ -1,6 +1,5 @@
 """Prefill and decoding: what is timed is what it says, and a captured step decodes as the others do."""
 
-import random
 from pathlib import Path
 
 import pytest
@@ -25,13 +24,6 @@ from attnbench.training.prepare import Run, prepare
 
 SETTINGS_OF_TWO = {**Inference.smoke, "lengths": [16, 48], "batch_sizes": [1, 3]}
 MODEL = ModelSettings(name="small", dim=64, num_layers=2, head_width=32, feed_forward_width=64)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "words.txt"
-    path.write_text(" ".join(random.Random(0).choices(["cat", "dog", "runs", "over", "green", "tree"], k=8000)))
-    return path
 
 
 def subject(text: Path, *overrides: str) -> Run:

@@ -1,4 +1,4 @@
-"""What is timed or weighed: in folders of its own, in a process of its own; and all six evaluations by one command."""
+"""Cells that are timed or weighed: their folders, their processes; and all evaluations by one command."""
 
 import json
 import os
@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from probe_settings import BATTERY, smoke_words
+from probe_settings import BATTERY, evaluation_class, smoke_words
 from small import compose_once, python_path
 
 from attnbench.comparison import execute as run_model
 from attnbench.comparison.cells import execute, system_cell
+from attnbench.evals.base import SystemEvaluation
 from attnbench.evals.runners import system as run_system
 from attnbench.evals.runners.system import SystemJob
 from attnbench.evals.throughput import Throughput
@@ -35,42 +36,46 @@ SMALL = [
 ]
 
 
+pytestmark = pytest.mark.usefixtures("given_ceiling")
+
+
 def settings(outputs: Path, *overrides: str, names: tuple[str, ...] = ("throughput",)) -> RunSettings:
     own = [f"eval=[{','.join(names)}]", f"outputs_dir={outputs}"]
     return compose_once([*SMALL, *own, *smoke_words(*names), *overrides])
 
 
 @pytest.fixture(scope="module")
-def battery(tmp_path_factory) -> Path:
-    """A run with all six evaluations, as `train.py eval=battery` makes it."""
+def alone() -> list[str]:
+    """Evaluations that the battery runs in a process each."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def battery(tmp_path_factory, alone) -> Path:
+    """A run with all evaluations, as `train.py eval=battery` makes it, in this process alone."""
     words = [*SMALL, "eval=battery", f"outputs_dir={tmp_path_factory.mktemp('outputs')}", *smoke_words(*BATTERY)]
-    return run_model.run(compose_once(words))
+
+    def run_here(function, cell, **_) -> None:
+        alone.append(cell.group)
+        function(cell)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_model, "run_alone", run_here)
+        patch.setattr("attnbench.evals.throughput.matrix_product_ceiling", lambda device, precision: 0.1)
+        return run_model.run(compose_once(words))
 
 
-def test_the_battery_is_all_evaluations(battery):
-    found = {row.identity.evaluation for row in read_folders([battery])}
-    assert found == {"training", *BATTERY}
-    for path in battery.parent.rglob("results/*.jsonl"):
-        assert is_complete(path)
-    failed = [row for row in read_folders([battery]) if row.measurement.status not in ("ok", "not_reached")]
+def test_the_battery_is_all_evaluations_and_its_run_knows_where_they_are(battery, alone, capsys):
+    rows = read_folders([battery])
+    assert {row.identity.evaluation for row in rows} == {"training", *BATTERY}
+    assert all(map(is_complete, battery.parent.rglob("results/*.jsonl")))
+    failed = [row for row in rows if row.measurement.status not in ("ok", "not_reached")]
     # Three lengths are too few for memory's exponent on some systems, and nothing else may be missing.
     assert {row.measurement.metric for row in failed} <= {"growth_exponent", "perplexity"}
-
-
-def test_a_run_knows_where_its_cells_are(battery):
     lines = (battery / "cells.txt").read_text().splitlines()
     assert sorted(line.partition("/")[2].partition("-")[0] for line in lines) == sorted({*BATTERY} - {"perplexity"})
     assert all((battery.parent / line / "results").is_dir() for line in lines)
-
-
-def test_what_is_timed_ran_in_another_process(battery):
-    for line in (battery / "cells.txt").read_text().splitlines():
-        name = line.partition("/")[2].partition("-")[0]
-        has_log = (battery.parent / line / "output.log").exists()
-        assert has_log == (name in ("throughput", "memory", "scaling"))
-
-
-def test_the_terminal_shows_a_table_of_each(battery, capsys):
+    assert sorted(alone) == sorted(name for name in BATTERY if issubclass(evaluation_class(name), SystemEvaluation))
     print_summary([battery])
     shown = capsys.readouterr().out
     for name in ({*BATTERY} - {"perplexity"}) | {"test PPL"}:
@@ -108,31 +113,29 @@ def test_rows_of_a_system_cell_say_whose_they_are(battery):
         assert own.device.endswith("threads)")
 
 
-@pytest.mark.parametrize("override", ["rerun=true", "logger=offline"])
-def test_what_changes_no_number_changes_no_folder(override, tmp_path):
-    assert job(settings(tmp_path, override)).folder == job(settings(tmp_path)).folder
-
-
-def test_what_changes_numbers_changes_the_folder(tmp_path):
+def test_the_folder_changes_with_all_that_changes_numbers_and_with_nothing_else(tmp_path):
     given = [
-        *([], ["eval.throughput.lengths=[16,32]"], ["train.precision=bfloat16"], ["model.dim=64"], ["attn=linear"]),
-        *(["attn.rotary_theta=100"], ["train.micro_batch_size=2"], ["train.compile=true"], ["seq_len=16"]),
+        *("eval.throughput.lengths=[16,32]", "train.precision=bfloat16", "model.dim=64", "attn=linear", "seq_len=16"),
+        *("attn.rotary_theta=100", "train.micro_batch_size=2", "train.compile=true", "rerun=true"),
     ]
-    assert len({job(settings(tmp_path, *overrides)).folder for overrides in given}) == len(given)
+    folders = {job(settings(tmp_path, override)).folder for override in given}
+    assert len(folders) == len(given)
+    assert job(settings(tmp_path)).folder == job(settings(tmp_path, "logger=offline")).folder in folders
 
 
-@pytest.mark.parametrize("changed", [{"torch": "9.9"}, {"device": "another"}, {"triton": "9"}, {"driver_version": "9"}])
-def test_another_machine_or_library_is_another_folder(changed, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("changed", "is_another"),
+    [
+        *(({name: "9.9"}, True) for name in ("torch", "device", "triton", "driver_version")),
+        ({"commit": "0123456789ab", "dirty": True}, False),
+    ],
+)
+def test_another_machine_or_library_is_another_folder_and_another_commit_is_not(
+    changed, is_another, tmp_path, monkeypatch
+):
     before, environment = job(settings(tmp_path)).folder, run_system.environment
     monkeypatch.setattr(run_system, "environment", lambda *given: {**environment(*given), **changed})
-    assert job(settings(tmp_path)).folder != before
-
-
-def test_another_commit_is_the_same_folder(tmp_path, monkeypatch):
-    before, environment = job(settings(tmp_path)).folder, run_system.environment
-    other = {"commit": "0123456789ab", "dirty": True}
-    monkeypatch.setattr(run_system, "environment", lambda *given: {**environment(*given), **other})
-    assert job(settings(tmp_path)).folder == before
+    assert (job(settings(tmp_path)).folder != before) == is_another
 
 
 def test_what_does_not_fit_is_rows_and_the_next_length_is_measured(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 import gc
 import math
-import random
 import signal
 from functools import partial
 from itertools import pairwise
@@ -11,37 +10,23 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from probe_settings import evaluation_class, smoke
 from runs import SETTINGS
 from small import compose_once
 
 from attnbench.cli.compose import CONF
 from attnbench.evals import throughput
-from attnbench.evals.base import SystemEvaluation
 from attnbench.evals.lib.rows import doublings
-from attnbench.evals.memory import Memory, growth
-from attnbench.evals.scaling import Scaling, power_law
+from attnbench.evals.memory import growth
+from attnbench.evals.scaling import power_law
 from attnbench.evals.throughput import UNITS, Throughput
 from attnbench.machine.memory import available_mib
 from attnbench.machine.timing import CappedChild, OutOfMemory
 from attnbench.settings.errors import UserError
-from attnbench.settings.registry import build
 from attnbench.training import loop as train
 from attnbench.training.prepare import Run, prepare
 
 ON_LINUX = pytest.mark.skipif(available_mib() is None, reason="only Linux counts and caps a process's memory")
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "words.txt"
-    path.write_text(" ".join(random.Random(0).choices(["cat", "dog", "runs", "over", "green", "tree"], k=8000)))
-    return path
-
-
-@pytest.fixture
-def given_ceiling(monkeypatch) -> None:
-    """Where it is not what is tested, half a second of matrix products is saved."""
-    monkeypatch.setattr(throughput, "matrix_product_ceiling", lambda device, precision: 0.1)
 
 
 def subject(text: Path, *overrides: str) -> Run:
@@ -50,14 +35,12 @@ def subject(text: Path, *overrides: str) -> Run:
 
 def options(name: str, **changes: object) -> dict:
     """The smoke settings of an evaluation, over those of its yaml."""
-    words = compose_once(["experiment=demo", "device=cpu", f"eval=[{name}]"]).evaluations[0]
-    cls = {"throughput": Throughput, "memory": Memory, "scaling": Scaling}[name]
-    return {**words.options, **cls.smoke, **changes}
+    [settings] = compose_once(["experiment=demo", "device=cpu", f"eval=[{name}]"]).evaluations
+    return {**settings.options, **smoke(name), **changes}
 
 
 def rows_of(name: str, measured: Run, **changes: object) -> list:
-    target = yaml.safe_load((CONF / "eval" / f"{name}.yaml").read_text())["_target_"]
-    return list(build(target, options(name, **changes), SystemEvaluation).run(measured))
+    return list(evaluation_class(name)(**options(name, **changes)).run(measured))
 
 
 def values(rows: list, settings: dict) -> dict:

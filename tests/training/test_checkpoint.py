@@ -1,6 +1,5 @@
 """Checkpoints: what comes back is what was kept, to the bit, or an error that names the file."""
 
-import ast
 import hashlib
 import json
 import os
@@ -431,17 +430,3 @@ def test_a_stored_checkpoint_of_every_format_still_gives_its_logits(folder, tmp_
 def test_there_is_a_stored_checkpoint_of_every_format():
     formats = {int(path.name.rpartition("-")[2]) for path in STORED.glob("checkpoint-format-*")}
     assert formats == set(range(1, checkpoint.FORMAT + 1))
-
-
-def test_nothing_is_read_or_written_by_pickle(root):
-    unsafe_modules = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
-    unsafe_calls = {"torch.load", "torch.save", "torch.jit.load", "torch.package"}
-    for path in [*root.glob("attnbench/**/*.py"), *root.glob("scripts/*.py")]:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                assert not {alias.name.split(".")[0] for alias in node.names} & unsafe_modules, path
-            elif isinstance(node, ast.ImportFrom):
-                assert (node.module or "").split(".")[0] not in unsafe_modules, path
-                assert not {f"{node.module}.{alias.name}" for alias in node.names} & unsafe_calls, path
-            elif isinstance(node, ast.Attribute):
-                assert ast.unparse(node) not in unsafe_calls, f"{path}:{node.lineno}"

@@ -31,8 +31,8 @@ from attnbench.mixers.definition import (
     Computed,
     by_backend,
     by_definition,
+    by_state,
     compare,
-    in_pieces,
     limits,
     relative_error,
     worst,
@@ -99,7 +99,7 @@ def _hold_decoding(check: Check, device: torch.device, expected: dict[tuple[str,
     mixer, key = build_mixer(check.mixer, device), (check.mixer.name, "", LENGTH_IN_PIECES)
     if key not in expected:
         expected[key] = by_definition(mixer, LENGTH_IN_PIECES)
-    pieces = in_pieces(mixer, LENGTH_IN_PIECES, check.precision)
+    pieces = by_state(mixer, LENGTH_IN_PIECES, check.precision)
     # Each by itself: a few wrong steps do not show in the whole.
     parts = expected[key].output_BTD.split([piece.shape[1] for piece in pieces], dim=1)
     largest = worst(relative_error(piece, part) for piece, part in zip(pieces, parts, strict=True))

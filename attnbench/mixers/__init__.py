@@ -1,5 +1,4 @@
-"""Mixers, a file each: how hidden states become an operator's inputs, and how its output leaves. A yaml in conf/attn
-registers one.
+"""Mixers, a file each: hidden states to an operator's inputs, and its output back. A yaml in conf/attn registers one.
 
 Beside them stand what all mixers share: the interface (base), the layers around the mixing (layers), the comparison
 with a definition in float64 (definition) and the promises that every mixer keeps (contract, flops). Recurrences and the

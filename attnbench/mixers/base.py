@@ -29,10 +29,10 @@ class Mixer(nn.Module, ABC):
     """
 
     backends: ClassVar[tuple[str, ...]] = ("torch",)
-    """The kernels this mixer can name in its `backend` setting, besides `auto`."""
+    """Kernels that the `backend` setting can name, besides `auto`."""
 
     auto_rule: ClassVar[str] = "the first of its backends"
-    """Rule of `auto` in a few words, for people."""
+    """Rule of `auto` in a few words, for tables and messages."""
 
     trains_only: ClassVar[frozenset[str]] = frozenset()
     """Backends that cannot take a state."""
@@ -44,8 +44,8 @@ class Mixer(nn.Module, ABC):
     """Names of this module's parameters, without its submodules', that take no weight decay."""
 
     same_function: ClassVar[str] = ""
-    """`_target_` of the mixer whose function this class computes by another kernel, wherever options that only this one
-    has are null or false. Both count as one where it is asked what a mixer can do. Never inherited."""
+    """`_target_` of the mixer whose function this class computes by another kernel, wherever the options that only this
+    one has are null or false. Both count as one where mixers, not kernels, are compared. Never inherited."""
 
     state_grows: ClassVar[bool] = False
     """True where the state's size depends on `max_length`, as a cache's does."""
@@ -120,7 +120,7 @@ class Mixer(nn.Module, ABC):
     @abstractmethod
     def mixing_flops(self, length: int) -> int:
         """Count operations of the mixing alone, forward, per sequence: a multiply-add counts 2, and causal mixing
-        counts what a causal algorithm must do. Projections are not part of it. Every mixer states its own."""
+        counts only the operations that a causal algorithm needs. Projections are not part of it."""
 
 
 def state_bytes(state: State) -> int:

@@ -1,6 +1,6 @@
-"""The contract of a mixer, promise by promise: what training, matching and decoding take for granted of every one.
+"""The contract of a mixer, promise by promise, on which training, matching and decoding rely.
 
-A check returns what it saw of a broken promise, in words, or nothing. The tests run all of them over every yaml of
+A check returns words on how a promise is broken, or none. The tests run all of them over every yaml of
 conf/attn, `scripts/doctor.py` over mixers from outside attnbench.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnbench.machine.precision import computing, dtype_of
 from attnbench.mixers.base import Mixer, state_bytes
-from attnbench.mixers.definition import TOLERANCES, Case, by_backend, by_definition, compare, example
+from attnbench.mixers.definition import TOLERANCES, Case, by_backend, by_definition, compare, example, in_pieces
 from attnbench.mixers.flops import UncountableError, counted_mixing
 from attnbench.settings.errors import UserError, one_line
 from attnbench.settings.registry import is_own
@@ -26,7 +26,7 @@ POSITIONS = (0, 63, 64, 100)
 """Positions whose outputs are checked for later inputs."""
 
 LONGEST_CHECK = 256
-"""Largest number of positions looked at before a training."""
+"""Largest number of positions that are checked before a training."""
 
 LEAK = {"float32": 1e-5, "tf32": 1e-2, "bfloat16": 3e-2}
 """Share of a gradient or an output that may come from where nothing should, by precision: the rounding of a convolution
@@ -55,7 +55,7 @@ def breach(promise: Promise, build: Callable[[], Mixer], case: Case) -> str:
     Args:
         build: makes the mixer of the case's model, with initial weights.
     """
-    # A mixer of anybody's may raise anything: that is what is looked for here, and the other promises have their turn.
+    # Any mixer may raise anything: that breaks this promise, and the others are still checked.
     try:
         return promise.check(build(), case)
     except Exception as error:
@@ -95,15 +95,14 @@ def seen_of_the_future(mixer: Mixer, dim: int, length: int, precision: str = "fl
     with computing(precision, x_BTD.device):
         y_BTD, _ = mixer(_narrowed(x_BTD, precision))
         for position in positions:
-            total = y_BTD[:, position].square().sum()
-            (gradient_BTD,) = torch.autograd.grad(total, x_BTD, retain_graph=True, materialize_grads=True)
+            gradient_BTD = _gradient(y_BTD[:, position], x_BTD)
             share_T = gradient_BTD.norm(dim=(0, 2)) / gradient_BTD.norm()
             ahead_T = share_T[position + 1 :]
             if ahead_T.norm() > leak:
                 most = position + 1 + int(ahead_T.argmax())
                 return f"position {position} sees position {most}: {ahead_T.norm():.1%} of its gradient lies ahead"
         with torch.no_grad():
-            # What has no gradient, as an argmax or a detached mean, shows in the output alone.
+            # An operation without a gradient, as an argmax or a detached mean, shows in the output alone.
             for position in positions:
                 changed_BTD = torch.cat([x_BTD[:, : position + 1], -3 * x_BTD[:, position + 1 :]], dim=1)
                 other_BTD, _ = mixer(_narrowed(changed_BTD, precision))
@@ -117,8 +116,7 @@ def seen_of_the_future(mixer: Mixer, dim: int, length: int, precision: str = "fl
 def check_causality(
     mixers: Sequence[MixerSettings], layers: Iterable[Mixer], dim: int, seq_len: int, precision: str
 ) -> None:
-    """Check a model's mixers from outside attnbench before they are trained: one that sees the future scores well in
-    everything that is measured here.
+    """Check mixers from outside attnbench before they are trained: one that sees the future scores well everywhere.
 
     Args:
         mixers: settings of the layers.
@@ -144,8 +142,7 @@ def past(mixer: Mixer, case: Case) -> str:
     """Check that an output depends on an earlier input: a mixer without that mixes nothing."""
     x_BTD = _example(mixer, LENGTHS[-1], case.model.dim)
     position = POSITIONS[-1]
-    total = mixer(x_BTD.requires_grad_())[0][:, position].square().sum()
-    (gradient_BTD,) = torch.autograd.grad(total, x_BTD, materialize_grads=True)
+    gradient_BTD = _gradient(mixer(x_BTD.requires_grad_())[0][:, position], x_BTD)
     return "" if gradient_BTD[:, :position].any() else f"position {position} sees no position before it"
 
 
@@ -154,8 +151,7 @@ def independence(mixer: Mixer, case: Case) -> str:
     x_BTD = _example(mixer, 70, case.model.dim)
     y_BTD, _ = mixer(x_BTD.requires_grad_())
     for index, other in ((0, 1), (1, 0)):
-        total = y_BTD[index].square().sum()
-        (gradient_BTD,) = torch.autograd.grad(total, x_BTD, retain_graph=True, materialize_grads=True)
+        gradient_BTD = _gradient(y_BTD[index], x_BTD)
         share = float(gradient_BTD[other].norm() / gradient_BTD.norm())
         if not share <= LEAK["float32"]:
             return f"sequence {index} of a batch sees sequence {other}: {share:.1%} of its gradient is there"
@@ -209,23 +205,8 @@ def _cuts(length: int) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"in pieces of {', '.join(map(str, sizes))}", sizes
 
 
-def in_pieces(mixer: Mixer, x_BTD: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """Return the outputs of consecutive calls; a piece of 1 is a step."""
-    state = mixer.init_state(x_BTD.shape[0], x_BTD.shape[1], x_BTD.dtype)
-    outputs = []
-    for piece_BTD in x_BTD.split(sizes, dim=1):
-        if piece_BTD.shape[1] == 1:
-            y_BD, state = mixer.step(piece_BTD[:, 0], state)
-            outputs.append(y_BD[:, None])
-        else:
-            y_BTD, state = mixer(piece_BTD, state)
-            outputs.append(y_BTD)
-    return torch.cat(outputs, dim=1)
-
-
 def state(mixer: Mixer, case: Case) -> str:
-    """Check that it is updated in place, by a piece and a step, and grows with `max_length` only if the class says
-    so."""
+    """Check that a piece and a step update it in place, and that it grows with `max_length` as the class says."""
     x_BTD = _example(mixer, 71, case.model.dim)
     short, long = (state_bytes(mixer.init_state(1, length, x_BTD.dtype)) for length in (64, 128))
     if (long > short) != mixer.state_grows or long < short:
@@ -292,6 +273,11 @@ def _example(mixer: Mixer, length: int, dim: int) -> Tensor:
     """Return an input, (B, T, D), in the dtype of the weights and where they are."""
     weight = next(mixer.parameters())
     return example(length, dim, weight.device)[0].to(weight.dtype)
+
+
+def _gradient(output: Tensor, x_BTD: Tensor) -> Tensor:
+    """Return the gradient of the sum of some outputs' squares in the input; the graph stays."""
+    return torch.autograd.grad(output.square().sum(), x_BTD, retain_graph=True, materialize_grads=True)[0]
 
 
 def _narrowed(x_BTD: Tensor, precision: str) -> Tensor:

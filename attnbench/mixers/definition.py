@@ -1,7 +1,7 @@
 """Comparison of a mixer, or of any operator, with its definition in float64: outputs, gradients, tolerances.
 
-The doctor, the gate of the benches and the tests all compare through this file. `by_definition` and `by_backend` give
-what is compared, `compare` the errors, and `TOLERANCES` says how large they may be.
+The doctor, the gate of the benches and the tests all compare through this file. `by_definition` and `by_backend`
+compute both sides, `compare` the errors, and `TOLERANCES` limits them.
 """
 
 import copy
@@ -26,19 +26,18 @@ and the terms that a parameter sums over positions cancel."""
 
 SMALLEST_MATRIX, SMALLEST_VECTOR = 0.1, 0.01
 """Smallest norms that a parameter's gradient is measured by, as shares of `possible_norm`. A smaller gradient is mostly
-rounding, as a query's that sees one key alone. Terms of a vector cancel more, so that smaller ones are still looked at.
-"""
+rounding, as a query's that sees one key alone. Terms of a vector cancel more, so smaller ones are still compared."""
 
 LENGTHS = (1, 63, 65, 133, 257)
-"""Lengths around the borders of chunks of 64, and with ragged ends: where a kernel is wrong that is right elsewhere."""
+"""Lengths around the borders of chunks of 64 and with ragged ends, where kernels fail that are right elsewhere."""
 
 MODEL = ModelSettings(name="one layer", dim=128, num_layers=1, head_width=64, feed_forward_width=0)
-"""Model whose mixer is compared: two heads of the width that models here have."""
+"""Model whose mixer is compared: two heads of the usual width."""
 
 BATCH_SIZE = 2
 
 NUM_STEPS = 16
-"""Steps of decoding in `in_pieces`."""
+"""Number of single steps in `by_state`."""
 
 INPUT_SCALE = 5.0
 """Factor on the input, so that initial weights, which are small, leave the linear range of gates and scores. Near it
@@ -55,7 +54,7 @@ class Case:
     lengths: Sequence[int] = LENGTHS
     precisions: Sequence[str] = ("float32", "bfloat16")
     options: dict[str, Any] = field(default_factory=dict)
-    """Options in place of the yaml's; a mixer without such a setting has no such case."""
+    """Options instead of the yaml's; a mixer without such a setting has no such case."""
 
     @property
     def slack(self) -> float:
@@ -145,21 +144,29 @@ def by_backend(mixer: Mixer, length: int, precision: str, case: Case = USUAL) ->
         return _computed(mixer, x_BTD, output_BTD, weight_BTD.to(output_BTD.dtype))
 
 
-def in_pieces(mixer: Mixer, length: int, precision: str) -> list[Tensor]:
+def by_state(mixer: Mixer, length: int, precision: str) -> list[Tensor]:
     """Compute the same outputs without gradients through a state, each (B, T, D): of two pieces read one after the
     other, and of the last NUM_STEPS positions, step by step."""
     x_BTD, _ = example(length, MODEL.dim, next(mixer.parameters()).device)
     x_BTD = x_BTD.to(dtype_of(precision))
-    state, cut, last = mixer.init_state(BATCH_SIZE, length, x_BTD.dtype), length // 2, length - NUM_STEPS
-    pieces, steps = [], []
+    pieces = [length // 2, length - length // 2 - NUM_STEPS]
     with torch.no_grad(), computing(precision, x_BTD.device):
-        for start, stop in ((0, cut), (cut, last)):
-            y_BTD, state = mixer(x_BTD[:, start:stop], state)
-            pieces.append(y_BTD)
-        for position in range(last, length):
-            y_BD, state = mixer.step(x_BTD[:, position], state)
-            steps.append(y_BD)
-    return [*pieces, torch.stack(steps, dim=1)]
+        y_BTD = in_pieces(mixer, x_BTD, [*pieces, *[1] * NUM_STEPS])
+    return list(y_BTD.split([*pieces, NUM_STEPS], dim=1))
+
+
+def in_pieces(mixer: Mixer, x_BTD: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return the outputs of consecutive calls with a state; a piece of 1 is a step."""
+    state = mixer.init_state(x_BTD.shape[0], x_BTD.shape[1], x_BTD.dtype)
+    outputs = []
+    for piece_BTD in x_BTD.split(list(sizes), dim=1):
+        if piece_BTD.shape[1] == 1:
+            y_BD, state = mixer.step(piece_BTD[:, 0], state)
+            outputs.append(y_BD[:, None])
+        else:
+            y_BTD, state = mixer(piece_BTD, state)
+            outputs.append(y_BTD)
+    return torch.cat(outputs, dim=1)
 
 
 def example(length: int, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from attnbench.mixers.layers import rotation
 from attnbench.mixers.softmax import AttentionState, Softmax
 from attnbench.ops.softmax_attention import (
     AUTO_RULE,
@@ -13,6 +12,7 @@ from attnbench.ops.softmax_attention import (
     choose_fused,
     decode,
     fused,
+    fused_packed,
     resolve_fused,
 )
 
@@ -87,19 +87,10 @@ class Flash(Softmax):
         )
 
     def forward(self, x_BTD: Tensor, state: AttentionState | None = None) -> tuple[Tensor, AttentionState | None]:
-        if self.backend != "triton" or state is not None or self.query_norm is not None:
+        if self.backend != "triton" or state is not None or self.qk_norm:
             return super().forward(x_BTD, state)
-        from attnbench.kernels.flash_attention import packed_flash_attention
-
-        theta = self.rotary_theta
-        mixed_BTC = packed_flash_attention(
-            self.query_key_value.packed(x_BTD),
-            None if theta is None else rotation(x_BTD.shape[1], self.head_width, 0, theta, x_BTD.device),
-            num_heads=self.num_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            causal=True,
-            window=self.window,
-        )
+        packed_BTC, angles = self.query_key_value.packed(x_BTD), self.angles(x_BTD, 0)
+        mixed_BTC = fused_packed(packed_BTC, angles, self.num_heads, self.num_key_value_heads, self.window)
         return self.output(mixed_BTC, x_BTD), None
 
     def mix(self, query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor) -> Tensor:

@@ -14,17 +14,17 @@ from attnbench.mixers.base import Mixer
 from attnbench.mixers.layers import ShortConvolution
 
 ELEMENTWISE = {"add": 1, "sub": 1, "rsub": 1, "mul": 1, "div": 1, "lerp": 3, "addcmul": 2, "addcdiv": 2}
-"""Operations an element of the result. Exponentials and other functions of one number are not counted, as nowhere."""
+"""Operations for each element of the result. Exponentials and other functions of one number are counted nowhere."""
 
 SUMS = ("sum", "mean", "cumsum", "cumprod", "prod")
-"""One operation an element of the operand."""
+"""Reductions that count one operation for each element of the operand."""
 
 PRODUCTS_WITH_A_VECTOR = {"mv": 0, "dot": 0, "vdot": 0, "addmv": 1}
-"""Products that torch's own formulas leave out: two operations an element of the operand with this index."""
+"""Products without a formula of torch: two operations for each element of the operand with this index."""
 
 
 class UncountableError(Exception):
-    """An operator that says nothing of its operations."""
+    """Operator without a formula for its operations."""
 
 
 class OperationCounter(TorchDispatchMode):
@@ -87,7 +87,7 @@ def counted_mixing(mixer: Mixer, length: int, dim: int) -> float:
         for parameter in module.parameters(recurse=False)
     )
     counter = OperationCounter(length)
-    # Torch's own attention in its written-out form: of the fused ones a CPU's has no formula.
+    # Attention of torch in its written-out form: the fused one of a CPU has no formula.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _shared_parts(mixer, counter), counter:
         mixer.reference(x_BTD)
     return counter.total - 2 * matrices * length

@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnbench.mixers.base import Mixer, head_count
-from attnbench.mixers.layers import GatedOutput, Projection, QueryKeyValue, RMSNorm
+from attnbench.mixers.layers import GatedOutput, Projection, QueryKeyValue, RMSNorm, by_heads
 from attnbench.ops.delta_rule import (
     AUTO_RULE,
     choose_delta_rule,
     delta_rule_flops,
     gated_delta_rule,
+    packed_gated_delta_rule,
     recurrent_gated_delta_rule,
     unit_length,
 )
@@ -38,7 +39,7 @@ class GatedDeltaNet(Mixer):
         M_t = a_t M_{t-1} + b_t k_t (v_t - a_t M_{t-1}^T k_t)^T,   y_t = M_t^T q_t / sqrt(K)
 
     q, k and v come through a short convolution and SiLU; a_t = exp(-exp(log_decay_rate) softplus(decay(x_t) +
-    decay_bias)) as in Mamba-2, not below exp(-MAX_FORGETTING), b_t = sigmoid(beta(x_t)). What is read is RMS-normed a
+    decay_bias)) as in Mamba-2, not below exp(-MAX_FORGETTING), b_t = sigmoid(beta(x_t)). The output is RMS-normed a
     head before gate and projection.
 
     Args:
@@ -48,7 +49,7 @@ class GatedDeltaNet(Mixer):
         backend: auto | torch | triton | fla. Triton, our own kernels, takes heads of 16, 32, 64, 128 and, in bfloat16,
             256 key channels and a multiple of 16 value channels; auto is triton for these on CUDA, and else torch.
         conv_size: taps of the short convolution over query, key and value; 0 for none.
-        output_gate: multiply what was mixed by silu(gate(x)).
+        output_gate: multiply the output by silu(gate(x)).
         qk_norm: divide query and key of each head by their length. Without it the recurrence can grow.
         negative_eigenvalues: b_t in 0..2 instead of 0..1, so that the state can also be reflected (arXiv 2411.12537).
     """
@@ -115,8 +116,8 @@ class GatedDeltaNet(Mixer):
 
     def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
         """Set decays of 0.001 to 0.4 a position, spread evenly by ratio over the heads, the slowest first: time steps
-        through softplus's inverse, times a rate of 1. Drawn, as in Mamba-2, it is luck whether a model of one head can
-        remember the beginning of a sequence; and one that forgets slowly begins to learn recall sooner."""
+        through softplus's inverse, times a rate of 1. With random ones, as in Mamba-2, it is luck whether a model of
+        one head can remember the beginning of a sequence; and one that forgets slowly learns recall sooner."""
         step_H = torch.logspace(math.log10(0.001), math.log10(0.4), self.num_heads)
         nn.init.zeros_(self.log_decay_rate)
         with torch.no_grad():
@@ -128,7 +129,8 @@ class GatedDeltaNet(Mixer):
     ) -> tuple[Tensor, GatedDeltaNetState | None]:
         history, memory = (None, None) if state is None else (state.history_BWC, state.memory_BHKV)
         if self.backend == "triton":
-            mixed_BTHV, last_memory = self._mix_packed(x_BTD, history, memory)
+            packed_BTC, gates = self.query_key_value.packed(x_BTD, history), self._gates(x_BTD)
+            mixed_BTHV, last_memory = packed_gated_delta_rule(packed_BTC, *gates, memory, self.head_width, self.qk_norm)
         else:
             mixed_BTHV, last_memory = gated_delta_rule(*self._inputs(x_BTD, history), memory, self.backend)
         if state is not None and last_memory is not None:
@@ -152,42 +154,14 @@ class GatedDeltaNet(Mixer):
     def mixing_flops(self, length: int) -> int:
         return delta_rule_flops(length, self.num_heads, self.head_width, self.value_width)
 
-    def _mix_packed(
-        self, x_BTD: Tensor, history_BWC: Tensor | None, memory_BHKV: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Compute the same by our kernels, which take query, key and value where the projection leaves them.
-
-        The last memory is None where the one given has become it, as it does in a step.
-        """
-        mixed_BTC, (log_decay_BTH, beta_BTH) = self.query_key_value.packed(x_BTD, history_BWC), self._gates(x_BTD)
-        if memory_BHKV is not None and x_BTD.shape[1] == 1:
-            from attnbench.kernels.delta_rule_step import gated_delta_rule_step
-
-            mixed_BHV = gated_delta_rule_step(
-                mixed_BTC[:, 0], log_decay_BTH[:, 0], beta_BTH[:, 0], memory_BHKV, self.qk_norm
-            )
-            return mixed_BHV[:, None], None
-        from attnbench.kernels.gated_delta_rule import gated_delta_rule as packed_gated_delta_rule
-
-        return packed_gated_delta_rule(
-            mixed_BTC,
-            log_decay_BTH,
-            beta_BTH,
-            memory_BHKV,
-            num_heads=self.num_heads,
-            key_width=self.head_width,
-            unit_length=self.qk_norm,
-            keep_memory=memory_BHKV is not None,
-        )
-
     def _inputs(self, x_BTD: Tensor, history_BWC: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return query, key, value, log decay and beta of every position."""
         query, key, value = self.query_key_value(x_BTD, history_BWC)
-        query, key = (part.unflatten(-1, (self.num_heads, self.head_width)) for part in (query, key))
+        (query, key), (value,) = by_heads((query, key), self.head_width), by_heads((value,), self.value_width)
         scale = self.head_width**-0.5
         query = unit_length(query, scale) if self.qk_norm else query * scale
         key = unit_length(key) if self.qk_norm else key
-        return query, key, value.unflatten(-1, (self.num_heads, self.value_width)), *self._gates(x_BTD)
+        return query, key, value, *self._gates(x_BTD)
 
     def _gates(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return log decay and beta of every position, in float32 at least."""

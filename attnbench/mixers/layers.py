@@ -3,6 +3,7 @@
 Every module with parameters initialises itself through `init_weights(generator, num_branches)`; see `Mixer`.
 """
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 import torch
@@ -49,14 +50,14 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Norm x; keeps shape and dtype."""
-        # Compiled, torch's own is fused there too, and what was traced can be kept for the next process.
+        # Compiled, torch's is fused there too, and its trace can be cached for the next process.
         if x.device.type == "cpu" and not torch.compiler.is_compiling():
             return _RMSNormCPU.apply(at_least_float32(x), self.weight, self.eps)[0].to(x.dtype)
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(x.dtype)
 
 
 class _RMSNormCPU(torch.autograd.Function):
-    """RMSNorm in few passes over the memory, for a CPU: torch has no fused kernel there, its own takes twice as long.
+    """RMSNorm in few passes over the memory, for a CPU: torch's, which is not fused there, takes twice as long.
 
     With n = x r, r = 1 / sqrt(mean(x²) + eps) and g = dL/dy, row by row:
 
@@ -102,8 +103,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """(B, T, D), or (B, D) in a step of decoding."""
-        # Two in a step as well: autocast keeps what it has cast of each weight, but not of both in one, and every step
-        # would join and cast them again.
+        # Two in a step as well: autocast keeps its cast of each weight, but not of both in one, and every step would
+        # join and cast them again.
         if x_BTD.dim() == 2 or not on_kernels(x_BTD):
             return self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
         from attnbench.kernels.swiglu import swiglu
@@ -181,8 +182,7 @@ class QueryKeyValue(nn.Module):
         return query, key, value
 
     def packed(self, x_BTD: Tensor, history_BWC: Tensor | None = None) -> Tensor:
-        """Return the three side by side in one tensor, for a kernel that reads them there: (B, T, sum of the
-        widths)."""
+        """Return the three side by side, for a kernel that reads them there: (B, T, sum of the widths)."""
         mixed = self.projection(x_BTD)
         if self.convolution is not None:
             return self.convolution(mixed, history_BWC, activation=self.activation)
@@ -204,11 +204,15 @@ class GatedOutput(nn.Module):
         self.projection = Projection(width, dim, residual=True)
 
     def forward(self, y_BTC: Tensor, x_BTD: Tensor) -> Tensor:
-        """Gate and project. y_BTC is what was mixed, heads side by side; x_BTD the mixer's input, which the gate
-        reads."""
+        """Gate by the mixer's input x_BTD, and project the heads y_BTC, side by side."""
         if self.gate is not None:
             y_BTC = y_BTC * F.silu(self.gate(x_BTD))
         return self.projection(y_BTC)
+
+
+def by_heads(parts: Iterable[Tensor], width: int) -> list[Tensor]:
+    """Split channels (B, T, H × width) into heads, (B, T, H, width), of each tensor."""
+    return [part.unflatten(-1, (-1, width)) for part in parts]
 
 
 def rotation(length: int, width: int, position: Tensor | int, theta: float, device: torch.device) -> Tensor:

@@ -3,18 +3,18 @@
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnbench.mixers.base import Mixer, head_count
-from attnbench.mixers.layers import GatedOutput, QueryKeyValue, RMSNorm
+from attnbench.mixers.layers import GatedOutput, QueryKeyValue, RMSNorm, by_heads
 from attnbench.ops.linear_attention import (
     AUTO_RULE,
-    EPS,
     FEATURE_MAPS,
     choose_linear,
     feature,
     linear_attention,
     linear_attention_flops,
+    packed_linear_attention,
     recurrent_linear_attention,
 )
 from attnbench.ops.precision import accumulation_dtype
@@ -41,7 +41,7 @@ class LinearAttention(Mixer):
             auto takes it there and torch elsewhere. Changes the speed, not the result beyond rounding.
         feature_map: f, non-negative: elu (elu(x) + 1), relu, or softmax over the head's channels (Shen et al., 2021).
         conv_size: taps of a short convolution over query, key and value; 0 for none.
-        output_gate: multiply what was mixed by silu(gate(x)).
+        output_gate: multiply the output by silu(gate(x)).
         qk_norm: RMS norm of query and key over the head width, with a learned gain, before the feature map.
     """
 
@@ -67,11 +67,11 @@ class LinearAttention(Mixer):
             raise UserError(f"attn.feature_map={feature_map}: must be one of {', '.join(FEATURE_MAPS)}")
         self.head_width, self.num_heads = head_width, head_count(num_heads, dim, head_width)
         self.backend = "torch" if backend == "auto" else backend
-        self.feature_map = feature_map
+        self.feature_map, self.qk_norm = feature_map, qk_norm
         width = self.num_heads * head_width
         self.query_key_value = QueryKeyValue(dim, width, width, width, conv_size=conv_size)
-        self.query_norm = RMSNorm(head_width) if qk_norm else None
-        self.key_norm = RMSNorm(head_width) if qk_norm else None
+        self.query_norm = RMSNorm(head_width) if qk_norm else nn.Identity()
+        self.key_norm = RMSNorm(head_width) if qk_norm else nn.Identity()
         self.output = GatedOutput(dim, width, gate=output_gate)
 
     @classmethod
@@ -113,11 +113,8 @@ class LinearAttention(Mixer):
 
     def _features(self, x_BTD: Tensor, history_BWC: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return f(query), f(key) and value, each (B, T, H, head_width)."""
-        query, key, value = (
-            part.unflatten(-1, (self.num_heads, self.head_width)) for part in self.query_key_value(x_BTD, history_BWC)
-        )
-        if self.query_norm is not None and self.key_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
+        query, key, value = by_heads(self.query_key_value(x_BTD, history_BWC), self.head_width)
+        query, key = self.query_norm(query), self.key_norm(key)
         return feature(query, self.feature_map), feature(key, self.feature_map), value
 
     def _mix(self, x_BTD: Tensor, state: LinearState | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -127,14 +124,12 @@ class LinearAttention(Mixer):
         return linear_attention(*inputs, memory, normaliser, self.backend)
 
     def _mix_packed(self, x_BTD: Tensor, state: LinearState | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the same by our kernel, which takes the projection as it is, f too where nothing is between."""
-        from attnbench.kernels.linear_attention import linear_attention as packed_linear_attention
-
+        """Compute the same by our kernel, which reads the projection where it is; f too where nothing is between."""
         history = None if state is None else state.history_BWC
-        if self.query_norm is None and self.feature_map != "softmax":
+        if not self.qk_norm and self.feature_map != "softmax":
             mixed_BTC, feature_map = self.query_key_value.packed(x_BTD, history), self.feature_map
         else:
             mixed_BTC = torch.cat([part.flatten(2) for part in self._features(x_BTD, history)], dim=-1)
             feature_map = "identity"
         memory, normaliser = (None, None) if state is None else state[:2]
-        return packed_linear_attention(mixed_BTC, memory, normaliser, self.num_heads, feature_map, EPS)
+        return packed_linear_attention(mixed_BTC, memory, normaliser, self.num_heads, feature_map)

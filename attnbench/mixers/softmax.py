@@ -1,19 +1,19 @@
-"""Softmax attention as the textbook has it, the T × T weights written out; the base of every softmax attention here."""
+"""Textbook softmax attention, the T × T weights written out; the base class of every softmax attention here."""
 
 from typing import ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnbench.machine.device import on_kernels
 from attnbench.mixers.base import Mixer, head_count
-from attnbench.mixers.layers import GatedOutput, QueryKeyValue, RMSNorm, rotate, rotation
+from attnbench.mixers.layers import GatedOutput, QueryKeyValue, RMSNorm, by_heads, rotate, rotation
 from attnbench.ops.softmax_attention import attention_flops, decode, definition, materialised
 from attnbench.settings.errors import UserError
 
 
 class AttentionState(NamedTuple):
-    """Keys and values of the positions seen so far, up to S = max_length; H counts key/value heads here."""
+    """Cache of keys and values, S = max_length positions of which `position` are filled; H counts key/value heads."""
 
     key_BSHK: Tensor
     value_BSHK: Tensor
@@ -33,7 +33,7 @@ class Softmax(Mixer):
         backend: `torch` is all there is.
         rotary_theta: base of the rotary positions' wavelengths; null for no positions.
         conv_size: taps of a short convolution over query, key and value; 0 for none.
-        output_gate: multiplies what was mixed by silu(gate(x)).
+        output_gate: multiply the output by silu(gate(x)).
         qk_norm: RMS norm with a learned gain over each head's query and key, before the rotation (Henry et al., 2020,
             in the form of Dehghani et al., 2023).
 
@@ -62,13 +62,13 @@ class Softmax(Mixer):
         self.num_key_value_heads = self.num_heads if num_key_value_heads is None else num_key_value_heads
         self.head_width = head_width
         self.backend = self.choose_backend({"backend": backend}, device_type="", precision="")
-        self.rotary_theta = rotary_theta
+        self.rotary_theta, self.qk_norm = rotary_theta, qk_norm
         self.window: int | None = None
         _check_heads(self.num_heads, self.num_key_value_heads, head_width, dim, rotary_theta)
         key_width = self.num_key_value_heads * head_width
         self.query_key_value = QueryKeyValue(dim, dim, key_width, key_width, conv_size=conv_size)
-        self.query_norm = RMSNorm(head_width) if qk_norm else None
-        self.key_norm = RMSNorm(head_width) if qk_norm else None
+        self.query_norm = RMSNorm(head_width) if qk_norm else nn.Identity()
+        self.key_norm = RMSNorm(head_width) if qk_norm else nn.Identity()
         self.output = GatedOutput(dim, dim, gate=output_gate)
 
     def forward(self, x_BTD: Tensor, state: AttentionState | None = None) -> tuple[Tensor, AttentionState | None]:
@@ -109,24 +109,24 @@ class Softmax(Mixer):
     def project(
         self, x_BTD: Tensor, position: Tensor | int, history_BWC: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value by heads, normed and rotated, for T positions of which the first is
-        `position`."""
-        if self.rotary_theta is not None and self.query_norm is None and on_kernels(x_BTD):
+        """Return query, key and value by heads, normed and rotated, for T positions from `position` on."""
+        angles = self.angles(x_BTD, position)
+        if angles is not None and not self.qk_norm and on_kernels(x_BTD):
             from attnbench.kernels.rotary import split_rotated
 
             packed_BTC = self.query_key_value.packed(x_BTD, history_BWC)
-            angles = rotation(x_BTD.shape[1], self.head_width, position, self.rotary_theta, x_BTD.device)
             return split_rotated(packed_BTC, angles, self.num_heads, self.num_key_value_heads)
-        query, key, value = self.query_key_value(x_BTD, history_BWC)
-        query_BTHK = query.unflatten(-1, (self.num_heads, self.head_width))
-        key_BTHK = key.unflatten(-1, (self.num_key_value_heads, self.head_width))
-        value_BTHK = value.unflatten(-1, (self.num_key_value_heads, self.head_width))
-        if self.query_norm is not None and self.key_norm is not None:
-            query_BTHK, key_BTHK = self.query_norm(query_BTHK), self.key_norm(key_BTHK)
-        if self.rotary_theta is not None:
-            angles = rotation(x_BTD.shape[1], self.head_width, position, self.rotary_theta, x_BTD.device)
+        query_BTHK, key_BTHK, value_BTHK = by_heads(self.query_key_value(x_BTD, history_BWC), self.head_width)
+        query_BTHK, key_BTHK = self.query_norm(query_BTHK), self.key_norm(key_BTHK)
+        if angles is not None:
             query_BTHK, key_BTHK = rotate(query_BTHK, angles), rotate(key_BTHK, angles)
         return query_BTHK, key_BTHK, value_BTHK
+
+    def angles(self, x_BTD: Tensor, position: Tensor | int) -> Tensor | None:
+        """Return the rotary angles of T positions from `position` on, None without rotary positions."""
+        if self.rotary_theta is None:
+            return None
+        return rotation(x_BTD.shape[1], self.head_width, position, self.rotary_theta, x_BTD.device)
 
     def mix(self, query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor) -> Tensor:
         """Attend from the last T of S positions to the keys and values of all S; (B, T, H, K)."""
@@ -140,7 +140,7 @@ class Softmax(Mixer):
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> AttentionState:
         device = self.output.projection.weight.device
         shape = (batch_size, max_length, self.num_key_value_heads, self.head_width)
-        # Zeros: what lies ahead has weight 0 in `step`, and 0 times what memory happens to hold can be NaN.
+        # Zeros: positions ahead have weight 0 in `step`, and 0 times uninitialised memory can be NaN.
         return AttentionState(
             key_BSHK=torch.zeros(shape, dtype=dtype, device=device),
             value_BSHK=torch.zeros(shape, dtype=dtype, device=device),

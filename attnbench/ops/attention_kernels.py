@@ -21,7 +21,7 @@ HALVES = ("bfloat16", "float16")
 PRECISIONS = ("float32", "tf32", *HALVES)
 
 OUR_KERNELS = ("triton", *STEPS)
-"""Names of the implementations that are written here, in Triton and in CUDA C++."""
+"""Names of attnbench's implementations, in Triton and in CUDA C++."""
 
 Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 """Softmax attention as a function of query, key, value and a flag for the causal mask."""
@@ -33,7 +33,7 @@ class Implementation:
 
     name: str
     label: str = ""
-    """Name in the words of a refusal."""
+    """Name in messages."""
     make: Callable[[], Attention]
     """Import the function, or raise a UserError that says what is missing."""
     heads_first: bool
@@ -51,7 +51,7 @@ class Implementation:
     window: bool = False
     """True for one that can leave out positions further back than a window."""
     refuse: Callable[[str, str, int], str | None] = lambda device_type, precision, width: None
-    """Refusal that the fields above cannot express; takes and returns what `refusal` does, which asks it first."""
+    """Refusal that the fields above cannot express, with the signature of `refusal`, which calls it first."""
 
     @property
     def max_width(self) -> float:

@@ -57,13 +57,53 @@ def gated_delta_rule(
     memory_BHKV: Tensor | None,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    """Compute y and the last memory with backend `torch` or `fla`; a single position by torch by the definition."""
+    """Compute y and the last memory with backend `torch`, by the definition for a single position, or `fla`."""
     inputs = (query_BTHK, key_BTHK, value_BTHV, log_decay_BTH, beta_BTH)
     if backend == "fla":
-        return _by_fla(*inputs, memory_BHKV)
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # pyright: ignore[reportMissingImports]
+
+        options = {"initial_state": memory_BHKV, "output_final_state": memory_BHKV is not None}
+        return chunk_gated_delta_rule(*inputs[:3], g=log_decay_BTH, beta=beta_BTH, scale=1.0, **options)
     if memory_BHKV is not None and query_BTHK.shape[1] == 1:
         return recurrent_gated_delta_rule(*inputs, memory_BHKV)
     return chunked_gated_delta_rule(*inputs, memory_BHKV, chunk_size(query_BTHK.device.type))
+
+
+def packed_gated_delta_rule(
+    mixed_BTC: Tensor,
+    log_decay_BTH: Tensor,
+    beta_BTH: Tensor,
+    memory_BHKV: Tensor | None,
+    key_width: int,
+    has_unit_length: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the same by our kernels, from the heads of query, key and value side by side.
+
+    Args:
+        has_unit_length: divide query and key of each head by their length; see `unit_length`.
+
+    Returns:
+        y, and the last memory: None for a single position, where the memory given has become it.
+    """
+    if memory_BHKV is not None and mixed_BTC.shape[1] == 1:
+        from attnbench.kernels.delta_rule_step import gated_delta_rule_step
+
+        mixed_BHV = gated_delta_rule_step(
+            mixed_BTC[:, 0], log_decay_BTH[:, 0], beta_BTH[:, 0], memory_BHKV, has_unit_length
+        )
+        return mixed_BHV[:, None], None
+    from attnbench.kernels import gated_delta_rule as kernel
+
+    return kernel.gated_delta_rule(
+        mixed_BTC,
+        log_decay_BTH,
+        beta_BTH,
+        memory_BHKV,
+        num_heads=beta_BTH.shape[-1],
+        key_width=key_width,
+        unit_length=has_unit_length,
+        keep_memory=memory_BHKV is not None,
+    )
 
 
 def chunk_size(device_type: str) -> int:
@@ -159,29 +199,6 @@ def _across_chunks(
     )
     states, change = affine_scan(decay, read, remaining, write, None, initial_XKV)
     return states[:-1].flatten(0, 1), change.flatten(0, 1).to(key.dtype), states[-1]
-
-
-def _by_fla(
-    query_BTHK: Tensor,
-    key_BTHK: Tensor,
-    value_BTHV: Tensor,
-    log_decay_BTH: Tensor,
-    beta_BTH: Tensor,
-    memory_BHKV: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Compute the same by flash-linear-attention's kernel."""
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # pyright: ignore[reportMissingImports]
-
-    return chunk_gated_delta_rule(
-        query_BTHK,
-        key_BTHK,
-        value_BTHV,
-        g=log_decay_BTH,
-        beta=beta_BTH,
-        scale=1.0,
-        initial_state=memory_BHKV,
-        output_final_state=memory_BHKV is not None,
-    )
 
 
 def unit_length(x_BTHK: Tensor, scale: float = 1.0) -> Tensor:

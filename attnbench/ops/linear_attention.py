@@ -15,7 +15,7 @@ from attnbench.ops.precision import accumulation_dtype
 from attnbench.settings.errors import UserError
 
 EPS = 1e-6
-"""Keeps the quotient finite where every feature of a query is 0, as relu's can be."""
+"""Term that keeps the quotient finite where every feature of a query is 0, as relu's can be."""
 
 CHUNK_SIZE = 64
 """Positions a chunk of the torch form. Changes the speed, not the result."""
@@ -65,7 +65,11 @@ def linear_attention(
         y (B, T, H, V) in the value's dtype, the last memory and the last normaliser.
     """
     if backend == "fla":
-        mixed_BTHV, last_memory = _by_fla(query_BTHK, key_BTHK, value_BTHV, memory_BHKV)
+        from fla.ops.linear_attn import chunk_linear_attn  # pyright: ignore[reportMissingImports]
+
+        # Without its normaliser, which carries no state of ours.
+        options = {"initial_state": memory_BHKV, "output_final_state": memory_BHKV is not None, "normalize": False}
+        mixed_BTHV, last_memory = chunk_linear_attn(query_BTHK, key_BTHK, value_BTHV, scale=1.0, **options)
     else:
         mixed_BTHV, last_memory = chunked_linear_attention(query_BTHK, key_BTHK, value_BTHV, memory_BHKV, CHUNK_SIZE)
     # A sum over thousands of keys, so in float32 at least.
@@ -75,6 +79,23 @@ def linear_attention(
     total_BTH = (query_BTHK * normaliser_BTHK).sum(-1)
     mixed_BTHV = (mixed_BTHV / (total_BTH[..., None] + EPS)).to(value_BTHV.dtype)
     return mixed_BTHV, last_memory, normaliser_BTHK[:, -1]
+
+
+def packed_linear_attention(
+    mixed_BTC: Tensor,
+    memory_BHKV: Tensor | None,
+    normaliser_BHK: Tensor | None,
+    num_heads: int,
+    feature_map: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the same by our kernel, from the heads of query, key and value side by side.
+
+    Args:
+        feature_map: applied by the kernel: elu, relu, or identity where it was applied before.
+    """
+    from attnbench.kernels import linear_attention as kernel
+
+    return kernel.linear_attention(mixed_BTC, memory_BHKV, normaliser_BHK, num_heads, feature_map, EPS)
 
 
 def chunked_linear_attention(
@@ -106,23 +127,6 @@ def chunked_linear_attention(
         before = F.pad(memory_BHNKV[:, :, :-1], (0, 0, 0, 0, 1, 0))
     mixed = within + query @ before.to(query.dtype)
     return mixed.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :length], memory_BHNKV[:, :, -1]
-
-
-def _by_fla(
-    query_BTHK: Tensor, key_BTHK: Tensor, value_BTHV: Tensor, memory_BHKV: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Compute it by flash-linear-attention's kernel; without its normaliser, which carries no state of ours."""
-    from fla.ops.linear_attn import chunk_linear_attn  # pyright: ignore[reportMissingImports]
-
-    return chunk_linear_attn(
-        query_BTHK,
-        key_BTHK,
-        value_BTHV,
-        scale=1.0,
-        initial_state=memory_BHKV,
-        output_final_state=memory_BHKV is not None,
-        normalize=False,
-    )
 
 
 def linear_attention_flops(length: int, num_heads: int, width: int) -> int:

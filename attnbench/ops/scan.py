@@ -1,7 +1,7 @@
 """Scan that carries a matrix state from chunk to chunk, as one operator with fake, autograd and vmap rules.
 
-As an operator it is a single node to torch.compile, which would otherwise unroll the loop over the chunks and compile
-for minutes at long sequences. A new mixer whose state is affine in the one before can use it as it is.
+To torch.compile it is a single node; the loop over the chunks would be unrolled, and compiling long sequences take
+minutes. It serves every mixer whose state is affine in the one before.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ def affine_scan(
     initial_XKV: Tensor,
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """An affine recurrence over N chunks of C positions, X independent ones side by side.
+    """Run an affine recurrence over N chunks of C positions, X independent ones side by side.
 
         D_n = U_n + R_n S_n,    S_{n+1} = a_n S_n + K_n^T D_n + B_n        for n = 0 ... N-1, S_0 given
 
@@ -54,17 +54,8 @@ def affine_scan(
 
 
 @affine_scan.register_fake
-def _(
-    decay_NX: Tensor,
-    read_NXCK: Tensor,
-    key_NXCK: Tensor,
-    write_NXCV: Tensor,
-    addition_NXKV: Tensor | None,
-    initial_XKV: Tensor,
-    reverse: bool = False,
-) -> tuple[Tensor, Tensor]:
-    states = initial_XKV.new_empty((read_NXCK.shape[0] + 1, *initial_XKV.shape))
-    return states, write_NXCV.new_empty(write_NXCV.shape)
+def _(decay: Any, read: Any, key: Any, write: Tensor, addition: Any, initial: Tensor, reverse: Any = False) -> Any:
+    return initial.new_empty((write.shape[0] + 1, *initial.shape)), write.new_empty(write.shape)
 
 
 def _save_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -74,10 +65,11 @@ def _save_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 
 def _gradient(ctx: Any, states_gradient: Tensor, changes_gradient: Tensor) -> tuple[Tensor | bool | None, ...]:
-    """`total` is the gradient of the loss in every state, through all that follows from it."""
+    """Return the gradients by the scan in the other direction."""
     decay, read, key, states, changes = ctx.saved_tensors
     before, after = (slice(1, None), slice(None, -1)) if ctx.reverse else (slice(None, -1), slice(1, None))
     first, last = (-1, 0) if ctx.reverse else (0, -1)
+    # Gradients of the loss in every state, through all that follows from it.
     total, change_total = affine_scan(
         decay, key, read, changes_gradient, states_gradient[before], states_gradient[last], not ctx.reverse
     )
@@ -98,34 +90,24 @@ affine_scan.register_autograd(_gradient, setup_context=_save_for_gradient)
 
 @affine_scan.register_vmap
 def _(
-    info: Any,
-    in_dims: tuple[int | None, ...],
-    decay: Tensor,
-    read: Tensor,
-    key: Tensor,
-    write: Tensor,
-    addition: Tensor | None,
-    initial: Tensor,
-    reverse: bool = False,
+    info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor | bool | None
 ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    """The mapped axis joins X: its sequences are as independent as those of a batch."""
+    """Fold the mapped axis into X: its sequences are as independent as those of a batch."""
 
-    def fold(tensor: Tensor, mapped: int | None, axis: int = 1) -> Tensor:
+    def fold(tensor: Tensor, mapped: int | None, axis: int) -> Tensor:
         if mapped is None:
             tensor = tensor.unsqueeze(axis).expand(*tensor.shape[:axis], info.batch_size, *tensor.shape[axis:])
         else:
             tensor = tensor.movedim(mapped, axis)
         return tensor.flatten(axis, axis + 1)
 
-    states, changes = affine_scan(
-        fold(decay, in_dims[0]),
-        fold(read, in_dims[1]),
-        fold(key, in_dims[2]),
-        fold(write, in_dims[3]),
-        None if addition is None else fold(addition, in_dims[4]),
-        fold(initial, in_dims[5], axis=0),
-        reverse,
-    )
+    # X is the second axis of all tensors, but the first of the initial state.
+    axes = (1, 1, 1, 1, 1, 0, 0)
+    folded: list[Any] = [
+        fold(x, mapped, axis) if isinstance(x, Tensor) else x
+        for x, mapped, axis in zip(inputs, in_dims, axes, strict=False)
+    ]
+    states, changes = affine_scan(*folded)
     unfolded = (info.batch_size, -1)
     return (states.unflatten(1, unfolded), changes.unflatten(1, unfolded)), (1, 1)
 

@@ -88,6 +88,26 @@ def fused(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, window: int 
     return flash_attention(query_BTHK, key_BSHK, value_BSHK, causal=True, window=window)
 
 
+def fused_packed(
+    mixed_BTC: Tensor, angles: Tensor | None, num_heads: int, num_key_value_heads: int, window: int | None
+) -> Tensor:
+    """Attend by our kernel to the heads of query, key and value side by side, which it rotates itself; (B, T, H × K).
+
+    Args:
+        angles: see mixers/layers.py; None for no rotary positions.
+    """
+    from attnbench.kernels.flash_attention import packed_flash_attention
+
+    return packed_flash_attention(
+        mixed_BTC,
+        angles,
+        num_heads=num_heads,
+        num_key_value_heads=num_key_value_heads,
+        causal=True,
+        window=window,
+    )
+
+
 def decode(
     query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, position: Tensor, window: int | None, backend: str
 ) -> Tensor:

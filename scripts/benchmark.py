@@ -1,4 +1,4 @@
-"""Measures operators and prints their table: `python scripts/benchmark.py bench=attention`; see --help."""
+"""Measure operators and print their table: `python scripts/benchmark.py bench=attention`; see --help."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,14 +10,14 @@ from attnbench.settings.schema import BenchSettings
 
 
 def main(settings: BenchSettings) -> Path:
-    """Imports the benches only once the configuration stands: torch takes longer to load than its checks."""
+    """Import the benches only after the configuration is checked: torch takes longer to load than its checks."""
     from attnbench.bench.run import run_bench
 
     return run_bench(settings, compose_mixers)
 
 
 def summarise(folders: Sequence[Path]) -> None:
-    """One set of tables for all jobs of a bench."""
+    """Print one set of tables for all jobs of a bench."""
     from attnbench.bench.page import print_tables
 
     print_tables(folders)

@@ -1,10 +1,10 @@
-"""Times our training step beside other people's, each in a process of its own, and writes a table a case.
+"""Time our training step beside peers, each implementation in a separate process, and write a table for each case.
 
 python scripts/benchmark_peers.py --nanogpt nanoGPT/model.py --fla-path TRITON_3_7_1 --peer-env TRITON_PTXAS_PATH=PTXAS
 python scripts/benchmark_peers.py --first-step (or --agreement 200)
 python scripts/benchmark_peers.py --publish docs/results/peers-MACHINE --title TITLE
 
-What stands behind the options are settings of train.py and win over the case's: data=text data.path=FILE device=cpu
+Words behind the options are settings of train.py and win over the case's: data=text data.path=FILE device=cpu
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Compares variants by a plan and writes a report: `python scripts/compare.py plan=demo`; see --help."""
+"""Compare variants by a plan and write a report: `python scripts/compare.py plan=demo`; see --help."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from attnbench.settings.schema import ComparisonSettings
 
 
 def main(settings: ComparisonSettings) -> Path:
-    """Imports the comparison only once the configuration stands: torch takes longer to load than all its checks."""
+    """Import the comparison only after the configuration is checked: torch takes longer to load than its checks."""
     from attnbench.comparison.compare import compare
 
     return compare(settings, compose)

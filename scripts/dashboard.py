@@ -1,4 +1,4 @@
-"""Publishes a workspace for the battery in wandb, or writes it as JSON: `python scripts/dashboard.py`; see --help."""
+"""Publish a workspace for the battery in wandb, or write it as JSON: `python scripts/dashboard.py`; see --help."""
 
 import argparse
 from pathlib import Path

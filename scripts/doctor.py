@@ -1,4 +1,4 @@
-"""Says what this machine can run, and whether it runs it right: `python scripts/doctor.py`; see --help."""
+"""Check the mixers and kernels that this machine can run: `python scripts/doctor.py`; see --help."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from attnbench.settings.schema import DoctorSettings
 
 
 def main(settings: DoctorSettings) -> Path:
-    """Imports the doctor only once the configuration stands: torch takes longer to load than all its checks."""
+    """Import the doctor only after the configuration is checked: torch takes longer to load than its checks."""
     from attnbench.correctness.doctor import diagnose
 
     return diagnose(settings, compose_mixers(settings.mixers))

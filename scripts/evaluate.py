@@ -1,4 +1,4 @@
-"""Evaluates what was trained before: `python scripts/evaluate.py run=outputs/... 'eval=[perplexity,recall]'`."""
+"""Evaluate a trained run: `python scripts/evaluate.py run=outputs/... 'eval=[perplexity,recall]'`."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from attnbench.settings.schema import RunSettings
 
 
 def main(wanted: tuple[Path, RunSettings]) -> Path:
-    """Imports the evaluations only once the configuration stands: torch takes longer to load than all its checks."""
+    """Import the evaluations only after the configuration is checked: torch takes longer to load than its checks."""
     from attnbench.comparison.execute import evaluate_again
 
     return evaluate_again(*wanted)

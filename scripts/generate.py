@@ -1,4 +1,4 @@
-"""Continues a prompt with the model of a run: `echo 'the' | python scripts/generate.py run=outputs/...`; see --help."""
+"""Continue a prompt with the model of a run: `echo 'the' | python scripts/generate.py run=outputs/...`; see --help."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from attnbench.settings.schema import GenerationSettings, RunSettings
 
 
 def main(wanted: tuple[GenerationSettings, RunSettings]) -> Path:
-    """Imports the model only once the configuration stands: torch takes longer to load than all its checks."""
+    """Import the model only after the configuration is checked: torch takes longer to load than its checks."""
     from attnbench.cli.commands import write_text
 
     return write_text(*wanted)

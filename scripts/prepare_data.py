@@ -1,4 +1,4 @@
-"""Brings WikiText-2 into data/ as parquet: from the Hugging Face Hub, or from a folder that already has it."""
+"""Bring WikiText-2 into data/ as parquet: from the Hugging Face Hub, or from a folder that already has it."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Publishes what was measured: `python scripts/publish.py docs/results/NAME-MACHINE outputs/PLAN --title ...`."""
+"""Publish results: `python scripts/publish.py docs/results/NAME-MACHINE outputs/PLAN --title ...`."""
 
 import argparse
 from pathlib import Path

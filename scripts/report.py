@@ -1,4 +1,4 @@
-"""Makes the report of an experiment: `python scripts/report.py outputs/<experiment>`."""
+"""Make the report of an experiment: `python scripts/report.py outputs/<experiment>`."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Trains one mixer in a language model and evaluates it: `python scripts/train.py attn=gated_deltanet`; see --help."""
+"""Train one mixer in a language model and evaluate it: `python scripts/train.py attn=gated_deltanet`; see --help."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from attnbench.settings.schema import RunSettings
 
 
 def main(settings: RunSettings) -> Path:
-    """Imports the trainer only once the configuration stands: torch takes longer to load than all its checks."""
+    """Import the trainer only after the configuration is checked: torch takes longer to load than its checks."""
     from attnbench.comparison.execute import run
 
     return run(settings)

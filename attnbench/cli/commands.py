@@ -1,13 +1,13 @@
-"""What generate.py does: a run's model opened for this device, a prompt read, and text written as it comes."""
+"""Text from the model of a run: generate.py, and `load_checkpoint` and `sample` for programs."""
 
 import logging
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,16 +29,16 @@ from attnbench.training.checkpoint import ModelRecord, best_folder, is_final, lo
 
 log = logging.getLogger(__name__)
 
-MOST_PROMPT_BYTES = 2**24
-MOST_NAMED = 10
-"""Characters of a prompt that a message names."""
+MAX_PROMPT_BYTES = 2**24
+MAX_NAMED = 10
+"""Largest number of a prompt's unknown characters that a message names."""
 
 
 def write_text(settings: GenerationSettings, trained: RunSettings) -> Path:
-    """Writes to standard output what the model of a run makes of a prompt; returns the run's folder.
+    """Continue a prompt with the model of a run, on standard output; return the run's folder.
 
     Args:
-        trained: what the run's config.yaml says, with the device to use.
+        trained: the settings in the run's config.yaml, with the device to use.
 
     Raises:
         UserError: no finished training is there, a prompt that cannot be read or has characters that the model does not
@@ -73,8 +73,7 @@ def load_checkpoint(
     backend: str = "auto",
     trusted: Collection[str] = (),
 ) -> tuple[LanguageModel, ModelRecord]:
-    """A trained model, ready to compute on this device, and its record, which names the kernels and the precision that
-    are used here.
+    """Load a trained model for this device, and its record with the kernels and the precision that are used here.
 
     Args:
         folder: a run's checkpoint/final or checkpoint/best-<step>.
@@ -85,19 +84,19 @@ def load_checkpoint(
         UserError: there is no such checkpoint, it was altered, or it cannot run here.
     """
     trust(trusted)
-    folder, place = Path(folder), resolve_device(device)
+    folder, resolved = Path(folder), resolve_device(device)
     record = load_record(folder)
-    record.precision = resolve_precision(precision, place.type)
+    record.precision = resolve_precision(precision, resolved.type)
     record.mixers = [
         resolve_mixer(
-            replace(own, options={**own.options, "backend": backend}),
+            replace(mixer, options={**mixer.options, "backend": backend}),
             record.model,
-            device_type=place.type,
+            device_type=resolved.type,
             precision=record.precision,
         )
-        for own in record.mixers
+        for mixer in record.mixers
     ]
-    model, _ = load_model(folder, device=place, mixers=record.mixers)
+    model, _ = load_model(folder, device=resolved, mixers=record.mixers)
     return model.eval(), record
 
 
@@ -111,7 +110,7 @@ def sample(
     top_k: int | None = None,
     seed: int = 0,
 ) -> str:
-    """The text that follows a prompt; model and record as `load_checkpoint` gives them, the rest as generate.py's.
+    """Return the text that follows a prompt; model and record are `load_checkpoint`'s, the rest generate.py's settings.
 
     Raises:
         UserError: a setting out of range, characters that the model does not know, or a backend that only trains.
@@ -129,11 +128,7 @@ def sample(
 
 
 def _checkpoint(folder: Path, which: str) -> Path:
-    """A run's checkpoint of this name.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return the folder of a run's checkpoint, final or best; raises UserError where there is none."""
     checkpoints = folder / "checkpoint"
     if not is_final(checkpoints):
         raise UserError(f"run={folder}: has no finished training; the train.py command that made it goes on with it")
@@ -148,7 +143,8 @@ def _device_of(model: LanguageModel) -> torch.device:
 def _continued(
     settings: GenerationSettings, model: LanguageModel, record: ModelRecord, prompt: str
 ) -> Iterator[Iterator[Tensor]]:
-    """The tokens that follow a prompt, made as they are taken; inside, the device computes as the record says."""
+    """Yield the tokens that follow a prompt, made as they are taken; inside, the device computes in the precision of
+    the record."""
     device = _device_of(model)
     tokens_T = encode_prompt(prompt, record.vocabulary).to(device)
     with ExitStack() as stack:
@@ -161,41 +157,39 @@ def _continued(
 
 
 def read_prompt(settings: GenerationSettings) -> str:
-    """The words of `prompt`, or the content of `prompt_file` or of standard input, less one line end at its end, which
-    editors and echo add.
+    """Return `prompt`, or the content of `prompt_file` or standard input, less the line end that editors and echo add.
 
     Raises:
         UserError: it is empty, is no UTF-8, or cannot be read.
     """
     if settings.prompt is not None:
         name, text = "prompt", settings.prompt
-    elif settings.prompt_file is not None:
-        name = f"prompt_file={settings.prompt_file}"
-        try:
-            text = read_bounded(Path(settings.prompt_file).expanduser(), MOST_PROMPT_BYTES)
-        except OSError as error:
-            raise UserError(f"{name}: cannot be read ({error.strerror})") from None
-        except ValueError as error:
-            raise UserError(f"{name}: cannot be read ({error})") from None
-        text = text.removesuffix("\n")
     else:
-        name = "standard input"
-        if sys.stdin.isatty():
-            log.info("prompt= and prompt_file= are null: type the prompt, then Ctrl-D")
+        name = "standard input" if settings.prompt_file is None else f"prompt_file={settings.prompt_file}"
         try:
-            content = sys.stdin.buffer.read(MOST_PROMPT_BYTES + 1)
-            text = content.decode().removesuffix("\n")
-        except UnicodeDecodeError as error:
-            raise UserError(f"{name}: cannot be read ({error})") from None
-        if len(content) > MOST_PROMPT_BYTES:
-            raise UserError(f"{name}: longer than the {MOST_PROMPT_BYTES} bytes that a prompt may have")
+            if settings.prompt_file is not None:
+                text = read_bounded(Path(settings.prompt_file).expanduser(), MAX_PROMPT_BYTES)
+            else:
+                text = _read_standard_input()
+        except (OSError, ValueError) as error:
+            raise UserError(f"{name}: cannot be read ({getattr(error, 'strerror', error)})") from None
+        text = text.removesuffix("\n")
     if not text:
         raise UserError(f"{name}: is empty, and the model continues at least one character")
     return text
 
 
+def _read_standard_input() -> str:
+    if sys.stdin.isatty():
+        log.info("prompt= and prompt_file= are null: type the prompt, then Ctrl-D")
+    content = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
+    if len(content) > MAX_PROMPT_BYTES:
+        raise UserError(f"standard input: longer than the {MAX_PROMPT_BYTES} bytes that a prompt may have")
+    return content.decode()
+
+
 def encode_prompt(text: str, vocabulary: Sequence[str]) -> Tensor:
-    """Tokens (T,), int64 on the CPU.
+    """Return the tokens of a prompt, (T,) int64 on the CPU.
 
     Raises:
         UserError: characters that are not in the vocabulary, by name.
@@ -203,8 +197,8 @@ def encode_prompt(text: str, vocabulary: Sequence[str]) -> Tensor:
     known = set(vocabulary[:-1])
     strange = list(dict.fromkeys(character for character in text if character not in known))
     if strange:
-        names = [f"{printable(c)} (U+{ord(c):04X})" for c in strange[:MOST_NAMED]]
-        names += [f"{len(strange) - MOST_NAMED} more"] if len(strange) > MOST_NAMED else []
+        names = [f"{printable(c)} (U+{ord(c):04X})" for c in strange[:MAX_NAMED]]
+        names += [f"{len(strange) - MAX_NAMED} more"] if len(strange) > MAX_NAMED else []
         raise UserError(f"the prompt has {', '.join(names)}: not among the {len(known)} characters of the run's corpus")
     return torch.from_numpy(encode(text, tuple(vocabulary))).long()
 
@@ -222,7 +216,7 @@ def _tokens(
     prompt_BT, device = tokens_T.expand(settings.num_samples, -1), tokens_T.device
     sampling = FiniteSampling(
         batch_size=settings.num_samples,
-        # What is unknown, and what pads the embedding, is no character.
+        # Neither the unknown symbol nor what pads the embedding is a character.
         num_characters=len(record.vocabulary) - 1,
         temperature=settings.temperature,
         top_k=settings.top_k,
@@ -230,7 +224,8 @@ def _tokens(
         device=device,
     )
     if settings.recompute:
-        return _finite(write_by_recomputation(model, prompt_BT, settings.num_tokens, sampling), sampling, record)
+        tokens = write_by_recomputation(model, prompt_BT, settings.num_tokens, sampling)
+        return sampling.checked(tokens, record.precision)
     writer = Writer(
         model,
         sampling,
@@ -239,85 +234,69 @@ def _tokens(
         dtype=dtype_of(record.precision),
         captured=device.type == "cuda",
     )
-    return _finite(writer.write(prompt_BT, settings.num_tokens), sampling, record)
+    return sampling.checked(writer.write(prompt_BT, settings.num_tokens), record.precision)
 
 
 class FiniteSampling(Sampling):
-    """Remembers whether all logits were finite: of others the most likely token says nothing."""
+    """Sampling that refuses logits that are not finite: the most likely token of such says nothing."""
 
-    def __init__(self, **how: Any) -> None:
-        super().__init__(**how)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
         self.is_finite = torch.ones((), dtype=torch.bool, device=self.noise_BC.device)
 
     def choose(self, logits_BC: Tensor) -> Tensor:
-        """The same as Sampling's; reads nothing from the device."""
+        """Choose as Sampling does; reads nothing from the device."""
         self.is_finite.logical_and_(logits_BC.isfinite().all())
         return super().choose(logits_BC)
 
+    def checked(self, tokens: Iterator[Tensor], precision: str) -> Iterator[Tensor]:
+        """Yield the tokens that this has chosen.
 
-def _finite(tokens: Iterator[Tensor], sampling: FiniteSampling, record: ModelRecord) -> Iterator[Tensor]:
-    """The tokens, for as long as they mean something.
+        Raises:
+            UserError: logits were not finite.
+        """
+        # One text is shown as it is written, and waits for the device anyway; of several all are made first.
+        is_shown = len(self.noise_BC) == 1
+        for token_B in tokens:
+            if is_shown:
+                self._check(precision)
+            yield token_B
+        self._check(precision)
 
-    Raises:
-        UserError: logits were not finite.
-    """
-    # One text is shown as it is written, and waits for the device anyway; of several all are made first.
-    is_shown = len(sampling.noise_BC) == 1
-    for token_B in tokens:
-        if is_shown:
-            _check_finite(sampling, record)
-        yield token_B
-    _check_finite(sampling, record)
-
-
-def _check_finite(sampling: FiniteSampling, record: ModelRecord) -> None:
-    if not sampling.is_finite:
-        raise UserError(
-            f"the model's logits are not finite in {record.precision}: its weights are damaged, or too large for it"
-        )
+    def _check(self, precision: str) -> None:
+        if not self.is_finite:
+            raise UserError(
+                f"the model's logits are not finite in {precision}: its weights are damaged, or too large for it"
+            )
 
 
 def _show(prompt: str, tokens: Iterator[Tensor], vocabulary: Sequence[str], num_samples: int) -> int:
-    """One text as it is written, several one after another when all are; nothing that a terminal obeys.
+    """Print one text as it is written, several one after another when all are; nothing that a terminal obeys.
 
     Returns:
-        How many characters were made of each, fewer where nobody reads on.
+        Number of characters made of each, fewer where nobody reads on.
 
     Raises:
         UserError: standard output cannot be written to.
     """
-    made, output = Counted(tokens), raising(sys.stdout)
+    names, output, count = tuple(vocabulary), raising(sys.stdout), 0
     try:
-        _print(prompt, made, tuple(vocabulary), num_samples, output)
+        if num_samples == 1:
+            print(printable_text(prompt), end="", flush=True, file=output)
+            for token_B in tokens:
+                count += 1
+                print(printable_text(decode(token_B, names)), end="", flush=True, file=output)
+            print(file=output)
+        else:
+            written_BT = torch.stack(list(tokens), dim=1)
+            count = written_BT.shape[1]
+            for index, token_T in enumerate(written_BT, start=1):
+                print(f"--- {index} of {num_samples}", file=output)
+                print(printable_text(prompt + decode(token_T, names)), file=output)
         output.flush()
     except OSError as error:
         lose(output)
-        # Who reads a pipe may have seen enough.
+        # A reader of a pipe may have seen enough.
         if not isinstance(error, BrokenPipeError):
             raise UserError(f"standard output: cannot be written to ({error.strerror})") from None
-    return made.count
-
-
-class Counted:
-    """What it is given, and how many of it were taken."""
-
-    def __init__(self, tokens: Iterator[Tensor]) -> None:
-        self.tokens, self.count = tokens, 0
-
-    def __iter__(self) -> Iterator[Tensor]:
-        for token_B in self.tokens:
-            self.count += 1
-            yield token_B
-
-
-def _print(prompt: str, tokens: Iterable[Tensor], names: tuple[str, ...], num_samples: int, output: TextIO) -> None:
-    if num_samples == 1:
-        print(printable_text(prompt), end="", flush=True, file=output)
-        for token_B in tokens:
-            print(printable_text(decode(token_B, names)), end="", flush=True, file=output)
-        print(file=output)
-        return
-    written_BT = torch.stack(list(tokens), dim=1)
-    for index, token_T in enumerate(written_BT, start=1):
-        print(f"--- {index} of {num_samples}", file=output)
-        print(printable_text(prompt + decode(token_T, names)), file=output)
+    return count

@@ -1,4 +1,4 @@
-"""From overrides to settings, as a command line with them would have them."""
+"""Settings composed from overrides, checked like those of a command line."""
 
 import re
 from collections.abc import Sequence
@@ -25,16 +25,15 @@ MAX_WORD_CHARACTERS = 2**14
 def compose(
     overrides: Sequence[str] = (), config_name: str = "train", *, config_dir: Path | str | None = None
 ) -> RunSettings:
-    """The settings that a command line with these overrides would give, checked in the same way.
+    """Return the settings that a command line with these overrides gives, checked in the same way.
 
-    Inside a job it finds what the job's own command line found, a --config-dir too.
+    Inside a job the yamls are those of the job's command line, its --config-dir included.
 
     Args:
-        config_dir: the command line's --config-dir, a folder with yamls of your own; the classes that they name are
-            then trusted.
+        config_dir: the command line's --config-dir, a folder of yamls; the classes that they name are then trusted.
 
     Raises:
-        UserError: what the command line would have printed.
+        UserError: the error that the command line would have printed.
     """
     for word in overrides:
         if re.match(r"[+~]*(@[^=]*)?(=|$)", word):
@@ -56,7 +55,7 @@ def compose(
 
 
 def _search_first(folder: Path) -> None:
-    """Has Hydra look for yamls in this folder before conf/, as it does for a command line with --config-dir."""
+    """Make Hydra look for yamls in this folder before conf/, as it does for a command line with --config-dir."""
     if not folder.is_dir():
         raise UserError(f"config_dir={folder}: there is no such folder")
     loader: Any = GlobalHydra.instance().config_loader()
@@ -66,7 +65,7 @@ def _search_first(folder: Path) -> None:
 
 
 def compose_mixers(names: Sequence[str] | None) -> list[MixerSettings]:
-    """Mixers as their yamls of attn/ have them, those of a --config-dir too; inside a job.
+    """Return mixers with the settings of their yamls in attn/, those of a --config-dir included; inside a job.
 
     Args:
         names: of yamls; None for all there are.
@@ -78,7 +77,7 @@ def compose_mixers(names: Sequence[str] | None) -> list[MixerSettings]:
 
 
 def keep_environment_out() -> None:
-    """A configuration is written into the run's folder and to wandb: keys in the environment must not get there."""
+    """Refuse environment variables in a configuration: keys there must not get into the run's folder and to wandb."""
 
     def refuse(*words: str) -> None:
         raise UserError("a configuration may not read environment variables, which hold keys")

@@ -1,4 +1,4 @@
-"""The text of --help: each setting with its value and the comment that its yaml has for it."""
+"""Text of --help: each setting with its value and the comment in its yaml."""
 
 import shutil
 import textwrap
@@ -11,18 +11,18 @@ import yaml
 from attnbench.settings.schema import CONF
 
 Comments = dict[tuple[str, ...], str]
-"""By the path of a setting, ("train", "batch_size"); at () what a yaml says of itself in its first lines."""
+"""Comments by the path of a setting, ("train", "batch_size"); at () the first lines of a yaml, about itself."""
 
 INDENT = 2
 MIN_WIDTH, MAX_WIDTH = 80, 120
 
 
 def list_groups(script: str, folders: Sequence[Path]) -> str:
-    """A line a group that a script takes, with its options.
+    """Return one line for each group that a script takes, with its options.
 
     Args:
-        script: whose own yaml lies in the first of the folders, beside the groups.
-        folders: in which yamls are looked for; the first that has one counts.
+        script: name of the script; its yaml lies in the first of the folders, beside the groups.
+        folders: searched for yamls; the first that has one counts.
     """
     lines = []
     for group in groups_of(folders[0] / f"{script}.yaml"):
@@ -31,15 +31,15 @@ def list_groups(script: str, folders: Sequence[Path]) -> str:
 
 
 def list_settings(values: Mapping[str, Any], choices: Mapping[str, Any], script: str, folders: Sequence[Path]) -> str:
-    """The settings as yaml, each with its comment.
+    """Return the settings as yaml, each with its comment.
 
     Args:
-        values: what the command line composes.
-        choices: the option that a group has; the evaluations' are the names of `values["eval"]`.
+        values: the configuration that the command line composes.
+        choices: the chosen option of each group; the evaluations' are the names of `values["eval"]`.
         script, folders: as list_groups.
     """
     path = folders[0] / f"{script}.yaml"
-    own = {place: comment for place, comment in read_comments(path).items() if place}
+    top_level = {setting: comment for setting, comment in read_comments(path).items() if setting}
     siblings: Comments = {}
     chosen: Comments = {}
     for group in groups_of(path):
@@ -48,11 +48,11 @@ def list_settings(values: Mapping[str, Any], choices: Mapping[str, Any], script:
                 chosen |= _of_option(f"{group}/{name}.yaml", (group, name), folders)
         elif group in values:
             chosen |= _of_option(f"{group}/{choices[group]}.yaml", (group,), folders)
-            # What an option takes over from another of its group is explained there.
+            # A setting that an option takes over from another of its group is explained there.
             for name in _options(group, folders):
-                found = _of_option(f"{group}/{name}.yaml", (group,), folders)
-                siblings |= {place: comment for place, comment in found.items() if len(place) == 2}
-    return "".join(f"{line}\n" for line in _lines(values, siblings | own | chosen, ()))
+                comments = _of_option(f"{group}/{name}.yaml", (group,), folders)
+                siblings |= {setting: comment for setting, comment in comments.items() if len(setting) == 2}
+    return "".join(f"{line}\n" for line in _lines(values, siblings | top_level | chosen, ()))
 
 
 def _options(group: str, folders: Sequence[Path]) -> list[str]:
@@ -60,23 +60,23 @@ def _options(group: str, folders: Sequence[Path]) -> list[str]:
 
 
 def groups_of(path: Path) -> list[str]:
-    """The groups in the defaults list of a script's yaml."""
+    """Return the groups in the defaults list of a script's yaml."""
     defaults = yaml.safe_load(path.read_text(encoding="utf-8"))["defaults"]
     names = [name for entry in defaults if isinstance(entry, dict) for name in entry]
     return sorted(name.removeprefix("optional ") for name in names if not name.startswith("override "))
 
 
 def scripts_with(name: str) -> list[str]:
-    """The scripts that have a group or a setting of this name at the top level: train.py."""
-    found = []
+    """Return the scripts that have a group or a setting of this name at the top level: train.py."""
+    scripts = []
     for path in sorted(CONF.glob("*.yaml")):
         names = {*groups_of(path), *yaml.safe_load(path.read_text(encoding="utf-8"))} - {"defaults", "hydra"}
-        found += [f"{path.stem}.py"] if name in names else []
-    return found
+        scripts += [f"{path.stem}.py"] if name in names else []
+    return scripts
 
 
 def read_comments(path: Path) -> Comments:
-    """Comments of a yaml: of a setting behind its value or in whole lines above it."""
+    """Return the comments of a yaml: of a setting behind its value, or in whole lines above it."""
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
     node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -109,23 +109,23 @@ def _end(node: yaml.Node) -> tuple[int, int]:
 
 
 def _block(lines: Sequence[str], start: int, step: int) -> str:
-    """The comment in whole lines from `start`, downwards or upwards; one that begins the file is the file's own."""
-    found = []
+    """Return the comment in whole lines from `start`, down or up; upwards without one that begins the file."""
+    comment = []
     index = start
     while 0 <= index < len(lines) and lines[index].lstrip().startswith("#"):
         if not lines[index].startswith("# @package"):
-            found.append(lines[index].strip().lstrip("# "))
+            comment.append(lines[index].strip().lstrip("# "))
         index += step
     if step < 0 and index < 0:
         return ""
-    return " ".join(found[::step])
+    return " ".join(comment[::step])
 
 
-def _of_option(name: str, place: tuple[str, ...], folders: Sequence[Path]) -> Comments:
-    """The comments of a group's yaml, whose settings stand at `place`."""
+def _of_option(name: str, prefix: tuple[str, ...], folders: Sequence[Path]) -> Comments:
+    """Return the comments of a group's yaml, the paths of its settings behind `prefix`."""
     path = next((folder / name for folder in folders if (folder / name).is_file()), None)
-    found = read_comments(path) if path is not None else {}
-    return {(*place, *rest): comment for rest, comment in found.items()}
+    comments = read_comments(path) if path is not None else {}
+    return {(*prefix, *setting): comment for setting, comment in comments.items()}
 
 
 def _lines(values: Mapping[str, Any], comments: Comments, path: tuple[str, ...]) -> Iterator[str]:
@@ -148,7 +148,7 @@ def _lines(values: Mapping[str, Any], comments: Comments, path: tuple[str, ...])
 
 
 def _written(value: Any) -> str:
-    """A value as yaml has it, on one line."""
+    """Return a value as yaml writes it, on one line."""
     text = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...")
 

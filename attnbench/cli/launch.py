@@ -1,4 +1,4 @@
-"""What every script with a configuration calls: jobs of a command line, and mistakes as one line."""
+"""Entry of every script with a configuration: one job or a sweep, and mistakes as one line."""
 
 import logging
 import os
@@ -25,10 +25,10 @@ from attnbench.settings.schema import CONF
 from attnbench.settings.text import OneLine
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
-"""Environment variable that has Hydra raise its errors, and a user see tracebacks."""
+"""Environment variable with which Hydra raises its errors and a user sees tracebacks."""
 
 INTERRUPTED = "interrupted; the same command goes on from what is finished"
-"""Outside training, which handles signals itself, there is nothing to save."""
+"""Message outside training, where there is nothing to save; training handles signals itself."""
 
 RERUN = "--experimental-rerun"
 """Hydra's option that unpickles the file that it names: whoever wrote the file then runs what they like."""
@@ -41,24 +41,24 @@ def launch(
     summarise: Callable[[Sequence[Path]], None] | None = None,
     read: Callable[[DictConfig, Any], Any] = read_settings,
 ) -> None:
-    """Runs a script: composes its settings, calls `main` once a job, and exits with 0 only if every job did well.
+    """Run a script: compose its settings, call `main` once a job, and exit with 0 only if every job succeeds.
 
     Args:
-        main: does one job and returns the folder it left its results in.
+        main: does one job and returns the folder of its results.
         summarise: called at the end with the folders of all jobs, in whatever process they ran.
-        read: makes of the composed configuration what `main` takes.
+        read: makes the argument of `main` from the composed configuration.
     """
     _show_log()
     keep_environment_out()
     _explain_settings(config_name)
-    own: list[Outcome] = []
+    done_here: list[Outcome] = []
     show_traceback = os.environ.get(FULL_ERROR) == "1"
 
-    # May be sent to another process, and then `own` is a copy there: what it returns is what counts.
+    # May be sent to another process, where `done_here` is a copy: then only the value that it returns counts.
     @hydra.main(config_path=str(CONF), config_name=config_name, version_base="1.3")
     def job(config: DictConfig) -> Outcome:
-        own.append(_do_job(main, read, config, show_traceback))
-        return own[-1]
+        done_here.append(_do_job(main, read, config, show_traceback))
+        return done_here[-1]
 
     exit_code = 0
     try:
@@ -74,28 +74,34 @@ def launch(
             raise
         print(f"error: {explain(error, sys.argv[1:])}", file=sys.stderr)
         exit_code = 2
-    elsewhere = SweepOutcomes.read()
-    outcomes = own or elsewhere
+    done_elsewhere = SweepOutcomes.read()
+    outcomes = done_here or done_elsewhere
     failures = [printable(f"  {outcome.job}: {outcome.error}") for outcome in outcomes if outcome.folder is None]
-    if failures and (len(outcomes) > 1 or not own):
+    if failures and (len(outcomes) > 1 or not done_here):
         print(f"{len(failures)} of {len(outcomes)} jobs failed:", *failures, sep="\n", file=sys.stderr)
     folders = [Path(outcome.folder) for outcome in outcomes if outcome.folder is not None]
     if folders and summarise is not None and exit_code in (0, 2):
-        try:
-            summarise(folders)
-        except Exception as error:
-            text = mendable(error)
-            if text is None or show_traceback:
-                raise
-            print(f"error: {text}", file=sys.stderr)
-            exit_code = exit_code or 2
+        exit_code = exit_code or _summarise(summarise, folders, show_traceback)
     if failures or exit_code:
         raise SystemExit(exit_code or 1)
 
 
+def _summarise(summarise: Callable[[Sequence[Path]], None], folders: Sequence[Path], show_traceback: bool) -> int:
+    """Call `summarise`; return 2 for an error that the user can mend, otherwise 0."""
+    try:
+        summarise(folders)
+    except Exception as error:
+        text = mendable(error)
+        if text is None or show_traceback:
+            raise
+        print(f"error: {text}", file=sys.stderr)
+        return 2
+    return 0
+
+
 @contextmanager
 def _errors_of_hydra_raised() -> Iterator[None]:
-    """Inside, Hydra raises what went wrong; otherwise it prints tracebacks, or eight lines, and ends the process."""
+    """Make Hydra raise its errors inside; otherwise it prints tracebacks, or eight lines, and ends the process."""
     before = os.environ.get(FULL_ERROR)
     os.environ[FULL_ERROR] = "1"
     try:
@@ -116,7 +122,7 @@ def _refuse_rerun(words: Sequence[str]) -> None:
 
 @lasting_streams()
 def _do_job(main: Callable[[Any], Path], read: Callable[..., Any], config: DictConfig, show_traceback: bool) -> Outcome:
-    """Whatever ends it, a job says so at once and the sweep's other jobs still run."""
+    """Do one job; print at once what ends it, and let the sweep's other jobs still run."""
     _show_log()
     keep_environment_out()
     name = " ".join(HydraConfig.get().overrides.task) or "the run"
@@ -131,7 +137,7 @@ def _do_job(main: Callable[[Any], Path], read: Callable[..., Any], config: DictC
 
 
 class _AboveTheBar(logging.Handler):
-    """Writes lines to standard error without breaking a progress bar that is being drawn there."""
+    """Handler that writes to standard error without breaking a progress bar there."""
 
     def emit(self, record: logging.LogRecord) -> None:
         tqdm.write(self.format(record), file=sys.stderr)
@@ -156,7 +162,7 @@ def _explain_settings(config_name: str) -> None:
 
 
 def _show_log() -> None:
-    """attnbench's own lines go to standard error, bare; standard output is for results."""
+    """Send attnbench's log lines to standard error, bare; standard output is for results."""
     logger = logging.getLogger("attnbench")
     if any(isinstance(handler, _AboveTheBar) for handler in logger.handlers):
         return

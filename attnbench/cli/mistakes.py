@@ -1,4 +1,4 @@
-"""Errors of Hydra, OmegaConf and our readers as one line each: the setting, the value, and what is allowed."""
+"""Errors of Hydra, OmegaConf and our readers as one line each: the setting, its value, and what is allowed."""
 
 import re
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from attnbench.settings.errors import did_you_mean, mendable, printable
 from attnbench.settings.schema import CONF
 
 EXPECTED = (HydraException, OmegaConfBaseException)
-"""Errors that are the user's to mend beside those of `mendable`."""
+"""Errors that the user can mend, beside those of `mendable`."""
 
 
 def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
-    """One line for a mistake, whoever found it: which setting, which value, and what is allowed.
+    """Return one line about a mistake: the setting, its value, and what is allowed.
 
     Args:
-        overrides: those of the command line, where the error may not know what value was given.
+        overrides: of the command line; the error may not know the value that was given.
     """
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key}: must be given"
@@ -67,13 +67,13 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
 
 
 def _elsewhere(word: str) -> str:
-    """The scripts that take this word of a command line, where it is not the one that was called."""
+    """Return which other scripts take this word of a command line, as the end of a message."""
     scripts = scripts_with(setting_of(word).partition(".")[0])
     return f"; {' and '.join(scripts)} has it: python scripts/{scripts[0]} {word}" if scripts else ""
 
 
 def _unread(error: BaseException, overrides: Sequence[str]) -> str | None:
-    """One line for a word that Hydra's grammar has no value for, or of which it would make a sweep."""
+    """Return one line about a word that Hydra's grammar cannot read, or of which it would make a sweep; else None."""
     line = _first_line(error)
     if isinstance(error, OverrideParseException):
         word, reason = error.override, "Hydra's grammar has no such value"
@@ -89,7 +89,7 @@ def _unread(error: BaseException, overrides: Sequence[str]) -> str | None:
 
 
 def _options(group: str, message: str) -> set[str]:
-    """The yamls of a group in the folders that Hydra says it searched: it names none where a list was given."""
+    """Return the yamls of a group in the folders that Hydra says it searched: it names none where a list was given."""
     folders = re.findall(r"path=file://(.+)", message)
     return {path.stem for folder in folders for path in Path(folder).glob(f"{group}/*.yaml")}
 

@@ -1,4 +1,4 @@
-"""From a composed configuration to plain settings: every name, type and value checked before torch is loaded."""
+"""Plain settings from a composed configuration: every name, type and value checked before torch is loaded."""
 
 import json
 import logging
@@ -20,7 +20,6 @@ from attnbench.settings.check import (
     check_run,
     read,
     setting_of,
-    unknown_setting,
 )
 from attnbench.settings.errors import UserError, did_you_mean
 from attnbench.settings.registry import build, trust
@@ -174,7 +173,7 @@ def stored_settings(folder: Path) -> RunSettings:
 
 
 def _plain(config: DictConfig, hydra_config: Any) -> dict[str, Any]:
-    """The configuration without Hydra's part, resolved, nothing deleted from it and nothing missing.
+    """Return the configuration without Hydra's part, resolved, with nothing deleted or missing.
 
     The classes that the command line's --config-dir names may be built from here on.
     """
@@ -189,15 +188,13 @@ def _plain(config: DictConfig, hydra_config: Any) -> dict[str, Any]:
 
 
 def _read(cls: type[Settings], values: Mapping[str, Any], **given: Any) -> Settings:
-    """`read`; a setting that another script has is refused with that script's name."""
-    known = [entry.name for entry in fields(cls) if entry.name not in given]  # pyright: ignore[reportArgumentType]
-    for name, value in values.items():
-        scripts = " and ".join(scripts_with(name)) if name not in known else ""
-        if scripts:
-            # A group that was added with a plus is a mapping.
-            word = name if isinstance(value, dict) else f"{name}={value}"
-            raise UserError(unknown_setting(word, name, known, f"; {scripts} has it"))
-    return read(cls, values, given=given)
+    """Call `read`; the message about an unknown setting names the scripts that have it."""
+
+    def hint(name: str) -> str:
+        scripts = scripts_with(name)
+        return f"; {' and '.join(scripts)} has it" if scripts else ""
+
+    return read(cls, values, given=given, hint=hint)
 
 
 def _give_way(train: Any, words: Sequence[str]) -> None:
@@ -209,7 +206,7 @@ def _give_way(train: Any, words: Sequence[str]) -> None:
 
 
 def _named_options(hydra_config: Any) -> list[str]:
-    """Options of the mixer that words of the command line name, or a yaml of experiment/ that one of them chooses."""
+    """Return the mixer's options that the command line names, or the yaml of experiment/ that it chooses."""
     words = [setting_of(word).split(".") for word in hydra_config.overrides.task]
     named = {parts[1] for parts in words if parts[0] == "attn" and len(parts) > 1}
     folders = [Path(source.path, "experiment") for source in hydra_config.runtime.config_sources]
@@ -237,7 +234,7 @@ def _evaluations(values: dict[str, Any]) -> list[EvaluationSettings]:
 
 
 def _open(group: str, values: Any) -> dict[str, Any]:
-    """Target and options from a `_target_` yaml of an open group."""
+    """Split a `_target_` yaml of an open group into target and options."""
     if not isinstance(values, dict):
         raise UserError(f"{group}={values}: must name a yaml of {group}/")
     options = dict(values)
@@ -248,7 +245,7 @@ def _open(group: str, values: Any) -> dict[str, Any]:
 
 
 def _experiment(hydra_config: Any) -> str:
-    """The recipe of experiment/ that was chosen or, where none has the name, a study of the user's.
+    """Return the recipe of experiment/ that was chosen or, where none has the name, a study of the user's.
 
     Raises:
         UserError: a name so near to a recipe's that it may be meant, or several.
@@ -292,19 +289,19 @@ def _check_machine(settings: RunSettings) -> None:
 
 
 def _typed(script: str, hydra_config: Any) -> str:
-    """The command line, as a reader would type it again."""
+    """Return the command line as a reader would type it again."""
     folders = [f"--config-dir {os.path.relpath(folder)}" for folder in _config_dirs(hydra_config)]
     return " ".join([f"python scripts/{script}.py", *folders, *map(shlex.quote, hydra_config.overrides.task)])
 
 
 def _config_dirs(hydra_config: Any) -> list[Path]:
-    """The command line's --config-dir, if it has one."""
+    """Return the command line's --config-dir, if it has one."""
     sources = hydra_config.runtime.config_sources
     return [Path(source.path) for source in sources if source.provider == "command-line"]
 
 
 def _outside_classes(hydra_config: Any) -> Iterator[str]:
-    """The classes that yamls under the command line's --config-dir name."""
+    """Yield the classes that yamls under the command line's --config-dir name."""
     paths = [path for folder in _config_dirs(hydra_config) for path in folder.glob("*/*.yaml")]
     for path in (path for path in paths if path.parent.name in ("attn", "eval", "bench")):
         target = OmegaConf.select(OmegaConf.load(path), "_target_")

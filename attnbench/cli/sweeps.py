@@ -23,29 +23,29 @@ SUBMITIT = ("submitit_local", "submitit_slurm")
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Outcome:
-    """What became of one job."""
+    """Result of one job of a sweep."""
 
     job: str
-    """The overrides that tell it from the sweep's others."""
+    """Overrides in which it differs from the sweep's others."""
     folder: str | None
     error: str = ""
-    """One line, where there is no folder."""
+    """One line on why there is no folder."""
 
 
 class SweepOutcomes(Callback):
-    """Keeps on disk what became of a sweep's jobs, which may run in other processes and on other machines.
+    """Hydra callback that keeps on disk the outcomes of a sweep's jobs, in whatever process or machine they run.
 
-    Hydra tells nobody what they returned. Named in the configuration, as Hydra asks of its callbacks.
+    Hydra returns them to nobody. Named in the configuration, as Hydra asks of its callbacks.
     """
 
     VARIABLE = "ATTNBENCH_SWEEP"
-    """Where in this process's environment the folder of the sweep stands, which Hydra composes and keeps to itself."""
+    """Environment variable of this process with the sweep's folder, which Hydra composes and keeps to itself."""
 
     def __init__(self) -> None:
         self.folder: str | None = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Makes the folder, on the disk that the outputs are on; refuses a device that nobody chose."""
+        """Make the folder, on the disk of the outputs; refuse a device that nobody chose."""
         words, launcher = config.hydra.overrides.task, config.hydra.runtime.choices["hydra/launcher"]
         is_chosen = config.device != "auto" or any(word.startswith("device=") for word in words)
         if launcher in SUBMITIT and (not is_chosen or "device=auto" in words):
@@ -67,27 +67,26 @@ class SweepOutcomes(Callback):
                 _try_to_hold(os.open(self.folder, os.O_RDONLY))
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        """Writes a job's outcome, in the process that ran it."""
+        """Write a job's outcome, in the process that ran it."""
         if self.folder is not None:
             path = Path(self.folder) / f"{config.hydra.job.num:06}.json"
             replace_file(path, json.dumps(asdict(job_return.return_value)))
 
     @classmethod
     def read(cls) -> list[Outcome]:
-        """What became of the jobs of this process's sweep, in their order; removes the folder."""
+        """Return the outcomes of this process's sweep in the order of its jobs; remove the folder."""
         folder = os.environ.pop(cls.VARIABLE, None)
         if folder is None:
             return []
-        found = [
-            Outcome(**json.loads(path.read_text(encoding="utf-8"))) for path in sorted(Path(folder).glob("*.json"))
-        ]
+        paths = sorted(Path(folder).glob("*.json"))
+        outcomes = [Outcome(**json.loads(path.read_text(encoding="utf-8"))) for path in paths]
         shutil.rmtree(folder)
-        return found
+        return outcomes
 
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """No other sweep looks for abandoned folders, or makes its own, inside; where the file system has locks."""
+    """Keep other sweeps from making folders or removing abandoned ones, inside; where the file system has locks."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):
@@ -98,7 +97,7 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Removes what sweeps that were killed have left."""
+    """Remove the folders of sweeps that were killed."""
     for path in folder.glob(".sweep-????????"):
         descriptor = os.open(path, os.O_RDONLY)
         if _try_to_hold(descriptor):

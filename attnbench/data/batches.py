@@ -11,7 +11,7 @@ from attnbench.settings.errors import UserError
 
 
 class Batches:
-    """The training batches of one split: batch n is a function of (seed, n), whatever was asked for before.
+    """Training batches of one split: batch n is a function of (seed, n), whatever was requested before.
 
     The split is cut into blocks of `seq_len` that do not overlap; each block's targets are its inputs shifted by one,
     so the last one reaches a character further. Every epoch takes the blocks in a new order, each once, and drops
@@ -53,7 +53,7 @@ class Batches:
         self._order = torch.empty(0, dtype=torch.int64)
 
     def train_batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of this rank at `step` (from 0), each (B, T) int64 on the device.
+        """Return inputs and targets of this rank at `step` (from 0), each (B, T) int64 on the device.
 
         Copies to the device once an epoch, and never waits for it.
         """
@@ -67,7 +67,7 @@ class Batches:
 
 
 def block_order(num_blocks: int, seed: int, epoch: int) -> Tensor:
-    """The order of the blocks in one epoch, (num_blocks,) int64 on the CPU, so that it is the same on every device."""
+    """Return the order of the blocks in one epoch, (num_blocks,) int64 on the CPU: the same on every device."""
     # A hash, because neighbouring seeds and epochs must not share orders, as seed + epoch would.
     digest = hashlib.sha256(f"order of blocks, seed {seed}, epoch {epoch}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
@@ -75,24 +75,24 @@ def block_order(num_blocks: int, seed: int, epoch: int) -> Tensor:
 
 
 def first_characters(tokens_N: Tensor, wanted: int | None) -> tuple[Tensor, dict[str, int]]:
-    """The first tokens of a split, and what a row of them says beside its number; all and nothing where `wanted` is
-    None or as many as there are."""
+    """Return the first tokens of a split, and their number as a row's setting: all, and no setting, where `wanted` is
+    None or not below the length."""
     if wanted is None or wanted >= len(tokens_N):
         return tokens_N, {}
     return tokens_N[:wanted], {"characters": wanted}
 
 
 def num_evaluation_batches(num_characters: int, seq_len: int, batch_size: int) -> int:
-    """Number of batches that `evaluation_batches` gives of so many characters."""
+    """Return the number of batches that `evaluation_batches` yields of so many characters."""
     return math.ceil((num_characters - 1) / (seq_len * batch_size))
 
 
 def evaluation_batches(tokens_N: Tensor, seq_len: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """A whole split, in order: each of its N - 1 predictable characters is a target of weight 1 exactly once.
+    """Yield a whole split in order: each of its N - 1 predictable characters is a target of weight 1 exactly once.
 
-    Yields inputs and targets, (B, T) int64, and their weights, (B, T) float32, on the device of `tokens_N`. All have
-    one shape, for the sake of compiled models; what is left over at the end has weight 0 and repeats the last
-    character, behind everything that is scored in its row.
+    Inputs and targets are (B, T) int64, their weights (B, T) float32, on the device of `tokens_N`. All have one shape,
+    for the sake of compiled models; padding at the end has weight 0 and repeats the last character, behind everything
+    that is scored in its row.
     """
     num_targets = len(tokens_N) - 1
     rows_B1 = torch.arange(batch_size, device=tokens_N.device)[:, None]

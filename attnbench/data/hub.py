@@ -15,12 +15,12 @@ from attnbench.settings.errors import UserError
 
 PROBE_SECONDS = 1.5
 
-MOST_REASON_CHARACTERS = 300
-"""Longest part of a library's message that is passed on in an error of ours."""
+MAX_REASON_CHARACTERS = 300
+"""Largest part of a library's message that an error of ours repeats."""
 
 
 def read_hub(name: str, config: str | None, column: str, validation_fraction: float, test_fraction: float) -> Texts:
-    """A data set of the Hub, OWNER/NAME, or a folder that is laid out as one.
+    """Read a data set of the Hub, OWNER/NAME, or a folder that is laid out as one.
 
     Its splits called train, validation and test are taken as they are. One that is missing is cut by its fraction from
     the end of train, or of the only split there is; others are left out.
@@ -43,7 +43,7 @@ def read_hub(name: str, config: str | None, column: str, validation_fraction: fl
 
 
 def _load(name: str, config: str | None) -> Any:
-    """The data set's splits; where the Hub cannot be reached, as they were loaded before into the package's cache."""
+    """Load the data set's splits; where the Hub cannot be reached, from the package's cache."""
     is_folder = Path(name).is_dir()
     if not is_folder and not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise UserError(f"data.name={name}: is no folder, and no OWNER/NAME of a data set on the Hugging Face Hub")
@@ -55,7 +55,7 @@ def _load(name: str, config: str | None) -> Any:
     try:
         with _offline(datasets.config, bool(obstacle)):
             return datasets.load_dataset(name, config)
-    # Each library below it (HTTP, file systems, yaml, Arrow) has errors of its own, and they have no common root.
+    # Each library below it (HTTP, file systems, yaml, Arrow) has other errors, and they have no common root.
     except Exception as error:
         if obstacle:
             raise UserError(
@@ -66,7 +66,7 @@ def _load(name: str, config: str | None) -> Any:
 
 
 def _text(rows: Any, column: str, origin: str) -> Text:
-    """The text of one split."""
+    """Return the text of one split."""
     check_column(origin, rows.features.arrow_schema, column, "name another as data.column")
     tables = rows.select_columns([column]).with_format("arrow").iter(batch_size=ROWS_AT_A_TIME)
     return text_of(origin, (batch for table in tables for batch in table.to_batches()), column)
@@ -74,7 +74,7 @@ def _text(rows: Any, column: str, origin: str) -> Text:
 
 @contextmanager
 def _offline(settings: Any, is_offline: bool) -> Iterator[None]:
-    """Has `datasets` look into its cache alone: it would wait for a network, and reads its variable when imported."""
+    """Make `datasets` use its cache alone: it would wait for a network, and reads its variable only when imported."""
     before = settings.HF_HUB_OFFLINE
     settings.HF_HUB_OFFLINE = before or is_offline
     try:
@@ -84,7 +84,7 @@ def _offline(settings: Any, is_offline: bool) -> Iterator[None]:
 
 
 def download(repository: str, files: list[str]) -> list[Path]:
-    """Brings files of a data set into the Hugging Face cache as they are.
+    """Download files of a data set into the Hugging Face cache as they are.
 
     Raises:
         UserError: the Hub cannot be reached (said within two seconds), or the download fails.
@@ -96,14 +96,14 @@ def download(repository: str, files: list[str]) -> list[Path]:
 
     urls = [f"hf://datasets/{repository}/{file}" for file in files]
     try:
-        found: Any = datasets.DownloadManager().download(urls)
+        paths: Any = datasets.DownloadManager().download(urls)
     except Exception as error:  # As in `_load`.
         raise UserError(f"the download from {_endpoint()} failed ({_said(error)})") from None
-    return [Path(path) for path in found]
+    return [Path(path) for path in paths]
 
 
 def unreachable() -> str:
-    """Why the Hub cannot be asked, found out within two seconds; empty where it answers."""
+    """Return why the Hub cannot be reached, within two seconds; empty where it answers."""
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE"):
             return f"{name} is set"
@@ -116,4 +116,4 @@ def _endpoint() -> str:
 
 
 def _said(error: Exception) -> str:
-    return " ".join(str(error).split())[:MOST_REASON_CHARACTERS] or type(error).__name__
+    return " ".join(str(error).split())[:MAX_REASON_CHARACTERS] or type(error).__name__

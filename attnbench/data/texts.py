@@ -1,4 +1,4 @@
-"""Where texts come from: .txt and parquet files, and the prose that every CPython brings along. Knows no torch."""
+"""Texts from .txt and parquet files, and from the prose that every CPython brings along. Knows no torch."""
 
 import os
 import re
@@ -20,16 +20,16 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.text import open_regular
 
 SPLITS = ("train", "validation", "test")
-MOST_TEXT_BYTES = 4 * 2**30
-"""Of one file, decompressed; a character-level model trains for weeks on that."""
+MAX_TEXT_BYTES = 4 * 2**30
+"""Largest text of one file, decompressed; a character-level model trains for weeks on it."""
 
-MOST_FOOTER_BYTES, MOST_FOOTER_ENTRIES = 2**22, 2**20
-"""Of one text and one list in a parquet file's metadata, refused before memory is taken for them."""
+MAX_FOOTER_BYTES, MAX_FOOTER_ENTRIES = 2**22, 2**20
+"""Largest text and list in a parquet file's metadata; larger ones are refused before memory is allocated for them."""
 
 ROWS_AT_A_TIME = 256
 
 WINDOW_CHARACTERS = 128
-"""So many in a row stand once in the embedded corpus, so that no split quotes another wherever it is cut."""
+"""Length from which every passage of the embedded corpus is unique, so that no split quotes another."""
 
 RENAME = "rename the one that holds the text"
 
@@ -38,19 +38,19 @@ SPLIT_NAME = re.compile(r"(train|validation|test)(?:-(\d+)-of-(\d+))?")
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Texts:
-    """A corpus before it becomes tokens."""
+    """Corpus before it becomes tokens."""
 
     name: str
-    """What rows and tables call it."""
+    """Name in rows and tables."""
     origin: str
-    """What error messages call it: the file or folder it was read from."""
+    """Name in error messages: the file or folder that it was read from."""
     splits: dict[str, Text]
-    """By split, in the order of SPLITS."""
+    """Text of each split, in the order of SPLITS."""
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Turns what can go wrong with the file or folder `path` into a UserError of one line that names it."""
+    """Turn errors of the file or folder `path` into a UserError of one line that names it."""
     try:
         yield
     except FileNotFoundError:
@@ -71,9 +71,9 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def read_text(path: Path) -> Text:
-    """The text of one file, by its suffix.
+    """Read the text of one file, by its suffix.
 
-    A .txt file is its characters as they stand. A .parquet file has a string column `text`, as has a .arrow file of
+    A .txt file is taken as it is. A .parquet file has a string column `text`, as has a .arrow file of
     the `datasets` library; rows that are not blank are joined by a line end (which doubles the one that a row of
     WikiText ends with: so did the published experiment).
 
@@ -89,8 +89,8 @@ def read_text(path: Path) -> Text:
 
 def _characters(path: Path, stream: BinaryIO) -> Text:
     num_bytes = os.fstat(stream.fileno()).st_size
-    if num_bytes > MOST_TEXT_BYTES:
-        raise UserError(f"{path}: holds more than {MOST_TEXT_BYTES} bytes of text; give a part of it")
+    if num_bytes > MAX_TEXT_BYTES:
+        raise UserError(f"{path}: holds more than {MAX_TEXT_BYTES} bytes of text; give a part of it")
     return Text.read(stream)
 
 
@@ -104,29 +104,29 @@ def _rows(path: Path, stream: BinaryIO) -> Text:
         # By default a row group is read as a whole, and is often the whole file.
         "pre_buffer": False,
         "buffer_size": PIECE_BYTES,
-        "thrift_string_size_limit": MOST_FOOTER_BYTES,
-        "thrift_container_size_limit": MOST_FOOTER_ENTRIES,
+        "thrift_string_size_limit": MAX_FOOTER_BYTES,
+        "thrift_container_size_limit": MAX_FOOTER_ENTRIES,
     }
     footer = pq.ParquetFile(stream, **reading)
     check_column(path, footer.schema_arrow)
-    # A value that stands a thousand times in the file is in memory once (see `text_of`), and values that differ are
-    # an error of pyarrow where one batch has 2 GiB of them.
+    # A value that is a thousand times in the file is in memory once (see `text_of`), and values that differ are an
+    # error of pyarrow where one batch has 2 GiB of them.
     parquet = pq.ParquetFile(stream, metadata=footer.metadata, read_dictionary=["text"], **reading)
     # In pieces: a file of a kilobyte can stand for terabytes, whatever its footer says of their size.
     return text_of(path, parquet.iter_batches(batch_size=ROWS_AT_A_TIME, columns=["text"]))
 
 
 def _validated(batch: pa.RecordBatch) -> pa.RecordBatch:
-    # Its offsets are taken from the file as they stand: damaged ones would end the process.
+    # Its offsets are taken from the file unchecked: damaged ones would end the process.
     batch.validate(full=True)
     return batch
 
 
 def check_column(origin: Path | str, schema: pa.Schema, column: str = "text", way_out: str = RENAME) -> None:
-    """Raises UserError unless there is one column of that name, of strings."""
+    """Raise UserError unless there is one column of that name, of strings."""
     if schema.names.count(column) != 1:
-        found = ", ".join(schema.names) or "none at all"
-        raise UserError(f"{origin}: has no column '{column}' (its columns: {found}); {way_out}")
+        columns = ", ".join(schema.names) or "none at all"
+        raise UserError(f"{origin}: has no column '{column}' (its columns: {columns}); {way_out}")
     kind = schema.field(column).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
@@ -134,18 +134,18 @@ def check_column(origin: Path | str, schema: pa.Schema, column: str = "text", wa
 
 
 def text_of(origin: Path | str, batches: Iterable[pa.RecordBatch], column_name: str = "text") -> Text:
-    """The rows that are not blank, a line end between two, counted before they are decoded.
+    """Join the rows that are not blank by line ends; they are counted before they are decoded.
 
     Raises:
-        UserError: more than MOST_TEXT_BYTES, or a null.
+        UserError: more than MAX_TEXT_BYTES, or a null.
     """
     text, num_bytes, num_nulls = Text(), 0, 0
     for batch in batches:
         column = batch.column(column_name)
         row_ends = np.cumsum(_row_bytes(column))
         num_bytes, num_nulls = num_bytes + int(row_ends[-1:].sum()), num_nulls + column.null_count
-        if num_bytes > MOST_TEXT_BYTES:
-            raise UserError(f"{origin}: holds more than {MOST_TEXT_BYTES} bytes of text; give a part of it")
+        if num_bytes > MAX_TEXT_BYTES:
+            raise UserError(f"{origin}: holds more than {MAX_TEXT_BYTES} bytes of text; give a part of it")
         first = 0
         while first < len(column) and not num_nulls:
             # As many rows as make a piece, and one of any length.
@@ -161,7 +161,7 @@ def text_of(origin: Path | str, batches: Iterable[pa.RecordBatch], column_name: 
 
 
 def _row_bytes(column: pa.Array) -> np.ndarray:
-    """Bytes of each row and the line end behind it, (rows,) int64; a null counts as an empty one."""
+    """Return the bytes of each row and the line end behind it, (rows,) int64; a null counts as an empty one."""
     is_dictionary = isinstance(column, pa.DictionaryArray)
     lengths = pc.call_function("binary_length", [column.dictionary if is_dictionary else column])
     lengths = lengths.take(column.indices) if is_dictionary else lengths
@@ -169,13 +169,13 @@ def _row_bytes(column: pa.Array) -> np.ndarray:
 
 
 def list_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """What lies in `folder` under one of the suffixes, sorted by name, hidden files apart."""
+    """Return the files of `folder` with one of the suffixes, sorted by name, without hidden ones."""
     with naming(folder):
         return sorted(path for path in folder.iterdir() if path.suffix in suffixes and not path.name.startswith("."))
 
 
 def split_files(folder: Path, suffix: str = ".parquet", prefix: str = "") -> dict[str, list[Path]]:
-    """The files of each split that `folder` has: train.parquet, or train-00000-of-00002.parquet and its sisters.
+    """Return the files of each split in `folder`: train.parquet, or train-00000-of-00002.parquet and the other parts.
 
     Raises:
         UserError: a part of several is missing, or one split lies there twice.
@@ -198,8 +198,8 @@ def split_files(folder: Path, suffix: str = ".parquet", prefix: str = "") -> dic
 
 
 def read_splits(folder: Path, files: dict[str, list[Path]], wanted: tuple[str, ...] = SPLITS) -> dict[str, Text]:
-    """The text of every split of `files`, parts joined in order, empty where there is none; a UserError names one of
-    `wanted` that is missing."""
+    """Read every split of `files`, parts joined in order, empty where there is none; a UserError names a missing one of
+    `wanted`."""
     missing = [split for split in wanted if split not in files]
     if missing:
         has = next((f" beside {paths[0].name}" for paths in files.values()), "")
@@ -211,7 +211,7 @@ def read_splits(folder: Path, files: dict[str, list[Path]], wanted: tuple[str, .
 
 
 def cut(text: Text, validation_fraction: float, test_fraction: float) -> dict[str, Text]:
-    """Splits `text` from its end into shares of its characters, each cut moved back to the start of its line.
+    """Split `text` from its end into shares of its characters, each cut moved back to the start of its line.
 
     A line longer than its split (some corpora are one single line) is cut inside.
     """
@@ -233,7 +233,7 @@ def cut(text: Text, validation_fraction: float, test_fraction: float) -> dict[st
 
 
 def read_user_texts(path: Path, validation_fraction: float, test_fraction: float) -> Texts:
-    """A user's own file, or folder of files: .txt or .parquet.
+    """Read the user's file, or folder of files: .txt or .parquet.
 
     Files named for the splits (train.txt, validation.txt, test.txt, or parquet likewise) keep them; otherwise the
     files are joined in the order of their names and the splits are cut from the end.
@@ -260,7 +260,7 @@ def read_user_texts(path: Path, validation_fraction: float, test_fraction: float
 
 
 def embedded_texts(root: Path, validation_fraction: float, test_fraction: float) -> Texts:
-    """English prose that needs no download: CPython's language reference, as its `help()` carries it.
+    """Read English prose that needs no download: CPython's language reference, from its `help()`.
 
     About 370 thousand characters. They differ between versions of Python, and so does the corpus's fingerprint.
     Written once under `root`/data as parquet, a line a row like WikiText-2, and read like it from then on.
@@ -285,7 +285,7 @@ def _embedded_rows() -> list[str]:
 
 
 def _distinct(paragraphs: Iterable[list[str]]) -> Iterator[list[str]]:
-    """The paragraphs, each a list of rows, but those with which WINDOW_CHARACTERS would stand twice.
+    """Yield the paragraphs, each a list of rows, without those that repeat WINDOW_CHARACTERS in a row.
 
     Topics quote each other by the page: without this a sixth of a test split is text that was trained on.
     """
@@ -302,7 +302,7 @@ def _distinct(paragraphs: Iterable[list[str]]) -> Iterator[list[str]]:
 
 
 def _write_rows(path: Path, rows: list[str]) -> None:
-    """Writes one column `text`; beside its place first, so that another process never reads half of it."""
+    """Write one column `text`, through a temporary file, so that another process never reads half of it."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

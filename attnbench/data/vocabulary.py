@@ -1,4 +1,4 @@
-"""From text to tokens: the vocabulary, and one tensor of tokens a split."""
+"""Vocabulary of a text, and its tokens, one tensor a split."""
 
 import hashlib
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.schema import DataSettings
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-"""The last symbol of every vocabulary: what stands for a character that the train split does not have."""
+"""Last symbol of every vocabulary, for characters that the train split does not have."""
 
 NUM_CODE_POINTS = 0x110000
 
 
 @dataclass(slots=True, kw_only=True)
 class Corpus:
-    """A text as tokens, one a character."""
+    """Text as tokens, one a character."""
 
     name: str
     """wikitext2-raw-v1, wikitext2-v1, embedded, text:<file>, hub:<owner>/<name>:<configuration>, or parquet:<folder>
@@ -31,34 +31,34 @@ class Corpus:
     fingerprint: str
     """12 hex digits of a hash over the names and texts of the splits: equal texts, equal fingerprint."""
     vocabulary: tuple[str, ...]
-    """The characters of the train split in the order of their code points, then UNKNOWN; a token is an index here."""
+    """Characters of the train split in the order of their code points, then UNKNOWN; a token is an index here."""
     vocabulary_size: int
-    """Symbols that the embedding must have: those of `vocabulary`, or more where the settings pad it."""
+    """Number of symbols of the embedding: those of `vocabulary`, or more where the settings pad it."""
     tokens: dict[str, Tensor]
     """Tokens of each split, on the CPU: (number of characters,), of the smallest of uint8, int16 and int32 that fits;
-    none of a test split that is not there."""
+    empty for a test split that is not there."""
     num_unknown: dict[str, int]
-    """How often UNKNOWN stands in each split."""
+    """Number of UNKNOWN symbols in each split."""
 
     def encode(self, text: str) -> Tensor:
-        """The tokens of any text, (number of characters,) int64 on the CPU."""
+        """Return the tokens of any text, (number of characters,) int64 on the CPU."""
         return torch.from_numpy(encode(text, self.vocabulary)).long()
 
     def decode(self, tokens_T: Tensor) -> str:
-        """The text of tokens on any device; padding symbols, which stand for nothing, read as UNKNOWN."""
+        """Return the text of tokens on any device; padding symbols read as UNKNOWN."""
         return decode(tokens_T, self.vocabulary)
 
 
 def load_corpus(settings: DataSettings, seq_len: int, root: Path) -> Corpus:
-    """Reads the corpus that `settings` names.
+    """Read the corpus that `settings` names.
 
     Args:
-        seq_len: every split must hold at least one block of this many characters and the one after it, a test split
-            that is not wanted (data.test_fraction=0) apart.
-        root: the project's folder, whose data/ is looked at; a relative data.path starts at the working directory.
+        seq_len: every split must hold at least this many characters and one more, except a test split that is not
+            wanted (data.test_fraction=0).
+        root: the project's folder with data/; a relative data.path starts at the working directory.
 
     Raises:
-        UserError: nothing found, unreadable, malformed, or too short, with the file and what to do.
+        UserError: the text is missing, unreadable, malformed or too short, with the file and the way out.
     """
     texts = _read_texts(settings, root)
     for split in SPLITS:
@@ -75,7 +75,7 @@ def load_corpus(settings: DataSettings, seq_len: int, root: Path) -> Corpus:
             f"data.vocabulary_size={vocabulary_size}: {texts.name} has {len(vocabulary)} symbols, the unknown one"
             " included; give at least as many, or null"
         )
-    # Takes the text away while it goes, so that there is never all of both.
+    # Frees the text piece by piece, so that text and tokens are never in memory as a whole together.
     encoded = {split: encode_pieces(texts.splits[split], vocabulary) for split in SPLITS}
     return Corpus(
         name=texts.name,
@@ -104,7 +104,7 @@ def _read_texts(settings: DataSettings, root: Path) -> Texts:
 
 
 def fingerprint_of(texts: Texts) -> str:
-    """12 hex digits of a hash over the names and texts of the splits."""
+    """Return 12 hex digits of a hash over the names and texts of the splits."""
     digest = hashlib.sha256()
     for split in SPLITS:
         text = texts.splits[split]
@@ -121,7 +121,7 @@ def _code_points(text: str) -> np.ndarray:
 
 
 def build_vocabulary(text: Text) -> tuple[str, ...]:
-    """Every character of `text` in the order of code points, then UNKNOWN."""
+    """Return every character of `text` in the order of code points, then UNKNOWN."""
     seen = np.zeros(NUM_CODE_POINTS, dtype=bool)
     for piece in text:
         seen[_code_points(piece)] = True
@@ -129,23 +129,23 @@ def build_vocabulary(text: Text) -> tuple[str, ...]:
 
 
 def encode(text: str, vocabulary: tuple[str, ...]) -> np.ndarray:
-    """The index of every character in `vocabulary`, the last index where it has none, as `Corpus.tokens` has them."""
+    """Return the index of every character in `vocabulary`, the last for an unknown one; dtype as in `Corpus.tokens`."""
     return _token_of(vocabulary)[_code_points(text)]
 
 
 def encode_pieces(text: Text, vocabulary: tuple[str, ...]) -> tuple[np.ndarray, int]:
-    """The same of a text that is gone afterwards; and how often the last index stands."""
+    """Do the same for a text that is used up; return also the number of unknown characters."""
     token_of, num_unknown, start = _token_of(vocabulary), 0, 0
     tokens_N = np.empty(len(text), dtype=token_of.dtype)
     for piece in text.given_up():
-        own = token_of[_code_points(piece)]
-        tokens_N[start : start + len(own)] = own
-        start, num_unknown = start + len(own), num_unknown + int((own == len(vocabulary) - 1).sum())
+        tokens = token_of[_code_points(piece)]
+        tokens_N[start : start + len(tokens)] = tokens
+        start, num_unknown = start + len(tokens), num_unknown + int((tokens == len(vocabulary) - 1).sum())
     return tokens_N, num_unknown
 
 
 def _token_of(vocabulary: tuple[str, ...]) -> np.ndarray:
-    """The token of every code point."""
+    """Return the token of every code point."""
     kind = next(kind for kind in (np.uint8, np.int16, np.int32) if len(vocabulary) - 1 <= np.iinfo(kind).max)
     token_of = np.full(NUM_CODE_POINTS, len(vocabulary) - 1, dtype=kind)
     characters = vocabulary[:-1]
@@ -154,5 +154,5 @@ def _token_of(vocabulary: tuple[str, ...]) -> np.ndarray:
 
 
 def decode(tokens_T: Tensor, vocabulary: tuple[str, ...]) -> str:
-    """The text of tokens on any device; a token past the vocabulary, where the embedding is padded, is UNKNOWN."""
+    """Return the text of tokens on any device; a token past the vocabulary, of a padded embedding, is UNKNOWN."""
     return "".join(vocabulary[min(token, len(vocabulary) - 1)] for token in tokens_T.tolist())

@@ -1,4 +1,4 @@
-"""WikiText-2: where it may lie on this machine, how it comes here, and what tells its two versions apart."""
+"""WikiText-2: the folders that may hold it, its download, and its two versions."""
 
 import hashlib
 import os
@@ -14,17 +14,17 @@ from attnbench.settings.text import open_regular
 
 REPOSITORY = "Salesforce/wikitext"
 FOLDERS = {"raw": "wikitext-2-raw-v1", "v1": "wikitext-2-v1"}
-"""Raw keeps every character and is what the published experiment used; in v1 rare words read <unk>."""
+"""Folders of the versions: raw, of the published experiment, keeps every character; in v1 rare words read <unk>."""
 
 CHARACTERS = {"raw": (10_916_756, 1_144_610, 1_288_512), "v1": (10_778_301, 1_120_054, 1_254_974)}
-"""Characters of train, validation and test as `read_text` joins them."""
+"""Numbers of characters of train, validation and test as `read_text` joins them."""
 
 RAW_SHA256 = {
     "train": "e83889baabc497075506f91975be5fac0d45c5290b6b20582c8cd1e853d0c9f7",
     "validation": "204929b7ff9d6184953f867dedb860e40aa69c078fc1e54b3baaa8fb28511c4c",
     "test": "5f1bea067869d04849c0f975a2b29c4ff47d867f484f5010ea5e861eab246d91",
 }
-"""Of the parquet files as the Hub has them."""
+"""Checksums of the Hub's parquet files."""
 
 WAY_OUT = (
     "run scripts/prepare_data.py where there is a network and bring its data/ here, or give data.path=FOLDER, or use "
@@ -33,10 +33,10 @@ WAY_OUT = (
 
 
 def read_wikitext2(path: Path | None, root: Path) -> Texts:
-    """WikiText-2 from `path`, or from the first usual place that has it (see `find`).
+    """Read WikiText-2 from `path`, or from the first usual folder that has it (see `find`).
 
-    The name says what was read, not what was asked for: it is given by the numbers of characters. Other parquet files
-    in a folder that the user gave train as well, under the folder's name.
+    The name is that of the version that was read, by the numbers of characters. Other parquet files in a folder that
+    the user gave train as well, under the folder's name.
     """
     folder, files = (path, split_files(path)) if path is not None else find(root)
     if folder is None:
@@ -50,13 +50,13 @@ def read_wikitext2(path: Path | None, root: Path) -> Texts:
 
 
 def version_of(splits: dict[str, Text]) -> str | None:
-    """ "raw" or "v1" if the splits have the known numbers of characters, otherwise None."""
-    found = tuple(len(splits[split]) for split in SPLITS)
-    return next((version for version, characters in CHARACTERS.items() if characters == found), None)
+    """Return "raw" or "v1" if the splits have the known numbers of characters, otherwise None."""
+    lengths = tuple(len(splits[split]) for split in SPLITS)
+    return next((version for version, characters in CHARACTERS.items() if characters == lengths), None)
 
 
 def _loaded(root: Path) -> Texts:
-    """From the Hub, as `datasets` loads it and keeps it in its cache."""
+    """Load it from the Hub, through `datasets`, which keeps it in its cache."""
     if obstacle := unreachable():
         looked_at = f"neither in {root / 'data'} nor in the Hugging Face cache {_cache_home()}"
         raise UserError(f"WikiText-2 is {looked_at}: {obstacle}; {WAY_OUT}")
@@ -66,10 +66,10 @@ def _loaded(root: Path) -> Texts:
 
 
 def find(root: Path) -> tuple[Path | None, dict[str, list[Path]]]:
-    """Folder and files by split: from data/ under `root`, else the Hugging Face caches; None and none where nowhere.
+    """Return folder and files by split: of data/ under `root`, else of the Hugging Face caches, else None and none.
 
-    Each place is asked for raw before v1. A folder of data/ that holds any split is taken, and must then be whole; in
-    the caches what is not whole is passed over, as a cut-off download leaves such folders behind.
+    Raw comes before v1. A folder of data/ that holds any split is taken, and must then be whole; in the caches
+    incomplete folders are skipped, as a cut-off download leaves them behind.
     """
     data = root / "data"
     for folder in (data / FOLDERS["raw"], data, data / FOLDERS["v1"]):
@@ -92,17 +92,17 @@ def _cache_home() -> Path:
 
 
 def _cached(version_folder: str) -> list[tuple[Path, str, str]]:
-    """Folders of the caches that may hold this version, with the suffix and prefix of their files."""
+    """Return folders of the caches that may hold this version, with the suffix and prefix of their files."""
     hub = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or _cache_home() / "hub"
     arrow = os.environ.get("HF_DATASETS_CACHE") or _cache_home() / "datasets"
     snapshots = Path(hub).expanduser().glob(f"datasets--Salesforce--wikitext/snapshots/*/{version_folder}")
     tables = Path(arrow).expanduser().glob(f"Salesforce___wikitext/{version_folder}/*/*/wikitext-train*.arrow")
-    found = [(folder, ".parquet", "") for folder in sorted(snapshots)]
-    return found + [(folder, ".arrow", "wikitext-") for folder in sorted({table.parent for table in tables})]
+    parquet = [(folder, ".parquet", "") for folder in sorted(snapshots)]
+    return parquet + [(folder, ".arrow", "wikitext-") for folder in sorted({table.parent for table in tables})]
 
 
 def _downloaded(version: str) -> Path:
-    """The files as they were published, in the Hugging Face cache."""
+    """Download the published files into the Hugging Face cache; return their folder."""
     try:
         files = [f"{FOLDERS[version]}/{split}-00000-of-00001.parquet" for split in SPLITS]
         return download(REPOSITORY, files)[0].parent
@@ -111,29 +111,29 @@ def _downloaded(version: str) -> Path:
 
 
 def check_published(folder: Path, version: str) -> None:
-    """Raises UserError unless `folder` holds what was published: raw by the files' sha256, v1 by its characters."""
+    """Raise UserError unless `folder` holds the published text: raw by the files' sha256, v1 by its characters."""
     files = split_files(folder)
     splits = read_splits(folder, files)
     if version == "raw":
         for split in SPLITS:
             for path in files[split]:
                 with open_regular(path) as file:
-                    found = hashlib.file_digest(file, "sha256").hexdigest()
-                if found != RAW_SHA256[split]:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                if digest != RAW_SHA256[split]:
                     raise UserError(f"{path}: its sha256 is not that of the published file; get it again")
     _check_characters(splits, version, str(folder))
 
 
 def _check_characters(splits: dict[str, Text], version: str, origin: str) -> None:
     if version_of(splits) != version:
-        found = ", ".join(f"{split} {len(splits[split]):,}" for split in SPLITS)
-        raise UserError(f"{origin}: is not WikiText-2 {version}, by its characters ({found}); get it again")
+        counts = ", ".join(f"{split} {len(splits[split]):,}" for split in SPLITS)
+        raise UserError(f"{origin}: is not WikiText-2 {version}, by its characters ({counts}); get it again")
 
 
 def prepare(version: str, source: Path | None, root: Path) -> Path:
-    """Puts WikiText-2 into data/ under `root`, from the folder `source` or from the Hub; returns the new folder.
+    """Put WikiText-2 into data/ under `root`, from the folder `source` or from the Hub; return the new folder.
 
-    Only whole and checked: files are copied beside and the folder is renamed. One that is there already is checked.
+    Files are checked and copied to a temporary folder, which is then renamed. One that is there already is checked.
     """
     target = root / "data" / FOLDERS[version]
     if target.exists():

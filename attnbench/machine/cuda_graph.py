@@ -1,4 +1,4 @@
-"""A call recorded once as a CUDA graph and then replayed, for work so small that it waits for the host."""
+"""A call recorded once as a CUDA graph and then replayed, for launch-bound work."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -10,13 +10,13 @@ Result = TypeVar("Result")
 
 
 class CapturedCall(Generic[Result]):
-    """A function of tensors whose first calls run as they are, after which it is recorded once and then replayed.
+    """Function of tensors whose first calls run as they are, after which it is recorded once and then replayed.
 
-    On the current CUDA device. What a call returns is overwritten by the next one.
+    On the current CUDA device. The result of a call is overwritten by the next one.
 
     Args:
-        function: reads nothing from the device. What it uses besides its inputs is used where it lies: changed in place
-            it is seen at the next call, put elsewhere it is not.
+        function: reads nothing from the device. Tensors that it uses besides its inputs are used at their addresses: a
+            change in place shows at the next call, a new tensor does not.
 
     Raises:
         ValueError: an input of another shape than the first one's.
@@ -27,7 +27,7 @@ class CapturedCall(Generic[Result]):
 
     def __init__(self, function: Callable[..., Result]) -> None:
         self.function, self.num_calls = function, 0
-        # What was warmed up on the default stream cannot be recorded. One stream: each has memory of its own.
+        # Work warmed up on the default stream cannot be recorded. One stream: each has separate memory.
         self.stream = torch.cuda.Stream()
         self._recording: tuple[torch.cuda.CUDAGraph, list[Tensor], Result] | None = None
 
@@ -54,7 +54,7 @@ class CapturedCall(Generic[Result]):
 
     def _record(self, *inputs: Tensor) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Result]:
         kept = [tensor.clone() for tensor in inputs]
-        # The graph's memory is its own. What the ordinary calls left in the allocator would double the peak.
+        # A graph has separate memory: the rest of the ordinary calls in the allocator would double the peak.
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()

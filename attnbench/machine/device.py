@@ -20,7 +20,7 @@ from torch import Tensor
 from attnbench.settings.errors import UserError
 
 COMPILER = "torch._dynamo"
-"""Loaded by the first torch.compile of a process."""
+"""Module that the first torch.compile of a process loads."""
 
 
 def resolve_device(name: str) -> torch.device:
@@ -48,15 +48,15 @@ def resolve_device(name: str) -> torch.device:
 
 
 def share_kernel_cache() -> None:
-    """Name the folder in which this process, and those it starts, keep compiled Triton kernels; a folder that the user
-    has named stays.
+    """Name the folder of compiled Triton kernels for this process and those that it starts; one that the user has named
+    stays.
 
     Triton's own choice is ~/.triton/cache, and torch's compiler sets another one in the process when it first compiles
     a kernel itself. In a process that finds all of those compiled it never does: our kernels, left in the one folder,
     would be looked for in the other, and be compiled again, which takes seconds.
     """
     if not os.environ.get("TRITON_CACHE_DIR"):
-        # What torch's compiler chooses; to ask it would be to load it, which takes more than a second.
+        # The choice of torch's compiler; to ask it would be to load it, which takes more than a second.
         compiler = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or Path(tempfile.gettempdir(), f"torchinductor_{_user()}")
         os.environ["TRITON_CACHE_DIR"] = str(Path(compiler, "triton", "0").absolute())
 
@@ -128,8 +128,8 @@ def forget_compiled() -> None:
 def wake_compiler(device: torch.device) -> None:
     """Begin, once in a process and beside it, the work that torch's compiler waits for when it has traced a model.
 
-    That is a hash of all of torch's own files and one of Triton's, half a second, without which no cache is looked
-    into; and for a GPU the processes to which it gives kernels: until they are there, seconds later, it compiles one
+    That is a hash of all of torch's files and one of Triton's, half a second, without which no cache is read; and for
+    a GPU the processes to which it gives kernels: until they are there, seconds later, it compiles one
     after the other itself.
     """
     from torch._inductor.async_compile import AsyncCompile
@@ -154,7 +154,7 @@ def uncompiled() -> AbstractContextManager[Any]:
 
 
 def peak_memory_mib(device: torch.device) -> float | None:
-    """MiB reserved on the device at most since `start_afresh`, CUDA-graph pools too; None on a CPU."""
+    """Return the most MiB reserved on the device since `start_afresh`, CUDA-graph pools too; None on a CPU."""
     return torch.cuda.max_memory_reserved(device) / 2**20 if device.type == "cuda" else None
 
 
@@ -164,7 +164,7 @@ def require_triton(setting: str, device_type: str) -> None:
     On a CPU it can through its interpreter, which is for tests: TRITON_INTERPRET=1, set before the kernels are loaded.
 
     Args:
-        setting: how the user named it, for the message, such as "attn.backend=triton".
+        setting: the user's words, for the message, such as "attn.backend=triton".
         device_type: "cpu" or "cuda".
     """
     if device_type != "cuda" and not interpreted():
@@ -177,12 +177,12 @@ def require_triton(setting: str, device_type: str) -> None:
 
 
 def has_triton() -> bool:
-    """True where Triton is installed, as it is with every CUDA build of torch for Linux."""
+    """Return whether Triton is installed, as it is with every CUDA build of torch for Linux."""
     return importlib.util.find_spec("triton") is not None
 
 
 def on_kernels(x: Tensor) -> bool:
-    """True for a tensor that layers which all mixers share give to their kernels: on CUDA, float64 excepted.
+    """Return whether the layers that all mixers share give a tensor to their kernels: on CUDA, float64 excepted.
 
     Every CUDA build of torch for Linux brings Triton.
     """
@@ -190,5 +190,5 @@ def on_kernels(x: Tensor) -> bool:
 
 
 def interpreted() -> bool:
-    """True where Triton's kernels run in its interpreter, on the host."""
+    """Return whether Triton's kernels run in its interpreter, on the host."""
     return os.environ.get("TRITON_INTERPRET") == "1"

@@ -22,7 +22,7 @@ KERNEL_LIBRARIES = ("triton", "flash-linear-attention", "flash-attn")
 
 
 def device_name(device: torch.device) -> str:
-    """Name of the GPU or the processor, as tables print it."""
+    """Return the name of the GPU or the processor, as tables print it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     models = (line.partition(":")[2].strip() for line in _cpu_info() if line.startswith("model name"))
@@ -35,7 +35,7 @@ def _cpu_info() -> list[str]:
 
 
 def environment(device: torch.device, root: Path) -> dict[str, Any]:
-    """Everything that a number depends on besides its settings; no environment variables of the user."""
+    """Return everything that a number depends on besides its settings; no environment variables of the user."""
     commit, dirty = source_commit(root)
     stamp: dict[str, Any] = {
         "device": device_name(device),
@@ -59,7 +59,7 @@ def environment(device: torch.device, root: Path) -> dict[str, Any]:
 
 
 def environment_id(stamp: dict[str, Any]) -> str:
-    """Eight hex digits of a stamp, for the rows; the stamp itself stands in the run's environment.json."""
+    """Return eight hex digits of a stamp, for the rows; the stamp itself stands in the run's environment.json."""
     return hashlib.sha256(json.dumps(stamp, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -71,7 +71,7 @@ def _version(library: str) -> str | None:
 
 
 def _driver(device: torch.device) -> dict[str, str]:
-    """Driver and clocks as nvidia-smi reads them; empty where there is no nvidia-smi."""
+    """Return driver and clocks as nvidia-smi reads them; empty where there is no nvidia-smi."""
     query = ("driver_version", "clocks.max.sm", "clocks.max.mem")
     command = ["nvidia-smi", f"--id={device.index or 0}", f"--query-gpu={','.join(query)}", "--format=csv,noheader"]
     try:
@@ -141,8 +141,8 @@ def answers(url: str, limit_seconds: float) -> bool:
 
 def has_netrc_key(host: str) -> bool:
     """Return whether the user's netrc file (NETRC, ~/.netrc or ~/_netrc, the first there is) has a key for `host`."""
-    places = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
-    for path in [Path(place).expanduser() for place in places]:
+    names = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
+    for path in [Path(name).expanduser() for name in names]:
         if path.exists():
             try:
                 entry = netrc.netrc(path).authenticators(host)

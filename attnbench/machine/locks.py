@@ -1,4 +1,4 @@
-"""Locks of devices and folders: timed work has a GPU alone, other work shares it; one process writes into a folder."""
+"""Locks: timed work has a GPU alone, other work shares it; one process at a time writes into a folder."""
 
 import fcntl
 import logging
@@ -19,12 +19,12 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def device_lock(device: torch.device, *, shared: bool) -> Iterator[None]:
-    """Wait until the GPU is free, and holds it inside; the lock goes with the process, however that ends.
+    """Wait until the GPU is free, and hold it inside; the lock ends with the process, however that ends.
 
     A CPU has no lock: other programs use it anyway.
 
     Args:
-        shared: side by side with others that share; otherwise alone, as everything is that reports a speed.
+        shared: side by side with others that share; otherwise alone, as for everything that reports a speed.
     """
     if device.type == "cpu":
         yield
@@ -48,7 +48,7 @@ def device_lock(device: torch.device, *, shared: bool) -> Iterator[None]:
 
 
 def lock_path(device: torch.device) -> Path:
-    """One file a physical device of this machine, whatever index a process sees it under."""
+    """Return the lock's file, one for each physical device of this machine, whatever index a process sees it under."""
     return Path(tempfile.gettempdir()) / f"attnbench-{torch.cuda.get_device_properties(device).uuid}.lock"
 
 
@@ -74,7 +74,7 @@ def folder_lock(folder: Path, *, waits: bool) -> Iterator[None]:
         os.write(descriptor, f"pid {os.getpid()} on {socket.gethostname()} since {started}\n".encode())
         yield
     finally:
-        # While it is held: who waits finds out that the name now means another file, or none.
+        # While it is held: a process that waits then sees that the name means another file, or none.
         if _is_at(descriptor, path):
             with suppress(OSError):
                 path.unlink()
@@ -82,7 +82,7 @@ def folder_lock(folder: Path, *, waits: bool) -> Iterator[None]:
 
 
 def _locked(path: Path, waits: bool) -> int:
-    """A descriptor that holds the lock of the file that stands at `path`."""
+    """Return a descriptor that holds the lock of the file at `path`."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
@@ -105,7 +105,7 @@ def _locked(path: Path, waits: bool) -> int:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """True while the open file still has this name."""
+    """Return whether the open file still has this name."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
     except FileNotFoundError:

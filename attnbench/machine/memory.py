@@ -1,4 +1,4 @@
-"""The memory of this process as Linux counts it: its peak, a cap on it, and the share that the C library keeps."""
+"""Memory of this process as Linux counts it: its peak, a cap on it, and the share that the C library keeps."""
 
 import ctypes
 import platform
@@ -21,7 +21,7 @@ def reset_resident_peak() -> float | None:
 
 
 def resident_peak_mib() -> float:
-    """Most MiB resident since `reset_resident_peak`."""
+    """Return the most MiB resident since `reset_resident_peak`."""
     return _entry_mib(PROCESS / "status", "VmHWM")
 
 
@@ -29,10 +29,10 @@ def resident_peak_mib() -> float:
 def memory_capped(cap_mib: float | None) -> Iterator[None]:
     """Make an allocation past the cap fail inside, instead of the system ending the process later.
 
-    Counted is private memory; shared libraries and files mapped for reading take no one's.
+    Private memory counts; shared libraries and files mapped for reading do not.
 
     Args:
-        cap_mib: beyond what the process has now; None for no cap.
+        cap_mib: beyond the present memory of the process; None for no cap.
     """
     if cap_mib is None:
         yield
@@ -50,7 +50,7 @@ def memory_capped(cap_mib: float | None) -> Iterator[None]:
 
 
 def available_mib() -> float | None:
-    """MiB that the system can still give without swapping; None where it does not say."""
+    """Return the MiB that the system can still give without swapping; None where it does not say."""
     path = Path("/proc/meminfo")
     return _entry_mib(path, "MemAvailable") if path.exists() else None
 

@@ -12,7 +12,7 @@ def resolve_precision(name: str, device_type: str, setting: str = "train.precisi
     """Return the precision: `auto` is bfloat16 on CUDA and float32 on a CPU; TF32 exists on CUDA alone.
 
     Args:
-        setting: as the user knows it, for the message.
+        setting: the user's name of it, for the message.
     """
     if name == "tf32" and device_type != "cuda":
         raise UserError(f"{setting}=tf32: only CUDA devices have it; float32 and bfloat16 work on a CPU")
@@ -20,12 +20,12 @@ def resolve_precision(name: str, device_type: str, setting: str = "train.precisi
 
 
 def resolve_compile(compiled: bool | None, device_type: str) -> bool:
-    """True where the settings say so or, with None, on CUDA."""
+    """Return whether to compile: as the settings say or, with None, on CUDA."""
     return compiled if compiled is not None else device_type == "cuda"
 
 
 def dtype_of(precision: str) -> torch.dtype:
-    """Dtype of tensors in this precision: TF32 is a way to multiply float32."""
+    """Return the dtype of tensors in this precision: TF32 is a way to multiply float32."""
     return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision, torch.float32)
 
 

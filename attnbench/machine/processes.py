@@ -1,7 +1,7 @@
 """Child processes asked over a pipe: several at once, or a new one for each item.
 
-A child that dies is an outcome here. Warnings of workers are logged here too. Children end with their parent, however
-that ends.
+A child that dies is an outcome. Warnings of workers are logged by the parent too. Children end with their parent,
+however that ends.
 """
 
 import logging
@@ -35,7 +35,7 @@ STOP_SECONDS = 60.0
 
 
 class Child:
-    """A process that answers questions over a pipe; it may build the classes that this process may.
+    """Process that answers questions over a pipe; it may build the classes that this process may.
 
     Args:
         serve: runs in the child with its end of the pipe, and ends when that is closed.
@@ -118,7 +118,7 @@ class Outcome(Generic[Item]):
 
 @dataclass(slots=True, frozen=True)
 class _Warning:
-    """A line that a worker has to say before it is done."""
+    """Line that a worker sends before it is done."""
 
     line: str
 
@@ -134,7 +134,7 @@ class _Worker(Generic[Item]):
         self.child.send(item)
 
     def outcome(self) -> tuple[Outcome[Item] | None, bool]:
-        """Outcome of the item, None where the worker only had a warning; and whether it lives."""
+        """Return the outcome of the item, None where the worker only sent a warning; and whether it lives."""
         try:
             answer, is_alive = self.child.receive(), True
             if isinstance(answer, _Warning):
@@ -165,7 +165,7 @@ def run_in_processes(
     Args:
         function, items: a function of a module and plain data, which can be sent to another process, as can its result.
         num_workers: processes at a time.
-        log: gets what they print.
+        log: file of their output.
         num_threads: of torch in each; None leaves torch's number.
         fresh: a new process for each item, so that nothing of one is left when the next begins.
     """
@@ -240,7 +240,7 @@ def _stop(children: Sequence[Child]) -> None:
 
 def _serve(connection: Connection, function: Callable[[Any], Any], log: str, num_threads: int | None) -> None:
     """Run a worker: items in, warnings and then an error or a result out, until the other end closes."""
-    # In a session of its own, Ctrl-C on the terminal reaches the parent alone, which then asks it to stop, once.
+    # In a separate session Ctrl-C on the terminal reaches the parent alone, which then asks it to stop, once.
     os.setsid()
     descriptor = os.open(unlinked_log(Path(log)), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for stream in (sys.stdout, sys.stderr):
@@ -262,7 +262,7 @@ def _serve(connection: Connection, function: Callable[[Any], Any], log: str, num
                 connection.send(_answer_of(function, connection.recv()))
     finally:
         if not parent.is_alive():
-            # Nobody else ends what this process has started.
+            # Nobody else ends the processes that this one has started.
             os.killpg(os.getpid(), signal.SIGKILL)
 
 
@@ -279,7 +279,7 @@ def _end_with(parent: BaseProcess) -> None:
 
 
 class _ToParent(logging.Handler):
-    """Sends warnings to where they are read; on standard error they stand as well, which is the worker's log."""
+    """Handler that sends warnings to the parent and prints them on standard error, which is the worker's log."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(logging.WARNING)

@@ -16,11 +16,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Lasting:
-    """A stream of text that leads to the null device as soon as it cannot be written to: no message is worth ending the
-    work that it is about.
+    """Stream of text that turns to the null device once it cannot be written to: no message is worth ending the work.
 
     Args:
-        stream: where it leads until then.
+        stream: its target until then.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -54,7 +53,7 @@ def lose(stream: TextIO) -> None:
 
 
 def raising(stream: TextIO) -> TextIO:
-    """The stream itself, whose errors are heard: for text that is what a command is there for."""
+    """Return the stream inside, which raises its errors: for text that is the purpose of a command."""
     while isinstance(stream, Lasting):
         stream = stream.stream
     return stream
@@ -62,7 +61,7 @@ def raising(stream: TextIO) -> TextIO:
 
 @contextmanager
 def lasting_streams() -> Iterator[None]:
-    """Inside, standard output and standard error are `Lasting`; what is in their buffers is written before it ends."""
+    """Make standard output and standard error `Lasting` inside; their buffers are written before it ends."""
     before = sys.stdout, sys.stderr
     # A process that was started without one has None there.
     lasting: list[Any] = [Lasting(stream or open(os.devnull, "w")) for stream in before]  # noqa: SIM115
@@ -82,10 +81,10 @@ def heard() -> list[signal.Signals]:
 
 @contextmanager
 def interruptible(message: str) -> Iterator[None]:
-    """Inside, the signals raise `Interrupted` with this message, whatever becomes of it on its way out.
+    """Raise `Interrupted` with this message at a signal inside, and again at the end where a library lost it.
 
-    A library that was in the middle of something, loading tensors or itself, may turn any exception into an error of
-    its own, or lose it; what it was about to do is not to be trusted then. In a thread other than the main one, which
+    A library that was in the middle of something, loading tensors or itself, may turn any exception into another error,
+    or lose it; its result is not to be trusted then. In a thread other than the main one, which
     gets no signals, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -95,7 +94,7 @@ def interruptible(message: str) -> Iterator[None]:
 
     def stop(number: int, frame: Any) -> None:
         if came and number == signal.SIGHUP:
-            # Of a terminal that closes both the shell and the system tell; what ends by now must not be cut short.
+            # Both the shell and the system report a closed terminal; the end that has begun must not be cut short.
             return
         came.append(number)
         raise Interrupted(message, 128 + number)
@@ -139,21 +138,21 @@ def ending_in_one_line(interrupted: str = "interrupted; the same command starts 
 
 
 class StopRequest:
-    """Set by any of the signals; training looks at it between two steps, saves and stops.
+    """Request to stop, set by any of the signals; training checks it between two steps, saves and stops.
 
-    Before there is anything to save, and in what `unless_stopped` calls, a signal ends what runs at once. A second
+    Before there is anything to save, and in the function of `unless_stopped`, a signal ends the work at once. A second
     signal ends the process.
     """
 
     def __init__(self) -> None:
         self.signal: int | None = None
         self.saves = False
-        """True where a stop waits for a save: a first step may compile for minutes, and nothing is lost with it."""
+        """True where a stop waits for a save: a first step may compile for minutes, and ends without loss."""
         self._only_reads = False
 
     @contextmanager
     def listening(self) -> Iterator["StopRequest"]:
-        """Handles the signals inside the block, and gives them back after it.
+        """Handle the signals inside the block, and restore their handlers after it.
 
         Raises:
             Interrupted: something failed after a signal. Ctrl-C reaches every process of the terminal, and a compiler
@@ -165,7 +164,7 @@ class StopRequest:
         try:
             yield self
         except (UserError, OSError):
-            # A save that failed is what the user must know of.
+            # A save that failed is more important than the stop.
             raise
         except Exception as error:
             if self.signal is None:
@@ -177,7 +176,7 @@ class StopRequest:
 
     def _request(self, number: int, frame: Any) -> None:
         if self.signal is not None:
-            # Of a terminal that closes both the shell and the system tell: that is no impatience.
+            # Both the shell and the system report a closed terminal: that is no impatience.
             if number == signal.SIGHUP:
                 return
             os._exit(128 + number)
@@ -189,10 +188,10 @@ class StopRequest:
             raise self.interruption("stopped before a step was done; the same command goes on")
 
     def unless_stopped(self, measure: Callable[[], Value]) -> Value | None:
-        """Return what `measure` does; None where a stop was asked for before it, or while it ran.
+        """Return the result of `measure`; None where a stop was requested before it, or while it ran.
 
-        A signal cuts it off wherever it is, so that one of minutes is no reason to wait: it may only read, and what it
-        has set for the while, as a model's mode, is for the caller to set back.
+        A signal cuts it off anywhere, so that nobody waits minutes for it: it may only read, and the caller restores
+        its temporary changes, such as a model's mode.
         """
         if self.signal is not None:
             return None
@@ -202,13 +201,13 @@ class StopRequest:
             self._only_reads = False
         except BaseException:
             self._only_reads = False
-            # Whatever a library has made of it on its way out.
+            # Any exception: a library may have turned the interruption into another one.
             if self.signal is None:
                 raise
             return None
-        # One that a library has lost on its way leaves a value that is not to be trusted.
+        # Where a library has lost the interruption, the value is not to be trusted.
         return value if self.signal is None else None
 
     def interruption(self, message: str) -> Interrupted:
-        """The exception to raise once everything is saved."""
+        """Return the exception to raise once everything is saved."""
         return Interrupted(message, 128 + (self.signal or signal.SIGINT))

@@ -1,4 +1,4 @@
-"""Time that the device takes, the most memory it needs, and an out-of-memory as a value, in a capped child too."""
+"""Time on the device, peak memory, and running out of memory as a value, in a capped child too."""
 
 import gc
 import signal
@@ -21,20 +21,20 @@ from attnbench.machine.processes import Child
 from attnbench.settings.errors import memory_reason
 
 MINIMUM_REPEATS = 3
-"""However long one takes: below this there is no median to speak of."""
+"""Smallest number of repeats, however long one takes: with fewer a median means nothing."""
 
 BUFFER_BYTES = 2**28
-"""Several times the last-level cache of any GPU there is."""
+"""Size of the buffer that clears caches: several times the last-level cache of any GPU."""
 
 MAX_TIMES_BEFORE = 32
-"""Most repeats of the work before a timed call: a call that itself waits for the device is late always."""
+"""Largest number of repeats of the work before a timed call: a call that itself waits for the device is always late."""
 
 OUT_OF_MEMORY_SIGNALS = (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
-"""Ends of a process that is out of memory without torch noticing: by the system, or in a library that does not look at
-the address that malloc gave it."""
+"""Ends of a process that is out of memory without torch noticing: by the system, or in a library that does not check
+the address from malloc."""
 
 UNKNOWN_PEAK = "this system does not say how much memory a process held at most"
-"""The reason of a row where `PeakMemory` has no number."""
+"""Reason of a row where `PeakMemory` has no number."""
 
 Value = TypeVar("Value")
 
@@ -63,16 +63,16 @@ def time_repeats(
     """Time single calls: between two events on a CUDA device, by the host's clock on a CPU.
 
     Nothing waits for the device between two calls, so that a call's launches overlap with the one before, as in
-    training. Fresh inputs, where they matter, are the function's own affair.
+    training. Fresh inputs, where they matter, are up to the function.
 
     Args:
         warmup: calls before the first that counts, at least 1: the last of them says how long a call takes.
         repeats: calls that count, at most.
         max_seconds: where those would take longer there are fewer, though never fewer than MINIMUM_REPEATS.
         prepare: called before each of them, and not timed, though it counts among those seconds.
-        before: the same, after `prepare`, and what keeps a CUDA device busy while the host puts the call into its
-            queue. One that is through with it earlier would be timed as it waits for the host: such a call does not
-            count, and is made again behind twice as many. It must cost the host less than the device.
+        before: the same, after `prepare`: work that keeps a CUDA device busy while the host queues the call. Where the
+            device is done with it earlier, it would be timed waiting for the host: such a call does not count, and is
+            made again behind twice as many. It must cost the host less than the device.
     """
     if warmup < 1:
         raise ValueError(f"warmup={warmup}: at least 1")
@@ -137,7 +137,7 @@ def _by_clock(
 
 
 def matrix_product_ceiling(device: torch.device, precision: str) -> float:
-    """TFLOP/s of one large square matrix product on this device, in this precision: the ceiling of a step.
+    """Return the TFLOP/s of one large square matrix product on this device in a precision: the ceiling of a step.
 
     Args:
         precision: "float32", "tf32", "bfloat16" or "float16".
@@ -152,7 +152,7 @@ def matrix_product_ceiling(device: torch.device, precision: str) -> float:
 
 
 def copy_ceiling(device: torch.device) -> float:
-    """GB/s read and written together by one large copy on this device: the ceiling of work that moves memory."""
+    """Return the GB/s read and written by one large copy on this device: the ceiling of memory-bound work."""
     num_bytes = 2**30 if device.type == "cuda" else 2**26
     source = torch.randint(256, (num_bytes,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -161,9 +161,9 @@ def copy_ceiling(device: torch.device) -> float:
 
 
 class ColdCaches:
-    """Called before a call that is timed: data that the call reads is then in no cache of a CUDA device.
+    """Clearing of a CUDA device's caches before a timed call, by a buffer larger than the last-level cache.
 
-    It writes over a buffer larger than the last-level cache. On a CPU it does nothing.
+    On a CPU it does nothing.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -174,7 +174,7 @@ class ColdCaches:
 
 
 class PeakMemory:
-    """Most memory held from now on, above that held now.
+    """Peak memory from here on, above the present.
 
     On CUDA that is the memory that the allocator has reserved on the device, CUDA-graph pools too; on a CPU the
     resident set of this process, as Linux counts it.
@@ -192,7 +192,7 @@ class PeakMemory:
             self.baseline_mib = reset_resident_peak()
 
     def mib(self) -> float | None:
-        """MiB so far; None where the system does not say."""
+        """Return the MiB so far; None where the system does not say."""
         if self.baseline_mib is None:
             return None
         return (peak_memory_mib(self.device) or resident_peak_mib()) - self.baseline_mib
@@ -238,13 +238,13 @@ def _clear_frames(error: BaseException) -> None:
 
 
 class CappedChild:
-    """Answers one question after another in a process whose memory is capped, until one does not fit.
+    """Child process whose memory is capped, and which answers questions until one does not fit.
 
-    Then a new process goes on: an answer that does not fit ends no more than the child.
+    Then a new process goes on: an answer that does not fit ends only the child.
 
     Args:
-        prepare: called in the child before its memory is capped, returns the function that answers.
-        cap_mib: memory that the child may allocate beyond its share by then.
+        prepare: called in the child before its memory is capped; returns the function that answers.
+        cap_mib: memory that the child may allocate beyond that of `prepare`.
     """
 
     def __init__(self, prepare: Callable[[], Callable[..., Any]], cap_mib: int) -> None:

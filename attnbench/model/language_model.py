@@ -1,4 +1,4 @@
-"""The language model every mixer is put into: pre-norm blocks, SwiGLU, tied embeddings, no positions of its own."""
+"""Language model around a mixer: pre-norm blocks, SwiGLU, tied embeddings, no positions."""
 
 import hashlib
 import inspect
@@ -36,7 +36,7 @@ class Block(nn.Module):
         return self.feed(x_BTD + mixed_BTD), state
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
-        """One position."""
+        """Compute one position."""
         mixed_BD, state = self.mixer.step(self.mixer_norm(x_BD), state)
         return self.feed(x_BD + mixed_BD), state
 
@@ -50,8 +50,7 @@ class Embedding(nn.Embedding):
     """Embedding of symbols and, used the other way round, the map from vectors to logits."""
 
     def reset_parameters(self) -> None:
-        """Do nothing: `init_weights` draws the weights, and to draw them on the meta device torch loads its
-        compiler."""
+        """Do nothing: `init_weights` fills the weights, and on the meta device torch would load its compiler for it."""
 
     def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
         nn.init.normal_(self.weight, std=0.02, generator=generator)
@@ -62,10 +61,10 @@ class Embedding(nn.Embedding):
 
 
 class LanguageModel(nn.Module):
-    """Tokens in, logits of the next token out.
+    """Language model: tokens in, logits of the next token out.
 
     Args:
-        mixers: one a layer, which also says how many layers there are.
+        mixers: one a layer.
         feed_forward_width: hidden channels of the SwiGLU; 0 for none.
     """
 
@@ -84,15 +83,14 @@ class LanguageModel(nn.Module):
     def forward(
         self, tokens_BT: Tensor, state: list[State] | None = None, positions_BL: Tensor | None = None
     ) -> tuple[Tensor, list[State] | None]:
-        """Return logits (B, T, vocabulary), or (B, L, vocabulary) at `positions_BL` alone, and the state after the
-        last."""
+        """Return logits (B, T, vocabulary), or (B, L, vocabulary) at `positions_BL` alone, and the last state."""
         x_BTD, state = self.hidden(tokens_BT, state, positions_BL)
         return self.embedding.logits(x_BTD), state
 
     def hidden(
         self, tokens_BT: Tensor, state: list[State] | None = None, positions_BL: Tensor | None = None
     ) -> tuple[Tensor, list[State] | None]:
-        """Return what logits are read from, (B, T, D) or (B, L, D), and the state after the last position."""
+        """Return the hidden states before the logits, (B, T, D) or (B, L, D), and the state after the last position."""
         x_BTD = self.embed(tokens_BT)
         states: list[State] = []
         for index, block in enumerate(self.blocks):
@@ -128,11 +126,11 @@ class LanguageModel(nn.Module):
         return sum(1 if block.feed_forward is None else 2 for block in self.layers)
 
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> list[State]:
-        """One empty state a layer."""
+        """Return one empty state a layer."""
         return [block.mixer.init_state(batch_size, max_length, dtype) for block in self.layers]
 
     def num_parameters(self) -> int:
-        """The tied embedding counts once."""
+        """Count the parameters, the tied embedding once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def forward_flops(self, length: int, num_logits: int | None = None) -> int:
@@ -140,7 +138,7 @@ class LanguageModel(nn.Module):
         these.
 
         Every weight matrix is used once a token (short convolutions too), but that of the logits where they are read;
-        the mixers count their own mixing.
+        the mixers count their mixing.
 
         Args:
             num_logits: positions at which logits are read; None: all.
@@ -151,10 +149,9 @@ class LanguageModel(nn.Module):
         return 2 * products + sum(block.mixer.mixing_flops(length) for block in self.layers)
 
     def undecayed(self) -> set[str]:
-        """Full names of the parameters that take no weight decay, as the modules that own them declare."""
-        return {
-            f"{name}.{own}" for name, module in self.named_modules() for own in getattr(module, "no_weight_decay", ())
-        }
+        """Return full names of the parameters that take no weight decay, as their modules declare them."""
+        undecayed = ((name, getattr(module, "no_weight_decay", ())) for name, module in self.named_modules())
+        return {f"{name}.{parameter}" for name, parameters in undecayed for parameter in parameters}
 
 
 def resolve_mixer(
@@ -164,7 +161,7 @@ def resolve_mixer(
     device_type: str,
     precision: str,
 ) -> MixerSettings:
-    """Return the same settings with the backend that will run in place of `auto`.
+    """Return the same settings with `auto` replaced by the backend that will run.
 
     Raises:
         UserError: a backend that does not exist or cannot run here.
@@ -177,10 +174,10 @@ def resolve_mixer(
 
 
 def function_of(settings: MixerSettings) -> dict[str, Any]:
-    """Target and options of the function that a mixer computes, whatever the kernel; see `Mixer.same_function`."""
+    """Return target and options of the function that a mixer computes by any kernel; see `Mixer.same_function`."""
     options = {name: value for name, value in settings.options.items() if name != "backend"}
     cls = resolve(settings.target, Mixer)
-    # Of the class alone: what derives from it may compute anything.
+    # Of the class alone: one that derives from it may compute anything.
     other = vars(cls).get("same_function")
     shared = inspect.signature(resolve(other, Mixer)).parameters if other else {}
     if other and not any(value for name, value in options.items() if name not in shared):
@@ -189,7 +186,7 @@ def function_of(settings: MixerSettings) -> dict[str, Any]:
 
 
 def build_meta(mixers: Sequence[MixerSettings], model: ModelSettings, *, vocabulary_size: int) -> LanguageModel:
-    """The model without memory behind it: enough to count and to refuse what does not fit together."""
+    """Build the model without memory for its weights: enough to count, and to refuse settings that do not fit."""
     if len(mixers) != model.num_layers:
         raise UserError(f"model.num_layers={model.num_layers}: {len(mixers)} mixers were given, one a layer is needed")
     try:
@@ -222,14 +219,14 @@ def build_model(
     seed: int,
     device: torch.device | str = "cpu",
 ) -> LanguageModel:
-    """A model with initial weights, the same on every device and for every mixer where names and shapes are the same.
+    """Build a model with initial weights, equal on every device and across mixers where names and shapes are equal.
 
     Args:
         mixers: one mixer's settings a layer, backends resolved (`resolve_mixer`).
     """
     built = build_meta(mixers, model, vocabulary_size=vocabulary_size)
     check_free(num_bytes(built), f"model={model.name}: {built.num_parameters():,} weights")
-    # Weights are drawn on the CPU and then moved: generators of two devices give different numbers.
+    # Weights are made on the CPU and then moved: generators of two devices give different numbers.
     built.to_empty(device="cpu")
     init_weights(built, seed, built.num_branches)
     if model.initial_deviation is not None:
@@ -248,9 +245,9 @@ def num_bytes(model: nn.Module) -> int:
 def init_weights(model: nn.Module, seed: int, num_branches: int) -> None:
     """Initialise every module with a generator seeded by (seed, full name), so that an option shifts nothing else.
 
-    Several modules at a time, each in a thread: one core draws a hundred million numbers a second, and a large model
-    has billions. A module of torch's own (nn.Linear, say) is asked for its `reset_parameters`, one after the other, as
-    those share torch's generator.
+    Several modules at a time, each in a thread: one core makes a hundred million numbers a second, and a large model
+    has billions. A module of torch (nn.Linear, say) runs its `reset_parameters`, one after the other, as those share
+    torch's generator.
 
     Raises:
         ValueError: a module that owns parameters and has neither.

@@ -13,7 +13,7 @@ from attnbench.model.language_model import Embedding, LanguageModel
 
 
 def cross_entropy(logits_BTC: Tensor, targets_BT: Tensor, weight_BT: Tensor | None = None) -> Tensor:
-    """The sum over all labels of -log p(target), in nats, float32; a label of weight 0 is absent."""
+    """Return the sum over all labels of -log p(target), in nats, float32; a label of weight 0 is absent."""
     # Float32 whatever the compute precision: a sum of exponentials over the vocabulary in bfloat16 has two digits.
     logits_NC = logits_BTC.flatten(0, -2).float()
     if weight_BT is None:
@@ -23,7 +23,7 @@ def cross_entropy(logits_BTC: Tensor, targets_BT: Tensor, weight_BT: Tensor | No
 
 
 def nats_of(embedding: Embedding, hidden: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
-    """`cross_entropy` of the embedding's logits of `hidden` (..., D); on a GPU they are never in memory as a whole."""
+    """Return `cross_entropy` of the logits of `hidden` (..., D); on a GPU they are never in memory as a whole."""
     if not on_kernels(hidden):
         return cross_entropy(embedding.logits(hidden), targets, weight)
     from attnbench.kernels.linear_cross_entropy import linear_cross_entropy
@@ -35,7 +35,7 @@ def nats_of(embedding: Embedding, hidden: Tensor, targets: Tensor, weight: Tenso
 
 
 def perplexity(nats: float) -> float:
-    """exp(nats), infinite where that is past the largest number: a model can be that wrong and still train on."""
+    """Return exp(nats), infinite past the largest number: a model can be that wrong and still train on."""
     try:
         return math.exp(nats)
     except OverflowError:
@@ -51,7 +51,7 @@ def split_nats(
 
     Args:
         batches: (inputs_BT, targets_BT, weight_BT), absent characters with weight 0.
-        precision: as the model was trained, see `runtime.computing`.
+        precision: as the model was trained, see `computing`.
     """
     nats_T, count_T = torch.zeros(1), torch.zeros(1)
     was_training = model.training

@@ -1,5 +1,5 @@
-"""A mixer's model made comparable: the feed-forward width solved so that parameters or FLOPs are softmax's, or the
-mixer's own setting so that its state is Gated DeltaNet's."""
+"""Matching of models across mixers: the feed-forward width solved so that parameters or FLOPs are softmax's, or a
+setting of the mixer so that its state is Gated DeltaNet's."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -20,15 +20,15 @@ STATE_REFERENCE = MixerSettings(
 )
 TOLERANCE = 0.01
 STATE_TOLERANCE = 0.1
-"""A state's size goes in the steps of heads and channels, so it cannot be met as nearly."""
+"""Larger than TOLERANCE, as a state's size goes in steps of heads and channels."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Matched:
-    """A model's settings after matching, and what was reached."""
+    """Settings of a model after matching, and its counts."""
 
     mixers: list[MixerSettings]
-    """One a layer, with what match=state has changed in their options."""
+    """One a layer, with the options that match=state has changed."""
     model: ModelSettings
     match: str
     parameters: int
@@ -36,7 +36,7 @@ class Matched:
     num_branches: int
     """See `LanguageModel.num_branches`."""
     flops_per_token: float
-    """Forward, at the run's sequence length."""
+    """Forward FLOPs at the run's sequence length."""
     reference_flops_per_token: float
     state_bytes: int | None
     """State bytes of one sequence at the run's length, all layers together, caches in the compute dtype of `precision`;
@@ -49,7 +49,7 @@ class Matched:
     """Settings that match=state has chosen, ["value_expansion 2"], each choice once; empty for another match."""
 
     def statement(self, mixer: str) -> str:
-        """One line to print before training."""
+        """Return one line to print before training."""
         parameters = self.parameters / self.reference_parameters - 1
         flops = self.flops_per_token / self.reference_flops_per_token - 1
         state = "no state" if self.state_bytes is None else f"{self.state_bytes:,} state bytes"
@@ -83,7 +83,7 @@ def match_model(
 
     Width, depth and head width of the model stay alike across mixers. A model without feed-forward has no width to
     solve: it is matched by nothing, and says so. With match=state the feed-forward stays as it is, and each layer's
-    mixer gets the legal value of its own setting at which its memory is nearest that of Gated DeltaNet in this model;
+    mixer gets the legal value of its setting at which its memory is nearest that of Gated DeltaNet in this model;
     see `Mixer.state_choices`.
 
     Args:
@@ -129,10 +129,10 @@ def match_model(
 
 
 def solve_width(measure: Callable[[int], float], target: float, match: str, reference: str = "softmax") -> int:
-    """The width whose measure is nearest the target; the measure is linear in the width.
+    """Return the width whose measure is nearest the target; the measure is linear in the width.
 
     Args:
-        match, reference: what is matched, and whose the target is; for messages.
+        match, reference: the way of matching and the mixer of the target, for messages.
 
     Raises:
         UserError: no width comes within 1 %, or the measure does not depend on it.
@@ -158,7 +158,7 @@ def solve_width(measure: Callable[[int], float], target: float, match: str, refe
 def _match_states(
     mixers: Sequence[MixerSettings], model: ModelSettings
 ) -> tuple[list[MixerSettings], float, list[str]]:
-    """Each layer's mixer with the memory nearest the reference's in that layer, the mismatch over all, the choices."""
+    """Return each layer's mixer with the memory nearest the reference's, the mismatch over all layers, the choices."""
     matched, reached, wanted = [], 0, 0
     values: dict[str, None] = {}
     for layer, settings in enumerate(mixers):
@@ -173,10 +173,7 @@ def _match_states(
 def _solve_state(
     settings: MixerSettings, target: int, model: ModelSettings, layer: int
 ) -> tuple[MixerSettings, int, str]:
-    """The settings with the legal value whose memory is nearest the target, that memory in bytes, and the value.
-
-    Settings than which no value is nearer stay as they are.
-    """
+    """Return the settings with the memory nearest the target, that memory in bytes, and the value that it takes."""
     cls = resolve(settings.target, Mixer)
     if cls.state_grows:
         raise UserError(f"match=state: the state of {settings.name} grows with the length; match=params, flops or none")
@@ -205,7 +202,7 @@ def _changed(settings: MixerSettings, change: dict[str, Any]) -> MixerSettings:
 
 
 def _memory_bytes(settings: MixerSettings, model: ModelSettings, layer: int) -> int:
-    """Return the bytes of what match=state counts in one layer; memories are float32 whatever the model computes in."""
+    """Return the bytes that match=state counts in one layer; memories are float32 whatever the model computes in."""
     with torch.device("meta"):
         mixer = build(
             settings.target,

@@ -1,4 +1,4 @@
-"""Text from a trained model, a character at a time: through the mixers' states, or by reading all of it again."""
+"""Text from a trained model, a character at a time: through the mixers' states, or by recomputation."""
 
 from collections.abc import Callable, Iterator
 
@@ -17,12 +17,12 @@ once does not fit writes all the same."""
 class Sampling:
     """Choice of the next token from its logits.
 
-    Noise is drawn from a generator of its own, on the device: a seed writes the same text there, whatever else runs.
+    Noise comes from a separate generator on the device: a seed writes the same text there, whatever else runs.
 
     Args:
         num_characters: tokens that stand for a character, which come first; no other is ever chosen.
-        temperature: what logits are divided by; 0 takes the most likely token each time.
-        top_k: only the so many most likely ones are possible; None: all.
+        temperature: divisor of the logits; 0 takes the most likely token each time.
+        top_k: number of most likely tokens that are possible; None: all.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class Sampling:
         self.noise_BC = torch.ones(batch_size, num_characters, device=device)
 
     def draw(self) -> None:
-        """New noise, for one token; not part of `choose`, which may be recorded in a CUDA graph."""
+        """Draw new noise for one token; not part of `choose`, which may be recorded in a CUDA graph."""
         if self.temperature > 0:
             self.noise_BC.exponential_(generator=self.generator)
 
     def choose(self, logits_BC: Tensor) -> Tensor:
-        """The next token of each sequence: the largest of x / temperature - log(e), e the exponential noise, is each
-        with the probability that softmax gives it (Gumbel, 1954)."""
+        """Choose the next token of each sequence: x / temperature - log(e), e the exponential noise, is the largest
+        with the probability of softmax (Gumbel, 1954)."""
         logits_BC = logits_BC[:, : self.num_characters].float()
         if self.temperature == 0:
             return logits_BC.argmax(-1)
@@ -59,9 +59,9 @@ class Sampling:
 
 
 class Writer:
-    """A model that continues text through its mixers' states, one step a token.
+    """Continuation of text through the mixers' states, one step a token.
 
-    The caller sets the precision, and turns gradients off; both must stay for as long as it writes.
+    The caller sets the precision and turns gradients off, for as long as it writes.
 
     Args:
         max_length: positions of prompt and text together, at most.
@@ -86,7 +86,7 @@ class Writer:
         self.step = decoder(model, self.token_B, self.state, captured=captured, choose=sampling.choose)
 
     def write(self, prompt_BT: Tensor, num_tokens: int) -> Iterator[Tensor]:
-        """The tokens (B,) that follow the prompt, one after another, on the device; reads nothing from it.
+        """Yield the tokens (B,) that follow the prompt, one after another, on the device; reads nothing from it.
 
         Raises:
             ValueError: more positions than there is room for.
@@ -110,7 +110,7 @@ class Writer:
 
 
 def read(model: LanguageModel, tokens_BT: Tensor, state: list[State]) -> Tensor:
-    """Read tokens into a state, in place, a piece at a time; the logits (B, C) of the token that follows."""
+    """Read tokens into a state, in place, a piece at a time; return the logits (B, C) of the next token."""
     logits_BC = tokens_BT.new_empty(0)
     for piece_BT in tokens_BT.split(READ_LENGTH, dim=1):
         last_B1 = piece_BT.new_full((len(piece_BT), 1), piece_BT.shape[1] - 1)
@@ -119,7 +119,7 @@ def read(model: LanguageModel, tokens_BT: Tensor, state: list[State]) -> Tensor:
 
 
 def greedily(logits_BC: Tensor) -> Tensor:
-    """The most likely token of each sequence."""
+    """Return the most likely token of each sequence."""
     return logits_BC.argmax(-1)
 
 
@@ -131,8 +131,8 @@ def decoder(
     captured: bool,
     choose: Callable[[Tensor], Tensor] = greedily,
 ) -> Callable[[], Tensor]:
-    """Each call takes one token a sequence, updates the state in place and returns the logits of the next token, from
-    which the token that the next call takes is chosen.
+    """Return a function that takes one token a sequence, updates the state in place and returns the logits of the next
+    token, from which the input of the next call is chosen.
 
     Args:
         token_B: the first; overwritten by each next one.
@@ -150,7 +150,7 @@ def decoder(
 def write_by_recomputation(
     model: LanguageModel, prompt_BT: Tensor, num_tokens: int, sampling: Sampling
 ) -> Iterator[Tensor]:
-    """Yield what `Writer.write` does, without a state: all of the text is read again for every token."""
+    """Yield the tokens of `Writer.write` without a state: all of the text is read again for every token."""
     tokens_BT = prompt_BT
     for _ in range(num_tokens):
         last_B1 = tokens_BT.new_full((len(tokens_BT), 1), tokens_BT.shape[1] - 1)

@@ -9,7 +9,7 @@ import inspect
 import math
 import re
 import types
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -32,11 +32,15 @@ GIVEN_BY_PLANS = {
     "rerun": "rerun= beside plan=",
     "logger": "logger= beside plan=",
 }
-"""Settings of a training that a plan's words may not name, and where a comparison has them from."""
+"""Settings of a training that a plan's overrides may not name, and where a comparison takes them from."""
 
 
 def read(
-    cls: type[Settings], values: Mapping[str, Any], group: str = "", given: Mapping[str, Any] | None = None
+    cls: type[Settings],
+    values: Mapping[str, Any],
+    group: str = "",
+    given: Mapping[str, Any] | None = None,
+    hint: Callable[[str], str] = lambda name: "",
 ) -> Settings:
     """Build a dataclass of settings from a plain mapping, by the types and ranges of its fields.
 
@@ -44,6 +48,7 @@ def read(
         values: by field, as yaml and JSON have them; for a field that is a dataclass itself, a mapping.
         group: stands before the names in messages: "train" for train.batch_size.
         given: fields that the program fills in; `values` may not name them.
+        hint: end of the message about an unknown name.
 
     Raises:
         UserError: an unknown or missing name, a wrong type, or a value out of its range.
@@ -52,7 +57,7 @@ def read(
     known = [name for name in _signature(cls)[0] if name not in given]
     for name, value in values.items():
         if name not in known:
-            raise UserError(unknown_setting(_word(f"{prefix}{name}", value), name, known))
+            raise UserError(unknown_setting(_word(f"{prefix}{name}", value), name, known, hint(name)))
     check_options(cls, {**values, **given}, group=group)
     built = {name: _built(_signature(cls)[1][name], value, prefix + name) for name, value in values.items()}
     settings = cls(**built, **given)
@@ -92,11 +97,11 @@ def check_options(cls: type, options: Mapping[str, Any], *, given: Collection[st
 
 
 def unknown_setting(word: str, name: str, known: Iterable[str], hint: str = "") -> str:
-    """Message for a setting that does not exist, with those that do.
+    """Return the message for a setting that does not exist, with those that do.
 
     Args:
-        word: as it was given, train.num_step=5.
-        hint: where else it exists.
+        word: the override as given, train.num_step=5.
+        hint: end of the message.
     """
     known = list(known)
     there = f"; there is {', '.join(known)}" if known else ""
@@ -104,7 +109,7 @@ def unknown_setting(word: str, name: str, known: Iterable[str], hint: str = "") 
 
 
 def _word(name: str, value: Any) -> str:
-    """NAME=VALUE, or the name of a group alone."""
+    """Return NAME=VALUE, or the name of a group alone."""
     return name if isinstance(value, Mapping) else f"{name}={value}"
 
 
@@ -114,7 +119,7 @@ def _signature(cls: type) -> tuple[Mapping[str, inspect.Parameter], dict[str, An
 
 
 def _matches(value: Any, annotation: Any) -> bool:
-    """True for a plain yaml value that fits a constructor's annotation; other annotations than plain ones fit all."""
+    """Return whether a yaml value fits an annotation; one that is not of plain types fits every value."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return any(_matches(value, option) for option in arguments)
@@ -162,7 +167,7 @@ def check_value(
     """Raise UserError for a value that is not allowed; null passes, and of a list every entry must be allowed.
 
     Args:
-        kind: type that it must have, list[int] say.
+        kind: the type that it must have, such as list[int].
         distinct: entries of a list or mapping: at least one, and none twice.
         most: entries at most.
         allowed: `choices`, or bounds of a number: `minimum`, `above`, `below`, `maximum`.
@@ -192,7 +197,7 @@ def _problem(
     below: float | None = None,
     maximum: float | None = None,
 ) -> str:
-    """The rule that a value breaks, empty for none."""
+    """Return the rule that a value breaks, empty for none."""
     if choices is not None and value not in choices:
         return f"one of {', '.join(map(str, choices))}"
     # Written as "not inside" so that NaN is refused too.
@@ -273,7 +278,7 @@ def check_run(settings: RunSettings) -> None:
 
 
 def setting_of(word: str) -> str:
-    """Name in a word of a command line, `+GROUP.NAME=VALUE`."""
+    """Return the name in an override, `+GROUP.NAME=VALUE`."""
     return word.lstrip("+~").partition("=")[0]
 
 

@@ -1,10 +1,10 @@
-"""The exception that a user sees without a traceback, and the line for others that the user can mend."""
+"""Errors that a user sees without a traceback, and one line for other exceptions that the user can mend."""
 
 import difflib
 from collections.abc import Iterable
 
 MAX_CHARACTERS = 2000
-"""Longest message; a longer one loses its middle, which is a value that somebody gave."""
+"""Longest message; a longer one loses its middle, which is a value that the user gave."""
 
 
 def printable(text: str) -> str:
@@ -40,12 +40,13 @@ OUT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "[CUDA]: out of memory",
 )
-"""Words of a RuntimeError for want of memory: of torch's allocator on a CPU, of C++, and, past torch's allocator on
-CUDA, of the driver, cuBLAS and Triton."""
+"""Phrases in a RuntimeError for want of memory: of torch's allocator on a CPU, of C++, and, outside torch's allocator
+on CUDA, of the driver, cuBLAS and Triton."""
 
 
 def mendable(error: BaseException) -> str | None:
-    """One line for an error that the user can mend: a setting, a disk, too little memory. None for a fault of ours."""
+    """Return one line for an error that the user can mend: a setting, a disk, too little memory. None for a fault of
+    ours."""
     if isinstance(error, UserError):
         return str(error)
     reason = memory_reason(error)
@@ -58,15 +59,15 @@ def mendable(error: BaseException) -> str | None:
 
 
 def memory_reason(error: BaseException) -> str | None:
-    """Line of an exception, or of the one that the compiler wrapped in it, that says that memory ran out, or None.
+    """Return the line in which an exception, or the one that the compiler wrapped, says that memory ran out, or None.
 
-    Two sentences: that it did, and how much was asked for. Torch's others are advice.
+    Two sentences: that it did, and how much was requested. Torch's others are advice.
     """
     inner = getattr(error, "inner_exception", None)
     if isinstance(inner, BaseException):
         return memory_reason(inner)
     lines = str(error).strip().splitlines() or ["out of memory"]
-    # Torch's by its name: what reads settings does without torch.
+    # Torch's by its name: settings are read without torch.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return _brief(lines[0])
     if not isinstance(error, RuntimeError):
@@ -80,7 +81,7 @@ def _brief(line: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Kind of an exception and the first line of its message."""
+    """Return the class of an exception and the first line of its message."""
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 

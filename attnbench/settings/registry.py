@@ -2,7 +2,7 @@
 
 A class under `attnbench.` may be named by anyone. A class elsewhere only by a yaml in an attn/, eval/ or bench/
 folder that the local command line (`--config-dir`) or the Python caller gave: both call `trust`, for the whole process
-and the workers that it starts. A checkpoint's own words never extend that.
+and the workers that it starts. A checkpoint never extends that.
 """
 
 import importlib

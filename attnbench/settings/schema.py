@@ -19,20 +19,20 @@ MAX_STEPS = 10**8 - 1
 """Longest training: the names of its checkpoints have eight digits."""
 
 MAX_VARIANTS = 256
-"""Most variants of a plan, and learning rates of one."""
+"""Largest number of variants of a plan, and of its learning rates."""
 
 MAX_PAIRED = 6
-"""Variants of which every pair is compared; with more, each is compared with a reference alone."""
+"""Largest number of variants compared pair by pair; more are compared with a reference alone."""
 
 
 def setting(default: Any = MISSING, **allowed: Any) -> Any:
-    """Dataclass field with the values that are allowed, as `check_value` has them: minimum=1, or choices=(...)."""
+    """Return a dataclass field with the values that it allows, as in `check_value`: minimum=1, or choices=(...)."""
     return field(default=default, metadata=allowed)
 
 
 @dataclass(slots=True, kw_only=True)
 class ModelSettings:
-    """How big. `feed_forward_width` is softmax's; matching solves it for every other mixer."""
+    """Size of the model. `feed_forward_width` is softmax's; matching solves it for every other mixer."""
 
     name: str
     dim: int = setting(minimum=1, maximum=2**16)
@@ -41,14 +41,14 @@ class ModelSettings:
     feed_forward_width: int = setting(minimum=0, maximum=2**20)
     """Hidden channels of the SwiGLU feed-forward; 0 leaves the feed-forward out."""
     parameters: int | None = None
-    """What softmax has at WikiText-2 v1's vocabulary of 284; a statement that a test recomputes, never an input."""
+    """Number with softmax at WikiText-2 v1's vocabulary of 284: a statement that a test recomputes, never an input."""
     initial_deviation: float | None = setting(None, above=0)
-    """Of the projections' weights; null: 0.02, GPT-2's."""
+    """Standard deviation of the projections' weights; null: 0.02, GPT-2's."""
 
 
 @dataclass(slots=True, kw_only=True)
 class DataSettings:
-    """On what."""
+    """Corpus that a model is trained on."""
 
     name: str
     """wikitext2, embedded, text, or OWNER/NAME of a data set on the Hugging Face Hub, or a folder laid out as one."""
@@ -59,7 +59,7 @@ class DataSettings:
     path: str | None = None
     """A folder of parquet files or, for `text`, a file or folder of .txt or parquet; null: the usual places."""
     vocabulary_size: int | None = setting(None, minimum=2, maximum=2**24)
-    """Pads the embedding up to this number of symbols; null: the corpus's own vocabulary."""
+    """Number of symbols that the embedding is padded to; null: the corpus's vocabulary."""
     validation_fraction: float = setting(0.05, above=0, maximum=0.5)
     test_fraction: float = setting(0.05, minimum=0, maximum=0.5)
     """Shares of the characters, cut from the end; used where the corpus comes without these splits. 0 leaves the test
@@ -72,12 +72,12 @@ CORPORA = ("wikitext2", "embedded", "text")
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 BENCH_PRECISIONS = ("auto", *PRECISIONS, "float16")
-"""Of operator tables; auto as in `TrainSettings.precision`."""
+"""Precisions of operator tables; auto as in `TrainSettings.precision`."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TrainSettings:
-    """How long, and how."""
+    """Length of a training, its optimizer, and its precision."""
 
     num_epochs: int | None = setting(None, minimum=1)
     num_steps: int | None = setting(None, minimum=1, maximum=MAX_STEPS)
@@ -109,7 +109,7 @@ class TrainSettings:
 
 @dataclass(slots=True, kw_only=True)
 class LoggerSettings:
-    """Shown where. The JSON-lines log in the run's folder is written in every mode."""
+    """Copies of the log in wandb. The JSON-lines log in the run's folder is written in every mode."""
 
     mode: str = setting("auto", choices=("auto", "online", "offline", "none"))
     """wandb's mode; auto: online if logged in and the server can be reached, otherwise offline."""
@@ -155,7 +155,7 @@ class RunSettings:
     logger: LoggerSettings
     evaluations: list[EvaluationSettings]
     named_options: list[str] = field(default_factory=list)
-    """Options of the mixer that the command line or its experiment names: they win over what a probe wishes, which wins
+    """Options of the mixer that the command line or its experiment names: they win over a probe's wishes, and those
     over the yaml of the mixer."""
     seq_len: int = setting(minimum=1, maximum=2**31 - 1)
     seed: int = setting(minimum=0, maximum=2**31 - 1)
@@ -169,7 +169,7 @@ class RunSettings:
 
 @dataclass(slots=True, kw_only=True)
 class PlanSettings:
-    """What is compared: variants × evaluations × seeds."""
+    """Comparison of variants × evaluations × seeds."""
 
     name: str
     """The name of the yaml, and of the folder under outputs/."""
@@ -189,11 +189,11 @@ class PlanSettings:
     rank: list[str] | None = None
     """The variants that are compared pair by pair; null: all."""
     reference: str | None = None
-    """With more than 6 of them: the one that each is compared with."""
+    """Variant that each is compared with, where more than 6 are ranked."""
     num_workers: int = setting(1, minimum=1)
-    """Cells at a time on the device; what is timed runs alone."""
+    """Number of cells at a time on the device; timed ones run alone."""
     costs: dict[str, float] = field(default_factory=dict)
-    """Seconds a cell of an evaluation, or of `training`, takes in it: measured once, where the time left begins."""
+    """Seconds that a cell of an evaluation, or of `training`, takes: the first estimate of the time left."""
     dry_run: bool = False
     """List the cells, say how long they will take here, and stop."""
 
@@ -214,12 +214,12 @@ class ComparisonSettings:
     imported: str | None
     """File of such rows, made elsewhere, that are taken over first."""
     command: str
-    """As typed."""
+    """Command line as typed."""
 
 
 @dataclass(slots=True, kw_only=True)
 class DoctorSettings:
-    """What the doctor looks at, and where."""
+    """Mixers that the doctor checks, and the device."""
 
     mixers: list | None
     """Names of yamls of attn/; None for all there are."""
@@ -240,12 +240,12 @@ class BenchSettings:
     rerun: bool
     """Measure again although complete cells are there."""
     command: str
-    """As typed."""
+    """Command line as typed."""
 
 
 @dataclass(slots=True, kw_only=True)
 class GenerationSettings:
-    """What generate.py writes, with which model, after which prompt."""
+    """Text that generate.py writes: its model, its prompt, its sampling."""
 
     run: str
     checkpoint: str = setting(choices=("final", "best"))

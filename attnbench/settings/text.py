@@ -1,4 +1,4 @@
-"""Text from elsewhere: files read within bounds, JSON and yaml as plain data, escaping for a screen or page."""
+"""Untrusted text: files read within bounds, JSON and yaml as plain data, escaping for terminals and Markdown."""
 
 import errno
 import json
@@ -17,7 +17,7 @@ from attnbench.settings.errors import UserError, printable
 
 MAX_JSON_BYTES = 64 * 2**20
 MAX_YAML_BYTES = 2**18
-"""Longest yaml: the parser takes seconds for this much, and a run's config.yaml has three thousand bytes."""
+"""Longest yaml: the parser takes seconds for it, and a run's config.yaml has three thousand bytes."""
 
 
 def printable_text(text: str) -> str:
@@ -31,14 +31,14 @@ def markdown_text(text: str) -> str:
 
 
 class OneLine(logging.Formatter):
-    """A formatter whose message is one printable line, whatever names and reasons stand in it."""
+    """Formatter whose message is one printable line, whatever names and reasons are in it."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         return printable(super().formatMessage(record))
 
 
 class _NoAliases(yaml.SafeLoader):
-    """A loader that refuses aliases: parts inside of parts make gigabytes of two kilobytes."""
+    """Loader that refuses aliases: nested ones make gigabytes out of two kilobytes."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -47,12 +47,12 @@ class _NoAliases(yaml.SafeLoader):
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a file to read. A FIFO would hold the process until somebody writes, a device might never end.
+    """Open a regular file to read: a FIFO would block the process until somebody writes, a device might never end.
 
     Raises:
         OSError: it cannot be opened, or is no regular file.
     """
-    # Without waiting: a FIFO is opened at once then, and its kind can be asked for.
+    # Without waiting, so that a FIFO opens at once and its kind can be checked.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
@@ -64,7 +64,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_bounded(path: Path, max_bytes: int) -> str:
-    """Read a text file that is not longer than any that attnbench writes.
+    """Read a text file of at most `max_bytes`.
 
     Raises:
         UserError: it is longer.
@@ -110,7 +110,7 @@ def parse_json(text: str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse yaml; of types other than JSON's it gives only dates.
+    """Parse yaml to JSON's types and dates.
 
     Raises:
         ValueError: no yaml, an alias, or nested deeper than the parser can go.
@@ -119,7 +119,7 @@ def parse_yaml(text: str) -> Any:
         return _NoAliases(text).get_single_data()
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    # Its constructors let through what they stumble over.
+    # Its constructors raise errors of any of these kinds.
     except (yaml.YAMLError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(str(error)) from None
 
@@ -139,10 +139,10 @@ def finite_number(text: str) -> float:
 
 
 def unlinked(path: Path) -> Path:
-    """Return `path` with no link left there, symbolic or hard, and no FIFO.
+    """Remove a link, symbolic or hard, or a FIFO at `path`, and return the path.
 
-    The other name of a link, in a copy made by `cp -al` say, is somebody else's and is not written to. A FIFO would
-    hold the process until somebody reads.
+    The file behind a link, in a copy made by `cp -al` say, is somebody else's and is not written to. A FIFO would block
+    the process until somebody reads.
     """
     if path.is_symlink() or path.is_fifo() or (path.is_file() and path.stat().st_nlink > 1):
         path.unlink()
@@ -150,7 +150,7 @@ def unlinked(path: Path) -> Path:
 
 
 def unlinked_log(path: Path) -> Path:
-    """Do the same for a file that is appended to: it keeps its content, unless that stood behind a symbolic link."""
+    """Do the same for a file that is appended to: it keeps its content, except behind a symbolic link."""
     if path.is_file() and not path.is_symlink() and path.stat().st_nlink > 1:
         beside = name_beside(path)
         shutil.copyfile(path, beside)
@@ -159,5 +159,5 @@ def unlinked_log(path: Path) -> Path:
 
 
 def name_beside(path: Path) -> Path:
-    """Name of a temporary file of this process, from which `path` is replaced."""
+    """Return the path of a temporary file of this process, from which `path` is replaced."""
     return unlinked(path.with_name(f".{path.name}.{os.getpid()}.new"))

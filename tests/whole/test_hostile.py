@@ -189,7 +189,7 @@ def test_a_small_file_that_stands_for_much_text_is_refused_before_it_is_decoded(
     pq.write_table(pa.table({"text": column}), path, store_schema=False, compression="zstd", write_statistics=False)
     assert path.stat().st_size < 10_000
     limit = num_bytes * num_rows // 4
-    monkeypatch.setattr(corpora, "MOST_TEXT_BYTES", limit)
+    monkeypatch.setattr(corpora, "MAX_TEXT_BYTES", limit)
     usual, counting = pa.default_memory_pool(), pa.proxy_memory_pool(pa.system_memory_pool())
     pa.set_memory_pool(counting)
     try:

@@ -50,8 +50,13 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
         return (
             f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: no yaml ({getattr(error, 'problem', error)})"
         )
+    return (_unknown(error, overrides) if isinstance(error, ConfigCompositionException) else "") or _first_line(error)
+
+
+def _unknown(error: ConfigCompositionException, overrides: Sequence[str]) -> str:
+    """Return one line about a word that names no setting or group, with those that there are; empty for another."""
     cause = error.__cause__
-    if isinstance(error, ConfigCompositionException) and isinstance(cause, OmegaConfBaseException):
+    if isinstance(cause, OmegaConfBaseException):
         known = [key for key in map(str, cause.parent_node or ()) if key not in ("_target_", "hydra")]
         key = str(cause.full_key)
         given = next((word for word in overrides if f"{setting_of(word)}.".startswith(f"{key}.")), key)
@@ -60,10 +65,10 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
             return f"{given}: unknown setting{near}; there is {', '.join(known)}{others}"
         return _first_line(cause)
     group = re.match(r"Could not override '([^'@]+)", str(error))
-    if isinstance(error, ConfigCompositionException) and group:
-        given = next((word for word in overrides if setting_of(word) == group[1]), group[1])
-        return f"{given}: unknown setting{_elsewhere(given)}"
-    return _first_line(error)
+    if group is None:
+        return ""
+    given = next((word for word in overrides if setting_of(word) == group[1]), group[1])
+    return f"{given}: unknown setting{_elsewhere(given)}"
 
 
 def _elsewhere(word: str) -> str:

@@ -10,7 +10,6 @@ from attnbench.ops.softmax_attention import (
     KERNELS,
     attention_flops,
     choose_fused,
-    decode,
     fused,
     fused_packed,
     resolve_fused,
@@ -95,9 +94,6 @@ class Flash(Softmax):
 
     def mix(self, query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor) -> Tensor:
         return fused(query_BTHK, key_BSHK, value_BSHK, self.window, self.backend)
-
-    def mix_newest(self, query_BTHK: Tensor, state: AttentionState) -> Tensor:
-        return decode(query_BTHK, state.key_BSHK, state.value_BSHK, state.position, self.window, self.backend)
 
     def mixing_flops(self, length: int) -> int:
         """Count the pairs of positions that see each other, see `attention_flops`."""

@@ -104,7 +104,7 @@ class Softmax(Mixer):
 
     def mix_newest(self, query_BTHK: Tensor, state: AttentionState) -> Tensor:
         """Attend from the query at `state.position`, T = 1, to the whole cache; (B, 1, H, K)."""
-        return decode(query_BTHK, state.key_BSHK, state.value_BSHK, state.position, self.window, "torch")
+        return decode(query_BTHK, state.key_BSHK, state.value_BSHK, state.position, self.window, self.backend)
 
     def project(
         self, x_BTD: Tensor, position: Tensor | int, history_BWC: Tensor | None

@@ -191,24 +191,21 @@ def build_meta(mixers: Sequence[MixerSettings], model: ModelSettings, *, vocabul
         raise UserError(f"model.num_layers={model.num_layers}: {len(mixers)} mixers were given, one a layer is needed")
     try:
         with torch.device("meta"):
-            built = [
-                build(
-                    settings.target,
-                    settings.options,
-                    Mixer,
-                    dim=model.dim,
-                    head_width=model.head_width,
-                    layer=layer,
-                    num_layers=model.num_layers,
-                )
-                for layer, settings in enumerate(mixers)
-            ]
             return LanguageModel(
-                built, vocabulary_size=vocabulary_size, dim=model.dim, feed_forward_width=model.feed_forward_width
+                [build_layer(settings, model, layer) for layer, settings in enumerate(mixers)],
+                vocabulary_size=vocabulary_size,
+                dim=model.dim,
+                feed_forward_width=model.feed_forward_width,
             )
     except (RuntimeError, OverflowError) as error:
         # Of a size below 0, or of more bytes than can be counted.
         raise UserError(f"attn={mixers[0].name}: its settings make no tensor ({str(error).splitlines()[0]})") from error
+
+
+def build_layer(settings: MixerSettings, model: ModelSettings, layer: int) -> Mixer:
+    """Build the mixer of one layer, its weights not initialised."""
+    sizes = {"dim": model.dim, "head_width": model.head_width, "layer": layer, "num_layers": model.num_layers}
+    return build(settings.target, settings.options, Mixer, **sizes)
 
 
 def build_model(

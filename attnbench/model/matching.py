@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from attnbench.machine.precision import dtype_of
 from attnbench.mixers.base import Mixer, State, state_bytes
-from attnbench.model.language_model import LanguageModel, build_meta
+from attnbench.model.language_model import LanguageModel, build_layer, build_meta
 from attnbench.settings.errors import UserError
-from attnbench.settings.registry import build, resolve
+from attnbench.settings.registry import resolve
 from attnbench.settings.schema import MixerSettings, ModelSettings
 
 REFERENCE = MixerSettings(name="softmax", target="attnbench.mixers.softmax.Softmax", options={"backend": "torch"})
@@ -204,15 +205,7 @@ def _changed(settings: MixerSettings, change: dict[str, Any]) -> MixerSettings:
 def _memory_bytes(settings: MixerSettings, model: ModelSettings, layer: int) -> int:
     """Return the bytes that match=state counts in one layer; memories are float32 whatever the model computes in."""
     with torch.device("meta"):
-        mixer = build(
-            settings.target,
-            settings.options,
-            Mixer,
-            dim=model.dim,
-            head_width=model.head_width,
-            layer=layer,
-            num_layers=model.num_layers,
-        )
+        mixer = build_layer(settings, model, layer)
         state: State = mixer.init_state(1, 1, torch.float32)
     return state_bytes(getattr(state, name) for name in mixer.state_memory)
 
@@ -223,6 +216,5 @@ def _state_bytes(model: LanguageModel, mixers: Sequence[MixerSettings], seq_len:
         for settings, block in zip(mixers, model.layers, strict=True)
     ):
         return None
-    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     with torch.device("meta"):
-        return sum(state_bytes(state) for state in model.init_state(1, seq_len, dtype))
+        return sum(state_bytes(state) for state in model.init_state(1, seq_len, dtype_of(precision)))

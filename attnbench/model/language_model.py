@@ -204,7 +204,12 @@ def build_meta(mixers: Sequence[MixerSettings], model: ModelSettings, *, vocabul
 
 def build_layer(settings: MixerSettings, model: ModelSettings, layer: int) -> Mixer:
     """Build the mixer of one layer, its weights not initialised."""
-    sizes = {"dim": model.dim, "head_width": model.head_width, "layer": layer, "num_layers": model.num_layers}
+    sizes: dict[str, Any] = {
+        "dim": model.dim,
+        "head_width": model.head_width,
+        "layer": layer,
+        "num_layers": model.num_layers,
+    }
     return build(settings.target, settings.options, Mixer, **sizes)
 
 

@@ -40,7 +40,7 @@ class Conditions:
     device: torch.device
     precision: str
     ceilings: Ceilings
-    """Of this device in this precision, measured in the same run."""
+    """Ceilings of this device in this precision, measured in the same run."""
     mixers: Callable[[Sequence[str]], list[MixerSettings]]
     """Mixers by the names of their yamls of conf/attn, whether or not they can run here."""
     folder: Path | None = None
@@ -138,7 +138,7 @@ class Missing(NamedTuple):
 
 
 def attempted(measure: Callable[[], Value]) -> Value | Missing:
-    """The result of `measure`; or the reason why there is none: it is wrong, does not fit, was refused or raised.
+    """Return the result of `measure`, or the reason for none: it is wrong, does not fit, was refused or raised.
 
     As in the doctor: whatever a kernel or its compiler raises is reported, and the others still have their turn.
     """

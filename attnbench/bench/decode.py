@@ -1,7 +1,7 @@
 """Decoding: one new position by everybody, texts by a plain loop and a captured step, a token behind more and more."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ from attnbench.bench.operators.generation import (
     measure_context,
     measure_text,
 )
-from attnbench.bench.operators.language_models import Candidate, model_of, resolved
+from attnbench.bench.operators.language_models import Candidate, candidate_of, model_of
 from attnbench.bench.operators.steps import SPLIT, STEPS, WHOLE, CacheShape
 from attnbench.bench.tables import Layout, Values
 from attnbench.evals.lib.rows import without_numbers
@@ -31,7 +31,6 @@ from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
 from attnbench.settings.check import check_counts
 from attnbench.settings.errors import UserError
-from attnbench.settings.schema import PRECISIONS
 
 POSITION, TEXT, CONTEXT = "position", "text", "context"
 """Tables; a cell belongs to one."""
@@ -226,30 +225,19 @@ class DecodeBench(TimedBench):
     ) -> Iterator[Measurement]:
         for name, backend in self.mixers:
             try:
-                candidate = self._candidate(name, backend, conditions)
+                candidate = candidate_of(
+                    name,
+                    conditions,
+                    size=self.size,
+                    vocabulary_size=self.vocabulary_size,
+                    length=1,
+                    use="compute",
+                    backend=backend,
+                )
+                # Matched here: a size that cannot be met is a refusal too.
+                _ = candidate.matched
             except UserError as refusal:
                 settings = cell | {"implementation": f"{name} ({backend})"}
                 yield from without_numbers(units, settings, "unsupported", str(refusal))
                 continue
             yield from measure(candidate)
-
-    def _candidate(self, name: str, backend: str, conditions: Conditions) -> Candidate:
-        """The mixer with this backend in the model that generates.
-
-        Raises:
-            UserError: the backend cannot run here, or the precision is for operators alone.
-        """
-        if conditions.precision not in PRECISIONS:
-            raise UserError(f"precision={conditions.precision}: models compute in {', '.join(PRECISIONS)}")
-        (mixer,) = conditions.mixers([name])
-        mixer = replace(mixer, options={**mixer.options, "backend": backend})
-        candidate = Candidate(
-            mixer=resolved(mixer, self.size, conditions),
-            size=self.size,
-            vocabulary_size=self.vocabulary_size,
-            length=1,
-            conditions=conditions,
-        )
-        # Matched here: a size that cannot be met is a refusal too.
-        _ = candidate.matched
-        return candidate

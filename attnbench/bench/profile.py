@@ -1,9 +1,9 @@
-"""Where the time goes: attention under the profiler, textbook beside fused, and the training step of each mixer."""
+"""Profiles: attention, textbook beside fused, by operator, and the training step of each mixer by part."""
 
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any, ClassVar
 
@@ -47,7 +47,7 @@ SUMMED = {
     "peak_memory_mib": "mib",
     "operator_mflops": "mflops",
 }
-"""What of the rows stands in summary.csv, and in which column."""
+"""Metrics that stand in summary.csv, and their columns there."""
 
 SUMMARY = (
     *("precision", "subject", "implementation", "sequence_length", "form", "kind", "name"),
@@ -200,8 +200,8 @@ class ProfileBench(TimedBench):
     @classmethod
     def layouts_of(cls, rows: Sequence[ResultRow]) -> list[Layout]:
         """Attention's tables, those of steps, and, for a page alone, a table of operators for each step."""
-        places = dict.fromkeys(_place(row) for row in rows if "operator" in row.measurement.settings)
-        return [_attention_layout(), *_step_layouts(), *map(_operator_layout, places)]
+        subjects = dict.fromkeys(_subject(row) for row in rows if "operator" in row.measurement.settings)
+        return [_attention_layout(), *_step_layouts(), *map(_operator_layout, subjects)]
 
     @classmethod
     def files(cls, rows: Sequence[ResultRow]) -> dict[str, str]:
@@ -209,7 +209,7 @@ class ProfileBench(TimedBench):
         return {"summary.csv": summary_csv(rows)}
 
 
-def _place(row: ResultRow) -> tuple[str, str, Any, str | None]:
+def _subject(row: ResultRow) -> tuple[str, str, Any, str | None]:
     settings = row.measurement.settings
     return settings["subject"], row.identity.variant, settings["sequence_length"], settings.get("form")
 
@@ -248,18 +248,18 @@ def _step_layouts() -> Iterator[Layout]:
         yield Layout(title=f"Its passes, ms ({form})", lines=lines, values=(passes,), columns="pass")
 
 
-def _operator_layout(place: tuple[str, str, Any, str | None]) -> Layout:
-    subject, implementation, length, form = place
+def _operator_layout(key: tuple[str, str, Any, str | None]) -> Layout:
+    subject, implementation, length, form = key
     where: dict[str, Any] = {"subject": subject, "implementation": implementation, "sequence_length": length}
     where |= {"form": form} if form is not None else {}
     what = "Operators of attention" if form is None else "Operators" if form == EAGER else "Kernels"
-    told = f"{what}: {implementation}, {length:,} positions" + (f", a step ({form})" if form is not None else "")
+    title = f"{what}: {implementation}, {length:,} positions" + (f", a step ({form})" if form is not None else "")
     labels = ("rank", "operator", "operator_part") if form == CAPTURED else ("rank", "operator")
-    values = [Values(metric=own.metric, header=own.header, where=where, is_share=own.is_share) for own in OPERATORS]
+    values = [replace(column, where=where) for column in OPERATORS]
     ours = Values(metric="operator_mflops", header="MFLOPs (our count)", where=where | {"counted_by": "attnbench"})
     values[-1] = Values(metric="operator_mflops", header="MFLOPs", where=where | {"counted_by": "profiler"})
     return Layout(
-        title=told,
+        title=title,
         lines=labels,
         headers={"operator_part": "part"},
         values=(*values, ours),
@@ -272,14 +272,14 @@ def summary_csv(rows: Sequence[ResultRow]) -> str:
     """A line for each attention, step, pass, part and operator, with what is known of it."""
     lines: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
-        own, settings = row.measurement, row.measurement.settings
-        if own.metric not in SUMMED or own.value is None:
+        measurement, settings = row.measurement, row.measurement.settings
+        if measurement.metric not in SUMMED or measurement.value is None:
             continue
-        subject, implementation, length, form = _place(row)
+        subject, implementation, length, form = _subject(row)
         kind = next((name for name in ("operator", "part", "pass") if name in settings), "whole")
         key = (row.identity.precision, subject, implementation, length, form, kind, settings.get(kind, ""))
         line = lines.setdefault((*key, settings.get("rank")), dict(zip(SUMMARY, key, strict=False)))
-        line[SUMMED[own.metric]] = own.value
+        line[SUMMED[measurement.metric]] = measurement.value
         line |= {name: settings[name] for name in ("operator_part", "counted_by") if name in settings}
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fieldnames=SUMMARY, lineterminator="\n")

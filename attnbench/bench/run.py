@@ -97,7 +97,7 @@ class BenchRun:
     folder: Path
     config_hash: str
     conditions: Conditions
-    """Without ceilings until these are measured."""
+    """Conditions, without ceilings until these are measured."""
     stamp: dict[str, Any] | None = None
     """The environment, once the first job has begun."""
 

@@ -167,8 +167,7 @@ def _columns(table: Table, indices: Sequence[int]) -> Table:
 
 
 def reasons(rows: Sequence[ResultRow], layouts: Sequence[Layout]) -> list[str]:
-    """Why numbers are missing in the tables, a line for each reason, with the implementations and the number of cells
-    that have it."""
+    """List why numbers are missing in the tables, a line a reason, with its implementations and number of cells."""
     shown = {values.metric for layout in layouts for values in layout.values}
     cells: dict[tuple[str, str, str], set[str]] = {}
     for row in rows:

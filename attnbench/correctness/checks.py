@@ -77,7 +77,7 @@ class Check:
     """Mixer with the backend that is checked; an operator stands as one whose backend is triton."""
     precision: str
     is_chosen: bool = True
-    """True for what runs here unless something else is named, as `auto` does."""
+    """True for a backend that `auto` is here, and for what no setting chooses."""
     case: Case = USUAL
     refusal: str = ""
     """Reason why it cannot run here; empty if it can."""
@@ -93,7 +93,7 @@ class Check:
 
     @property
     def is_wrong(self) -> bool:
-        """True for what failed or has an error that is not allowed."""
+        """True for a check that failed or has an error that is not allowed."""
         return bool(self.failure) or not all(error.is_within for error in self.errors)
 
     def wrong_lengths(self) -> dict[int, list[Error]]:

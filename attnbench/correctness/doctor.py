@@ -235,7 +235,7 @@ def _at(check: Check) -> str:
 
 
 def _problem(wrong: Check, checks: Sequence[Check]) -> str:
-    """Name what is wrong and, of a backend at the usual case, what is right in its place."""
+    """Name what is wrong and, of a backend at the usual case, the backends that are right."""
     if wrong.kind in ("operator", "decoding"):
         return f"{wrong.name} in {wrong.precision}: wrong"
     if wrong.kind == "promise":

@@ -42,17 +42,17 @@ class Request:
     cases: Sequence[str] | None = None
     """Names; None for all that are meant for the device."""
     mixers: Sequence[str] | None = None
-    """Of first steps and agreement; None for all of conf/attn."""
+    """Mixers of first steps and agreement; None for all of conf/attn."""
     nanogpt: str | None = None
     """Path of nanoGPT's model.py."""
     fla: Sequence[str] = ()
     """Folders that come first on the PYTHONPATH of flash-linear-attention's processes."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Of the environment of all peers, not of ours."""
+    """Environment variables of all peers, not of ours."""
     repeats: int = 5
     """Turns of each implementation."""
     seconds: float = 1.0
-    """Of one turn, about; at least three steps."""
+    """Approximate time of one turn; at least three steps."""
     limit_seconds: float = LIMIT_SECONDS
     """Longest wait for an answer of one."""
     first_step: bool = False
@@ -86,7 +86,7 @@ class Contestant(Job):
         self.worker: Worker | None = None
         self.built: dict[str, Any] = {}
         self.trouble: WorkerError | None = None
-        """Why it could not go on."""
+        """The error that it could not go on after."""
         self.milliseconds: list[float] = []
         """A step, one number a turn."""
         self.measured: Sequence[Measurement] = ()
@@ -132,9 +132,9 @@ class Contestant(Job):
         self.built.setdefault("environment", environment(self.device, ROOT))
         self.measured = measured
         # The same order may stand for two mixers, as softmax's reference does for flash's.
-        whose = measured[0].settings.get("attn", "")
+        mixer = measured[0].settings.get("attn", "")
         self.config_hash = config_hash(
-            [self.evaluation, self.label, whose, asdict(self.order), environment_id(self.built["environment"])]
+            [self.evaluation, self.label, mixer, asdict(self.order), environment_id(self.built["environment"])]
         )
         (self.folder / "results").mkdir(parents=True, exist_ok=True)
         for _ in record(self):

@@ -62,7 +62,7 @@ class PlainBlock(nn.Module):
 
 
 class PlainGPT(nn.Module):
-    """What people usually start from: LayerNorm, learned positions, GELU, torch's attention as it comes, no setting.
+    """The usual starting point: LayerNorm, learned positions, GELU, torch's attention as it comes, no setting.
 
     Its feed-forward is 3/2 as wide as our SwiGLU, which gives it equal parameters. It is here to keep our layers
     honest, not to be compared in any other way.

@@ -36,7 +36,7 @@ class Order:
     overrides: list[str]
     """Settings as train.py's command line has them: shape, data, schedule, device."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Of the implementation; of ours `plain`, see `use_plain_layers`."""
+    """Options of the implementation; of ours `plain`, see `use_plain_layers`."""
     parameters: int | None = None
     """Number that ours is to have; None: as many as softmax in a model of these settings."""
 

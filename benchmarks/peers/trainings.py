@@ -29,7 +29,7 @@ REFERENCES = {"flash": "softmax"}
 """The mixer whose definition is the reference, where it is another one's: the same function and parameters."""
 
 INTERVAL_STEPS = 10
-"""Of the steps whose losses become rows; the largest difference is over all of them."""
+"""Distance of the steps whose losses become rows; the largest difference is over all steps."""
 
 
 def run_first_steps(request: Request) -> None:

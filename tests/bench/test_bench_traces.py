@@ -15,11 +15,11 @@ from attnbench.bench.profiling.parts import (
     OTHER,
     PARTS,
     Breakdown,
-    Place,
+    Origin,
     break_down,
     by_operator,
     by_region,
-    placed_by_region,
+    origins_by_region,
     replayed,
 )
 from attnbench.bench.profiling.recording import Line, record, top
@@ -56,7 +56,7 @@ def test_labels_and_shapes_agree_on_every_product_with_a_weight(profiled):
     state, batch, recording = profiled
     weights, num_tokens = weight_parts(state.model), batch.tokens_BT.numel()
     seen = {}
-    for work, place in placed_by_region(recording.reading):
+    for work, place in origins_by_region(recording.reading):
         if work.name != "aten::mm":
             continue
         by_shape = by_operator(work, weights, num_tokens)
@@ -64,10 +64,10 @@ def test_labels_and_shapes_agree_on_every_product_with_a_weight(profiled):
             assert place == by_shape, work
         seen[place] = seen.get(place, 0) + 1
     # Two layers: three products of a feed-forward, forward once and backward twice; and as the loss the logits.
-    assert seen[Place("feed-forward", "forward")] == 2 * 3 * NUM_STEPS
-    assert seen[Place("feed-forward", "backward")] == 2 * 6 * NUM_STEPS
-    assert seen[Place("loss", "backward")] == 2 * NUM_STEPS
-    assert seen[Place("projections", "backward")] == 2 * seen[Place("projections", "forward")]
+    assert seen[Origin("feed-forward", "forward")] == 2 * 3 * NUM_STEPS
+    assert seen[Origin("feed-forward", "backward")] == 2 * 6 * NUM_STEPS
+    assert seen[Origin("loss", "backward")] == 2 * NUM_STEPS
+    assert seen[Origin("projections", "backward")] == 2 * seen[Origin("projections", "forward")]
 
 
 @pytest.mark.parametrize("name", MIXERS)
@@ -144,12 +144,12 @@ GPU_STEP = [
     event("gpu_user_annotation", "forward", 1000, 80, 7),
 ]  # fmt: skip
 GPU_PLACES = [
-    ("gemm", Place("projections", "forward")),
-    ("attend", Place("mixing", "forward")),
-    ("add", Place("other", "forward")),
-    ("gemm", Place("projections", "backward")),
-    ("Memcpy DtoD", Place("other", "backward")),
-    ("adamw", Place("optimizer", "optimizer")),
+    ("gemm", Origin("projections", "forward")),
+    ("attend", Origin("mixing", "forward")),
+    ("add", Origin("other", "forward")),
+    ("gemm", Origin("projections", "backward")),
+    ("Memcpy DtoD", Origin("other", "backward")),
+    ("adamw", Origin("optimizer", "optimizer")),
     ("unknown", OTHER),
 ]
 
@@ -158,7 +158,7 @@ def test_kernels_are_placed_by_what_launched_them():
     reading = read_trace({"traceEvents": GPU_STEP}, "cuda")
     assert [(work.name, by_region(work, reading.makers)) for work in reading.work] == GPU_PLACES
     assert reading.work[3].operator == "aten::mm"
-    found = break_down(placed_by_region(reading), 1, step_milliseconds=0.4)
+    found = break_down(origins_by_region(reading), 1, step_milliseconds=0.4)
     assert found.parts["projections"] == pytest.approx(0.12)
     assert found.unplaced == pytest.approx(0.001)
     assert found.shares()[IDLE] == pytest.approx(1 - 0.186 / 0.4)
@@ -215,7 +215,7 @@ def pieces(*names):
 
 
 def test_a_replayed_kernel_has_the_place_of_the_recorded_one():
-    mixing, feed, norm = (Place(part, "forward") for part in ("mixing", "feed-forward", "norm"))
+    mixing, feed, norm = (Origin(part, "forward") for part in ("mixing", "feed-forward", "norm"))
     before = pieces("gemm", "norm", "gemm", "gemm", "norm", "gemm")
     recorded = list(zip(before, [mixing, norm, feed] * 2, strict=True))
     found = replayed(recorded, 2, pieces("copy", "gemm", "norm", "gemm", "copy", "gemm", "norm", "gemm"), 2)
@@ -225,9 +225,9 @@ def test_a_replayed_kernel_has_the_place_of_the_recorded_one():
 
 
 def test_a_kernel_that_a_replay_has_another_number_of_times_has_no_place():
-    recorded = [(work, Place("mixing", "forward")) for work in pieces("gemm", "norm")]
+    recorded = [(work, Origin("mixing", "forward")) for work in pieces("gemm", "norm")]
     found = {work.name: place for work, place in replayed(recorded, 1, pieces("gemm", "gemm", "norm"), 1)}
-    assert found == {"gemm": OTHER, "norm": Place("mixing", "forward")}
+    assert found == {"gemm": OTHER, "norm": Origin("mixing", "forward")}
 
 
 @pytest.mark.parametrize(("step", "idle"), [(8.0, 0.5), (2.0, 0.0)])
@@ -255,7 +255,7 @@ def test_a_trace_is_kept_as_perfetto_opens_it(tmp_path):
     kept = json.loads(gzip.decompress(path.read_bytes()))
     assert "host_name" not in kept
     assert len(kept["traceEvents"]) == len(trace["traceEvents"])
-    assert [place for _, place in placed_by_region(read_trace(kept, "cuda"))] == [place for _, place in GPU_PLACES]
+    assert [place for _, place in origins_by_region(read_trace(kept, "cuda"))] == [place for _, place in GPU_PLACES]
 
 
 def test_operators_come_with_calls_memory_and_flops():

@@ -14,6 +14,7 @@ from attnbench.evals.lib.rows import without_numbers
 from attnbench.evals.lib.step_cost import Repetition
 from attnbench.machine.precision import multiplying
 from attnbench.machine.timing import ColdCaches, OutOfMemory, attempt, time_repeats
+from attnbench.ops.state_steps import StepInputs
 from attnbench.results.rows import Measurement
 from attnbench.settings.errors import UserError
 
@@ -65,14 +66,18 @@ def _example(shape: CacheShape, conditions: Conditions) -> StepExample:
 
     B, _, _, K = shape.cache
     H = shape.num_heads
-    return StepExample(
-        shape=shape,
-        query_BHK=normal(B, H, K).to(conditions.dtype),
-        key_BSGK=normal(*shape.cache).to(conditions.dtype),
-        value_BSGK=normal(*shape.cache).to(conditions.dtype),
+    query_BHK = normal(B, H, K).to(conditions.dtype)
+    key_BSGK, value_BSGK = (normal(*shape.cache).to(conditions.dtype) for _ in range(2))
+    shared_by = H // shape.num_key_value_heads
+    key_B1HK, value_B1HK = (x[:, -1:].repeat_interleave(shared_by, dim=2) for x in (key_BSGK, value_BSGK))
+    newest = StepInputs(
+        query_BHK[:, None],
+        key_B1HK,
+        value_B1HK,
         memory_BHKV=normal(B, H, K, K),
-        # What sums of features are: positive.
+        # Positive, as sums of features are.
         normaliser_BHK=shape.cache_length * (1 + normal(B, H, K).abs()),
         log_decay_B1H=-normal(B, 1, H).abs(),
         beta_B1H=normal(B, 1, H).sigmoid(),
     )
+    return StepExample(shape, query_BHK, key_BSGK, value_BSGK, newest)

@@ -1,6 +1,6 @@
 """Language models that benches time: initial weights, and parameters matched to those of softmax."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -9,7 +9,7 @@ from attnbench.model.language_model import LanguageModel, build_model, resolve_m
 from attnbench.model.matching import Matched, match_model
 from attnbench.settings.check import check
 from attnbench.settings.errors import UserError
-from attnbench.settings.schema import MixerSettings, ModelSettings
+from attnbench.settings.schema import PRECISIONS, MixerSettings, ModelSettings
 
 
 def model_of(size: list[Any], setting: str, name: str = "bench") -> ModelSettings:
@@ -54,7 +54,7 @@ class Candidate:
     """A mixer in a model of some size, whose feed-forward width meets softmax's parameters."""
 
     mixer: MixerSettings
-    """With the backend that shall run."""
+    """The mixer with the backend that shall run."""
     size: ModelSettings
     vocabulary_size: int
     length: int
@@ -91,3 +91,36 @@ class Candidate:
             seed=0,
             device=self.conditions.device,
         )
+
+
+def candidate_of(
+    name: str,
+    conditions: Conditions,
+    *,
+    size: ModelSettings,
+    vocabulary_size: int,
+    length: int,
+    use: str,
+    backend: str | None = None,
+) -> Candidate:
+    """Return the mixer of a yaml of conf/attn in a model of this size.
+
+    Args:
+        use: of the model, as a verb, for errors.
+        backend: in place of the yaml's.
+
+    Raises:
+        UserError: the backend cannot run here, or the precision is for operators alone.
+    """
+    if conditions.precision not in PRECISIONS:
+        raise UserError(f"precision={conditions.precision}: models {use} in {', '.join(PRECISIONS)}")
+    (mixer,) = conditions.mixers([name])
+    if backend is not None:
+        mixer = replace(mixer, options={**mixer.options, "backend": backend})
+    return Candidate(
+        mixer=resolved(mixer, size, conditions),
+        size=size,
+        vocabulary_size=vocabulary_size,
+        length=length,
+        conditions=conditions,
+    )

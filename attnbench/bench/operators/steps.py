@@ -1,23 +1,20 @@
 """Implementations of one new position: attention over a cache, read whole or split along the keys, and the steps of
-recurrent states in place of a cache. Each is called by its name, and by no other."""
+recurrent states in place of a cache, see ops/state_steps.py."""
 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from attnbench.bench.operators.gate import reference
 from attnbench.bench.operators.roofline import Work
 from attnbench.machine.device import require_triton
-from attnbench.mixers.gated_deltanet import GatedDeltaNet
-from attnbench.mixers.linear import LinearAttention
 from attnbench.ops.attention_kernels import IMPLEMENTATIONS, load_flash_attn
-from attnbench.ops.delta_rule import has_kernels, recurrent_gated_delta_rule
-from attnbench.ops.linear_attention import EPS, chunked_linear_attention, feature
 from attnbench.ops.softmax_attention import attend
+from attnbench.ops.state_steps import STATE_STEPS, StateStep, StepInputs
 from attnbench.settings.errors import UserError
 
 MAX_COMPARED = 8
@@ -42,30 +39,15 @@ class CacheShape:
         return self.batch_size, self.cache_length, self.num_key_value_heads, self.head_width
 
 
-@dataclass(slots=True, kw_only=True)
-class StepExample:
-    """Random inputs, never zeros. The cache's last key and value are the new ones of what has a state."""
+class StepExample(NamedTuple):
+    """Random inputs, never zeros."""
 
     shape: CacheShape
     query_BHK: Tensor
     key_BSGK: Tensor
     value_BSGK: Tensor
-    memory_BHKV: Tensor
-    """Float32, as all states are."""
-    normaliser_BHK: Tensor
-    log_decay_B1H: Tensor
-    beta_B1H: Tensor
-
-    @property
-    def kind(self) -> tuple[str, str]:
-        """Device type and precision."""
-        return self.query_BHK.device.type, str(self.query_BHK.dtype).removeprefix("torch.")
-
-    def newest(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value of one position, (B, 1, H, K)."""
-        shared_by = self.shape.num_heads // self.shape.num_key_value_heads
-        key, value = (x[:, -1:].repeat_interleave(shared_by, dim=2) for x in (self.key_BSGK, self.value_BSGK))
-        return self.query_BHK[:, None], key, value
+    newest: StepInputs
+    """The same query, the cache's last key and value for every query head, and states in place of a cache."""
 
 
 Call = Callable[[], Tensor]
@@ -154,78 +136,23 @@ def _refuse_triton(device_type: str, precision: str, width: int) -> str | None:
     )
 
 
-def _state_work(shape: CacheShape, flops: int) -> Work:
-    """The state read and written once, and so many operations for each of its numbers."""
-    numbers = shape.batch_size * shape.num_heads * shape.head_width**2
-    return Work(flops * numbers, 8 * numbers)
+def _of_state(name: str, step: StateStep) -> Step:
+    def expected(example: StepExample) -> Tensor:
+        return step.define(example.newest).flatten(0, 2)[compared_heads(example.shape), None]
 
+    def work(shape: CacheShape, itemsize: int) -> Work:
+        """Count the state, read and written once."""
+        numbers = shape.batch_size * shape.num_heads * shape.head_width**2
+        return Work(step.flops * numbers, 8 * numbers)
 
-def _linear_expected(example: StepExample) -> Tensor:
-    query, key, value = (x[:, 0].double() for x in example.newest())
-    query, key = feature(query, "elu"), feature(key, "elu")
-    memory_BHKV = example.memory_BHKV.double() + key[..., None] * value[..., None, :]
-    total_BH1 = (query * (example.normaliser_BHK.double() + key)).sum(-1, keepdim=True)
-    mixed_BHV = (query[..., None, :] @ memory_BHKV)[..., 0, :] / (total_BH1 + EPS)
-    return mixed_BHV.flatten(0, 1)[compared_heads(example.shape), None]
-
-
-def _linear_backend(device_type: str, precision: str, width: int) -> str:
-    return LinearAttention.choose_backend({"head_width": width}, device_type=device_type, precision=precision)
-
-
-def _linear(example: StepExample) -> Call:
-    """As the mixer's step has it, between its projections."""
-    newest, memory, normaliser = example.newest(), example.memory_BHKV, example.normaliser_BHK
-    if _linear_backend(*example.kind, example.shape.head_width) == "triton":
-        from attnbench.kernels.linear_attention import linear_attention
-
-        mixed_B1C, num_heads = torch.cat([x.flatten(2) for x in newest], dim=-1), example.shape.num_heads
-        return lambda: linear_attention(mixed_B1C, memory, normaliser, num_heads, "elu", EPS)[0]
-
-    def call() -> Tensor:
-        query, key = feature(newest[0], "elu"), feature(newest[1], "elu")
-        mixed_B1HV, _ = chunked_linear_attention(query, key, newest[2], memory, 1)
-        total_B1H = (query * (normaliser[:, None] + key)).sum(-1)
-        return mixed_B1HV / (total_B1H[..., None] + EPS)
-
-    return call
-
-
-def _refuse_linear(device_type: str, precision: str, width: int) -> str | None:
-    refused = device_type == "cuda" and precision == "float16"
-    return "linear attention's kernel takes float32 and bfloat16" if refused else None
-
-
-def _gated_deltanet_backend(device_type: str, precision: str, width: int) -> str:
-    return GatedDeltaNet.choose_backend({"head_width": width}, device_type=device_type, precision=precision)
-
-
-def _gated_deltanet(example: StepExample) -> Call:
-    """As the mixer's step has it, between its projections."""
-    query, key, value = example.newest()
-    # Of length 1, as the mixer makes them: a longer key would have the state grow.
-    key = F.normalize(key.float(), dim=-1).to(key.dtype)
-    gates, width = (example.log_decay_B1H, example.beta_B1H), example.shape.head_width
-    if _gated_deltanet_backend(*example.kind, width) == "triton":
-        from attnbench.kernels.delta_rule_step import gated_delta_rule_step
-
-        # The kernel scales the query; and its state, which it changes, is its own.
-        mixed_BC = torch.cat([x[:, 0].flatten(1) for x in (query * width**0.5, key, value)], dim=-1)
-        memory = example.memory_BHKV.clone()
-        return lambda: gated_delta_rule_step(mixed_BC, *(x[:, 0] for x in gates), memory, False)
-    return lambda: recurrent_gated_delta_rule(query, key, value, *gates, example.memory_BHKV)[0]
-
-
-def _gated_deltanet_expected(example: StepExample) -> Tensor:
-    query, key, value = example.newest()
-    key = F.normalize(key.float(), dim=-1).to(key.dtype)
-    wide = (x.double() for x in (query, key, value, example.log_decay_B1H, example.beta_B1H, example.memory_BHKV))
-    return recurrent_gated_delta_rule(*wide)[0].flatten(0, 2)[compared_heads(example.shape), None]
-
-
-def _refuse_gated_deltanet(device_type: str, precision: str, width: int) -> str | None:
-    refused = device_type == "cuda" and precision == "float16" and has_kernels(width, width, precision)
-    return "Gated DeltaNet's kernel takes float32 and bfloat16" if refused else None
+    return Step(
+        name=name,
+        prepare=lambda example: step.prepare(example.newest),
+        refuse=step.refuse,
+        expected=expected,
+        work=work,
+        backend=step.choose,
+    )
 
 
 def _attention(
@@ -262,21 +189,6 @@ STEPS = {
             _attention(f"triton{how}", functools.partial(_triton, splits=splits), _refuse_triton)
             for how, splits in ((WHOLE, 1), (SPLIT, None))
         ),
-        Step(
-            name="linear",
-            prepare=_linear,
-            refuse=_refuse_linear,
-            expected=_linear_expected,
-            work=lambda shape, _: _state_work(shape, 4),
-            backend=_linear_backend,
-        ),
-        Step(
-            name="gated_deltanet",
-            prepare=_gated_deltanet,
-            refuse=_refuse_gated_deltanet,
-            expected=_gated_deltanet_expected,
-            work=lambda shape, _: _state_work(shape, 6),
-            backend=_gated_deltanet_backend,
-        ),
+        *(_of_state(name, step) for name, step in STATE_STEPS.items()),
     )
 }

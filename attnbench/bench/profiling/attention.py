@@ -11,22 +11,21 @@ from torch import Tensor
 from attnbench.bench.base import (
     SPEEDUP,
     Conditions,
-    Missing,
-    attempted,
     error_row,
     peak_row,
+    rows_or_reason,
     time_rows,
 )
 from attnbench.bench.operators.attention import by_head
 from attnbench.bench.operators.gate import compared_heads, largest_error, reference
 from attnbench.bench.operators.roofline import Work, attention_work
-from attnbench.bench.profiling.recording import Recording, record
+from attnbench.bench.profiling.recording import record
 from attnbench.bench.profiling.rows import operator_rows
 from attnbench.bench.profiling.traces import write_trace
 from attnbench.evals.lib.rows import without_numbers
 from attnbench.evals.lib.step_cost import Repetition
 from attnbench.machine.precision import multiplying
-from attnbench.machine.timing import ColdCaches, OutOfMemory, PeakMemory, Times, attempt, time_repeats
+from attnbench.machine.timing import ColdCaches, OutOfMemory, PeakMemory, attempt, time_repeats
 from attnbench.mixers.layers import rotate, rotation
 from attnbench.ops.attention_kernels import IMPLEMENTATIONS
 from attnbench.results.rows import Measurement
@@ -43,9 +42,9 @@ FUSED_OPERATORS = (
 )
 """Operators whose operations the profiler does not count: ours stand in the table, two products over all pairs."""
 
-PEAK = "peak_above_inputs_mib"
+TOTAL, PEAK = "profiled_milliseconds", "peak_above_inputs_mib"
 
-UNITS = {"forward_milliseconds": "ms", "profiled_milliseconds": "ms", PEAK: "MiB"}
+UNITS = {"forward_milliseconds": "ms", TOTAL: "ms", PEAK: "MiB"}
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -158,19 +157,6 @@ def example_of(shape: GroupedShape, conditions: Conditions) -> PackedExample:
     return PackedExample(packed_BTC=packed_BTC, angles=angles, heads=heads, expected=expected)
 
 
-@dataclass(slots=True, kw_only=True, frozen=True)
-class ProfiledCalls:
-    """One implementation, measured."""
-
-    error: float
-    """Relative, as the gate computed it."""
-    times: Times
-    """Milliseconds of one call, caches cold, without the profiler."""
-    peak_mib: float | None
-    """Most memory above the inputs."""
-    recording: Recording
-
-
 def profile_attention(
     shape: GroupedShape,
     names: Sequence[str],
@@ -182,7 +168,7 @@ def profile_attention(
     repetition: Repetition,
 ) -> Iterator[Measurement]:
     """All rows, implementation after implementation; the ratio is of the first one's time to each other's."""
-    first: Recording | None = None
+    first: float | None = None
     with multiplying(conditions.precision), torch.no_grad():
         example = attempt(lambda: example_of(shape, conditions))
         for name in names:
@@ -190,60 +176,45 @@ def profile_attention(
             if isinstance(example, OutOfMemory):
                 yield from without_numbers(UNITS, settings, "out_of_memory", f"the reference: {example.reason}")
                 continue
-            profiled = attempted(lambda name=name: _profile(shape, name, example, conditions, num_calls, repetition))
-            if isinstance(profiled, Missing):
-                yield from without_numbers(UNITS, settings, *profiled)
-                continue
-            yield from _rows(shape, profiled, settings, conditions, num_lines)
-            if first is None:
-                first = profiled.recording
-                continue
-            yield Measurement(
-                metric=SPEEDUP,
-                value=first.milliseconds / profiled.recording.milliseconds,
-                unit="",
-                settings=settings | {"numerator": names[0], "denominator": name},
-                num_samples=num_calls,
-            )
+            measure = partial(_profile, shape, name, example, settings, conditions, num_calls, num_lines, repetition)
+            rows = list(rows_or_reason(UNITS, settings, measure))
+            yield from rows
+            total = next((row.value for row in rows if row.metric == TOTAL), None)
+            if first is not None and total is not None:
+                of = {"numerator": names[0], "denominator": name}
+                speedup = {"value": first / total, "unit": "", "settings": settings | of, "num_samples": num_calls}
+                yield Measurement(metric=SPEEDUP, **speedup)
+            first = total if first is None else first
 
 
 def _profile(
     shape: GroupedShape,
     name: str,
     example: PackedExample,
+    settings: dict[str, Any],
     conditions: Conditions,
     num_calls: int,
+    num_lines: int,
     repetition: Repetition,
-) -> ProfiledCalls:
+) -> Iterator[Measurement]:
+    """All rows of one implementation."""
     refusal = IMPLEMENTATIONS[name].refusal(conditions.device.type, conditions.precision, shape.head_width)
     if refusal is not None:
         raise UserError(refusal)
     call = partial(ATTENTIONS[name], shape, example.packed_BTC, example.angles)
-    error = largest_error([by_head(call(), example.heads)], example.expected, conditions.precision)
-    # Only now: the gate's own tensors are in float64 and larger than the call's.
+    yield error_row(largest_error([by_head(call(), example.heads)], example.expected, conditions.precision), settings)
+    # Only now: the gate's tensors are in float64 and larger than the call's.
     memory = PeakMemory(conditions.device)
     call()
     peak_mib = memory.mib()
     times = time_repeats(call, conditions.device, **asdict(repetition), before=ColdCaches(conditions.device))
+    yield from time_rows(
+        "forward", times, settings, shape.work(conditions.dtype.itemsize).floor_ms(conditions.ceilings)
+    )
     flops = {operator: shape.work(1).flops for operator in FUSED_OPERATORS}
     recording = record(call, conditions.device, num_calls=num_calls, detailed=True, flops=flops)
     if conditions.folder is not None:
         write_trace(recording.trace, conditions.folder / "traces" / f"attention-{name}.json.gz")
-    return ProfiledCalls(error=error, times=times, peak_mib=peak_mib, recording=recording)
-
-
-def _rows(
-    shape: GroupedShape, profiled: ProfiledCalls, settings: dict[str, Any], conditions: Conditions, num_lines: int
-) -> Iterator[Measurement]:
-    recording, floor_ms = profiled.recording, shape.work(conditions.dtype.itemsize).floor_ms(conditions.ceilings)
-    yield error_row(profiled.error, settings)
-    yield from time_rows("forward", profiled.times, settings, floor_ms)
-    yield Measurement(
-        metric="profiled_milliseconds",
-        value=recording.milliseconds,
-        unit="ms",
-        settings=settings,
-        num_samples=recording.num_calls,
-    )
-    yield peak_row(PEAK, profiled.peak_mib, settings)
+    yield Measurement(metric=TOTAL, value=recording.milliseconds, unit="ms", settings=settings, num_samples=num_calls)
+    yield peak_row(PEAK, peak_mib, settings)
     yield from operator_rows(recording.lines, settings, num_lines)

@@ -42,31 +42,31 @@ MIXING_OPERATORS = ("aten::bmm", "aten::baddbmm", "aten::_scaled_dot_product", "
 """Products of two activations, which here mixing alone has, and the libraries' attention."""
 
 
-class Place(NamedTuple):
-    """The part and the pass of a step that a piece of work belongs to."""
+class Origin(NamedTuple):
+    """Part and pass of a step that a piece of work belongs to."""
 
     part: str
     step_pass: str
     """One of PASSES, or empty where it is unknown."""
 
 
-OTHER = Place("other", "")
+OTHER = Origin("other", "")
 
 
-def by_region(work: Work, makers: Mapping[int, Span]) -> Place:
-    """The place in a step that is not compiled, by the labels of its modules."""
+def by_region(work: Work, makers: Mapping[int, Span]) -> Origin:
+    """Find the origin in a step that is not compiled, by the labels of its modules."""
     step_pass = _pass_of(work)
     if step_pass == "optimizer":
-        return Place("optimizer", step_pass)
+        return Origin("optimizer", step_pass)
     node = next((span for span in work.path if span.is_backward), None)
     if node is None:
-        return Place(_label(work.path), step_pass)
+        return Origin(_label(work.path), step_pass)
     maker = makers.get(node.sequence_number) if node.sequence_number is not None else None
-    return Place(_label(maker.path()) if maker is not None else "other", step_pass)
+    return Origin(_label(maker.path()) if maker is not None else "other", step_pass)
 
 
-def by_operator(work: Work, weights: Mapping[tuple[int, ...], str], num_tokens: int) -> Place:
-    """The place in a compiled step, by the operator that launched the work.
+def by_operator(work: Work, weights: Mapping[tuple[int, ...], str], num_tokens: int) -> Origin:
+    """Find the origin in a compiled step, by the operator that launched the work.
 
     Args:
         weights: the part of each weight's two sizes, in order, see `regions.weight_parts`.
@@ -74,12 +74,12 @@ def by_operator(work: Work, weights: Mapping[tuple[int, ...], str], num_tokens: 
     """
     step_pass = _pass_of(work)
     if step_pass == "optimizer":
-        return Place("optimizer", step_pass)
-    return Place(_part_of_operators(work, weights, num_tokens), step_pass)
+        return Origin("optimizer", step_pass)
+    return Origin(_part_of_operators(work, weights, num_tokens), step_pass)
 
 
 def _pass_of(work: Work) -> str:
-    # Backward first: on a CUDA device a thread of its own runs it, where no label of ours is open.
+    # Backward first: on a CUDA device another thread runs it, where no label of ours is open.
     if any(span.is_backward for span in work.path):
         return "backward"
     return next((span.name for span in reversed(work.path) if span.name in PASSES), "")
@@ -99,7 +99,7 @@ def _part_of_operators(work: Work, weights: Mapping[tuple[int, ...], str], num_t
         if span.name.startswith(MIXING_OPERATORS):
             return "mixing"
         if span.name in ("aten::mm", "aten::addmm") and "Input Dims" in span.arguments:
-            # The model's own matrices are all known: what is left are products that a mixer writes out.
+            # The model's matrices are all known: the rest are products that a mixer writes out.
             return weights.get(_weight_of(span, num_tokens), "mixing")
     return "other"
 
@@ -116,27 +116,27 @@ def _weight_of(product: Span, num_tokens: int) -> tuple[int, ...]:
 
 
 def replayed(
-    recorded: Sequence[tuple[Work, Place]], num_recorded: int, work: Sequence[Work], num_steps: int
-) -> list[tuple[Work, Place]]:
-    """Places for the kernels of a replayed CUDA graph, of which the trace says only that the graph launched them.
+    recorded: Sequence[tuple[Work, Origin]], num_recorded: int, work: Sequence[Work], num_steps: int
+) -> list[tuple[Work, Origin]]:
+    """Find origins for the kernels of a replayed CUDA graph, of which the trace says only that the graph launched them.
 
     The graph replays the very kernels that the step launched before it was recorded, in the same order, so that the
     first kernel of a name is the first of that name there, and so on. A name that a replay has another number of times
-    gets no place.
+    gets none.
 
     Args:
         recorded: the work of `num_recorded` steps before the recording.
         work: that of `num_steps` replays.
     """
-    placed: list[tuple[Work, Place]] = []
+    placed: list[tuple[Work, Origin]] = []
     before, now = _by_name([piece for piece, _ in recorded]), _by_name(work)
-    place_of = {id(piece): place for piece, place in recorded}
+    origin_of = {id(piece): origin for piece, origin in recorded}
     for name, pieces in now.items():
         known = before.get(name, [])
         per_step = len(known) // num_recorded
         agrees = per_step > 0 and len(known) == per_step * num_recorded and len(pieces) == per_step * num_steps
         for index, piece in enumerate(pieces):
-            placed.append((piece, place_of[id(known[index % per_step])] if agrees else OTHER))
+            placed.append((piece, origin_of[id(known[index % per_step])] if agrees else OTHER))
     return sorted(placed, key=lambda pair: pair[0].start)
 
 
@@ -168,27 +168,27 @@ class Breakdown:
     def shares(self) -> dict[str, float]:
         """Shares of the step, by PARTS and IDLE; they add up to 1.
 
-        Kernels take a little longer under the profiler. Where their sum so passes the step's own time, nothing is idle
+        Kernels take a little longer under the profiler. Where their sum so passes the step's time, nothing is idle
         and the shares are of the sum.
         """
         whole = max(self.step, self.busy) or 1.0
         return {**{part: time / whole for part, time in self.parts.items()}, IDLE: max(0.0, 1 - self.busy / whole)}
 
 
-def break_down(placed: Sequence[tuple[Work, Place]], num_steps: int, step_milliseconds: float) -> Breakdown:
+def break_down(placed: Sequence[tuple[Work, Origin]], num_steps: int, step_milliseconds: float) -> Breakdown:
     """The sums of `num_steps` steps, divided by their number."""
 
     def total(wanted) -> float:
-        return math.fsum(work.microseconds for work, place in placed if wanted(place)) / num_steps / 1e3
+        return math.fsum(work.microseconds for work, origin in placed if wanted(origin)) / num_steps / 1e3
 
     return Breakdown(
         step=step_milliseconds,
-        parts={part: total(lambda place, part=part: place.part == part) for part in PARTS},
-        passes={name: total(lambda place, name=name: place.step_pass == name) for name in PASSES},
-        unplaced=total(lambda place: place == OTHER),
+        parts={part: total(lambda origin, part=part: origin.part == part) for part in PARTS},
+        passes={name: total(lambda origin, name=name: origin.step_pass == name) for name in PASSES},
+        unplaced=total(lambda origin: origin == OTHER),
     )
 
 
-def placed_by_region(reading: Reading) -> list[tuple[Work, Place]]:
-    """All work of a trace with its place, see `by_region`."""
+def origins_by_region(reading: Reading) -> list[tuple[Work, Origin]]:
+    """List all work of a trace with its origin, see `by_region`."""
     return [(work, by_region(work, reading.makers)) for work in reading.work]

@@ -44,7 +44,6 @@ class Recording:
     """The device's work in the trace."""
     lines: list[Line]
     """Every operator that started work, the longest first; their times add up to those of all work."""
-    num_calls: int
 
     @property
     def milliseconds(self) -> float:
@@ -87,7 +86,7 @@ def record(
             "right to use it (NVIDIA's ERR_NVGPUCTRPERM tells how)"
         )
     lines = _lines(reading.work, profiler, device, detailed, flops or {})
-    return Recording(trace=trace, reading=reading, lines=lines, num_calls=num_calls)
+    return Recording(trace=trace, reading=reading, lines=lines)
 
 
 def top(lines: Sequence[Line], number: int) -> tuple[list[Line], Line | None]:

@@ -15,9 +15,9 @@ from attnbench.bench.base import (
     time_rows,
 )
 from attnbench.bench.operators.gate import mixer_error
-from attnbench.bench.operators.language_models import Candidate, resolved
+from attnbench.bench.operators.language_models import Candidate, candidate_of
 from attnbench.bench.operators.roofline import Work as Cost
-from attnbench.bench.profiling.parts import Place, break_down, by_operator, placed_by_region, replayed
+from attnbench.bench.profiling.parts import Origin, break_down, by_operator, origins_by_region, replayed
 from attnbench.bench.profiling.recording import Line, Recording, record
 from attnbench.bench.profiling.regions import labelled, labelled_nats, weight_parts
 from attnbench.bench.profiling.rows import breakdown_rows, operator_rows
@@ -28,8 +28,7 @@ from attnbench.machine.cuda_graph import CapturedCall
 from attnbench.machine.timing import PeakMemory, Times, time_repeats
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
-from attnbench.settings.errors import UserError
-from attnbench.settings.schema import PRECISIONS, ModelSettings, TrainSettings
+from attnbench.settings.schema import ModelSettings, TrainSettings
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.loop import Batch, StepReport, stepper, train_step
 
@@ -66,7 +65,7 @@ class ProfiledStep:
     times: Times
     """Milliseconds without the profiler."""
     peak_mib: float | None
-    placed: list[tuple[Work, Place]]
+    placed: list[tuple[Work, Origin]]
     """The work of `num_steps` steps."""
     lines: list[Line]
     """Operators or kernels of one step."""
@@ -107,16 +106,13 @@ def profile_step(case: StepCase, cell: dict[str, Any], conditions: Conditions) -
 
 
 def _candidate(case: StepCase, conditions: Conditions) -> Candidate:
-    """The mixer with the backend that runs here, in a model with softmax's parameters."""
-    if conditions.precision not in PRECISIONS:
-        raise UserError(f"precision={conditions.precision}: models train in {', '.join(PRECISIONS)}")
-    (mixer,) = conditions.mixers([case.mixer])
-    return Candidate(
-        mixer=resolved(mixer, case.model, conditions),
+    return candidate_of(
+        case.mixer,
+        conditions,
         size=case.model,
         vocabulary_size=case.vocabulary_size,
         length=case.length,
-        conditions=conditions,
+        use="train",
     )
 
 
@@ -166,7 +162,7 @@ def _eager(case: StepCase, build: Build, conditions: Conditions) -> ProfiledStep
         plain = record(step, conditions.device, num_calls=case.num_steps, detailed=False)
         detailed = record(step, conditions.device, num_calls=1, detailed=True)
     _keep(case, conditions, EAGER, plain)
-    return ProfiledStep(times=times, peak_mib=peak_mib, placed=placed_by_region(plain.reading), lines=detailed.lines)
+    return ProfiledStep(times=times, peak_mib=peak_mib, placed=origins_by_region(plain.reading), lines=detailed.lines)
 
 
 def _fresh(build: Build) -> TrainState:
@@ -198,11 +194,11 @@ def _keep(case: StepCase, conditions: Conditions, form: str, recording: Recordin
         write_trace(recording.trace, conditions.folder / "traces" / f"{case.mixer}-T{case.length}-{form}.json.gz")
 
 
-def kernel_lines(placed: Sequence[tuple[Work, Place]], num_steps: int) -> list[Line]:
+def kernel_lines(placed: Sequence[tuple[Work, Origin]], num_steps: int) -> list[Line]:
     """Kernels of one step by name and part, the longest first; calls are those of one step, rounded."""
     groups: dict[tuple[str, str], list[float]] = {}
-    for work, place in placed:
-        groups.setdefault((work.name, place.part), []).append(work.microseconds)
+    for work, origin in placed:
+        groups.setdefault((work.name, origin.part), []).append(work.microseconds)
     lines = [
         Line(name=name, part=part, calls=round(len(times) / num_steps), milliseconds=sum(times) / num_steps / 1e3)
         for (name, part), times in groups.items()

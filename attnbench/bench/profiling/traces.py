@@ -38,7 +38,7 @@ class Span:
 
     @property
     def sequence_number(self) -> int | None:
-        """That of the autograd node which a forward operator makes, or which a backward operator is."""
+        """Number of the autograd node that a forward operator makes, or that a backward operator is."""
         number = self.arguments.get("Sequence number", -1)
         return number if number >= 0 else None
 

@@ -1,0 +1,126 @@
+"""One new position by a recurrent state alone, between a mixer's projections: what benches time without the mixer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attnbench.ops.delta_rule import choose_delta_rule, has_kernels, recurrent_gated_delta_rule
+from attnbench.ops.linear_attention import EPS, choose_linear, chunked_linear_attention, feature
+
+
+class StepInputs(NamedTuple):
+    """Inputs of all families; each takes those that it has."""
+
+    query_B1HK: Tensor
+    key_B1HK: Tensor
+    value_B1HK: Tensor
+    memory_BHKV: Tensor
+    """Float32, as all states are."""
+    normaliser_BHK: Tensor
+    log_decay_B1H: Tensor
+    beta_B1H: Tensor
+
+    @property
+    def kind(self) -> tuple[str, str, int]:
+        """Device type, precision and channels a head."""
+        query = self.query_B1HK
+        return query.device.type, str(query.dtype).removeprefix("torch."), query.shape[-1]
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class StateStep:
+    """The step of one family of recurrences. Functions of a kind take device type, precision and channels a head."""
+
+    choose: Callable[[str, str, int], str]
+    """Name the kernel that `auto` is."""
+    refuse: Callable[[str, str, int], str | None]
+    """Return why it cannot run; None where it can."""
+    prepare: Callable[[StepInputs], Callable[[], Tensor]]
+    """Lay the inputs out, and return the call: y as any view of (B, H, V)."""
+    define: Callable[[StepInputs], Tensor]
+    """Compute y in float64, (B, 1, H, V)."""
+    flops: int
+    """Operations for each number of the state."""
+
+
+def _choose_linear(device_type: str, precision: str, width: int) -> str:
+    return choose_linear("auto", head_width=width, device_type=device_type)
+
+
+def _refuse_linear(device_type: str, precision: str, width: int) -> str | None:
+    refused = device_type == "cuda" and precision == "float16"
+    return "linear attention's kernel takes float32 and bfloat16" if refused else None
+
+
+def _linear(inputs: StepInputs) -> Callable[[], Tensor]:
+    query, key, value, memory, normaliser, *_ = inputs
+    if _choose_linear(*inputs.kind) == "triton":
+        from attnbench.kernels.linear_attention import linear_attention
+
+        mixed_B1C, num_heads = torch.cat([x.flatten(2) for x in inputs[:3]], dim=-1), query.shape[2]
+        return lambda: linear_attention(mixed_B1C, memory, normaliser, num_heads, "elu", EPS)[0]
+
+    def call() -> Tensor:
+        query_features, key_features = feature(query, "elu"), feature(key, "elu")
+        mixed_B1HV, _ = chunked_linear_attention(query_features, key_features, value, memory, 1)
+        total_B1H = (query_features * (normaliser[:, None] + key_features)).sum(-1)
+        return mixed_B1HV / (total_B1H[..., None] + EPS)
+
+    return call
+
+
+def _define_linear(inputs: StepInputs) -> Tensor:
+    query, key, value, memory, normaliser = (x.double() for x in inputs[:5])
+    query, key = feature(query, "elu"), feature(key, "elu")
+    memory_BHKV = memory + key[:, 0, ..., None] * value[:, 0, ..., None, :]
+    total_B1H1 = (query * (normaliser[:, None] + key)).sum(-1, keepdim=True)
+    return (query[..., None, :] @ memory_BHKV[:, None])[..., 0, :] / (total_B1H1 + EPS)
+
+
+def _choose_gated_delta(device_type: str, precision: str, width: int) -> str:
+    return choose_delta_rule("auto", widths=(width, width), device_type=device_type, precision=precision)
+
+
+def _refuse_gated_delta(device_type: str, precision: str, width: int) -> str | None:
+    refused = device_type == "cuda" and precision == "float16" and has_kernels(width, width, precision)
+    return "Gated DeltaNet's kernel takes float32 and bfloat16" if refused else None
+
+
+def _unit_key(inputs: StepInputs) -> StepInputs:
+    """Make the key of length 1, as the mixer does: a longer one would have the state grow."""
+    key = inputs.key_B1HK
+    return inputs._replace(key_B1HK=F.normalize(key.float(), dim=-1).to(key.dtype))
+
+
+def _gated_delta(inputs: StepInputs) -> Callable[[], Tensor]:
+    query, key, value, memory, _, log_decay, beta = _unit_key(inputs)
+    if _choose_gated_delta(*inputs.kind) == "triton":
+        from attnbench.kernels.delta_rule_step import gated_delta_rule_step
+
+        # The kernel scales the query, and changes its state.
+        mixed_BC = torch.cat([x[:, 0].flatten(1) for x in (query * query.shape[-1] ** 0.5, key, value)], dim=-1)
+        changed = memory.clone()
+        return lambda: gated_delta_rule_step(mixed_BC, log_decay[:, 0], beta[:, 0], changed, False)
+    return lambda: recurrent_gated_delta_rule(query, key, value, log_decay, beta, memory)[0]
+
+
+def _define_gated_delta(inputs: StepInputs) -> Tensor:
+    query, key, value, memory, _, log_decay, beta = (x.double() for x in _unit_key(inputs))
+    return recurrent_gated_delta_rule(query, key, value, log_decay, beta, memory)[0]
+
+
+STATE_STEPS = {
+    "linear": StateStep(choose=_choose_linear, refuse=_refuse_linear, prepare=_linear, define=_define_linear, flops=4),
+    "gated_deltanet": StateStep(
+        choose=_choose_gated_delta,
+        refuse=_refuse_gated_delta,
+        prepare=_gated_delta,
+        define=_define_gated_delta,
+        flops=6,
+    ),
+}
+"""Steps by the name of the mixer that takes them."""

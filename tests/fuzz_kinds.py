@@ -26,6 +26,7 @@ from attnbench.cli.compose import compose
 from attnbench.cli.reading import stored_settings
 from attnbench.comparison.transfer import export_cells, import_cells
 from attnbench.data.texts import read_text, read_user_texts
+from attnbench.model.stored import load_model
 from attnbench.report.inputs import read_inputs
 from attnbench.results.rows import ResultsWriter, read_csv, read_results, write_csv
 from attnbench.training import checkpoint
@@ -182,7 +183,7 @@ class Checkpoints(Kind):
     def _load(self, folder: Path) -> None:
         from attnbench.settings.errors import UserError
 
-        for load in (checkpoint.load_model, lambda path: checkpoint.load_last(path.parent, fresh_state().model)):
+        for load in (load_model, lambda path: checkpoint.load_last(path.parent, fresh_state().model)):
             try:
                 load(folder)
             except UserError as error:

@@ -19,6 +19,7 @@ from attnbench.cli.compose import CONF, compose
 from attnbench.data.batches import Batches
 from attnbench.machine.processes import Outcome
 from attnbench.model.language_model import LanguageModel, build_model, resolve_mixer
+from attnbench.model.stored import ModelRecord
 from attnbench.results.rows import Identity
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import (
@@ -30,7 +31,7 @@ from attnbench.settings.schema import (
     RunSettings,
     TrainSettings,
 )
-from attnbench.training.checkpoint import ModelRecord, TrainState
+from attnbench.training.checkpoint import TrainState
 from attnbench.training.loop import Batch
 
 MIXERS = sorted(path.stem for path in (CONF / "attn").glob("*.yaml"))

@@ -33,6 +33,7 @@ from attnbench.comparison.plan import Comparison
 from attnbench.evals.runners import probe as run_probe
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.machine.signals import interruptible
+from attnbench.model import stored
 from attnbench.results.job import run_jobs
 from attnbench.results.rows import read_results
 from attnbench.settings.errors import Interrupted
@@ -139,7 +140,7 @@ def inject_fault(action: str, call: int, number: signal.Signals) -> None:
         left[0] -= 1
         return left[0] == 0
 
-    def half_saved(tensors, path, save=checkpoint.save_file):
+    def half_saved(tensors, path, save=stored.save_file):
         save(tensors, path)
         if is_now():
             os.truncate(path, path.stat().st_size // 2)
@@ -172,7 +173,7 @@ def inject_fault(action: str, call: int, number: signal.Signals) -> None:
         return acting
 
     if action == "tensors":
-        checkpoint.save_file = half_saved
+        stored.save_file = half_saved
     elif action == "removal":
         checkpoint.shutil.rmtree = half_removed
     elif action == "metrics row":
@@ -235,7 +236,7 @@ def child_exit_code(start: Start, outputs: Path, fault: tuple | None) -> int:
 def check_left(outputs: Path) -> None:
     """Read every checkpoint that has its name, and every log but for a torn last line."""
     for state in outputs.rglob("checkpoint/[!.]*"):
-        checkpoint._read(state)
+        stored.read_files(state)
     for path in outputs.rglob("metrics.jsonl"):
         read_metrics(path)
 

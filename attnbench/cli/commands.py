@@ -20,12 +20,13 @@ from attnbench.machine.precision import computing, dtype_of, resolve_precision
 from attnbench.machine.signals import lose, raising
 from attnbench.model.language_model import LanguageModel, resolve_mixer
 from attnbench.model.sampling import Sampling, Writer, write_by_recomputation
+from attnbench.model.stored import ModelRecord, load_model, load_record
 from attnbench.settings.check import check
 from attnbench.settings.errors import UserError, printable
 from attnbench.settings.registry import trust
 from attnbench.settings.schema import GenerationSettings, RunSettings
 from attnbench.settings.text import printable_text, read_bounded
-from attnbench.training.checkpoint import ModelRecord, best_folder, is_final, load_model, load_record
+from attnbench.training.checkpoint import best_folder, is_final
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Progress of a plan: what came out of each cell, which run now, and how long the rest will take."""
+"""Progress of a plan: the outcome of each cell, those that run, and an estimate of the rest."""
 
 import logging
 import statistics
@@ -64,19 +64,19 @@ class Progress:
             self._line = tqdm(bar_format="{desc}", leave=False, ncols=COLUMNS)
 
     def skip(self, cells: Sequence[Cell]) -> None:
-        """These were done before."""
+        """Count cells that were done before."""
         self.left.subtract(cell.group for cell in cells)
         if cells:
             log.info(f"[{self.total - self.left.total()}/{self.total}] {len(cells)} were done before")
 
     def begin(self, cells: Sequence[Cell], at_a_time: int) -> None:
-        """These are run, in this order."""
+        """Take note of cells that are run, in this order."""
         self.waiting, self.at_a_time = list(cells), at_a_time
         if cells:
             self._show(f"[{self.total - self.left.total()}/{self.total}]" if self._line is None else "")
 
     def report(self, outcome: Outcome[Cell]) -> None:
-        """Says what became of a cell."""
+        """Print the outcome of a cell."""
         cell = outcome.item
         self.left[cell.group] -= 1
         self.waiting.remove(cell)
@@ -89,7 +89,7 @@ class Progress:
         )
 
     def close(self) -> None:
-        """Takes away what stands below the lines."""
+        """Remove the status below the lines."""
         if self._line is not None:
             self._line.close()
 
@@ -108,7 +108,7 @@ class Progress:
         self._line.set_description_str(status if len(status) <= COLUMNS else f"{status[: COLUMNS - 1]}…")
 
     def seconds_left(self) -> float | None:
-        """By what each evaluation's cells took and what the plan says that they take; None where neither says."""
+        """Estimate from the time that cells took and the plan's costs; None where neither says."""
         ran = [(seconds, self.costs.get(name)) for name, group in self.seconds.items() for seconds in group]
         known = [(seconds, cost) for seconds, cost in ran if cost]
         # How much slower this machine is than the one that the plan's costs are of.
@@ -116,11 +116,11 @@ class Progress:
         overall = statistics.fmean(seconds for seconds, _ in ran) if ran else None
         total = 0.0
         for name, number in self.left.items():
-            own, stated = self.seconds.get(name, []), self.costs.get(name)
+            took, stated = self.seconds.get(name, []), self.costs.get(name)
             if stated:
-                cost = (FIRST_WEIGHT * stated * scale + sum(own)) / (FIRST_WEIGHT + len(own))
-            elif own or overall is not None:
-                cost = statistics.fmean(own) if own else overall
+                cost = (FIRST_WEIGHT * stated * scale + sum(took)) / (FIRST_WEIGHT + len(took))
+            elif took or overall is not None:
+                cost = statistics.fmean(took) if took else overall
             elif number:
                 return None
             else:
@@ -130,7 +130,7 @@ class Progress:
 
 
 def what_came_out(cell: Cell) -> str:
-    """The score that a cell is for, or the reason why it has none: accuracy 0.98 at num_pairs 16."""
+    """Name the score that a cell is for, or the reason why it has none: accuracy 0.98 at num_pairs 16."""
     rows = [row.measurement for path in cell.rows_there() for row in read_results(path)]
     plots = [pair for job in cell.jobs for pair in job.plots[:1]]
     # Searches have the number alone that rates are chosen by.
@@ -193,10 +193,12 @@ def _seconds_a_training(comparison: Comparison, groups: Iterable[str]) -> dict[s
 
 
 def _seconds_of(job: TrainingJob | ProbeJob) -> float:
-    """Seconds of a whole training, by its first steps."""
+    """Estimate the seconds of a whole training from its first steps."""
     is_cpu = job.device.type == "cpu"
-    training = job.trial(TRIAL_SEQUENCES if is_cpu else None)
+    training = job.training()
     settings, batch, state = training.settings, training.batches(0), TrainState.fresh(training.build())
+    if is_cpu:
+        batch = batch.rows(slice(TRIAL_SEQUENCES))
     micro_batch_size, count = None if is_cpu else settings.micro_batch_size, len(batch.tokens_BT)
     marks = [time.perf_counter()]
 
@@ -208,7 +210,7 @@ def _seconds_of(job: TrainingJob | ProbeJob) -> float:
         state,
         lambda step: batch,
         replace(settings, batch_size=count, micro_batch_size=micro_batch_size),
-        precision=training.precision,
+        precision=training.record.precision,
         num_steps=TRIAL_STEPS,
         hooks=[mark],
         compiled=training.compiled,
@@ -220,7 +222,7 @@ def _seconds_of(job: TrainingJob | ProbeJob) -> float:
 
 
 def say_why_again(cells: Sequence[Cell]) -> None:
-    """Names what of the machine is another than when these timed cells were measured before, where they were."""
+    """Name the differences of the machine from the one that measured these timed cells before, if any did."""
     said: set[str] = set()
     for cell in cells:
         folder = cell.folder

@@ -10,7 +10,7 @@ import torch
 
 from attnbench.machine.precision import dtype_of
 from attnbench.mixers.base import Mixer, State, state_bytes
-from attnbench.model.language_model import LanguageModel, build_layer, build_meta
+from attnbench.model.language_model import LanguageModel, build_layer, build_meta, resolve_mixer
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import MixerSettings, ModelSettings
@@ -68,6 +68,12 @@ class Matched:
             return ""
         chosen = "; ".join(self.state_settings)
         return f", its memory {self.state_mismatch:+.2%} of {STATE_REFERENCE.name}'s by {chosen}"
+
+
+def match_mixer(mixer: MixerSettings, model: ModelSettings, *, device_type: str, precision: str, **how: Any) -> Matched:
+    """Resolve a mixer's kernel and match the model that has it in every layer; see `match_model`."""
+    resolved = resolve_mixer(mixer, model, device_type=device_type, precision=precision)
+    return match_model([resolved] * model.num_layers, model, precision=precision, **how)
 
 
 def match_model(

@@ -1,1 +1,1 @@
-"""One training: its steps, what happens around them, and what is kept of it."""
+"""One training: its steps, the hooks around them, and the checkpoints and logs that it keeps."""

@@ -1,11 +1,12 @@
-"""Where a training that diverged first had a number that was not finite: in which step, and in which layer."""
+"""Search for the first number of a diverged training that was not finite: its step and its layer."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from attnbench.settings.schema import TrainSettings
 from attnbench.training.checkpoint import BEST, STEP, TrainState, kept
@@ -21,14 +22,14 @@ def located(
     precision: str,
     checkpoints: Path,
 ) -> DivergedError:
-    """The same error with the step and the layer, and with the last checkpoint, whose weights are all finite.
+    """Add to the error the step and the layer, and the last checkpoint, whose weights are all finite.
 
     Where an update would not have been finite it was left out, so the weights are still those of the last good step:
     the steps since the loss was last read are looked at once more, uncompiled.
     """
-    found = ((step, first_not_finite(state.model, batches(step), settings, precision)) for step in error.steps)
-    step, place = next(((step, place) for step, place in found if place is not None), (None, None))
-    where = f"; first in step {step + 1}, in {place}" if step is not None else ""
+    culprits = ((step, first_not_finite(state.model, batches(step), settings, precision)) for step in error.steps)
+    step, culprit = next(((step, culprit) for step, culprit in culprits if culprit is not None), (None, None))
+    where = f"; first in step {step + 1}, in {culprit}" if step is not None else ""
     names = [path.name for kind in (STEP, BEST) for path in kept(checkpoints, kind)]
     newest = max(names, key=lambda name: (int(name.partition("-")[2]), name), default=None)
     last = f"; last good checkpoint {checkpoints / newest}" if newest is not None else "; no checkpoint before it"
@@ -36,26 +37,26 @@ def located(
 
 
 def first_not_finite(model: nn.Module, batch: Batch, settings: TrainSettings, precision: str) -> str | None:
-    """What is the first of a step not to be finite: a weight, a module's output, the loss, or a weight's gradient.
+    """Name the first of a step not to be finite: a weight, a module's output, the loss, or a weight's gradient.
 
     Returns:
         None where everything is finite.
     """
-    found: list[str] = []
+    culprits: list[str] = []
     handles = []
     for name, parameter in model.named_parameters():
         if not _is_finite(parameter):
             return f"the weight {name}"
-        handles.append(parameter.register_post_accumulate_grad_hook(_gradient_hook(name, found)))
+        handles.append(parameter.register_post_accumulate_grad_hook(_gradient_hook(name, culprits)))
     for name, module in model.named_modules():
-        handles.append(module.register_forward_hook(_output_hook(name, found)))
+        handles.append(module.register_forward_hook(_output_hook(name, culprits)))
     try:
         loss, gradients = loss_and_gradients(model, batch, settings.micro_batch_size, precision)  # pyright: ignore[reportArgumentType]
     finally:
         for handle in handles:
             handle.remove()
-    if found:
-        return found[0]
+    if culprits:
+        return culprits[0]
     if not _is_finite(loss):
         return "the loss"
     # Each finite, and too large together.
@@ -63,26 +64,20 @@ def first_not_finite(model: nn.Module, batch: Batch, settings: TrainSettings, pr
     return None if _is_finite(norm) else "the norm of all gradients"
 
 
-def _output_hook(name: str, found: list[str]) -> Callable[..., None]:
+def _output_hook(name: str, culprits: list[str]) -> Callable[..., None]:
     def look(module: nn.Module, given: Any, output: Any) -> None:
-        if not all(map(_is_finite, _tensors(output))):
-            found.append(f"the output of {name}")
+        if not all(_is_finite(x) for x in tree_leaves(output) if isinstance(x, Tensor)):
+            culprits.append(f"the output of {name}")
 
     return look
 
 
-def _gradient_hook(name: str, found: list[str]) -> Callable[[Tensor], None]:
+def _gradient_hook(name: str, culprits: list[str]) -> Callable[[Tensor], None]:
     def look(parameter: Tensor) -> None:
         if parameter.grad is not None and not _is_finite(parameter.grad):
-            found.append(f"the gradient of {name}")
+            culprits.append(f"the gradient of {name}")
 
     return look
-
-
-def _tensors(output: Any) -> Iterable[Tensor]:
-    if isinstance(output, Tensor):
-        return [output]
-    return [tensor for part in output for tensor in _tensors(part)] if isinstance(output, tuple | list) else []
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -1,24 +1,22 @@
-"""What happens around training steps. Each hook is called after every step and decides whether it is its turn."""
+"""Logging, validation and checkpoints around training steps: hooks that decide after every step if it is their turn."""
 
 import logging
 import math
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from attnbench.machine.device import synchronize, uncompiled
-from attnbench.machine.precision import computing
+from attnbench.machine.device import synchronize
 from attnbench.machine.signals import StopRequest
-from attnbench.model.loss import perplexity, split_nats
+from attnbench.model.stored import ModelRecord
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import TrainSettings
-from attnbench.training.checkpoint import ModelRecord, TrainState, save_best, save_step
+from attnbench.training.checkpoint import TrainState, save_best, save_step
 from attnbench.training.log import MetricsLog, ProgressBar
 from attnbench.training.loop import StepReport, learning_rates
 from attnbench.training.wandb import WandbMirror
@@ -26,6 +24,7 @@ from attnbench.training.wandb import WandbMirror
 log = logging.getLogger(__name__)
 
 LONG_SECONDS = 30 * 60
+"""Length of a training on a CPU from which the demo is named."""
 
 
 class DivergedError(UserError):
@@ -41,7 +40,7 @@ class DivergedError(UserError):
 
 
 class Stopwatch:
-    """Adds up the seconds spent in training steps, and apart from them those after each sitting's first step.
+    """Sum of the seconds spent in training steps, and apart from it of those after each sitting's first step.
 
     The first step compiles, so speed is what the later ones show.
     """
@@ -52,11 +51,11 @@ class Stopwatch:
         self.mark, self.marked_step = time.perf_counter(), state.step
 
     def restart(self) -> None:
-        """What happened since the last lap was no training."""
+        """Forget the time since the last lap, which was no training."""
         self.mark = time.perf_counter()
 
     def lap(self) -> tuple[int, float]:
-        """Waits for the device and counts what passed since the last lap: (steps, seconds)."""
+        """Wait for the device and count what passed since the last lap: (steps, seconds)."""
         synchronize(self.device)
         now = time.perf_counter()
         steps, seconds = self.state.step - self.marked_step, now - self.mark
@@ -71,200 +70,121 @@ class Stopwatch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What happens inside is no training."""
+        """Leave out the time spent inside, which is no training."""
         self.lap()
         yield
         synchronize(self.device)
         self.restart()
 
 
+@dataclass(kw_only=True)
 class Logging:
-    """Writes a line every `log_interval_steps` and at the last one; reads the loss from the device only then.
+    """Write a line every `log_interval_steps` and at the last one; read the loss from the device only then.
 
     Raises:
         DivergedError: the loss is not finite, or an update was left out because its gradients were not.
     """
 
-    def __init__(
-        self,
-        *,
-        log: MetricsLog,
-        mirror: WandbMirror | None,
-        bar: ProgressBar,
-        stopwatch: Stopwatch,
-        settings: TrainSettings,
-        num_steps: int,
-        tokens_per_step: int,
-    ) -> None:
-        self.log, self.mirror, self.bar, self.stopwatch = log, mirror, bar, stopwatch
-        self.settings, self.num_steps, self.tokens_per_step = settings, num_steps, tokens_per_step
-        self.interval = settings.log_interval_steps
+    log: MetricsLog
+    mirror: WandbMirror | None
+    bar: ProgressBar
+    stopwatch: Stopwatch
+    settings: TrainSettings
+    num_steps: int
+    tokens_per_step: int
 
     def __call__(self, state: TrainState, report: StepReport) -> None:
         if self.stopwatch.first_step_seconds is None:
             self.stopwatch.lap()
-        if state.step % self.interval and state.step != self.num_steps:
+        interval = self.settings.log_interval_steps
+        if state.step % interval and state.step != self.num_steps:
             self.bar.update(state.step, None)
             return
         loss, norm = float(report.loss), float(report.gradient_norm)
         steps, seconds = self.stopwatch.lap()
         left_out = state.step - int(torch.stack([*state.update_count.values()]).min())
         if not (math.isfinite(loss) and math.isfinite(norm)) or left_out:
-            rate = self.settings.learning_rate
             raise DivergedError(
                 f"diverged by step {state.step}: loss {loss:.4g}, norm {norm:.4g}, {left_out} updates skipped "
-                f"for gradients that were not finite; a smaller train.learning_rate than {rate:g} may help",
-                range(max(0, state.step - self.interval), state.step),
+                "for gradients that were not finite; a smaller train.learning_rate than "
+                f"{self.settings.learning_rate:g} may help",
+                range(max(0, state.step - interval), state.step),
             )
-        self.write(
-            state,
-            {
-                "loss": loss,
-                "gradient_norm": norm,
-                "learning_rate": float(
-                    learning_rates(self.settings, self.num_steps, range(state.step - 1, state.step))
-                ),
-                "tokens_per_second": steps * self.tokens_per_step / seconds if steps else None,
-            },
-        )
+        rate = float(learning_rates(self.settings, self.num_steps, range(state.step - 1, state.step)))
+        speed = steps * self.tokens_per_step / seconds if steps else None
+        values = {"loss": loss, "gradient_norm": norm, "learning_rate": rate, "tokens_per_second": speed}
+        self.write(state, values)
         self.bar.update(state.step, loss)
 
     def write(self, state: TrainState, values: dict[str, Any]) -> None:
-        """One line, with the step, the tokens seen and the seconds trained; mirrored to wandb."""
+        """Write one line, with the step, the tokens seen and the seconds trained; mirrored to wandb."""
         row = {"step": state.step, "tokens": state.step * self.tokens_per_step, **values, "seconds": state.seconds}
         self.log.write(row)
         if self.mirror is not None:
             self.mirror.write(row)
 
 
-class Validating(ABC):
-    """Looks at validation data every `interval` steps and at the last one, which may take minutes.
+@dataclass(kw_only=True)
+class Validation:
+    """Look at validation data every `interval` steps and at the last one; keep the weights of the lowest loss.
 
-    A stop cuts that off. The state then says that it is due, and whoever resumes it calls this before the next step.
+    That may take minutes, so a stop cuts it off. The state then says that it is due, and `make_up` calls this before
+    the next step.
     """
 
-    def __init__(
-        self, *, logging: Logging, stopwatch: Stopwatch, stop: StopRequest, interval: int, num_steps: int
-    ) -> None:
-        self.logging, self.stopwatch, self.stop = logging, stopwatch, stop
-        self.interval, self.num_steps = interval, num_steps
+    measure: Callable[[TrainState], dict[str, Any]]
+    """Returns the numbers of a row; changes nothing but the model's mode."""
+    interval: int
+    logging: Logging
+    stopwatch: Stopwatch
+    stop: StopRequest
+    folder: Path
+    """Folder of the checkpoints."""
+    record: ModelRecord
+    num_steps: int
 
     def __call__(self, state: TrainState, report: StepReport | None = None) -> None:
         if state.step % self.interval and state.step != self.num_steps:
             return
         with self.stopwatch.paused():
-            found = self.stop.unless_stopped(lambda: self.measured(state))
+            row = self.stop.unless_stopped(lambda: self.measure(state))
             # Cut off, it is still as a validation needs it.
             state.model.train()
-            state.validation_due = found is None
-            if found is not None:
-                self.keep(state, found)
-
-    @abstractmethod
-    def measured(self, state: TrainState) -> float:
-        """Measure; changes nothing but the model's mode."""
-
-    @abstractmethod
-    def keep(self, state: TrainState, found: float) -> None:
-        """Writes it down."""
+            state.validation_due = row is None
+            if row is None:
+                return
+            nats = row.get("nats_per_character")
+            if nats is not None and (state.best_nats is None or nats < state.best_nats):
+                state.best_nats, state.best_step = nats, state.step
+                save_best(self.folder, state, self.record)
+            self.logging.write(state, {"split": "validation", **row})
 
 
-class Validation(Validating):
-    """Measures the validation split, and keeps the best weights.
-
-    Args:
-        part: what the row says of a split that is not read as a whole, see `data.first_characters`.
-    """
-
-    def __init__(
-        self,
-        *,
-        batches: Callable[[], Iterable[tuple[Tensor, Tensor, Tensor]]],
-        folder: Path,
-        record: ModelRecord,
-        part: dict[str, int],
-        logging: Logging,
-        stopwatch: Stopwatch,
-        stop: StopRequest,
-        interval: int,
-        num_steps: int,
-    ) -> None:
-        super().__init__(logging=logging, stopwatch=stopwatch, stop=stop, interval=interval, num_steps=num_steps)
-        self.batches, self.folder, self.record, self.part = batches, folder, record, part
-
-    def measured(self, state: TrainState) -> float:
-        """Nats a character."""
-        # Not compiled: a second graph for one pass in a thousand steps takes longer than it saves.
-        with uncompiled():
-            nats_T, count_T = split_nats(state.model, self.batches(), self.record.precision)
-        return float(nats_T.sum() / count_T.sum())
-
-    def keep(self, state: TrainState, found: float) -> None:
-        """The weights, if they are the best so far; and a row."""
-        if state.best_nats is None or found < state.best_nats:
-            state.best_nats, state.best_step = found, state.step
-            save_best(self.folder, state, self.record)
-        row = {"split": "validation", "nats_per_character": found, "perplexity": perplexity(found), **self.part}
-        self.logging.write(state, row)
-
-
-class Plateau(Validating):
-    """Looks at what a probe's rates are chosen by; logs it as `selection`."""
-
-    def __init__(
-        self,
-        *,
-        select: Callable[[], float],
-        precision: str,
-        logging: Logging,
-        stopwatch: Stopwatch,
-        stop: StopRequest,
-        interval: int,
-        num_steps: int,
-    ) -> None:
-        super().__init__(logging=logging, stopwatch=stopwatch, stop=stop, interval=interval, num_steps=num_steps)
-        self.select, self.precision = select, precision
-
-    def measured(self, state: TrainState) -> float:
-        """The accuracy that rates are chosen by."""
-        state.model.eval()
-        with torch.no_grad(), computing(self.precision, next(state.model.parameters()).device):
-            return self.select()
-
-    def keep(self, state: TrainState, found: float) -> None:
-        """A row."""
-        self.logging.write(state, {"split": "validation", "selection": found})
-
-
+@dataclass(kw_only=True)
 class Checkpoints:
-    """Keeps the state every `interval_seconds`, after every validation, and when the run is asked to stop.
+    """Keep the state every `interval` steps, every `interval_seconds`, and when the run is asked to stop.
 
     Raises:
         Interrupted: the state is kept after a signal.
     """
 
-    def __init__(
-        self,
-        *,
-        folder: Path,
-        record: ModelRecord,
-        log: MetricsLog,
-        stopwatch: Stopwatch,
-        stop: StopRequest,
-        interval_seconds: float,
-        validation_interval: int,
-        num_steps: int,
-    ) -> None:
-        self.folder, self.record, self.log, self.stopwatch, self.stop = folder, record, log, stopwatch, stop
-        self.interval_seconds, self.validation_interval = interval_seconds, validation_interval
-        self.num_steps, self.last = num_steps, time.monotonic()
+    folder: Path
+    record: ModelRecord
+    log: MetricsLog
+    stopwatch: Stopwatch
+    stop: StopRequest
+    interval: int
+    """Steps."""
+    interval_seconds: float
+    num_steps: int
+    last: float = field(default_factory=time.monotonic)
 
     def __call__(self, state: TrainState, report: StepReport | None = None) -> None:
         # From now on a stop would lose steps.
         self.stop.saves = True
         if state.step == self.num_steps and not state.validation_due:
             return
-        is_due = time.monotonic() - self.last >= self.interval_seconds or state.step % self.validation_interval == 0
+        is_due = time.monotonic() - self.last >= self.interval_seconds or state.step % self.interval == 0
         if not is_due and self.stop.signal is None:
             return
         with self.stopwatch.paused():
@@ -279,7 +199,7 @@ class Checkpoints:
 
 
 def make_up(state: TrainState, hooks: Sequence[Any]) -> None:
-    """Validates what a stop cut off, before the next step.
+    """Validate what a stop cut off, before the next step.
 
     Args:
         hooks: the last two of which validate and keep the state.
@@ -290,7 +210,7 @@ def make_up(state: TrainState, hooks: Sequence[Any]) -> None:
 
 
 class Estimate:
-    """On a CPU, says after a few steps how long the training will take, and names the demo where that is long."""
+    """Tell after a few steps on a CPU how long the training will take, and names the demo where that is long."""
 
     def __init__(self, *, num_steps: int, start_step: int) -> None:
         self.num_steps = num_steps

@@ -21,8 +21,7 @@ from attnbench.settings.errors import UserError, printable
 log = logging.getLogger(__name__)
 
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-"""How metrics.jsonl writes what JSON has no number for; no other text of a row may be one of these."""
-
+"""Text in metrics.jsonl of numbers that JSON does not have; no other text of a row may be one of these."""
 
 WINDOW_SECONDS = 10.0
 """Tokens per second and the time left are taken over the last steps within this time."""
@@ -31,7 +30,7 @@ LINE_SECONDS = 30.0
 """Without a terminal, a line is printed this often, or at every tenth of the run if that is sooner."""
 
 PASSING_SECONDS = 1.0
-"""Shortest part of something longer that has a bar of its own."""
+"""Shortest part of something longer that gets a bar."""
 
 Item = TypeVar("Item")
 
@@ -59,7 +58,7 @@ class MetricsLog:
         self._file = open(path, "a", encoding="utf-8", buffering=1, newline="\n")  # noqa: SIM115
 
     def write(self, row: dict[str, Any]) -> None:
-        """Writes one row: `step` (optimizer steps done), `tokens` (seen so far) and numbers or text beside them.
+        """Write one row: `step` (optimizer steps done), `tokens` (seen so far) and numbers or text beside them.
 
         Raises:
             ValueError: there is no `step`.
@@ -73,11 +72,11 @@ class MetricsLog:
         return line
 
     def sync(self) -> None:
-        """What was written outlives the machine too: asked for before a checkpoint that counts on it."""
+        """Wait until the rows are on the disk: asked for before a checkpoint that counts on them."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._file.close()
 
 
@@ -103,12 +102,12 @@ def _kept(path: Path, resume_step: int, num_rows: int | None) -> Iterator[dict[s
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All rows of a metrics.jsonl; see `stream_metrics`."""
+    """Read all rows of a metrics.jsonl; see `stream_metrics`."""
     return list(stream_metrics(path))
 
 
 def stream_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a metrics.jsonl, also of a run that is still writing it; a torn last line is left out.
+    """Read the rows of a metrics.jsonl one by one, also of a run that still writes it; a torn last line is left out.
 
     A long training's file may be longer than memory: it is read a line at a time.
 
@@ -118,11 +117,7 @@ def stream_metrics(path: Path) -> Iterator[dict[str, Any]]:
     for number, (_, row) in enumerate(stream_json_lines(path), start=1):
         if not isinstance(row.get("step"), int):
             raise UserError(f"{path}:{number}: a row of metrics needs a whole number as its step")
-        yield {name: _number_of_text(value) for name, value in row.items()}
-
-
-def _number_of_text(value: Any) -> Any:
-    return NOT_FINITE.get(value, value) if isinstance(value, str) else value
+        yield {name: NOT_FINITE.get(x, x) if isinstance(x, str) else x for name, x in row.items()}
 
 
 def _metrics_line(row: dict[str, Any]) -> str:
@@ -165,20 +160,12 @@ class ProgressBar:
         self._bar = None
         if sys.stderr.isatty():
             # The widest figures and the description leave the bar a few columns of 80.
-            shape = "{desc} |{bar}|{postfix}"
-            desc = self.description
-            self._bar = tqdm(
-                total=total_steps,
-                initial=start_step,
-                desc=desc,
-                ncols=79,
-                bar_format=shape,
-                leave=not passing,
-                delay=PASSING_SECONDS if passing else 0,
-            )
+            shape: dict[str, Any] = {"desc": self.description, "ncols": 79, "bar_format": "{desc} |{bar}|{postfix}"}
+            delay = PASSING_SECONDS if passing else 0
+            self._bar = tqdm(total=total_steps, initial=start_step, leave=not passing, delay=delay, **shape)
 
     def update(self, step: int, loss: float | None = None) -> None:
-        """Says that `step` steps are done; the loss of a step that logs it stays on show until the next one.
+        """Tell that `step` steps are done; the loss of a step that logs it stays on show until the next one.
 
         Never reads a tensor: the caller gives the loss where it has it on the host anyway.
         """
@@ -206,7 +193,7 @@ class ProgressBar:
         return (last - first) * self.tokens_per_step / (ended - began)
 
     def close(self) -> None:
-        """Leaves the last state on show."""
+        """Leave the last state on show."""
         if self._bar is not None:
             self._bar.close()
         elif self.step != self._line_step and not self.passing:
@@ -229,7 +216,7 @@ class ProgressBar:
 
 
 def watched(items: Iterable[Item], total: int, tokens_per_item: int, description: str) -> Iterator[Item]:
-    """The items, with a passing bar that shows how many of them are done."""
+    """Pass the items on, with a passing bar that shows how many of them are done."""
     bar = ProgressBar(total, tokens_per_item, 0, description, passing=True)
     try:
         for number, item in enumerate(items, start=1):
@@ -240,7 +227,7 @@ def watched(items: Iterable[Item], total: int, tokens_per_item: int, description
 
 
 def short_number(value: float) -> str:
-    """Three significant digits with k, M or G: 123456 -> 123k."""
+    """Format with three significant digits and k, M or G: 123456 -> 123k."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g}{letter}"

@@ -39,7 +39,7 @@ class Batch(NamedTuple):
 
 
 class StepReport(NamedTuple):
-    """What a step leaves on the device; reading it waits for the device."""
+    """Loss and gradient norm of a step, on the device; reading them waits for it."""
 
     loss: Tensor
     """Nats a label."""
@@ -68,11 +68,11 @@ def train(
     compiled: bool = False,
     captured: bool = False,
 ) -> None:
-    """Takes `state` to step `num_steps`, in place.
+    """Take `state` to step `num_steps`, in place.
 
     Args:
         batches: the batch of each step, a function of the step alone, so that a resumed run sees what it would have.
-        precision: resolved, see `runtime.resolve_precision`.
+        precision: resolved, see `precision.resolve_precision`.
         compiled, captured: see `stepper`.
     """
     device = next(state.model.parameters()).device
@@ -90,7 +90,7 @@ def train(
 
 
 def batch_nats(model: LanguageModel, batch: Batch) -> Tensor:
-    """Nats over all labels of the batch, in the precision that is set: what is compiled, backward pass included."""
+    """Nats over all labels of the batch, in the precision that is set: the compiled part, with its backward pass."""
     hidden, _ = model.hidden(batch.tokens_BT, positions_BL=batch.positions_BL)
     return nats_of(model.embedding, hidden, batch.targets_BT, batch.weight_BT)
 
@@ -187,7 +187,7 @@ def loss_and_gradients(
 
 
 def clip(gradients: dict[str, Tensor], limit: float) -> Tensor:
-    """Scales all gradients, in place, so that their common norm is at most `limit`; returns the norm before."""
+    """Scale all gradients, in place, so that their common norm is at most `limit`; returns the norm before."""
     tensors = list(gradients.values())
     norm = torch.nn.utils.get_total_norm(tensors)
     torch._foreach_mul_(tensors, (limit / (norm + 1e-6)).clamp(max=1.0))  # pyright: ignore[reportPrivateImportUsage]

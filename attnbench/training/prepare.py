@@ -11,8 +11,9 @@ import torch
 from attnbench.data.vocabulary import Corpus, load_corpus
 from attnbench.machine.device import resolve_device
 from attnbench.machine.precision import resolve_compile, resolve_precision
-from attnbench.model.language_model import LanguageModel, build_model, function_of, resolve_mixer
-from attnbench.model.matching import Matched, match_model
+from attnbench.model.language_model import LanguageModel, build_model, function_of
+from attnbench.model.matching import Matched, match_mixer
+from attnbench.model.stored import ModelRecord, load_model
 from attnbench.results.folder import data_root
 from attnbench.results.identity import TRAINED, code_of, config_hash
 from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS
@@ -26,20 +27,12 @@ from attnbench.settings.schema import (
     TrainSettings,
 )
 from attnbench.settings.text import MAX_YAML_BYTES, parse_yaml, read_bounded
-from attnbench.training.checkpoint import ModelRecord, best_folder, is_final, load_model
+from attnbench.training.checkpoint import best_folder, is_final
 
 NOT_HASHED = ("log_interval_steps", "checkpoint_interval_seconds", "num_epochs", "num_steps", "precision", "compile")
 """Training settings that change no number, or stand in the hash as what they were resolved to."""
 
-
-TYPES_OF_RESOLVED = {
-    "backend": str,
-    "precision": str,
-    "compile": bool,
-    "device": str,
-    "corpus": str,
-    "config_hash": str,
-}
+TYPES_OF_RESOLVED = dict.fromkeys(("backend", "precision", "device", "corpus", "config_hash"), str) | {"compile": bool}
 """Entries of a run's config.yaml that are in its identity as they were resolved back then."""
 
 
@@ -88,7 +81,7 @@ class Run:
         }
 
     def record(self) -> ModelRecord:
-        """What a checkpoint says of itself."""
+        """The record of its checkpoints."""
         return ModelRecord(
             mixers=self.mixers,
             model=self.matched.model,
@@ -117,36 +110,31 @@ class Run:
         return self.settings.train
 
     def builder(self, model: ModelSettings | None = None) -> Callable[[], LanguageModel]:
-        """See `evals.base.Subject`: builds the run's model with initial weights, or one of another size."""
-        mixers, matched = self.mixers, self.matched
+        """See `evals.base.Subject`."""
+        mixers, size = self.mixers, self.matched.model
         if model is not None:
-            mixers, matched = _matched(self.settings, model, self.device, self.precision, self.corpus)
-        return partial(
-            build_model,
-            mixers,
-            matched.model,
-            vocabulary_size=self.corpus.vocabulary_size,
-            seed=self.settings.seed,
-            device=self.device,
-        )
+            matched = _matched(self.settings, model, self.device, self.precision, self.corpus)
+            mixers, size = matched.mixers, matched.model
+        given = {"vocabulary_size": self.corpus.vocabulary_size, "seed": self.seed, "device": self.device}
+        return partial(build_model, mixers, size, **given)
 
     def new_model(self, model: ModelSettings | None = None) -> LanguageModel:
-        """What `builder` builds."""
+        """Build the model that `builder` is of."""
         return self.builder(model)()
 
     def trained_model(self, which: str = "final") -> LanguageModel:
-        """The run's own, of its `final` or its `best` checkpoint."""
+        """Load the model of the run's `final` or `best` checkpoint."""
         folder = best_folder(self.checkpoints) if which == "best" else self.checkpoints / "final"
         model, _ = load_model(folder, device=self.device)
         return model
 
 
 def prepare(settings: RunSettings) -> Run:
-    """Loads the corpus, resolves device, precision, backend, matching and identity; writes nothing."""
+    """Load the corpus and resolve device, precision, backend, matching and identity; writes nothing."""
     device = resolve_device(settings.device)
     precision = resolve_precision(settings.train.precision, device.type)
     corpus = load_corpus(settings.data, settings.seq_len, data_root())
-    mixers, matched = _matched(settings, settings.model, device, precision, corpus)
+    matched = _matched(settings, settings.model, device, precision, corpus)
     num_blocks = (len(corpus.tokens["train"]) - 1) // settings.seq_len
     steps_per_epoch = max(1, num_blocks // settings.train.batch_size)
     num_steps = settings.train.num_steps or steps_per_epoch * (settings.train.num_epochs or 1)
@@ -160,7 +148,7 @@ def prepare(settings: RunSettings) -> Run:
         precision=precision,
         compile=resolve_compile(settings.train.compile, device.type),
         corpus=corpus,
-        mixers=mixers,
+        mixers=matched.mixers,
         matched=matched,
         num_steps=num_steps,
         validation_interval=settings.train.validation_interval_steps or min(steps_per_epoch, num_steps),
@@ -171,7 +159,7 @@ def prepare(settings: RunSettings) -> Run:
 
 
 def with_identity(prepared: Run, settings: RunSettings) -> Run:
-    """The same run with another rate, seed or list of evaluations: nothing is read or resolved anew."""
+    """Give the run another rate, seed or list of evaluations; nothing is read or resolved anew."""
     run = replace(prepared, settings=settings)
     run.config_hash = config_hash(_identity_of_training(run))
     name = f"{settings.mixer.name}-{settings.model.name}-T{settings.seq_len}-seed{settings.seed}-{run.config_hash}"
@@ -180,7 +168,7 @@ def with_identity(prepared: Run, settings: RunSettings) -> Run:
 
 
 def reopen(folder: Path, settings: RunSettings) -> Run:
-    """A finished run as it was trained, on whatever device the settings name now.
+    """Open a finished run as it was trained, on whatever device the settings name.
 
     Raises:
         UserError: no finished training is there, its settings are not those that it was trained with, or it was trained
@@ -217,31 +205,24 @@ def reopen(folder: Path, settings: RunSettings) -> Run:
 
 
 def _as_trained(prepared: Run, resolved: dict[str, Any]) -> Run:
-    """With the device, kernel and precision of back then, which may not be those that it is evaluated with."""
-    mixers = [replace(own, options={**own.options, "backend": resolved["backend"]}) for own in prepared.mixers]
-    return replace(
-        prepared,
-        mixers=mixers,
-        device=torch.device(resolved["device"]),
-        precision=resolved["precision"],
-        compile=resolved["compile"],
-    )
+    """The run with the device, kernel and precision of back then, which may not be those that evaluate it."""
+    backend, device = {"backend": resolved["backend"]}, torch.device(resolved["device"])
+    mixers = [replace(mixer, options={**mixer.options, **backend}) for mixer in prepared.mixers]
+    return replace(prepared, mixers=mixers, device=device, precision=resolved["precision"], compile=resolved["compile"])
 
 
 def _matched(
     settings: RunSettings, model: ModelSettings, device: torch.device, precision: str, corpus: Corpus
-) -> tuple[list[MixerSettings], Matched]:
-    """One resolved mixer a layer, and the model of this size matched for them."""
-    mixer = resolve_mixer(settings.mixer, model, device_type=device.type, precision=precision)
-    matched = match_model(
-        [mixer] * model.num_layers,
+) -> Matched:
+    return match_mixer(
+        settings.mixer,
         model,
+        device_type=device.type,
+        precision=precision,
         match=settings.match,
         seq_len=settings.seq_len,
         vocabulary_size=corpus.vocabulary_size,
-        precision=precision,
     )
-    return matched.mixers, matched
 
 
 def _identity_of_training(prepared: Run) -> dict[str, Any]:
@@ -307,8 +288,8 @@ def resolved_config(prepared: Run) -> dict[str, Any]:
 def mixer_options(mixers: Sequence[MixerSettings]) -> Any:
     """The options of the mixer as it is built but for its kernel, which has a column of its own in rows; a list of each
     layer's where layers differ."""
-    found = [{name: value for name, value in own.options.items() if name != "backend"} for own in mixers]
-    return found[0] if all(own == found[0] for own in found) else found
+    options = [{name: value for name, value in mixer.options.items() if name != "backend"} for mixer in mixers]
+    return options[0] if all(other == options[0] for other in options) else options
 
 
 def row_settings(prepared: Run, evaluation: EvaluationSettings | None = None) -> dict[str, Any]:

@@ -4,7 +4,8 @@ outputs/<experiment>/<variant>-<model>-T<seq_len>-seed<n>-<hash>/
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,29 +15,23 @@ import torch
 from torch import Tensor
 
 from attnbench.data.batches import Batches, evaluation_batches, first_characters, num_evaluation_batches
-from attnbench.machine.device import keep_freed_memory, peak_memory_mib, start_afresh
+from attnbench.machine.device import keep_freed_memory, peak_memory_mib, start_afresh, uncompiled
 from attnbench.machine.signals import StopRequest
+from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.mixers.contract import check_causality
 from attnbench.model.language_model import LanguageModel
+from attnbench.model.loss import perplexity, split_nats
 from attnbench.model.matching import Matched
+from attnbench.model.stored import ModelRecord
 from attnbench.results.folder import first_environment
 from attnbench.results.job import Job
 from attnbench.results.rows import HASH, TRAINING, Measurement
-from attnbench.settings.errors import UserError, memory_reason
-from attnbench.settings.schema import MixerSettings, TrainSettings
+from attnbench.settings.errors import UserError
+from attnbench.settings.schema import TrainSettings
 from attnbench.training import checkpoint
-from attnbench.training.checkpoint import ModelRecord, TrainState
+from attnbench.training.checkpoint import TrainState
 from attnbench.training.divergence import located
-from attnbench.training.hooks import (
-    Checkpoints,
-    DivergedError,
-    Estimate,
-    Logging,
-    Stopwatch,
-    Validating,
-    Validation,
-    make_up,
-)
+from attnbench.training.hooks import Checkpoints, DivergedError, Estimate, Logging, Stopwatch, Validation, make_up
 from attnbench.training.log import MetricsLog, ProgressBar, stream_metrics, watched
 from attnbench.training.loop import Batch, train
 from attnbench.training.prepare import Run, resolved_config, row_settings
@@ -54,31 +49,30 @@ def make_ready(device: torch.device) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class Training:
-    """What one training is made of, a language model's or a probe's."""
+    """One training, a language model's or a probe's, before it begins."""
 
     name: str
     """In front of its progress."""
     folder: Path
-    """Of the job: metrics.jsonl and checkpoint/."""
+    """Folder of the job, for metrics.jsonl and checkpoint/."""
     device: torch.device
-    mixers: Sequence[MixerSettings]
+    record: ModelRecord
     build: Callable[[], LanguageModel]
     batches: Callable[[int], Batch]
     """The batch of each step."""
-    seq_len: int
     settings: TrainSettings
-    precision: str
     num_steps: int
-    record: ModelRecord
-    validation: Callable[[TrainState, dict[str, Any]], Validating]
-    """Makes the hook that looks at validation data, of the state and what every such hook is given."""
+    measure: Callable[[TrainState], dict[str, Any]]
+    """See `hooks.Validation`."""
     validation_interval: int
+    checkpoint_interval: int
+    """Steps between two checkpoints, beside those by the clock."""
     mirror: Callable[[bool], WandbMirror] | None = None
-    """Opens the run in wandb, resumed or not; None: it has none."""
+    """Opener of the run in wandb, resumed or not; None: it has none."""
     compiled: bool = False
     captured: bool = False
     estimated: bool = False
-    """Says after a few steps how long it will take."""
+    """True where a line after a few steps tells how long it will take."""
 
     @property
     def checkpoints(self) -> Path:
@@ -96,11 +90,11 @@ class Training:
             Interrupted: a signal asked to stop, and the state is kept.
             UserError: a damaged checkpoint, or a mixer from outside attnbench that sees the future.
         """
-        model = self.build()
+        model, record = self.build(), self.record
         resumed = checkpoint.load_last(self.checkpoints, model)
         if resumed is None:
             layers = [block.mixer for block in model.layers]
-            check_causality(self.mixers, layers, self.record.model.dim, self.seq_len, self.precision)
+            check_causality(record.mixers, layers, record.model.dim, record.seq_len, record.precision)
         state = resumed or TrainState.fresh(model)
         state.shared_device |= shares_device
         stopwatch = Stopwatch(state, self.device)
@@ -114,21 +108,21 @@ class Training:
                     state,
                     self.batches,
                     self.settings,
-                    precision=self.precision,
+                    precision=record.precision,
                     num_steps=self.num_steps,
                     hooks=hooks,
                     compiled=self.compiled,
                     captured=self.captured,
                 )
             except DivergedError as error:
-                raise located(error, state, self.batches, self.settings, self.precision, self.checkpoints) from None
+                raise located(error, state, self.batches, self.settings, record.precision, self.checkpoints) from None
         return state, stopwatch
 
     def _hooks(
         self, state: TrainState, stopwatch: Stopwatch, stop: StopRequest, stack: ExitStack, *, is_resumed: bool
     ) -> list[Any]:
         """Log first, so that a validation's line follows its step's; the checkpoint last, so that it holds both."""
-        path = self.folder / "metrics.jsonl"
+        path, tokens_per_step = self.folder / "metrics.jsonl", self.settings.batch_size * self.record.seq_len
         metrics_log = MetricsLog(path, state.step if is_resumed else None, state.num_metrics_rows)
         stack.callback(metrics_log.close)
         mirror = self.mirror(is_resumed) if self.mirror is not None else None
@@ -140,29 +134,22 @@ class Training:
                 mirror.replay(stream_metrics(path))
         if is_resumed:
             log.info(f"resumes at step {state.step} of {self.num_steps}: {self.folder}")
-        tokens_per_step = self.settings.batch_size * self.seq_len
         bar = ProgressBar(self.num_steps, tokens_per_step, state.step, self.name)
         stack.callback(bar.close)
+        shared: dict[str, Any] = {"stopwatch": stopwatch, "num_steps": self.num_steps}
         logging = Logging(
-            log=metrics_log,
-            mirror=mirror,
-            bar=bar,
-            stopwatch=stopwatch,
-            settings=self.settings,
-            num_steps=self.num_steps,
-            tokens_per_step=tokens_per_step,
+            log=metrics_log, mirror=mirror, bar=bar, settings=self.settings, tokens_per_step=tokens_per_step, **shared
         )
-        common = {"stopwatch": stopwatch, "stop": stop, "num_steps": self.num_steps}
+        shared |= {"stop": stop, "folder": self.checkpoints, "record": self.record}
+        validation = Validation(measure=self.measure, interval=self.validation_interval, logging=logging, **shared)
         checkpoints = Checkpoints(
-            folder=self.checkpoints,
-            record=self.record,
             log=metrics_log,
+            interval=self.checkpoint_interval,
             interval_seconds=self.settings.checkpoint_interval_seconds,
-            validation_interval=self.validation_interval,
-            **common,
+            **shared,
         )
         estimate = [Estimate(num_steps=self.num_steps, start_step=state.step)] if self.estimated else []
-        return [logging, *estimate, self.validation(state, {"logging": logging, **common}), checkpoints]
+        return [logging, *estimate, validation, checkpoints]
 
 
 class TrainingJob(Job):
@@ -196,13 +183,13 @@ class TrainingJob(Job):
         return resolved_config(self.run)
 
     def announce(self, *, done: bool) -> None:
-        """Says what matching has reached, and what a finished training is."""
+        """Say what matching has reached, and that a training is finished."""
         log.info(self.run.matched.statement(self.run.mixer))
         if done or not self.rerun:
             log.info("finished before, not trained again (rerun=true does): %s", self.folder)
 
     def begin(self) -> dict[str, Any]:
-        """Removes what an earlier training of the same settings left; of one that is finished keeps its environment."""
+        """Remove what an earlier training of the same settings left; a finished one keeps its environment."""
         if not self.rerun:
             return first_environment(self.folder)
         if checkpoint.is_final(self.run.checkpoints):
@@ -214,12 +201,30 @@ class TrainingJob(Job):
             path.unlink()
         return super().begin()
 
-    def trial(self, max_sequences: int | None) -> Training:
-        """The training with so many sequences a batch, for its first steps."""
-        return training_of(self.run, max_sequences)
+    def training(self) -> Training:
+        """Make the training."""
+        run = self.run
+        batches = Batches(run.corpus.tokens["train"], run.seq_len, run.train.batch_size, run.seed, run.device)
+        return Training(
+            name=run.mixer,
+            folder=run.folder,
+            device=run.device,
+            record=run.record(),
+            build=run.new_model,
+            batches=lambda step: Batch(*batches.train_batch(step)),
+            settings=run.train,
+            num_steps=run.num_steps,
+            measure=_validation(run),
+            validation_interval=run.validation_interval,
+            checkpoint_interval=run.validation_interval,
+            mirror=lambda is_resumed: _mirror(run, is_resumed),
+            compiled=run.compile,
+            captured=run.compile and run.device.type == "cuda",
+            estimated=run.device.type == "cpu",
+        )
 
     def rows(self) -> Iterator[Measurement]:
-        """What the training showed; one that failed has a row that says so, and is the job's `failure`."""
+        """Train and yield what that showed; a training that failed has a row that says so, the job's `failure` too."""
         run = self.run
         if not self.rerun:
             # Of a finished training the file is missing or was cut off.
@@ -231,21 +236,19 @@ class TrainingJob(Job):
         stop = StopRequest()
         make_ready(self.device)
         try:
-            state, stopwatch = training_of(run).run(stop, shares_device=self.shares_device)
+            trained = attempt(lambda: self.training().run(stop, shares_device=self.shares_device))
         except DivergedError as error:
             self.failure = error
-            yield from _failed("diverged", str(error))
+            yield _failed("diverged", str(error))
             return
-        except (MemoryError, RuntimeError) as error:
-            reason = memory_reason(error)
-            if reason is None:
-                raise
+        if isinstance(trained, OutOfMemory):
             self.failure = UserError(
                 f"out of memory at train.batch_size={run.train.batch_size}: a smaller train.micro_batch_size "
                 "divides a step without changing its result"
             )
-            yield from _failed("out_of_memory", reason)
+            yield _failed("out_of_memory", trained.reason)
             return
+        state, stopwatch = trained
         yield from _measurements(run, state.counters(), stopwatch)
         checkpoint.save_final(run.checkpoints, state, run.record())
         if stop.signal is not None:
@@ -255,57 +258,26 @@ class TrainingJob(Job):
             )
 
 
-def training_of(run: Run, max_sequences: int | None = None) -> Training:
-    """The training of a language model.
-
-    Args:
-        max_sequences: of a batch, for a trial; None: as many as the settings say.
-    """
-    settings, train_settings = run.settings, run.settings.train
-    batch_size = min(train_settings.batch_size, max_sequences or train_settings.batch_size)
-    batches = Batches(run.corpus.tokens["train"], settings.seq_len, batch_size, settings.seed, run.device)
-    return Training(
-        name=run.mixer,
-        folder=run.folder,
-        device=run.device,
-        mixers=run.mixers,
-        build=run.new_model,
-        batches=lambda step: Batch(*batches.train_batch(step)),
-        seq_len=settings.seq_len,
-        settings=train_settings,
-        precision=run.precision,
-        num_steps=run.num_steps,
-        record=run.record(),
-        validation=lambda state, common: _validation(run, common),
-        validation_interval=run.validation_interval,
-        mirror=lambda is_resumed: _mirror(run, is_resumed),
-        compiled=run.compile,
-        captured=run.compile and run.device.type == "cuda",
-        estimated=run.device.type == "cpu",
-    )
-
-
-def _validation(run: Run, common: dict[str, Any]) -> Validation:
+def _validation(run: Run) -> Callable[[TrainState], dict[str, Any]]:
+    """The measurement of the validation split."""
     tokens_N, part = _validation_tokens(run)
     tokens_N = tokens_N.to(run.device)
     shape = run.seq_len, run.train.batch_size
-    return Validation(
-        batches=lambda: watched(
-            evaluation_batches(tokens_N, *shape),
-            num_evaluation_batches(len(tokens_N), *shape),
-            run.train.batch_size * run.seq_len,
-            "validation",
-        ),
-        folder=run.checkpoints,
-        record=run.record(),
-        part=part,
-        interval=run.validation_interval,
-        **common,
-    )
+    number = num_evaluation_batches(len(tokens_N), *shape)
+
+    def measure(state: TrainState) -> dict[str, Any]:
+        batches = watched(evaluation_batches(tokens_N, *shape), number, math.prod(shape), "validation")
+        # Not compiled: a second graph for one pass in a thousand steps takes longer than it saves.
+        with uncompiled():
+            nats_T, count_T = split_nats(state.model, batches, run.precision)
+        nats = float(nats_T.sum() / count_T.sum())
+        return {"nats_per_character": nats, "perplexity": perplexity(nats), **part}
+
+    return measure
 
 
 def _validation_tokens(run: Run) -> tuple[Tensor, dict[str, int]]:
-    """Tokens that validations read, and what their rows say of a part."""
+    """Tokens that validations read, and the settings of their rows where these are a part."""
     return first_characters(run.corpus.tokens["validation"], run.train.validation_characters)
 
 
@@ -324,37 +296,38 @@ def _mirror(run: Run, is_resumed: bool) -> WandbMirror:
     )
 
 
-def _failed(status: str, reason: str) -> Iterator[Measurement]:
-    yield Measurement(metric="tokens_per_second", value=None, unit="token/s", status=status, reason=reason)
+def _failed(status: str, reason: str) -> Measurement:
+    return Measurement(metric="tokens_per_second", value=None, unit="token/s", status=status, reason=reason)
 
 
 def _measurements(run: Run, counters: Mapping[str, Any], stopwatch: Stopwatch | None) -> Iterator[Measurement]:
-    """The training's own numbers: its best loss and, where it had the device alone, its speed and memory.
+    """Speed and memory where the training had the device alone, budget and best loss.
 
     Args:
         counters: of the state at its end; one of a version that did not say who had the device gives no speed.
         stopwatch: of the sitting that ends here; None long after it.
     """
     if not counters.get("shared_device", True):
-        yield from _speed(run, counters)
+        # Without each sitting's first step, which compiles.
+        num_tokens = counters["warm_steps"] * run.train.batch_size * run.seq_len
+        if num_tokens:
+            speed = num_tokens / counters["warm_seconds"]
+            yield Measurement(metric="tokens_per_second", value=speed, unit="token/s", num_samples=num_tokens)
+        yield Measurement(metric="train_seconds", value=counters["seconds"], unit="s", num_samples=counters["step"])
         if stopwatch is not None and stopwatch.first_step_seconds is not None:
             yield Measurement(metric="first_step_seconds", value=stopwatch.first_step_seconds, unit="s")
         # A process that trains one after the other keeps what libraries and graphs of former ones hold.
         peak = peak_memory_mib(run.device) if stopwatch is not None else None
         if peak is not None:
             yield Measurement(metric="peak_memory_mib", value=peak, unit="MiB")
-    yield Measurement(metric="forward_flops_per_token", value=run.matched.flops_per_token, unit="FLOP")
-    if run.matched.state_bytes is not None:
-        yield Measurement(metric="state_bytes", value=run.matched.state_bytes, unit="B")
+    yield from budget(run.matched)
     if counters["best_nats"] is not None:
         axes = {"split": "validation", "checkpoint": "best", **_validation_tokens(run)[1]}
         yield Measurement(metric="nats_per_character", value=counters["best_nats"], unit="nat", settings=axes)
 
 
-def _speed(run: Run, counters: Mapping[str, Any]) -> Iterator[Measurement]:
-    """Without each sitting's first step, which compiles."""
-    num_tokens = counters["warm_steps"] * run.train.batch_size * run.seq_len
-    if num_tokens:
-        speed = num_tokens / counters["warm_seconds"]
-        yield Measurement(metric="tokens_per_second", value=speed, unit="token/s", num_samples=num_tokens)
-    yield Measurement(metric="train_seconds", value=counters["seconds"], unit="s", num_samples=counters["step"])
+def budget(matched: Matched) -> Iterator[Measurement]:
+    """Cost of a model, which stands beside each of its scores."""
+    yield Measurement(metric="forward_flops_per_token", value=matched.flops_per_token, unit="FLOP")
+    if matched.state_bytes is not None:
+        yield Measurement(metric="state_bytes", value=matched.state_bytes, unit="B")

@@ -1,4 +1,4 @@
-"""The mirror in wandb of what is on disk: a training's metrics, a comparison's tables and charts.
+"""Mirror in wandb of results on disk: a training's metrics, a comparison's tables and charts.
 
 wandb is imported here alone, and only by a mirror whose mode is not `none`.
 """
@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,14 +42,14 @@ class LineChart:
 
 
 LINE_CHART = "wandb/lineseries/v0"
-"""What wandb calls its own chart of several lines."""
+"""Name of wandb's chart of several lines."""
 
 LINE_CHART_FIELDS = {"step": "step", "lineKey": "lineKey", "lineVal": "lineVal"}
 """Its position, name and value, and the columns of its table that hold them."""
 
 
 class WandbMirror:
-    """Shows the rows of a MetricsLog in wandb, online or offline; mode `none` does nothing and imports nothing.
+    """Mirror of a MetricsLog in wandb, online or offline; mode `none` does nothing and imports nothing.
 
     Nothing here waits for the network for longer than PROBE_SECONDS + INIT_SECONDS at the start and FINISH_SECONDS at
     the end. In between wandb's own process uploads what it can: a network lost in the middle costs the run nothing, and
@@ -139,7 +139,7 @@ class WandbMirror:
             self.notice = f"wandb: offline ({self.reason}); view with `wandb leet`, upload with `wandb sync`: {folder}"
 
     def replay(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Gives a resumed run the rows that metrics.jsonl kept.
+        """Give a resumed run the rows that metrics.jsonl kept.
 
         A server that has them already gets none twice; an offline copy starts with them, so that it is whole.
         """
@@ -147,17 +147,14 @@ class WandbMirror:
             self.write(row)
 
     def write(self, row: dict[str, Any]) -> None:
-        """Shows one row of metrics.jsonl; steps never go back."""
+        """Show one row of metrics.jsonl; steps never go back."""
         if self._run is None or row["step"] < self._first_step:
             return
         prefix = f"{row['split']}/" if row.get("split") else ""
         shown = {name: value for name, value in row.items() if name != "split" and value is not None}
         axes = ("step", "tokens")
         content = {name if name in axes else prefix + name: value for name, value in shown.items()}
-        try:
-            self._run.log(content, step=row["step"])
-        except wandb_errors() as error:
-            self._lose(error)
+        self._send(lambda: self._run.log(content, step=row["step"]))
 
     def show(
         self,
@@ -166,7 +163,7 @@ class WandbMirror:
         charts: Mapping[str, LineChart],
         summary: Mapping[str, float],
     ) -> None:
-        """Shows what has no steps, under these names.
+        """Show tables, charts and a summary, which have no steps, under these names.
 
         Args:
             tables: columns, and rows of numbers, text and None.
@@ -184,26 +181,22 @@ class WandbMirror:
                 LINE_CHART_FIELDS,
                 {"title": chart.title, "xname": chart.axis},
             )
-        try:
-            self._run.log(content)
-            self._run.summary.update(dict(summary))
-        except wandb_errors() as error:
-            self._lose(error)
+        self._send(lambda: (self._run.log(content), self._run.summary.update(dict(summary))))
 
     def close(self, exit_code: int = 0) -> None:
-        """Ends the run in wandb, as failed where `exit_code` is not 0; called a second time it does nothing."""
+        """End the run in wandb, as failed where `exit_code` is not 0; called a second time it does nothing."""
         run, self._run = self._run, None
         if run is not None:
-            try:
-                run.finish(exit_code=exit_code)
-            except wandb_errors() as error:
-                self._lose(error)
+            self._send(lambda: run.finish(exit_code=exit_code))
 
-    def _lose(self, error: Exception) -> None:
-        # metrics.jsonl has the row, and a mirror is no reason to end a run.
-        self._run, self.reason = None, f"wandb's own process ended ({type(error).__name__})"
-        self.notice = f"wandb: off ({self.reason}); metrics.jsonl goes on"
-        logging.getLogger(__name__).warning(self.notice)
+    def _send(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except wandb_errors() as error:
+            # metrics.jsonl has the row, and a mirror is no reason to end a run.
+            self._run, self.reason = None, f"wandb's own process ended ({type(error).__name__})"
+            self.notice = f"wandb: off ({self.reason}); metrics.jsonl goes on"
+            logging.getLogger(__name__).warning(self.notice)
 
 
 def beside(outputs_dir: str) -> Path:
@@ -212,13 +205,13 @@ def beside(outputs_dir: str) -> Path:
 
 
 def legal_run_id(text: str) -> str:
-    """`text` as wandb takes it for an id: letters, digits, `_.-`, at most 64 with the end, where the hash is, kept."""
+    """Make an id that wandb takes: letters, digits, `_.-`, at most 64 with the end, where the hash is, kept."""
     legal = re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.") or "run"
     return legal if len(legal) <= 64 else f"{legal[:46].rstrip('-.')}-{legal[-17:].lstrip('-.')}"
 
 
 def choose_mode(settings: LoggerSettings) -> tuple[str, str]:
-    """Which of online, offline and none a mirror uses, and why.
+    """Choose between online, offline and none, and say why.
 
     WANDB_MODE, then what `wandb offline` has stored, answer for `auto`; WANDB_MODE=disabled and
     WANDB_DISABLED=true switch every mode off.
@@ -253,7 +246,7 @@ def choose_mode(settings: LoggerSettings) -> tuple[str, str]:
 
 
 def _obstacle() -> str | None:
-    """What keeps a run from going online; None where nothing does. Takes PROBE_SECONDS at most."""
+    """Obstacle that keeps a run from going online, None for none; asking takes PROBE_SECONDS at most."""
     wandb = _quiet_wandb()
     settings = wandb.setup().settings
     hosts = [urlsplit(settings.base_url).netloc]
@@ -268,7 +261,7 @@ def _obstacle() -> str | None:
 
 
 def entity_of(settings: LoggerSettings) -> str:
-    """The user or team that runs belong to: the one that is named, or the default of who is logged in."""
+    """User or team that runs belong to: the one that is named, or the default of the login."""
     return settings.entity or _quiet_wandb().Api().default_entity or ""
 
 
@@ -283,7 +276,7 @@ def _prepare_folder(folder: Path) -> None:
 
 
 def _quiet_wandb() -> Any:
-    """The module wandb, told to print nothing: what there is to say is in `notice`.
+    """Import wandb, which prints nothing: what there is to say is in `notice`.
 
     Raises:
         UserError: the user's own settings of wandb are illegal.
@@ -304,7 +297,7 @@ def _quiet_wandb() -> Any:
 
 
 def wandb_errors() -> tuple[type[Exception], ...]:
-    """What wandb raises where its server refuses a run, and where its own process has died."""
+    """Errors that wandb raises where its server refuses a run, and where its process has died."""
     from wandb.errors import Error
     from wandb.sdk.mailbox import HandleAbandonedError
 

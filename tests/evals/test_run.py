@@ -23,6 +23,7 @@ from small import compose_once
 from attnbench.comparison.execute import run
 from attnbench.comparison.publish import publish_runs
 from attnbench.evals.runners.checkpoint import language_model_jobs
+from attnbench.model.stored import load_model
 from attnbench.report.terminal import print_summary
 from attnbench.results.folder import ROOT
 from attnbench.results.identity import config_hash
@@ -30,7 +31,7 @@ from attnbench.results.job import run_jobs
 from attnbench.results.rows import ResultRow, read_results
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.training import checkpoint
-from attnbench.training.checkpoint import TrainState, load_model
+from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import DivergedError, Validation
 from attnbench.training.log import read_metrics
 from attnbench.training.prepare import prepare

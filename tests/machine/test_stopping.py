@@ -15,9 +15,9 @@ from small import compose_once
 from attnbench.comparison.execute import run
 from attnbench.data.batches import num_evaluation_batches
 from attnbench.machine.signals import StopRequest, ending_in_one_line, interruptible
+from attnbench.model import stored
 from attnbench.results.rows import read_results
 from attnbench.settings.errors import Interrupted, UserError
-from attnbench.training import checkpoint
 from attnbench.training import loop as train
 from attnbench.training import run as run_training
 from attnbench.training.hooks import Checkpoints
@@ -87,7 +87,7 @@ def test_a_signal_while_tensors_are_loaded_loses_nothing(number, folder, monkeyp
         with pytest.raises(Interrupted, match="stopped at step 4"):
             run(settings)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "load_file", load)
+        patch.setattr(stored, "load_file", load)
         with pytest.raises(Interrupted, match="the same command") as caught:
             run(settings)
     assert caught.value.exit_code == 128 + number

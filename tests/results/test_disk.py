@@ -14,11 +14,11 @@ from scripts_here import run_here
 from small import TINY_RUN, bench_words, compose_once, fresh_state, record, small_model
 
 from attnbench.comparison.execute import run
+from attnbench.model import stored
 from attnbench.results.files import replace_file
 from attnbench.results.folder import recording
 from attnbench.results.rows import Measurement, ResultRow, ResultsWriter, is_complete, read_results
 from attnbench.settings.errors import UserError
-from attnbench.training import checkpoint
 from attnbench.training.checkpoint import load_last, save_step
 from attnbench.training.hooks import Checkpoints
 from attnbench.training.log import MetricsLog, read_metrics
@@ -65,7 +65,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(share, tmp_path):
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
 @pytest.mark.parametrize("place", ["save_file", "sync"])
 def test_a_disk_that_fills_up_is_one_line_and_the_same_command_goes_on(code, place, tmp_path, monkeypatch):
-    own, calls, act = settings(tmp_path), [], getattr(checkpoint, place)
+    own, calls, act = settings(tmp_path), [], getattr(stored, place)
 
     def fails(*given):
         calls.append(given)
@@ -74,14 +74,14 @@ def test_a_disk_that_fills_up_is_one_line_and_the_same_command_goes_on(code, pla
         return act(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, place, fails)
+        patch.setattr(stored, place, fails)
         with pytest.raises(UserError, match=os.strerror(code)) as caught:
             run(own)
     assert "\n" not in str(caught.value)
     assert "the same command goes on" in str(caught.value)
     [kept] = (tmp_path / "outputs").rglob("checkpoint")
     for folder in kept.glob("[!.]*"):
-        checkpoint._read(folder)
+        stored.read_files(folder)
     assert not [*kept.glob(".*")]
     folder = run(own)
     assert [row["step"] for row in read_metrics(folder / "metrics.jsonl")][-1] == 8
@@ -89,9 +89,9 @@ def test_a_disk_that_fills_up_is_one_line_and_the_same_command_goes_on(code, pla
 
 def test_the_tensor_library_s_full_disk_has_its_number(tmp_path, monkeypatch):
     def fails(tensors, path):
-        raise checkpoint.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise stored.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(checkpoint, "save_file", fails)
+    monkeypatch.setattr(stored, "save_file", fails)
     with pytest.raises(OSError, match="No space left") as caught:
         save_step(tmp_path, fresh_state(), record())
     assert caught.value.errno == errno.ENOSPC

@@ -13,19 +13,12 @@ from small import MODEL, TRAIN, batch_of, fresh_state, record, small_model
 from torch import Tensor
 
 from attnbench.machine.signals import StopRequest
+from attnbench.model import stored
+from attnbench.model.stored import load_model
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.registry import trust
 from attnbench.training import checkpoint
-from attnbench.training.checkpoint import (
-    TrainState,
-    best_folder,
-    is_final,
-    load_last,
-    load_model,
-    save_best,
-    save_final,
-    save_step,
-)
+from attnbench.training.checkpoint import TrainState, best_folder, is_final, load_last, save_best, save_final, save_step
 from attnbench.training.hooks import Checkpoints, Stopwatch
 from attnbench.training.log import MetricsLog
 from attnbench.training.loop import train
@@ -170,7 +163,7 @@ def checkpoints_hook(folder: Path, state: TrainState, stop: StopRequest, name: s
         stopwatch=Stopwatch(state, torch.device("cpu")),
         stop=stop,
         interval_seconds=3600,
-        validation_interval=4,
+        interval=4,
         num_steps=NUM_STEPS,
     )
 
@@ -390,7 +383,7 @@ def test_a_write_that_was_cut_off_is_passed_over_and_swept_up(dies_in, tmp_path,
 
     state.step = 8
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, dies_in, die)
+        patch.setattr(stored, dies_in, die)
         with pytest.raises(KeyboardInterrupt):
             save_step(tmp_path, state, record())
     assert {path.name for path in tmp_path.iterdir()} == {"step-00000004", ".step-00000008.partial"}
@@ -429,4 +422,4 @@ def test_a_stored_checkpoint_of_every_format_still_gives_its_logits(folder, tmp_
 
 def test_there_is_a_stored_checkpoint_of_every_format():
     formats = {int(path.name.rpartition("-")[2]) for path in STORED.glob("checkpoint-format-*")}
-    assert formats == set(range(1, checkpoint.FORMAT + 1))
+    assert formats == set(range(1, stored.FORMAT + 1))

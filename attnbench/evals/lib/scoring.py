@@ -1,4 +1,4 @@
-"""Which labels of a batch a model gets right."""
+"""Accuracy of a model on the labels of a batch."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ MAX_ELEMENTS = 2**25
 
 @torch.no_grad()
 def correct_labels(model: LanguageModel, batch: Batch) -> Tensor:
-    """Whether the most likely symbol is the target, (B, L) bool; False where there is no label.
+    """Tell where the most likely symbol is the target, (B, L) bool; False where there is no label.
 
     Runs in the precision of the caller, see `runtime.computing`, and over a bounded number of sequences at a time.
 
@@ -26,13 +26,13 @@ def correct_labels(model: LanguageModel, batch: Batch) -> Tensor:
     at_once = max(1, MAX_ELEMENTS // (num_labels * model.embedding.num_embeddings + length**2))
     was_training = model.training
     model.eval()
-    found = []
+    correct = []
     for start in range(0, len(batch.tokens_BT), at_once):
         part = batch.rows(slice(start, start + at_once))
         logits_BLC, _ = model(part.tokens_BT, positions_BL=part.positions_BL)
-        found.append(logits_BLC.argmax(-1) == part.targets_BT)
+        correct.append(logits_BLC.argmax(-1) == part.targets_BT)
     model.train(was_training)
-    return torch.cat(found) & _is_label(batch)
+    return torch.cat(correct) & _is_label(batch)
 
 
 def accuracy(correct: Tensor, metric: str, settings: dict[str, Any]) -> Measurement:

@@ -1,1 +1,1 @@
-"""How evaluations of each kind are run."""
+"""Runners: the job of each kind of evaluation."""

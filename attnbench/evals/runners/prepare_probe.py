@@ -9,12 +9,10 @@ from attnbench.evals.runners.probe import CHECK_STEPS, ProbeJob
 from attnbench.machine.device import resolve_device
 from attnbench.machine.precision import resolve_precision
 from attnbench.mixers.base import Mixer
-from attnbench.model.language_model import resolve_mixer
-from attnbench.model.matching import Matched, match_model
+from attnbench.model.matching import match_mixer
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import build, resolve
 from attnbench.settings.schema import EvaluationSettings, MixerSettings, RunSettings, TrainSettings
-from attnbench.training.loop import Batch
 
 
 def prepare_probe(settings: RunSettings, evaluation: EvaluationSettings) -> tuple[Probe, list[ProbeJob]]:
@@ -35,10 +33,19 @@ def _job(
     precision: str,
 ) -> ProbeJob:
     mixer, not_applicable = _apply(task, settings)
-    mixers, matched, obstacle = [mixer] * task.model.num_layers, None, ""
+    matched, obstacle = None, ""
     example = task.sequences("train", 0, 0, 1, torch.device("cpu"))
     try:
-        mixers, matched = _matched(task, mixer, settings, device.type, precision, example)
+        matched = match_mixer(
+            mixer,
+            task.model,
+            device_type=device.type,
+            precision=precision,
+            match=settings.match,
+            seq_len=example.tokens_BT.shape[1],
+            vocabulary_size=task.vocabulary_size,
+            num_logits=example.targets_BT.shape[1],
+        )
     except UserError as error:
         obstacle = str(error)
     train_settings = TrainSettings(
@@ -58,7 +65,7 @@ def _job(
         device=device,
         precision=precision,
         train=train_settings,
-        mixers=mixers,
+        mixers=matched.mixers if matched is not None else [mixer] * task.model.num_layers,
         matched=matched,
         obstacle=obstacle,
         not_applicable=not_applicable,
@@ -91,19 +98,3 @@ def _apply(task: Task, settings: RunSettings) -> tuple[MixerSettings, list[str]]
     options = {**kept, **shape, **wishes, **named}
     mixer = MixerSettings(name=settings.mixer.name, target=settings.mixer.target, options=options)
     return mixer, sorted(set(task.mixer_options) - set(wishes))
-
-
-def _matched(
-    task: Task, mixer: MixerSettings, settings: RunSettings, device_type: str, precision: str, example: Batch
-) -> tuple[list[MixerSettings], Matched]:
-    resolved = resolve_mixer(mixer, task.model, device_type=device_type, precision=precision)
-    matched = match_model(
-        [resolved] * task.model.num_layers,
-        task.model,
-        match=settings.match,
-        seq_len=example.tokens_BT.shape[1],
-        vocabulary_size=task.vocabulary_size,
-        num_logits=example.targets_BT.shape[1],
-        precision=precision,
-    )
-    return matched.mixers, matched

@@ -20,17 +20,18 @@ from attnbench.machine.signals import StopRequest
 from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.model.language_model import LanguageModel, build_model, function_of
 from attnbench.model.matching import Matched
+from attnbench.model.stored import ModelRecord
 from attnbench.results.identity import code_of, config_hash
 from attnbench.results.job import Job
 from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS, Measurement
 from attnbench.settings.schema import SELECTION_SEED, EvaluationSettings, MixerSettings, RunSettings, TrainSettings
 from attnbench.training import checkpoint
-from attnbench.training.checkpoint import ModelRecord, TrainState
-from attnbench.training.hooks import DivergedError, Plateau
+from attnbench.training.checkpoint import TrainState
+from attnbench.training.hooks import DivergedError
 from attnbench.training.log import read_metrics
 from attnbench.training.loop import Batch
 from attnbench.training.prepare import hashed_model, mixer_options
-from attnbench.training.run import Training, make_ready
+from attnbench.training.run import Training, budget, make_ready
 
 CHECK_STEPS = 100
 """Steps between two looks at `selection` while a task trains."""
@@ -165,7 +166,8 @@ class ProbeJob(Job):
             yield from self._failed("unsupported", self.obstacle)
             return
         log.info(self.matched.statement(self.settings.mixer.name))
-        yield from _budget(self.matched)
+        yield Measurement(metric="parameters", value=self.matched.parameters, unit="")
+        yield from budget(self.matched)
         stop = StopRequest()
         try:
             trained = attempt(lambda: self._train(stop))
@@ -209,43 +211,43 @@ class ProbeJob(Job):
         make_ready(self.device)
         sequences = TrainingSequences(self.task, self.settings.seed, self.device)
         speeds = {"generator_tokens_per_second": sequences.tokens_per_second}
-        state, _ = self._training(sequences.batch).run(stop, shares_device=self.shares_device)
+        state, _ = self.training(sequences.batch).run(stop, shares_device=self.shares_device)
         if state.warm_steps:
             tokens_per_step = self.task.batch_size * self.seq_len
             speeds["tokens_per_second"] = state.warm_steps * tokens_per_step / state.warm_seconds
         return state, speeds
 
-    def trial(self, max_sequences: int | None) -> Training:
-        """The training with so many sequences a batch, for its first steps."""
-        count = min(self.task.batch_size, max_sequences or self.task.batch_size)
-        batch = self.task.sequences("train", 0, 0, count, self.device)
-        return self._training(lambda step: batch)
+    def training(self, batches: Callable[[int], Batch] | None = None) -> Training:
+        """Make the training.
 
-    def _training(self, batches: Callable[[int], Batch]) -> Training:
-        task, seed, device = self.task, self.settings.seed, self.device
+        Args:
+            batches: the batch of each step; None: one for a trial, whatever the step.
+        """
         return Training(
             name=self.settings.mixer.name,
             folder=self.folder,
-            device=device,
-            mixers=self.mixers,
-            build=self.build,
-            batches=batches,
-            seq_len=self.seq_len,
-            settings=self.train,
-            precision=self.precision,
-            num_steps=task.num_steps,
+            device=self.device,
             record=self._record(),
-            validation=lambda state, common: Plateau(
-                select=lambda: task.selection(state.model, seed, device),
-                precision=self.precision,
-                interval=CHECK_STEPS,
-                **common,
-            ),
-            validation_interval=task.num_steps,
+            build=self.build,
+            batches=batches or self._trial_batch,
+            settings=self.train,
+            num_steps=self.task.num_steps,
+            measure=lambda state: {"selection": self._selection(state)},
+            validation_interval=CHECK_STEPS,
+            checkpoint_interval=self.task.num_steps,
             # Hundreds of small trainings would bury a project in wandb; a comparison shows their scores there instead.
             mirror=None,
-            captured=device.type == "cuda",
+            captured=self.device.type == "cuda",
         )
+
+    def _trial_batch(self, step: int) -> Batch:
+        return self.task.sequences("train", 0, 0, self.task.batch_size, self.device)
+
+    def _selection(self, state: TrainState) -> float:
+        """The accuracy that rates are chosen by."""
+        state.model.eval()
+        with torch.no_grad(), computing(self.precision, self.device):
+            return self.task.selection(state.model, self.settings.seed, self.device)
 
     def _record(self) -> ModelRecord:
         assert self.matched is not None
@@ -261,15 +263,12 @@ class ProbeJob(Job):
         )
 
     def _scores(self, state: TrainState) -> Iterator[Measurement]:
-        """What the rate is chosen by, the plateau, and, for a seed that is scored, the scores."""
-        task, seed, device = self.task, self.settings.seed, self.device
-        state.model.eval()
-        with torch.no_grad(), computing(self.precision, device):
-            selected = task.selection(state.model, seed, device)
-            yield Measurement(metric="selection", value=selected, unit="", settings=VALIDATION)
-            yield self._steps_to_plateau()
-            if self.is_scored:
-                yield from task.score(state.model, seed, device)
+        """Measure `selection`, the plateau, and, for a seed that is scored, the scores."""
+        yield Measurement(metric="selection", value=self._selection(state), unit="", settings=VALIDATION)
+        yield self._steps_to_plateau()
+        if self.is_scored:
+            with torch.no_grad(), computing(self.precision, self.device):
+                yield from self.task.score(state.model, self.settings.seed, self.device)
 
     def _steps_to_plateau(self) -> Measurement:
         logged = read_metrics(self.folder / "metrics.jsonl")
@@ -309,7 +308,7 @@ class TrainingSequences:
         self._epoch, self._order = -1, torch.empty(0)
 
     def batch(self, step: int) -> Batch:
-        """Every sequence once an epoch, in an order of the epoch's own."""
+        """The batch of a step: every sequence once an epoch, in an order that each epoch has anew."""
         epoch, batch = divmod(step, self.batches_per_epoch)
         if epoch != self._epoch:
             self._order = block_order(self.task.num_train_sequences, self.seed, epoch).to(self.device)
@@ -325,11 +324,3 @@ def folder_label(task: Task) -> str:
 def trained_label(rate: float, seed: int) -> str:
     """The rate and the seed of a training, for people."""
     return f"lr {rate:g}, " + ("search" if seed == SELECTION_SEED else f"seed {seed}")
-
-
-def _budget(matched: Matched) -> Iterator[Measurement]:
-    """What stands beside every score."""
-    yield Measurement(metric="parameters", value=matched.parameters, unit="")
-    yield Measurement(metric="forward_flops_per_token", value=matched.flops_per_token, unit="FLOP")
-    if matched.state_bytes is not None:
-        yield Measurement(metric="state_bytes", value=matched.state_bytes, unit="B")

@@ -1,0 +1,207 @@
+"""A trained model on disk: a folder of weights, a record that builds the model again, and what else its owner keeps.
+
+    config.json weights.safetensors state.json, and optimizer.safetensors where a training resumes from it
+
+No pickle. `state.json` is written last and holds the sha256 of every other file: an altered one is an error that says
+which.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from attnbench.model.language_model import LanguageModel, build_meta
+from attnbench.results.files import sync
+from attnbench.settings.check import read
+from attnbench.settings.errors import UserError
+from attnbench.settings.schema import MixerSettings, ModelSettings, setting
+from attnbench.settings.text import MAX_JSON_BYTES, open_regular, parse_json, read_bounded
+
+FORMAT = 1
+WEIGHTS, OPTIMIZER = "weights.safetensors", "optimizer.safetensors"
+NEEDED = ("config.json", WEIGHTS)
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelRecord:
+    """Settings that build a trained model again, and the vocabulary of its output."""
+
+    mixers: list[MixerSettings]
+    """One a layer, backends resolved."""
+    model: ModelSettings
+    """After matching."""
+    vocabulary: list[str]
+    vocabulary_size: int = setting(minimum=1, maximum=2**24)
+    corpus: str
+    seq_len: int = setting(minimum=1)
+    precision: str
+    match: str = "none"
+
+
+def write_files(
+    folder: Path,
+    model: LanguageModel,
+    record: ModelRecord,
+    counters: Mapping[str, Any],
+    optimizer: dict[str, Tensor] | None = None,
+) -> None:
+    """Write the files of a new folder, state.json last, and sync them.
+
+    Args:
+        counters: further entries of state.json.
+    """
+    _save_tensors({name: x.detach().contiguous() for name, x in model.named_parameters()}, folder / WEIGHTS)
+    if optimizer is not None:
+        _save_tensors(optimizer, folder / OPTIMIZER)
+    (folder / "config.json").write_text(json.dumps(asdict(record), ensure_ascii=False), encoding="utf-8")
+    checksums = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
+    content = {"format": FORMAT, **counters, "sha256": checksums}
+    (folder / "state.json").write_text(json.dumps(content), encoding="utf-8")
+    for path in [*folder.iterdir(), folder]:
+        sync(path)
+
+
+def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write a safetensors file.
+
+    Raises:
+        OSError: it cannot be written; the library's own error has no number and no name.
+    """
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        code = int(number[1])
+        raise OSError(code, os.strerror(code), str(path)) from None
+
+
+def load_model(
+    folder: Path, *, device: torch.device | str = "cpu", mixers: Sequence[MixerSettings] | None = None
+) -> tuple[LanguageModel, ModelRecord]:
+    """Build a trained model again, from the checkpoint's own record.
+
+    Args:
+        folder: one of a run's checkpoint/final, checkpoint/best-* or checkpoint/step-*.
+        mixers: in place of the record's, with other kernels say; the weights must fit.
+
+    Raises:
+        UserError: a missing, torn, altered or foreign file, or a class that may not be built.
+    """
+    with naming_the_way_out(folder):
+        _, weights, _ = read_files(folder)
+        record = _record(folder / "config.json")
+    try:
+        built = record.mixers if mixers is None else mixers
+        model = build_meta(built, record.model, vocabulary_size=record.vocabulary_size)
+    except UserError as error:
+        raise UserError(f"{folder / 'config.json'}: {error}") from None
+    # Before memory is taken for what the record only claims.
+    _compare(dict(model.named_parameters()), weights, folder)
+    model.to_empty(device=device)
+    fill(dict(model.named_parameters()), weights, folder)
+    return model, record
+
+
+def load_record(folder: Path) -> ModelRecord:
+    """Read the record of a checkpoint's model, altered or not; `load_model` checks that.
+
+    Raises:
+        UserError: it cannot be read, or is no record.
+    """
+    with naming_the_way_out(folder):
+        return _record(folder / "config.json")
+
+
+@contextmanager
+def naming_the_way_out(folder: Path) -> Iterator[None]:
+    """Add the way out to an error of a finished training's checkpoint; whoever resumes knows that of the others."""
+    try:
+        yield
+    except UserError as error:
+        if folder.name != "final" and not folder.name.startswith("best-"):
+            raise
+        final = folder.parent / "final"
+        raise UserError(f"{error}; once {final} is removed, the command that trained it trains again") from None
+
+
+def read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
+    """Read state.json, weights and optimizer tensors, empty where none were written; all checked by their checksums."""
+    content, checksums = read_state(folder)
+    try:
+        for name, expected in checksums.items():
+            if _sha256(folder / name) != expected:
+                raise UserError(f"{folder / name}: altered or torn, its checksum does not match state.json")
+        weights = load_file(folder / WEIGHTS)
+        optimizer = load_file(folder / OPTIMIZER) if OPTIMIZER in checksums else {}
+    except FileNotFoundError as error:
+        raise UserError(f"{error.filename}: missing, so {folder} is no complete checkpoint") from None
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{folder}: not a readable checkpoint ({error})") from None
+    return content, weights, optimizer
+
+
+def read_state(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Read state.json: its content, of which the caller knows more, and its checksums."""
+    path = folder / "state.json"
+    try:
+        content = parse_json(read_bounded(path, MAX_JSON_BYTES))
+        version, checksums = content["format"], dict(content["sha256"])
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing, so {path.parent} is no complete checkpoint") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: altered or torn ({error})") from None
+    if version != FORMAT:
+        raise UserError(f"{path}: format {version}, this attnbench reads format {FORMAT}")
+    if not set(checksums) <= {*NEEDED, OPTIMIZER}:
+        raise UserError(f"{path}: has checksums of files that are none of a checkpoint's")
+    for name in NEEDED:
+        if name not in checksums:
+            raise UserError(f"{path.parent / name}: not in a complete checkpoint, {path.name} has no checksum of it")
+    return content, checksums
+
+
+def _record(path: Path) -> ModelRecord:
+    """The record in a checkpoint, its names, types and numbers checked like a configuration's."""
+    try:
+        content = parse_json(read_bounded(path, MAX_JSON_BYTES))
+        mixers = [read(MixerSettings, entry, "mixers") for entry in content.pop("mixers")]
+        record = read(ModelRecord, content, "record", given={"mixers": mixers})
+        if any(len(symbol) != 1 for symbol in record.vocabulary) or len(record.vocabulary) > record.vocabulary_size:
+            raise ValueError("its vocabulary is no list of single characters, or longer than vocabulary_size")
+        return record
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing, so {path.parent} is no complete checkpoint") from None
+    except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: not a record of a model ({error})") from None
+
+
+def fill(tensors: dict[str, Tensor], stored: dict[str, Tensor], folder: Path) -> None:
+    """Copy stored tensors into existing ones of the same names and shapes."""
+    _compare(tensors, stored, folder)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(stored[name])
+
+
+def _compare(tensors: dict[str, Tensor], stored: dict[str, Tensor], folder: Path) -> None:
+    shapes, stored_shapes = ({name: x.shape for name, x in each.items()} for each in (tensors, stored))
+    if shapes != stored_shapes:
+        raise UserError(f"{folder}: its tensors are not those of the model that its record describes")
+
+
+def _sha256(path: Path) -> str:
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,1 +1,1 @@
-"""Many jobs: a plan, its cells, its searches of rates, carried out."""
+"""Comparisons: a plan, its cells, its searches of learning rates, and the record of all of them."""

@@ -18,7 +18,7 @@ class Cell:
     """Jobs of one folder, to be run by one process."""
 
     label: str
-    """For people: recall linear, num_pairs 16, lr 0.03, seed 0."""
+    """Name for people: recall linear, num_pairs 16, lr 0.03, seed 0."""
     jobs: tuple[Job, ...]
     """A training and the evaluations of its checkpoints, or one job."""
     rate: float = 0.0
@@ -42,7 +42,7 @@ class Cell:
     def is_done(self) -> bool:
         """True where all its results are there; those of a training that failed say so.
 
-        An altered file is none: run, the cell makes it again, or says what is wrong with it and the way out.
+        An altered file counts as missing: run, the cell makes it again, or says what is wrong with it and the way out.
         """
         first, *others = self.jobs
         if not is_done(first):
@@ -77,14 +77,13 @@ class ByKind(NamedTuple):
 
 
 def by_kind(settings: RunSettings) -> ByKind:
-    """The evaluations that read checkpoints, those that train probes, and those of the system."""
-    sorted_out = ByKind([], [], [])
+    """Sort evaluations: those that read checkpoints, those that train probes, and those of the system."""
+    groups: dict[type, list[EvaluationSettings]] = {CheckpointEvaluation: [], Probe: [], SystemEvaluation: []}
     for evaluation in settings.evaluations:
         cls = resolve(evaluation.target, Evaluation)
-        kinds = (CheckpointEvaluation, Probe, SystemEvaluation)
-        fitting = [group for kind, group in zip(kinds, sorted_out, strict=True) if issubclass(cls, kind)]
-        if not fitting:
-            names = ", ".join(kind.__name__ for kind in kinds)
+        kind = next((kind for kind in groups if issubclass(cls, kind)), None)
+        if kind is None:
+            names = ", ".join(kind.__name__ for kind in groups)
             raise UserError(f"eval.{evaluation.name}: {cls.__name__} must be one of {names}, not an Evaluation alone")
-        fitting[0].append(evaluation)
-    return sorted_out
+        groups[kind].append(evaluation)
+    return ByKind(*groups.values())

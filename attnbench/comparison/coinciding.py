@@ -1,4 +1,4 @@
-"""Variants that are one model in an evaluation, and share its cells there."""
+"""Sharing of cells by variants that are one model in an evaluation."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -26,7 +26,7 @@ class Variant(NamedTuple):
 
 
 def shared_cells(variants: Mapping[str, Variant]) -> Shared:
-    """Variants that share the cells of another one, the first of them, by evaluation, TRAINING among these.
+    """List the variants that share the cells of another, the first of them, by evaluation, TRAINING among these.
 
     In evaluations of what a mixer can do those are one whose model computes one function, in evaluations of the system
     those alone whose kernels are one too.
@@ -45,22 +45,20 @@ def shared_cells(variants: Mapping[str, Variant]) -> Shared:
                     f"plan.variants: {other} and {name} are one model in every evaluation of this plan; leave one "
                     "of them out, or name what tells them apart"
                 )
-    found: Shared = {}
+    shared: Shared = {}
     for index, name in enumerate(names):
         for evaluation, hashed in functions[name].items():
             first = next((other for other in names[:index] if functions[other].get(evaluation) == hashed), None)
             if first is not None:
-                found.setdefault(evaluation, {})[name] = first
-    return found
+                shared.setdefault(evaluation, {})[name] = first
+    return shared
 
 
 def _hashes(variant: Variant) -> tuple[dict[str, str], dict[str, str]]:
-    """By evaluation, what a variant's model hashes to, and its function; the rates of its search are part of both."""
+    """Hashes of a variant's model and of its function, by evaluation; the rates of its search are part of both."""
     models, functions = {}, {}
     if variant.kinds.of_checkpoints:
-        options = [
-            [evaluation.name, evaluation.target, evaluation.options] for evaluation in variant.kinds.of_checkpoints
-        ]
+        options = [[entry.name, entry.target, entry.options] for entry in variant.kinds.of_checkpoints]
         models[TRAINING] = config_hash([variant.run.config_hash, options])
         functions[TRAINING] = config_hash([function_hash(variant.run), options])
     for evaluation in variant.kinds.probes:

@@ -1,4 +1,4 @@
-"""A plan carried out: each of its cells run once, then one record and one report.
+"""Run of a plan: each of its cells once, then one record and one report.
 
 Learning rates are searched first, then everything is scored, several cells at a time; what is timed runs last and
 alone, each cell in a fresh process. What is there is not run again, so a comparison that was cut off goes on.
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 def compare(settings: ComparisonSettings, compose: Compose) -> Path:
-    """Carries out a plan and writes comparison.json and report/, mirrored to wandb; returns the experiment's folder.
+    """Carry out a plan and write comparison.json and report/, mirrored to wandb; return the experiment's folder.
 
     Args:
         compose: from the words of a train.py command line to its settings.
@@ -59,7 +59,7 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
 
 
 def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> Path:
-    """Runs the cells that are not done, and shows what all of them came to."""
+    """Run the cells that are not done, and show what all of them came to."""
     comparison = Comparison(settings, compose)
     searches, timed = (comparison.wanted(cells) for cells in (comparison.searches(), comparison.timed()))
     number = Counter(cell.group for cell in (*searches, *timed)) + comparison.num_scored()
@@ -96,7 +96,7 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
 
 
 def _run_cells(comparison: Comparison, cells: Sequence[Cell], progress: Progress) -> None:
-    """Runs those that are not done: timed ones alone, the others `num_workers` at a time."""
+    """Run those that are not done: timed ones alone, the others `num_workers` at a time."""
     settings = comparison.settings
     todo = [cell for cell in cells if settings.rerun or not cell.is_done()]
     progress.skip([cell for cell in cells if cell not in todo])
@@ -124,16 +124,15 @@ def _run_cells(comparison: Comparison, cells: Sequence[Cell], progress: Progress
 
 
 def _judge(comparison: Comparison, outcome: Outcome[Cell]) -> None:
-    """Records a cell that left no results; one whose results say why there are no numbers is done."""
+    """Record a cell that left no results; one whose results say why there are no numbers is done."""
     cell, error = outcome.item, outcome.error
     # What a rerun leaves as it was says nothing of this time.
     if not cell.is_done() or (error is not None and comparison.settings.rerun):
-        reason = error if error is not None else f"it left no {cell.results[0].name}"
-        comparison.failures[cell.label] = reason
+        comparison.failures[cell.label] = error if error is not None else f"it left no {cell.results[0].name}"
 
 
 def _show(comparison: Comparison, files: Sequence[Path], *, mirrored: bool) -> None:
-    """The summary, the report, and the run in wandb; what these need is imported here, as a comparison goes without."""
+    """Print the summary, write the report, show it in wandb; imports these two, which a comparison can go without."""
     settings, folder, plan = comparison.settings, comparison.folder, comparison.plan
     rows = [row for path in files for row in read_results(path)]
     print_comparison(
@@ -156,7 +155,7 @@ def _show(comparison: Comparison, files: Sequence[Path], *, mirrored: bool) -> N
 
 
 def _record(comparison: Comparison, scored: Sequence[Cell]) -> None:
-    """comparison.json: what the report needs to know besides the rows of the scored and the timed cells."""
+    """Write comparison.json, which the report reads beside the rows of the scored and the timed cells."""
     plan, shown = comparison.plan, [*scored, *comparison.timed()]
     former = _former(comparison)
     content = {
@@ -182,7 +181,7 @@ def _record(comparison: Comparison, scored: Sequence[Cell]) -> None:
 
 
 def _former(comparison: Comparison) -> dict[str, Any]:
-    """The record of the sittings before this one; empty where there was none, or where all is run again."""
+    """Read the record of the sittings before this one; empty where there was none, or where all is run again."""
     path = comparison.folder / "comparison.json"
     is_anew = comparison.settings.rerun and comparison.settings.plan.only is None
     if is_anew or not path.exists():
@@ -198,17 +197,17 @@ def _former(comparison: Comparison) -> dict[str, Any]:
 
 
 def _files(cells: Sequence[Cell]) -> list[Path]:
-    """The complete results of these cells."""
+    """List the complete results of these cells."""
     return [path for cell in cells for path in cell.rows_there()]
 
 
 def _described(comparison: Comparison) -> dict[str, Any]:
-    """What each evaluation says of itself, for a report that may not import a class from elsewhere."""
-    found = {}
+    """Describe each evaluation by its class, for a report that may not import one from elsewhere."""
+    described = {}
     for variant in comparison.variants.values():
         settings = variant.run.settings
         for evaluation in settings.evaluations:
             cls = resolve(evaluation.target, Evaluation)
             purpose = (cls.__doc__ or "").strip().partition("\n")[0]
-            found[evaluation.name] = {"purpose": purpose, "plots": [list(pair) for pair in cls.plots]}
-    return found
+            described[evaluation.name] = {"purpose": purpose, "plots": [list(pair) for pair in cls.plots]}
+    return described

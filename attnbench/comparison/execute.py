@@ -64,7 +64,7 @@ def evaluate_again(folder: Path, settings: RunSettings) -> Path:
 
 
 def _run_cells(run: Run, settings: RunSettings, kinds: ByKind) -> None:
-    """Runs the evaluations that need no checkpoint, and keeps in the run's folder where their results are."""
+    """Run the evaluations that need no checkpoint, and keep in the run's folder where their results are."""
     cells = []
     for evaluation in kinds.probes:
         searches = searches_of_probe(settings, evaluation)

@@ -121,7 +121,7 @@ class Comparison:
         return group == "eval" and options[0] not in self.plan.evaluations
 
     def wanted(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Those that are run: of the evaluations that `plan.only` names, or of all."""
+        """Keep the cells to run: of the evaluations that `plan.only` names, or of all."""
         return [cell for cell in cells if self._is_wanted(cell.group)]
 
     def _is_wanted(self, group: str) -> bool:
@@ -157,7 +157,7 @@ class Comparison:
         return self._timed
 
     def num_scored(self) -> Counter[str]:
-        """How many cells `scored` will give to run, by evaluation."""
+        """Count the cells that `scored` will give to run, by evaluation."""
         numbers: Counter[str] = Counter()
         for search in self._searches:
             if self._is_wanted(search.evaluation):
@@ -178,6 +178,6 @@ class Comparison:
         return sorted(cells, key=lambda cell: order[cell.group])
 
     def fail(self, cell: str, reason: str) -> None:
-        """Records what could not be run; the rest goes on."""
+        """Record what could not be run; the rest goes on."""
         self.failures[cell] = reason
         log.error(f"failed: {cell}: {reason}")

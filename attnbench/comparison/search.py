@@ -19,15 +19,15 @@ from attnbench.verdict.ranking import ACCURACY
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Choice:
-    """The rate that a variant is scored at, and how it was found."""
+    """Choice of the rate that a variant is scored at."""
 
     variant: str
     evaluation: str
     settings: dict[str, Any]
-    """Of the task; empty for language models."""
+    """Settings of the task; empty for language models."""
     grid: list[float]
     scores: dict[str, float | None]
-    """What each rate of the grid reached on validation data; None where it failed. Empty without a search."""
+    """Score of each rate of the grid on validation data; None where it failed. Empty without a search."""
     chosen: float
     at_edge: bool
     """No rate inside the grid was as good as its smallest or largest: a wider grid might hold a better one."""
@@ -40,12 +40,12 @@ class Search:
     """The learning rate of one score: the trainings that try a grid, the choice, and the trainings that are scored."""
 
     name: str
-    """For people."""
+    """Name for people."""
     variant: str
     evaluation: str
     """Its name, or TRAINING."""
     settings: dict[str, Any]
-    """Of the task; empty for language models."""
+    """Settings of the task; empty for language models."""
     grid: Sequence[float]
     metric: str
     """The row of a search that rates are chosen by."""
@@ -68,7 +68,7 @@ class Search:
         return [self.cell(rate, seed) for seed in seeds]
 
     def choice(self) -> Choice:
-        """The rate, from the finished searches or from those of the neighbour whose rate it takes over.
+        """Choose the rate, from the finished searches or from those of the neighbour whose rate it takes over.
 
         Raises:
             UserError: a search has no results.
@@ -106,8 +106,8 @@ def search_of_training(run: Run, evaluations: Sequence[EvaluationSettings], grid
         # A search is one of many trainings whose curve nobody looks at; its result stands in comparison.json.
         logger = settings.logger if is_scored else replace(settings.logger, mode="none")
         train = replace(settings.train, learning_rate=float(rate))
-        own = list(evaluations) if is_scored else []
-        at_rate = with_identity(run, replace(settings, train=train, seed=seed, evaluations=own, logger=logger))
+        wanted = list(evaluations) if is_scored else []
+        at_rate = with_identity(run, replace(settings, train=train, seed=seed, evaluations=wanted, logger=logger))
         label = f"training {run.mixer}, {trained_label(rate, seed)}"
         return Cell(label=label, jobs=language_model_jobs(at_rate), rate=train.learning_rate)
 
@@ -156,8 +156,10 @@ def _search_of_task(job: ProbeJob, grid: Sequence[float]) -> Search:
 def choose_rate(
     scores: Mapping[float, float | None], grid: Sequence[float], *, higher_is_better: bool
 ) -> tuple[float, bool]:
-    """The rate of the lowest loss, or of the highest accuracy: the smallest of those within 1 % of it, one inside the
-    grid before one at its edge, whose neighbours are known on one side alone.
+    """Choose the rate of the lowest loss or of the highest accuracy.
+
+    It is the smallest of those within 1 % of it, one inside the grid before one at its edge, whose neighbours are known
+    on one side alone.
 
     Accuracies of one seed that differ by no more than matters between variants do not say which rate works for other
     seeds, and of rates that work the larger ones diverge first. Where all failed it is the smallest, whose scored runs

@@ -1,4 +1,4 @@
-"""Finished cells carried to another machine: rows, settings and environments in one file, no weights and no code."""
+"""Transfer of finished cells to another machine: rows, settings and environments in one file, no weights, no code."""
 
 import re
 import tempfile
@@ -15,13 +15,13 @@ CARRIED = re.compile(r"comparison\.json|(cells/)?[^/]+/(results/[^/]+\.jsonl|env
 
 
 def export_cells(experiment: Path, target: Path) -> int:
-    """Writes all complete results of an experiment's folder, with what made them, as JSON lines; returns how many.
+    """Write all complete results of an experiment's folder, with what made them, as JSON lines; return their number.
 
     Raises:
         UserError: there are none, or the file cannot be written.
     """
-    found = [*experiment.glob("*/results/*.jsonl"), *experiment.glob("cells/*/results/*.jsonl")]
-    results = [path for path in sorted(found) if is_complete(path)]
+    files = [*experiment.glob("*/results/*.jsonl"), *experiment.glob("cells/*/results/*.jsonl")]
+    results = [path for path in sorted(files) if is_complete(path)]
     if not results:
         raise UserError(f"export={target}: {experiment} has no complete results")
     folders = dict.fromkeys(path.parents[1] for path in results)
@@ -40,7 +40,7 @@ def export_cells(experiment: Path, target: Path) -> int:
 
 
 def import_cells(source: Path, experiment: Path) -> int:
-    """Takes over what `export_cells` wrote; results that are complete here are kept. Returns how many came new.
+    """Take over what `export_cells` wrote, but for results that are complete here; return the number of new ones.
 
     Everything is checked before anything is written: a file that is refused leaves the experiment as it was.
 
@@ -84,14 +84,14 @@ def _entry(content: dict[str, Any]) -> tuple[str | None, str | None]:
 
 
 def _link(experiment: Path, path: str) -> Path | None:
-    """What of the path is a symbolic link, which might lead out of the experiment."""
+    """First symbolic link on the path, which might lead out of the experiment."""
     parts = path.split("/")
-    places = [experiment.joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1)]
-    return next((place for place in places if place.is_symlink()), None)
+    paths = [experiment.joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1)]
+    return next((path for path in paths if path.is_symlink()), None)
 
 
 def _check(path: Path, text: str, staging: Path) -> None:
-    """Refuses what is no results file of this folder and name, and what is no JSON or yaml of a cell."""
+    """Refuse a text that is no results file of this folder and name, and no JSON or yaml of a cell."""
     if path.suffix == ".jsonl":
         copy = staging / "results.jsonl"
         copy.write_text(text, encoding="utf-8")
@@ -105,7 +105,7 @@ def _check(path: Path, text: str, staging: Path) -> None:
 
 
 def _is_there(path: Path) -> bool:
-    """A results file that was cut off here is replaced."""
+    """True where the file stays; a results file that was cut off is replaced."""
     return is_complete(path) if path.suffix == ".jsonl" else path.exists()
 
 

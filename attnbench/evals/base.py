@@ -21,12 +21,12 @@ from attnbench.training.loop import Batch
 
 
 class Subject(Protocol):
-    """What is evaluated: a mixer in a model of a certain size, with a seed, on a device, on a corpus."""
+    """A mixer to evaluate: in a model of a certain size, with a seed, on a device, on a corpus."""
 
     device: torch.device
     precision: str
     compile: bool
-    """Whether training steps are compiled."""
+    """True where training steps are compiled."""
     corpus: Corpus
 
     @property
@@ -39,7 +39,7 @@ class Subject(Protocol):
     def train(self) -> TrainSettings: ...
 
     def builder(self, model: ModelSettings | None = None) -> Callable[[], LanguageModel]:
-        """Builds the model with initial weights, matched at its size; can be sent to another process.
+        """Return a builder of the model with initial weights, matched at its size; it can be sent to another process.
 
         Args:
             model: another size; None for the run's own.
@@ -50,11 +50,11 @@ class Subject(Protocol):
         ...
 
     def new_model(self, model: ModelSettings | None = None) -> LanguageModel:
-        """What `builder` builds."""
+        """Build the model that `builder` is of."""
         ...
 
     def trained_model(self, which: str = "final") -> LanguageModel:
-        """The trained model, of the `final` or the `best` checkpoint."""
+        """Load the trained model, of the `final` or the `best` checkpoint."""
         ...
 
 
@@ -75,26 +75,26 @@ class Evaluation:
 
 
 class CheckpointEvaluation(Evaluation, ABC):
-    """Measures a trained model."""
+    """Evaluation that measures a trained model."""
 
     @abstractmethod
     def run(self, subject: Subject) -> Iterator[Measurement]:
-        """Each number as soon as it is known; the caller stamps whose it is and writes it."""
+        """Yield each number as soon as it is known; the caller stamps whose it is and writes it."""
 
     def failed(self, subject: Subject, status: str, reason: str) -> Iterator[Measurement]:
-        """Rows without numbers in place of the scores that are compared, where the training itself failed."""
+        """Yield rows without numbers in place of the scores that are compared, where the training itself failed."""
         yield from ()
 
 
 class SystemEvaluation(Evaluation, ABC):
-    """Times or weighs models with initial weights; runs in a process of its own, alone on its device."""
+    """Evaluation that times or weighs models with initial weights; a separate process, alone on its device, runs it."""
 
     own_sizes: ClassVar[bool] = False
-    """Whether its models have sizes of their own, so that its rows are not of the run's model."""
+    """True where its models have sizes of their own, so that its rows are not of the run's model."""
 
     @abstractmethod
     def run(self, subject: Subject) -> Iterator[Measurement]:
-        """Each number as soon as it is known; what does not fit is a row, and the next setting starts clean."""
+        """Yield each number as soon as it is known; what does not fit is a row, and the next setting starts clean."""
 
 
 NUM_SELECTION = 500
@@ -106,7 +106,7 @@ class Task(ABC):
     """One small model to train from scratch on synthetic sequences, and how it is scored."""
 
     settings: dict[str, Any]
-    """Which task of its probe this is; stands in the settings of all its rows: {"sequence_length": 256, ...}."""
+    """Axes that tell it from the other tasks of its probe, in all its rows: {"sequence_length": 256, ...}."""
     model: ModelSettings
     """Always applied, whatever size the run has: width, depth, head width, feed-forward (0: none)."""
     vocabulary_size: int
@@ -130,7 +130,7 @@ class Task(ABC):
 
     @abstractmethod
     def selection(self, model: LanguageModel, seed: int, device: torch.device) -> float:
-        """What rates are chosen by and the plateau is read from: an accuracy on NUM_SELECTION validation sequences."""
+        """Accuracy on NUM_SELECTION validation sequences, which rates are chosen by and the plateau is read from."""
 
     @abstractmethod
     def score(self, model: LanguageModel, seed: int, device: torch.device) -> Iterator[Measurement]:

@@ -1,4 +1,4 @@
-"""Copying: whether a small model can repeat a string it has read, also one longer than any it was trained on."""
+"""Copying: small models that repeat a string they have read, also one longer than any they were trained on."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ START, SEPARATOR, PADDING, BLANK = range(NUM_SYMBOLS, NUM_SYMBOLS + 4)
 SHARED_LENGTHS = 4
 """Strings shorter than this may be in several splits: there are too few of them to keep some from training."""
 
-LENGTH, STRING, PLACES = range(3)
-"""What a hash is used for, as its first counter."""
+LENGTH, STRING, POSITIONS = range(3)
+"""Purposes of a hash, as its first counter."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,18 +74,18 @@ class CopyTask(Task):
         """Symbol and whole-string accuracy at each test length."""
         for length in self.test_lengths:
             correct_BL = correct_labels(model, self.test_sequences(seed, length, device))
-            found = {"symbol_accuracy": correct_BL, "string_accuracy": correct_BL.all(1)}
+            correct = {"symbol_accuracy": correct_BL, "string_accuracy": correct_BL.all(1)}
             for metric, settings in self._axes(length):
-                yield accuracy(found[metric], metric, settings)
+                yield accuracy(correct[metric], metric, settings)
 
     def axes(self) -> list[tuple[str, dict[str, Any]]]:
         """See Task."""
-        return [place for length in self.test_lengths for place in self._axes(length)]
+        return [axes for length in self.test_lengths for axes in self._axes(length)]
 
     def _axes(self, length: int) -> list[tuple[str, dict[str, Any]]]:
         chances = {"symbol_accuracy": 1 / NUM_SYMBOLS, "string_accuracy": (1 / NUM_SYMBOLS) ** length}
-        place = {**self.settings, "length": length, "beyond_training": length > self.max_length, "split": "test"}
-        return [(metric, {**place, "chance": chance}) for metric, chance in chances.items()]
+        shared = {**self.settings, "length": length, "beyond_training": length > self.max_length, "split": "test"}
+        return [(metric, {**shared, "chance": chance}) for metric, chance in chances.items()]
 
     def test_sequences(self, seed: int, length: int, device: torch.device) -> Batch:
         """The test strings of one length, in a batch that is no longer than they need."""
@@ -105,7 +105,7 @@ class CopyTask(Task):
             exempt_B=length_B < SHARED_LENGTHS,
         )
         symbols_BL = _strings(hash_B, length_B, longest)
-        read_BS = _scattered(symbols_BL, hashed(hash_B, PLACES)) if self.selective else symbols_BL
+        read_BS = _scattered(symbols_BL, hashed(hash_B, POSITIONS)) if self.selective else symbols_BL
         num_read_B = 2 * length_B if self.selective else length_B
         return _laid_out(read_BS, num_read_B, symbols_BL, length_B)
 
@@ -211,12 +211,13 @@ class Copy(Probe):
         check_value("eval.copy.test_lengths", test_lengths, kind=list[int], distinct=True, minimum=1)
         check_training("eval.copy", learning_rates, precision)
         self.learning_rates, self.precision = [float(rate) for rate in learning_rates], precision
-        shape = {"dim": width, "num_layers": num_layers, "head_width": head_width}
         self._task = CopyTask(
             settings={"selective": True} if selective else {},
             model=ModelSettings(
                 name="copy",
-                **shape,
+                dim=width,
+                num_layers=num_layers,
+                head_width=head_width,
                 feed_forward_width=feed_forward_width,
                 initial_deviation=probe_deviation("eval.copy", initial_deviation, width),
             ),

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from attnbench.data.batches import Batches
 from attnbench.evals.base import Subject, SystemEvaluation
-from attnbench.evals.lib.rows import without_numbers
+from attnbench.evals.lib.rows import speed_row, without_numbers
 from attnbench.evals.lib.step_cost import Repetition, lacks_text, settle
 from attnbench.machine.cuda_graph import CapturedCall
 from attnbench.machine.memory import available_mib, memory_capped
 from attnbench.machine.precision import computing
-from attnbench.machine.timing import OutOfMemory, Times, attempt, time_repeats
+from attnbench.machine.timing import OutOfMemory, Times, attempt
 from attnbench.mixers.base import state_bytes
 from attnbench.model.language_model import LanguageModel
 from attnbench.model.sampling import decoder, read
@@ -108,15 +108,7 @@ class Inference(SystemEvaluation):
             if isinstance(times, OutOfMemory):
                 yield from without_numbers({metric: "token/s"}, settings, "out_of_memory", times.reason)
                 continue
-            yield Measurement(
-                metric=metric,
-                value=num_tokens / times.median_ms * 1e3,
-                unit="token/s",
-                settings=settings,
-                low=num_tokens / times.high_ms * 1e3,
-                high=num_tokens / times.low_ms * 1e3,
-                num_samples=times.num_repeats,
-            )
+            yield speed_row(metric, num_tokens, times, settings)
 
     def _unsupported(self, reason: str) -> Iterator[Measurement]:
         for length in self.lengths:
@@ -153,7 +145,7 @@ def _alone(subject: Subject, measure: Callable[[], Times]) -> Times | OutOfMemor
 
 
 def time_prefill(model: LanguageModel, tokens_BT: Tensor, dtype: torch.dtype, repetition: Repetition) -> Times:
-    """Of all tokens at once, from an empty state that is made anew each time.
+    """Time the prefill of all tokens at once, from an empty state that is made anew each time.
 
     Args:
         dtype: of the caches.
@@ -164,11 +156,11 @@ def time_prefill(model: LanguageModel, tokens_BT: Tensor, dtype: torch.dtype, re
     def prefill() -> None:
         model(tokens_BT, model.init_state(batch_size, length, dtype), last_BL)
 
-    return _times(prefill, tokens_BT.device, repetition)
+    return repetition.times(prefill, tokens_BT.device)
 
 
 def time_decoding(model: LanguageModel, tokens_BT: Tensor, dtype: torch.dtype, repetition: Repetition) -> Times:
-    """Of one step behind the tokens, which are read first.
+    """Time one decoding step behind the tokens, which are read first.
 
     Args:
         dtype: of the caches.
@@ -184,14 +176,4 @@ def time_decoding(model: LanguageModel, tokens_BT: Tensor, dtype: torch.dtype, r
     for _ in range(num_untimed):
         # The last of them is recorded.
         decode()
-    return _times(decode, tokens_BT.device, repetition)
-
-
-def _times(function: Callable[[], object], device: torch.device, repetition: Repetition) -> Times:
-    return time_repeats(
-        function,
-        device,
-        warmup=repetition.warmup,
-        repeats=repetition.repeats,
-        max_seconds=repetition.max_seconds,
-    )
+    return repetition.times(decode, tokens_BT.device)

@@ -79,20 +79,13 @@ class Perplexity(CheckpointEvaluation):
                     num_test = len(self._part(subject, "test")[0])
                     if length > num_test:
                         reason = f"of the test split {num_test} characters are read" if num_test else NO_TEST_SPLIT
-                        yield Measurement(
-                            metric="perplexity",
-                            value=None,
-                            unit=UNITS["perplexity"],
-                            settings=axes,
-                            status="unsupported",
-                            reason=reason,
-                        )
+                        yield from without_numbers({"perplexity": UNITS["perplexity"]}, axes, "unsupported", reason)
                         continue
-                    found = attempt(lambda length=length, model=model: self._nats(model, subject, "test", length))
-                    if isinstance(found, OutOfMemory):
-                        yield from without_numbers(UNITS, axes, "out_of_memory", found.reason)
+                    result = attempt(lambda length=length, model=model: self._nats(model, subject, "test", length))
+                    if isinstance(result, OutOfMemory):
+                        yield from without_numbers(UNITS, axes, "out_of_memory", result.reason)
                         continue
-                    nats_T, count_T = found
+                    nats_T, count_T = result
                     yield from _measurements(float(nats_T.sum()), round(float(count_T.sum())), axes)
 
     def _nats(self, model: Any, subject: Subject, split: str, length: int) -> tuple[Tensor, Tensor]:
@@ -131,6 +124,6 @@ def _by_position(nats_T: Tensor, count_T: Tensor, axes: dict[str, Any]) -> Itera
         end = min(stop, len(nats_T))
         count = round(float(count_T[start:end].sum()))
         mean = float(nats_T[start:end].sum()) / count
-        place = {**axes, "position_bucket": f"{start}-{end - 1}"}
-        yield _measurement("nats_per_character", mean, mean, place, count)
+        bucket = {**axes, "position_bucket": f"{start}-{end - 1}"}
+        yield _measurement("nats_per_character", mean, mean, bucket, count)
         start, stop = stop, 2 * stop

@@ -1,4 +1,4 @@
-"""Multi-query associative recall: whether a small model can look up, later on, what it has read (arXiv 2312.04927)."""
+"""Multi-query associative recall: small models that look up, later on, pairs they have read (arXiv 2312.04927)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ LONG = 512
 """Positions from which on the batch is `long_batch_size`."""
 
 KEYS, VALUES, SLOTS, QUERIES, FILLER = range(5)
-"""What a hash is used for, as its first counter."""
+"""Purposes of a hash, as its first counter."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,17 +90,9 @@ class RecallTask(Task):
 
     def axes(self) -> list[tuple[str, dict[str, Any]]]:
         """See Task."""
+        chance = {"split": "test", "chance": 1 / self.num_values}
         return [
-            (
-                "accuracy",
-                {
-                    **self.settings,
-                    "num_pairs": pairs,
-                    "split": "test",
-                    "chance": 1 / self.num_values,
-                    "chance_among_pairs": 1 / pairs,
-                },
-            )
+            ("accuracy", {**self.settings, "num_pairs": pairs, **chance, "chance_among_pairs": 1 / pairs})
             for pairs in self.pairs
         ]
 
@@ -116,12 +108,12 @@ class RecallTask(Task):
     def _batch(self, split: str, seed: int, index_B: Tensor, pairs_B: Tensor, most: int) -> Batch:
         row_B = hashed(0, seed, SPLITS[split], index_B, pairs_B)
         hash_B = hashes_in_split(
-            split, row_B, lambda hash_R, row_R: self._drawn(hash_R, pairs_B[row_R], most).tokens_BT
+            split, row_B, lambda hash_R, row_R: self._from_hashes(hash_R, pairs_B[row_R], most).tokens_BT
         )
-        return self._drawn(hash_B, pairs_B, most)
+        return self._from_hashes(hash_B, pairs_B, most)
 
-    def _drawn(self, hash_B: Tensor, pairs_B: Tensor, most: int) -> Batch:
-        """The sequences of these hashes, with room for `most` pairs in each."""
+    def _from_hashes(self, hash_B: Tensor, pairs_B: Tensor, most: int) -> Batch:
+        """Build the sequences of these hashes, with room for `most` pairs in each."""
         half, pairs_B1 = self.vocabulary_size // 2, pairs_B[:, None]
         column_P = torch.arange(most, device=hash_B.device)
         present_BP = column_P < pairs_B1
@@ -239,15 +231,15 @@ class Recall(Probe):
 
     def rate_source(self, task: Task) -> Task | None:
         """See Probe and `reuse_rate`."""
-        source = RATE_FROM.get(_place(task.settings))
+        source = RATE_FROM.get(_cell(task.settings))
         if not self.reuse_rate or source is None:
             return None
         width = task.settings["width"]
-        found = (it for it in self._tasks if it.settings["width"] == width and _place(it.settings) == source)
-        return next(found, None)
+        others = (it for it in self._tasks if it.settings["width"] == width and _cell(it.settings) == source)
+        return next(others, None)
 
 
-def _place(settings: dict[str, Any]) -> tuple[int, int | None]:
+def _cell(settings: dict[str, Any]) -> tuple[int, int | None]:
     return settings["sequence_length"], settings.get("num_pairs")
 
 

@@ -10,14 +10,14 @@ import torch
 
 from attnbench.data.batches import Batches, evaluation_batches
 from attnbench.evals.base import Subject, SystemEvaluation
-from attnbench.evals.lib.rows import without_numbers
+from attnbench.evals.lib.rows import time_row, without_numbers
 from attnbench.evals.lib.step_cost import Repetition, lacks_text, measure_step, settle
 from attnbench.machine.device import start_afresh
 from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.model.loss import split_nats
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
-from attnbench.settings.check import check, check_counts, check_options
+from attnbench.settings.check import check_counts, read
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ModelSettings
 from attnbench.training.checkpoint import TrainState
@@ -129,7 +129,7 @@ class Scaling(SystemEvaluation):
             yield from without_numbers(COSTS, settings, "out_of_memory", cost.reason)
             return
         yield Measurement(metric="parameters", value=cost.parameters, unit=COSTS["parameters"], settings=settings)
-        yield cost.milliseconds(settings)
+        yield time_row(cost.times, settings)
         yield cost.memory(settings)
 
     def _train(self, subject: Subject, size: ModelSettings) -> "Trained":
@@ -162,7 +162,7 @@ class Scaling(SystemEvaluation):
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Trained:
-    """What became of a training."""
+    """Outcome of a training."""
 
     parameters: int
     nats: float
@@ -209,11 +209,8 @@ def _loss_row(trained: Trained | OutOfMemory, settings: dict[str, Any]) -> Measu
 
 
 def _settings(name: str, values: Any) -> ModelSettings:
-    """A size as conf/model has it, checked as the run's own is."""
+    """Read a size as conf/model has it."""
     group = f"eval.scaling.sizes.{name}"
     if not isinstance(values, dict):
         raise UserError(f"{group}={values}: must be the settings of a model, as in conf/model")
-    check_options(ModelSettings, values, group=group)
-    settings = ModelSettings(**values)
-    check(settings, f"{group}.")
-    return settings
+    return read(ModelSettings, values, group)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from attnbench.evals.base import Subject, SystemEvaluation
-from attnbench.evals.lib.rows import doublings, without_numbers
+from attnbench.evals.lib.rows import doublings, speed_row, time_row, without_numbers
 from attnbench.evals.lib.step_cost import Repetition, StepCost, lacks_text, measure_step, settle
 from attnbench.machine.timing import OutOfMemory, matrix_product_ceiling
 from attnbench.results.rows import Measurement
@@ -71,14 +71,8 @@ class Throughput(SystemEvaluation):
         repeats: int,
         max_seconds: float,
     ) -> None:
-        check_counts(
-            "eval.throughput",
-            lengths=lengths,
-            batch_size=batch_size,
-            max_length=max_length,
-            warmup=warmup,
-            repeats=repeats,
-        )
+        counts = {"lengths": lengths, "batch_size": batch_size, "max_length": max_length}
+        check_counts("eval.throughput", **counts, warmup=warmup, repeats=repeats)
         at_constant_tokens = []
         if constant_tokens is not None:
             if not lengths:
@@ -125,14 +119,8 @@ def _rows(cost: StepCost, settings: dict[str, Any], ceiling: float) -> Iterator[
         return Measurement(metric=metric, value=value, unit=UNITS[metric], settings=settings, **more)
 
     yield row("first_step_seconds", cost.first_step_seconds, num_samples=1)
-    yield cost.milliseconds(settings)
-    yield row(
-        "tokens_per_second",
-        num_tokens / times.median_ms * 1e3,
-        low=num_tokens / times.high_ms * 1e3,
-        high=num_tokens / times.low_ms * 1e3,
-        num_samples=times.num_repeats,
-    )
+    yield time_row(times, settings)
+    yield speed_row("tokens_per_second", num_tokens, times, settings)
     yield cost.memory(settings)
     yield row("achieved_tflops", tflops, num_samples=times.num_repeats)
     yield row("ceiling_fraction", tflops / ceiling, num_samples=times.num_repeats)

@@ -16,16 +16,16 @@ from attnbench.settings.text import MAX_JSON_BYTES, name_beside, open_regular, p
 HOLE = b"\0" * 8
 """At least, where a machine died before it had written; a bit that flips makes one NUL byte."""
 
-MOST_LINES = 2**20
-"""Of a file; an object that says nothing takes thirty times its bytes."""
+MAX_LINES = 2**20
+"""Most lines of a file: an empty object takes thirty times its bytes in memory."""
 
-MOST_LINE_BYTES = 2**20
+MAX_LINE_BYTES = 2**20
 """Longest line of a file that is read a line at a time, however many there are."""
 
 
 @dataclass(slots=True, kw_only=True)
 class JsonLines:
-    """What a file of JSON lines holds."""
+    """Content of a file of JSON lines."""
 
     path: Path
     objects: list[dict[str, Any]]
@@ -35,7 +35,7 @@ class JsonLines:
     torn: bool
     """The last line was cut off in the middle of writing, or a hole is where lines would be: `objects` ends before."""
     sha256: str
-    """Of all lines before the last."""
+    """Hash of all lines before the last."""
 
     def where(self, index: int) -> str:
         """File and line of object `index`, as error messages name them."""
@@ -43,7 +43,7 @@ class JsonLines:
 
 
 def read_json_lines(path: Path) -> JsonLines:
-    """Every line of `path`.
+    """Read every line of `path`.
 
     Only the last line can be torn by a process that died, and then lacks its end; a machine that died may leave NUL
     bytes where it had not written yet. Any other line that is no JSON object was altered.
@@ -55,13 +55,13 @@ def read_json_lines(path: Path) -> JsonLines:
         content = read_bounded_bytes(path, MAX_JSON_BYTES)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
-    if content.count(b"\n") > MOST_LINES:
-        raise UserError(f"{path}: more than the {MOST_LINES} lines that such a file may have")
+    if content.count(b"\n") > MAX_LINES:
+        raise UserError(f"{path}: more than the {MAX_LINES} lines that such a file may have")
     whole = [*_whole_lines(path, BytesIO(content))]
     before_last = content[: content.rstrip(b"\n").rfind(b"\n") + 1]
     return JsonLines(
         path=path,
-        objects=[found for _, found in whole],
+        objects=[content for _, content in whole],
         texts=[text for text, _ in whole],
         torn=len(whole) < content.count(b"\n") + (content[-1:] not in (b"", b"\n")),
         sha256=hashlib.sha256(before_last).hexdigest(),
@@ -69,22 +69,22 @@ def read_json_lines(path: Path) -> JsonLines:
 
 
 def stream_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every whole line of `path` without its end, and its object: of a file that may be longer than memory.
+    """Read every whole line of `path` without its end, and its object: of a file that may be longer than memory.
 
     Raises:
         UserError: as read_json_lines; or a line is longer than any of ours.
     """
     try:
         with open_regular(path) as file:
-            yield from _whole_lines(path, iter(lambda: file.readline(MOST_LINE_BYTES + 1), b""))
+            yield from _whole_lines(path, iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def _whole_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, line in enumerate(lines, start=1):
-        if len(line) > MOST_LINE_BYTES:
-            raise UserError(f"{path}:{number}: longer than the {MOST_LINE_BYTES} bytes that a line may have")
+        if len(line) > MAX_LINE_BYTES:
+            raise UserError(f"{path}:{number}: longer than the {MAX_LINE_BYTES} bytes that a line may have")
         # Bytes that are no UTF-8 make a line unreadable, not the whole file.
         text = line.removesuffix(b"\n").decode("utf-8", errors="replace")
         try:
@@ -117,13 +117,12 @@ def to_line(content: dict[str, Any]) -> str:
 
 
 def half_replaced(folder: Path) -> list[Path]:
-    """Files beside those that a process which died was about to replace."""
+    """List the files with which a process that died was about to replace others."""
     return [path for path in folder.glob(".*.new") if re.fullmatch(r"\..+\.[0-9]+\.new", path.name)]
 
 
 def replace_file(path: Path, text: str | Iterable[str]) -> None:
-    """Puts `text`, or parts of one, at `path`: written beside, synced, renamed, so that a reader sees the old file or
-    the new one."""
+    """Replace a file by `text`, or parts of one, at once: a reader sees the old file or the new one."""
     beside = name_beside(path)
     try:
         with open(beside, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
@@ -138,7 +137,7 @@ def replace_file(path: Path, text: str | Iterable[str]) -> None:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file's content, or a folder's names, are on the disk."""
+    """Wait until a file's content, or a folder's names, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

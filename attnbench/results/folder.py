@@ -1,4 +1,4 @@
-"""The folder that a run or a cell leaves behind: its log, its config, its environment, and what became of it.
+"""Folder of a run or a cell: its log, its config, its environment, and its failure.
 
 config.yaml environment.json train.log metrics.jsonl checkpoint/ results/<evaluation>-<hash>.jsonl failed.txt
 """
@@ -36,7 +36,7 @@ IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.
 
 @contextmanager
 def holding(folder: Path, *, waits: bool) -> Iterator[None]:
-    """Makes the folder and keeps other processes of attnbench out of it; see `locks.folder_lock`.
+    """Make the folder and keep other processes of attnbench out of it; see `locks.folder_lock`.
 
     Raises:
         UserError: the folder cannot be made, another process holds it, or what is inside could not read or write: a
@@ -71,7 +71,7 @@ def _way_out(error: OSError) -> str:
 
 @contextmanager
 def recording(folder: Path, *, waits: bool) -> Iterator[None]:
-    """Holds the folder; what is said inside also goes to its train.log, what fails inside to its failed.txt.
+    """Hold the folder, its train.log for all that is logged inside, and its failed.txt for an error.
 
     Raises:
         UserError: as `holding`.

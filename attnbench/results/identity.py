@@ -41,7 +41,7 @@ def hash_with_code(content: list[Any], code: dict[str, Any]) -> str:
 
 
 def code_of(targets: Iterable[str], parts: Iterable[str]) -> dict[str, Any]:
-    """Whatever of the code an identity has to hold, empty where nothing does:
+    """Describe the code that an identity has to hold, empty where none is:
 
         {"numbers_version": {"model": 1}, "sources": {"average.Average": "6dc9...e1"}}
 
@@ -54,7 +54,7 @@ def code_of(targets: Iterable[str], parts: Iterable[str]) -> dict[str, Any]:
     """
     versions = {part: attnbench.NUMBERS_VERSION[part] for part in parts if attnbench.NUMBERS_VERSION[part]}
     sources = {target: _source(import_module(target)) for target in targets if not is_own(target)}
-    return {name: found for name, found in (("numbers_version", versions), ("sources", sources)) if found}
+    return {name: part for name, part in (("numbers_version", versions), ("sources", sources)) if part}
 
 
 @functools.cache
@@ -76,17 +76,17 @@ def _source(module: ModuleType) -> str:
         root, prefix = root / name.partition(".")[0], (name.partition(".")[0],)
     else:
         prefix = ()
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     todo = [(name, path, is_package)]
     while todo:
         name, path, is_package = todo.pop()
-        if name in found:
+        if name in sources:
             continue
         tree = _syntax_tree(name, path)
         package = name.split(".") if is_package else name.split(".")[:-1]
         todo += _beside(tree, package, root, prefix)
-        found[name] = ast.unparse(_without_docstrings(tree))
-    return hashlib.sha256(json.dumps(sorted(found.items())).encode()).hexdigest()
+        sources[name] = ast.unparse(_without_docstrings(tree))
+    return hashlib.sha256(json.dumps(sorted(sources.items())).encode()).hexdigest()
 
 
 def _syntax_tree(name: str, path: Path) -> ast.Module:
@@ -112,12 +112,11 @@ def _beside(
         if parts[0] == "attnbench" or parts[: len(prefix)] != prefix:
             continue
         for depth in range(len(prefix) or 1, len(parts) + 1):
-            place = root.joinpath(*parts[len(prefix) : depth])
-            own = ".".join(parts[:depth])
-            if (place / "__init__.py").is_file():
-                yield own, place / "__init__.py", True
-            elif place.with_suffix(".py").is_file():
-                yield own, place.with_suffix(".py"), False
+            path, full_name = root.joinpath(*parts[len(prefix) : depth]), ".".join(parts[:depth])
+            if (path / "__init__.py").is_file():
+                yield full_name, path / "__init__.py", True
+            elif path.with_suffix(".py").is_file():
+                yield full_name, path.with_suffix(".py"), False
 
 
 def _imported(tree: ast.Module, package: list[str]) -> Iterator[str]:

@@ -62,7 +62,7 @@ def test_every_setting_has_its_rows(text, name):
 
 
 def test_the_speeds_are_tokens_over_time(text, monkeypatch):
-    monkeypatch.setattr(inference, "_times", lambda *_: Times(2.0, 1.0, 4.0, 3))
+    monkeypatch.setattr(Repetition, "times", lambda *_: Times(2.0, 1.0, 4.0, 3))
     rows = list(Inference(**SETTINGS_OF_TWO).run(subject(text)))
     speeds = {(row.metric, *row.settings.values()): (row.value, row.low, row.high) for row in rows[2:]}
     assert speeds[PREFILL, 48, 3] == (48 * 3 / 2e-3, 48 * 3 / 4e-3, 48 * 3 / 1e-3)

@@ -12,7 +12,7 @@ MAX_LENGTH = 2**15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What a preset sets, see Recall."""
+    """Settings of a preset, see Recall."""
 
     cells: list[Any]
     widths: list[int]
@@ -22,7 +22,7 @@ class Sizes:
     num_steps: int
     batch_size: int
     long_batch_size: int
-    """Of sequences of 512 positions and more."""
+    """Batch size of sequences of 512 positions and more."""
     filler: str
 
 
@@ -53,8 +53,8 @@ were never trained to recall are at chance; zoology is the task of Arora et al. 
 
 
 def check_sizes(sizes: Sizes) -> None:
-    check_counts("eval.recall", num_train=sizes.num_train, num_test=sizes.num_test, num_steps=sizes.num_steps)
-    check_counts("eval.recall", batch_size=sizes.batch_size)
+    counts = {name: getattr(sizes, name) for name in ("num_train", "num_test", "num_steps", "batch_size")}
+    check_counts("eval.recall", **counts)
     check_counts("eval.recall", 4, vocabulary_size=sizes.vocabulary_size)
     check_value("eval.recall.filler", sizes.filler, choices=("blank", "random"))
     check_value("eval.recall.widths", sizes.widths, kind=list[int], distinct=True, minimum=1)
@@ -62,8 +62,8 @@ def check_sizes(sizes: Sizes) -> None:
         raise UserError("eval.recall.cells=[]: must name a cell, as [[256, 16]]; null takes the preset's")
     for cell in sizes.cells:
         _check_cell(cell, sizes.vocabulary_size)
-    places = [(length, 0 if isinstance(pairs, list) else pairs) for length, pairs in sizes.cells]
-    if len(set(places)) < len(places):
+    keys = [(length, 0 if isinstance(pairs, list) else pairs) for length, pairs in sizes.cells]
+    if len(set(keys)) < len(keys):
         raise UserError(
             f"eval.recall.cells={sizes.cells}: each cell may stand once, and one list of pairs at each length"
         )

@@ -1,10 +1,10 @@
-"""What the rows of several evaluations share: axes that double, and rows without a number."""
+"""Rows that several evaluations have: along axes that double, timed, or without a number."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from attnbench.evals.base import Evaluation
-from attnbench.machine.timing import OutOfMemory, attempt
+from attnbench.machine.timing import OutOfMemory, Times, attempt
 from attnbench.results.rows import Measurement
 
 
@@ -26,19 +26,47 @@ def without_numbers(units: dict[str, str], settings: dict[str, Any], status: str
 def until_out_of_memory(
     measured: Iterator[Measurement], instead: Callable[[str], Iterable[Measurement]]
 ) -> Iterator[Measurement]:
-    """What was measured. Where memory runs out, what `instead` makes of the reason follows, but for rows that are
-    there already: what an evaluation does not tell itself is told so, and what it had found is kept."""
-    found: set[str] = set()
+    """Pass rows on until memory runs out.
+
+    Those that `instead` makes of the reason follow then, but for the metrics and settings that have a row already.
+    """
+    measured_keys: set[str] = set()
     while True:
         # The next row alone: an evaluation that was interrupted gives no other.
         row = attempt(lambda: next(measured, None))
         if row is None:
             return
         if isinstance(row, OutOfMemory):
-            yield from (own for own in instead(row.reason) if _place(own) not in found)
+            yield from (other for other in instead(row.reason) if _key(other) not in measured_keys)
             return
-        found.add(_place(row))
+        measured_keys.add(_key(row))
         yield row
+
+
+def time_row(times: Times, settings: dict[str, Any], metric: str = "step_milliseconds") -> Measurement:
+    """Median of repeats as a row, from the 20th to the 80th percentile."""
+    return Measurement(
+        metric=metric,
+        value=times.median_ms,
+        unit="ms",
+        settings=settings,
+        low=times.low_ms,
+        high=times.high_ms,
+        num_samples=times.num_repeats,
+    )
+
+
+def speed_row(metric: str, num_tokens: int, times: Times, settings: dict[str, Any]) -> Measurement:
+    """Tokens a second of repeats that each take `num_tokens`, between the same percentiles."""
+    return Measurement(
+        metric=metric,
+        value=num_tokens / times.median_ms * 1e3,
+        unit="token/s",
+        settings=settings,
+        low=num_tokens / times.high_ms * 1e3,
+        high=num_tokens / times.low_ms * 1e3,
+        num_samples=times.num_repeats,
+    )
 
 
 def first_metric_without_number(evaluation: Evaluation, name: str, reason: str) -> Iterator[Measurement]:
@@ -47,5 +75,5 @@ def first_metric_without_number(evaluation: Evaluation, name: str, reason: str) 
     yield Measurement(metric=metric, value=None, unit="", status="out_of_memory", reason=reason)
 
 
-def _place(row: Measurement) -> str:
+def _key(row: Measurement) -> str:
     return f"{row.metric} {sorted(row.settings.items())}"

@@ -1,4 +1,4 @@
-"""What one training step of a mixer's model costs: time, memory and arithmetic. Throughput and scaling measure it."""
+"""Cost of one training step of a mixer's model: time, memory and arithmetic, for throughput and scaling."""
 
 import time
 from collections.abc import Callable
@@ -22,13 +22,17 @@ from attnbench.training.loop import Batch, StepReport, learning_rates, stepper
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Repetition:
-    """How often a step is repeated."""
+    """Number of repeats of a step, and a limit of their time."""
 
     warmup: int
     """Steps after the first and before those that count."""
     repeats: int
     max_seconds: float
-    """Where the repeats would take longer there are fewer, at least three."""
+    """Limit of the repeats' time: past it there are fewer, at least three."""
+
+    def times(self, function: Callable[[], object], device: torch.device) -> Times:
+        """Time a function so often."""
+        return time_repeats(function, device, warmup=self.warmup, repeats=self.repeats, max_seconds=self.max_seconds)
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -37,23 +41,11 @@ class StepCost:
 
     parameters: int
     flops: int
-    """Of a training step, from the mixer's own formula: three forward passes over the batch."""
+    """FLOPs of a training step, from the mixer's formula: three forward passes over the batch."""
     first_step_seconds: float
     times: Times
     peak_mib: float | None
     """Weights and optimizer included; None where the system does not tell."""
-
-    def milliseconds(self, settings: dict[str, Any]) -> Measurement:
-        """The row `step_milliseconds`, from the 20th to the 80th percentile."""
-        return Measurement(
-            metric="step_milliseconds",
-            value=self.times.median_ms,
-            unit="ms",
-            settings=settings,
-            low=self.times.low_ms,
-            high=self.times.high_ms,
-            num_samples=self.times.num_repeats,
-        )
 
     def memory(self, settings: dict[str, Any]) -> Measurement:
         """The row `peak_memory_mib`."""
@@ -69,7 +61,7 @@ class StepCost:
 
 
 def settle(subject: Subject) -> None:
-    """What a process does once, before its first `measure_step`.
+    """Prepare the process, once, before its first `measure_step`.
 
     The allocator is set as training sets it; and what libraries load or reserve on first use is there already, so that
     it stands in no setting's figures.
@@ -88,7 +80,7 @@ def settle(subject: Subject) -> None:
 def measure_step(
     subject: Subject, *, length: int, batch_size: int, repetition: Repetition, model: ModelSettings | None = None
 ) -> StepCost | OutOfMemory:
-    """Trains a new model for as many steps as it takes, after `settle`, on the subject's corpus cut to this length.
+    """Train a new model for as many steps as it takes, after `settle`, on the subject's corpus cut to this length.
 
     Args:
         model: another size; None for the run's own.
@@ -124,13 +116,7 @@ def _measure(
     step()
     synchronize(subject.device)
     first_step_seconds = time.perf_counter() - started
-    times = time_repeats(
-        step,
-        subject.device,
-        warmup=repetition.warmup,
-        repeats=repetition.repeats,
-        max_seconds=repetition.max_seconds,
-    )
+    times = repetition.times(step, subject.device)
     return StepCost(
         parameters=model.num_parameters(),
         flops=3 * model.forward_flops(length) * batch_size,
@@ -166,6 +152,6 @@ def _cold_compiler(is_compiled: bool) -> AbstractContextManager[None]:
 
 
 def load_compiler(device: torch.device) -> None:
-    """Compiles next to nothing, forward and backward, so that the compiler is imported before the clock runs."""
+    """Compile next to nothing, forward and backward, so that the compiler is imported before the clock runs."""
     compiled = torch.compile(lambda x: x.sin().sum())
     compiled(torch.zeros(8, device=device, requires_grad=True)).backward()

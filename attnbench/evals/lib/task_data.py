@@ -32,7 +32,7 @@ ATTEMPTS_AT_ONCE = 32
 """Attempts of one sequence made together where only few are left to be found; changes the speed alone."""
 
 LOGARITHM_BITS = 16
-"""Of the uniform numbers that choose_by_power takes logarithms of."""
+"""Bits of the uniform numbers that choose_by_power takes logarithms of."""
 
 
 def _signed(constant: int) -> int:

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 import yaml
-from small import mixer_settings
 from torch import nn
 
 from attnbench.cli.compose import CONF, compose
@@ -15,7 +14,6 @@ from attnbench.evals.lib.scoring import correct_labels, mean_accuracy
 from attnbench.evals.lib.task_data import ABSENT, SPLITS, choose, choose_by_power, hashed, integers_below, split_of
 from attnbench.evals.recall import BLANK as NOTHING
 from attnbench.evals.recall import Recall
-from attnbench.model.language_model import build_model
 from attnbench.settings.errors import UserError
 
 CPU = torch.device("cpu")
@@ -379,23 +377,6 @@ def test_recall_scores_every_number_of_pairs():
     assert task.selection(Knowing([validation], task.vocabulary_size), 0, CPU) == 1
 
 
-def scores(task):
-    mixer = mixer_settings("softmax", **task.mixer_options)
-    model = build_model([mixer] * 2, task.model, vocabulary_size=task.vocabulary_size, seed=0)
-    return {
-        (row.metric, row.settings.get("length"), row.settings.get("sequence_length")): row.value
-        for row in task.score(model, 0, CPU)
-    }
-
-
-def test_one_axis_value_more_changes_no_other_row():
-    fewer, more = scores(copy_task(test_lengths=[3, 12])), scores(copy_task(test_lengths=[7, 3, 12, 20]))
-    assert fewer.items() < more.items()
-    one, two = evaluation(Recall, cells=[[32, 4]]).tasks(), evaluation(Recall, cells=[[16, 2], [32, 4]]).tasks()
-    assert two[1] == one[0]
-    assert scores(two[1]) == scores(one[0])
-
-
 def test_test_strings_of_two_lengths_do_not_begin_alike():
     task = copy_task(num_test=200)
     short, long = (task.test_sequences(0, length, CPU).targets_BT for length in (12, 20))
@@ -472,11 +453,6 @@ def test_a_value_out_of_its_range_is_refused_by_name(override):
         compose(["eval=[copy,recall]", "data=embedded", "device=cpu", override])
     assert all(part in str(caught.value) for part in REFUSED[override]), caught.value
     assert "\n" not in str(caught.value)
-
-
-def test_the_yamls_compose():
-    settings = compose(["eval=[copy,recall]", "data=embedded", "device=cpu"])
-    assert [evaluation.name for evaluation in settings.evaluations] == ["copy", "recall"]
 
 
 @pytest.mark.gpu

@@ -113,7 +113,7 @@ class Outcome(Generic[Item]):
     error: str | None
     """None where the function returned."""
     result: Any = None
-    """What it returned."""
+    """Value that the function returned."""
 
 
 @dataclass(slots=True, frozen=True)

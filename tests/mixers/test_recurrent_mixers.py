@@ -23,33 +23,16 @@ def test_gated_deltanet_initial_decays_are_spread_evenly(num_heads, expected):
     assert nn.functional.softplus(mixer.decay_bias).tolist() == pytest.approx(expected)
 
 
-def test_gated_deltanet_beta_reaches_two_only_if_asked():
-    x = 1e4 * example_input(2, 20)
+def test_inputs_of_gated_deltanet_have_unit_length_and_beta_reaches_two_only_if_asked():
     for negative, limit in ((False, 1), (True, 2)):
         mixer = build("gated_deltanet", negative_eigenvalues=negative)
         assert isinstance(mixer, GatedDeltaNet)
-        beta = mixer._inputs(x, None)[4]
+        beta = mixer._inputs(1e4 * example_input(2, 20), None)[4]
         assert beta.min() >= 0
         assert beta.max() == limit
-
-
-def test_gated_deltanet_keys_have_length_one_and_queries_are_scaled():
-    mixer = build("gated_deltanet")
-    assert isinstance(mixer, GatedDeltaNet)
-    query, key, *_ = mixer._inputs(example_input(2, 20), None)
-    torch.testing.assert_close(key.norm(dim=-1), torch.ones(2, 20, 2), atol=1e-3, rtol=0)
-    torch.testing.assert_close(query.norm(dim=-1), torch.full((2, 20, 2), HEAD_WIDTH**-0.5), atol=1e-3, rtol=0)
-
-
-def test_decay_to_nothing_stays_finite():
-    """Where exp of a future position's decay would overflow."""
-    inputs = rule_inputs(length=133)
-    inputs[3] = torch.full_like(inputs[3], -80.0)
-    inputs = [x.requires_grad_() for x in inputs]
-    y, _ = chunked_gated_delta_rule(*inputs, None, 64)
-    y.sum().backward()
-    assert y.isfinite().all()
-    assert all(x.grad.isfinite().all() for x in inputs)
+        query, key, *_ = mixer._inputs(example_input(2, 20), None)
+        torch.testing.assert_close(key.norm(dim=-1), torch.ones(2, 20, 2), atol=1e-3, rtol=0)
+        torch.testing.assert_close(query.norm(dim=-1), torch.full((2, 20, 2), HEAD_WIDTH**-0.5), atol=1e-3, rtol=0)
 
 
 def test_a_head_that_forgets_everything_keeps_the_digits_of_the_rest():
@@ -162,21 +145,6 @@ def test_fla_needs_cuda(mixer_class):
         mixer_class.choose_backend({"backend": "fla"}, device_type="cpu", precision="float32")
 
 
-@pytest.mark.parametrize(
-    ("head_width", "device_type", "backend"),
-    [
-        (64, "cuda", "triton"),
-        (16, "cuda", "triton"),
-        (8, "cuda", "torch"),
-        (256, "cuda", "torch"),
-        (64, "cpu", "torch"),
-    ],
-)
-def test_auto_of_linear_attention_is_our_kernel_where_there_is_one(head_width, device_type, backend):
-    options = {"backend": "auto", "head_width": head_width}
-    assert LinearAttention.choose_backend(options, device_type=device_type, precision="bfloat16") == backend
-
-
 def test_linear_attention_by_our_kernel_is_refused_where_it_cannot_run(monkeypatch):
     with pytest.raises(UserError, match=r"attn\.backend=triton.*device=cpu"):
         LinearAttention.choose_backend({"backend": "triton"}, device_type="cpu", precision="float32")
@@ -187,21 +155,27 @@ def test_linear_attention_by_our_kernel_is_refused_where_it_cannot_run(monkeypat
 
 
 @pytest.mark.parametrize(
-    ("device_type", "precision", "options", "backend"),
+    ("mixer_class", "device_type", "precision", "options", "backend"),
     [
-        ("cuda", "bfloat16", {}, "triton"),
-        ("cuda", "bfloat16", {"head_width": 64, "value_expansion": 2}, "triton"),
-        ("cuda", "bfloat16", {"head_width": 48}, "torch"),
-        ("cuda", "bfloat16", {"head_width": 16, "value_expansion": 1.5}, "torch"),
-        ("cuda", "float32", {"head_width": 128}, "triton"),
-        ("cuda", "bfloat16", {"head_width": 256}, "triton"),
-        ("cuda", "float32", {"head_width": 256}, "torch"),
-        ("cuda", "tf32", {"head_width": 256}, "torch"),
-        ("cpu", "bfloat16", {"head_width": 64}, "torch"),
+        (LinearAttention, "cuda", "bfloat16", {"head_width": 64}, "triton"),
+        (LinearAttention, "cuda", "bfloat16", {"head_width": 16}, "triton"),
+        (LinearAttention, "cuda", "bfloat16", {"head_width": 8}, "torch"),
+        (LinearAttention, "cuda", "bfloat16", {"head_width": 256}, "torch"),
+        (LinearAttention, "cpu", "bfloat16", {"head_width": 64}, "torch"),
+        (GatedDeltaNet, "cuda", "bfloat16", {}, "triton"),
+        (GatedDeltaNet, "cuda", "bfloat16", {"head_width": 64, "value_expansion": 2}, "triton"),
+        (GatedDeltaNet, "cuda", "bfloat16", {"head_width": 48}, "torch"),
+        (GatedDeltaNet, "cuda", "bfloat16", {"head_width": 16, "value_expansion": 1.5}, "torch"),
+        (GatedDeltaNet, "cuda", "float32", {"head_width": 128}, "triton"),
+        (GatedDeltaNet, "cuda", "bfloat16", {"head_width": 256}, "triton"),
+        (GatedDeltaNet, "cuda", "float32", {"head_width": 256}, "torch"),
+        (GatedDeltaNet, "cuda", "tf32", {"head_width": 256}, "torch"),
+        (GatedDeltaNet, "cpu", "bfloat16", {"head_width": 64}, "torch"),
     ],
 )
-def test_auto_is_triton_where_gated_deltanet_has_kernels(device_type, precision, options, backend):
-    assert GatedDeltaNet.choose_backend(options, device_type=device_type, precision=precision) == backend
+def test_auto_is_our_kernel_where_there_is_one(mixer_class, device_type, precision, options, backend):
+    given = {"backend": "auto", **options}
+    assert mixer_class.choose_backend(given, device_type=device_type, precision=precision) == backend
 
 
 def test_triton_is_refused_where_it_cannot_run():

@@ -147,6 +147,7 @@ def test_both_train_on_the_same_batches_at_equal_parameters(overrides):
         assert last < 0.8 * first
 
 
+@pytest.mark.slow
 def test_the_turns_before_a_cut_off_are_kept(run_little, tmp_path, monkeypatch):
     turns_of = turns._turns
 
@@ -161,13 +162,18 @@ def test_the_turns_before_a_cut_off_are_kept(run_little, tmp_path, monkeypatch):
     assert [(speed.status, speed.num_samples) for speed in speeds] == [("ok", 1)] * 2
 
 
+ENDINGS = (signal.SIGHUP, signal.SIGKILL)
+
+
 def is_running(pid: str) -> bool:
     status = Path(f"/proc/{pid}/stat")
     # A zombie, whose new parent has not yet looked, does nothing any more.
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.slow) for number in ENDINGS)]
+)
 def test_a_signal_ends_the_command_and_its_workers(number, tmp_path, overrides):
     script = [sys.executable, "scripts/benchmark_peers.py", "--cases", "flash-cpu-plain", "--seconds", "1000"]
     process = subprocess.Popen(
@@ -363,6 +369,7 @@ def test_on_a_gpu_the_captured_step_counts_its_pools_and_trains_like_the_referen
     assert len(set(fast)) == len(fast)
 
 
+@pytest.mark.slow
 def test_the_clock_starts_when_the_compiler_s_parts_are_imported():
     parts = ("torch._dynamo.backends.inductor", "torch._inductor.codegen.cuda_combined_scheduling")
     script = (

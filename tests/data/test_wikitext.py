@@ -85,13 +85,6 @@ def test_data_is_looked_at_before_the_caches_and_raw_before_v1(away):
         found()
 
 
-def test_the_name_of_wikitext2_is_given_by_its_counts(tmp_path, monkeypatch):
-    write_splits(tmp_path)
-    length = len("\n".join(LINES))
-    monkeypatch.setitem(wikitext.CHARACTERS, "raw", (length, length, length))
-    assert from_path(tmp_path, "wikitext2").name == "wikitext2-raw-v1"
-
-
 @pytest.mark.parametrize("resolver", ["fails", "hangs"])
 def test_without_a_network_the_way_out_is_said_within_two_seconds(away, monkeypatch, resolver):
     if resolver == "hangs":
@@ -205,12 +198,7 @@ def test_prepare_takes_the_real_v1(away):
     assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in V1.iterdir())
 
 
-@pytest.mark.parametrize("resolver", ["fails", "hangs"])
-def test_prepare_without_a_network_says_so_within_two_seconds(away, monkeypatch, resolver):
-    if resolver == "hangs":
-        monkeypatch.setattr(socket, "getaddrinfo", hang)
-    start = time.monotonic()
+def test_prepare_without_a_network_says_so_in_one_line(away, monkeypatch):
     with pytest.raises(SystemExit, match=r"^error: WikiText-2: huggingface.co cannot be reached; ") as caught:
         run_script(monkeypatch, "--root", away)
-    assert time.monotonic() - start < 2
     assert "\n" not in str(caught.value)

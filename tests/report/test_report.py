@@ -287,11 +287,6 @@ def test_a_file_that_was_cut_off_is_used_and_named(experiment, tmp_path):
     assert read_inputs(folder).incomplete == ["cells/0-copy-seed0/results/rows.jsonl"]
 
 
-def test_a_folder_without_results_says_what_it_should_hold(tmp_path):
-    with pytest.raises(UserError, match=r"no results; an experiment's folder has runs with results/\*\.jsonl"):
-        write_report(tmp_path)
-
-
 def test_few_seeds_are_exploratory_and_rank_nobody(tmp_path):
     folder = write_experiment(tmp_path / "demo", seeds=2, evaluations=["recall"], record=False)
     page = Page(write_report(folder))
@@ -451,22 +446,18 @@ def test_a_bench_says_what_it_is_for_and_what_is_drawn(inputs):
     assert found.purpose.startswith("Attention textbook and fused")
 
 
-def test_what_a_device_can_do_is_no_variant(tmp_path):
+def test_what_a_device_can_do_is_no_variant_and_implementations_of_an_operator_are_not_ranked(tmp_path):
     folder = write_experiment(tmp_path / "demo", evaluations=["profile"], record=False)
-    first, *others = read_inputs(folder).rows
-    ceiling = dataclasses.replace(first, identity=dataclasses.replace(first.identity, variant=DEVICE, mixer=""))
-    operator = dataclasses.replace(others[0], identity=dataclasses.replace(others[0].identity, mixer=""))
-    write_csv([ceiling, operator, *others[1:]], tmp_path / "flat" / "results.csv")
+    flat = [
+        dataclasses.replace(row, identity=dataclasses.replace(row.identity, mixer=""))
+        for row in read_inputs(folder).rows
+    ]
+    ceiling = dataclasses.replace(flat[0], identity=dataclasses.replace(flat[0].identity, variant=DEVICE))
+    write_csv([ceiling, *flat[1:]], tmp_path / "flat" / "results.csv")
     found = read_inputs(tmp_path / "flat")
+    assert found.protocol.rank == []
     assert DEVICE not in found.protocol.variants
     assert {row.identity.variant for row in found.rows} == set(SKILL)
-
-
-def test_implementations_of_an_operator_are_not_ranked(tmp_path):
-    rows = read_inputs(write_experiment(tmp_path / "demo", evaluations=["profile"], record=False)).rows
-    flat = [dataclasses.replace(row, identity=dataclasses.replace(row.identity, mixer="")) for row in rows]
-    write_csv(flat, tmp_path / "flat" / "results.csv")
-    assert read_inputs(tmp_path / "flat").protocol.rank == []
 
 
 def test_a_chance_next_to_nothing_is_no_long_number(summed):
@@ -502,5 +493,7 @@ def test_variants_look_alike_in_every_chart(summed):
 
 def test_the_script_says_in_one_line_what_is_wrong(tmp_path, root, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["report.py", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"^error: .*: no results; [^\n]*$"):
+    with pytest.raises(
+        SystemExit, match=r"^error: .*: no results; an experiment's folder has runs with results/\*\.jsonl[^\n]*$"
+    ):
         runpy.run_path(str(root / "scripts" / "report.py"), run_name="__main__")

@@ -103,12 +103,12 @@ def gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, gradi
         of_written = product(written.to(dtype), after, PRECISION, of_written)
         of_state += tl.sum(tl.sum(state.to(tl.float32) * after.to(tl.float32), 1), 0)
     positions = tl.arange(0, C)
-    places, valid = (sequence.to(tl.int64) * length + start + positions) * num_heads + head, start + positions < length
-    tl.store(beta_gradient + places, diagonal(of_pairs, C), mask=valid)
+    entries, valid = (sequence.to(tl.int64) * length + start + positions) * num_heads + head, start + positions < length
+    tl.store(beta_gradient + entries, diagonal(of_pairs, C), mask=valid)
 
     query_factor, key_factor = load_factor(factors, index, QUERY, C), load_factor(factors, index, KEY, C)
     asking = load_factor(factors, index, ASKING, C)
-    cumulative = tl.cumsum(tl.load(log_decay + places, mask=valid, other=0.0), 0)
+    cumulative = tl.cumsum(tl.load(log_decay + entries, mask=valid, other=0.0), 0)
     decay = pair_decay(cumulative, C) * key_factor[None, :]
     of_weight *= decay * query_factor[:, None] * betas[None, :]
     of_own, of_weight = on_diagonal(of_weight, C).to(dtype), below_diagonal(of_weight, C).to(dtype)
@@ -135,7 +135,7 @@ def gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, gradi
     store_rows(of_key, mixed_gradient + (num_heads + head) * K, sequence, start, length, stride, C, K)
     of_total = of_state * load_total(factors, index, C)
     of_log_decay = log_decay_gradients(query_inner, reading_inner, key_inner, leaving_inner, of_total)
-    tl.store(log_decay_gradient + places, of_log_decay, mask=valid)
+    tl.store(log_decay_gradient + entries, of_log_decay, mask=valid)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -165,14 +165,14 @@ def wide_gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, 
         of_read = (-of_value * reading[:, None]).to(dtype)
         of_reading = tall_product(tl.trans(state), tl.trans(of_read), PRECISION, of_reading)
     positions = tl.arange(0, C)
-    places, valid = (sequence.to(tl.int64) * length + start + positions) * num_heads + head, start + positions < length
-    tl.store(beta_gradient + places, diagonal(of_pairs, C), mask=valid)
+    entries, valid = (sequence.to(tl.int64) * length + start + positions) * num_heads + head, start + positions < length
+    tl.store(beta_gradient + entries, diagonal(of_pairs, C), mask=valid)
     of_weight *= betas[None, :]
     of_pairs *= betas[:, None] * betas[None, :]
 
     query_factor, key_factor = load_factor(factors, index, QUERY, C), load_factor(factors, index, KEY, C)
     asking = load_factor(factors, index, ASKING, C)
-    cumulative = tl.cumsum(tl.load(log_decay + places, mask=valid, other=0.0), 0)
+    cumulative = tl.cumsum(tl.load(log_decay + entries, mask=valid, other=0.0), 0)
     decay = pair_decay(cumulative, C) * key_factor[None, :]
     through_weight = of_weight * tl.load(matrix(pairs, (index * 2 + 1) * C, C, 0, C, C)).to(tl.float32)
     below, own = below_diagonal(through_weight, C), diagonal(through_weight, C)
@@ -212,4 +212,4 @@ def wide_gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, 
     # Not the sum of its rows' sums, which Triton (3.6, 3.7.1) does not compile for Blackwell's data-centre cards.
     of_total = tl.sum(on_diagonal(of_decay, VALUES)) * load_total(factors, index, C)
     of_log_decay = log_decay_gradients(query_inner, reading_inner, key_inner, leaving_inner, of_total)
-    tl.store(log_decay_gradient + places, of_log_decay, mask=valid)
+    tl.store(log_decay_gradient + entries, of_log_decay, mask=valid)

@@ -62,15 +62,18 @@ def _step(mixed, log_decay, beta, memory, output, num_heads, scale,
     program, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * VALUES
     sequence, head = program // num_heads, program % num_heads
     channels, values = tl.arange(0, K), first + tl.arange(0, VALUES)
-    own = mixed + sequence * num_heads * (2 * K + V)
-    query, key = tl.load(own + head * K + channels)[None, :], tl.load(own + (num_heads + head) * K + channels)[None, :]
-    value = tl.load(own + 2 * num_heads * K + head * V + values).to(tl.float32)
+    inputs = mixed + sequence * num_heads * (2 * K + V)
+    query, key = (
+        tl.load(inputs + head * K + channels)[None, :],
+        tl.load(inputs + (num_heads + head) * K + channels)[None, :],
+    )
+    value = tl.load(inputs + 2 * num_heads * K + head * V + values).to(tl.float32)
     query_K = tl.sum(query.to(tl.float32) * row_factors(query, scale, UNIT)[:, None], 0)
     key_K = tl.sum(key.to(tl.float32) * row_factors(key, 1.0, UNIT)[:, None], 0)
 
-    place = memory + program * K * V + channels[:, None] * V + values[None, :]
-    state = tl.load(place) * tl.exp(tl.load(log_decay + program))
+    address = memory + program * K * V + channels[:, None] * V + values[None, :]
+    state = tl.load(address) * tl.exp(tl.load(log_decay + program))
     change = (value - tl.sum(state * key_K[:, None], 0)) * tl.load(beta + program)
     state += key_K[:, None] * change[None, :]
-    tl.store(place, state)
+    tl.store(address, state)
     tl.store(output + program * V + values, tl.sum(state * query_K[:, None], 0).to(output.dtype.element_ty))

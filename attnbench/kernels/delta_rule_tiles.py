@@ -98,9 +98,9 @@ def pairs_kernel(mixed, log_decay, beta, pairs, factors, length, scale, num_head
     query = load_query(mixed, sequence, head, start, length, num_heads, C, K, V)
     key_factor, query_factor = row_factors(key, 1.0, UNIT), row_factors(query, scale, UNIT)
     positions = tl.arange(0, C)
-    places, valid = (sequence.to(tl.int64) * length + start + positions) * num_heads + head, start + positions < length
-    decays = tl.load(log_decay + places, mask=valid, other=0.0)
-    betas = tl.load(beta + places, mask=valid, other=0.0)
+    entries, valid = (sequence.to(tl.int64) * length + start + positions) * num_heads + head, start + positions < length
+    decays = tl.load(log_decay + entries, mask=valid, other=0.0)
+    betas = tl.load(beta + entries, mask=valid, other=0.0)
     cumulative, total = tl.cumsum(decays, 0), tl.sum(decays, 0)
     row = factors + index * FACTORS * C + positions
     tl.store(row + QUERY * C, query_factor)

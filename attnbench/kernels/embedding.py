@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnbench.kernels.blocks import BLOCK, block_in_rows
 from attnbench.kernels.launching import launch, register_fake
-from attnbench.kernels.places import BLOCK, own_places
 from attnbench.kernels.products import product
 
 MAX_SYMBOLS = 2048
@@ -119,7 +119,7 @@ def _(
 ) -> tuple[Tensor, int]:
     """One model after the other: a product for all would be with zeros but for one in so many."""
     gradient, tokens = _stacked(gradient, in_dims[0], info.batch_size), _stacked(tokens, in_dims[1], info.batch_size)
-    each = [embedding_gradient(*own, num_symbols) for own in zip(gradient.unbind(), tokens.unbind(), strict=True)]
+    each = [embedding_gradient(*pair, num_symbols) for pair in zip(gradient.unbind(), tokens.unbind(), strict=True)]
     return torch.stack(each), 0
 
 
@@ -130,7 +130,7 @@ def _stacked(x: Tensor, axis: int | None, size: int) -> Tensor:
 @triton.jit
 def _take_rows(weight, tokens, rows, num_symbols, num_rows, width, BLOCK: tl.constexpr):
     """Not a number where a token has no row, rather than what lies beyond the weight."""
-    row, index, rows_on = own_places(width, BLOCK)
+    row, index, rows_on = block_in_rows(width, BLOCK)
     there = row + rows_on < num_rows
     token = tl.load(tokens + row + rows_on, mask=there, other=0)
     is_symbol = (token >= 0) & (token < num_symbols)
@@ -149,11 +149,11 @@ def _sum_rows(gradient, tokens, parts, num_rows, num_symbols, width, rows_a_part
     total = tl.zeros((SYMBOLS, COLUMNS), tl.float32)
     for start in range(part * rows_a_part, end, ROWS):
         row = start + tl.arange(0, ROWS)
-        own = tl.load(tokens + row, mask=row < end, other=-1) - first
-        if tl.max(((own >= 0) & (own < SYMBOLS)).to(tl.int32), 0) > 0:
+        offset = tl.load(tokens + row, mask=row < end, other=-1) - first
+        if tl.max(((offset >= 0) & (offset < SYMBOLS)).to(tl.int32), 0) > 0:
             there = (row < end)[:, None] & (column < width)[None, :]
             given = tl.load(gradient + row.to(tl.int64)[:, None] * width + column[None, :], mask=there, other=0.0)
-            is_own = tl.where(tl.arange(0, SYMBOLS)[:, None] == own[None, :], 1.0, 0.0).to(given.dtype)
-            total = product(is_own, given, PRECISION, total)
-    place = (part.to(tl.int64) * num_symbols + symbol)[:, None] * width + column[None, :]
-    tl.store(parts + place, total, mask=(symbol < num_symbols)[:, None] & (column < width)[None, :])
+            is_same = tl.where(tl.arange(0, SYMBOLS)[:, None] == offset[None, :], 1.0, 0.0).to(given.dtype)
+            total = product(is_same, given, PRECISION, total)
+    address = (part.to(tl.int64) * num_symbols + symbol)[:, None] * width + column[None, :]
+    tl.store(parts + address, total, mask=(symbol < num_symbols)[:, None] & (column < width)[None, :])

@@ -143,23 +143,25 @@ def _loss_and_gradient(
 ):
     """Compute, a program a row, its loss and the gradient of its logits in their place."""
     row = tl.program_id(0).to(tl.int64)
-    own = logits + row * stride
+    row_logits = logits + row * stride
     column = tl.arange(0, BLOCK)
     highest = tl.full([BLOCK], float("-inf"), tl.float32)
     for start in range(0, num_symbols, BLOCK):
         there = start + column < num_symbols
-        highest = tl.maximum(highest, tl.load(own + start + column, mask=there, other=float("-inf")).to(tl.float32))
+        highest = tl.maximum(
+            highest, tl.load(row_logits + start + column, mask=there, other=float("-inf")).to(tl.float32)
+        )
     peak = tl.max(highest, 0)
     odds = tl.zeros([BLOCK], tl.float32)
     for start in range(0, num_symbols, BLOCK):
         there = start + column < num_symbols
-        odds += tl.exp(tl.load(own + start + column, mask=there, other=float("-inf")).to(tl.float32) - peak)
+        odds += tl.exp(tl.load(row_logits + start + column, mask=there, other=float("-inf")).to(tl.float32) - peak)
     total = tl.sum(odds, 0)
     target = tl.load(targets + row)
     weight = 1.0
     if IS_WEIGHTED:
         weight = tl.load(label_weights + row)
-    of_target = tl.load(own + target).to(tl.float32)
+    of_target = tl.load(row_logits + target).to(tl.float32)
     tl.store(nats + row, weight * (tl.log(total) + peak - of_target))
     if WITH_GRADIENT:
         # Every thread must have read the target's logit before one overwrites it.
@@ -167,7 +169,7 @@ def _loss_and_gradient(
         for start in range(0, stride, BLOCK):
             index = start + column
             there = index < num_symbols
-            odds = tl.exp(tl.load(own + index, mask=there, other=float("-inf")).to(tl.float32) - peak)
+            odds = tl.exp(tl.load(row_logits + index, mask=there, other=float("-inf")).to(tl.float32) - peak)
             gradient = weight * (odds / total - tl.where(index == target, 1.0, 0.0))
             # What fills the row up has no part in the gradient.
-            tl.store(own + index, tl.where(there, gradient, 0.0), mask=index < stride)
+            tl.store(row_logits + index, tl.where(there, gradient, 0.0), mask=index < stride)

@@ -13,7 +13,7 @@ UNSPECIALIZED = ("length", "segment")
 
 
 @triton.jit
-def _place(length, segment, HEADS: tl.constexpr):
+def _locate(length, segment, HEADS: tl.constexpr):
     """Return this program's position: its sequence, head, first position, the position after its last, and its number
     among the segments of all heads of all sequences. Heads that lie side by side are neighbours in the grid."""
     num_segments = tl.cdiv(length, segment)
@@ -35,12 +35,12 @@ def _tile(x, sequence, length, first, head, stride, WIDTH: tl.constexpr, BLOCK: 
 
 
 @triton.jit
-def _state(memory, normaliser, place, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Addresses of S and z of a place, and which of them exist."""
+def _state(memory, normaliser, slot, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the addresses of S and z in a slot, a head's segment, and which of them exist."""
     row = tl.arange(0, BLOCK)
-    memory_address = memory + place.to(tl.int64) * WIDTH * WIDTH + row[:, None] * WIDTH + row[None, :]
+    memory_address = memory + slot.to(tl.int64) * WIDTH * WIDTH + row[:, None] * WIDTH + row[None, :]
     exists = row < WIDTH
-    return memory_address, normaliser + place * WIDTH + row, exists[:, None] & exists[None, :], exists
+    return memory_address, normaliser + slot * WIDTH + row, exists[:, None] & exists[None, :], exists
 
 
 @triton.jit
@@ -129,13 +129,13 @@ def linear_sums_kernel(
     PRECISION: tl.constexpr,
 ):
     """Compute what each segment adds to S and z."""
-    sequence, head, start, stop, place = _place(length, segment, HEADS)
+    sequence, head, start, stop, slot = _locate(length, segment, HEADS)
     state, total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     for first in range(start, stop, CHUNK):
         _, key, value = _key_value(mixed, sequence, length, first, head, HEADS, WIDTH, FEATURE, BLOCK, CHUNK)
         state = product(tl.trans(key), value, PRECISION, state)
         total += tl.sum(key.to(tl.float32), 0)
-    memory_address, normaliser_address, inside, exists = _state(memory, normaliser, place, WIDTH, BLOCK)
+    memory_address, normaliser_address, inside, exists = _state(memory, normaliser, slot, WIDTH, BLOCK)
     tl.store(memory_address, state, mask=inside)
     tl.store(normaliser_address, total, mask=exists)
 
@@ -149,7 +149,7 @@ def _before(
     sequence,
     head,
     start,
-    place,
+    slot,
     HAS_START: tl.constexpr,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -158,12 +158,14 @@ def _before(
     """S and z before a segment: what was given, or what the segment before is known to end with."""
     state, total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     if HAS_START:
-        own = sequence * HEADS + head
-        memory_address, normaliser_address, inside, exists = _state(start_memory, start_normaliser, own, WIDTH, BLOCK)
+        first_slot = sequence * HEADS + head
+        memory_address, normaliser_address, inside, exists = _state(
+            start_memory, start_normaliser, first_slot, WIDTH, BLOCK
+        )
         state = tl.load(memory_address, mask=inside & (start == 0), other=0)
         total = tl.load(normaliser_address, mask=exists & (start == 0), other=0)
     if start > 0:
-        memory_address, normaliser_address, inside, exists = _state(memory, normaliser, place - 1, WIDTH, BLOCK)
+        memory_address, normaliser_address, inside, exists = _state(memory, normaliser, slot - 1, WIDTH, BLOCK)
         state = tl.load(memory_address, mask=inside, other=0)
         total = tl.load(normaliser_address, mask=exists, other=0)
     return state, total
@@ -191,9 +193,9 @@ def linear_forward_kernel(
 ):
     """Within a chunk by masked products, from before it by S and z. A sequence of one segment stores its last state;
     of several, each starts with what the one before is known to end with."""
-    sequence, head, start, stop, place = _place(length, segment, HEADS)
+    sequence, head, start, stop, slot = _locate(length, segment, HEADS)
     state, total = _before(
-        *(start_memory, start_normaliser, memory, normaliser, sequence, head, start, place),
+        *(start_memory, start_normaliser, memory, normaliser, sequence, head, start, slot),
         *(HAS_START, HEADS, WIDTH, BLOCK),
     )
     row = tl.arange(0, CHUNK)
@@ -212,7 +214,7 @@ def linear_forward_kernel(
         state = product(tl.trans(key), value, PRECISION, state)
         total += tl.sum(key.to(tl.float32), 0)
     if segment >= length:
-        memory_address, normaliser_address, inside, exists = _state(memory, normaliser, place, WIDTH, BLOCK)
+        memory_address, normaliser_address, inside, exists = _state(memory, normaliser, slot, WIDTH, BLOCK)
         tl.store(memory_address, state, mask=inside)
         tl.store(normaliser_address, total, mask=exists)
 
@@ -235,7 +237,7 @@ def linear_sums_backward_kernel(
     PRECISION: tl.constexpr,
 ):
     """Compute what each segment adds to the gradients of the S and z before it."""
-    sequence, head, start, stop, place = _place(length, segment, HEADS)
+    sequence, head, start, stop, slot = _locate(length, segment, HEADS)
     of_state, of_total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     for first in range(start, stop, CHUNK):
         address, is_there = _tile(mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
@@ -246,7 +248,7 @@ def linear_sums_backward_kernel(
         )
         of_state = product(tl.trans(query), of_read, PRECISION, of_state)
         of_total += tl.sum(query.to(tl.float32) * of_divisor[:, None], 0)
-    memory_address, normaliser_address, inside, exists = _state(of_memory, of_normaliser, place, WIDTH, BLOCK)
+    memory_address, normaliser_address, inside, exists = _state(of_memory, of_normaliser, slot, WIDTH, BLOCK)
     tl.store(memory_address, of_state, mask=inside)
     tl.store(normaliser_address, of_total, mask=exists)
 
@@ -279,9 +281,9 @@ def linear_query_gradient_kernel(
     S is summed anew. Taking it backwards from its last value would save a walk, but features are exponentials: where
     later ones are a million times larger, what is left after subtracting them has no digits.
     """
-    sequence, head, start, stop, place = _place(length, segment, HEADS)
+    sequence, head, start, stop, slot = _locate(length, segment, HEADS)
     state, total = _before(
-        *(start_memory, start_normaliser, memory, normaliser, sequence, head, start, place),
+        *(start_memory, start_normaliser, memory, normaliser, sequence, head, start, slot),
         *(HAS_START, HEADS, WIDTH, BLOCK),
     )
     row = tl.arange(0, CHUNK)
@@ -326,10 +328,10 @@ def linear_key_value_gradient_kernel(
     df(k)_s = dS v_s + dz   + sum_{t>=s} (G_t . v_s + g_t) f(q)_t
     dv_s    = dS^T f(k)_s   + sum_{t>=s} (f(q)_t . f(k)_s) G_t
     """
-    sequence, head, start, stop, place = _place(length, segment, HEADS)
+    sequence, head, start, stop, slot = _locate(length, segment, HEADS)
     of_state, of_total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     if stop < length:
-        memory_address, normaliser_address, inside, exists = _state(of_memory, of_normaliser, place + 1, WIDTH, BLOCK)
+        memory_address, normaliser_address, inside, exists = _state(of_memory, of_normaliser, slot + 1, WIDTH, BLOCK)
         of_state = tl.load(memory_address, mask=inside, other=0)
         of_total = tl.load(normaliser_address, mask=exists, other=0)
     row = tl.arange(0, CHUNK)

@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from attnbench.kernels.batching import join_the_batch
+from attnbench.kernels.blocks import BLOCK, block_in_rows
 from attnbench.kernels.launching import launch, register_fake
-from attnbench.kernels.places import BLOCK, own_places
 
 
 @torch.library.custom_op("attnbench::swiglu", mutates_args=())
@@ -65,25 +65,25 @@ join_the_batch(swiglu_backward)
 
 
 @triton.jit
-def _place(num_rows, width, BLOCK: tl.constexpr):
+def _addresses(num_rows, width, BLOCK: tl.constexpr):
     """Addresses of a program's numbers in (num_rows, width), where their gates lie in (num_rows, 2 width), and which of
-    them there are."""
-    row, index, rows_on = own_places(width, BLOCK)
+    them exist."""
+    row, index, rows_on = block_in_rows(width, BLOCK)
     return row * width + index, row * 2 * width + (index + rows_on * width), row + rows_on < num_rows
 
 
 @triton.jit
 def _forward(packed, mixed, num_rows, width, BLOCK: tl.constexpr):
-    own, gated, there = _place(num_rows, width, BLOCK)
+    single, gated, there = _addresses(num_rows, width, BLOCK)
     gate = tl.load(packed + gated, mask=there, other=0.0).to(tl.float32)
     up = tl.load(packed + gated + width, mask=there, other=0.0).to(tl.float32)
-    tl.store(mixed + own, gate * tl.sigmoid(gate) * up, mask=there)
+    tl.store(mixed + single, gate * tl.sigmoid(gate) * up, mask=there)
 
 
 @triton.jit
 def _backward(gradient, packed, packed_gradient, num_rows, width, BLOCK: tl.constexpr):
-    own, gated, there = _place(num_rows, width, BLOCK)
-    given = tl.load(gradient + own, mask=there, other=0.0).to(tl.float32)
+    single, gated, there = _addresses(num_rows, width, BLOCK)
+    given = tl.load(gradient + single, mask=there, other=0.0).to(tl.float32)
     gate = tl.load(packed + gated, mask=there, other=0.0).to(tl.float32)
     up = tl.load(packed + gated + width, mask=there, other=0.0).to(tl.float32)
     sigmoid = tl.sigmoid(gate)

@@ -12,8 +12,8 @@ speed at every width, where blocks of whole rows lose up to a third on what stic
 
 
 @triton.jit
-def own_places(width, BLOCK: tl.constexpr):
-    """The first row, its own numbers counted from that row's start, and how many rows on each of them lies."""
+def block_in_rows(width, BLOCK: tl.constexpr):
+    """Return the first row, the numbers of the block counted from that row's start, and how many rows on each lies."""
     first = tl.program_id(0).to(tl.int64) * BLOCK
     row = first // width
     # From the start of a row, so that all but one division is of small numbers.

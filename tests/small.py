@@ -1,5 +1,6 @@
 """Small models, corpora and states for the tests."""
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 import yaml
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -170,6 +172,26 @@ def record(name: str = "softmax", **options: object) -> ModelRecord:
 
 def fresh_state(name: str = "softmax", seed: int = 0) -> TrainState:
     return TrainState.fresh(small_model(name, seed))
+
+
+def rewrite_checkpoint(folder: Path, name: str, content: bytes) -> None:
+    """Replace a file and its checksum, as someone would who wants the checkpoint to be believed."""
+    (folder / name).write_bytes(content)
+    state = json.loads((folder / "state.json").read_text())
+    state["sha256"][name] = hashlib.sha256(content).hexdigest()
+    (folder / "state.json").write_text(json.dumps(state))
+
+
+def numbers_of(state: TrainState) -> dict[str, Tensor]:
+    """Copies of everything that an update may change."""
+    kinds = {"weight": dict(state.model.named_parameters()), "count": state.update_count}
+    kinds |= {"first": state.first_moment, "second": state.second_moment}
+    return {f"{kind}/{name}": x.detach().clone() for kind, tensors in kinds.items() for name, x in tensors.items()}
+
+
+def assert_equal_numbers(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
+    assert first.keys() == second.keys()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
 
 
 def batch_of(step: int) -> Batch:

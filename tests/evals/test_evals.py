@@ -1,5 +1,7 @@
 """Every evaluation of conf/eval at its smoke settings, through the runner that every command uses."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,9 @@ from small import compose_once
 from attnbench.comparison.cells import Cell, by_kind, execute, system_cell
 from attnbench.comparison.search import searches_of_probe
 from attnbench.evals import perplexity
-from attnbench.evals.base import Evaluation
 from attnbench.evals.runners.checkpoint import language_model_jobs
 from attnbench.evals.runners.system import SystemJob
 from attnbench.results.rows import ResultRow, read_results
-from attnbench.settings.registry import resolve
 from attnbench.settings.schema import RunSettings
 from attnbench.training.prepare import prepare
 from attnbench.verdict.seeds import axes, figures
@@ -53,11 +53,17 @@ def measured(own: RunSettings) -> list[ResultRow]:
     return [row for row in found if row.identity.evaluation == own.evaluations[0].name]
 
 
+@pytest.fixture(scope="module")
+def at_smoke(text, tmp_path_factory) -> Callable[[str], list[ResultRow]]:
+    """Rows of an evaluation at its smoke settings, measured once."""
+    return cache(lambda name: measured(settings(name, text, tmp_path_factory.mktemp(name))))
+
+
 @pytest.mark.parametrize("name", EVALUATIONS)
-def test_an_evaluation_has_the_rows_that_it_plots(name, text, tmp_path):
-    found = measured(settings(name, text, tmp_path))
+def test_an_evaluation_has_the_rows_that_it_plots(name, at_smoke):
+    found = at_smoke(name)
     assert {row.identity.evaluation for row in found} == {name}
-    plots = resolve(settings(name, text, tmp_path).evaluations[0].target, Evaluation).plots
+    plots = evaluation_class(name).plots
     assert plots
     # Losses over sizes need sizes that are trained.
     for metric, axis in plots if name != "scaling" else plots[:2]:
@@ -71,7 +77,7 @@ def test_an_evaluation_has_the_rows_that_it_plots(name, text, tmp_path):
 
 
 @pytest.mark.parametrize("name", EVALUATIONS)
-def test_one_value_more_changes_no_other_row(name, text, tmp_path):
+def test_one_value_more_changes_no_other_row(name, at_smoke, text, tmp_path):
     def numbers(found: list[ResultRow]) -> set[tuple]:
         return {
             (
@@ -88,10 +94,8 @@ def test_one_value_more_changes_no_other_row(name, text, tmp_path):
     one_more = evaluation_class(name).one_more
     if not one_more:
         pytest.skip(f"{name} has no axis")
-    few, more = (
-        numbers(measured(settings(name, text, tmp_path / str(index), **changed)))
-        for index, changed in enumerate(({}, {f"{name}_{key}": value for key, value in one_more.items()}))
-    )
+    changed = {f"{name}_{key}": value for key, value in one_more.items()}
+    few, more = numbers(at_smoke(name)), numbers(measured(settings(name, text, tmp_path, **changed)))
     assert few <= more
     assert few < more or all(sorted(value) == sorted(smoke(name)[key]) for key, value in one_more.items())
 

@@ -1,15 +1,23 @@
 """Checkpoints: what comes back is what was kept, to the bit, or an error that names the file."""
 
-import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from small import MODEL, TRAIN, batch_of, fresh_state, record, small_model
+from small import (
+    MODEL,
+    TRAIN,
+    assert_equal_numbers,
+    batch_of,
+    fresh_state,
+    numbers_of,
+    record,
+    rewrite_checkpoint,
+    small_model,
+)
 from torch import Tensor
 
 from attnbench.machine.signals import StopRequest
@@ -28,17 +36,6 @@ STORED = Path(__file__).parents[1] / "stored"
 """Checkpoints as each format wrote them, by `save_step` after three steps of training; never written again."""
 
 
-def numbers_of(state: TrainState) -> dict[str, Tensor]:
-    kinds = {"weight": dict(state.model.named_parameters()), "count": state.update_count}
-    kinds |= {"first": state.first_moment, "second": state.second_moment}
-    return {f"{kind}/{name}": tensor.detach().clone() for kind, own in kinds.items() for name, tensor in own.items()}
-
-
-def assert_equal_numbers(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
-    assert first.keys() == second.keys()
-    assert [name for name in first if not torch.equal(first[name], second[name])] == []
-
-
 def trained(name: str = "softmax", num_steps: int = 3) -> TrainState:
     state = fresh_state(name)
     train(state, batch_of, TRAIN, precision="float32", num_steps=num_steps, hooks=[])
@@ -54,24 +51,16 @@ def saved_at(folder: Path, *steps: int) -> TrainState:
     return state
 
 
-def rewrite(folder: Path, name: str, content: bytes) -> None:
-    """Replaces a file and all its checksums, as someone would who wants the checkpoint to be believed."""
-    (folder / name).write_bytes(content)
-    state = json.loads((folder / "state.json").read_text())
-    state["sha256"][name] = hashlib.sha256(content).hexdigest()
-    (folder / "state.json").write_text(json.dumps(state))
-
-
 def rewrite_config(folder: Path, **changes: object) -> None:
     content = json.loads((folder / "config.json").read_text())
-    rewrite(folder, "config.json", json.dumps({**content, **changes}).encode())
+    rewrite_checkpoint(folder, "config.json", json.dumps({**content, **changes}).encode())
 
 
 def rewrite_weights(folder: Path, weights: dict[str, Tensor]) -> None:
     save_file(weights, folder / "other")
     content = (folder / "other").read_bytes()
     (folder / "other").unlink()
-    rewrite(folder, "weights.safetensors", content)
+    rewrite_checkpoint(folder, "weights.safetensors", content)
 
 
 @pytest.mark.parametrize("name", ["softmax", "gated_deltanet"])
@@ -172,7 +161,8 @@ def checkpoints_hook(folder: Path, state: TrainState, stop: StopRequest, name: s
 def test_a_run_stopped_at_any_step_resumes_to_the_same_bits(name, tmp_path):
     never_stopped = numbers_of(trained(name, NUM_STEPS))
     assert_equal_numbers(numbers_of(trained(name, NUM_STEPS)), never_stopped)
-    for stop_step in range(1, NUM_STEPS):
+    # Between, at and behind validations, and just before the end.
+    for stop_step in (1, 4, 6, NUM_STEPS - 1):
         folder, stop, state = tmp_path / str(stop_step), StopRequest(), fresh_state(name)
 
         def ask(state: TrainState, report: object, stop: StopRequest = stop, at: int = stop_step) -> None:
@@ -209,11 +199,9 @@ FILES = ["config.json", "weights.safetensors", "optimizer.safetensors", "state.j
 def damaged(content: bytes, how: str) -> bytes:
     middle = len(content) // 2
     return {
-        "truncated": content[:middle],
         "without its last byte": content[:-1],
         "empty": b"",
         "one bit in the middle": content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
-        "one bit at the end": content[:-1] + bytes([content[-1] ^ 1]),
         "longer": content + b"x",
     }[how]
 
@@ -221,7 +209,7 @@ def damaged(content: bytes, how: str) -> bytes:
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize(
     "how",
-    ["missing", "truncated", "without its last byte", "empty", "one bit in the middle", "one bit at the end", "longer"],
+    ["missing", "without its last byte", "empty", "one bit in the middle", "longer"],
 )
 def test_a_damaged_file_is_named_and_the_older_state_still_loads(file, how, tmp_path):
     state = saved_at(tmp_path, 4, 8)
@@ -288,28 +276,6 @@ def mixers_of(target: str, **options: object) -> list[dict]:
     return [entry, entry]
 
 
-FOREIGN = {
-    "a function": mixers_of("os.system", command="touch owned"),
-    "a class of another package": mixers_of("subprocess.Popen", args=["true"]),
-    "a module of torch": mixers_of("torch.nn.Linear", in_features=1, out_features=1),
-    "a class of attnbench that is no mixer": mixers_of("attnbench.model.language_model.Block"),
-    "a class that attnbench imports": mixers_of("attnbench.model.language_model.nn.Linear"),
-    "no class at all": mixers_of("attnbench."),
-}
-
-
-@pytest.mark.parametrize("what", FOREIGN)
-def test_a_checkpoint_from_elsewhere_builds_nothing_but_mixers(what, tmp_path, monkeypatch):
-    saved_at(tmp_path, 4)
-    calls = []
-    monkeypatch.setattr(os, "system", calls.append)
-    monkeypatch.setattr("subprocess.Popen", lambda *args, **options: calls.append(args))
-    rewrite_config(tmp_path / "step-00000004", mixers=FOREIGN[what])
-    with pytest.raises(UserError, match="_target_="):
-        load_model(tmp_path / "step-00000004")
-    assert calls == []
-
-
 def test_a_class_of_ones_own_is_built_where_the_caller_trusts_it(tmp_path, monkeypatch):
     (tmp_path / "mixers_of_mine.py").write_text(
         "from attnbench.mixers.softmax import Softmax\n\n\nclass Mine(Softmax):\n    pass\n"
@@ -322,7 +288,7 @@ def test_a_class_of_ones_own_is_built_where_the_caller_trusts_it(tmp_path, monke
         load_model(folder)
     content = json.loads((folder / "config.json").read_text())
     del content["trusted"]
-    rewrite(folder, "config.json", json.dumps(content).encode())
+    rewrite_checkpoint(folder, "config.json", json.dumps(content).encode())
     with pytest.raises(UserError, match=r"_target_=mixers_of_mine\.Mine"):
         load_model(folder)
     trust(["mixers_of_mine.Mine"])
@@ -358,7 +324,7 @@ def test_a_record_that_describes_no_model_is_an_error_of_one_line(what, tmp_path
 @pytest.mark.parametrize("content", [b"", b"[]", b"null", b"{", b"\xff"])
 def test_a_record_that_is_no_json_object_is_named(content, tmp_path):
     saved_at(tmp_path, 4)
-    rewrite(tmp_path / "step-00000004", "config.json", content)
+    rewrite_checkpoint(tmp_path / "step-00000004", "config.json", content)
     with pytest.raises(UserError, match=r"config\.json: not a record of a model"):
         load_model(tmp_path / "step-00000004")
 

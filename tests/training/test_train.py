@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from small import MIXERS, SEQ_LEN, TRAIN, VOCABULARY, batch_of, fresh_state
-from torch import Tensor
+from small import MIXERS, SEQ_LEN, TRAIN, VOCABULARY, assert_equal_numbers, batch_of, fresh_state, numbers_of
 from torch._dynamo.backends.debugging import aot_eager
 from torch._functorch._aot_autograd.autograd_cache import check_cacheable
 
@@ -71,18 +70,6 @@ def unequal_batch() -> Batch:
     positions_BL = torch.tensor([[1, 7, 15], [0, 2, 3], [4, 5, 6], [0, 14, 9]])
     weight_BL = torch.tensor([[1.0, 1, 1], [0, 0, 0], [0, 1, 0], [1, 0, 1]])
     return Batch(tokens_BT, targets_BL, weight_BL, positions_BL)
-
-
-def numbers_of(state: TrainState) -> dict[str, Tensor]:
-    """Copies of everything that an update may change."""
-    kinds = {"weight": dict(state.model.named_parameters()), "count": state.update_count}
-    kinds |= {"first": state.first_moment, "second": state.second_moment}
-    return {f"{kind}/{name}": tensor.detach().clone() for kind, own in kinds.items() for name, tensor in own.items()}
-
-
-def assert_equal_numbers(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
-    assert first.keys() == second.keys()
-    assert [name for name in first if not torch.equal(first[name], second[name])] == []
 
 
 @pytest.mark.parametrize("name", ["softmax", "gated_deltanet"])

@@ -72,9 +72,8 @@ def _run_cells(run: Run, settings: RunSettings, kinds: ByKind) -> None:
             for cell in search.cells:
                 _run_cell(cell, settings)
         for search in searches:
-            [cell] = search.scored(search.choice().chosen, [settings.seed])
-            _run_cell(cell, settings)
-            cells.append(cell)
+            cells += search.scored(search.choice().chosen, [settings.seed])
+            _run_cell(cells[-1], settings)
     # What this process holds on the device would count against those that follow.
     start_afresh(resolve_device(settings.device))
     with interruptible("stopped; the same command goes on from what is finished"):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from attnbench.evals.base import Subject, SystemEvaluation
-from attnbench.evals.lib.rows import doublings
+from attnbench.evals.lib.rows import doublings, without_numbers
 from attnbench.machine.device import start_afresh
 from attnbench.machine.memory import reset_resident_peak, resident_peak_mib, return_freed_memory
 from attnbench.machine.precision import computing
@@ -124,9 +124,8 @@ def growth(peaks: dict[int, float], settings: dict[str, Any]) -> Measurement:
     points = points[-max(3, math.ceil(len(points) / 2)) :]
     if len(points) < 3:
         reason = f"{len(points)} lengths fit, and a slope with its error needs 3"
-        return Measurement(
-            metric="growth_exponent", value=None, unit="", settings=settings, status="unsupported", reason=reason
-        )
+        [row] = without_numbers({"growth_exponent": ""}, settings, "unsupported", reason)
+        return row
     # Imported here: it takes a while to load, and only this needs it.
     from scipy.stats import linregress
 

@@ -74,11 +74,6 @@ class Training:
     estimated: bool = False
     """True where a line after a few steps tells how long it will take."""
 
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of its checkpoints."""
-        return self.folder / "checkpoint"
-
     def run(self, stop: StopRequest, *, shares_device: bool = False) -> tuple[TrainState, Stopwatch]:
         """Train from the last kept state to the end, on a device that `make_ready` was called for.
 
@@ -90,8 +85,8 @@ class Training:
             Interrupted: a signal asked to stop, and the state is kept.
             UserError: a damaged checkpoint, or a mixer from outside attnbench that sees the future.
         """
-        model, record = self.build(), self.record
-        resumed = checkpoint.load_last(self.checkpoints, model)
+        model, record, folder = self.build(), self.record, self.folder / "checkpoint"
+        resumed = checkpoint.load_last(folder, model)
         if resumed is None:
             layers = [block.mixer for block in model.layers]
             check_causality(record.mixers, layers, record.model.dim, record.seq_len, record.precision)
@@ -115,7 +110,7 @@ class Training:
                     captured=self.captured,
                 )
             except DivergedError as error:
-                raise located(error, state, self.batches, self.settings, record.precision, self.checkpoints) from None
+                raise located(error, state, self.batches, self.settings, record.precision, folder) from None
         return state, stopwatch
 
     def _hooks(
@@ -140,7 +135,7 @@ class Training:
         logging = Logging(
             log=metrics_log, mirror=mirror, bar=bar, settings=self.settings, tokens_per_step=tokens_per_step, **shared
         )
-        shared |= {"stop": stop, "folder": self.checkpoints, "record": self.record}
+        shared |= {"stop": stop, "folder": self.folder / "checkpoint", "record": self.record}
         validation = Validation(measure=self.measure, interval=self.validation_interval, logging=logging, **shared)
         checkpoints = Checkpoints(
             log=metrics_log,
@@ -162,16 +157,12 @@ class TrainingJob(Job):
         settings = run.settings
         self.label = f"training {settings.mixer.name}"
         self.experiment, self.config_hash = settings.experiment, run.config_hash
-        self.folder, self.device = run.folder, run.device
+        self.folder, self.device, self.matched = run.folder, run.device, run.matched
 
     @property
     def rerun(self) -> bool:
         """Rows that are there without a finished training are of one that failed."""
         return self.run.settings.rerun or not checkpoint.is_final(self.run.checkpoints)
-
-    @property
-    def matched(self) -> Matched:
-        return self.run.matched
 
     def columns(self) -> dict[str, Any]:
         return self.run.columns()

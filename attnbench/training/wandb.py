@@ -19,13 +19,10 @@ from attnbench.settings.schema import LoggerSettings
 
 PROBE_SECONDS = 1.5
 """Longest wait for any answer of wandb's server before a run is logged offline."""
-
 INIT_SECONDS = 15.0
 """Longest wait for a server that answers to take the run in."""
-
 FINISH_SECONDS = 20.0
 """Longest wait at the end of a run for what is not uploaded yet; `wandb sync` uploads the rest."""
-
 REACHABLE = "logged in, and the server can be reached"
 """Why mode auto is online."""
 

@@ -14,6 +14,7 @@ import torch
 
 from attnbench.data.batches import block_order
 from attnbench.evals.base import Task
+from attnbench.evals.lib.rows import without_numbers
 from attnbench.machine.device import synchronize
 from attnbench.machine.precision import computing
 from attnbench.machine.signals import StopRequest
@@ -275,21 +276,16 @@ class ProbeJob(Job):
         reached = [row["step"] for row in logged if row.get("selection", 0) >= PLATEAU]
         if reached:
             return Measurement(metric="steps_to_95", value=min(reached), unit="step", settings=VALIDATION)
-        return Measurement(
-            metric="steps_to_95",
-            value=None,
-            unit="step",
-            settings=VALIDATION,
-            status="not_reached",
-            reason=f"selection stayed below {PLATEAU} for {self.task.num_steps} steps",
-        )
+        reason = f"selection stayed below {PLATEAU} for {self.task.num_steps} steps"
+        [row] = without_numbers({"steps_to_95": "step"}, VALIDATION, "not_reached", reason)
+        return row
 
     def _failed(self, status: str, reason: str) -> Iterator[Measurement]:
         """The rows of `_scores` without numbers."""
         scores = self.task.axes() if self.is_scored else []
         for metric, settings in (("selection", VALIDATION), ("steps_to_95", VALIDATION), *scores):
             unit = "step" if metric == "steps_to_95" else ""
-            yield Measurement(metric=metric, value=None, unit=unit, settings=settings, status=status, reason=reason)
+            yield from without_numbers({metric: unit}, settings, status, reason)
 
 
 class TrainingSequences:

@@ -21,7 +21,7 @@ from attnbench.machine.timing import CappedChild, OutOfMemory
 from attnbench.settings.errors import UserError
 
 LIMIT_SECONDS = 10
-MOST_DEATHS = 20
+MAX_DEATHS = 20
 """Of the reader, one after the other: then it is not the inputs, or they need not be counted any more."""
 CAP_MIB = 2048
 CLEAN, REFUSED = "clean", "refused"
@@ -88,7 +88,7 @@ def fuzz(child: CappedChild, name: str, num_inputs: int, start: int = 0) -> tupl
             child.close()
             ended = f"hung or died: {error}"
             deaths += 1
-            if deaths == MOST_DEATHS:
+            if deaths == MAX_DEATHS:
                 raise RuntimeError(f"{name}: the reader died {deaths} times in a row, {error}") from None
         ended = f"memory or crash: {ended.reason}" if isinstance(ended, OutOfMemory) else ended
         counts[ended if ended in (CLEAN, REFUSED) else "failed"] += 1

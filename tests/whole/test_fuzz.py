@@ -1,7 +1,7 @@
 """The short form of `make fuzz`: a hundred inputs a kind or so, the same every time."""
 
 import pytest
-from fuzz import CAP_MIB, MOST_DEATHS, Reader, fuzz
+from fuzz import CAP_MIB, MAX_DEATHS, Reader, fuzz
 from fuzz_kinds import KINDS
 
 from attnbench.machine.timing import CappedChild
@@ -32,6 +32,6 @@ def test_a_reader_that_cannot_start_is_not_started_for_every_input():
             started.append(question)
             raise RuntimeError("ended with exit code 1")
 
-    with pytest.raises(RuntimeError, match=f"the reader died {MOST_DEATHS} times in a row, ended with exit code 1"):
+    with pytest.raises(RuntimeError, match=f"the reader died {MAX_DEATHS} times in a row, ended with exit code 1"):
         fuzz(Dying(Reader, CAP_MIB), "texts", 5000)
-    assert len(started) == MOST_DEATHS
+    assert len(started) == MAX_DEATHS

@@ -177,6 +177,10 @@ def test_a_bad_text_file_is_named(tmp_path):
     path.write_text("abc\n" * 20)
     with pytest.raises(UserError, match="its validation split has 4 characters and seq_len=8 needs 9"):
         from_path(path)
+    # As many characters as a sequence: the target of the last one is missing.
+    path.write_text("abc\n" * 40)
+    with pytest.raises(UserError, match="its validation split has 8 characters and seq_len=8 needs 9"):
+        from_path(path)
     with pytest.raises(UserError, match=r"must end in .txt"):
         from_path(path.rename(tmp_path / "a.csv"))
 

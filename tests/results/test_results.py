@@ -17,7 +17,7 @@ from attnbench.results.rows import (
     same_corpus,
     write_csv,
 )
-from attnbench.results.tables import MetricColumn, comparison_table, comparison_tables, print_table
+from attnbench.results.tables import MetricColumn, comparison_table, comparison_tables, format_number, print_table
 from attnbench.settings.errors import UserError
 
 IDENTITY = identity_of()
@@ -172,6 +172,11 @@ def shown(table):
     with console.capture() as capture:
         print_table(table, console)
     return capture.get()
+
+
+def test_numbers_have_four_digits_or_thousands_separated():
+    shown = {999.96: "1000", 1000: "1,000", -1234.5: "-1,234", 0.123456: "0.1235", 1e-7: "1e-07"}
+    assert {value: format_number(value) for value in shown} == shown
 
 
 def test_the_table_fits_80_columns_and_has_a_line_per_variant_length_and_seed():

@@ -87,6 +87,7 @@ BAD = {
     "model.dim=0": ["model.dim=0", "at least 1"],
     "data.validation_fraction=0": ["data.validation_fraction=0", "above 0"],
     "data.test_fraction=-0.1": ["data.test_fraction=-0.1", "at least 0"],
+    "data.validation_fraction=0.5 data.test_fraction=0.45": ["validation_fraction=0.5", "0.45", "together at most 0.9"],
     "data.validation_fraction=0.9": ["data.validation_fraction=0.9", "at most 0.5"],
     "data=text": ["data.path=null", "data=text"],
     "logger.mode=loud": ["logger.mode=loud", "offline"],
@@ -186,7 +187,7 @@ def test_a_bad_override_is_one_line_that_names_it(override: str) -> None:
         if torch.cuda.is_available():
             pytest.skip("this machine has a CUDA device")
     with pytest.raises(UserError) as caught:
-        compose([*DEMO, override])
+        compose([*DEMO, *re.split(r" (?=data\.)", override)])
     message = str(caught.value)
     assert "\n" not in message
     for part in BAD[override]:

@@ -81,7 +81,9 @@ def launch(
         print(f"{len(failures)} of {len(outcomes)} jobs failed:", *failures, sep="\n", file=sys.stderr)
     folders = [Path(outcome.folder) for outcome in outcomes if outcome.folder is not None]
     if folders and summarise is not None and exit_code in (0, 2):
-        exit_code = exit_code or _summarise(summarise, folders, show_traceback)
+        # Called whatever went wrong before: what other jobs left is shown.
+        exit_code_of_summary = _summarise(summarise, folders, show_traceback)
+        exit_code = exit_code or exit_code_of_summary
     if failures or exit_code:
         raise SystemExit(exit_code or 1)
 

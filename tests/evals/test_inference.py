@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from decoding import prompt, small_model
 from runs import SETTINGS
-from small import MIXERS, VOCABULARY, WeightReads, mixer_settings
+from small import MIXERS, WeightReads
 
 from attnbench.cli.compose import compose
 from attnbench.evals import inference
@@ -16,33 +17,15 @@ from attnbench.machine.memory import available_mib
 from attnbench.machine.precision import computing
 from attnbench.machine.timing import Times
 from attnbench.mixers.linear import LinearAttention
-from attnbench.model.language_model import LanguageModel, build_model
 from attnbench.model.sampling import decoder
 from attnbench.settings.errors import UserError
-from attnbench.settings.schema import ModelSettings
 from attnbench.training.prepare import Run, prepare
 
 SETTINGS_OF_TWO = {**Inference.smoke, "lengths": [16, 48], "batch_sizes": [1, 3]}
-MODEL = ModelSettings(name="small", dim=64, num_layers=2, head_width=32, feed_forward_width=64)
 
 
 def subject(text: Path, *overrides: str) -> Run:
     return prepare(compose([*SETTINGS, f"data.path={text}", *overrides]))
-
-
-def small_model(name: str, device: str = "cpu") -> LanguageModel:
-    mixers = [mixer_settings(name)] * 2
-    model = build_model(mixers, MODEL, vocabulary_size=len(VOCABULARY), seed=0, device=device)
-    with torch.no_grad():
-        for parameter in model.blocks.parameters():
-            # With initial weights, and an embedding that is also the output, a token's next one is itself.
-            parameter.mul_(8 if parameter.dim() > 1 else 1)
-    return model
-
-
-def prompt(length: int, device: str = "cpu") -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(len(VOCABULARY), (3, length), generator=generator).to(device)
 
 
 @pytest.mark.parametrize("name", MIXERS)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from decoding import MODEL, prompt, small_model
 from safetensors.torch import load_file, save_file
 from scripts_here import run_here
-from small import MIXERS, TINY_RUN, mixer_settings
-from test_inference import MODEL, VOCABULARY, prompt, small_model
+from small import MIXERS, TINY_RUN, VOCABULARY, mixer_settings
 from torch import Tensor
 
 from attnbench.cli.commands import encode_prompt, write_text

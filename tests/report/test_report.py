@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from made_rows import row
 from report_rows import CORPUS, EVALUATIONS, HOSTILE, PARTS, SKILL, write_experiment
 
 from attnbench.report.charts import specification, to_svg
@@ -311,6 +312,13 @@ def test_a_winner_is_named_only_where_it_is_separated(summed):
     assert "no variant is separated" in overall([undecided])
     exploratory = dataclasses.replace(ranked[0], exploratory=True, best=None)
     assert overall([exploratory]).startswith("Nothing is ranked")
+
+
+def test_an_evaluation_that_declares_no_plots_is_drawn_along_its_axis_of_most_numbers():
+    rows = [row(settings={few: index % 2, "most": index, last: 0}, value=0.1 * index)
+            for few, last in (("a", "z"), ("z", "a")) for index in range(4)]  # fmt: skip
+    for half in (rows[:4], rows[4:]):
+        assert [plot.axis for plot in plots_of(figures(half), None)] == ["most"]
 
 
 def test_what_is_not_ranked_is_said_without_a_winner(summed):

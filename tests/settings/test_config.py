@@ -95,6 +95,7 @@ BAD = {
     "seq_len=": ["seq_len"],
     "=3": ["=3", "names no setting"],
     "eval=[nope]": ["eval=nope", "recall", "perplexity"],
+    "eval=[perplexity] eval.perplexity.extrapolation=[0]": ["extrapolation=[0]", "positive whole numbers"],
     "eval.recall.preset=tiny": ["eval.recall", "perplexity"],
 }
 BENCHMARK, COMPARE, DOCTOR = "benchmark", "compare", "doctor"
@@ -187,7 +188,7 @@ def test_a_bad_override_is_one_line_that_names_it(override: str) -> None:
         if torch.cuda.is_available():
             pytest.skip("this machine has a CUDA device")
     with pytest.raises(UserError) as caught:
-        compose([*DEMO, *re.split(r" (?=data\.)", override)])
+        compose([*DEMO, *re.split(r" (?=data\.|eval\.)", override)])
     message = str(caught.value)
     assert "\n" not in message
     for part in BAD[override]:

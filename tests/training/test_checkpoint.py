@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.registry import trust
 from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState, best_folder, is_final, load_last, save_best, save_final, save_step
-from attnbench.training.hooks import Checkpoints, Stopwatch
+from attnbench.training.hooks import Checkpoints, Stopwatch, Validation
 from attnbench.training.log import MetricsLog
 from attnbench.training.loop import train
 
@@ -94,6 +95,19 @@ def test_the_last_two_states_are_kept(tmp_path):
     loaded = load_last(tmp_path, small_model())
     assert loaded is not None
     assert loaded.step == 100
+
+
+def test_the_best_weights_are_those_of_the_lowest_validation_loss(tmp_path):
+    state, losses = trained(), iter([3.0, 2.0, 2.5])
+    validate = Validation(
+        measure=lambda state: {"nats_per_character": next(losses)},
+        **{"interval": 1, "logging": Mock(), "stopwatch": Stopwatch(state, torch.device("cpu")), "num_steps": 3},
+        **{"stop": StopRequest(), "folder": tmp_path, "record": record()},
+    )
+    for state.step in (1, 2, 3):
+        validate(state)
+    assert (state.best_nats, state.best_step) == (2.0, 2)
+    assert best_folder(tmp_path).name == "best-00000002"
 
 
 def test_the_end_leaves_the_best_and_the_final_weights(tmp_path):

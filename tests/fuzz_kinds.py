@@ -31,9 +31,8 @@ from attnbench.report.inputs import read_inputs
 from attnbench.results.rows import ResultsWriter, read_csv, read_results, write_csv
 from attnbench.training import checkpoint
 from attnbench.training.log import MetricsLog, read_metrics
-from attnbench.verdict.ranking import families
 from attnbench.verdict.seeds import figures
-from attnbench.verdict.summary import summary
+from attnbench.verdict.summary import summary, verdicts_of
 
 JSON_WORDS = [
     *(b"null", b"true", b"[]", b"{}", b"-1", b"0", b"1e999", b"NaN", b'""', b'"x"', b"[", b"{", b'{"a":', b'"', b"\\"),
@@ -274,7 +273,7 @@ class Results(Kind):
 def _report(folder: Path) -> None:
     inputs = read_inputs(folder)
     summed = figures(inputs.rows)
-    summary(summed, families(summed, rank=inputs.protocol.rank, reference=inputs.protocol.reference))
+    summary(summed, verdicts_of(summed, rank=inputs.protocol.rank, reference=inputs.protocol.reference))
 
 
 class Overrides(Kind):

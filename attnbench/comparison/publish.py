@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.comparison.transfer import export_cells
+from attnbench.report import words
 from attnbench.report.inputs import Inputs, read_inputs
 from attnbench.report.terminal import TRAINED, summary_table
 from attnbench.results.page import bullets, listed_values, made_by, write_page
@@ -17,9 +18,9 @@ from attnbench.results.rows import same_corpus
 from attnbench.results.tables import MetricColumn, Table, comparison_table, read_folders
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import markdown_text, read_object
-from attnbench.verdict.ranking import families
+from attnbench.verdict.ranking import Verdict
 from attnbench.verdict.seeds import figures, to_rows
-from attnbench.verdict.summary import summary
+from attnbench.verdict.summary import summary, verdicts_of
 
 VALIDATION, TEST, SPEED, SECONDS = TRAINED
 COLUMNS = (
@@ -86,7 +87,7 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
         raise UserError(f"{path}: is not there; compare.py writes it")
     inputs = read_inputs(experiment)
     protocol, over_seeds = inputs.protocol, figures(inputs.rows, inputs.protocol.shared)
-    ranked = families(over_seeds, rank=protocol.rank, reference=protocol.reference)
+    verdicts = verdicts_of(over_seeds, rank=protocol.rank, reference=protocol.reference)
     record = read_object(path)
     # The rows stand in results.csv here.
     record.pop("files", None)
@@ -94,7 +95,7 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
         target,
         title=title,
         parts=_comparison_parts(
-            summary_table(summary(over_seeds, ranked, protocol.variants), with_intervals=True), note, inputs
+            summary_table(summary(over_seeds, verdicts, protocol.variants), with_intervals=True), verdicts, note, inputs
         ),
         rows=[*inputs.rows, *to_rows(over_seeds)],
         environments={name: stamp for name, stamp in inputs.environments.items() if stamp is not None},
@@ -103,15 +104,15 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
     export_cells(experiment, target / "cells.jsonl")
 
 
-def _comparison_parts(table: Table, note: str, inputs: Inputs) -> list[str | Table]:
+def _comparison_parts(table: Table, verdicts: Sequence[Verdict], note: str, inputs: Inputs) -> list[str | Table]:
     protocol = inputs.protocol
     devices, commits, corpora = (listed_values(inputs.rows, name) for name in ("device", "commit", "corpus"))
     corpus = f", corpus `{corpora}`" if corpora else ""
     return [
         table,
-        "Brackets are 95 % Student intervals over seeds, for timings the 20th and 80th percentile, unadjusted. Bold is "
-        "best where it is separated from every other variant: two-sided paired t-test, Holm-adjusted p < 0.05, and at "
-        "least the smallest difference that matters (0.01 in accuracy, 1 % in perplexity).",
+        "Brackets are 95 % intervals over seeds, of accuracies Clopper and Pearson's, of others Student's; for timings "
+        "the 20th and 80th percentile. Bold is better than every other variant.",
+        bullets([words.verdict_sentence(verdict) for verdict in verdicts]),
         made_by(
             [protocol.command],
             f"on {devices}{corpus}, at commit {commits}. "

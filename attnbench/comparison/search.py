@@ -14,7 +14,9 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED, EvaluationSettings, RunSettings
 from attnbench.training.prepare import Run, with_identity
 from attnbench.training.run import TrainingJob
-from attnbench.verdict.ranking import ACCURACY
+
+NEAR = 0.01
+"""Share of the best accuracy within which a rate is as good."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -172,7 +174,7 @@ def choose_rate(
     reached = {rate: sign * value for rate, value in scores.items() if value is not None}
     best = max(reached.values(), default=0.0)
     # A share of the best, so that near chance, where all are about the same, none is as good as a better one.
-    enough = best * (1 - ACCURACY.smallest_difference) if higher_is_better else best
+    enough = best * (1 - NEAR) if higher_is_better else best
     as_good = [rate for rate, value in reached.items() if value >= enough]
     inside = [rate for rate in as_good if min(grid) < rate < max(grid)]
     return min(inside or as_good, default=min(grid)), bool(as_good) and not inside

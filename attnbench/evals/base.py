@@ -14,6 +14,7 @@ import torch
 
 from attnbench.data.vocabulary import Corpus
 from attnbench.model.language_model import LanguageModel
+from attnbench.results.metrics import Primary
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
 from attnbench.settings.schema import ModelSettings, TrainSettings
@@ -66,6 +67,9 @@ class Evaluation:
 
     headline: ClassVar[tuple[Headline, ...]] = ()
     """Columns of a summary; none: one of the first metric."""
+
+    primary: ClassVar[Primary | None] = None
+    """The metric that verdicts are about; None: all that it measures is descriptive."""
 
     smoke: ClassVar[dict[str, Any]] = {}
     """Settings that finish on a CPU in a second."""

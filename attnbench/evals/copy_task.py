@@ -12,6 +12,7 @@ from attnbench.evals.lib.options import check_training, mixer_wishes, probe_devi
 from attnbench.evals.lib.scoring import accuracy, correct_labels, mean_accuracy
 from attnbench.evals.lib.task_data import ABSENT, SPLITS, hashed, hashes_in_split, in_pieces, integers_below, shuffled
 from attnbench.model.language_model import LanguageModel
+from attnbench.results.metrics import Primary
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
 from attnbench.settings.check import check_counts, check_value
@@ -177,6 +178,11 @@ class Copy(Probe):
             higher_is_better=True,
         )
         for pick, is_beyond in (("largest", False), ("smallest", True))
+    )
+    primary: ClassVar[Primary] = Primary(
+        **{"metric": "symbol_accuracy", "kind": "accuracy", "margin": 0.01, "margin_text": "0.01 in accuracy"},
+        settings={"beyond_training": False},
+        hardest=("length",),
     )
     smoke: ClassVar[dict[str, Any]] = {
         **{"width": 16, "head_width": 8, "feed_forward_width": 0, "num_steps": 10, "batch_size": 8},

@@ -12,6 +12,7 @@ from attnbench.evals.base import CheckpointEvaluation, Subject
 from attnbench.evals.lib.rows import without_numbers
 from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.model.loss import perplexity, split_nats
+from attnbench.results.metrics import Primary
 from attnbench.results.rows import TEST_OF_BEST, Measurement
 from attnbench.results.tables import Headline
 from attnbench.settings.errors import UserError
@@ -41,6 +42,11 @@ class Perplexity(CheckpointEvaluation):
         ("nats_per_character", "position_bucket"),
     )
     headline: ClassVar[tuple[Headline, ...]] = (Headline("perplexity", "test PPL", settings=TEST_OF_BEST, pick="each"),)
+    primary: ClassVar[Primary] = Primary(
+        **{"metric": "nats_per_character", "kind": "nats", "margin": math.log(1.01)},
+        margin_text="1 % of perplexity",
+        settings=TEST_OF_BEST,
+    )
     smoke: ClassVar[dict[str, Any]] = {"extrapolation": [2], "batch_tokens": 4096}
     one_more: ClassVar[dict[str, Any]] = {"extrapolation": [2, 4]}
 

@@ -22,6 +22,7 @@ from attnbench.evals.lib.task_data import (
     shuffled,
 )
 from attnbench.model.language_model import LanguageModel
+from attnbench.results.metrics import Primary
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
 from attnbench.settings.check import check_counts, check_value
@@ -181,6 +182,10 @@ class Recall(Probe):
             pick="each",
             higher_is_better=True,
         ),
+    )
+    primary: ClassVar[Primary] = Primary(
+        **{"metric": "accuracy", "kind": "accuracy", "margin": 0.01, "margin_text": "0.01 in accuracy"},
+        hardest=("sequence_length", "num_pairs", "-width"),
     )
     smoke: ClassVar[dict[str, Any]] = {
         **{"preset": "small", "cells": [[16, 2]], "widths": [16], "num_train": 64, "num_test": 16},

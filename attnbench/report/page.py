@@ -15,9 +15,8 @@ from attnbench.results.files import replace_file
 from attnbench.results.rows import TRAINING, write_csv
 from attnbench.settings.errors import printable
 from attnbench.settings.text import unlinked
-from attnbench.verdict.ranking import families
 from attnbench.verdict.seeds import Figure, figures, to_rows
-from attnbench.verdict.summary import summary
+from attnbench.verdict.summary import summary, verdicts_of
 
 HERE = Path(__file__).parent
 MIXED_COMMITS = "Mixed commits: its numbers come from several versions of the source, see How it was made."
@@ -42,8 +41,8 @@ def write_report(folder: Path, *, target: Path | None = None) -> Path:
     inputs = read_inputs(folder)
     protocol = inputs.protocol
     over_seeds = figures(inputs.rows, protocol.shared)
-    ranked = families(over_seeds, rank=protocol.rank, reference=protocol.reference)
-    shown = chapters(over_seeds, ranked, protocol)
+    verdicts = verdicts_of(over_seeds, rank=protocol.rank, reference=protocol.reference)
+    shown = chapters(over_seeds, verdicts, protocol)
     target = folder / "report" if target is None else target
     (target / "figures").mkdir(parents=True, exist_ok=True)
     specs: dict[str, dict[str, Any]] = {}
@@ -53,10 +52,10 @@ def write_report(folder: Path, *, target: Path | None = None) -> Path:
         replace_file(target / "figures" / f"{plot.name}.svg", svg)
         unlinked(target / "figures" / f"{plot.name}.png").write_bytes(charts.to_png(svg))
     write_csv([*inputs.rows, *to_rows(over_seeds)], target / "results.csv")
-    content = summary(over_seeds, ranked, protocol.variants)
+    content = summary(over_seeds, verdicts, protocol.variants)
     main = [
         _masthead(inputs, over_seeds),
-        summary_section(protocol, content, ranked, {c.evaluation: anchor(index) for index, c in enumerate(shown)}),
+        summary_section(protocol, content, verdicts, {c.evaluation: anchor(index) for index, c in enumerate(shown)}),
         *(evaluation_section(chapter, index) for index, chapter in enumerate(shown)),
         making_section(inputs, over_seeds),
         _footer(),

@@ -19,29 +19,29 @@ from attnbench.report.html import (
 from attnbench.report.inputs import Protocol, about
 from attnbench.report.plots import Plot, chance_text, describe, missing_text, plots_of
 from attnbench.results.tables import NOTHING, Table, TableCell
-from attnbench.verdict.ranking import Family
+from attnbench.verdict.ranking import Verdict, noise_floor
 from attnbench.verdict.seeds import Figure, same_models
-from attnbench.verdict.statistics import MIN_SEEDS
 from attnbench.verdict.summary import Column, Entry, Summary, headline_columns
 
-HOW_RANKED = (
-    "“Best” stands only where a variant is separated from every other: a two-sided paired t-test over common seeds "
-    "with Holm-adjusted p < 0.05, and a mean difference of at least the smallest that matters (0.01 in accuracy, 1 % "
-    "in perplexity). Where a pair’s differences do not vary at all, only the size of the difference decides."
+HOW_JUDGED = (
+    "Verdicts are on the primary metric of each evaluation alone: pairs by seed, Student’s test for nats, a sign-flip "
+    "permutation test for accuracies, Holm-adjusted over all pairs and metrics at 0.05. The interval of a difference "
+    "is that of its test at its Holm level. Equivalent: two one-sided tests within the margin. All else is descriptive."
 )
 HOW_INTERVALS = (
-    "Brackets are 95 % Student intervals over seeds, for a single process’s timings the 20th and 80th percentile, "
-    "for an exponent of growth one standard error either way; they are not adjusted for the number of comparisons."
+    "Brackets behind scores are 95 % intervals over seeds, of accuracies Clopper and Pearson’s, of others Student’s; "
+    "for a single process’s timings the 20th and 80th percentile, for an exponent of growth one standard error either "
+    "way. A seed that diverged counts as chance."
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chapter:
-    """One evaluation: its figures, what is ranked of them, and its plots."""
+    """One evaluation: its figures, the verdicts on them, and its plots."""
 
     evaluation: str
     figures: list[Figure]
-    families: list[Family]
+    verdicts: list[Verdict]
     plots: list[Plot]
     purpose: str
     """One line, as the evaluation says it; empty where nobody knows."""
@@ -52,19 +52,14 @@ class Chapter:
         return words.heading(self.evaluation)
 
     def answer(self) -> str:
-        """Write one sentence from the numbers, at the summary's setting where the variants differ most."""
+        """Write the verdicts, or where there are none one sentence from the numbers."""
+        if self.verdicts:
+            return " ".join(map(words.verdict_sentence, self.verdicts))
         columns = headline_columns(self.figures, self.evaluation)
-        if not columns:
-            return ""
-        ranked = [f for column in columns for f in self.families if any(map(column.takes, f.figures))]
-        if not ranked:
-            return words.plain_answer(self.figures, columns[0])
-        widest = max(ranked, key=_spread)
-        same_metric = [family for family in self.families if family.metric == widest.metric]
-        return f"{words.ranked_answer(widest)} {words.tally(same_metric)}".strip()
+        return words.plain_answer(self.figures, columns[0]) if columns else ""
 
 
-def chapters(figures: Sequence[Figure], families: Sequence[Family], protocol: Protocol) -> list[Chapter]:
+def chapters(figures: Sequence[Figure], verdicts: Sequence[Verdict], protocol: Protocol) -> list[Chapter]:
     """Make a chapter of each evaluation, in the order in which the figures name them."""
     by_evaluation: dict[str, list[Figure]] = {}
     for figure in figures:
@@ -74,7 +69,7 @@ def chapters(figures: Sequence[Figure], families: Sequence[Family], protocol: Pr
         Chapter(
             evaluation=evaluation,
             figures=group,
-            families=[family for family in families if family.evaluation == evaluation],
+            verdicts=[verdict for verdict in verdicts if verdict.pair.evaluation == evaluation],
             plots=plots_of(group, described[evaluation].plots),
             purpose=described[evaluation].purpose,
         )
@@ -83,26 +78,35 @@ def chapters(figures: Sequence[Figure], families: Sequence[Family], protocol: Pr
 
 
 def summary_section(
-    protocol: Protocol, content: Summary, families: Sequence[Family], sections: Mapping[str, str]
+    protocol: Protocol, content: Summary, verdicts: Sequence[Verdict], sections: Mapping[str, str]
 ) -> Markup:
     """Write the answer: one sentence, and a table of evaluations and variants.
 
     Args:
         sections: the id of each evaluation's section.
     """
-    few_seeds = f"Scores of fewer than {MIN_SEEDS} seeds are shown and not ranked; nothing of them is marked best."
-    is_exploratory = any(family.exploratory for family in families)
-    # The table as a whole, without a winner where the comparisons have none.
-    shown = [f for f in families if any(column.takes(f.figures[0]) for column in content.columns)]
     return element(
         "section",
         element("h2", "The answer", id="answer"),
-        paragraph(few_seeds, "callout", "Exploratory. ") if is_exploratory else None,
-        paragraph(words.overall(shown), "lead"),
+        _answer(verdicts),
         _summary_table(content, sections),
-        paragraph(f"{HOW_INTERVALS} {HOW_RANKED}", "note"),
+        paragraph(f"{HOW_JUDGED} {HOW_INTERVALS}", "note"),
         paragraph(_not_ranked(protocol), "note"),
         aria_labelledby="answer",
+    )
+
+
+def _answer(verdicts: Sequence[Verdict]) -> Markup | None:
+    """List the verdicts, then the noise floor; without any say why."""
+    if not verdicts:
+        return paragraph(
+            "No verdict: fewer than two variants were scored in an evaluation with a primary metric.", "lead"
+        )
+    floors = "; ".join(words.noise_sentence(noise) for noise in noise_floor([verdict.pair for verdict in verdicts]))
+    return element(
+        "div",
+        element("ul", *(element("li", words.verdict_sentence(verdict)) for verdict in verdicts), class_="lead"),
+        paragraph(f"What this comparison could have detected with a probability of 0.8: {floors}.", "note"),
     )
 
 
@@ -115,7 +119,7 @@ def evaluation_section(chapter: Chapter, index: int) -> Markup:
         paragraph(words.capitalized(chapter.purpose), "about"),
         element("div", *map(_figure, chapter.plots), class_="charts") if chapter.plots else None,
         *_details(chapter.figures, is_open=not chapter.plots),
-        _comparisons(chapter.families),
+        _comparisons(chapter.verdicts),
         class_="evaluation",
         aria_labelledby=anchor(index),
     )
@@ -161,10 +165,20 @@ def _summary_cell(entry: Entry) -> Markup:
     is_lost = figure.mean is None
     mark = "best" if entry.is_best else "lost" if is_lost else ""
     spread = "" if is_lost else words.interval(figure.low, figure.high)
-    notes = (spread, figure.without, "exploratory" * entry.is_exploratory)
+    outcome = "" if entry.verdict is None else _outcome(entry.verdict)
+    notes = (spread, figure.without, outcome)
     badge = element("span", "best", class_="badge") if entry.is_best else None
     content = cell_content(TableCell(text=entry.text, notes=notes, mark=mark))
     return element("td", badge, content, class_=f"number {mark}".strip())
+
+
+def _outcome(verdict: Verdict) -> str:
+    """Write the verdict on a score in a word or two: "better than softmax"."""
+    if verdict.winner is not None:
+        return f"{verdict.outcome} than {verdict.pair.second}"
+    return (
+        f"equivalent to {verdict.pair.second}" if verdict.is_equivalent else "undecided" * (verdict.outcome != "none")
+    )
 
 
 def _figure(plot: Plot) -> Markup:
@@ -229,25 +243,28 @@ def _value(figure: Figure | None) -> str | TableCell:
     return TableCell(text=words.outcome(figure), notes=notes)
 
 
-def _comparisons(families: Sequence[Family]) -> Markup | None:
-    """Write every pair that was compared, with its difference and both p-values."""
+def _comparisons(verdicts: Sequence[Verdict]) -> Markup | None:
+    """Write every pair that was compared, with its difference and its p-values."""
+    if not verdicts:
+        return None
     lines = [
         [
-            f"{pair.first} − {pair.second}",
-            words.capitalized(words.metric_name(family.metric)),
-            words.where(family.settings) or NOTHING,
-            pair.verdict,
-            NOTHING if pair.difference is None else words.shown_value(pair.difference),
-            words.interval(pair.low, pair.high) or NOTHING,
-            *(NOTHING if p is None else f"{p:.2g}" for p in (pair.p_value, pair.adjusted_p_value)),
-            str(pair.num_seeds),
+            f"{verdict.pair.first} − {verdict.pair.second}",
+            words.capitalized(words.metric_name(verdict.pair.primary.metric)),
+            words.where(verdict.pair.settings) or NOTHING,
+            _outcome(verdict) or verdict.reason,
+            NOTHING if verdict.difference is None else words.shown_value(verdict.difference),
+            words.interval(verdict.low, verdict.high) or NOTHING,
+            *(
+                NOTHING if p is None else f"{p:.2g}"
+                for p in (verdict.p_value, verdict.adjusted_p_value, verdict.adjusted_equivalence_p_value)
+            ),
+            str(verdict.num_seeds),
         ]
-        for family in families
-        for pair in family.comparisons
+        for verdict in verdicts
     ]
-    if not lines:
-        return None
-    headers = ["Pair", "Metric", "Setting", "Verdict", "Difference", "95 % interval", "p", "p, Holm", "Seeds"]
+    headers = ["Pair", "Metric", "Setting", "Verdict", "Difference", "Holm interval", "p", "p, Holm"]
+    headers += ["p of equivalence, Holm", "Seeds"]
     table = Table(title="All pairs compared", headers=headers, lines=lines, num_labels=4)
     return opening("Comparisons", f"{len(lines)} pairs", to_html(table))
 
@@ -259,9 +276,3 @@ def _not_ranked(protocol: Protocol) -> str:
     if protocol.reference is not None:
         parts.append(f"All others are compared with {protocol.reference} alone, so only it could be best of all.")
     return " ".join(parts)
-
-
-def _spread(family: Family) -> float:
-    """Tell how far apart the variants are, in shares of their mean, so that different metrics can be compared."""
-    means = [figure.mean for figure in family.figures if figure.mean is not None]
-    return (max(means) - min(means)) / (abs(sum(means)) or 1.0) * len(means) if means else -1.0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from attnbench.report import words
 from attnbench.results.rows import ResultRow
 from attnbench.results.tables import (
     MetricColumn,
@@ -17,10 +18,8 @@ from attnbench.results.tables import (
     read_folders,
 )
 from attnbench.settings.errors import printable
-from attnbench.verdict.ranking import families
 from attnbench.verdict.seeds import distinguish_variants, figures, same_models
-from attnbench.verdict.statistics import MIN_SEEDS
-from attnbench.verdict.summary import Entry, Summary, summary
+from attnbench.verdict.summary import Entry, Summary, summary, verdicts_of
 
 TRAINED = (
     MetricColumn(
@@ -90,14 +89,7 @@ def print_comparison(
     """Print the summary of a comparison to standard output, a line a score and a column a variant, one of which all
     failed included."""
     over_seeds = figures(rows, shared)
-    ranked = families(over_seeds, rank=rank, reference=reference)
+    verdicts = verdicts_of(over_seeds, rank=rank, reference=reference)
     notes = [f"{line}: one model, run once." for line in same_models(shared)]
-    exploratory = [family for family in ranked if family.exploratory]
-    if exploratory and len(exploratory) == len(ranked):
-        notes.append(f"Exploratory: fewer than {MIN_SEEDS} seeds, so nobody is ranked.")
-    elif exploratory:
-        names = ", ".join(dict.fromkeys(family.evaluation for family in exploratory))
-        notes.append(f"Exploratory: fewer than {MIN_SEEDS} seeds in {names}, so nobody is ranked there.")
-    if any(family.best is not None for family in ranked):
-        notes.append("Bold: separated from all others.")
-    print_table(replace(summary_table(summary(over_seeds, ranked, variants)), notes=notes))
+    notes += [words.verdict_sentence(verdict) for verdict in verdicts]
+    print_table(replace(summary_table(summary(over_seeds, verdicts, variants)), notes=notes))

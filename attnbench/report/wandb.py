@@ -26,7 +26,6 @@ from attnbench.training.wandb import (
     entity_of,
     wandb_errors,
 )
-from attnbench.verdict.ranking import families
 from attnbench.verdict.seeds import Figure, figures
 from attnbench.verdict.summary import evaluation_class, summary
 
@@ -125,8 +124,7 @@ def _chart(plots: Sequence[Plot]) -> LineChart:
 
 def _summary(inputs: Inputs, summed: Sequence[Figure]) -> dict[str, float]:
     """Take the numbers of the report's summary: {"recall/recall at 256, 16/softmax": 1.0}."""
-    ranked = families(summed, rank=inputs.protocol.rank, reference=inputs.protocol.reference)
-    content = summary(summed, ranked)
+    content = summary(summed, [])
     return {
         f"{column.evaluation}/{column.header}/{variant}": entry.figure.mean
         for variant, entries in content.lines.items()

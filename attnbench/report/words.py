@@ -1,11 +1,12 @@
 """Names, numbers and sentences as a reader meets them. Text in, text out; no HTML."""
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from attnbench.results.tables import format_number
-from attnbench.verdict.ranking import Family
+from attnbench.results.tables import NOTHING, format_number
+from attnbench.verdict.ranking import Noise, Verdict
 from attnbench.verdict.seeds import PER_RUN, Figure
 from attnbench.verdict.summary import Column
 
@@ -108,55 +109,50 @@ def listed(words: Iterable[str], last: str = "and") -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}" if words else ""
 
 
-def ranked_answer(family: Family) -> str:
-    """Write one sentence on a ranked metric; it names a best variant only where the comparisons separated it."""
-    ordered = _by_mean(family.figures, descending=family.higher_is_better)
-    shown = [f"{figure.label} {outcome(figure)}" for figure in ordered]
-    opening = _opening(family.settings)
-    what = metric_name(family.metric)
-    if family.exploratory:
-        return f"{opening}{what} is {listed(shown)}: exploratory, too few seeds to rank."
-    if family.best is not None:
-        others = listed(text for figure, text in zip(ordered, shown, strict=True) if figure.variant != family.best)
-        winner = next(figure for figure in ordered if figure.variant == family.best)
-        return f"{opening}{winner.label} has the best {what}, {outcome(winner)}, separated from {others}."
-    leader = ordered[0].variant
-    apart = [
-        pair.second if pair.first == leader else pair.first
-        for pair in family.comparisons
-        if pair.is_separated and leader in (pair.first, pair.second)
-    ]
-    label = ordered[0].label
-    ending = f"{label} is separated from {listed(apart)} only" if apart else f"{label} is separated from none"
-    return f"{opening}no variant is best in {what}: {listed(shown)}; {ending}."
+def verdict_sentence(verdict: Verdict) -> str:
+    """Write one sentence on a pair: better or worse and by how much, equivalent, or undecided and what would decide."""
+    pair = verdict.pair
+    at = _at(pair.settings)
+    what = f"{metric_name(pair.primary.metric)} of {pair.evaluation}{at}"
+    if verdict.outcome == "none":
+        return f"No verdict on {pair.first} and {pair.second} in {what}: {verdict.reason}."
+    by = difference(verdict)
+    if verdict.winner is not None:
+        other = pair.second if verdict.winner == pair.first else pair.first
+        ending = f", by more than {pair.primary.margin_text}" if verdict.exceeds_margin else ""
+        ending = f", by less than matters ({pair.primary.margin_text})" if verdict.is_equivalent else ending
+        return f"{verdict.winner} is better than {other} in {what}: {by}{ending}."
+    if verdict.is_equivalent:
+        return f"{pair.first} and {pair.second} are equivalent in {what}, within {pair.primary.margin_text}: {by}."
+    ending = verdict.reason or f"undecided at {verdict.num_seeds} seeds; {seeds_text(verdict)} would decide"
+    return f"{pair.first} and {pair.second} in {what}: {by}, {ending}."
 
 
-def tally(families: Sequence[Family]) -> str:
-    """Count how often each variant is best over all settings of a metric; empty for fewer than two ranked ones."""
-    ranked = [family for family in families if not family.exploratory]
-    if len(ranked) < 2:
-        return ""
-    wins = {name: sum(family.best == name for family in ranked) for name in dict.fromkeys(f.best for f in ranked)}
-    words = [f"{name} is best at {count}" for name, count in wins.items() if name is not None]
-    nobody = wins.get(None, 0)
-    words += [f"no variant at {nobody}" if words else "no variant is best at any"] if nobody else []
-    return f"Over all {len(ranked)} settings of {metric_name(ranked[0].metric)}, {listed(words)}."
+def seeds_text(verdict: Verdict) -> str:
+    """Write the number of seeds that would decide a pair."""
+    return "more than 100" if verdict.seeds_needed is None else f"about {verdict.seeds_needed}"
 
 
-def overall(families: Sequence[Family]) -> str:
-    """Write one sentence on several ranked scores: how many each variant is best at."""
-    ranked = [family for family in families if not family.exploratory]
-    if not ranked:
-        return "Nothing is ranked: no score that ranks was measured with enough seeds. The numbers stand as they are."
-    wins = {name: sum(f.best == name for f in ranked) for name in dict.fromkeys(f.best for f in ranked)}
-    words = [f"{name} is best at {count}" for name, count in wins.items() if name is not None]
-    if not words:
-        scores = f"any of the {len(ranked)} ranked scores" if len(ranked) > 1 else "the one ranked score"
-        return f"At {scores} no variant is separated from all others."
-    if None in wins:
-        words.append(f"at {wins[None]} no variant is separated from all others")
-    scores = f"the {len(ranked)} ranked scores" if len(ranked) > 1 else "the one ranked score"
-    return f"Of {scores}, {listed(words)}."
+def difference(verdict: Verdict) -> str:
+    """Write the difference and its interval, the better one's score less the other's; of nats in % of perplexity."""
+    if verdict.difference is None or verdict.low is None or verdict.high is None:
+        return NOTHING
+    ends = verdict.difference, verdict.low, verdict.high
+    mean, low, high = (-ends[0], -ends[2], -ends[1]) if verdict.winner == verdict.pair.second else ends
+    if verdict.pair.primary.kind != "nats":
+        return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
+    mean, low, high = (100 * math.expm1(value) for value in (mean, low, high))
+    return f"{mean:+.2f} % of perplexity [{low:+.2f}, {high:+.2f}]"
+
+
+def noise_sentence(noise: Noise) -> str:
+    """Write the difference that a comparison could have detected in one primary metric."""
+    what = f"{metric_name(noise.primary.metric)} of {noise.evaluation}"
+    if noise.detectable is None:
+        return f"{what}: nothing could be detected with {noise.num_seeds} seeds"
+    if noise.primary.kind == "nats":
+        return f"{what}: {100 * math.expm1(noise.detectable):.2g} % of perplexity"
+    return f"{what}: {noise.detectable:.2g}"
 
 
 def plain_answer(figures: Sequence[Figure], column: Column) -> str:
@@ -173,9 +169,18 @@ def capitalized(text: str) -> str:
 
 
 def _opening(settings: dict[str, Any]) -> str:
-    usual = {"split": "test", "checkpoint": "best"}
-    text = where({name: value for name, value in settings.items() if usual.get(name) != value})
+    text = _unusual(settings)
     return f"At {text}, " if text else ""
+
+
+def _at(settings: dict[str, Any]) -> str:
+    text = _unusual(settings)
+    return f" at {text}" if text else ""
+
+
+def _unusual(settings: dict[str, Any]) -> str:
+    usual = {"split": "test", "checkpoint": "best"}
+    return where({name: value for name, value in settings.items() if usual.get(name) != value})
 
 
 def _by_mean(figures: Sequence[Figure], *, descending: bool) -> list[Figure]:

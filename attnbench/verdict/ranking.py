@@ -1,71 +1,246 @@
-"""Variants that are separated from others: one ranked metric at one setting, for all variants that are ranked."""
+"""Verdicts: better, worse, equivalent or undecided, over a family of pairs that is named before anything is scored.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+A family has every pair of variants, or every variant and the reference, at the primary metric of every evaluation.
+Differences and equivalence are two families; each is adjusted by Holm's procedure over all its members.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
-from attnbench.results.rows import TEST_OF_BEST
+import numpy as np
+
+from attnbench.results.metrics import Primary
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_PAIRED
-from attnbench.verdict.seeds import Figure, Key
-from attnbench.verdict.statistics import MIN_SEEDS, Comparison, best, compare_pairs
+from attnbench.verdict.seeds import Figure
+from attnbench.verdict.statistics import (
+    MCNEMAR,
+    SIGN_FLIP,
+    SIGNIFICANCE,
+    STUDENT,
+    PairedTest,
+    detectable_difference,
+    pooled_spread,
+    seeds_for,
+)
+
+TESTS: dict[str, PairedTest] = {"nats": STUDENT, "accuracy": SIGN_FLIP, "share": MCNEMAR}
+"""The test of each kind of primary metric."""
+
+NATS_RESOLUTION = 1e-6
+"""Standard error below which nats are rounding."""
+
+LOOKS = {5: 0.005, 10: 0.015, 20: 0.03}
+"""Seeds at which `plan.seeds=auto` tests, and the error that each look may make; together SIGNIFICANCE."""
+
+ALL_AT_ONCE: dict[int, float] = {}
+"""No looks: all seeds are tested once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """The rule by which a metric is ranked."""
-
-    higher_is_better: bool
-    smallest_difference: float
-    """Smallest difference that matters: absolute, or with `relative` a share of the mean of the pair."""
-    relative: bool
-
-
-ACCURACY = Score(higher_is_better=True, smallest_difference=0.01, relative=False)
-PERPLEXITY = Score(higher_is_better=False, smallest_difference=0.01, relative=True)
-
-
-def score_of(metric: str) -> Score | None:
-    """Tell how a metric is ranked: `accuracy` and what ends so, and `perplexity`, of any evaluation; None: not.
-
-    Timings and memory are of one process and have no seeds to rank by.
-    """
-    if metric.endswith("accuracy"):
-        return ACCURACY
-    return PERPLEXITY if metric == "perplexity" else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """One ranked metric at one setting: the variants that are compared there, and the verdict."""
+class Pair:
+    """Two variants at the primary metric of one evaluation."""
 
     evaluation: str
-    metric: str
+    primary: Primary
     settings: dict[str, Any]
-    figures: list[Figure]
-    """Figures in the order of the ranking's names."""
-    comparisons: list[Comparison]
-    best: str | None
-    """The variant that is separated from all others and better; None where there is none, see `statistics.best`."""
-    higher_is_better: bool
-    exploratory: bool
-    """No pair has the 3 common seeds that a comparison needs."""
+    first: str
+    second: str
+    differences: tuple[float, ...] = ()
+    """First minus second, a number a seed that both have, in the order of the seeds."""
+    resolution: float = NATS_RESOLUTION
+    """Step of the scores."""
+    failed: tuple[str, ...] = ()
+    """Those of the two with diverged seeds, which count as chance."""
+    obstacle: str = ""
+    """Reason why there can be no verdict; empty where there can."""
+
+    @property
+    def test(self) -> PairedTest:
+        """The test of the metric's kind."""
+        return TESTS[self.primary.kind]
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the differences, at least their resolution; needs two seeds."""
+        return max(float(np.std(self.differences, ddof=1)), self.resolution)
 
 
-def families(figures: Sequence[Figure], *, rank: Sequence[str], reference: str | None) -> list[Family]:
-    """Compare the variants in `rank` in the ranked metrics at every setting.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A pair and what may be said of it."""
 
-    A variant in `rank` that has no value there keeps its pairs in the family, whether it ran or not.
+    pair: Pair
+    outcome: str
+    """better | worse (the first, than the second) | undecided | none (there can be no verdict)."""
+    is_equivalent: bool = False
+    """The difference is within the margin; beside better or worse it is one that is less than matters."""
+    num_seeds: int = 0
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    """Interval of the difference at `level`: it excludes 0 exactly where the outcome is better or worse."""
+    level: float = 1 - SIGNIFICANCE
+    p_value: float | None = None
+    adjusted_p_value: float | None = None
+    equivalence_p_value: float | None = None
+    adjusted_equivalence_p_value: float | None = None
+    equivalence_level: float = 1 - SIGNIFICANCE
+    """1 less the level that the test of equivalence was held to."""
+    reason: str = ""
+    """Reason why there is no verdict, or why the better one does not win."""
+
+    @property
+    def is_decided(self) -> bool:
+        """True where more seeds would add nothing."""
+        return self.outcome in ("better", "worse") or self.is_equivalent
+
+    @property
+    def winner(self) -> str | None:
+        """The better one; None where there is none."""
+        return {"better": self.pair.first, "worse": self.pair.second}.get(self.outcome)
+
+    @property
+    def exceeds_margin(self) -> bool:
+        """True where the whole interval lies beyond the margin."""
+        margin = self.pair.primary.margin
+        return self.low is not None and self.high is not None and (self.low > margin or self.high < -margin)
+
+    @property
+    def seeds_needed(self) -> int | None:
+        """Seeds that would decide an undecided pair with a probability of 0.8; None: over 100, or nobody can tell."""
+        if self.outcome != "undecided" or self.is_equivalent or self.reason or self.difference is None:
+            return None
+        pair = self.pair
+        return pair.test.seeds_needed(
+            self.difference,
+            pair.spread,
+            pair.primary.margin,
+            alpha=1 - self.level,
+            equivalence_alpha=1 - self.equivalence_level,
+            more_than=self.num_seeds,
+        )
+
+
+def judge(pairs: Sequence[Pair], *, significance: float = SIGNIFICANCE) -> list[Verdict]:
+    """Test every pair of a family once, with all its seeds.
+
+    A pair without a verdict keeps its place in the family as if its p-value were 1: the family is named before
+    anything is measured, and what was measured must not ease the other pairs' tests.
+    """
+    testable = [not pair.obstacle and len(pair.differences) > 1 for pair in pairs]
+    p_values = [
+        pair.test.p_value(pair.differences, resolution=pair.resolution) if can else 1.0
+        for pair, can in zip(pairs, testable, strict=True)
+    ]
+    equivalence = [
+        pair.test.equivalence_p_value(pair.differences, pair.primary.margin, resolution=pair.resolution) if can else 1.0
+        for pair, can in zip(pairs, testable, strict=True)
+    ]
+    differing, same = holm(p_values, significance), holm(equivalence, significance)
+    verdicts = []
+    for index, (pair, can) in enumerate(zip(pairs, testable, strict=True)):
+        if not can:
+            reason = pair.obstacle or f"a test needs two common seeds, and there is {len(pair.differences) or 'none'}"
+            verdicts.append(Verdict(pair=pair, outcome="none", reason=reason, num_seeds=len(pair.differences)))
+            continue
+        level = 1 - differing.levels[index]
+        low, high = pair.test.interval(pair.differences, level, resolution=pair.resolution)
+        verdict = Verdict(
+            pair=pair,
+            outcome="undecided",
+            is_equivalent=same.rejected[index],
+            num_seeds=len(pair.differences),
+            difference=float(np.mean(pair.differences)),
+            low=low,
+            high=high,
+            level=level,
+            p_value=p_values[index],
+            adjusted_p_value=differing.adjusted[index],
+            equivalence_p_value=equivalence[index],
+            adjusted_equivalence_p_value=same.adjusted[index],
+            equivalence_level=1 - same.levels[index],
+        )
+        verdicts.append(_with_winner(verdict) if differing.rejected[index] else verdict)
+    return verdicts
+
+
+def judge_in_looks(pairs: Sequence[Pair], looks: Mapping[int, float]) -> list[Verdict]:
+    """Test at several numbers of seeds: what is decided at a look stays so, the undecided alone are tested again.
+
+    Every look has an error of its own, and Holm's procedure over the pairs that are left; together they err with at
+    most the sum of these. A look is taken once each undecided pair that can be tested has its seeds.
+    """
+    decided: dict[int, Verdict] = {}
+    verdicts = [Verdict(pair=pair, outcome="none", reason="no seeds") for pair in pairs]
+    for num_seeds, significance in looks.items():
+        left = [index for index in range(len(pairs)) if index not in decided]
+        if not left or any(not pairs[index].obstacle and len(pairs[index].differences) < num_seeds for index in left):
+            break
+        seen = [replace(pairs[index], differences=pairs[index].differences[:num_seeds]) for index in left]
+        for index, verdict in zip(left, judge(seen, significance=significance), strict=True):
+            verdicts[index] = verdict
+            if verdict.is_decided:
+                decided[index] = verdict
+    return verdicts
+
+
+def _with_winner(verdict: Verdict) -> Verdict:
+    """Return the verdict with its outcome; who has failed seeds does not win."""
+    pair = verdict.pair
+    first_wins = ((verdict.difference or 0.0) > 0) == pair.primary.higher_is_better
+    winner = pair.first if first_wins else pair.second
+    if winner in pair.failed:
+        return replace(verdict, reason=f"{winner} would be better, but some of its seeds diverged")
+    return replace(verdict, outcome="better" if first_wins else "worse")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holm:
+    """Holm's step-down procedure over one family."""
+
+    rejected: list[bool]
+    adjusted: list[float]
+    levels: list[float]
+    """The level that each test was held to; of those not rejected that of the step at which the procedure ended."""
+
+
+def holm(p_values: Sequence[float], significance: float) -> Holm:
+    """Adjust p-values by Holm's procedure."""
+    if not p_values:
+        return Holm(rejected=[], adjusted=[], levels=[])
+    from statsmodels.stats.multitest import multipletests
+
+    rejected, adjusted, *_ = multipletests(p_values, alpha=significance, method="holm")
+    num, num_rejected = len(p_values), int(sum(rejected))
+    ranks = np.argsort(np.argsort(p_values, kind="stable"), kind="stable")
+    levels = [significance / (num - min(int(rank), num_rejected, num - 1)) for rank in ranks]
+    return Holm(rejected=[bool(value) for value in rejected], adjusted=np.asarray(adjusted).tolist(), levels=levels)
+
+
+def family(
+    figures: Sequence[Figure],
+    *,
+    rank: Sequence[str],
+    reference: str | None,
+    primaries: Mapping[str, Primary],
+) -> list[Pair]:
+    """Make the pairs of a comparison, from what was measured.
+
+    Variants that are one model in an evaluation are one member there. A variant that has no number keeps its pairs.
 
     Args:
         rank: variants; figures of others change nothing.
         reference: one of them, with which alone the others are compared; None: all pairs.
+        primaries: primary metric by evaluation.
 
     Raises:
         UserError: more than 6 variants without a reference, or a reference that is not among them.
     """
     rank = list(dict.fromkeys(rank))
-    rank_names = frozenset(rank)
     if reference is None and len(rank) > MAX_PAIRED:
         raise UserError(
             f"rank={','.join(rank)}: has {len(rank)} variants, and more than {MAX_PAIRED} need a reference "
@@ -73,45 +248,100 @@ def families(figures: Sequence[Figure], *, rank: Sequence[str], reference: str |
         )
     if reference is not None and reference not in rank:
         raise UserError(f"reference={reference}: must be one of the ranked variants, {', '.join(rank)}")
-    # Variants that are one model in an evaluation are one member there.
     one = {(figure.evaluation, name): figure.variant for figure in figures for name in figure.names}
-    groups: dict[Key, dict[str, Figure]] = {}
-    for figure in figures:
-        if not rank_names.isdisjoint(figure.names) and _is_ranked(figure):
-            groups.setdefault(figure.key, {})[figure.variant] = figure
-    ranked = []
-    for (evaluation, *_), group in groups.items():
+    pairs = []
+    for evaluation, primary in primaries.items():
         members = list(dict.fromkeys(one.get((evaluation, name), name) for name in rank))
-        compared_with = one.get((evaluation, reference), reference) if reference is not None else None
-        ranked.append(_family([group[name] for name in members if name in group], members, compared_with))
-    return ranked
+        against = one.get((evaluation, reference), reference) if reference is not None else None
+        measured = primary_figures([figure for figure in figures if figure.evaluation == evaluation], primary, members)
+        names = combinations(members, 2) if against is None else [(m, against) for m in members if m != against]
+        pairs += [pair_of(evaluation, primary, first, second, measured) for first, second in names]
+    return pairs
 
 
-def _is_ranked(figure: Figure) -> bool:
-    # Rates and checkpoints are chosen on validation data, which therefore ranks nobody.
-    is_score = all(figure.settings.get(name, value) == value for name, value in TEST_OF_BEST.items())
-    return is_score and score_of(figure.metric) is not None
+def primary_figures(figures: Sequence[Figure], primary: Primary, variants: Sequence[str]) -> dict[str, Figure]:
+    """Find the figures of the primary metric by variant, at the hardest setting that any of the variants has."""
+    by_setting: dict[str, dict[str, Figure]] = {}
+    for figure in figures:
+        if figure.variant in variants and primary.takes(figure.metric, figure.settings):
+            by_setting.setdefault(json.dumps(figure.settings, sort_keys=True), {})[figure.variant] = figure
+    groups = list(by_setting.values())
+    return max(groups, key=lambda group: primary.hardness(next(iter(group.values())).settings), default={})
 
 
-def _family(members: list[Figure], rank: list[str], reference: str | None) -> Family:
-    first = members[0]
-    score = score_of(first.metric)
-    assert score is not None
-    measured = {figure.variant: figure.values for figure in members}
-    scores = {name: measured.get(name, {}) for name in rank}
-    comparisons = compare_pairs(
-        scores, smallest_difference=score.smallest_difference, relative=score.relative, reference=reference
+def pair_of(evaluation: str, primary: Primary, first: str, second: str, measured: Mapping[str, Figure]) -> Pair:
+    """Make the pair of two variants from their figures."""
+    settings = next(iter(measured.values())).settings if measured else primary.settings
+    empty = Pair(evaluation=evaluation, primary=primary, settings=settings, first=first, second=second)
+    for name in (first, second):
+        if name not in measured:
+            return replace(empty, obstacle=f"{name} was not measured")
+        if measured[name].obstacle:
+            return replace(empty, obstacle=f"{name} {measured[name].obstacle}")
+    scores = [measured[name].values for name in (first, second)]
+    seeds = sorted(scores[0].keys() & scores[1].keys())
+    num_items = min((measured[name].num_samples or 0 for name in (first, second)), default=0)
+    return replace(
+        empty,
+        differences=tuple(scores[0][seed] - scores[1][seed] for seed in seeds),
+        resolution=NATS_RESOLUTION if primary.kind == "nats" else 1 / num_items if num_items else 0.01,
+        failed=tuple(name for name in (first, second) if measured[name].num_diverged),
     )
-    # Without a reference a variant that was measured alone has its seeds; beside one that was not, it has no pair.
-    pairs = [pair for pair in comparisons if reference is not None or (scores[pair.first] and scores[pair.second])]
-    num_seeds = [pair.num_seeds for pair in pairs] or [len(values) for values in scores.values()]
-    return Family(
-        evaluation=first.evaluation,
-        metric=first.metric,
-        settings=first.settings,
-        figures=members,
-        comparisons=comparisons,
-        best=best(scores, comparisons, higher_is_better=score.higher_is_better),
-        higher_is_better=score.higher_is_better,
-        exploratory=max(num_seeds) < MIN_SEEDS,
-    )
+
+
+def check_family(num_tests: int, primaries: Mapping[str, Primary], num_seeds: Callable[[str], int]) -> None:
+    """Check that every test of a family can come out significant at its first Holm step.
+
+    Args:
+        num_tests: pairs of the family.
+        num_seeds: seeds of an evaluation.
+
+    Raises:
+        UserError: an evaluation whose test cannot, and the seeds it needs.
+    """
+    first_step = SIGNIFICANCE / max(1, num_tests)
+    for evaluation, primary in primaries.items():
+        test, num = TESTS[primary.kind], num_seeds(evaluation)
+        if test.smallest_p(num) > first_step:
+            needed = seeds_for(first_step) if primary.kind != "nats" else 2
+            raise UserError(
+                f"{evaluation} {primary.metric}: with {num} seeds the {test.name} gives at best p = "
+                f"{test.smallest_p(num):.2g}, and the first of {num_tests} tests needs {first_step:.2g}: "
+                f"it takes {needed} seeds"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """Noise floor of one primary metric: the difference that this comparison could have detected."""
+
+    evaluation: str
+    primary: Primary
+    num_seeds: int
+    spread: float | None
+    """Standard deviation of paired differences, pooled over the pairs."""
+    detectable: float | None
+    """Detected with a probability of 0.8 at the family's first Holm step; None with fewer than two seeds."""
+
+
+def noise_floor(pairs: Sequence[Pair]) -> list[Noise]:
+    """Return the noise floor of each primary metric of a family."""
+    floors = []
+    by_evaluation: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        by_evaluation.setdefault(pair.evaluation, []).append(pair)
+    for evaluation, group in by_evaluation.items():
+        spread = pooled_spread([pair.differences for pair in group])
+        num = min((len(pair.differences) for pair in group if len(pair.differences) > 1), default=0)
+        test, alpha = group[0].test, SIGNIFICANCE / len(pairs)
+        can = spread is not None and test.smallest_p(num) <= alpha
+        floors.append(
+            Noise(
+                evaluation=evaluation,
+                primary=group[0].primary,
+                num_seeds=num,
+                spread=spread,
+                detectable=detectable_difference(spread, num, alpha) if can and spread is not None else None,
+            )
+        )
+    return floors

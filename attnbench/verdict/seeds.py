@@ -17,7 +17,7 @@ from attnbench.results.rows import (
     same_corpus,
 )
 from attnbench.settings.errors import UserError
-from attnbench.verdict.statistics import mean_interval, proportion_interval
+from attnbench.verdict.statistics import bounded_interval, share_interval, student_interval
 
 PER_RUN = (
     *("learning_rate", "not_applicable", "rate_at_edge", "rate_from", "backend"),
@@ -31,6 +31,12 @@ ALIKE = ("mixer", "backend", "model", "parameters", "seq_len", "precision", "num
 
 ENDINGS = {"model": " {}", "seq_len": " T{}", "precision": " {}"}
 """Columns that make another variant of one, and how they follow its name."""
+
+NO_NUMBER = {"out_of_memory": "ran out of memory", "unsupported": "is not supported", "failed": "failed"}
+"""Statuses that are facts of a machine or of a run, and no score."""
+
+STANDS_FOR = {"diverged": ("chance", "budget"), "not_reached": ("budget",)}
+"""Settings of a row that hold the number which it counts as, by status."""
 
 Key = tuple[str, str, str]
 """One metric at one setting: evaluation, metric, settings as JSON."""
@@ -49,13 +55,13 @@ class Figure:
     settings: dict[str, Any]
     """The axes, without PER_RUN."""
     values: dict[int, float]
-    """Value by seed, of those that ended ok."""
+    """Value by seed. A seed that diverged counts as chance, and one that never arrived as its budget of steps."""
     mean: float | None
     low: float | None
-    """Student's 95 % interval over seeds; of a single seed that of its row (percentiles of a timing), if any."""
+    """95 % interval over seeds, of an accuracy inside 0..1; of a single seed that of its row, if any."""
     high: float | None
     item_low: float | None
-    """Wilson's 95 % interval of an accuracy, over the items of all seeds together."""
+    """95 % interval of an accuracy over the items of all seeds together, as if labels were independent."""
     item_high: float | None
     num_samples: int | None
     """Items (labels, repetitions) of one seed's row, the fewest of any; None where a row does not say."""
@@ -85,6 +91,18 @@ class Figure:
     def without(self) -> str:
         """Words for the settings that did not apply, to stand beside the score; or nothing."""
         return f"without {', '.join(self.not_applicable)}" if self.not_applicable else ""
+
+    @property
+    def num_diverged(self) -> int:
+        """Number of seeds that diverged."""
+        return self.statuses.get("diverged", 0)
+
+    @property
+    def obstacle(self) -> str:
+        """Reason why seeds have no number at all, as "ran out of memory at 2 of 5 seeds"; empty where all have one."""
+        without = {status: count for status, count in self.statuses.items() if status in NO_NUMBER}
+        num_seeds = sum(self.statuses.values())
+        return ", ".join(f"{NO_NUMBER[status]} at {count} of {num_seeds} seeds" for status, count in without.items())
 
     @property
     def key(self) -> Key:
@@ -215,7 +233,10 @@ def _figure(group: list[ResultRow], shared: Mapping[str, Mapping[str, str]]) -> 
     measurements = _by_seed(group)
     first, identity = group[0].measurement, _common_identity(group)
     measured = [measurement for measurement in measurements.values() if measurement.status == "ok"]
-    mean, low, high = _over_seeds(measured)
+    counted = {seed: _counted(entry) for seed, entry in measurements.items()}
+    values = {seed: value for seed, value in counted.items() if value is not None}
+    # Where no seed has a number of its own, its status says more than what it counts as.
+    mean, low, high = _over_seeds(list(measurements.values()), list(values.values())) if measured else (None,) * 3
     item_low, item_high = _over_items(measured)
     wishes = first.settings.get("not_applicable")
     counts = [measurement.num_samples for measurement in measured]
@@ -227,7 +248,7 @@ def _figure(group: list[ResultRow], shared: Mapping[str, Mapping[str, str]]) -> 
         metric=first.metric,
         unit=first.unit,
         settings=axes(first.settings),
-        values={seed: entry.value for seed, entry in measurements.items() if entry.value is not None},
+        values=values,
         mean=mean,
         low=low,
         high=high,
@@ -286,14 +307,29 @@ def _alike(group: Sequence[ResultRow], column: str) -> Any:
     return next(iter(runs))
 
 
-def _over_seeds(measured: Sequence[Measurement]) -> tuple[float | None, float | None, float | None]:
-    values = [entry.value for entry in measured if entry.value is not None]
+def _counted(measurement: Measurement) -> float | None:
+    """Take the value, or the number that a failure counts as; None where there is neither."""
+    if measurement.value is not None:
+        return measurement.value
+    names = STANDS_FOR.get(measurement.status, ())
+    return next((measurement.settings[name] for name in names if name in measurement.settings), None)
+
+
+def _over_seeds(
+    measured: Sequence[Measurement], values: Sequence[float]
+) -> tuple[float | None, float | None, float | None]:
     if not values:
         return None, None, None
-    if len(values) == 1:
+    if len(measured) == 1:
         return values[0], measured[0].low, measured[0].high
-    interval = mean_interval(values)
+    is_bounded = is_share(measured[0].metric) and all(0 <= value <= 1 for value in values)
+    interval = bounded_interval(values) if is_bounded else student_interval(values)
     return interval.mean, interval.low, interval.high
+
+
+def is_share(metric: str) -> bool:
+    """Tell if a metric is a share of items or of seeds, and so lies in 0..1."""
+    return metric.endswith("accuracy") or metric == "solved"
 
 
 def _over_items(measured: Sequence[Measurement]) -> tuple[float | None, float | None]:
@@ -306,7 +342,7 @@ def _over_items(measured: Sequence[Measurement]) -> tuple[float | None, float | 
     if not samples or len(samples) < len(measured):
         return None, None
     num_items = sum(count for _, count in samples)
-    return proportion_interval(sum(rate * count for rate, count in samples) / num_items, num_items)
+    return share_interval(sum(rate * count for rate, count in samples), num_items)
 
 
 def _what(row: ResultRow) -> str:
@@ -317,9 +353,11 @@ def _what(row: ResultRow) -> str:
 
 def _measurement(figure: Figure) -> Measurement:
     """Write a figure as a measurement; of some seeds only, its reason says what became of the others."""
-    num_seeds, reason = sum(figure.statuses.values()), figure.reason
-    if figure.values and len(figure.values) < num_seeds:
-        reason = f"over {len(figure.values)} of {num_seeds} seeds: {reason}"
+    num_seeds, num_ok, reason = sum(figure.statuses.values()), figure.statuses.get("ok", 0), figure.reason
+    if num_ok and len(figure.values) > num_ok:
+        reason = f"{num_seeds - num_ok} of {num_seeds} seeds count as chance or as their budget: {reason}"
+    elif num_ok and num_ok < num_seeds:
+        reason = f"over {num_ok} of {num_seeds} seeds: {reason}"
     return Measurement(
         metric=figure.metric,
         value=figure.mean,
@@ -327,7 +365,7 @@ def _measurement(figure: Figure) -> Measurement:
         settings=figure.settings,
         low=figure.low,
         high=figure.high,
-        num_samples=len(figure.values),
-        status="ok" if figure.values else next(iter(figure.statuses)),
+        num_samples=len(figure.values) if num_ok else 0,
+        status="ok" if figure.mean is not None else next(iter(figure.statuses)),
         reason=reason,
     )

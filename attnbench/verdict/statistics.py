@@ -1,26 +1,31 @@
-"""Intervals over seeds and items, and when two variants may be called separated. Numbers in, numbers out.
+"""Intervals of scores, paired tests, and the number of seeds that a test needs. Numbers in, numbers out.
 
-What is assumed: the scores of several seeds are independent draws, about normal around the variant's mean; a seed
-fixes data order, test set and the initialisation of equal parts, so that scores of one seed are pairs. With three to
-five seeds neither can be checked, which is why a difference must also be large enough to matter.
+What is assumed: scores of several seeds are independent; scores of two variants at one seed are a pair, because a seed
+fixes the order of the data, the test set and the initial weights of equal parts. Every test of a difference can be
+inverted: its interval holds exactly the differences that it does not reject, so that interval and verdict agree.
 
 scipy and statsmodels are loaded where they are used: every command has this module, and loading the two takes longer
 than refusing a bad setting.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 CONFIDENCE = 0.95
 SIGNIFICANCE = 0.05
-MIN_SEEDS = 3
-"""Fewer are exploratory: shown, never ranked."""
+POWER = 0.8
+"""Probability with which the number of seeds that a report names decides a test."""
 
-ROUNDING = 1e-12
-"""Differences that spread by less than this share of the scores are equal: floating point, not variance."""
+MAX_SEEDS = 100
+"""More seeds than this are not named: the difference is then too small for a bench of small models."""
+
+MAX_EXACT = 20
+"""Seeds up to which all 2^n sign flips are listed; of more a fixed random million."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,186 +39,313 @@ class Interval:
     num: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Two variants on the seeds that both have."""
-
-    first: str
-    second: str
-    num_seeds: int
-    difference: float | None
-    """Mean of first minus second, seed by seed; None without a common seed."""
-    low: float | None
-    high: float | None
-    """95 % interval of the mean difference, not adjusted for the number of pairs."""
-    p_value: float | None
-    """Two-sided, of the paired t-test; None where it says nothing: too few seeds, or no variance."""
-    adjusted_p_value: float | None
-    """p-value after Holm's adjustment over the family."""
-    is_separated: bool
-    verdict: str
-    """Reason, as a fragment of a sentence."""
-
-
-def mean_interval(values: Sequence[float]) -> Interval:
+def student_interval(values: Sequence[float], *, resolution: float = 0.0) -> Interval:
     """Return the mean and Student's 95 % interval; assumes independent, about normal values.
 
-    Equal values have an interval of no width, which says that they do not vary here, not that they never would.
+    Args:
+        resolution: smallest standard error that is believed, so that equal values have an interval of some width.
 
     Raises:
         ValueError: no values.
     """
-    if not values:
+    mean = _mean(values)
+    if len(values) == 1:
+        return Interval(mean=mean, low=None, high=None, num=1)
+    low, high = STUDENT.interval(values, CONFIDENCE, resolution=resolution)
+    return Interval(mean=mean, low=low, high=high, num=len(values))
+
+
+def bounded_interval(values: Sequence[float]) -> Interval:
+    """Return the mean of scores in 0..1 and a 95 % interval that never leaves 0..1 and is never of no width.
+
+    Clopper and Pearson's interval with the sum of the scores as the number of successes. Of all scores in 0..1 with one
+    mean, those that are only 0 or 1 vary most, and for them it is exact; all others it covers more often.
+
+    Raises:
+        ValueError: no values, or one outside 0..1.
+    """
+    mean = _mean(values)
+    if min(values) < 0 or max(values) > 1:
+        raise ValueError(f"scores {list(values)} leave 0..1")
+    low, high = share_interval(math.fsum(values), len(values))
+    return Interval(mean=mean, low=low, high=high, num=len(values))
+
+
+def share_interval(count: float, num: int) -> tuple[float, float]:
+    """Return Clopper and Pearson's 95 % interval of the share `count` of `num`.
+
+    Raises:
+        ValueError: a count outside 0..num, or no items.
+    """
+    if not 0 <= count <= num or num < 1:
+        raise ValueError(f"{count} of {num} is no share")
+    from scipy.stats import beta
+
+    tail = (1 - CONFIDENCE) / 2
+    low = float(beta.ppf(tail, count, num - count + 1)) if count > 0 else 0.0
+    high = float(beta.ppf(1 - tail, count + 1, num - count)) if count < num else 1.0
+    return low, high
+
+
+class PairedTest(ABC):
+    """A test of the centre of paired differences, and the interval that inverts it."""
+
+    name: str
+
+    @abstractmethod
+    def smallest_p(self, num: int) -> float:
+        """Return the smallest two-sided p-value that `num` pairs can give."""
+
+    @abstractmethod
+    def p_value(self, differences: Sequence[float], *, resolution: float) -> float:
+        """Return the two-sided p-value of no difference."""
+
+    @abstractmethod
+    def equivalence_p_value(self, differences: Sequence[float], margin: float, *, resolution: float) -> float:
+        """Return the larger p-value of the two one-sided tests of a difference beyond -margin and beyond margin."""
+
+    @abstractmethod
+    def interval(self, differences: Sequence[float], level: float, *, resolution: float) -> tuple[float, float]:
+        """Return the differences that the two-sided test at 1 - level does not reject.
+
+        Args:
+            resolution: step of the scores; the interval is at least as wide on both sides of the mean.
+        """
+
+    def seeds_needed(
+        self,
+        effect: float,
+        spread: float,
+        margin: float,
+        *,
+        alpha: float,
+        equivalence_alpha: float,
+        more_than: int = 1,
+    ) -> int | None:
+        """Return how many seeds find a difference or show equivalence with a probability of 0.8; None: over 100.
+
+        By Student's distribution for every test: one that permutes needs about as many seeds, and never fewer than
+        its smallest p-value asks for.
+
+        Args:
+            effect: mean difference that is assumed to be true.
+            spread: standard deviation of the differences, above 0.
+            alpha: level of the test of a difference.
+            equivalence_alpha: level of the two one-sided tests.
+            more_than: number of seeds that did not decide.
+        """
+        for num in range(more_than + 1, MAX_SEEDS + 1):
+            finds = self.smallest_p(num) <= alpha and difference_power(effect, spread, alpha, num) >= POWER
+            # One-sided, a permutation reaches half of its smallest two-sided p-value.
+            can_equal = self.smallest_p(num) / 2 <= equivalence_alpha
+            if finds or (can_equal and equivalence_power(effect, spread, margin, equivalence_alpha, num) >= POWER):
+                return num
+        return None
+
+
+class Student(PairedTest):
+    """Student's paired t-test; assumes differences that are about normal."""
+
+    name = "Student's paired t-test"
+
+    def smallest_p(self, num: int) -> float:
+        """Return 0: with two pairs or more the statistic has no bound."""
+        return 0.0 if num > 1 else 1.0
+
+    def p_value(self, differences: Sequence[float], *, resolution: float) -> float:
+        """See PairedTest."""
+        from scipy.stats import t
+
+        statistic, num = self._statistic(differences, 0.0, resolution)
+        return min(1.0, 2 * float(t.sf(abs(statistic), num - 1)))
+
+    def equivalence_p_value(self, differences: Sequence[float], margin: float, *, resolution: float) -> float:
+        """See PairedTest."""
+        from scipy.stats import t
+
+        above, num = self._statistic(differences, -margin, resolution)
+        below, _ = self._statistic(differences, margin, resolution)
+        return float(max(t.sf(above, num - 1), t.cdf(below, num - 1)))
+
+    def interval(self, differences: Sequence[float], level: float, *, resolution: float) -> tuple[float, float]:
+        """See PairedTest."""
+        from scipy.stats import t
+
+        error = self._standard_error(differences, resolution)
+        low, high = t.interval(level, len(differences) - 1, loc=_mean(differences), scale=error)
+        return float(low), float(high)
+
+    def _statistic(self, differences: Sequence[float], null: float, resolution: float) -> tuple[float, int]:
+        return (_mean(differences) - null) / self._standard_error(differences, resolution), len(differences)
+
+    def _standard_error(self, differences: Sequence[float], resolution: float) -> float:
+        # Equal differences do not vary here, which does not say that they never would.
+        spread = float(np.std(differences, ddof=1)) / math.sqrt(len(differences))
+        return max(spread, resolution, math.ulp(max(map(abs, differences))))
+
+
+class SignFlip(PairedTest):
+    """Permutation test that flips the signs of differences; assumes that a difference is as likely as its opposite.
+
+    The one-sided p-value of a centre is the share of all subsets of the differences (the empty one too) whose mean is
+    not above it, so the ordered means of subsets are its interval's ends (Hartigan 1969, JASA 64).
+    """
+
+    name = "sign-flip permutation test"
+
+    def smallest_p(self, num: int) -> float:
+        """Return 2^(1 - num): all differences on one side."""
+        return 2.0 ** (1 - num)
+
+    def p_value(self, differences: Sequence[float], *, resolution: float) -> float:
+        """See PairedTest."""
+        return min(1.0, 2 * min(self._one_sided(differences, 0.0)))
+
+    def equivalence_p_value(self, differences: Sequence[float], margin: float, *, resolution: float) -> float:
+        """See PairedTest."""
+        return max(self._one_sided(differences, -margin)[0], self._one_sided(differences, margin)[1])
+
+    def interval(self, differences: Sequence[float], level: float, *, resolution: float) -> tuple[float, float]:
+        """See PairedTest; inside -1..1, as differences of accuracies are."""
+        sums, sizes = subset_sums(differences)
+        means = np.sort(sums[1:] / sizes[1:])
+        # Rounding apart, so that an end which the test rejects at exactly this level is outside.
+        rank = math.floor((1 - level) / 2 * len(sums) * (1 + 1e-12))
+        low, high = (float(means[rank - 1]), float(means[-rank])) if rank else (-1.0, 1.0)
+        mean = _mean(differences)
+        return max(-1.0, min(low, mean - resolution)), min(1.0, max(high, mean + resolution))
+
+    def _one_sided(self, differences: Sequence[float], centre: float) -> tuple[float, float]:
+        """Return the p-values against a centre below, and above, the given one."""
+        sums, sizes = subset_sums(differences)
+        # A mean that equals the centre but for the last bits counts on both sides.
+        near = 1e-12 * max(abs(centre), *map(abs, differences))
+        below = np.count_nonzero(sums <= (centre + near) * sizes)
+        above = np.count_nonzero(sums >= (centre - near) * sizes)
+        return float(below / len(sums)), float(above / len(sums))
+
+
+class McNemar(PairedTest):
+    """McNemar's exact test of two shares of seeds; differences are 1, 0 or -1: solved by the first, both, the second.
+
+    Equivalence has a test of its own, as seeds that both solve carry no weight in McNemar's: a share that is higher by
+    the margin would leave so few seeds that only the first solves with at most this probability.
+    """
+
+    name = "McNemar's exact test"
+
+    def smallest_p(self, num: int) -> float:
+        """Return 2^(1 - num): every seed solved by the same one alone."""
+        return 2.0 ** (1 - num)
+
+    def p_value(self, differences: Sequence[float], *, resolution: float) -> float:
+        """See PairedTest."""
+        from statsmodels.stats.contingency_tables import mcnemar
+
+        first, second = self._discordant(differences)
+        return float(mcnemar([[0, first], [second, 0]], exact=True).pvalue) if first + second else 1.0  # pyright: ignore[reportAttributeAccessIssue]
+
+    def equivalence_p_value(self, differences: Sequence[float], margin: float, *, resolution: float) -> float:
+        """See PairedTest."""
+        from scipy.stats import binom
+
+        return max(float(binom.cdf(count, len(differences), margin)) for count in self._discordant(differences))
+
+    def interval(self, differences: Sequence[float], level: float, *, resolution: float) -> tuple[float, float]:
+        """See PairedTest: on the side of no difference by McNemar's test, on the other by the seeds of one alone."""
+        from scipy.stats import beta
+
+        (first, second), num, tail = self._discordant(differences), len(differences), (1 - level) / 2
+        discordant = first + second
+
+        def most(count: int, of: int) -> float:
+            return float(beta.ppf(1 - tail, count + 1, of - count)) if count < of else 1.0
+
+        low, high = -most(second, num), most(first, num)
+        if discordant and self.p_value(differences, resolution=0) <= 1 - level:
+            # Share of the first among discordant seeds, carried to all seeds.
+            if first > second:
+                low = (1 - 2 * most(second, discordant)) * discordant / num
+            else:
+                high = (2 * most(first, discordant) - 1) * discordant / num
+        return low, high
+
+    def _discordant(self, differences: Sequence[float]) -> tuple[int, int]:
+        return sum(value > 0 for value in differences), sum(value < 0 for value in differences)
+
+
+STUDENT, SIGN_FLIP, MCNEMAR = Student(), SignFlip(), McNemar()
+
+
+def subset_sums(values: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sums and the sizes of all subsets, the empty one first; of over 20 values a fixed random million."""
+    return _subset_sums(tuple(values))
+
+
+@lru_cache(maxsize=4)
+def _subset_sums(values: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
+    array = np.asarray(values, dtype=float)
+    if len(array) > MAX_EXACT:
+        chosen = np.random.default_rng(0).random((2**MAX_EXACT, len(array)), dtype=np.float32) < 0.5
+        chosen[:, 0] |= ~chosen.any(axis=1)
+        chosen[0] = False
+        return chosen @ array, chosen.sum(axis=1, dtype=float)
+    sums, sizes = np.zeros(2 ** len(array)), np.zeros(2 ** len(array))
+    for index, value in enumerate(array):
+        half = 2**index
+        np.add(sums[:half], value, out=sums[half : 2 * half])
+        np.add(sizes[:half], 1, out=sizes[half : 2 * half])
+    return sums, sizes
+
+
+def difference_power(effect: float, spread: float, alpha: float, num: int) -> float:
+    """Return the probability that Student's test of `num` pairs at level `alpha` finds the difference `effect`."""
+    from scipy.stats import nct, t
+
+    shift = abs(effect) * math.sqrt(num) / spread
+    # Beyond it the noncentral distribution is not computed well, and the power is 1.
+    return float(nct.sf(t.ppf(1 - alpha / 2, num - 1), num - 1, shift)) if shift < 30 else 1.0
+
+
+def equivalence_power(effect: float, spread: float, margin: float, alpha: float, num: int) -> float:
+    """Return the probability that two one-sided tests of `num` pairs at level `alpha` each show equivalence."""
+    from scipy.stats import chi2, norm, t
+
+    error = spread / math.sqrt(num)
+    # The standard error varies from sample to sample: the mean over 99 quantiles of its distribution.
+    errors = np.sqrt(chi2.ppf(np.arange(1, 100) / 100, num - 1) / (num - 1)) * error
+    room = np.maximum(margin - float(t.ppf(1 - alpha, num - 1)) * errors, 0.0)
+    inside = norm.cdf((room - effect) / error) - norm.cdf((-room - effect) / error)
+    return float(np.mean(inside))
+
+
+def detectable_difference(spread: float, num: int, alpha: float) -> float | None:
+    """Return the difference that `num` pairs find with a probability of 0.8 at level `alpha`; None for one pair."""
+    if num < 2:
+        return None
+    from statsmodels.stats.power import TTestPower
+
+    if spread == 0:
+        return 0.0
+    return float(TTestPower().solve_power(nobs=num, alpha=alpha, power=POWER)) * spread
+
+
+def seeds_for(smallest_p: float) -> int:
+    """Return the fewest seeds with which a sign-flip test can give a p-value of `smallest_p`."""
+    return math.ceil(1 - math.log2(smallest_p) - 1e-9)
+
+
+def pooled_spread(groups: Sequence[Sequence[float]]) -> float | None:
+    """Return the standard deviation of differences, pooled over pairs; None where no pair has two seeds."""
+    groups = [group for group in groups if len(group) > 1]
+    if not groups:
+        return None
+    squares = sum(float(np.var(group, ddof=1)) * (len(group) - 1) for group in groups)
+    return math.sqrt(squares / sum(len(group) - 1 for group in groups))
+
+
+def _mean(values: Sequence[float]) -> float:
+    if not len(values):
         raise ValueError("no values have no mean")
-    first, num = values[0], len(values)
-    if num == 1:
-        return Interval(mean=first, low=None, high=None, num=1)
-    if all(value == first for value in values):
-        return Interval(mean=first, low=first, high=first, num=num)
-    from scipy import stats
-
-    mean = float(np.mean(values))
-    low, high = stats.t.interval(CONFIDENCE, num - 1, loc=mean, scale=stats.sem(values))
-    return Interval(mean=mean, low=float(low), high=float(high), num=num)
-
-
-def proportion_interval(rate: float, num_items: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share of items; assumes independent items.
-
-    The labels of one sequence are not independent, so the true interval is at least as wide: this one is a floor.
-
-    Args:
-        rate: the share, 0..1.
-
-    Raises:
-        ValueError: a rate outside 0..1, or no items.
-    """
-    if not 0 <= rate <= 1 or num_items < 1:
-        raise ValueError(f"rate {rate} of {num_items} items is no proportion")
-    from statsmodels.stats.proportion import proportion_confint
-
-    ends = proportion_confint(rate * num_items, num_items, alpha=1 - CONFIDENCE, method="wilson")
-    low, high = np.asarray(ends, dtype=float).tolist()
-    # Rounding apart, the interval of none and of all ends where rates do.
-    return (low if rate else 0.0), (high if rate < 1 else 1.0)
-
-
-def compare_pairs(
-    scores: Mapping[str, Mapping[int, float]],
-    *,
-    smallest_difference: float,
-    relative: bool,
-    reference: str | None = None,
-) -> list[Comparison]:
-    """Compare every pair of variants, or every variant with the reference; these pairs are the family.
-
-    Two variants are separated when the two-sided paired t-test over their common seeds has a Holm-adjusted p < 0.05
-    and the mean difference is at least the smallest that matters. It assumes that the differences of a pair are
-    independent and about normal; Holm's adjustment assumes nothing of how the pairs depend on each other.
-
-    Where all differences of a pair are equal there is no variance to test with: only the smallest difference that
-    matters decides, and the verdict says so. Fewer than 3 common seeds are never separated. Such pairs have no
-    p-value but keep their place in the family, as if theirs were 1: the family is named before anything is measured,
-    and what was measured must not shrink it and so ease the other pairs' test.
-
-    Args:
-        scores: by variant, then by seed; a variant without scores has an empty mapping.
-        smallest_difference: that matters; with `relative` as a share of the mean of the pair.
-        reference: one of the variants; it comes second in its pairs.
-
-    Raises:
-        ValueError: a reference without an entry in `scores`.
-    """
-    if reference is None:
-        pairs = list(combinations(scores, 2))
-    elif reference in scores:
-        pairs = [(name, reference) for name in scores if name != reference]
-    else:
-        raise ValueError(f"the reference {reference} has no entry among {', '.join(scores)}")
-    family = [_test(first, second, scores) for first, second in pairs]
-    if not family:
-        return []
-    from statsmodels.stats.multitest import multipletests
-
-    p_values = [1.0 if pair.p_value is None else pair.p_value for pair in family]
-    adjusted = np.asarray(multipletests(p_values, alpha=SIGNIFICANCE, method="holm")[1])
-    return [
-        _judge(
-            replace(pair, adjusted_p_value=None if pair.p_value is None else float(p)),
-            smallest_difference,
-            _pair_mean(pair, scores) if relative else None,
-        )
-        for pair, p in zip(family, adjusted, strict=True)
-    ]
-
-
-def best(
-    scores: Mapping[str, Mapping[int, float]], comparisons: Sequence[Comparison], *, higher_is_better: bool
-) -> str | None:
-    """Find the one variant that is separated from every other and better than it; None where there is none.
-
-    A variant without any score cannot be better, so it stands in nobody's way; one whose scores are too few to compare
-    does. Pairs with a reference say nothing of the other variants among themselves: of such a family only the
-    reference itself can be best, and otherwise the comparisons tell who differs from the reference.
-    """
-    scored = {name for name, values in scores.items() if values}
-    beaten: dict[str, set[str]] = {name: set() for name in scored}
-    for pair in comparisons:
-        if pair.is_separated and pair.difference is not None:
-            first_wins = (pair.difference > 0) == higher_is_better
-            winner, loser = (pair.first, pair.second) if first_wins else (pair.second, pair.first)
-            beaten[winner].add(loser)
-    return next((name for name in scored if len(scored) > 1 and beaten[name] == scored - {name}), None)
-
-
-def _test(first: str, second: str, scores: Mapping[str, Mapping[int, float]]) -> Comparison:
-    """Test a pair: its difference, interval and p-value, not yet judged."""
-    seeds = sorted(scores[first].keys() & scores[second].keys())
-    first_scores, second_scores = ([scores[name][seed] for seed in seeds] for name in (first, second))
-    differences = [one - other for one, other in zip(first_scores, second_scores, strict=True)]
-    p_value, interval = None, None
-    if differences:
-        if np.ptp(differences) <= ROUNDING * max(map(abs, first_scores + second_scores)):
-            differences = [differences[0]] * len(differences)
-        elif len(differences) >= MIN_SEEDS:
-            from scipy import stats
-
-            p_value = float(stats.ttest_rel(first_scores, second_scores).pvalue)
-        interval = mean_interval(differences)
-    return Comparison(
-        first=first,
-        second=second,
-        num_seeds=len(seeds),
-        difference=interval.mean if interval else None,
-        low=interval.low if interval else None,
-        high=interval.high if interval else None,
-        p_value=p_value,
-        adjusted_p_value=None,
-        is_separated=False,
-        verdict="",
-    )
-
-
-def _judge(pair: Comparison, smallest: float, pair_mean: float | None) -> Comparison:
-    """Return the pair with its verdict; `pair_mean` where the smallest difference is a share of it."""
-    if pair.difference is None or pair.num_seeds < MIN_SEEDS:
-        return replace(pair, verdict=f"exploratory: fewer than {MIN_SEEDS} seeds")
-    threshold = smallest if pair_mean is None else smallest * pair_mean
-    # A difference of 0.95 and 0.94 is 0.01 but for the last bit.
-    matters = pair.difference != 0 and abs(pair.difference) >= threshold * (1 - 1e-9)
-    if pair.adjusted_p_value is None:
-        verdict = "no variance: decided by the smallest difference alone"
-        return replace(pair, is_separated=matters, verdict=verdict)
-    if pair.adjusted_p_value >= SIGNIFICANCE:
-        return replace(pair, verdict=f"not separated: p = {pair.adjusted_p_value:.2g}")
-    if not matters:
-        shown = f"{smallest:g}" if pair_mean is None else f"{100 * smallest:g} %"
-        return replace(pair, verdict=f"difference below {shown}, the smallest that matters")
-    return replace(pair, is_separated=True, verdict="separated")
-
-
-def _pair_mean(pair: Comparison, scores: Mapping[str, Mapping[int, float]]) -> float:
-    """Return the mean score of both over their common seeds; 0 without one."""
-    seeds = scores[pair.first].keys() & scores[pair.second].keys()
-    values = [scores[name][seed] for name in (pair.first, pair.second) for seed in sorted(seeds)]
-    return abs(float(np.mean(values))) if values else 0.0
+    # The sum of equal values divided by their number can differ from them in the last bit.
+    return float(values[0]) if all(value == values[0] for value in values) else float(np.mean(values))

@@ -11,11 +11,12 @@ from typing import Any
 
 import yaml
 
+from attnbench.results.metrics import Primary
 from attnbench.results.rows import TRAINING
 from attnbench.results.tables import NOTHING, Headline, format_number
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import CONF
-from attnbench.verdict.ranking import Family, score_of
+from attnbench.verdict.ranking import Verdict, family, judge
 from attnbench.verdict.seeds import Figure, Key
 
 OF_TRAINING = (Headline("tokens_per_second", "training token/s", higher_is_better=True, pick="each"),)
@@ -44,9 +45,10 @@ class Entry:
 
     figure: Figure | None = None
     """None where nothing was measured."""
+    verdict: Verdict | None = None
+    """Of the variant and the reference, in the column of a primary metric."""
     is_best: bool = False
-    is_exploratory: bool = False
-    """The column is ranked, and has too few seeds for it."""
+    """Better than every other variant of the family."""
 
     @property
     def text(self) -> str:
@@ -55,7 +57,7 @@ class Entry:
             return NOTHING
         if self.figure.mean is None:
             return next(iter(self.figure.statuses)).replace("_", " ")
-        num_ok, num_seeds = len(self.figure.values), sum(self.figure.statuses.values())
+        num_ok, num_seeds = self.figure.statuses.get("ok", 0), sum(self.figure.statuses.values())
         partly = f" ({num_ok} of {num_seeds} seeds)" if num_ok < num_seeds else ""
         return format_number(self.figure.mean) + partly
 
@@ -68,7 +70,7 @@ class Summary:
     lines: dict[str, list[Entry]]
 
 
-def summary(figures: Sequence[Figure], families: Sequence[Family], variants: Iterable[str] = ()) -> Summary:
+def summary(figures: Sequence[Figure], verdicts: Sequence[Verdict], variants: Iterable[str] = ()) -> Summary:
     """Sum up all evaluations that have figures, in their order.
 
     Args:
@@ -79,16 +81,37 @@ def summary(figures: Sequence[Figure], families: Sequence[Family], variants: Ite
     lines = {}
     for variant in dict.fromkeys([*variants, *(figure.variant for figure in figures)]):
         measured = [figure for figure in figures if variant in figure.names]
-        lines[variant] = [_entry(measured, column, families) for column in columns]
+        lines[variant] = [_entry(measured, column, verdicts) for column in columns]
     return Summary(columns=columns, lines=lines)
 
 
-def _entry(figures: Sequence[Figure], column: Column, families: Sequence[Family]) -> Entry:
+def _entry(figures: Sequence[Figure], column: Column, verdicts: Sequence[Verdict]) -> Entry:
     figure = next((figure for figure in figures if column.takes(figure)), None)
-    family = next((family for family in families if figure in family.figures), None)
-    if figure is None or figure.mean is None or family is None:
+    if figure is None or figure.mean is None:
         return Entry(figure=figure)
-    return Entry(figure=figure, is_best=family.best == figure.variant, is_exploratory=family.exploratory)
+    tested = [verdict for verdict in verdicts if _is_of(verdict, column)]
+    with_it = [verdict for verdict in tested if figure.variant in (verdict.pair.first, verdict.pair.second)]
+    against = next((verdict for verdict in with_it if verdict.pair.first == figure.variant), None)
+    won = {verdict.winner for verdict in with_it} == {figure.variant}
+    others = {name for verdict in tested for name in (verdict.pair.first, verdict.pair.second)} - {figure.variant}
+    return Entry(figure=figure, verdict=against, is_best=won and len(with_it) == len(others))
+
+
+def _is_of(verdict: Verdict, column: Column) -> bool:
+    pair = verdict.pair
+    return (pair.evaluation, pair.primary.metric, pair.settings) == (column.evaluation, column.metric, column.settings)
+
+
+def verdicts_of(figures: Sequence[Figure], *, rank: Sequence[str], reference: str | None) -> list[Verdict]:
+    """Judge the variants in `rank` at the primary metrics of all evaluations that have figures; see ranking.family."""
+    primaries = primary_metrics(figure.evaluation for figure in figures)
+    return judge(family(figures, rank=rank, reference=reference, primaries=primaries))
+
+
+def primary_metrics(evaluations: Iterable[str]) -> dict[str, Primary]:
+    """Look up the primary metric of each evaluation of conf/ that has one."""
+    found = {name: getattr(evaluation_class(name), "primary", None) for name in dict.fromkeys(evaluations)}
+    return {name: primary for name, primary in found.items() if primary is not None}
 
 
 def headline_columns(figures: Sequence[Figure], evaluation: str) -> list[Column]:
@@ -121,8 +144,7 @@ def _default(figures: Sequence[Figure]) -> Headline:
     metrics = list(dict.fromkeys(figure.metric for figure in figures))
     failed = {figure.metric for figure in figures if figure.statuses.keys() - {"ok"}}
     metric = next((name for name in metrics if name not in failed), metrics[0])
-    score = score_of(metric)
-    better = score.higher_is_better if score else None
+    better = True if metric.endswith("accuracy") else None
     return Headline(metric, f"{figures[0].evaluation} {metric}", higher_is_better=better, settings=settings)
 
 

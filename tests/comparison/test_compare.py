@@ -34,9 +34,8 @@ from attnbench.results.rows import is_complete, read_results
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import trust
 from attnbench.settings.schema import SELECTION_SEED, ComparisonSettings, PlanSettings
-from attnbench.verdict.ranking import families
 from attnbench.verdict.seeds import figures
-from attnbench.verdict.summary import summary
+from attnbench.verdict.summary import summary, verdicts_of
 
 CLOCKS = ("tokens_per_second", "generator_tokens_per_second", "train_seconds", "first_step_seconds", "peak_memory_mib")
 """Metrics that two equal comparisons may differ in, and all of throughput."""
@@ -515,11 +514,13 @@ def test_variants_that_are_one_model_in_an_evaluation_share_its_cells_there(
     assert "flash is softmax in copy, training, perplexity: one model, run once." in " ".join(shown.split())
     inputs = read_inputs(folder)
     summed = figures(inputs.rows, inputs.protocol.shared)
-    ranked = families(summed, rank=list(variants), reference=None)
-    pairs = {family.evaluation: {(pair.first, pair.second) for pair in family.comparisons} for family in ranked}
+    verdicts = verdicts_of(summed, rank=list(variants), reference=None)
+    pairs = {}
+    for pair in (verdict.pair for verdict in verdicts):
+        pairs.setdefault(pair.evaluation, set()).add((pair.first, pair.second))
     assert pairs["copy"] == {("softmax", "linear")}
     assert pairs["perplexity"] == {("softmax", "convolved"), ("softmax", "linear"), ("convolved", "linear")}
-    content = summary(summed, ranked, variants)
+    content = summary(summed, verdicts, variants)
     index = next(index for index, column in enumerate(content.columns) if column.header.startswith("copy"))
     entries = {variant: line[index].text for variant, line in content.lines.items()}
     assert entries["softmax"] == entries["convolved"] == entries["flash"] != "–"

@@ -1,212 +1,140 @@
-"""Intervals and comparisons: against worked numbers, against what definitions demand, and on any scores at all."""
+"""Intervals and paired tests: against scipy, at their edges, and inverted."""
 
-import gc
-import importlib
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from simulate_verdicts import ACCURACY, NATS, simulate
 
-from attnbench.verdict.statistics import best, compare_pairs, mean_interval, proportion_interval
-
-SEEDS = (0, 1, 2, 3, 4)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_garbage_collection():
-    """statsmodels' multipletests collects garbage at every call, which takes long where much is imported."""
-    importlib.import_module("statsmodels.stats.multitest")
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-def by_seed(*values):
-    return dict(enumerate(values))
-
-
-def accuracies(scores, **changes):
-    return compare_pairs(scores, **{"smallest_difference": 0.01, "relative": False, **changes})
-
-
-def pair(comparisons, first, second):
-    (found,) = [entry for entry in comparisons if (entry.first, entry.second) == (first, second)]
-    return found
-
-
-values = st.floats(0, 1, allow_subnormal=False).map(lambda value: round(value, 3))
-scores_of_some = st.dictionaries(
-    st.sampled_from("abcde"), st.dictionaries(st.sampled_from(SEEDS), values, max_size=5), min_size=2, max_size=5
+from attnbench.verdict.statistics import (
+    MCNEMAR,
+    SIGN_FLIP,
+    STUDENT,
+    bounded_interval,
+    detectable_difference,
+    pooled_spread,
+    seeds_for,
+    share_interval,
+    student_interval,
 )
 
+TESTS = {"student": STUDENT, "sign flip": SIGN_FLIP, "mcnemar": MCNEMAR}
+accuracies = st.lists(st.floats(-0.5, 0.5).map(lambda value: round(value, 3)), min_size=2, max_size=11)
+solved = st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=2, max_size=11)
 
-def test_the_mean_interval_is_students():
-    interval = mean_interval([1.0, 2.0, 3.0])
+
+def test_the_interval_of_a_mean_is_students():
+    interval = student_interval([1.0, 2.0, 3.0])
+    low, high = stats.t.interval(0.95, 2, loc=2, scale=1 / math.sqrt(3))
     assert (interval.mean, interval.num) == (2.0, 3)
-    # t(0.975, 2) = 4.302653 times the standard error 1 / sqrt(3).
-    assert interval.high == pytest.approx(2 + 4.302653 / math.sqrt(3), abs=1e-6)
-    assert interval.low == pytest.approx(2 - 4.302653 / math.sqrt(3), abs=1e-6)
+    assert (interval.low, interval.high) == (pytest.approx(low), pytest.approx(high))
 
 
-def test_one_value_has_no_interval_and_equal_values_one_of_no_width():
-    one, equal = mean_interval([0.1]), mean_interval([0.1, 0.1, 0.1])
-    assert (one.mean, one.low, one.high, one.num) == (0.1, None, None, 1)
-    assert (equal.mean, equal.low, equal.high, equal.num) == (0.1, 0.1, 0.1, 3)
-    with pytest.raises(ValueError, match="no values"):
-        mean_interval([])
+def test_one_value_has_no_interval_and_equal_values_have_one_of_some_width():
+    one, equal = student_interval([0.1]), student_interval([0.1, 0.1, 0.1])
+    assert (one.mean, one.low, one.high) == (0.1, None, None)
+    assert equal.mean == 0.1
+    assert equal.low < 0.1 < equal.high
+    with pytest.raises(ValueError, match="no mean"):
+        student_interval([])
 
 
-def test_the_proportion_interval_is_wilsons_and_stays_inside():
-    low, high = proportion_interval(0.9, 10)
-    # Newcombe (1998) by hand: centre (9 + z^2 / 2) / (10 + z^2), z = 1.959964.
-    assert (low, high) == (pytest.approx(0.5958, abs=1e-4), pytest.approx(0.9821, abs=1e-4))
-    assert proportion_interval(1.0, 50)[1] == 1.0
-    assert [proportion_interval(0.0, num)[0] for num in (50, 1000)] == [0.0, 0.0]
-    for rate, num_items in ((1.1, 10), (-0.1, 10), (0.5, 0)):
-        with pytest.raises(ValueError, match="no proportion"):
-            proportion_interval(rate, num_items)
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_the_interval_of_an_accuracy_never_leaves_its_bounds_and_is_never_of_no_width(values):
+    interval = bounded_interval(values)
+    assert 0 <= interval.low < interval.high <= 1
+    assert interval.low - 1e-9 <= interval.mean <= interval.high + 1e-9
 
 
-def test_a_clear_difference_is_separated_by_the_paired_test():
-    scores = {"a": by_seed(0.90, 0.80, 0.70), "b": by_seed(0.85, 0.74, 0.66)}
-    (result,) = accuracies(scores)
-    assert result.difference == pytest.approx(0.05)
-    assert result.p_value == pytest.approx(stats.ttest_1samp([0.05, 0.06, 0.04], 0).pvalue)
-    assert result.adjusted_p_value == result.p_value
-    assert (result.is_separated, result.verdict, result.num_seeds) == (True, "separated", 3)
-    # Seeds that move both scores alike do not hide it: unpaired, these are far from separated.
-    assert stats.ttest_ind(list(scores["a"].values()), list(scores["b"].values())).pvalue > 0.5
+def test_the_interval_of_a_share_is_clopper_and_pearsons():
+    exact = stats.binomtest(8, 10).proportion_ci(0.95, method="exact")
+    assert share_interval(8, 10) == (pytest.approx(exact.low), pytest.approx(exact.high))
+    assert (share_interval(0, 10)[0], share_interval(10, 10)[1]) == (0.0, 1.0)
+    for count, num in ((-1, 10), (11, 10), (0, 0)):
+        with pytest.raises(ValueError, match="no share"):
+            share_interval(count, num)
 
 
-def test_seeds_are_paired_by_number_not_by_order():
-    first = {2: 0.70, 0: 0.90, 1: 0.80, 7: 0.1}
-    (result,) = accuracies({"a": first, "b": by_seed(0.85, 0.74, 0.66)})
-    assert (result.num_seeds, result.difference) == (3, pytest.approx(0.05))
+def test_students_test_is_scipys():
+    first, second = [0.1, 0.3, 0.2, 0.5], [0.0, 0.1, 0.2, 0.1]
+    differences = np.subtract(first, second)
+    assert STUDENT.p_value(differences, resolution=0) == pytest.approx(stats.ttest_rel(first, second).pvalue)
+    above = stats.ttest_1samp(differences, -0.2, alternative="greater").pvalue
+    below = stats.ttest_1samp(differences, 0.2, alternative="less").pvalue
+    assert STUDENT.equivalence_p_value(differences, 0.2, resolution=0) == pytest.approx(max(above, below))
 
 
-def test_holm_multiplies_the_smallest_p_by_the_number_of_pairs():
-    scores = {"a": by_seed(0.90, 0.80, 0.70), "b": by_seed(0.85, 0.74, 0.66), "c": by_seed(0.5, 0.9, 0.1)}
-    alone, family = accuracies({name: scores[name] for name in "ab"})[0], accuracies(scores)
-    assert pair(family, "a", "b").p_value == alone.p_value
-    assert pair(family, "a", "b").adjusted_p_value == pytest.approx(3 * alone.p_value)
-    assert pair(family, "a", "b").is_separated
-    assert pair(family, "b", "c").verdict == "not separated: p = 0.57"
-    # A variant that was not measured counts all the same.
-    unmeasured = accuracies({"a": scores["a"], "b": scores["b"], "c": {}})
-    assert pair(unmeasured, "a", "b").adjusted_p_value == pytest.approx(3 * alone.p_value)
-
-
-def test_a_small_difference_does_not_matter_however_sure():
-    (result,) = accuracies({"a": by_seed(0.9050, 0.9052, 0.9051), "b": by_seed(0.9, 0.9, 0.9)})
-    assert result.adjusted_p_value < 0.05
-    assert (result.is_separated, result.verdict) == (False, "difference below 0.01, the smallest that matters")
-    (result,) = compare_pairs(
-        {"a": by_seed(3.000, 3.001, 3.002), "b": by_seed(3.02, 3.0215, 3.022)}, smallest_difference=0.01, relative=True
+@settings(max_examples=40, deadline=None)
+@given(accuracies)
+def test_the_sign_flip_test_is_scipys(differences):
+    exact = stats.permutation_test(
+        (differences,), np.mean, permutation_type="samples", n_resamples=np.inf, vectorized=True
     )
-    assert (result.is_separated, result.verdict) == (False, "difference below 1 %, the smallest that matters")
+    assert SIGN_FLIP.p_value(differences, resolution=0) == pytest.approx(exact.pvalue)
 
 
-def test_a_relative_difference_is_a_share_of_the_pairs_mean():
-    scores = {"a": by_seed(300.0, 301.0, 302.0), "b": by_seed(303.5, 304.4, 305.5)}
-    (relative,) = compare_pairs(scores, smallest_difference=0.01, relative=True)
-    (absolute,) = compare_pairs(scores, smallest_difference=0.01, relative=False)
-    assert (relative.is_separated, absolute.is_separated) == (True, True)
-    (coarser,) = compare_pairs(scores, smallest_difference=0.012, relative=True)
-    assert not coarser.is_separated
+def test_of_many_seeds_a_fixed_million_of_sign_flips_is_near_students_test():
+    differences = np.random.default_rng(0).normal(0.1, 0.2, 24).tolist()
+    p_value = SIGN_FLIP.p_value(differences, resolution=0)
+    assert p_value == SIGN_FLIP.p_value(list(differences), resolution=0)
+    assert p_value == pytest.approx(STUDENT.p_value(differences, resolution=0), rel=0.2)
 
 
-@pytest.mark.parametrize(("other", "is_separated"), [(1.0, False), (0.995, False), (0.99, True), (0.5, True)])
-def test_without_variance_the_smallest_difference_alone_decides(other, is_separated):
-    (result,) = accuracies({"a": by_seed(1.0, 1.0, 1.0), "b": by_seed(other, other, other)})
-    assert result.is_separated is is_separated
-    assert result.verdict == "no variance: decided by the smallest difference alone"
-    assert (result.p_value, result.adjusted_p_value) == (None, None)
-    assert result.low == result.high == result.difference
-    # 0.3 - 0.2 and 0.8 - 0.7 differ in their last bits.
-    (result,) = accuracies({"a": by_seed(0.3, 0.8, 0.5), "b": by_seed(0.2, 0.7, 0.4)})
-    assert (result.p_value, result.is_separated) == (None, True)
+@pytest.mark.parametrize("name", TESTS)
+@pytest.mark.parametrize("level", [0.95, 1 - 0.05 / 6])
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_an_interval_excludes_zero_exactly_where_its_test_rejects(name, level, data):
+    test = TESTS[name]
+    differences = data.draw(solved if name == "mcnemar" else accuracies)
+    low, high = test.interval(differences, level, resolution=1e-9)
+    p_value = test.p_value(differences, resolution=1e-9)
+    if abs(p_value - (1 - level)) > 1e-9 and any(differences):
+        assert (p_value < 1 - level) == (not low <= 0 <= high)
+    assert low < high
 
 
-def test_fewer_than_three_common_seeds_are_exploratory():
-    scores = {"a": by_seed(0.9, 0.9, 0.8), "b": {0: 0.1, 1: 0.2, 9: 0.1}, "c": {}}
-    for result in accuracies(scores):
-        assert (result.is_separated, result.p_value) == (False, None)
-        assert result.verdict == "exploratory: fewer than 3 seeds"
-    assert pair(accuracies(scores), "a", "c").difference is None
+def test_permutations_have_a_smallest_p_value_and_the_seeds_for_it_are_named():
+    assert SIGN_FLIP.p_value([0.9] * 5, resolution=0) == SIGN_FLIP.smallest_p(5) == MCNEMAR.smallest_p(5) == 2**-4
+    assert seeds_for(0.05 / 6) == 8
+    assert SIGN_FLIP.smallest_p(8) <= 0.05 / 6 < SIGN_FLIP.smallest_p(7)
 
 
-def test_with_a_reference_the_family_is_the_pairs_with_it():
-    scores = {
-        name: by_seed(*(0.1 * index + 0.01 * seed**index for seed in range(3))) for index, name in enumerate("abc")
-    }
-    results = accuracies(scores, reference="b")
-    assert [(entry.first, entry.second) for entry in results] == [("a", "b"), ("c", "b")]
-    with pytest.raises(ValueError, match="reference d"):
-        accuracies(scores, reference="d")
+def test_shares_are_equivalent_within_a_fifth_with_fourteen_seeds_and_not_with_thirteen():
+    assert MCNEMAR.equivalence_p_value([0.0] * 14, 0.2, resolution=0) < 0.05
+    assert MCNEMAR.equivalence_p_value([0.0] * 13, 0.2, resolution=0) > 0.05
+    assert MCNEMAR.equivalence_p_value([1.0] + [0.0] * 13, 0.2, resolution=0) > 0.05
 
 
-PERFECT, GOOD, POOR = by_seed(1.0, 1.0, 1.0), by_seed(0.8, 0.81, 0.82), by_seed(0.1, 0.11, 0.1)
+def test_the_seeds_that_are_named_grow_with_the_spread_and_end_at_a_hundred():
+    def needed(spread, effect=0.0):
+        return STUDENT.seeds_needed(effect, spread, NATS.margin, alpha=0.05 / 6, equivalence_alpha=0.05 / 6)
+
+    assert needed(0.0073) == 11
+    assert needed(0.005) < needed(0.0073) < needed(0.02)
+    assert needed(0.2) is None
+    assert needed(0.0073, effect=0.05) < needed(0.0073, effect=0.015)
 
 
-@pytest.mark.parametrize(
-    ("scores", "reference", "winner"),
-    [
-        ({"a": GOOD, "b": PERFECT, "c": POOR}, None, "b"),
-        ({"a": PERFECT, "b": PERFECT, "c": POOR}, None, None),
-        ({"a": PERFECT, "b": {}, "c": POOR}, None, "a"),
-        ({"a": PERFECT, "b": {0: 0.1}, "c": POOR}, None, None),
-        ({"a": PERFECT, "b": GOOD, "c": POOR}, "c", None),
-        ({"a": PERFECT, "b": GOOD, "c": POOR}, "a", "a"),
-        ({"a": PERFECT, "b": {}}, None, None),
-        ({"a": PERFECT}, None, None),
-        ({}, None, None),
-    ],
-)
-def test_the_best_is_separated_from_every_other(scores, reference, winner):
-    comparisons = accuracies(scores, reference=reference)
-    assert best(scores, comparisons, higher_is_better=True) == winner
-    negative = {name: {seed: -value for seed, value in of.items()} for name, of in scores.items()}
-    assert best(negative, accuracies(negative, reference=reference), higher_is_better=False) == winner
+def test_what_could_be_detected_falls_with_the_number_of_seeds():
+    ten, twenty = (detectable_difference(0.0073, num, 0.05 / 6) for num in (10, 20))
+    assert ten > twenty > 0
+    assert detectable_difference(0.0073, 1, 0.05) is None
+    assert pooled_spread([[1.0], [0.0, 2.0], [1.0, 3.0]]) == pytest.approx(math.sqrt(2))
+    assert pooled_spread([[1.0]]) is None
 
 
-@settings(max_examples=60, deadline=None)
-@given(scores_of_some)
-def test_names_and_their_order_decide_nothing(scores):
-    forward = {frozenset((entry.first, entry.second)): entry for entry in accuracies(scores)}
-    backward = accuracies(dict(reversed(scores.items())))
-    assert len(forward) == len(backward)
-    for entry in backward:
-        other = forward[frozenset((entry.first, entry.second))]
-        assert (entry.is_separated, entry.verdict) == (other.is_separated, other.verdict)
-        assert entry.adjusted_p_value == pytest.approx(other.adjusted_p_value)
-        if entry.difference is not None:
-            assert entry.difference == pytest.approx(-other.difference, abs=1e-12)
-    for higher_is_better in (True, False):
-        winners = {
-            best(given, comparisons, higher_is_better=higher_is_better)
-            for given, comparisons in ((scores, accuracies(scores)), (dict(reversed(scores.items())), backward))
-        }
-        assert len(winners) == 1
+@pytest.mark.parametrize("num_draws", [500, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_errors_power_and_coverage_are_what_the_protocol_says(num_draws):
+    results = list(simulate(num_draws))
+    assert len(results) == 18
+    assert [result.title for result in results if not result.holds] == []
 
 
-@settings(max_examples=60, deadline=None)
-@given(scores_of_some)
-def test_adjustment_only_raises_p_values_and_keeps_their_order(scores):
-    tested = [entry for entry in accuracies(scores) if entry.p_value is not None]
-    assert all(entry.adjusted_p_value >= entry.p_value for entry in tested)
-    ordered = [entry.adjusted_p_value for entry in sorted(tested, key=lambda entry: entry.p_value)]
-    assert ordered == sorted(ordered)
-    assert all(not entry.is_separated or abs(entry.difference) >= 0.01 * (1 - 1e-9) for entry in tested)
-
-
-@settings(max_examples=60, deadline=None)
-@given(scores_of_some, st.dictionaries(st.sampled_from(SEEDS), values, max_size=5))
-def test_one_variant_more_never_makes_another_pair_easier(scores, added):
-    before = accuracies(scores)
-    after = {(entry.first, entry.second): entry for entry in accuracies({**scores, "z": added})}
-    for entry in before:
-        other = after[entry.first, entry.second]
-        assert other.p_value == entry.p_value
-        assert entry.is_separated or not other.is_separated
+def test_a_metric_without_a_margin_is_none():
+    with pytest.raises(ValueError, match="margin=0"):
+        type(ACCURACY)(metric="accuracy", kind="accuracy", margin=0, margin_text="")

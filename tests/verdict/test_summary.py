@@ -1,6 +1,5 @@
-"""Rows of single seeds to figures, families and the summary."""
+"""Rows of single seeds to figures and the summary."""
 
-import dataclasses
 import math
 
 import pytest
@@ -11,9 +10,9 @@ from attnbench.results.rows import COLUMNS, SELECTION_SEED, ResultRow
 from attnbench.results.tables import to_markdown
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import CONF
-from attnbench.verdict.ranking import families, score_of
 from attnbench.verdict.seeds import figures, to_rows
-from attnbench.verdict.summary import evaluation_class, headline_columns, summary
+from attnbench.verdict.statistics import share_interval
+from attnbench.verdict.summary import evaluation_class, headline_columns, summary, verdicts_of
 
 TEST_OF_BEST = {"split": "test", "checkpoint": "best", "sequence_length": 256}
 
@@ -34,26 +33,31 @@ def test_an_option_of_the_evaluation_that_differs_is_an_axis_and_one_that_does_n
     assert [(figure.variant, figure.mean, figure.settings) for figure in longer] == [
         ("b", 0.95, {"num_steps": 1500, "length": 5})
     ]
-    first, second = families(figures(rows), rank=["a", "b"], reference=None)
-    assert [figure.variant for figure in first.figures] == ["a", "b"]
-    assert [figure.variant for figure in second.figures] == ["b"]
     # Rows kept without their options are at the place of those that have the usual ones.
     assert [figure.settings for figure in figures(rows_of("c", 0.5, settings={"length": 5}))] == [{"length": 5}]
 
 
-def one_family(rows, **how):
-    (family,) = families(figures(rows), **{"reference": None, **how})
-    return family
-
-
-def test_a_figure_is_the_mean_over_seeds_with_students_interval():
+def test_a_figure_is_the_mean_over_seeds_with_an_interval_inside_its_bounds():
     figure = one(rows_of("softmax", 0.1, 0.2, 0.3, of={"num_samples": 100}))
     assert figure.values == {0: 0.1, 1: 0.2, 2: 0.3}
     assert figure.mean == pytest.approx(0.2)
-    assert figure.high - figure.mean == pytest.approx(4.302653 * 0.1 / math.sqrt(3), abs=1e-6)
+    assert (figure.low, figure.high) == pytest.approx(share_interval(0.6, 3))
     assert (figure.num_samples, figure.statuses, figure.reason) == (100, {"ok": 3}, "")
-    # Wilson over 60 of 300 items: far narrower than what three seeds allow to say.
-    assert (figure.item_low, figure.item_high) == (pytest.approx(0.1586, abs=1e-3), pytest.approx(0.2490, abs=1e-3))
+    # Of 60 of 300 items: far narrower than what three seeds allow to say.
+    assert (figure.item_low, figure.item_high) == (pytest.approx(0.1563, abs=1e-3), pytest.approx(0.2497, abs=1e-3))
+    timed = one(rows_of("softmax", 1.0, 2.0, 3.0, metric="step_milliseconds"))
+    assert timed.high - timed.mean == pytest.approx(4.302653 / math.sqrt(3), abs=1e-6)
+
+
+def test_a_seed_that_diverged_counts_as_chance_and_one_that_never_arrived_as_its_budget():
+    diverged = {"status": "diverged", "reason": "at step 7"}
+    settings = {"length": 50, "chance": 0.04}
+    figure = one([row(value=0.9, settings=settings), row(seed=1, value=None, settings=settings, of=diverged)])
+    assert (figure.values, figure.num_diverged) == ({0: 0.9, 1: 0.04}, 1)
+    assert figure.mean == pytest.approx(0.47)
+    late = {"status": "not_reached", "reason": "stayed below"}
+    steps = one([row(metric="steps_to_95", value=None, settings={"budget": 500}, of=late)])
+    assert steps.values == {0: 500}
 
 
 def test_items_of_all_seeds_are_pooled_by_their_number():
@@ -123,102 +127,12 @@ def test_figures_become_rows_over_all_seeds():
     assert ResultRow.from_dict(softmax) == rows[0]
 
 
-THREE = [
-    *rows_of("softmax", 1.0, 1.0, 1.0),
-    *rows_of("linear", 0.7, 0.72, 0.71),
-    *rows_of("gated_deltanet", 0.9, 0.91, 0.93),
-]
 NAMES = ["softmax", "gated_deltanet", "linear"]
-
-
-def test_a_family_is_the_ranked_variants_at_one_setting():
-    shorter = [
-        dataclasses.replace(r, measurement=dataclasses.replace(r.measurement, settings={"length": 5})) for r in THREE
-    ]
-    at_50, at_5 = families(figures([*THREE, *shorter]), rank=NAMES, reference=None)
-    assert (at_50.settings["length"], at_5.settings) == (50, {"length": 5})
-    assert [figure.variant for figure in at_50.figures] == NAMES
-    assert len(at_50.comparisons) == 3
-    assert (at_50.best, at_50.exploratory, at_50.higher_is_better) == ("softmax", False, True)
-
-
-def test_a_variant_outside_the_ranking_changes_nothing():
-    outside = [*rows_of("other", 1.0, 1.0, 1.0), row("other", 3, value=None), row("other", settings={"length": 5})]
-    assert families(figures([*THREE, *outside]), rank=NAMES, reference=None) == families(
-        figures(THREE), rank=NAMES, reference=None
-    )
-
-
-def test_a_variant_without_a_value_keeps_its_pairs():
-    family = one_family([*THREE, row("flash", value=None)], rank=[*NAMES, "flash"])
-    assert len(family.comparisons) == 6
-    assert family.best == "softmax"
-
-
-def test_a_ranked_variant_without_rows_keeps_its_pairs_in_the_family():
-    rows = [*rows_of("softmax", 0.9, 0.8, 0.85), *rows_of("linear", 0.5, 0.45, 0.52)]
-    [alone] = one_family(rows, rank=["softmax", "linear"]).comparisons
-    family = one_family(rows, rank=NAMES).comparisons
-    assert len(family) == 3
-    assert alone.p_value is not None
-    [measured] = [pair for pair in family if pair.p_value is not None]
-    assert measured.adjusted_p_value == pytest.approx(3 * alone.p_value)
-
-
-def test_fewer_than_three_seeds_are_exploratory_and_rank_nobody():
-    family = one_family([*rows_of("softmax", 1.0, 1.0), *rows_of("linear", 0.1, 0.1)], rank=NAMES)
-    assert (family.exploratory, family.best) == (True, None)
-    assert one_family([row()], rank=NAMES).exploratory
-    assert not one_family(rows_of("softmax", 1.0, 1.0, 1.0), rank=NAMES).exploratory
-
-
-def test_perplexity_is_ranked_on_the_test_split_of_the_best_checkpoint_and_lower_is_better():
-    def ppl(variant, settings):
-        near = 3.0 if variant == "softmax" else 3.2
-        values = [near, near + 0.01, near + 0.03]
-        return rows_of(variant, *values, metric="perplexity", settings=settings, evaluation="perplexity")
-
-    every = [
-        entry
-        for variant in ("linear", "softmax")
-        for settings in (TEST_OF_BEST, {**TEST_OF_BEST, "split": "validation"}, {**TEST_OF_BEST, "checkpoint": "final"})
-        for entry in ppl(variant, settings)
-    ]
-    family = one_family(every, rank=NAMES)
-    assert (family.settings, family.best) == (TEST_OF_BEST, "softmax")
-
-
-def test_accuracies_and_perplexities_of_any_evaluation_are_ranked():
-    def of(metric, *, settings):
-        rows = [*rows_of("softmax", 1.0, 1.01, 1.03, metric=metric, settings=settings, evaluation="mine"),
-                *rows_of("linear", 0.1, 0.12, 0.11, metric=metric, settings=settings, evaluation="mine")]  # fmt: skip
-        return [family.best for family in families(figures(rows), rank=NAMES, reference=None)]
-
-    assert of("accuracy", settings={"length": 3}) == ["softmax"]
-    assert of("word_accuracy", settings={"split": "test"}) == ["softmax"]
-    assert of("perplexity", settings={"checkpoint": "best"}) == ["linear"]
-    assert of("accuracy", settings={"checkpoint": "final"}) == []
-    # Timings, and what was measured on validation data, rank nobody.
-    assert of("seconds", settings={"length": 3}) == []
-    assert of("accuracy", settings={"length": 50, "split": "validation"}) == []
-
-
-def test_many_variants_need_a_reference_and_it_must_be_ranked():
-    names = [f"variant{index}" for index in range(7)]
-    rows = [
-        entry
-        for index, name in enumerate(names)
-        for entry in rows_of(name, *(0.1 * index + 0.01 * s * s for s in range(3)))
-    ]
-    with pytest.raises(UserError, match="has 7 variants, and more than 6 need a reference"):
-        families(figures(rows), rank=names, reference=None)
-    family = one_family(rows, rank=names, reference="variant2")
-    assert {pair.second for pair in family.comparisons} == {"variant2"}
-    assert len(family.comparisons) == 6
-    with pytest.raises(UserError, match="reference=softmax: must be one of the ranked"):
-        families(figures(rows), rank=names[:2], reference="softmax")
-    unmeasured = one_family(rows[3:], rank=names, reference="variant0")
-    assert (len(unmeasured.comparisons), unmeasured.exploratory) == (6, True)
+TEN = [
+    *rows_of("softmax", *[0.99] * 10),
+    *rows_of("gated_deltanet", *[0.91 + 0.001 * seed for seed in range(10)]),
+    *rows_of("linear", *[0.7 + 0.002 * seed for seed in range(10)]),
+]
 
 
 def speed(variant, length, value, **settings):
@@ -248,14 +162,20 @@ def texts(content):
     return {variant: [entry.text for entry in entries] for variant, entries in content.lines.items()}
 
 
-def test_the_summary_marks_the_best_and_what_is_exploratory():
+def test_the_summary_marks_who_is_better_than_all_others_at_the_primary_metric_alone():
     longer = {"length": 75, "beyond_training": True}
-    over_seeds = figures([*THREE, *rows_of("softmax", 0.5, settings=longer), *rows_of("linear", 0.4, settings=longer)])
-    shown = summary(over_seeds, families(over_seeds, rank=NAMES, reference=None))
+    over_seeds = figures([*TEN, *rows_of("softmax", 0.5, settings=longer), *rows_of("linear", 0.4, settings=longer)])
+    shown = summary(over_seeds, verdicts_of(over_seeds, rank=NAMES, reference=None))
     assert headers(shown) == ["copy at 50", "copy at 75"]
     assert [name for name, entries in shown.lines.items() if entries[0].is_best] == ["softmax"]
-    assert [entry.is_exploratory for entry in shown.lines["softmax"]] == [False, True]
-    assert texts(shown)["gated_deltanet"] == ["0.9133", "–"]
+    assert not any(entries[1].is_best or entries[1].verdict for entries in shown.lines.values())
+    assert texts(shown)["gated_deltanet"] == ["0.9145", "–"]
+    against = summary(over_seeds, verdicts_of(over_seeds, rank=NAMES, reference="softmax"))
+    assert {name: entries[0].verdict and entries[0].verdict.outcome for name, entries in against.lines.items()} == {
+        "softmax": None,
+        "gated_deltanet": "worse",
+        "linear": "worse",
+    }
 
 
 def test_the_summary_has_a_line_for_a_variant_that_has_not_run_and_says_how_many_seeds_are_behind_a_number():
@@ -277,7 +197,7 @@ def test_what_a_mixer_did_not_get_stands_beside_its_score(capsys):
         *("copy at 50", "0.625", "0.25 without conv_size, output_gate", "out of memory without conv_size, output_gate")
     ]
     page = to_markdown(summary_table(shown, with_intervals=True))
-    assert "| 0.25 [0.25, 0.25] without conv_size, output_gate |" in page
+    assert "| 0.25 [0.0002169, 0.9392] without conv_size, output_gate |" in page
     print_comparison(rows, ["softmax", "mine"], rank=[], reference=None, shared={})
     said = capsys.readouterr().out
     assert "0.25 without" in said
@@ -338,13 +258,13 @@ def test_axes_that_are_no_numbers_or_missing_order_before_numbers():
     assert column.settings["sequence_length"] == 256
 
 
-def test_the_summary_says_which_way_is_better_as_the_ranking_does():
-    classes = [evaluation_class(path.stem) for group in ("eval", "bench") for path in (CONF / group).glob("*.yaml")]
-    headlines = [headline for found in classes if found is not None for headline in found.headline]
-    assert len(headlines) >= 12
-    for headline in headlines:
-        score = score_of(headline.metric)
-        assert score is None or score.higher_is_better == headline.higher_is_better
+def test_the_summary_says_which_way_is_better_as_the_primary_metric_does():
+    classes = [evaluation_class(path.stem) for path in (CONF / "eval").glob("*.yaml")]
+    primaries = {found: found.primary for found in classes if found is not None and found.primary is not None}
+    assert len(primaries) >= 3
+    for found, primary in primaries.items():
+        ways = {headline.higher_is_better for headline in found.headline if headline.metric == primary.metric}
+        assert ways <= {primary.higher_is_better}
     rows = rows_of("softmax", 0.5, metric="accuracy", settings={"length": 3}, evaluation="mine")
     (column,) = headline_columns(figures(rows), "mine")
     assert column.higher_is_better is True

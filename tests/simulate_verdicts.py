@@ -1,0 +1,216 @@
+"""Error, power and coverage of the verdicts by simulation, as a Markdown table: `python tests/simulate_verdicts.py`.
+
+Scores are simulated, verdicts are those of attnbench/verdict: a number here is a property of the rules alone.
+"""
+
+import argparse
+import gc
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import binom
+
+from attnbench.results.metrics import Primary
+from attnbench.verdict.ranking import TESTS, Pair, holm
+from attnbench.verdict.statistics import (
+    SIGNIFICANCE,
+    Interval,
+    bounded_interval,
+    share_interval,
+    student_interval,
+)
+
+NATS = Primary(metric="nats_per_character", kind="nats", margin=float(np.log(1.01)), margin_text="1 % in perplexity")
+ACCURACY = Primary(metric="accuracy", kind="accuracy", margin=0.01, margin_text="0.01")
+
+SPREADS = {"nats": 0.0073, "accuracy": 0.01}
+"""Standard deviation of paired differences, by kind."""
+
+FAMILIES = {
+    "compare": ((NATS, 2, 10), (ACCURACY, 2, 10), (ACCURACY, 2, 10)),
+    "demo": ((NATS, 2, 3), (ACCURACY, 2, 3), (ACCURACY, 2, 3)),
+    "twenty mixers": ((NATS, 19, 12), (ACCURACY, 19, 12)),
+    "one pair": ((NATS, 1, 10),),
+}
+"""Families of pairs with a reference: primary metric, number of variants beside the reference, seeds."""
+
+
+def about_normal(rng: np.random.Generator, num_variants: int, num_seeds: int) -> np.ndarray:
+    """Draw accuracies about 0.8."""
+    return np.clip(rng.normal(0.8, 0.05, (num_variants, num_seeds)), 0, 1)
+
+
+def two_peaked(rng: np.random.Generator, num_variants: int, num_seeds: int) -> np.ndarray:
+    """Draw accuracies of runs that solve their task with a probability of 0.8."""
+    shape = (num_variants, num_seeds)
+    return np.where(rng.random(shape) < 0.8, rng.uniform(0.97, 1, shape), rng.uniform(0.02, 0.06, shape))
+
+
+def nats(rng: np.random.Generator, num_variants: int, num_seeds: int) -> np.ndarray:
+    """Draw nats about 1 whose paired differences have the spread of character models."""
+    return rng.normal(1, SPREADS["nats"] / np.sqrt(2), (num_variants, num_seeds))
+
+
+def pairs_with_reference(primary: Primary, scores: np.ndarray) -> list[Pair]:
+    """Make the pairs of the first row of `scores`, the reference, with every other."""
+    return [_pair(primary, row - scores[0]) for row in scores[1:]]
+
+
+def found(pairs: Sequence[Pair]) -> list[bool]:
+    """Tell which pairs come out better or worse."""
+    p_values = [pair.test.p_value(pair.differences, resolution=pair.resolution) for pair in pairs]
+    return holm(p_values, SIGNIFICANCE).rejected
+
+
+def equivalent(pairs: Sequence[Pair]) -> list[bool]:
+    """Tell which pairs come out equivalent."""
+    p_values = [
+        pair.test.equivalence_p_value(pair.differences, pair.primary.margin, resolution=pair.resolution)
+        for pair in pairs
+    ]
+    return holm(p_values, SIGNIFICANCE).rejected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A simulated probability beside what is asked of it."""
+
+    title: str
+    share: float
+    low: float = 0.0
+    high: float = 1.0
+    num_draws: int | None = None
+    """None: computed exactly."""
+
+    @property
+    def holds(self) -> bool:
+        """True within two standard errors of the simulation."""
+        return self.low - self._error(self.low) <= self.share <= self.high + self._error(self.high)
+
+    def _error(self, bound: float) -> float:
+        return 2 * math.sqrt(bound * (1 - bound) / self.num_draws) if self.num_draws else 1e-9
+
+
+def simulate(num_draws: int) -> Iterator[Result]:
+    """Run every simulation; a family of a plan is drawn `num_draws` times."""
+    # statsmodels collects garbage at every adjustment, which is slow among the objects of all that is imported: the
+    # first imports the rest.
+    holm([1.0], SIGNIFICANCE)
+    gc.freeze()
+    yield from false_verdicts(num_draws)
+    yield power(num_draws)
+    yield from equivalence(num_draws)
+    yield from coverage(num_draws)
+
+
+def false_verdicts(num_draws: int) -> Iterator[Result]:
+    """Share of families in which equal variants come out better or worse, for scores of every shape."""
+    for name, members in FAMILIES.items():
+        kinds = {primary.kind for primary, *_ in members}
+        for shape in ("about normal", "two-peaked") if "accuracy" in kinds else ("",):
+            rng = np.random.default_rng(0)
+            accuracies = two_peaked if shape == "two-peaked" else about_normal
+            wrong, num_pairs = 0, 0
+            for _ in range(num_draws):
+                pairs = []
+                for primary, num_variants, num_seeds in members:
+                    draw = nats if primary is NATS else accuracies
+                    pairs += pairs_with_reference(primary, draw(rng, num_variants + 1, num_seeds))
+                num_pairs = len(pairs)
+                wrong += any(found(pairs))
+            words = f"equal variants come out better or worse, family of {name} ({num_pairs} pairs)"
+            title = f"{words}, accuracies {shape}" if shape else words
+            yield Result(title=title, share=wrong / num_draws, high=SIGNIFICANCE, num_draws=num_draws)
+
+
+def power(num_draws: int) -> Result:
+    """Share of draws in which a difference of 1.5 % in perplexity is found, in the family of plan=compare."""
+    rng = np.random.default_rng(1)
+    means = {"nats": math.log(1.015), "accuracy": 0.0}
+    share = np.mean([found(compare_family(rng, means, 10))[0] for _ in range(num_draws)])
+    title = "1.5 % of perplexity comes out better or worse with 10 seeds, family of compare"
+    return Result(title=title, share=float(share), low=0.8, num_draws=num_draws)
+
+
+def equivalence(num_draws: int) -> Iterator[Result]:
+    """Share of equal pairs that come out equivalent with the number of seeds that a report names for their spread."""
+    for index, primary in enumerate((NATS, ACCURACY)):
+        num_pairs = 6
+        needed = TESTS[primary.kind].seeds_needed(
+            *(0.0, SPREADS[primary.kind], primary.margin),
+            alpha=SIGNIFICANCE / num_pairs,
+            equivalence_alpha=SIGNIFICANCE / num_pairs,
+        )
+        assert needed is not None
+        assert 5 <= needed <= 20, needed
+        rng = np.random.default_rng(2)
+        means = {"nats": 0.0, "accuracy": 0.0}
+        share = np.mean([equivalent(compare_family(rng, means, needed))[2 * index] for _ in range(num_draws)])
+        title = f"equal variants come out equivalent in {primary.kind} with the {needed} seeds that are named"
+        yield Result(title=title, share=float(share), low=0.8, num_draws=num_draws)
+
+
+def coverage(num_draws: int) -> Iterator[Result]:
+    """Share of 95 % intervals that hold the true mean."""
+    for num_seeds in (5, 10):
+        ends = np.array([share_interval(count, num_seeds) for count in range(num_seeds + 1)])
+        shares = np.linspace(0.001, 0.999, 999)
+        inside = (ends[:, :1] <= shares) & (shares <= ends[:, 1:])
+        mass = binom.pmf(np.arange(num_seeds + 1)[:, None], num_seeds, shares)
+        title = f"interval of a share, {num_seeds} seeds, at the worst true share"
+        yield Result(title=title, share=float((mass * inside).sum(0).min()), low=0.95)
+        for shape, draw in {"about normal": about_normal, "two-peaked": two_peaked}.items():
+            rng = np.random.default_rng(3)
+            mean = float(draw(rng, 1, 1_000_000).mean())
+            intervals = [bounded_interval(draw(rng, 1, num_seeds)[0]) for _ in range(num_draws)]
+            title = f"interval of a mean accuracy, {num_seeds} seeds, {shape}"
+            yield Result(title=title, share=_covered(intervals, mean), low=0.93, num_draws=num_draws)
+        rng = np.random.default_rng(4)
+        intervals = [student_interval(nats(rng, 1, num_seeds)[0]) for _ in range(num_draws)]
+        title = f"interval of nats, {num_seeds} seeds"
+        yield Result(title=title, share=_covered(intervals, 1.0), low=0.93, high=0.97, num_draws=num_draws)
+
+
+def _covered(intervals: Sequence[Interval], mean: float) -> float:
+    ends = [(interval.low, interval.high) for interval in intervals if interval.low is not None is not interval.high]
+    assert all(low < high for low, high in ends), "an interval of no width"
+    return sum(low <= mean <= high for low, high in ends) / len(intervals)
+
+
+def compare_family(rng: np.random.Generator, means: dict[str, float], num_seeds: int) -> list[Pair]:
+    """Draw the six pairs of plan=compare, two a metric: differences about these means."""
+    return [
+        _pair(primary, rng.normal(means[primary.kind], SPREADS[primary.kind], num_seeds))
+        for primary in (NATS, NATS, ACCURACY, ACCURACY, ACCURACY, ACCURACY)
+    ]
+
+
+def _pair(primary: Primary, differences: np.ndarray) -> Pair:
+    return Pair(
+        evaluation=primary.metric,
+        primary=primary,
+        settings={},
+        first="variant",
+        second="reference",
+        differences=tuple(differences.tolist()),
+    )
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--draws", type=int, default=10_000)
+    draws = parser.parse_args().draws
+    print("| simulated | asked | reached |\n| --- | --: | --: |")
+    for result in simulate(draws):
+        asked = f">= {result.low:.0%}" if result.high == 1 else f"<= {result.high:.0%}"
+        asked = f"{result.low:.0%} to {result.high:.0%}" if result.low > 0 and result.high < 1 else asked
+        print(
+            f"| {result.title} | {asked} | {result.share:.1%}{'' if result.holds else ' (not reached)'} |", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""Families of pairs and their verdicts."""
+
+import dataclasses
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_rows import row, rows_of
+from simulate_verdicts import ACCURACY, NATS, pairs_with_reference
+
+from attnbench.report import words
+from attnbench.report.inputs import read_inputs
+from attnbench.settings.errors import UserError
+from attnbench.verdict.ranking import LOOKS, Pair, check_family, family, holm, judge, judge_in_looks, noise_floor
+from attnbench.verdict.seeds import figures
+from attnbench.verdict.statistics import SIGNIFICANCE
+from attnbench.verdict.summary import verdicts_of
+
+PUBLISHED = Path(__file__).parents[2] / "docs" / "results"
+SETTINGS = {"length": 50, "beyond_training": False, "chance": 1 / 26}
+
+
+def pair(differences, primary=ACCURACY, **others):
+    return Pair(
+        **{"evaluation": "copy", "primary": primary, "settings": {}, "first": "a", "second": "b", **others},
+        differences=tuple(differences),
+    )
+
+
+def one(*pairs):
+    return judge(pairs)[0]
+
+
+def copied(**variants):
+    """Rows of copy at its primary setting, a value a seed; None diverged."""
+    diverged = {"status": "diverged", "reason": "at step 7"}
+    return [
+        row(name, seed, value=value, settings=SETTINGS, of=diverged if value is None else None)
+        for name, values in variants.items()
+        for seed, value in enumerate(values)
+    ]
+
+
+def judged(rows, rank, reference="softmax"):
+    return verdicts_of(figures(rows), rank=rank, reference=reference)
+
+
+def test_ten_seeds_at_one_and_ten_at_chance_are_better_in_the_family_of_a_comparison():
+    rest = [pair(np.random.default_rng(index).normal(0, 0.02, 10)) for index in range(5)]
+    solved = np.random.default_rng(9).uniform(0.93, 0.97, 10)
+    verdict = one(pair(solved), *rest)
+    assert (verdict.outcome, verdict.exceeds_margin, verdict.adjusted_p_value) == (
+        "better",
+        True,
+        pytest.approx(6 / 512),
+    )
+    assert verdict.low > 0.9
+    # Two exceptions, and a variant more in the family.
+    with_two = one(pair([*solved[:8], -0.01, -0.02]), *rest, *rest[:3])
+    assert with_two.outcome == "undecided"
+    assert 10 < with_two.seeds_needed <= 20
+
+
+def test_five_seeds_of_an_accuracy_separate_nothing_and_the_seeds_that_can_are_named():
+    verdict = one(pair([0.9] * 5), *[pair([0.0, 0.1, -0.1, 0.0, 0.05])] * 5)
+    assert (verdict.outcome, verdict.seeds_needed) == ("undecided", 8)
+    assert (verdict.low, verdict.high) == (-1.0, 1.0)
+    with pytest.raises(UserError, match=r"copy accuracy: with 5 seeds .* gives at best p = 0.062, .* it takes 8 seeds"):
+        check_family(6, {"copy": ACCURACY}, lambda evaluation: 5)
+    check_family(6, {"copy": ACCURACY, "perplexity": NATS}, lambda evaluation: 8)
+
+
+def test_equal_variants_are_equivalent_where_the_seeds_suffice():
+    assert one(pair([0.001, -0.001] * 6)).is_equivalent
+    assert not one(pair([0.03, -0.03] * 6)).is_equivalent
+    barely = one(pair([0.004, 0.0041, 0.0039, 0.004], NATS))
+    assert (barely.outcome, barely.is_equivalent, barely.is_decided) == ("worse", True, True)
+    assert "by less than matters" in words.verdict_sentence(barely)
+
+
+def test_a_sentence_gives_the_better_ones_score_less_the_others():
+    worse = one(pair([-0.3 + 0.001 * seed for seed in range(10)]))
+    assert worse.winner == "b"
+    assert "b is better than a in accuracy of copy: +0.29" in words.verdict_sentence(worse)
+    lower = one(pair([0.05, 0.051, 0.049, 0.0502], NATS))
+    assert "b is better than a in nats per character of copy: -4.8" in words.verdict_sentence(lower)
+
+
+def test_what_no_seed_number_within_reason_decides_says_so():
+    verdict = one(pair(np.random.default_rng(2).permutation([-0.5, 0.5] * 5)))
+    assert verdict.seeds_needed is None
+    assert "more than 100 would decide" in words.verdict_sentence(verdict)
+
+
+def test_a_diverged_seed_makes_no_winner():
+    rows = copied(softmax=[0.9] * 5, mine=[0.99, 0.99, 0.99, None, None])
+    (verdict,) = judged(rows, ["softmax", "mine"])
+    assert verdict.pair.differences == pytest.approx([0.09] * 3 + [1 / 26 - 0.9] * 2)
+    assert verdict.winner is None
+    rows = copied(softmax=[0.1 + 0.001 * seed for seed in range(12)], mine=[*[0.99] * 11, None])
+    (verdict,) = judged(rows, ["softmax", "mine"])
+    assert verdict.p_value < 0.05
+    assert (verdict.outcome, verdict.winner) == ("undecided", None)
+    assert "some of its seeds diverged" in words.verdict_sentence(verdict)
+
+
+def test_what_a_machine_could_not_run_has_no_verdict_and_keeps_its_place():
+    rows = [
+        *copied(softmax=[0.5] * 8, linear=[0.4 + 0.01 * seed for seed in range(8)]),
+        row("mine", value=None, settings=SETTINGS),
+    ]
+    linear, mine, absent = judged(rows, ["softmax", "linear", "mine", "absent"])
+    assert (mine.outcome, mine.reason) == ("none", "mine ran out of memory at 1 of 1 seeds")
+    assert (absent.outcome, absent.reason) == ("none", "absent was not measured")
+    assert linear.adjusted_p_value == pytest.approx(3 * linear.p_value)
+    assert "No verdict on mine and softmax" in words.verdict_sentence(mine)
+
+
+def test_seeds_are_paired_by_number():
+    rows = copied(softmax=[0.1, 0.5, 0.9], linear=[0.2, 0.6, 1.0])
+    (verdict,) = judged([*reversed(rows)], ["softmax", "linear"])
+    assert verdict.pair.differences == pytest.approx([0.1] * 3)
+
+
+def test_the_hardest_setting_is_the_one_that_is_tested():
+    cells = [{"sequence_length": length, "num_pairs": pairs, "width": width} for length, pairs, width in
+             ((64, 4, 64), (512, 64, 128), (512, 64, 64), (512, 8, 64))]  # fmt: skip
+    rows = [r for cell in cells for name in ("softmax", "linear")
+            for r in rows_of(name, 0.5, 0.6, metric="accuracy", settings=cell, evaluation="recall")]  # fmt: skip
+    (verdict,) = judged(rows, ["softmax", "linear"])
+    assert verdict.pair.settings == cells[2]
+    # What reaches beyond the training length is no primary setting of copy.
+    longer = {"length": 100, "beyond_training": True}
+    rows = [*copied(softmax=[0.5], linear=[0.5]), *rows_of("softmax", 0.1, settings=longer)]
+    assert judged(rows, ["softmax", "linear"])[0].pair.settings == SETTINGS
+
+
+def test_many_variants_need_a_reference_and_it_must_be_ranked():
+    names = [f"variant{index}" for index in range(7)]
+    with pytest.raises(UserError, match="has 7 variants, and more than 6 need a reference"):
+        family([], rank=names, reference=None, primaries={"copy": ACCURACY})
+    pairs = family([], rank=names, reference="variant2", primaries={"copy": ACCURACY})
+    assert {entry.second for entry in pairs} == {"variant2"}
+    assert len(pairs) == 6
+    assert len(family([], rank=names[:4], reference=None, primaries={"copy": ACCURACY, "x": NATS})) == 12
+    with pytest.raises(UserError, match="reference=softmax: must be one of the ranked"):
+        family([], rank=names[:2], reference="softmax", primaries={})
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_names_and_their_order_decide_nothing(seed):
+    rng = np.random.default_rng(seed)
+    scores = {name: rng.uniform(0.4, 0.9, 9).tolist() for name in "abcd"}
+    scores["d"] = [0.02 + 0.001 * index for index in range(9)]
+    new = dict(zip("abcd", random.Random(seed).sample("wxyz", 4), strict=True))
+    renamed = [(new[name], values) for name, values in scores.items()]
+    random.Random(seed).shuffle(renamed)
+
+    def outcomes(rows, rank, reference):
+        return {
+            (verdict.pair.first, verdict.outcome, verdict.is_equivalent, verdict.level)
+            for verdict in judged(rows, rank, reference)
+        }
+
+    expected = {(new[name], *rest) for name, *rest in outcomes(copied(**scores), list("abcd"), "a")}
+    assert outcomes(copied(**dict(renamed)), [name for name, _ in renamed], new["a"]) == expected
+    assert any(outcome == "worse" for _, outcome, *_ in expected)
+
+
+def test_the_interval_of_every_pair_agrees_with_its_verdict():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        pairs = [pair(rng.normal(rng.choice([0, 0.02, 0.3]), 0.02, 10), rng.choice([NATS, ACCURACY])) for _ in range(6)]
+        for verdict in judge(pairs):
+            assert (verdict.winner is not None) == (not verdict.low <= 0 <= verdict.high)
+
+
+def test_holm_s_levels_are_those_that_the_tests_were_held_to():
+    result = holm([0.001, 0.2, 0.012, 0.03], SIGNIFICANCE)
+    assert result.rejected == [True, False, True, False]
+    assert result.levels == pytest.approx([0.05 / 4, 0.05 / 2, 0.05 / 3, 0.05 / 2])
+    assert holm([], SIGNIFICANCE).levels == []
+
+
+def test_looks_stop_at_what_is_decided_and_go_on_with_the_rest():
+    rng = np.random.default_rng(3)
+    clear, close = pair(rng.normal(0.05, 0.005, 20), NATS), pair(rng.normal(0, 0.03, 20), NATS)
+    first, second = judge_in_looks([clear, close], LOOKS)
+    assert (first.outcome, first.num_seeds) == ("worse", 5)
+    assert (second.outcome, second.num_seeds) == ("undecided", 20)
+    short = dataclasses.replace(close, differences=close.differences[:7])
+    assert judge_in_looks([clear, short], LOOKS)[1].num_seeds == 5
+    assert sum(LOOKS.values()) == pytest.approx(SIGNIFICANCE)
+
+
+def test_the_noise_floor_is_what_could_have_been_detected():
+    pairs = [*pairs_with_reference(NATS, np.random.default_rng(0).normal(1, 0.0073 / 2**0.5, (3, 10)))]
+    (floor,) = noise_floor(pairs)
+    assert floor.num_seeds == 10
+    assert 0.005 < floor.detectable < 0.02
+    assert "% of perplexity" in words.noise_sentence(floor)
+    (nothing,) = noise_floor([pair([0.1, 0.2, 0.3])])
+    assert nothing.detectable is None
+    assert "nothing could be detected with 3 seeds" in words.noise_sentence(nothing)
+
+
+def test_flash_and_softmax_are_equivalent_or_undecided_on_published_scores():
+    inputs = read_inputs(PUBLISHED / "battery-h200")
+    verdicts = verdicts_of(
+        figures(inputs.rows, inputs.protocol.shared), rank=inputs.protocol.rank, reference=inputs.protocol.reference
+    )
+    same = [verdict for verdict in verdicts if {verdict.pair.first, verdict.pair.second} == {"softmax", "flash"}]
+    assert len(same) == 3
+    assert all(verdict.winner is None for verdict in same)
+    assert any(verdict.winner is not None for verdict in verdicts)

@@ -97,7 +97,7 @@ def summary_section(
 
 
 def _answer(verdicts: Sequence[Verdict]) -> Markup | None:
-    """List the verdicts, then the noise floor; without any say why."""
+    """List the verdicts, decided ones first, then the noise floor; without any say why."""
     if not verdicts:
         return paragraph(
             "No verdict: fewer than two variants were scored in an evaluation with a primary metric.", "lead"
@@ -105,7 +105,14 @@ def _answer(verdicts: Sequence[Verdict]) -> Markup | None:
     floors = "; ".join(words.noise_sentence(noise) for noise in noise_floor([verdict.pair for verdict in verdicts]))
     return element(
         "div",
-        element("ul", *(element("li", words.verdict_sentence(verdict)) for verdict in verdicts), class_="lead"),
+        element(
+            "ul",
+            *(
+                element("li", words.verdict_sentence(verdict))
+                for verdict in sorted(verdicts, key=lambda verdict: not verdict.is_decided)
+            ),
+            class_="lead",
+        ),
         paragraph(f"What this comparison could have detected with a probability of 0.8: {floors}.", "note"),
     )
 

@@ -8,6 +8,7 @@ import gc
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from scipy.stats import binom
@@ -22,19 +23,20 @@ from attnbench.verdict.statistics import (
     student_interval,
 )
 
-NATS = Primary(metric="nats_per_character", kind="nats", margin=float(np.log(1.01)), margin_text="1 % in perplexity")
-ACCURACY = Primary(metric="accuracy", kind="accuracy", margin=0.01, margin_text="0.01")
+NATS = Primary(metric="nats_per_character", kind="nats", margin=float(np.log(1.01)))
+ACCURACY = Primary(metric="accuracy", kind="accuracy", margin=0.01)
 
 SPREADS = {"nats": 0.0073, "accuracy": 0.01}
 """Standard deviation of paired differences, by kind."""
 
 FAMILIES = {
-    "compare": ((NATS, 2, 10), (ACCURACY, 2, 10), (ACCURACY, 2, 10)),
-    "demo": ((NATS, 2, 3), (ACCURACY, 2, 3), (ACCURACY, 2, 3)),
-    "twenty mixers": ((NATS, 19, 12), (ACCURACY, 19, 12)),
-    "one pair": ((NATS, 1, 10),),
+    "all pairs of 3 variants, 3 metrics": ((NATS, 3, 3), (ACCURACY, 3, 5), (ACCURACY, 3, 5)),
+    "2 variants and a reference, 3 metrics, 3 seeds": ((NATS, 2, 3), (ACCURACY, 2, 3), (ACCURACY, 2, 3)),
+    "2 variants and a reference, 3 metrics, 10 seeds": ((NATS, 2, 10), (ACCURACY, 2, 10), (ACCURACY, 2, 10)),
+    "19 variants and a reference, 2 metrics, 12 seeds": ((NATS, 19, 12), (ACCURACY, 19, 12)),
+    "1 variant and a reference, 1 metric, 10 seeds": ((NATS, 1, 10),),
 }
-"""Families of pairs with a reference: primary metric, number of variants beside the reference, seeds."""
+"""Families by what they have: primary metric, number of variants, seeds. The first is that of plan=compare."""
 
 
 def about_normal(rng: np.random.Generator, num_variants: int, num_seeds: int) -> np.ndarray:
@@ -58,10 +60,15 @@ def pairs_with_reference(primary: Primary, scores: np.ndarray) -> list[Pair]:
     return [_pair(primary, row - scores[0]) for row in scores[1:]]
 
 
+def all_pairs(primary: Primary, scores: np.ndarray) -> list[Pair]:
+    """Make the pairs of all rows of `scores`."""
+    return [_pair(primary, first - second) for first, second in combinations(scores, 2)]
+
+
 def found(pairs: Sequence[Pair]) -> list[bool]:
     """Tell which pairs come out better or worse."""
     p_values = [pair.test.p_value(pair.differences, resolution=pair.resolution) for pair in pairs]
-    return holm(p_values, SIGNIFICANCE).rejected
+    return holm(p_values).rejected
 
 
 def equivalent(pairs: Sequence[Pair]) -> list[bool]:
@@ -70,7 +77,7 @@ def equivalent(pairs: Sequence[Pair]) -> list[bool]:
         pair.test.equivalence_p_value(pair.differences, pair.primary.margin, resolution=pair.resolution)
         for pair in pairs
     ]
-    return holm(p_values, SIGNIFICANCE).rejected
+    return holm(p_values).rejected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +104,7 @@ def simulate(num_draws: int) -> Iterator[Result]:
     """Run every simulation; a family of a plan is drawn `num_draws` times."""
     # statsmodels collects garbage at every adjustment, which is slow among the objects of all that is imported: the
     # first imports the rest.
-    holm([1.0], SIGNIFICANCE)
+    holm([1.0])
     gc.freeze()
     yield from false_verdicts(num_draws)
     yield power(num_draws)
@@ -117,20 +124,23 @@ def false_verdicts(num_draws: int) -> Iterator[Result]:
                 pairs = []
                 for primary, num_variants, num_seeds in members:
                     draw = nats if primary is NATS else accuracies
-                    pairs += pairs_with_reference(primary, draw(rng, num_variants + 1, num_seeds))
+                    if name.startswith("all pairs"):
+                        pairs += all_pairs(primary, draw(rng, num_variants, num_seeds))
+                    else:
+                        pairs += pairs_with_reference(primary, draw(rng, num_variants + 1, num_seeds))
                 num_pairs = len(pairs)
                 wrong += any(found(pairs))
-            words = f"equal variants come out better or worse, family of {name} ({num_pairs} pairs)"
+            words = f"equal variants come out better or worse, {num_pairs} pairs: {name}"
             title = f"{words}, accuracies {shape}" if shape else words
             yield Result(title=title, share=wrong / num_draws, high=SIGNIFICANCE, num_draws=num_draws)
 
 
 def power(num_draws: int) -> Result:
-    """Share of draws in which a difference of 1.5 % in perplexity is found, in the family of plan=compare."""
+    """Share of draws in which a difference of 1.5 % in perplexity is found, in a family of six."""
     rng = np.random.default_rng(1)
     means = {"nats": math.log(1.015), "accuracy": 0.0}
-    share = np.mean([found(compare_family(rng, means, 10))[0] for _ in range(num_draws)])
-    title = "1.5 % of perplexity comes out better or worse with 10 seeds, family of compare"
+    share = np.mean([found(family_of_six(rng, means, 10))[0] for _ in range(num_draws)])
+    title = "1.5 % of perplexity comes out better or worse with 10 seeds, 6 pairs"
     return Result(title=title, share=float(share), low=0.8, num_draws=num_draws)
 
 
@@ -147,8 +157,8 @@ def equivalence(num_draws: int) -> Iterator[Result]:
         assert 5 <= needed <= 20, needed
         rng = np.random.default_rng(2)
         means = {"nats": 0.0, "accuracy": 0.0}
-        share = np.mean([equivalent(compare_family(rng, means, needed))[2 * index] for _ in range(num_draws)])
-        title = f"equal variants come out equivalent in {primary.kind} with the {needed} seeds that are named"
+        share = np.mean([equivalent(family_of_six(rng, means, needed))[2 * index] for _ in range(num_draws)])
+        title = f"equal variants come out equivalent in {primary.kind} with the {needed} seeds that are named, 6 pairs"
         yield Result(title=title, share=float(share), low=0.8, num_draws=num_draws)
 
 
@@ -179,8 +189,8 @@ def _covered(intervals: Sequence[Interval], mean: float) -> float:
     return sum(low <= mean <= high for low, high in ends) / len(intervals)
 
 
-def compare_family(rng: np.random.Generator, means: dict[str, float], num_seeds: int) -> list[Pair]:
-    """Draw the six pairs of plan=compare, two a metric: differences about these means."""
+def family_of_six(rng: np.random.Generator, means: dict[str, float], num_seeds: int) -> list[Pair]:
+    """Draw six pairs, two for each of three metrics: differences about these means."""
     return [
         _pair(primary, rng.normal(means[primary.kind], SPREADS[primary.kind], num_seeds))
         for primary in (NATS, NATS, ACCURACY, ACCURACY, ACCURACY, ACCURACY)

@@ -12,7 +12,7 @@ import torch
 from attnbench.bench.operators.gate import GateError
 from attnbench.bench.operators.roofline import Ceilings
 from attnbench.bench.tables import Layout, Values
-from attnbench.evals.lib.rows import without_numbers
+from attnbench.evals.lib.rows import time_row, without_numbers
 from attnbench.evals.lib.step_cost import Repetition
 from attnbench.machine.precision import dtype_of
 from attnbench.machine.timing import UNKNOWN_PEAK, OutOfMemory, Times, attempt
@@ -165,19 +165,6 @@ def rows_or_reason(
     yield from without_numbers(units, settings, *rows) if isinstance(rows, Missing) else rows
 
 
-def time_row(metric: str, times: Times, settings: dict[str, Any]) -> Measurement:
-    """A row of milliseconds, from the 20th to the 80th percentile."""
-    return Measurement(
-        metric=metric,
-        value=times.median_ms,
-        unit="ms",
-        settings=settings,
-        low=times.low_ms,
-        high=times.high_ms,
-        num_samples=times.num_repeats,
-    )
-
-
 def time_rows(name: str, times: Times, settings: dict[str, Any], floor_ms: float) -> Iterator[Measurement]:
     """The row `<name>_milliseconds` and its `roofline_fraction`.
 
@@ -185,7 +172,7 @@ def time_rows(name: str, times: Times, settings: dict[str, Any], floor_ms: float
         name: of the pass that was timed.
         floor_ms: the time at the ceilings of the device.
     """
-    yield time_row(f"{name}{MILLISECONDS}", times, settings)
+    yield time_row(times, settings, f"{name}{MILLISECONDS}")
     yield Measurement(
         metric=ROOFLINE,
         value=floor_ms / times.median_ms,

@@ -141,6 +141,7 @@ def _show(comparison: Comparison, files: Sequence[Path], *, mirrored: bool) -> N
         rank=plan.rank or list(plan.variants),
         reference=plan.reference,
         shared=comparison.shared_by_evaluation(),
+        primaries={name: cls.primary for name, cls in _evaluations(comparison).items() if cls.primary is not None},
     )
     if settings.report:
         from attnbench.report.page import write_report
@@ -203,11 +204,17 @@ def _files(cells: Sequence[Cell]) -> list[Path]:
 
 def _described(comparison: Comparison) -> dict[str, Any]:
     """Describe each evaluation by its class, for a report that may not import one from elsewhere."""
-    described = {}
-    for variant in comparison.variants.values():
-        settings = variant.run.settings
-        for evaluation in settings.evaluations:
-            cls = resolve(evaluation.target, Evaluation)
-            purpose = (cls.__doc__ or "").strip().partition("\n")[0]
-            described[evaluation.name] = {"purpose": purpose, "plots": [list(pair) for pair in cls.plots]}
-    return described
+    return {
+        name: {
+            "purpose": (cls.__doc__ or "").strip().partition("\n")[0],
+            "plots": [list(pair) for pair in cls.plots],
+            "primary": asdict(cls.primary) if cls.primary is not None else None,
+        }
+        for name, cls in _evaluations(comparison).items()
+    }
+
+
+def _evaluations(comparison: Comparison) -> dict[str, type[Evaluation]]:
+    """List the classes of the plan's evaluations."""
+    listed = [entry for variant in comparison.variants.values() for entry in variant.run.settings.evaluations]
+    return {evaluation.name: resolve(evaluation.target, Evaluation) for evaluation in listed}

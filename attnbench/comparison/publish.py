@@ -11,7 +11,7 @@ from typing import Any
 
 from attnbench.comparison.transfer import export_cells
 from attnbench.report import words
-from attnbench.report.inputs import Inputs, read_inputs
+from attnbench.report.inputs import Inputs, primaries, read_inputs
 from attnbench.report.terminal import TRAINED, summary_table
 from attnbench.results.page import bullets, listed_values, made_by, write_page
 from attnbench.results.rows import same_corpus
@@ -87,7 +87,12 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
         raise UserError(f"{path}: is not there; compare.py writes it")
     inputs = read_inputs(experiment)
     protocol, over_seeds = inputs.protocol, figures(inputs.rows, inputs.protocol.shared)
-    verdicts = verdicts_of(over_seeds, rank=protocol.rank, reference=protocol.reference)
+    verdicts = verdicts_of(
+        over_seeds,
+        rank=protocol.rank,
+        reference=protocol.reference,
+        primaries=primaries(over_seeds, protocol),
+    )
     record = read_object(path)
     # The rows stand in results.csv here.
     record.pop("files", None)

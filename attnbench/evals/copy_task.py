@@ -180,9 +180,11 @@ class Copy(Probe):
         for pick, is_beyond in (("largest", False), ("smallest", True))
     )
     primary: ClassVar[Primary] = Primary(
-        **{"metric": "symbol_accuracy", "kind": "accuracy", "margin": 0.01, "margin_text": "0.01 in accuracy"},
+        metric="symbol_accuracy",
+        kind="accuracy",
+        margin=0.01,
         settings={"beyond_training": False},
-        hardest=("length",),
+        hardest=["length"],
     )
     smoke: ClassVar[dict[str, Any]] = {
         **{"width": 16, "head_width": 8, "feed_forward_width": 0, "num_steps": 10, "batch_size": 8},

@@ -43,9 +43,7 @@ class Perplexity(CheckpointEvaluation):
     )
     headline: ClassVar[tuple[Headline, ...]] = (Headline("perplexity", "test PPL", settings=TEST_OF_BEST, pick="each"),)
     primary: ClassVar[Primary] = Primary(
-        **{"metric": "nats_per_character", "kind": "nats", "margin": math.log(1.01)},
-        margin_text="1 % of perplexity",
-        settings=TEST_OF_BEST,
+        metric="nats_per_character", kind="nats", margin=math.log(1.01), settings=TEST_OF_BEST
     )
     smoke: ClassVar[dict[str, Any]] = {"extrapolation": [2], "batch_tokens": 4096}
     one_more: ClassVar[dict[str, Any]] = {"extrapolation": [2, 4]}

@@ -184,8 +184,10 @@ class Recall(Probe):
         ),
     )
     primary: ClassVar[Primary] = Primary(
-        **{"metric": "accuracy", "kind": "accuracy", "margin": 0.01, "margin_text": "0.01 in accuracy"},
-        hardest=("sequence_length", "num_pairs", "-width"),
+        metric="accuracy",
+        kind="accuracy",
+        margin=0.01,
+        hardest=["sequence_length", "num_pairs", "-width"],
     )
     smoke: ClassVar[dict[str, Any]] = {
         **{"preset": "small", "cells": [[16, 2]], "widths": [16], "num_train": 64, "num_test": 16},

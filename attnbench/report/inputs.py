@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.machine.environment import environment_id
+from attnbench.results.metrics import Primary
 from attnbench.results.rows import ALL_SEEDS, DEVICE, ResultRow, is_complete, read_csv, read_results
-from attnbench.settings.check import check_options
+from attnbench.settings.check import check_options, read
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_PAIRED, MAX_VARIANTS
 from attnbench.settings.text import read_object
-from attnbench.verdict.seeds import distinguish_variants
-from attnbench.verdict.summary import evaluation_class
+from attnbench.verdict.seeds import Figure, distinguish_variants
+from attnbench.verdict.summary import evaluation_class, primary_metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,8 @@ class About:
     """One line; empty where nothing is known."""
     plots: list[tuple[str, str]] | None
     """(metric, axis) pairs; None where nothing is known."""
+    primary: Primary | None = None
+    """The metric that verdicts are about; None: there is none, or nothing is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +120,17 @@ def about(evaluation: str, protocol: Protocol) -> About:
     return About(purpose=(found.__doc__ or "").strip().partition("\n")[0], plots=list(found.plots) or None)
 
 
+def primaries(figures: Sequence[Figure], protocol: Protocol) -> dict[str, Primary]:
+    """List the primary metrics of all evaluations of a comparison, those that nothing was measured of too."""
+    names = dict.fromkeys([*protocol.evaluations, *(figure.evaluation for figure in figures)])
+    known = {name: about(name, protocol).primary or _primary_here(name) for name in names}
+    return {name: primary for name, primary in known.items() if primary is not None}
+
+
+def _primary_here(evaluation: str) -> Primary | None:
+    return primary_metrics([evaluation]).get(evaluation)
+
+
 def _results_files(folder: Path, record: dict[str, Any] | None) -> list[Path]:
     if record is not None and record.get("files") is not None:
         paths = [Path(str(name)) for name in record["files"]]
@@ -162,10 +176,11 @@ def _protocol(record: dict[str, Any] | None, rows: Sequence[ResultRow], folder: 
     return Protocol(**{**{name: getattr(protocol, name) for name in names}, "variants": known})
 
 
-def _about(*, purpose: str, plots: list[list[str]]) -> About:
+def _about(*, purpose: str, plots: list[list[str]], primary: dict[str, Any] | None = None) -> About:
     if not isinstance(purpose, str) or not all(isinstance(word, str) for pair in plots for word in pair):
         raise TypeError("purpose and plots must be text")
-    return About(purpose=purpose, plots=[(metric, axis) for metric, axis in plots])
+    main = read(Primary, primary, "primary") if primary is not None else None
+    return About(purpose=purpose, plots=[(metric, axis) for metric, axis in plots], primary=main)
 
 
 def _environments(folders: Iterable[Path], rows: Sequence[ResultRow]) -> dict[str, dict[str, Any] | None]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from attnbench.report import charts, words
 from attnbench.report.html import Markup, element, embedded_json, join, paragraph
-from attnbench.report.inputs import Inputs, read_inputs
+from attnbench.report.inputs import Inputs, primaries, read_inputs
 from attnbench.report.making import making_section, mixed_commits
 from attnbench.report.sections import Chapter, anchor, chapters, evaluation_section, summary_section
 from attnbench.results.files import replace_file
@@ -41,7 +41,12 @@ def write_report(folder: Path, *, target: Path | None = None) -> Path:
     inputs = read_inputs(folder)
     protocol = inputs.protocol
     over_seeds = figures(inputs.rows, protocol.shared)
-    verdicts = verdicts_of(over_seeds, rank=protocol.rank, reference=protocol.reference)
+    verdicts = verdicts_of(
+        over_seeds,
+        rank=protocol.rank,
+        reference=protocol.reference,
+        primaries=primaries(over_seeds, protocol),
+    )
     shown = chapters(over_seeds, verdicts, protocol)
     target = folder / "report" if target is None else target
     (target / "figures").mkdir(parents=True, exist_ok=True)

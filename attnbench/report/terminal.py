@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from attnbench.report import words
+from attnbench.results.metrics import Primary
 from attnbench.results.rows import ResultRow
 from attnbench.results.tables import (
     MetricColumn,
@@ -85,11 +86,12 @@ def print_comparison(
     rank: Sequence[str],
     reference: str | None,
     shared: Mapping[str, Mapping[str, str]],
+    primaries: Mapping[str, Primary],
 ) -> None:
     """Print the summary of a comparison to standard output, a line a score and a column a variant, one of which all
     failed included."""
     over_seeds = figures(rows, shared)
-    verdicts = verdicts_of(over_seeds, rank=rank, reference=reference)
+    verdicts = verdicts_of(over_seeds, rank=rank, reference=reference, primaries=primaries)
     notes = [f"{line}: one model, run once." for line in same_models(shared)]
     notes += [words.verdict_sentence(verdict) for verdict in verdicts]
     print_table(replace(summary_table(summary(over_seeds, verdicts, variants)), notes=notes))

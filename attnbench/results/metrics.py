@@ -17,11 +17,9 @@ class Primary:
     """nats: about normal over seeds, lower is better; accuracy: in 0..1; share: 1 for a seed that solved, else 0."""
     margin: float
     """Difference below which two scores are equivalent, in the metric's unit."""
-    margin_text: str
-    """The margin in words: "1 % in perplexity"."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Only settings that contain these."""
-    hardest: tuple[str, ...] = ()
+    hardest: list[str] = field(default_factory=list)
     """Settings that order cells from easy to hard, the first weighing most; "-width": a smaller one is harder."""
 
     def __post_init__(self) -> None:
@@ -29,6 +27,13 @@ class Primary:
             raise ValueError(f"{self.metric}: kind {self.kind!r} must be one of {', '.join(KINDS)}")
         if not 0 < self.margin < math.inf:
             raise ValueError(f"{self.metric}: margin={self.margin} must be above 0 and finite")
+
+    @property
+    def margin_text(self) -> str:
+        """The margin in words: "1 % of perplexity"."""
+        if self.kind == "nats":
+            return f"{100 * math.expm1(self.margin):.3g} % of perplexity"
+        return f"{self.margin:g} in {self.kind}"
 
     @property
     def higher_is_better(self) -> bool:

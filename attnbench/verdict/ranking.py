@@ -5,7 +5,7 @@ Differences and equivalence are two families; each is adjusted by Holm's procedu
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 from attnbench.results.metrics import Primary
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_PAIRED
+from attnbench.verdict.power import detectable_difference, pooled_spread
 from attnbench.verdict.seeds import Figure
 from attnbench.verdict.statistics import (
     MCNEMAR,
@@ -22,9 +23,6 @@ from attnbench.verdict.statistics import (
     SIGNIFICANCE,
     STUDENT,
     PairedTest,
-    detectable_difference,
-    pooled_spread,
-    seeds_for,
 )
 
 TESTS: dict[str, PairedTest] = {"nats": STUDENT, "accuracy": SIGN_FLIP, "share": MCNEMAR}
@@ -32,12 +30,6 @@ TESTS: dict[str, PairedTest] = {"nats": STUDENT, "accuracy": SIGN_FLIP, "share":
 
 NATS_RESOLUTION = 1e-6
 """Standard error below which nats are rounding."""
-
-LOOKS = {5: 0.005, 10: 0.015, 20: 0.03}
-"""Seeds at which `plan.seeds=auto` tests, and the error that each look may make; together SIGNIFICANCE."""
-
-ALL_AT_ONCE: dict[int, float] = {}
-"""No looks: all seeds are tested once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +46,7 @@ class Pair:
     resolution: float = NATS_RESOLUTION
     """Step of the scores."""
     failed: tuple[str, ...] = ()
-    """Those of the two with diverged seeds, which count as chance."""
+    """Variants of the two with diverged seeds, which count as chance."""
     obstacle: str = ""
     """Reason why there can be no verdict; empty where there can."""
 
@@ -125,7 +117,7 @@ class Verdict:
         )
 
 
-def judge(pairs: Sequence[Pair], *, significance: float = SIGNIFICANCE) -> list[Verdict]:
+def judge(pairs: Sequence[Pair]) -> list[Verdict]:
     """Test every pair of a family once, with all its seeds.
 
     A pair without a verdict keeps its place in the family as if its p-value were 1: the family is named before
@@ -140,7 +132,7 @@ def judge(pairs: Sequence[Pair], *, significance: float = SIGNIFICANCE) -> list[
         pair.test.equivalence_p_value(pair.differences, pair.primary.margin, resolution=pair.resolution) if can else 1.0
         for pair, can in zip(pairs, testable, strict=True)
     ]
-    differing, same = holm(p_values, significance), holm(equivalence, significance)
+    differing, same = holm(p_values), holm(equivalence)
     verdicts = []
     for index, (pair, can) in enumerate(zip(pairs, testable, strict=True)):
         if not can:
@@ -168,26 +160,6 @@ def judge(pairs: Sequence[Pair], *, significance: float = SIGNIFICANCE) -> list[
     return verdicts
 
 
-def judge_in_looks(pairs: Sequence[Pair], looks: Mapping[int, float]) -> list[Verdict]:
-    """Test at several numbers of seeds: what is decided at a look stays so, the undecided alone are tested again.
-
-    Every look has an error of its own, and Holm's procedure over the pairs that are left; together they err with at
-    most the sum of these. A look is taken once each undecided pair that can be tested has its seeds.
-    """
-    decided: dict[int, Verdict] = {}
-    verdicts = [Verdict(pair=pair, outcome="none", reason="no seeds") for pair in pairs]
-    for num_seeds, significance in looks.items():
-        left = [index for index in range(len(pairs)) if index not in decided]
-        if not left or any(not pairs[index].obstacle and len(pairs[index].differences) < num_seeds for index in left):
-            break
-        seen = [replace(pairs[index], differences=pairs[index].differences[:num_seeds]) for index in left]
-        for index, verdict in zip(left, judge(seen, significance=significance), strict=True):
-            verdicts[index] = verdict
-            if verdict.is_decided:
-                decided[index] = verdict
-    return verdicts
-
-
 def _with_winner(verdict: Verdict) -> Verdict:
     """Return the verdict with its outcome; who has failed seeds does not win."""
     pair = verdict.pair
@@ -208,16 +180,16 @@ class Holm:
     """The level that each test was held to; of those not rejected that of the step at which the procedure ended."""
 
 
-def holm(p_values: Sequence[float], significance: float) -> Holm:
-    """Adjust p-values by Holm's procedure."""
+def holm(p_values: Sequence[float]) -> Holm:
+    """Adjust p-values by Holm's procedure at SIGNIFICANCE."""
     if not p_values:
         return Holm(rejected=[], adjusted=[], levels=[])
     from statsmodels.stats.multitest import multipletests
 
-    rejected, adjusted, *_ = multipletests(p_values, alpha=significance, method="holm")
+    rejected, adjusted, *_ = multipletests(p_values, alpha=SIGNIFICANCE, method="holm")
     num, num_rejected = len(p_values), int(sum(rejected))
     ranks = np.argsort(np.argsort(p_values, kind="stable"), kind="stable")
-    levels = [significance / (num - min(int(rank), num_rejected, num - 1)) for rank in ranks]
+    levels = [SIGNIFICANCE / (num - min(int(rank), num_rejected, num - 1)) for rank in ranks]
     return Holm(rejected=[bool(value) for value in rejected], adjusted=np.asarray(adjusted).tolist(), levels=levels)
 
 
@@ -287,28 +259,6 @@ def pair_of(evaluation: str, primary: Primary, first: str, second: str, measured
         resolution=NATS_RESOLUTION if primary.kind == "nats" else 1 / num_items if num_items else 0.01,
         failed=tuple(name for name in (first, second) if measured[name].num_diverged),
     )
-
-
-def check_family(num_tests: int, primaries: Mapping[str, Primary], num_seeds: Callable[[str], int]) -> None:
-    """Check that every test of a family can come out significant at its first Holm step.
-
-    Args:
-        num_tests: pairs of the family.
-        num_seeds: seeds of an evaluation.
-
-    Raises:
-        UserError: an evaluation whose test cannot, and the seeds it needs.
-    """
-    first_step = SIGNIFICANCE / max(1, num_tests)
-    for evaluation, primary in primaries.items():
-        test, num = TESTS[primary.kind], num_seeds(evaluation)
-        if test.smallest_p(num) > first_step:
-            needed = seeds_for(first_step) if primary.kind != "nats" else 2
-            raise UserError(
-                f"{evaluation} {primary.metric}: with {num} seeds the {test.name} gives at best p = "
-                f"{test.smallest_p(num):.2g}, and the first of {num_tests} tests needs {first_step:.2g}: "
-                f"it takes {needed} seeds"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

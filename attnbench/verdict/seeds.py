@@ -32,11 +32,8 @@ ALIKE = ("mixer", "backend", "model", "parameters", "seq_len", "precision", "num
 ENDINGS = {"model": " {}", "seq_len": " T{}", "precision": " {}"}
 """Columns that make another variant of one, and how they follow its name."""
 
-NO_NUMBER = {"out_of_memory": "ran out of memory", "unsupported": "is not supported", "failed": "failed"}
-"""Statuses that are facts of a machine or of a run, and no score."""
-
-STANDS_FOR = {"diverged": ("chance", "budget"), "not_reached": ("budget",)}
-"""Settings of a row that hold the number which it counts as, by status."""
+IN_WORDS = {"out_of_memory": "ran out of memory", "unsupported": "is not supported"}
+"""Statuses behind a variant's name; the others as they are, without underscores."""
 
 Key = tuple[str, str, str]
 """One metric at one setting: evaluation, metric, settings as JSON."""
@@ -55,7 +52,7 @@ class Figure:
     settings: dict[str, Any]
     """The axes, without PER_RUN."""
     values: dict[int, float]
-    """Value by seed. A seed that diverged counts as chance, and one that never arrived as its budget of steps."""
+    """Value by seed. A seed that diverged counts as chance, where its row names a level of chance."""
     mean: float | None
     low: float | None
     """95 % interval over seeds, of an accuracy inside 0..1; of a single seed that of its row, if any."""
@@ -99,10 +96,13 @@ class Figure:
 
     @property
     def obstacle(self) -> str:
-        """Reason why seeds have no number at all, as "ran out of memory at 2 of 5 seeds"; empty where all have one."""
-        without = {status: count for status, count in self.statuses.items() if status in NO_NUMBER}
+        """Reason why seeds have no number, as "ran out of memory at 2 of 5 seeds"; empty where all have one."""
         num_seeds = sum(self.statuses.values())
-        return ", ".join(f"{NO_NUMBER[status]} at {count} of {num_seeds} seeds" for status, count in without.items())
+        if len(self.values) == num_seeds:
+            return ""
+        without = {status: count for status, count in self.statuses.items() if status != "ok"}
+        words = {status: IN_WORDS.get(status, status.replace("_", " ")) for status in without}
+        return ", ".join(f"{words[status]} at {count} of {num_seeds} seeds" for status, count in without.items())
 
     @property
     def key(self) -> Key:
@@ -308,11 +308,8 @@ def _alike(group: Sequence[ResultRow], column: str) -> Any:
 
 
 def _counted(measurement: Measurement) -> float | None:
-    """Take the value, or the number that a failure counts as; None where there is neither."""
-    if measurement.value is not None:
-        return measurement.value
-    names = STANDS_FOR.get(measurement.status, ())
-    return next((measurement.settings[name] for name in names if name in measurement.settings), None)
+    """Take the value, or chance where the seed diverged; None where there is neither."""
+    return measurement.settings.get("chance") if measurement.status == "diverged" else measurement.value
 
 
 def _over_seeds(
@@ -322,14 +319,9 @@ def _over_seeds(
         return None, None, None
     if len(measured) == 1:
         return values[0], measured[0].low, measured[0].high
-    is_bounded = is_share(measured[0].metric) and all(0 <= value <= 1 for value in values)
+    is_bounded = measured[0].metric.endswith("accuracy") and all(0 <= value <= 1 for value in values)
     interval = bounded_interval(values) if is_bounded else student_interval(values)
     return interval.mean, interval.low, interval.high
-
-
-def is_share(metric: str) -> bool:
-    """Tell if a metric is a share of items or of seeds, and so lies in 0..1."""
-    return metric.endswith("accuracy") or metric == "solved"
 
 
 def _over_items(measured: Sequence[Measurement]) -> tuple[float | None, float | None]:
@@ -355,7 +347,7 @@ def _measurement(figure: Figure) -> Measurement:
     """Write a figure as a measurement; of some seeds only, its reason says what became of the others."""
     num_seeds, num_ok, reason = sum(figure.statuses.values()), figure.statuses.get("ok", 0), figure.reason
     if num_ok and len(figure.values) > num_ok:
-        reason = f"{num_seeds - num_ok} of {num_seeds} seeds count as chance or as their budget: {reason}"
+        reason = f"{num_seeds - num_ok} of {num_seeds} seeds diverged and count as chance: {reason}"
     elif num_ok and num_ok < num_seeds:
         reason = f"over {num_ok} of {num_seeds} seeds: {reason}"
     return Measurement(

@@ -1,4 +1,4 @@
-"""Intervals of scores, paired tests, and the number of seeds that a test needs. Numbers in, numbers out.
+"""Intervals of scores, and paired tests. Numbers in, numbers out.
 
 What is assumed: scores of several seeds are independent; scores of two variants at one seed are a pair, because a seed
 fixes the order of the data, the test set and the initial weights of equal parts. Every test of a difference can be
@@ -16,14 +16,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from attnbench.verdict.power import MAX_SEEDS, POWER, difference_power, equivalence_power
+
 CONFIDENCE = 0.95
 SIGNIFICANCE = 0.05
-POWER = 0.8
-"""Probability with which the number of seeds that a report names decides a test."""
-
-MAX_SEEDS = 100
-"""More seeds than this are not named: the difference is then too small for a bench of small models."""
-
 MAX_EXACT = 20
 """Seeds up to which all 2^n sign flips are listed; of more a fixed random million."""
 
@@ -36,23 +32,19 @@ class Interval:
     low: float | None
     """None for a single value, which has no interval."""
     high: float | None
-    num: int
 
 
-def student_interval(values: Sequence[float], *, resolution: float = 0.0) -> Interval:
+def student_interval(values: Sequence[float]) -> Interval:
     """Return the mean and Student's 95 % interval; assumes independent, about normal values.
-
-    Args:
-        resolution: smallest standard error that is believed, so that equal values have an interval of some width.
 
     Raises:
         ValueError: no values.
     """
     mean = _mean(values)
     if len(values) == 1:
-        return Interval(mean=mean, low=None, high=None, num=1)
-    low, high = STUDENT.interval(values, CONFIDENCE, resolution=resolution)
-    return Interval(mean=mean, low=low, high=high, num=len(values))
+        return Interval(mean=mean, low=None, high=None)
+    low, high = STUDENT.interval(values, CONFIDENCE, resolution=0)
+    return Interval(mean=mean, low=low, high=high)
 
 
 def bounded_interval(values: Sequence[float]) -> Interval:
@@ -68,7 +60,7 @@ def bounded_interval(values: Sequence[float]) -> Interval:
     if min(values) < 0 or max(values) > 1:
         raise ValueError(f"scores {list(values)} leave 0..1")
     low, high = share_interval(math.fsum(values), len(values))
-    return Interval(mean=mean, low=low, high=high, num=len(values))
+    return Interval(mean=mean, low=low, high=high)
 
 
 def share_interval(count: float, num: int) -> tuple[float, float]:
@@ -296,52 +288,6 @@ def _subset_sums(values: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
         np.add(sums[:half], value, out=sums[half : 2 * half])
         np.add(sizes[:half], 1, out=sizes[half : 2 * half])
     return sums, sizes
-
-
-def difference_power(effect: float, spread: float, alpha: float, num: int) -> float:
-    """Return the probability that Student's test of `num` pairs at level `alpha` finds the difference `effect`."""
-    from scipy.stats import nct, t
-
-    shift = abs(effect) * math.sqrt(num) / spread
-    # Beyond it the noncentral distribution is not computed well, and the power is 1.
-    return float(nct.sf(t.ppf(1 - alpha / 2, num - 1), num - 1, shift)) if shift < 30 else 1.0
-
-
-def equivalence_power(effect: float, spread: float, margin: float, alpha: float, num: int) -> float:
-    """Return the probability that two one-sided tests of `num` pairs at level `alpha` each show equivalence."""
-    from scipy.stats import chi2, norm, t
-
-    error = spread / math.sqrt(num)
-    # The standard error varies from sample to sample: the mean over 99 quantiles of its distribution.
-    errors = np.sqrt(chi2.ppf(np.arange(1, 100) / 100, num - 1) / (num - 1)) * error
-    room = np.maximum(margin - float(t.ppf(1 - alpha, num - 1)) * errors, 0.0)
-    inside = norm.cdf((room - effect) / error) - norm.cdf((-room - effect) / error)
-    return float(np.mean(inside))
-
-
-def detectable_difference(spread: float, num: int, alpha: float) -> float | None:
-    """Return the difference that `num` pairs find with a probability of 0.8 at level `alpha`; None for one pair."""
-    if num < 2:
-        return None
-    from statsmodels.stats.power import TTestPower
-
-    if spread == 0:
-        return 0.0
-    return float(TTestPower().solve_power(nobs=num, alpha=alpha, power=POWER)) * spread
-
-
-def seeds_for(smallest_p: float) -> int:
-    """Return the fewest seeds with which a sign-flip test can give a p-value of `smallest_p`."""
-    return math.ceil(1 - math.log2(smallest_p) - 1e-9)
-
-
-def pooled_spread(groups: Sequence[Sequence[float]]) -> float | None:
-    """Return the standard deviation of differences, pooled over pairs; None where no pair has two seeds."""
-    groups = [group for group in groups if len(group) > 1]
-    if not groups:
-        return None
-    squares = sum(float(np.var(group, ddof=1)) * (len(group) - 1) for group in groups)
-    return math.sqrt(squares / sum(len(group) - 1 for group in groups))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -5,7 +5,7 @@ An evaluation's columns are the `headline` of its class; one without gets a colu
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ class Entry:
     figure: Figure | None = None
     """None where nothing was measured."""
     verdict: Verdict | None = None
-    """Of the variant and the reference, in the column of a primary metric."""
+    """The verdict on the variant beside the reference, in the column of a primary metric; None without a reference."""
     is_best: bool = False
     """Better than every other variant of the family."""
 
@@ -58,8 +58,11 @@ class Entry:
         if self.figure.mean is None:
             return next(iter(self.figure.statuses)).replace("_", " ")
         num_ok, num_seeds = self.figure.statuses.get("ok", 0), sum(self.figure.statuses.values())
-        partly = f" ({num_ok} of {num_seeds} seeds)" if num_ok < num_seeds else ""
-        return format_number(self.figure.mean) + partly
+        if num_ok == num_seeds:
+            return format_number(self.figure.mean)
+        is_chance = len(self.figure.values) == num_seeds
+        partly = f"{num_seeds - num_ok} at chance" if is_chance else f"{num_ok}"
+        return f"{format_number(self.figure.mean)} ({partly} of {num_seeds} seeds)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,8 @@ def _entry(figures: Sequence[Figure], column: Column, verdicts: Sequence[Verdict
         return Entry(figure=figure)
     tested = [verdict for verdict in verdicts if _is_of(verdict, column)]
     with_it = [verdict for verdict in tested if figure.variant in (verdict.pair.first, verdict.pair.second)]
-    against = next((verdict for verdict in with_it if verdict.pair.first == figure.variant), None)
+    has_reference = len({verdict.pair.second for verdict in tested}) == 1
+    against = next((it for it in with_it if has_reference and it.pair.first == figure.variant), None)
     won = {verdict.winner for verdict in with_it} == {figure.variant}
     others = {name for verdict in tested for name in (verdict.pair.first, verdict.pair.second)} - {figure.variant}
     return Entry(figure=figure, verdict=against, is_best=won and len(with_it) == len(others))
@@ -102,9 +106,20 @@ def _is_of(verdict: Verdict, column: Column) -> bool:
     return (pair.evaluation, pair.primary.metric, pair.settings) == (column.evaluation, column.metric, column.settings)
 
 
-def verdicts_of(figures: Sequence[Figure], *, rank: Sequence[str], reference: str | None) -> list[Verdict]:
-    """Judge the variants in `rank` at the primary metrics of all evaluations that have figures; see ranking.family."""
-    primaries = primary_metrics(figure.evaluation for figure in figures)
+def verdicts_of(
+    figures: Sequence[Figure],
+    *,
+    rank: Sequence[str],
+    reference: str | None,
+    primaries: Mapping[str, Primary] | None = None,
+) -> list[Verdict]:
+    """Judge the variants in `rank` at the primary metrics of all evaluations; see ranking.family.
+
+    Args:
+        primaries: by evaluation, those without figures too; None: of the evaluations of conf/ that have figures.
+    """
+    if primaries is None:
+        primaries = primary_metrics(figure.evaluation for figure in figures)
     return judge(family(figures, rank=rank, reference=reference, primaries=primaries))
 
 

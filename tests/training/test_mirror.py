@@ -1,4 +1,4 @@
-"""What wandb is given of a run, online and offline, and that nothing it does ends one."""
+"""Rows and files that wandb is given of a run, online and offline, and that nothing it does ends one."""
 
 import json
 import os

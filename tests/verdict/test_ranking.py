@@ -12,12 +12,12 @@ from simulate_verdicts import ACCURACY, NATS, pairs_with_reference
 from attnbench.report import words
 from attnbench.report.inputs import read_inputs
 from attnbench.settings.errors import UserError
-from attnbench.verdict.ranking import LOOKS, Pair, check_family, family, holm, judge, judge_in_looks, noise_floor
+from attnbench.verdict.ranking import Pair, family, holm, judge, noise_floor
 from attnbench.verdict.seeds import figures
-from attnbench.verdict.statistics import SIGNIFICANCE
 from attnbench.verdict.summary import verdicts_of
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "results"
+ACCURACY_OF_COPY = dataclasses.replace(ACCURACY, metric="symbol_accuracy")
 SETTINGS = {"length": 50, "beyond_training": False, "chance": 1 / 26}
 
 
@@ -66,9 +66,6 @@ def test_five_seeds_of_an_accuracy_separate_nothing_and_the_seeds_that_can_are_n
     verdict = one(pair([0.9] * 5), *[pair([0.0, 0.1, -0.1, 0.0, 0.05])] * 5)
     assert (verdict.outcome, verdict.seeds_needed) == ("undecided", 8)
     assert (verdict.low, verdict.high) == (-1.0, 1.0)
-    with pytest.raises(UserError, match=r"copy accuracy: with 5 seeds .* gives at best p = 0.062, .* it takes 8 seeds"):
-        check_family(6, {"copy": ACCURACY}, lambda evaluation: 5)
-    check_family(6, {"copy": ACCURACY, "perplexity": NATS}, lambda evaluation: 8)
 
 
 def test_equal_variants_are_equivalent_where_the_seeds_suffice():
@@ -115,6 +112,14 @@ def test_what_a_machine_could_not_run_has_no_verdict_and_keeps_its_place():
     assert (absent.outcome, absent.reason) == ("none", "absent was not measured")
     assert linear.adjusted_p_value == pytest.approx(3 * linear.p_value)
     assert "No verdict on mine and softmax" in words.verdict_sentence(mine)
+
+
+def test_an_evaluation_of_which_nothing_was_measured_keeps_its_pairs_in_the_family():
+    rows = copied(softmax=[0.5] * 8, linear=[0.4 + 0.01 * seed for seed in range(8)])
+    primaries = {"copy": ACCURACY_OF_COPY, "perplexity": NATS}
+    alone, lost = verdicts_of(figures(rows), rank=["softmax", "linear"], reference="softmax", primaries=primaries)
+    assert alone.adjusted_p_value == pytest.approx(2 * alone.p_value)
+    assert (lost.outcome, lost.reason) == ("none", "linear was not measured")
 
 
 def test_seeds_are_paired_by_number():
@@ -177,21 +182,10 @@ def test_the_interval_of_every_pair_agrees_with_its_verdict():
 
 
 def test_holm_s_levels_are_those_that_the_tests_were_held_to():
-    result = holm([0.001, 0.2, 0.012, 0.03], SIGNIFICANCE)
+    result = holm([0.001, 0.2, 0.012, 0.03])
     assert result.rejected == [True, False, True, False]
     assert result.levels == pytest.approx([0.05 / 4, 0.05 / 2, 0.05 / 3, 0.05 / 2])
-    assert holm([], SIGNIFICANCE).levels == []
-
-
-def test_looks_stop_at_what_is_decided_and_go_on_with_the_rest():
-    rng = np.random.default_rng(3)
-    clear, close = pair(rng.normal(0.05, 0.005, 20), NATS), pair(rng.normal(0, 0.03, 20), NATS)
-    first, second = judge_in_looks([clear, close], LOOKS)
-    assert (first.outcome, first.num_seeds) == ("worse", 5)
-    assert (second.outcome, second.num_seeds) == ("undecided", 20)
-    short = dataclasses.replace(close, differences=close.differences[:7])
-    assert judge_in_looks([clear, short], LOOKS)[1].num_seeds == 5
-    assert sum(LOOKS.values()) == pytest.approx(SIGNIFICANCE)
+    assert holm([]).levels == []
 
 
 def test_the_noise_floor_is_what_could_have_been_detected():

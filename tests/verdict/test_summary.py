@@ -49,15 +49,16 @@ def test_a_figure_is_the_mean_over_seeds_with_an_interval_inside_its_bounds():
     assert timed.high - timed.mean == pytest.approx(4.302653 / math.sqrt(3), abs=1e-6)
 
 
-def test_a_seed_that_diverged_counts_as_chance_and_one_that_never_arrived_as_its_budget():
+def test_a_seed_that_diverged_counts_as_chance_where_its_row_names_one():
     diverged = {"status": "diverged", "reason": "at step 7"}
     settings = {"length": 50, "chance": 0.04}
     figure = one([row(value=0.9, settings=settings), row(seed=1, value=None, settings=settings, of=diverged)])
     assert (figure.values, figure.num_diverged) == ({0: 0.9, 1: 0.04}, 1)
     assert figure.mean == pytest.approx(0.47)
-    late = {"status": "not_reached", "reason": "stayed below"}
-    steps = one([row(metric="steps_to_95", value=None, settings={"budget": 500}, of=late)])
-    assert steps.values == {0: 500}
+    # Nats have no level of chance: what diverged has no number, and no verdict.
+    lost = one([row(metric="nats_per_character", value=None, settings={"length": 50}, of=diverged)])
+    assert (lost.values, lost.obstacle) == ({}, "diverged at 1 of 1 seeds")
+    assert texts(summary([figure], [])) == {"softmax": ["0.47 (1 at chance of 2 seeds)"]}
 
 
 def test_items_of_all_seeds_are_pooled_by_their_number():
@@ -198,7 +199,7 @@ def test_what_a_mixer_did_not_get_stands_beside_its_score(capsys):
     ]
     page = to_markdown(summary_table(shown, with_intervals=True))
     assert "| 0.25 [0.0002169, 0.9392] without conv_size, output_gate |" in page
-    print_comparison(rows, ["softmax", "mine"], rank=[], reference=None, shared={})
+    print_comparison(rows, ["softmax", "mine"], rank=[], reference=None, shared={}, primaries={})
     said = capsys.readouterr().out
     assert "0.25 without" in said
     assert said.count("output_gate") == 2

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnbench.bench.base import Conditions, error_row, rows_or_reason, time_row
+from attnbench.bench.base import Conditions, error_row, rows_or_reason
 from attnbench.bench.operators.decoding import DECODE
 from attnbench.bench.operators.gate import TOLERANCES, GateError
 from attnbench.bench.operators.language_models import Candidate
 from attnbench.evals.inference import time_decoding
-from attnbench.evals.lib.rows import without_numbers
+from attnbench.evals.lib.rows import time_row, without_numbers
 from attnbench.evals.lib.step_cost import Repetition
 from attnbench.machine.cuda_graph import CapturedCall
 from attnbench.machine.device import synchronize
@@ -70,7 +70,7 @@ def measure_context(
             model = _model(candidate)
             error = _steps_error(candidate, model, conditions.device.type == "cuda")
             times = time_decoding(model, _tokens(candidate, batch_size, context), conditions.dtype, repetition)
-        return [error_row(error, settings), time_row(DECODE, times, settings)]
+        return [error_row(error, settings), time_row(times, settings, DECODE)]
 
     yield from rows_or_reason({DECODE: "ms"}, settings, measure)
 

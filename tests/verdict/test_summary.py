@@ -12,7 +12,7 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.schema import CONF
 from attnbench.verdict.seeds import figures, to_rows
 from attnbench.verdict.statistics import share_interval
-from attnbench.verdict.summary import evaluation_class, headline_columns, summary, verdicts_of
+from attnbench.verdict.summary import Entry, evaluation_class, headline_columns, summary, verdicts_of
 
 TEST_OF_BEST = {"split": "test", "checkpoint": "best", "sequence_length": 256}
 
@@ -58,7 +58,7 @@ def test_a_seed_that_diverged_counts_as_chance_where_its_row_names_one():
     # Nats have no level of chance: what diverged has no number, and no verdict.
     lost = one([row(metric="nats_per_character", value=None, settings={"length": 50}, of=diverged)])
     assert (lost.values, lost.obstacle) == ({}, "diverged at 1 of 1 seeds")
-    assert texts(summary([figure], [])) == {"softmax": ["0.47 (1 at chance of 2 seeds)"]}
+    assert Entry(figure=figure).text == "0.47 (1 at chance of 2 seeds)"
 
 
 def test_items_of_all_seeds_are_pooled_by_their_number():

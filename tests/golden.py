@@ -105,6 +105,7 @@ def _plan(folder: Path) -> Iterator[dict[str, Any]]:
         evaluations=["copy", "perplexity"],
         seeds=[0],
         probe_seeds=[0, 1],
+        num_search_seeds=1,
         learning_rates=[4e-3],
     )
     compared = compare.compare(comparison_settings(plan, folder / "plan"), compose)

@@ -19,6 +19,7 @@ import torch
 from attnbench.comparison.cells import Cell, execute
 from attnbench.comparison.plan import Comparison, Compose
 from attnbench.comparison.progress import Progress, list_cells, say_why_again
+from attnbench.comparison.search import rounds
 from attnbench.comparison.transfer import export_cells, import_cells
 from attnbench.evals.base import Evaluation
 from attnbench.machine.device import resolve_device
@@ -75,7 +76,9 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
         interruptible(f"stopped, what is finished is in {folder}; the same command goes on"),
         closing(progress),
     ):
-        _run_cells(comparison, searches, progress)
+        for cells in rounds(lambda: comparison.wanted(comparison.searches())):
+            progress.add([cell for cell in cells if cell.folder not in {known.folder for known in searches}])
+            _run_cells(comparison, cells, progress)
         scored = comparison.scored()
         try:
             _run_cells(comparison, comparison.wanted(scored), progress)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from attnbench.comparison.cells import ByKind, Cell, by_kind, execute, system_cell
-from attnbench.comparison.search import searches_of_probe
+from attnbench.comparison.search import rounds, searches_of_probe
 from attnbench.evals.runners.checkpoint import EvaluationJob, language_model_jobs
 from attnbench.evals.runners.system import SystemJob
 from attnbench.machine.device import resolve_device, start_afresh
@@ -68,8 +68,8 @@ def _run_cells(run: Run, settings: RunSettings, kinds: ByKind) -> None:
     cells = []
     for evaluation in kinds.probes:
         searches = searches_of_probe(settings, evaluation)
-        for search in searches:
-            for cell in search.cells:
+        for tried in rounds(lambda searches=searches: [cell for search in searches for cell in search.cells()]):
+            for cell in tried:
                 _run_cell(cell, settings)
         for search in searches:
             cells += search.scored(search.choice().chosen, [settings.seed])

@@ -75,9 +75,15 @@ class Comparison:
 
     def _variant(self, settings: RunSettings) -> Variant:
         run, kinds = prepare(settings), by_kind(settings)
-        searches = [search for evaluation in kinds.probes for search in searches_of_probe(settings, evaluation)]
+        searches = [
+            search
+            for evaluation in kinds.probes
+            for search in searches_of_probe(settings, evaluation, self.plan.num_search_seeds)
+        ]
         if kinds.of_checkpoints:
-            searches.append(search_of_training(run, kinds.of_checkpoints, self.plan.learning_rates))
+            searches.append(
+                search_of_training(run, kinds.of_checkpoints, self.plan.learning_rates, self.plan.num_search_seeds)
+            )
         return Variant(run, kinds, searches, [SystemJob(run, evaluation) for evaluation in kinds.system])
 
     def _is_shared(self, variant: str, evaluation: str) -> bool:
@@ -130,8 +136,8 @@ class Comparison:
         return not names.isdisjoint(self.plan.only or self.plan.evaluations)
 
     def searches(self) -> list[Cell]:
-        """The trainings that learning rates are chosen by."""
-        return self._in_order([cell for search in self._searches for cell in search.cells])
+        """The trainings that learning rates are chosen by, as far as they are known by now; see `search.Search`."""
+        return self._in_order([cell for search in self._searches for cell in search.cells()])
 
     def scored(self) -> list[Cell]:
         """The trainings that are scored, at the rates that the finished searches give.

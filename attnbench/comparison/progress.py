@@ -63,6 +63,11 @@ class Progress:
         if sys.stderr.isatty():
             self._line = tqdm(bar_format="{desc}", leave=False, ncols=COLUMNS)
 
+    def add(self, cells: Sequence[Cell]) -> None:
+        """Take note of cells that were not known at the beginning."""
+        self.left.update(cell.group for cell in cells)
+        self.total += len(cells)
+
     def skip(self, cells: Sequence[Cell]) -> None:
         """Count cells that were done before."""
         self.left.subtract(cell.group for cell in cells)

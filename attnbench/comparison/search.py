@@ -1,22 +1,27 @@
-"""Learning rates: a grid for each variant, searched on validation data with a seed that is never scored."""
+"""Learning rates: a grid for each variant, searched on validation data with seeds that are never scored."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from attnbench.comparison.cells import Cell
 from attnbench.evals.runners.checkpoint import language_model_jobs
 from attnbench.evals.runners.prepare_probe import prepare_probe
-from attnbench.evals.runners.probe import ProbeJob, trained_label
+from attnbench.evals.runners.probe import PLATEAU, ProbeJob, trained_label
 from attnbench.results.rows import TRAINING, read_results
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED, EvaluationSettings, RunSettings
 from attnbench.training.prepare import Run, with_identity
 from attnbench.training.run import TrainingJob
 
-NEAR = 0.01
-"""Share of the best accuracy within which a rate is as good."""
+MAX_WIDENINGS = 2
+"""Rates that are added to a grid whose best is at its edge, one after the other."""
+
+NUM_FINALISTS = 2
+"""Rates of a language model that go on from one epoch of one seed to whole trainings of all search seeds."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -28,18 +33,42 @@ class Choice:
     settings: dict[str, Any]
     """Settings of the task; empty for language models."""
     grid: list[float]
+    """All rates that were tried, those that widened the grid too."""
     scores: dict[str, float | None]
-    """Score of each rate of the grid on validation data; None where it failed. Empty without a search."""
+    """Mean score of each rate over the search seeds, on validation data; None where all failed. Empty without a search;
+    of language models those that went on to whole trainings."""
+    seeds: dict[str, list[float | None]] = field(default_factory=dict)
+    """The scores behind each mean, seed by seed."""
+    solved: dict[str, int] = field(default_factory=dict)
+    """Number of search seeds that were solved, by rate; empty for language models."""
+    steps: dict[str, float] = field(default_factory=dict)
+    """Mean steps to 0.95, by rate, the budget where it was never reached; empty for language models."""
+    after_an_epoch: dict[str, float | None] = field(default_factory=dict)
+    """Scores of the first stage of language models, of one seed after one epoch."""
     chosen: float
     at_edge: bool
-    """No rate inside the grid was as good as its smallest or largest: a wider grid might hold a better one."""
+    """The chosen rate is the smallest or the largest of the widened grid: a wider one might hold a better one."""
     taken_from: dict[str, Any] | None = None
     """The settings of the neighbouring task whose rate this is."""
 
 
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Trial:
+    """Outcome of one training of a search."""
+
+    score: float | None
+    """Accuracy or nats on validation data; None where it failed."""
+    steps: float | None = None
+    """To an accuracy of 0.95; None where it never got there."""
+
+
 @dataclass(kw_only=True)
 class Search:
-    """The learning rate of one score: the trainings that try a grid, the choice, and the trainings that are scored."""
+    """The learning rate of one score: the trainings that try a grid, the choice, and the trainings that are scored.
+
+    A best rate at the edge widens the grid by one, at most MAX_WIDENINGS times. Which trainings there are is therefore
+    known step by step, from the results of those before: see `rounds`.
+    """
 
     name: str
     """Name for people."""
@@ -49,21 +78,79 @@ class Search:
     settings: dict[str, Any]
     """Settings of the task; empty for language models."""
     grid: Sequence[float]
+    num_seeds: int
+    """Search seeds; from SELECTION_SEED on, never scored."""
     metric: str
     """The row of a search that rates are chosen by."""
-    higher_is_better: bool
     prepared: ProbeJob | TrainingJob
     """One of its trainings, whatever its rate."""
     cell: Callable[[float, int], Cell]
     """The training at a rate and a seed."""
+    first_stage: Callable[[float], Cell] | None = None
+    """The cheaper training at a rate that decides which NUM_FINALISTS rates go on; None: all do."""
     source: "Search | None" = None
     """The neighbouring task whose rate this one takes over; None: it searches."""
 
-    @cached_property
+    @property
+    def _is_searched(self) -> bool:
+        """False where there is nothing to choose."""
+        return self.source is None and len(self.grid) > 1
+
     def cells(self) -> list[Cell]:
-        """One training a rate, of a seed that is never scored; none where there is nothing to choose."""
-        is_searched = self.source is None and len(self.grid) > 1
-        return [self.cell(rate, SELECTION_SEED) for rate in self.grid] if is_searched else []
+        """List the trainings that are known by now: of the grid, and of what the finished ones ask for."""
+        if not self._is_searched:
+            return []
+        rates = self._rates()
+        cells = [cell for rate in rates for cell in self._trials(rate)]
+        if self.first_stage is not None and all(cell.is_done() for cell in cells):
+            cells += [cell for rate in self._finalists(rates) for cell in self._all_seeds(rate)]
+        # A training of one epoch in all is both stages at once.
+        return list({cell.folder: cell for cell in cells}.values())
+
+    def _rates(self) -> list[float]:
+        """List the rates of the grid, widened as far as the finished trainings ask for it."""
+        rates = sorted(self.grid)
+        # A choice between two is no grid.
+        for _ in range(MAX_WIDENINGS if len(rates) > 2 else 0):
+            if not all(cell.is_done() for rate in rates for cell in self._trials(rate)):
+                break
+            best = self._best({rate: self._read(self._trials(rate)) for rate in rates})[0]
+            if best not in (rates[0], rates[-1]):
+                break
+            rates = sorted([*rates, next_rate(rates, above=best == rates[-1])])
+        return rates
+
+    def _trials(self, rate: float) -> list[Cell]:
+        """The trainings of a rate that all rates have."""
+        return [self.first_stage(rate)] if self.first_stage is not None else self._all_seeds(rate)
+
+    def _all_seeds(self, rate: float) -> list[Cell]:
+        return [self.cell(rate, SELECTION_SEED + index) for index in range(self.num_seeds)]
+
+    def _finalists(self, rates: Sequence[float]) -> list[float]:
+        """The best rates of the first stage, or all where there is one stage."""
+        if self.first_stage is None:
+            return list(rates)
+        return sorted(self._best({rate: self._read(self._trials(rate)) for rate in rates})[:NUM_FINALISTS])
+
+    def _read(self, cells: Sequence[Cell]) -> list[Trial]:
+        """Read what the trainings came to.
+
+        Raises:
+            UserError: one has no results.
+        """
+        trials = []
+        for cell in cells:
+            if not cell.is_done():
+                raise UserError(f"{cell.label}: has no results, so no learning rate can be chosen")
+            values = {row.measurement.metric: row.measurement.value for row in read_results(cell.results[0])}
+            trials.append(Trial(score=values.get(self.metric), steps=values.get("steps_to_95")))
+        return trials
+
+    def _best(self, trials: Mapping[float, Sequence[Trial]]) -> list[float]:
+        if isinstance(self.prepared, ProbeJob):
+            return best_of_probe(trials, self.prepared.task.num_steps)
+        return best_of_training(trials)
 
     def scored(self, rate: float, seeds: Sequence[int]) -> list[Cell]:
         """The trainings that are scored."""
@@ -78,40 +165,114 @@ class Search:
         if self.source is not None:
             taken_from = dict(self.source.settings)
             return replace(self.source.choice(), settings=dict(self.settings), taken_from=taken_from)
-        scores: dict[float, float | None] = {}
-        for cell in self.cells:
-            if not cell.is_done():
-                raise UserError(f"{cell.label}: has no results, so no learning rate can be chosen")
-            rows = [row.measurement for row in read_results(cell.results[0])]
-            scores[cell.rate] = next((row.value for row in rows if row.metric == self.metric), None)
-        chosen, at_edge = choose_rate(scores, self.grid, higher_is_better=self.higher_is_better)
+        given = {"variant": self.variant, "evaluation": self.evaluation, "settings": dict(self.settings)}
+        if not self._is_searched:
+            return Choice(**given, grid=sorted(self.grid), scores={}, chosen=self.grid[0], at_edge=False)
+        rates = self._rates()
+        first = {rate: self._read(self._trials(rate)) for rate in rates}
+        trials = {rate: self._read(self._all_seeds(rate)) for rate in self._finalists(rates)}
+        [chosen, *_] = self._best(trials)
+        any_worked = any(trial.score is not None for group in trials.values() for trial in group)
+        probe = self.prepared if isinstance(self.prepared, ProbeJob) else None
+        budget = probe.task.num_steps if probe is not None else 0
         return Choice(
-            variant=self.variant,
-            evaluation=self.evaluation,
-            settings=dict(self.settings),
-            grid=sorted(self.grid),
-            scores={f"{rate:g}": value for rate, value in sorted(scores.items())},
+            **given,
+            grid=rates,
+            scores=_by_rate(trials, lambda group: _mean([trial.score for trial in group])),
+            seeds=_by_rate(trials, lambda group: [trial.score for trial in group]),
+            solved=_by_rate(trials, num_solved) if probe is not None else {},
+            steps=_by_rate(trials, lambda group: mean_steps(group, budget)) if probe is not None else {},
+            after_an_epoch=_by_rate(first, lambda group: group[0].score) if self.first_stage is not None else {},
             chosen=chosen,
-            at_edge=at_edge,
+            at_edge=any_worked and chosen in (rates[0], rates[-1]),
         )
 
 
-def search_of_training(run: Run, evaluations: Sequence[EvaluationSettings], grid: Sequence[float]) -> Search:
-    """The search of a language model.
+def rounds(cells: Callable[[], Sequence[Cell]]) -> Iterator[list[Cell]]:
+    """Yield the cells of searches, and once these were run those that they ask for, until there are no more.
+
+    Args:
+        cells: lists all that are known by now. One that was run and has no results is not yielded again.
+    """
+    tried: set[Path] = set()
+    while new := [cell for cell in cells() if cell.folder not in tried]:
+        yield new
+        tried.update(cell.folder for cell in new)
+
+
+def best_of_probe(trials: Mapping[float, Sequence[Trial]], budget: int) -> list[float]:
+    """Order rates, the best first: most seeds solved, then fewest steps to 0.95, then the highest mean accuracy.
+
+    Args:
+        budget: steps that a seed counts as which never reached 0.95. One that failed has an accuracy of 0.
+    """
+
+    def key(rate: float) -> tuple[float, ...]:
+        group = trials[rate]
+        return -num_solved(group), mean_steps(group, budget), -fmean(trial.score or 0.0 for trial in group), rate
+
+    return sorted(trials, key=key)
+
+
+def best_of_training(trials: Mapping[float, Sequence[Trial]]) -> list[float]:
+    """Order rates, the best first: the lowest mean nats; one with a failed seed is behind all others."""
+    mean = {
+        rate: fmean(trial.score if trial.score is not None else math.inf for trial in group)
+        for rate, group in trials.items()
+    }
+    return sorted(trials, key=lambda rate: (mean[rate], rate))
+
+
+def num_solved(trials: Sequence[Trial]) -> int:
+    """Count the seeds that reached 0.95 and ended there."""
+    return sum(trial.steps is not None and (trial.score or 0.0) >= PLATEAU for trial in trials)
+
+
+def mean_steps(trials: Sequence[Trial], budget: int) -> float:
+    """Average the steps to 0.95, the budget where it was never reached."""
+    return fmean(trial.steps if trial.steps is not None else budget for trial in trials)
+
+
+def next_rate(rates: Sequence[float], *, above: bool) -> float:
+    """Continue a grid of three or more rates by one, in its own steps: 1e-2, 3e-2, 1e-1 by 3e-1 or 3e-3."""
+    outer, middle, inner = (rates[-1], rates[-2], rates[-3]) if above else (rates[0], rates[1], rates[2])
+    # Half decades written as 1 and 3 have two ratios in turn: the next is the one before the last.
+    return float(f"{outer * middle / inner:.2g}")
+
+
+def _by_rate(trials: Mapping[float, Sequence[Trial]], of: Callable[[Sequence[Trial]], Any]) -> dict[str, Any]:
+    return {f"{rate:g}": of(group) for rate, group in sorted(trials.items())}
+
+
+def _mean(scores: Sequence[float | None]) -> float | None:
+    reached = [score for score in scores if score is not None]
+    return fmean(reached) if reached else None
+
+
+def search_of_training(
+    run: Run, evaluations: Sequence[EvaluationSettings], grid: Sequence[float], num_seeds: int = 1
+) -> Search:
+    """The search of a language model: one epoch of one seed for all rates, then the best NUM_FINALISTS in full.
 
     Args:
         evaluations: of its checkpoints, where it is scored.
+        num_seeds: of the second stage; where it is 1 all rates are tried in full.
     """
 
-    def cell(rate: float, seed: int) -> Cell:
-        settings, is_scored = run.settings, seed != SELECTION_SEED
+    def cell(rate: float, seed: int, num_steps: int | None = None) -> Cell:
+        settings, is_scored = run.settings, seed < SELECTION_SEED
         # A search is one of many trainings whose curve nobody looks at; its result stands in comparison.json.
         logger = settings.logger if is_scored else replace(settings.logger, mode="none")
         train = replace(settings.train, learning_rate=float(rate))
         wanted = list(evaluations) if is_scored else []
-        at_rate = with_identity(run, replace(settings, train=train, seed=seed, evaluations=wanted, logger=logger))
-        label = f"training {run.mixer}, {trained_label(rate, seed)}"
+        length = replace(run, num_steps=num_steps or run.num_steps)
+        at_rate = with_identity(length, replace(settings, train=train, seed=seed, evaluations=wanted, logger=logger))
+        label = f"training {run.mixer}, {trained_label(rate, seed)}{', one epoch' if num_steps else ''}"
         return Cell(label=label, jobs=language_model_jobs(at_rate), rate=train.learning_rate)
+
+    def first_stage(rate: float) -> Cell:
+        is_shorter = run.steps_per_epoch < run.num_steps
+        return cell(rate, SELECTION_SEED, run.steps_per_epoch if is_shorter else None)
 
     return Search(
         name=f"training {run.mixer}",
@@ -119,17 +280,18 @@ def search_of_training(run: Run, evaluations: Sequence[EvaluationSettings], grid
         evaluation=TRAINING,
         settings={},
         grid=grid,
+        num_seeds=num_seeds,
         metric="nats_per_character",
-        higher_is_better=False,
         prepared=TrainingJob(run),
         cell=cell,
+        first_stage=first_stage if num_seeds > 1 and len(grid) > NUM_FINALISTS else None,
     )
 
 
-def searches_of_probe(settings: RunSettings, evaluation: EvaluationSettings) -> list[Search]:
+def searches_of_probe(settings: RunSettings, evaluation: EvaluationSettings, num_seeds: int = 1) -> list[Search]:
     """The searches of a probe, one a task."""
     probe, jobs = prepare_probe(settings, evaluation)
-    searches = [_search_of_task(job, probe.learning_rates) for job in jobs]
+    searches = [_search_of_task(job, probe.learning_rates, num_seeds) for job in jobs]
     for search, job in zip(searches, jobs, strict=True):
         source = probe.rate_source(job.task)
         if source is not None:
@@ -137,7 +299,7 @@ def searches_of_probe(settings: RunSettings, evaluation: EvaluationSettings) -> 
     return searches
 
 
-def _search_of_task(job: ProbeJob, grid: Sequence[float]) -> Search:
+def _search_of_task(job: ProbeJob, grid: Sequence[float], num_seeds: int) -> Search:
     def cell(rate: float, seed: int) -> Cell:
         at_rate = job.at(rate, seed)
         return Cell(label=at_rate.label, jobs=(at_rate,), rate=rate)
@@ -148,33 +310,8 @@ def _search_of_task(job: ProbeJob, grid: Sequence[float]) -> Search:
         evaluation=job.evaluation,
         settings=job.task.settings,
         grid=grid,
+        num_seeds=num_seeds,
         metric="selection",
-        higher_is_better=True,
         prepared=job,
         cell=cell,
     )
-
-
-def choose_rate(
-    scores: Mapping[float, float | None], grid: Sequence[float], *, higher_is_better: bool
-) -> tuple[float, bool]:
-    """Choose the rate of the lowest loss or of the highest accuracy.
-
-    It is the smallest of those within 1 % of it, one inside the grid before one at its edge, whose neighbours are known
-    on one side alone.
-
-    Accuracies of one seed that differ by no more than matters between variants do not say which rate works for other
-    seeds, and of rates that work the larger ones diverge first. Where all failed it is the smallest, whose scored runs
-    will say why.
-
-    Returns:
-        The rate, and True where no rate inside the grid was as good as one at its edge.
-    """
-    sign = 1 if higher_is_better else -1
-    reached = {rate: sign * value for rate, value in scores.items() if value is not None}
-    best = max(reached.values(), default=0.0)
-    # A share of the best, so that near chance, where all are about the same, none is as good as a better one.
-    enough = best * (1 - NEAR) if higher_is_better else best
-    as_good = [rate for rate, value in reached.items() if value >= enough]
-    inside = [rate for rate in as_good if min(grid) < rate < max(grid)]
-    return min(inside or as_good, default=min(grid)), bool(as_good) and not inside

@@ -25,11 +25,18 @@ class Rate:
     settings: dict[str, Any]
     grid: list[float]
     scores: dict[str, float | None]
-    """Selection by rate, written as text; None where the training diverged."""
+    """Mean selection by rate, written as text; None where all its trainings diverged."""
     chosen: float | None
     at_edge: bool
     taken_from: dict[str, Any] | str | None
     """The neighbouring task whose rate was taken over without a search."""
+    seeds: dict[str, list[float | None]] = field(default_factory=dict)
+    """The selections behind each mean, seed by seed."""
+    solved: dict[str, int] = field(default_factory=dict)
+    steps: dict[str, float] = field(default_factory=dict)
+    """Number of solved search seeds, and mean steps to 0.95, by rate; empty for language models."""
+    after_an_epoch: dict[str, float | None] = field(default_factory=dict)
+    """Scores by rate of a language model's first stage, after one epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,16 +8,16 @@ from attnbench.report import words
 from attnbench.report.html import Markup, element, facts, opening, paragraph, to_html
 from attnbench.report.inputs import Inputs, Rate
 from attnbench.report.plots import BUDGETS
-from attnbench.results.rows import SELECTION_SEED
+from attnbench.results.rows import is_search
 from attnbench.results.tables import NOTHING, Table, TableCell
 from attnbench.verdict.seeds import Figure
 
 MODEL_SIZES = (*BUDGETS, "state_bytes")
 
 RATES_NOTE = (
-    "Under each rate stands what it reached on the validation data of a seed that is not scored afterwards: an "
-    "accuracy for probes, nats per character (lower is better) for language models. A best rate at the edge of "
-    "its grid, near which none inside comes, may not be the best there is."
+    "Under each rate stands the mean that it reached on validation data over seeds that are not scored afterwards: an "
+    "accuracy for probes, nats per character (lower is better) for language models. A rate at the edge of its grid may "
+    "not be the best there is."
 )
 
 
@@ -49,7 +49,7 @@ def _protocol(inputs: Inputs) -> Markup:
         values = dict.fromkeys(getattr(identity, column) for identity in identities)
         return words.listed(str(value) for value in values if value is not None)
 
-    seeds = {identity.seed for identity in identities} - {SELECTION_SEED}
+    seeds = {identity.seed for identity in identities if not is_search(identity.seed)}
     return facts(
         {
             "Plan": protocol.plan,
@@ -132,17 +132,24 @@ def _recorded_rates(rates: Sequence[Rate]) -> Markup:
     for rate in rates:
         source = rate.taken_from if isinstance(rate.taken_from, str) else words.where(rate.taken_from or {})
         task = _model(rate.evaluation, words.where(rate.settings))
-        scores = {float(name): score for name, score in rate.scores.items()}
-        cells = [_score(value, scores.get(value), rate) for value in grid]
+        cells = [_score(value, rate) for value in grid]
         lines.append([rate.variant, task, _remark(rate.at_edge, source), *cells])
     headers = ["Variant", "Task", "Remark", *(f"{value:g}" for value in grid)]
     return _table("Learning rates chosen", headers, lines, num_labels=3)
 
 
-def _score(value: float, score: float | None, rate: Rate) -> str | TableCell:
+def _score(value: float, rate: Rate) -> str | TableCell:
     """Show the selection score of one rate of the grid, marked where it was chosen; empty outside the grid."""
+    name, notes = f"{value:g}", []
+    score = rate.scores.get(name, rate.after_an_epoch.get(name))
     text = words.shown_value(score) if score is not None else NOTHING if value in rate.grid else ""
-    return TableCell(text=text, notes=("chosen",), mark="best") if value == rate.chosen else text
+    if name in rate.after_an_epoch and name not in rate.scores:
+        notes.append("one epoch")
+    if name in rate.solved:
+        notes.append(f"{rate.solved[name]} of {len(rate.seeds.get(name, []))} solved")
+    if value == rate.chosen:
+        notes.append("chosen")
+    return TableCell(text=text, notes=tuple(notes), mark="best" if value == rate.chosen else "") if notes else text
 
 
 def _remark(at_edge: bool, source: str) -> str | TableCell:
@@ -155,7 +162,7 @@ def _rates_of_rows(inputs: Inputs) -> list[list[str | TableCell]]:
     lines: dict[str, list[str | TableCell]] = {}
     for row in inputs.rows:
         settings, identity = row.measurement.settings, row.identity
-        if settings.get("learning_rate") is None or identity.seed == SELECTION_SEED:
+        if settings.get("learning_rate") is None or is_search(identity.seed):
             continue
         source = settings.get("rate_from")
         source = words.where(source) if isinstance(source, dict) else str(source or "")

@@ -20,7 +20,7 @@ from typing import Any
 from attnbench.results.files import JsonLines, read_json_lines, replace_file, sync, to_line
 from attnbench.settings.check import check_options
 from attnbench.settings.errors import UserError, printable
-from attnbench.settings.schema import SELECTION_SEED as SELECTION_SEED
+from attnbench.settings.schema import SELECTION_SEED
 from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded, unlinked, whole_number
 
 SCHEMA = 1
@@ -378,6 +378,11 @@ def _from_cell(column: str, text: str) -> Any:
     if column == "seed":
         return text if text == ALL_SEEDS else whole_number(text)
     return None if column == "corpus" and text == "" else text
+
+
+def is_search(seed: int | str) -> bool:
+    """Tell if rows of a seed are those of a search of the learning rate, which stand in no table."""
+    return isinstance(seed, int) and seed >= SELECTION_SEED
 
 
 def same_corpus(rows: Iterable[ResultRow]) -> str | None:

@@ -255,8 +255,10 @@ def check_run(settings: RunSettings) -> None:
         raise UserError(
             f"train.micro_batch_size={train.micro_batch_size}: must divide train.batch_size={train.batch_size}"
         )
-    if settings.seed == SELECTION_SEED:
-        raise UserError(f"seed={SELECTION_SEED}: is the one that learning rates are searched with, and never scored")
+    if settings.seed >= SELECTION_SEED:
+        raise UserError(
+            f"seed={settings.seed}: those from {SELECTION_SEED} on are for searches of learning rates, and never scored"
+        )
     is_hub = "/" in data.name
     if data.name not in CORPORA and not is_hub:
         raise UserError(

@@ -13,7 +13,7 @@ CONF = (Path(__file__).parents[1] / "conf").resolve()
 """The yamls: a link to conf/ in a checkout, a folder of the package where that is installed."""
 
 SELECTION_SEED = 1_000_000
-"""The seed that learning rates are chosen on. It is never scored, so rows of it stand in no table."""
+"""The first of the seeds that learning rates are chosen on. They are never scored: rows of them stand in no table."""
 
 MAX_STEPS = 10**8 - 1
 """Longest training: the names of its checkpoints have eight digits."""
@@ -186,6 +186,8 @@ class PlanSettings:
     probe_seeds: list[int] = field(metadata={"distinct": True, "minimum": 0, "below": SELECTION_SEED})
     learning_rates: list[float] = field(metadata={"distinct": True, "most": MAX_VARIANTS, "above": 0})
     """Grid of language models; one value is no search. A probe's grid stands in the probe's yaml."""
+    num_search_seeds: int = setting(3, minimum=1, maximum=100)
+    """Seeds that learning rates are searched with, SELECTION_SEED and up."""
     rank: list[str] | None = None
     """The variants that are compared pair by pair; null: all."""
     reference: str | None = None

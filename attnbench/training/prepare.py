@@ -94,6 +94,10 @@ class Run:
         )
 
     @property
+    def steps_per_epoch(self) -> int:
+        return _steps_per_epoch(self.corpus, self.settings)
+
+    @property
     def mixer(self) -> str:
         return self.settings.mixer.name
 
@@ -135,8 +139,7 @@ def prepare(settings: RunSettings) -> Run:
     precision = resolve_precision(settings.train.precision, device.type)
     corpus = load_corpus(settings.data, settings.seq_len, data_root())
     matched = _matched(settings, settings.model, device, precision, corpus)
-    num_blocks = (len(corpus.tokens["train"]) - 1) // settings.seq_len
-    steps_per_epoch = max(1, num_blocks // settings.train.batch_size)
+    steps_per_epoch = _steps_per_epoch(corpus, settings)
     num_steps = settings.train.num_steps or steps_per_epoch * (settings.train.num_epochs or 1)
     if num_steps > MAX_STEPS:
         raise UserError(
@@ -156,6 +159,11 @@ def prepare(settings: RunSettings) -> Run:
         folder=Path(),
     )
     return with_identity(prepared, settings)
+
+
+def _steps_per_epoch(corpus: Corpus, settings: RunSettings) -> int:
+    num_blocks = (len(corpus.tokens["train"]) - 1) // settings.seq_len
+    return max(1, num_blocks // settings.train.batch_size)
 
 
 def with_identity(prepared: Run, settings: RunSettings) -> Run:

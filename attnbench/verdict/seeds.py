@@ -10,10 +10,10 @@ from attnbench.results.rows import (
     ALL_SEEDS,
     EVALUATION_OPTIONS,
     MIXER_OPTIONS,
-    SELECTION_SEED,
     Identity,
     Measurement,
     ResultRow,
+    is_search,
     same_corpus,
 )
 from attnbench.settings.errors import UserError
@@ -126,7 +126,7 @@ def figures(rows: Iterable[ResultRow], shared: Mapping[str, Mapping[str, str]] |
     by_key: dict[Key, list[ResultRow]] = {}
     groups: dict[tuple[str, ...], list[ResultRow]] = {}
     for row in _with_options_as_axes(_with_precision(list(rows))):
-        if row.identity.seed != SELECTION_SEED:
+        if not is_search(row.identity.seed):
             by_key.setdefault(_key(row), []).append(row)
             groups.setdefault((row.identity.variant, *_key(row)), []).append(row)
     for group in by_key.values():

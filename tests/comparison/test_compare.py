@@ -62,6 +62,7 @@ def plan(text: Path, evaluations: Iterable[str] = ("copy", "perplexity", "throug
         "seeds": [0, 1],
         "probe_seeds": [0, 1],
         "learning_rates": [4e-3],
+        "num_search_seeds": 1,
         "num_workers": 2,
     }
     return PlanSettings(**{**given, **changed})

@@ -8,7 +8,16 @@ from probe_settings import probe_settings
 from small import compose_once
 
 from attnbench.comparison.cells import Cell
-from attnbench.comparison.search import Choice, Search, search_of_training, searches_of_probe
+from attnbench.comparison.search import (
+    Choice,
+    Search,
+    Trial,
+    best_of_probe,
+    next_rate,
+    rounds,
+    search_of_training,
+    searches_of_probe,
+)
 from attnbench.evals.recall import Recall
 from attnbench.results.job import identity
 from attnbench.results.rows import Measurement, ResultsWriter
@@ -24,28 +33,31 @@ def searched(outputs: Path, **changed) -> RunSettings:
     return probe_settings(outputs, name="recall", **{"recall_learning_rates": GRID, **changed})
 
 
-def write(cell: Cell, metric: str, value: float | None) -> None:
-    """A cell's results, as if it had been run; None for a training that diverged."""
-    status, reason = ("ok", "") if value is not None else ("diverged", "not finite")
-    own = Measurement(
-        metric=metric, value=value, unit="", settings={"split": "validation"}, status=status, reason=reason
-    )
+def write(cell: Cell, metric: str, value: float | None, steps: int | None = None) -> None:
+    """A cell's results, as if it had been run; None for a training that diverged, or that never reached 0.95."""
+    measured = {"parameters": 1000, metric: value, **({"steps_to_95": steps} if metric == "selection" else {})}
     cell.results[0].parents[1].mkdir(parents=True, exist_ok=True)
     with ResultsWriter(cell.results[0], identity(cell.jobs[0], STAMP)) as writer:
-        writer.write(Measurement(metric="parameters", value=1000, unit=""))
-        writer.write(own)
+        for name, number in measured.items():
+            status, reason = ("ok", "") if number is not None else ("diverged", "not finite")
+            writer.write(
+                Measurement(
+                    metric=name, value=number, unit="", settings={"split": "validation"}, status=status, reason=reason
+                )
+            )
 
 
-def searches(settings: RunSettings) -> list[Search]:
-    return searches_of_probe(settings, settings.evaluations[0])
+def searches(settings: RunSettings, num_seeds: int = 1) -> list[Search]:
+    return searches_of_probe(settings, settings.evaluations[0], num_seeds)
 
 
 def chosen(settings: RunSettings, *scores: float | None) -> Choice:
-    """What is chosen when the rates of GRID reached these."""
+    """What is chosen when the rates of GRID, and those that widen it, reached these."""
     [search] = searches(settings)
-    assert [cell.rate for cell in search.cells] == GRID
-    for cell, score in zip(search.cells, scores, strict=True):
-        write(cell, "selection", score)
+    reached = dict(zip([*GRID, 3e-1, 1.0], scores, strict=False))
+    for cells in rounds(search.cells):
+        for cell in cells:
+            write(cell, "selection", reached.get(cell.rate, 0.0))
     return search.choice()
 
 
@@ -61,40 +73,86 @@ def test_the_best_rate_is_chosen_and_what_each_reached_is_kept(tmp_path):
     assert found.settings == {"sequence_length": 16, "width": 16, "num_pairs": 2}
 
 
+SOLVED_SOON, SOLVED_LATE, UNSOLVED, FELL_BACK, FAILED = (1.0, 200), (0.97, 900), (0.94, None), (0.4, 100), (None, None)
+
+
 @pytest.mark.parametrize(
-    ("scores", "rate", "at_edge"),
+    ("smaller", "larger", "best"),
     [
-        ((0.2, 0.9, 0.9, 0.2), 1e-2, False),
-        ((1.0, 1.0, 1.0, 0.1), 1e-2, False),
-        ((1.0, 0.5, 1.0, 1.0), 3e-2, False),
-        ((1.0, 0.5, 0.1, 0.1), 3e-3, True),
-        ((0.1, 0.2, 0.5, 0.9), 1e-1, True),
-        ((0.9, 0.1, 0.1, 0.9), 3e-3, True),
-        ((None, None, 0.1, None), 3e-2, False),
+        # Most seeds solved, however near the others came and however soon one of them did.
+        ([SOLVED_LATE] * 3, [SOLVED_SOON, SOLVED_SOON, UNSOLVED], 1e-2),
+        # Then the fewest steps.
+        ([SOLVED_LATE] * 3, [SOLVED_SOON] * 3, 3e-2),
+        ([SOLVED_LATE, UNSOLVED, UNSOLVED], [SOLVED_SOON, UNSOLVED, FAILED], 3e-2),
+        # Then the highest mean, a failed seed at 0.
+        ([UNSOLVED] * 3, [(0.941, None)] * 3, 3e-2),
+        ([(0.5, None)] * 3, [UNSOLVED, UNSOLVED, FAILED], 3e-2),
+        # One that passed 0.95 and did not stay there is not solved.
+        ([UNSOLVED, SOLVED_LATE, SOLVED_LATE], [FELL_BACK] * 3, 1e-2),
+        # And the smaller of equals.
+        ([SOLVED_SOON] * 3, [SOLVED_SOON] * 3, 1e-2),
+        ([FAILED] * 3, [FAILED] * 3, 1e-2),
     ],
 )
-def test_ties_go_to_the_smaller_inside_the_grid_and_an_edge_is_flagged(scores, rate, at_edge, tmp_path):
+def test_the_best_rate_of_a_probe_solves_most_seeds_then_soonest_then_highest(smaller, larger, best):
+    trials = {
+        rate: [Trial(score=score, steps=steps) for score, steps in group]
+        for rate, group in ((3e-2, larger), (1e-2, smaller))
+    }
+    assert best_of_probe(trials, budget=1000)[0] == best
+
+
+def test_a_probe_is_searched_with_seeds_that_are_never_scored_and_each_is_kept(tmp_path):
+    [search] = searches(searched(tmp_path), num_seeds=3)
+    assert {cell.jobs[0].settings.seed for cell in search.cells()} == {SELECTION_SEED + index for index in range(3)}
+    assert len(search.cells()) == 3 * len(GRID)
+    for cell in search.cells():
+        seed = cell.jobs[0].settings.seed - SELECTION_SEED
+        write(cell, "selection", 0.96 if cell.rate == 1e-2 else 0.1 * seed, steps=300 if cell.rate == 1e-2 else None)
+    found = search.choice()
+    assert (found.chosen, found.at_edge) == (1e-2, False)
+    assert found.seeds["0.03"] == pytest.approx([0.0, 0.1, 0.2])
+    assert found.scores["0.03"] == pytest.approx(0.1)
+    assert found.solved == {"0.003": 0, "0.01": 3, "0.03": 0, "0.1": 0}
+    assert found.steps["0.01"] == 300
+    assert found.steps["0.03"] == search.prepared.task.num_steps
+
+
+@pytest.mark.parametrize(
+    ("scores", "grid", "rate", "at_edge"),
+    [
+        ((0.1, 0.2, 0.5, 0.9), [*GRID, 3e-1], 1e-1, False),
+        ((0.1, 0.2, 0.5, 0.8, 0.9), [*GRID, 3e-1, 1.0], 3e-1, False),
+        ((0.1, 0.2, 0.5, 0.7, 0.8, 0.9), [*GRID, 3e-1, 1.0], 1.0, True),
+        ((0.9, 0.5, 0.1, 0.1), [1e-3, *GRID], 3e-3, False),
+    ],
+)
+def test_a_best_rate_at_the_edge_widens_the_grid_at_most_twice(scores, grid, rate, at_edge, tmp_path):
     found = chosen(searched(tmp_path), *scores)
-    assert (found.chosen, found.at_edge) == (rate, at_edge)
+    assert (found.grid, found.chosen, found.at_edge) == (grid, rate, at_edge)
 
 
-def test_where_all_failed_it_is_the_smallest_and_no_edge_is_best(tmp_path):
-    found = chosen(searched(tmp_path), None, None, None, None)
-    assert (found.chosen, found.at_edge) == (3e-3, False)
+def test_where_all_failed_smaller_rates_are_tried_and_no_edge_is_best(tmp_path):
+    [search] = searches(searched(tmp_path))
+    for cells in rounds(search.cells):
+        for cell in cells:
+            write(cell, "selection", None)
+    found = search.choice()
+    assert found.grid == [3e-4, 1e-3, *GRID]
+    assert (found.chosen, found.at_edge) == (3e-4, False)
 
 
-def test_near_chance_no_rate_is_as_good_as_a_better_one(tmp_path):
-    assert chosen(searched(tmp_path), 0.0003, 0.0004, 0.0100, 0.0003).chosen == 3e-2
-
-
-def test_rates_nearer_than_what_matters_between_variants_are_ties(tmp_path):
-    assert chosen(searched(tmp_path / "near"), 0.3, 0.893, 0.9, 0.3).chosen == 1e-2
-    assert chosen(searched(tmp_path / "far"), 0.3, 0.88, 0.9, 0.3).chosen == 3e-2
+def test_a_grid_goes_on_in_its_own_steps():
+    assert next_rate([1e-3, 3e-3, 1e-2], above=True) == 3e-2
+    assert next_rate([3e-3, 1e-2, 3e-2], above=True) == 1e-1
+    assert next_rate([3e-3, 1e-2, 3e-2], above=False) == 1e-3
+    assert next_rate([1e-3, 2e-3, 4e-3, 8e-3], above=True) == 1.6e-2
+    assert next_rate([1e-3, 2e-3, 4e-3, 8e-3], above=False) == 5e-4
 
 
 def test_a_single_rate_is_not_searched(tmp_path):
     [search] = searches(searched(tmp_path, recall_learning_rates=[1e-2]))
-    assert search.cells == []
+    assert search.cells() == []
     found = search.choice()
     assert (found.chosen, found.scores, found.at_edge) == (1e-2, {}, False)
 
@@ -103,9 +161,9 @@ def test_a_neighbour_s_rate_is_taken_over_and_said(tmp_path, monkeypatch):
     monkeypatch.setattr("attnbench.evals.recall.RATE_FROM", {(16, 2): (8, 2)})
     settings = searched(tmp_path, recall_cells=[[16, 2], [8, 2]], recall_reuse_rate=True)
     first, second = searches(settings)
-    assert first.cells == []
-    assert [cell.rate for cell in second.cells] == GRID
-    for cell, score in zip(second.cells, (0.1, 0.9, 0.5, 0.1), strict=True):
+    assert first.cells() == []
+    assert [cell.rate for cell in second.cells()] == GRID
+    for cell, score in zip(second.cells(), (0.1, 0.9, 0.5, 0.1), strict=True):
         write(cell, "selection", score)
     of_neighbour, own = second.choice(), first.choice()
     assert own.chosen == of_neighbour.chosen == 1e-2
@@ -118,7 +176,7 @@ def test_a_neighbour_s_rate_is_taken_over_and_said(tmp_path, monkeypatch):
 def test_a_search_without_results_is_an_error_that_names_it(tmp_path):
     settings = searched(tmp_path)
     [search] = searches(settings)
-    for cell in search.cells[:-1]:
+    for cell in search.cells()[:-1]:
         write(cell, "selection", 0.5)
     with pytest.raises(UserError, match=r"^recall softmax, lr 0\.1, search: has no results"):
         search.choice()
@@ -126,7 +184,7 @@ def test_a_search_without_results_is_an_error_that_names_it(tmp_path):
 
 def test_searches_have_a_seed_of_their_own_and_scored_cells_the_plan_s(tmp_path):
     [search] = searches(searched(tmp_path))
-    assert {cell.jobs[0].settings.seed for cell in search.cells} == {SELECTION_SEED}
+    assert {cell.jobs[0].settings.seed for cell in search.cells()} == {SELECTION_SEED}
     scored = search.scored(1e-2, [0, 1])
     assert [(cell.jobs[0].settings.seed, cell.rate) for cell in scored] == [(0, 1e-2), (1, 1e-2)]
     assert len({cell.results for cell in scored}) == 2
@@ -134,7 +192,7 @@ def test_searches_have_a_seed_of_their_own_and_scored_cells_the_plan_s(tmp_path)
 
 def test_every_task_has_a_label_of_its_own(tmp_path):
     settings = searched(tmp_path, recall_cells=[[16, 2], [16, 3]], recall_widths=[16, 32])
-    cells = [cell for search in searches(settings) for cell in search.cells]
+    cells = [cell for search in searches(settings) for cell in search.cells()]
     assert len({cell.label for cell in cells}) == len(cells) == 16
     assert cells[0].label == "recall softmax, width 16, num_pairs 2, lr 0.003, search"
 
@@ -148,15 +206,39 @@ def language_model(tmp_path_factory) -> Run:
 def test_language_models_take_the_rate_of_the_lowest_validation_loss(language_model, tmp_path):
     own = replace(language_model, settings=replace(language_model.settings, outputs_dir=str(tmp_path)))
     search = search_of_training(own, language_model.settings.evaluations, GRID)
-    assert {cell.jobs[0].run.seed for cell in search.cells} == {SELECTION_SEED}
-    assert all(len(cell.jobs) == 1 for cell in search.cells)
-    for cell, nats in zip(search.cells, (2.0, 1.5, 1.6, None), strict=True):
+    assert {cell.jobs[0].run.seed for cell in search.cells()} == {SELECTION_SEED}
+    assert all(len(cell.jobs) == 1 for cell in search.cells())
+    for cell, nats in zip(search.cells(), (2.0, 1.5, 1.6, None), strict=True):
         write(cell, "nats_per_character", nats)
     found = search.choice()
     assert (found.chosen, found.at_edge, found.evaluation) == (1e-2, False, "training")
     scored = search.scored(found.chosen, [0, 1, 2])
     assert [cell.jobs[0].run.train.learning_rate for cell in scored] == [1e-2] * 3
     assert [len(cell.results) for cell in scored] == [2, 2, 2]
+
+
+def test_of_language_models_two_rates_go_on_from_an_epoch_of_one_seed_to_all_of_three(language_model, tmp_path):
+    settings = replace(language_model.settings, outputs_dir=str(tmp_path))
+    longer = replace(language_model, settings=settings, num_steps=2 * language_model.steps_per_epoch)
+    search = search_of_training(longer, settings.evaluations, GRID, num_seeds=3)
+    stages = rounds(search.cells)
+    first = next(stages)
+    assert [cell.jobs[0].run.num_steps for cell in first] == [longer.steps_per_epoch] * len(GRID)
+    assert first[0].label.endswith("lr 0.003, search, one epoch")
+    for cell, nats in zip(first, (2.0, 1.5, 1.6, None), strict=True):
+        write(cell, "nats_per_character", nats)
+    second = next(stages)
+    assert [cell.rate for cell in second] == [1e-2] * 3 + [3e-2] * 3
+    assert [cell.jobs[0].run.seed - SELECTION_SEED for cell in second] == [0, 1, 2] * 2
+    assert {cell.jobs[0].run.num_steps for cell in second} == {longer.num_steps}
+    for cell, nats in zip(second, (1.3, 1.3, 1.4, 1.2, 1.3, 1.2), strict=True):
+        write(cell, "nats_per_character", nats)
+    assert next(stages, None) is None
+    found = search.choice()
+    assert (found.chosen, found.at_edge) == (3e-2, False)
+    assert found.scores == pytest.approx({"0.01": 4 / 3, "0.03": 3.7 / 3})
+    assert found.after_an_epoch == {"0.003": 2.0, "0.01": 1.5, "0.03": 1.6, "0.1": None}
+    assert found.solved == found.steps == {}
 
 
 def test_the_probe_at_published_sizes_reuses_one_rate_if_told(tmp_path):
@@ -166,5 +248,5 @@ def test_the_probe_at_published_sizes_reuses_one_rate_if_told(tmp_path):
         recall_learning_rates=[3e-3, 1e-2],
     )  # fmt: skip
     first, second = searches(settings)
-    assert [cell.rate for cell in first.cells] == [3e-3, 1e-2]
+    assert [cell.rate for cell in first.cells()] == [3e-3, 1e-2]
     assert second.source is first

@@ -19,7 +19,7 @@ def cells(tmp_path_factory) -> list[Cell]:
     """Two finished cells of one experiment; tests only read them."""
     settings = probe_settings(tmp_path_factory.mktemp("outputs"), copy_learning_rates=[1e-2, 3e-2])
     [search] = searches_of_probe(settings, settings.evaluations[0])
-    found = search.cells
+    found = search.cells()
     for cell in found:
         execute(cell)
     return found

@@ -193,8 +193,8 @@ class ProbeJob(Job):
 
     @property
     def is_scored(self) -> bool:
-        """False for the seed that rates are chosen by."""
-        return self.settings.seed != SELECTION_SEED
+        """False for the seeds that rates are chosen by."""
+        return self.settings.seed < SELECTION_SEED
 
     def build(self) -> LanguageModel:
         """The model with initial weights."""
@@ -319,4 +319,5 @@ def folder_label(task: Task) -> str:
 
 def trained_label(rate: float, seed: int) -> str:
     """The rate and the seed of a training, for people."""
-    return f"lr {rate:g}, " + ("search" if seed == SELECTION_SEED else f"seed {seed}")
+    trial = seed - SELECTION_SEED
+    return f"lr {rate:g}, " + (f"seed {seed}" if trial < 0 else f"search {trial + 1}" if trial else "search")

@@ -15,9 +15,8 @@ def row(variant="softmax", seed=0, metric="symbol_accuracy", value=0.5, *, setti
     measurement = Measurement(
         metric=metric,
         value=value,
-        unit="1",
         settings=settings or {"length": 50, "beyond_training": False},
-        **{**missing, **(of or {})},
+        **{"unit": "1", **missing, **(of or {})},
     )
     names = {"variant": variant, "seed": seed, "run": f"{variant}-seed{seed}", **identity}
     return ResultRow(identity=dataclasses.replace(IDENTITY, **names), measurement=measurement)

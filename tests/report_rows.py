@@ -8,6 +8,7 @@ import json
 import math
 import random
 from collections.abc import Collection, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -130,16 +131,19 @@ def _perplexity(variant: str, skill: float, draw: random.Random) -> Iterator[Mea
     for checkpoint in ("best", "final"):
         for split in ("validation", "test"):
             lengths = (256, 512, 1024, 2048) if (checkpoint, split) == ("final", "test") else (256,)
-            for length in lengths:
-                settings = {"split": split, "checkpoint": checkpoint, "sequence_length": length}
+            for length, context in product(lengths, ({}, {"context": "full"})):
+                settings = {"split": split, "checkpoint": checkpoint, "sequence_length": length, **context}
                 # Without rotary positions beyond the training length softmax gets worse, the others do not.
                 extra = 0.3 * math.log2(length / 256) if variant == "softmax" else 0.01
+                extra -= 0.03 if context else 0
                 for metric, unit, value in (
                     ("perplexity", "1", math.exp(nats + extra)),
                     ("bits_per_character", "bit", (nats + extra) / math.log(2)),
                     ("nats_per_character", "nat", nats + extra),
                 ):
-                    yield Measurement(metric=metric, value=value, unit=unit, settings=settings, num_samples=1_120_053)
+                    chance = {"perplexity": 20.1, "bits_per_character": 4.33, "nats_per_character": 3.0}[metric]
+                    place = {**settings, "chance": chance}
+                    yield Measurement(metric=metric, value=value, unit=unit, settings=place, num_samples=1_120_053)
     settings = {"split": "test", "checkpoint": "final", "sequence_length": 256}
     for start, end in ((0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, 31), (32, 63), (64, 127), (128, 255)):
         value = nats + 2.2 / (1 + start)

@@ -1,17 +1,18 @@
-"""Perplexity over a whole split, by position in the block, and beyond the training length."""
+"""Perplexity with full context, over a whole split, by position in the window, and beyond the training length."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from attnbench.data.batches import evaluation_batches, first_characters, num_evaluation_batches
 from attnbench.evals.base import CheckpointEvaluation, Subject
-from attnbench.evals.lib.rows import without_numbers
 from attnbench.machine.timing import OutOfMemory, attempt
-from attnbench.model.loss import perplexity, split_nats
+from attnbench.model.language_model import LanguageModel
+from attnbench.model.loss import character_nats, perplexity
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import TEST_OF_BEST, Measurement
 from attnbench.results.tables import Headline
@@ -22,11 +23,21 @@ NO_TEST_SPLIT = "the corpus has no test split (data.test_fraction=0)"
 
 UNITS = {"perplexity": "1", "bits_per_character": "bit", "nats_per_character": "nat"}
 
+FULL_CONTEXT = {"context": "full"}
+"""Setting of the scores of characters that are predicted from at least half a window each."""
+
+NUM_BLOCKS = 20
+"""Blocks of text that an interval is taken over: longer ones than articles, so that they are about independent."""
+
 
 class Perplexity(CheckpointEvaluation):
     """exp of (sum of nats over sum of characters), also as nats and as bits a character.
 
-    Every character but a split's first is predicted once, from those before it in its block.
+    The split is cut into windows that follow each other. Over all positions, every character but the split's first is
+    predicted once, from those before it in its window. With full context, the last half of each window counts, and the
+    last half of windows that lie half a window further on in place of each first half: every character from half a
+    window on is predicted once, from half a window to a whole one (`context: full` in the rows). Intervals of single
+    rows are over blocks of text. `chance` is what the frequencies of the training split's characters reach.
 
     Args:
         extrapolation: multiples of the training length at which the final model is measured too, on the test split.
@@ -41,9 +52,11 @@ class Perplexity(CheckpointEvaluation):
         ("perplexity", "sequence_length"),
         ("nats_per_character", "position_bucket"),
     )
-    headline: ClassVar[tuple[Headline, ...]] = (Headline("perplexity", "test PPL", settings=TEST_OF_BEST, pick="each"),)
+    headline: ClassVar[tuple[Headline, ...]] = (
+        Headline("perplexity", "test PPL", settings={**TEST_OF_BEST, **FULL_CONTEXT}, pick="each"),
+    )
     primary: ClassVar[Primary] = Primary(
-        metric="nats_per_character", kind="nats", margin=math.log(1.01), settings=TEST_OF_BEST
+        metric="nats_per_character", kind="nats", margin=math.log(1.01), settings={**TEST_OF_BEST, **FULL_CONTEXT}
     )
     smoke: ClassVar[dict[str, Any]] = {"extrapolation": [2], "batch_tokens": 4096}
     one_more: ClassVar[dict[str, Any]] = {"extrapolation": [2, 4]}
@@ -60,74 +73,165 @@ class Perplexity(CheckpointEvaluation):
     def failed(self, subject: Subject, status: str, reason: str) -> Iterator[Measurement]:
         """Both splits for both checkpoints, at the training length."""
         for checkpoint, split in product(("best", "final"), ("validation", "test")):
-            axes = self._axes(subject, split, checkpoint, subject.seq_len)
-            yield from without_numbers(UNITS, axes, status, reason)
+            places = self._places(subject, split, checkpoint, subject.seq_len)
+            yield from _without_numbers(places, status, reason)
 
     def run(self, subject: Subject) -> Iterator[Measurement]:
-        """Both splits for the final and the best checkpoint, then positions and longer blocks for the final one."""
+        """Both splits for the final and the best checkpoint, then longer windows for the final one."""
         for checkpoint in ("best", "final"):
             model = subject.trained_model(checkpoint)
             for split in ("validation", "test"):
-                axes = self._axes(subject, split, checkpoint, subject.seq_len)
+                places = self._places(subject, split, checkpoint, subject.seq_len)
                 if not len(subject.corpus.tokens[split]):
-                    yield from without_numbers(UNITS, axes, "unsupported", NO_TEST_SPLIT)
+                    yield from _without_numbers(places, "unsupported", NO_TEST_SPLIT)
                     continue
-                nats_T, count_T = self._nats(model, subject, split, subject.seq_len)
-                yield from _measurements(float(nats_T.sum()), round(float(count_T.sum())), axes)
-                if (checkpoint, split) == ("final", "test"):
-                    yield from _by_position(nats_T, count_T, axes)
+                yield from _measurements(places, *self._nats(model, subject, split, subject.seq_len))
             if checkpoint == "final":
                 for multiple in self.extrapolation:
-                    length = multiple * subject.seq_len
-                    axes = self._axes(subject, "test", "final", length)
-                    num_test = len(self._part(subject, "test")[0])
-                    if length > num_test:
-                        reason = f"of the test split {num_test} characters are read" if num_test else NO_TEST_SPLIT
-                        yield from without_numbers({"perplexity": UNITS["perplexity"]}, axes, "unsupported", reason)
-                        continue
-                    result = attempt(lambda length=length, model=model: self._nats(model, subject, "test", length))
-                    if isinstance(result, OutOfMemory):
-                        yield from without_numbers(UNITS, axes, "out_of_memory", result.reason)
-                        continue
-                    nats_T, count_T = result
-                    yield from _measurements(float(nats_T.sum()), round(float(count_T.sum())), axes)
+                    yield from self._longer(model, subject, multiple * subject.seq_len)
 
-    def _nats(self, model: Any, subject: Subject, split: str, length: int) -> tuple[Tensor, Tensor]:
+    def _longer(self, model: LanguageModel, subject: Subject, length: int) -> Iterator[Measurement]:
+        """Yield the rows of windows longer than those that were trained on."""
+        places, num_test = self._places(subject, "test", "final", length), len(self._part(subject, "test")[0])
+        if length > num_test:
+            reason = f"of the test split {num_test} characters are read" if num_test else NO_TEST_SPLIT
+            yield from _without_numbers(places, "unsupported", reason)
+            return
+        scores = attempt(lambda: self._nats(model, subject, "test", length))
+        if isinstance(scores, OutOfMemory):
+            yield from _without_numbers(places, "out_of_memory", scores.reason)
+            return
+        yield from _measurements(places, *scores)
+
+    def _nats(self, model: LanguageModel, subject: Subject, split: str, length: int) -> tuple[Tensor, Tensor]:
+        """Return the nats of each character over all positions, and with full context; see `full_context`."""
         batch_size, (tokens_N, _) = max(1, self.batch_tokens // length), self._part(subject, split)
-        batches = evaluation_batches(tokens_N.to(subject.device), length, batch_size)
-        number = num_evaluation_batches(len(tokens_N), length, batch_size)
-        return split_nats(model, watched(batches, number, batch_size * length, f"{split} T{length}"), subject.precision)
+        tokens_N = tokens_N.to(subject.device)
+
+        def nats(start: int) -> Tensor:
+            batches = evaluation_batches(tokens_N[start:], length, batch_size)
+            number = num_evaluation_batches(len(tokens_N) - start, length, batch_size)
+            what = f"{split} T{length}{' shifted' * bool(start)}"
+            return character_nats(model, watched(batches, number, batch_size * length, what), subject.precision)
+
+        all_N = nats(0)
+        return all_N, full_context(all_N, nats, length)
 
     def _part(self, subject: Subject, split: str) -> tuple[Tensor, dict[str, int]]:
         return first_characters(subject.corpus.tokens[split], self.characters)
 
-    def _axes(self, subject: Subject, split: str, checkpoint: str, length: int) -> dict[str, Any]:
-        part = self._part(subject, split)[1]
-        return {"split": split, "checkpoint": checkpoint, "sequence_length": length, **part}
+    def _places(self, subject: Subject, split: str, checkpoint: str, length: int) -> list["Place"]:
+        """Return where the scores of a split belong: over all positions, and with full context."""
+        tokens_N, part = self._part(subject, split)
+        axes = {"split": split, "checkpoint": checkpoint, "sequence_length": length, **part}
+        train_N, num_symbols = subject.corpus.tokens["train"], len(subject.corpus.vocabulary)
+        return [
+            Place(axes | context, length, unigram_nats(train_N, tokens_N[1 + start :], num_symbols))
+            for context, start in (({}, 0), (FULL_CONTEXT, length // 2))
+        ]
 
 
-def _measurements(nats: float, count: int, axes: dict[str, Any]) -> Iterator[Measurement]:
-    mean = nats / count
-    values = {"perplexity": perplexity(mean), "bits_per_character": mean / math.log(2), "nats_per_character": mean}
-    for metric, value in values.items():
-        yield _measurement(metric, value, mean, axes, count)
+class Place(NamedTuple):
+    """Where scores belong: their settings, and what they are compared with."""
+
+    axes: dict[str, Any]
+    length: int
+    unigram: float | None
+
+    def settings(self, metric: str) -> dict[str, Any]:
+        """Return the settings of the metric's row, the level of chance among them."""
+        return self.axes if self.unigram is None else {**self.axes, "chance": round(_in(metric, self.unigram), 6)}
 
 
-def _measurement(metric: str, value: float, mean: float, axes: dict[str, Any], count: int) -> Measurement:
-    unit = UNITS[metric]
-    if math.isfinite(value):
-        return Measurement(metric=metric, value=value, unit=unit, settings=axes, num_samples=count)
-    reason = f"{mean:.4g} nats a character"
-    return Measurement(metric=metric, value=None, unit=unit, settings=axes, status="diverged", reason=reason)
+def full_context(all_N: Tensor, nats: Callable[[int], Tensor], length: int) -> Tensor:
+    """Return the nats of every character from half a window on, each at a position in the last half of its window.
+
+    Half-windows of the text come in turn from the windows behind `all_N` and from those that begin half a window later.
+
+    Args:
+        all_N: nats of each character in windows one after the other.
+        nats: the same of the text from an index on.
+    """
+    half, shift = length // 2, length - length // 2
+    index_N = torch.arange(len(all_N))[half:]
+    full_N, is_shifted_N = all_N[half:].clone(), index_N % length < half
+    if is_shifted_N.any():
+        full_N[is_shifted_N] = nats(shift)[index_N[is_shifted_N] - shift]
+    return full_N
 
 
-def _by_position(nats_T: Tensor, count_T: Tensor, axes: dict[str, Any]) -> Iterator[Measurement]:
-    """Nats a character in the buckets 0, 1, 2-3, 4-7, ... of positions in the block."""
+def unigram_nats(train_N: Tensor, tokens_N: Tensor, num_symbols: int) -> float | None:
+    """Return the nats a character of the symbols' frequencies in the training split, each counted once more than it
+    stands there; None for no characters."""
+    if not len(tokens_N):
+        return None
+    share_V = (torch.bincount(train_N, minlength=num_symbols) + 1).double()
+    count_V = torch.bincount(tokens_N, minlength=num_symbols).double()
+    return float(-(count_V * (share_V / share_V.sum()).log()).sum() / count_V.sum())
+
+
+def block_interval(nats_N: Tensor, length: int) -> tuple[float, float] | None:
+    """Return Student's 95 % interval of the mean over NUM_BLOCKS equal blocks of a text, each at least a window long;
+    None for fewer than two blocks, or blocks that do not differ."""
+    from scipy.stats import sem, t
+
+    blocks = nats_N.double().tensor_split(max(1, min(NUM_BLOCKS, len(nats_N) // length)))
+    means = [float(block.mean()) for block in blocks]
+    error = float(sem(means)) if len(means) > 1 else 0.0
+    if not 0 < error < math.inf:
+        return None
+    low, high = t.interval(0.95, len(means) - 1, loc=float(nats_N.double().mean()), scale=error)
+    return float(low), float(high)
+
+
+def _without_numbers(places: Iterable[Place], status: str, reason: str) -> Iterator[Measurement]:
+    for place, (metric, unit) in product(places, UNITS.items()):
+        settings = place.settings(metric)
+        yield Measurement(metric=metric, value=None, unit=unit, settings=settings, status=status, reason=reason)
+
+
+def _measurements(places: Iterable[Place], all_N: Tensor, full_N: Tensor) -> Iterator[Measurement]:
+    for place, nats_N in zip(places, (all_N, full_N), strict=True):
+        if not len(nats_N):
+            reason = f"{len(all_N) + 1} characters are read, and no window of {place.length} is half full"
+            yield from _without_numbers([place], "unsupported", reason)
+            continue
+        ends = block_interval(nats_N, place.length)
+        for metric in UNITS:
+            yield _measurement(metric, nats_N, place.settings(metric), ends)
+        if place.axes["split"] == "test" and place.axes["checkpoint"] == "final" and nats_N is all_N:
+            yield from _by_position(nats_N, place)
+
+
+def _measurement(
+    metric: str, nats_N: Tensor, settings: dict[str, Any], ends: tuple[float, float] | None = None
+) -> Measurement:
+    mean, unit = float(nats_N.double().mean()), UNITS[metric]
+    value = _in(metric, mean)
+    if not math.isfinite(value):
+        reason = f"{mean:.4g} nats a character"
+        return Measurement(metric=metric, value=None, unit=unit, settings=settings, status="diverged", reason=reason)
+    low, high = (_in(metric, end) for end in ends) if ends is not None else (None, None)
+    if high == math.inf:
+        low = high = None
+    return Measurement(
+        metric=metric, value=value, unit=unit, settings=settings, low=low, high=high, num_samples=len(nats_N)
+    )
+
+
+def _in(metric: str, nats: float) -> float:
+    """Convert nats a character into the metric."""
+    if metric == "perplexity":
+        return perplexity(nats)
+    return nats / math.log(2) if metric == "bits_per_character" else nats
+
+
+def _by_position(nats_N: Tensor, place: Place) -> Iterator[Measurement]:
+    """Nats a character in the buckets 0, 1, 2-3, 4-7, ... of positions in the window."""
+    position_N = torch.arange(len(nats_N)) % place.length
     start, stop = 0, 1
-    while start < len(nats_T):
-        end = min(stop, len(nats_T))
-        count = round(float(count_T[start:end].sum()))
-        mean = float(nats_T[start:end].sum()) / count
-        bucket = {**axes, "position_bucket": f"{start}-{end - 1}"}
-        yield _measurement("nats_per_character", mean, mean, bucket, count)
+    while start < min(place.length, len(nats_N)):
+        end = min(stop, place.length)
+        bucket = {**place.axes, "position_bucket": f"{start}-{end - 1}"}
+        yield _measurement("nats_per_character", nats_N[(start <= position_N) & (position_N < end)], bucket)
         start, stop = stop, 2 * stop

@@ -1,7 +1,7 @@
 """Cross-entropy as a sum of nats and a count, so that means are taken once, over everything."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -54,14 +54,30 @@ def split_nats(
         precision: as the model was trained, see `computing`.
     """
     nats_T, count_T = torch.zeros(1), torch.zeros(1)
+    for nats_BT, weight_BT in _batch_nats(model, batches, precision):
+        # Summed over batches in float64: a million characters lose the seventh digit in float32.
+        nats_T = nats_T.to(nats_BT.device) + (nats_BT * weight_BT).double().sum(0)
+        count_T = count_T.to(nats_BT.device) + weight_BT.double().sum(0)
+    return nats_T.cpu(), count_T.cpu()
+
+
+@torch.no_grad()
+def character_nats(model: LanguageModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]], precision: str) -> Tensor:
+    """Return the nats of each character of a split in the order of the text, (N,) float32 on the CPU; arguments as of
+    `split_nats`."""
+    parts = [nats_BT[weight_BT > 0].cpu() for nats_BT, weight_BT in _batch_nats(model, batches, precision)]
+    return torch.cat(parts) if parts else torch.empty(0)
+
+
+def _batch_nats(
+    model: LanguageModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]], precision: str
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the nats and the weights of each batch, (B, T) both."""
     was_training = model.training
     model.eval()
     for inputs_BT, targets_BT, weight_BT in batches:
         with computing(precision, inputs_BT.device):
             logits_BTC, _ = model(inputs_BT)
-        nats_BT = F.cross_entropy(logits_BTC.flatten(0, 1).float(), targets_BT.flatten(), reduction="none")
-        # Summed over batches in float64: a million characters lose the seventh digit in float32.
-        nats_T = nats_T.to(nats_BT.device) + (nats_BT.view_as(weight_BT) * weight_BT).double().sum(0)
-        count_T = count_T.to(nats_BT.device) + weight_BT.double().sum(0)
+        nats_N = F.cross_entropy(logits_BTC.flatten(0, 1).float(), targets_BT.flatten(), reduction="none")
+        yield nats_N.view_as(weight_BT), weight_BT
     model.train(was_training)
-    return nats_T.cpu(), count_T.cpu()

@@ -65,9 +65,10 @@ class Plot:
         return [figure for figure in self.figures if figure.mean is None]
 
     def chance(self) -> dict[Any, float]:
-        """Return the chance level at each position; empty where the rows give none."""
+        """Return the chance level at each position; empty where the rows give none, and for language models: beside the
+        unigram's nats their differences could not be seen."""
         levels = ((figure.settings[self.axis], figure.settings.get("chance")) for figure in self.figures)
-        return {position: level for position, level in levels if level is not None}
+        return {position: level for position, level in levels if level is not None and level <= 1}
 
 
 def plots_of(figures: Sequence[Figure], declared: Iterable[tuple[str, str]] | None) -> list[Plot]:

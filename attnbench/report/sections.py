@@ -243,7 +243,7 @@ def _value(figure: Figure | None) -> str | TableCell:
     num_seeds = sum(figure.statuses.values())
     notes = (
         words.interval(figure.low, figure.high),
-        f"items {items} of {num_items:,}" if items else "",
+        items and (f"over blocks of text {items}" if figure.unit == "nat" else f"items {items} of {num_items:,}"),
         figure.without,
         *(f"{words.status_name(n)} {count} of {num_seeds}" for n, count in figure.statuses.items() if n != "ok"),
     )

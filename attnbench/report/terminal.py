@@ -8,7 +8,7 @@ from rich.console import Console
 
 from attnbench.report import words
 from attnbench.results.metrics import Primary
-from attnbench.results.rows import ResultRow
+from attnbench.results.rows import TEST_OF_BEST, ResultRow
 from attnbench.results.tables import (
     MetricColumn,
     Table,
@@ -27,13 +27,13 @@ TRAINED = (
         header="val PPL",
         evaluation="perplexity",
         metric="perplexity",
-        settings={"split": "validation", "checkpoint": "best"},
+        settings={"split": "validation", "checkpoint": "best", "context": "full"},
     ),
     MetricColumn(
         header="test PPL",
         evaluation="perplexity",
         metric="perplexity",
-        settings={"split": "test", "checkpoint": "best"},
+        settings={**TEST_OF_BEST, "context": "full"},
     ),
     MetricColumn(header="token/s", evaluation="training", metric="tokens_per_second"),
     MetricColumn(header="seconds", evaluation="training", metric="train_seconds"),

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from attnbench.results.rows import (
     ALL_SEEDS,
     EVALUATION_OPTIONS,
@@ -58,7 +60,8 @@ class Figure:
     """95 % interval over seeds, of an accuracy inside 0..1; of a single seed that of its row, if any."""
     high: float | None
     item_low: float | None
-    """95 % interval of an accuracy over the items of all seeds together, as if labels were independent."""
+    """95 % interval of an accuracy over the items of all seeds together, as if labels were independent; of nats over
+    blocks of the text that all seeds share."""
     item_high: float | None
     num_samples: int | None
     """Items (labels, repetitions) of one seed's row, the fewest of any; None where a row does not say."""
@@ -325,7 +328,12 @@ def _over_seeds(
 
 
 def _over_items(measured: Sequence[Measurement]) -> tuple[float | None, float | None]:
-    """Pool the items of all seeds to one large sample, as each seed draws its test items for itself."""
+    """Pool the items of all seeds to one large sample, as each seed draws its test items for itself. A text is the same
+    for all: the mean of the seeds' intervals is at least as wide as the interval of their mean."""
+    of_text = [entry for entry in measured if entry.unit == "nat"]
+    ends = [(entry.low, entry.high) for entry in of_text if entry.low is not None and entry.high is not None]
+    if ends and len(ends) == len(measured):
+        return tuple(np.mean(ends, axis=0).tolist())
     samples = [
         (entry.value, entry.num_samples)
         for entry in measured

@@ -355,6 +355,9 @@ def test_a_training_that_diverges_is_done_and_no_failure(text, tmp_path, ran):
     statuses = {(row["evaluation"], row["metric"], row["status"]) for row in rows(folder)}
     assert ("training", "tokens_per_second", "diverged") in statuses
     assert {status for evaluation, _, status in statuses if evaluation == "perplexity"} == {"diverged"}
+    # They count as the unigram, which has a number.
+    chances = [row["settings"]["chance"] for row in rows(folder) if row["metric"] == "nats_per_character"]
+    assert all(1 < chance < 5 for chance in chances)
     compared(given)
     assert ran() == []
 

@@ -190,7 +190,7 @@ def test_a_folder_without_a_finished_training_is_an_error(folder, monkeypatch, c
 
 @pytest.mark.parametrize("multiple", [1, 2])
 def test_memory_that_runs_out_is_rows_and_the_rest_is_measured(multiple, folder, monkeypatch):
-    def full(model, batches, precision, measure=perplexity.split_nats):
+    def full(model, batches, precision, measure=perplexity.character_nats):
         batches = list(batches)
         if batches[0][0].shape[1] == 32 * multiple:
             raise torch.OutOfMemoryError(
@@ -198,7 +198,7 @@ def test_memory_that_runs_out_is_rows_and_the_rest_is_measured(multiple, folder,
             )
         return measure(model, batches, precision)
 
-    monkeypatch.setattr(perplexity, "split_nats", full)
+    monkeypatch.setattr(perplexity, "character_nats", full)
     assert evaluate(monkeypatch, folder) is None
     found = [row.measurement for row in read_folders([folder]) if row.identity.evaluation == "perplexity"]
     lost = [row for row in found if row.status == "out_of_memory"]

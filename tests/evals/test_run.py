@@ -12,8 +12,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import stdev
 
 import pytest
+import scipy.stats
 import torch
 import yaml
 from outside_mixers import settings_of
@@ -23,6 +25,7 @@ from small import compose_once
 
 from attnbench.comparison.execute import run
 from attnbench.comparison.publish import publish_runs
+from attnbench.evals.perplexity import full_context
 from attnbench.evals.runners.checkpoint import language_model_jobs
 from attnbench.model.stored import load_model
 from attnbench.report.terminal import print_summary
@@ -71,7 +74,8 @@ def test_a_bounded_number_says_so_in_its_row(folder, finished):
     assert found == {60}
     scored = [row.measurement for row in rows_of(place, "perplexity")]
     assert {own.settings["characters"] for own in scored} == {100}
-    assert {own.num_samples for own in scored if "position_bucket" not in own.settings} == {99}
+    counts = {(own.settings.get("context"), own.num_samples) for own in scored if "position_bucket" not in own.settings}
+    assert counts == {(None, 99), ("full", 99 - 16), ("full", 99 - 32)}
     # More than there are are all, and nothing is said of it but in the identity.
     more = run(compose_once(words(folder, "eval.perplexity.characters=1000000", outputs="more")))
     assert more.name == finished.name
@@ -86,7 +90,8 @@ def value(rows: Sequence[ResultRow], metric: str, **settings: object) -> tuple[f
     [found] = [
         row.measurement
         for row in rows
-        if row.measurement.metric == metric and axes(row.measurement.settings) == settings
+        if row.measurement.metric == metric
+        and axes(row.measurement.settings) | {"chance": 0} == {**settings, "chance": 0}
     ]
     assert found.value is not None
     assert found.num_samples is not None
@@ -216,6 +221,45 @@ def test_perplexity_is_exp_of_the_mean_loss_over_the_split(folder, finished):
     assert value(rows, "perplexity", **axes) == (pytest.approx(float(longer.mean().exp()), rel=1e-5), len(longer))
 
 
+@torch.no_grad()
+def test_with_full_context_a_character_is_predicted_from_half_a_window_at_least(folder, finished):
+    corpus, rows = prepare(compose_once(words(folder))).corpus, rows_of(finished, "perplexity")
+    model, _ = load_model(finished / "checkpoint" / "final")
+    for split, length in (("test", 32), ("validation", 32), ("test", 64)):
+        tokens_N, half, nats = corpus.tokens[split].long(), length // 2, []
+        for start in range(0, len(tokens_N) - 1 - half, half):
+            window = tokens_N[start : start + length + 1]
+            log_p_TC = model(window[None, :-1])[0][0].double().log_softmax(-1)
+            nats += [-log_p_TC[position, window[position + 1]] for position in range(half, len(window) - 1)]
+        nats_N = torch.stack(nats)
+        axes = {"split": split, "checkpoint": "final", "sequence_length": length, "context": "full"}
+        assert value(rows, "nats_per_character", **axes) == (pytest.approx(float(nats_N.mean()), rel=1e-5), len(nats_N))
+        assert len(nats_N) == len(tokens_N) - 1 - half
+        [row] = [
+            row.measurement
+            for row in rows
+            if row.measurement.metric == "nats_per_character" and axes.items() <= row.measurement.settings.items()
+        ]
+        shares = torch.bincount(corpus.tokens["train"].long(), minlength=len(corpus.vocabulary)) + 1
+        unigram = -(shares / shares.sum()).log()[tokens_N[1 + half :]].mean()
+        assert row.settings["chance"] == pytest.approx(float(unigram), abs=1e-5)
+        assert row.value is not None
+        # Of as many blocks as there are whole windows; Student's of their means.
+        means = [float(block.mean()) for block in nats_N.tensor_split(min(20, len(nats_N) // length))]
+        width = stdev(means) / math.sqrt(len(means)) * float(scipy.stats.t.ppf(0.975, len(means) - 1))
+        assert (row.low, row.high) == pytest.approx((row.value - width, row.value + width), rel=1e-4)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 8])
+@pytest.mark.parametrize("num", [1, 3, 16, 37])
+def test_every_character_from_half_a_window_on_counts_once_and_in_a_last_half(length, num):
+    position_N = torch.arange(num) % length
+    in_window_N = full_context(position_N, lambda start: torch.arange(num - start) % length, length)
+    assert (in_window_N >= length // 2).all()
+    index_N = full_context(torch.arange(num), lambda start: torch.arange(start, num), length)
+    assert index_N.tolist() == list(range(length // 2, num))
+
+
 def test_the_best_weights_are_evaluated_as_the_best(finished, copied, tmp_path):
     next(copied.glob("results/perplexity-*")).unlink()
     best = checkpoint.best_folder(copied / "checkpoint")
@@ -248,7 +292,8 @@ def test_the_buckets_of_positions_add_up_to_the_split(folder, finished):
     whole, count = value(rows, "nats_per_character", **axes)
     buckets = ["0-0", "1-1", "2-3", "4-7", "8-15", "16-31"]
     found = [value(rows, "nats_per_character", **axes, position_bucket=bucket) for bucket in buckets]
-    assert len([row for row in rows if "position_bucket" in row.measurement.settings]) == len(buckets)
+    # Of twice the length as well, which has one bucket more.
+    assert len([row for row in rows if "position_bucket" in row.measurement.settings]) == 2 * len(buckets) + 1
     assert sum(samples for _, samples in found) == count
     assert sum(nats * samples for nats, samples in found) / count == pytest.approx(whole, rel=1e-6)
     model, _ = load_model(finished / "checkpoint" / "final")
@@ -267,9 +312,8 @@ def test_the_same_command_does_not_train_again_and_prints_the_table(folder, fini
             assert (path.stat().st_mtime_ns, path.read_bytes()) == (written, content), path
     assert "text:small@" in output
     assert "softmax" in output
-    perplexity, _ = value(
-        rows_of(finished, "perplexity"), "perplexity", split="test", checkpoint="best", sequence_length=32
-    )
+    axes = {"split": "test", "checkpoint": "best", "sequence_length": 32, "context": "full"}
+    perplexity, _ = value(rows_of(finished, "perplexity"), "perplexity", **axes)
     assert f"{perplexity:.4g}" in output
     assert str(finished) in output
 

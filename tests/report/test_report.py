@@ -340,7 +340,8 @@ def test_an_evaluation_of_elsewhere_has_the_plots_that_the_comparison_recorded(t
 
 def test_settings_apart_from_the_axis_make_plots_of_their_own(summed):
     plots = plots_of(of(summed, "perplexity"), [("perplexity", "sequence_length")])
-    assert [plot.fixed for plot in plots] == [{"split": "test", "checkpoint": "final"}]
+    final = {"split": "test", "checkpoint": "final"}
+    assert [plot.fixed for plot in plots] == [final, {**final, "context": "full"}]
     assert plots[0].positions == [256, 512, 1024, 2048]
     # Pairs and length go together, so neither splits the other's plot.
     (recall,) = plots_of(of(summed, "recall"), [("accuracy", "num_pairs")])

@@ -11,10 +11,12 @@ from simulate_verdicts import ACCURACY, NATS, pairs_with_reference
 
 from attnbench.report import words
 from attnbench.report.inputs import read_inputs
+from attnbench.results.rows import TEST_OF_BEST
 from attnbench.settings.errors import UserError
 from attnbench.verdict.ranking import Pair, family, holm, judge, noise_floor
 from attnbench.verdict.seeds import figures
-from attnbench.verdict.summary import verdicts_of
+from attnbench.verdict.statistics import student_interval
+from attnbench.verdict.summary import primary_metrics, verdicts_of
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "results"
 ACCURACY_OF_COPY = dataclasses.replace(ACCURACY, metric="symbol_accuracy")
@@ -100,6 +102,32 @@ def test_a_diverged_seed_makes_no_winner():
     assert verdict.p_value < 0.05
     assert (verdict.outcome, verdict.winner) == ("undecided", None)
     assert "some of its seeds diverged" in words.verdict_sentence(verdict)
+
+
+def test_a_diverged_language_model_counts_as_the_unigram():
+    place = {"split": "test", "checkpoint": "best", "context": "full", "sequence_length": 256, "chance": 3.1}
+    more = {"metric": "nats_per_character", "settings": place, "evaluation": "perplexity"}
+    diverged = {"status": "diverged", "reason": "at step 7"}
+    rows = [
+        row(name, seed, value=value + 0.001 * seed if value else None, of=None if value else diverged, **more)
+        for name, values in (("softmax", [1.2] * 5), ("mine", [1.1, 1.1, 1.1, 1.1, None]), ("lost", [None] * 5))
+        for seed, value in enumerate(values)
+    ]
+    mine, lost = judged(rows, ["softmax", "mine", "lost"])
+    assert mine.pair.differences[-1] == pytest.approx(3.1 - 1.204)
+    assert (mine.outcome, mine.pair.failed) == ("undecided", ("mine",))
+    assert (lost.outcome, lost.winner) == ("worse", "softmax")
+    assert lost.difference == pytest.approx(3.1 - 1.202)
+
+
+def test_nats_have_an_interval_over_blocks_of_text_beside_that_over_seeds():
+    def of(value):
+        return {"low": value - 0.1, "high": value + 0.2, "unit": "nat"}
+
+    rows = [row("a", seed, "nats_per_character", value, of=of(value)) for seed, value in enumerate([1.0, 1.1, 1.3])]
+    (figure,) = figures(rows)
+    assert (figure.item_low, figure.item_high) == pytest.approx((figure.mean - 0.1, figure.mean + 0.2))
+    assert figure.low == pytest.approx(student_interval([1.0, 1.1, 1.3]).low)
 
 
 def test_what_a_machine_could_not_run_has_no_verdict_and_keeps_its_place():
@@ -201,8 +229,14 @@ def test_the_noise_floor_is_what_could_have_been_detected():
 
 def test_flash_and_softmax_are_equivalent_or_undecided_on_published_scores():
     inputs = read_inputs(PUBLISHED / "battery-h200")
+    scores = figures(inputs.rows, inputs.protocol.shared)
     verdicts = verdicts_of(
-        figures(inputs.rows, inputs.protocol.shared), rank=inputs.protocol.rank, reference=inputs.protocol.reference
+        scores,
+        rank=inputs.protocol.rank,
+        reference=inputs.protocol.reference,
+        # They were measured over all positions, of which the primary metric is none.
+        primaries=primary_metrics(figure.evaluation for figure in scores)
+        | {"perplexity": dataclasses.replace(NATS, settings=TEST_OF_BEST)},
     )
     same = [verdict for verdict in verdicts if {verdict.pair.first, verdict.pair.second} == {"softmax", "flash"}]
     assert len(same) == 3

@@ -55,7 +55,7 @@ def test_a_seed_that_diverged_counts_as_chance_where_its_row_names_one():
     figure = one([row(value=0.9, settings=settings), row(seed=1, value=None, settings=settings, of=diverged)])
     assert (figure.values, figure.num_diverged) == ({0: 0.9, 1: 0.04}, 1)
     assert figure.mean == pytest.approx(0.47)
-    # Nats have no level of chance: what diverged has no number, and no verdict.
+    # Rows of nats that name no chance: what diverged has no number, and no verdict.
     lost = one([row(metric="nats_per_character", value=None, settings={"length": 50}, of=diverged)])
     assert (lost.values, lost.obstacle) == ({}, "diverged at 1 of 1 seeds")
     assert Entry(figure=figure).text == "0.47 (1 at chance of 2 seeds)"

@@ -30,7 +30,7 @@ from attnbench.cli import compose as config
 from attnbench.comparison import compare
 from attnbench.comparison.execute import run
 from attnbench.comparison.plan import Comparison
-from attnbench.evals.runners import probe as run_probe
+from attnbench.evals.lib import solving
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.machine.signals import interruptible
 from attnbench.model import stored
@@ -84,7 +84,7 @@ def training(text: Path) -> Start:
 
 def probe(text: Path) -> Start:
     def train(settings: RunSettings) -> None:
-        run_probe.CHECK_STEPS = 3
+        solving.CHECK_STEPS = 3
         job = prepare_probe(settings, settings.evaluations[0])[1][0].at(1e-2, settings.seed)
         job.train.checkpoint_interval_seconds = 0.0
         run_jobs([job])

@@ -8,9 +8,10 @@ from statistics import fmean
 from typing import Any
 
 from attnbench.comparison.cells import Cell
+from attnbench.evals.lib.solving import SOLVED
 from attnbench.evals.runners.checkpoint import language_model_jobs
 from attnbench.evals.runners.prepare_probe import prepare_probe
-from attnbench.evals.runners.probe import PLATEAU, ProbeJob, trained_label
+from attnbench.evals.runners.probe import ProbeJob, trained_label
 from attnbench.results.rows import TRAINING, read_results
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED, EvaluationSettings, RunSettings
@@ -225,7 +226,7 @@ def best_of_training(trials: Mapping[float, Sequence[Trial]]) -> list[float]:
 
 def num_solved(trials: Sequence[Trial]) -> int:
     """Count the seeds that reached 0.95 and ended there."""
-    return sum(trial.steps is not None and (trial.score or 0.0) >= PLATEAU for trial in trials)
+    return sum(trial.steps is not None and (trial.score or 0.0) >= SOLVED for trial in trials)
 
 
 def mean_steps(trials: Sequence[Trial], budget: int) -> float:

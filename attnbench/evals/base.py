@@ -115,11 +115,14 @@ class Task(ABC):
     """Always applied, whatever size the run has: width, depth, head width, feed-forward (0: none)."""
     vocabulary_size: int
     num_steps: int
+    """The most that a training makes."""
     batch_size: int
     num_train_sequences: int
     """Training takes them in a new order every epoch."""
     mixer_options: dict[str, Any] = field(default_factory=dict)
     """Wishes, like {"conv_size": 4}: a mixer without such a setting does not get it, and its rows say so."""
+    fixed_steps: bool = False
+    """All steps are made, with a cosine; otherwise a training that has solved the task ends, see `solving`."""
 
     @abstractmethod
     def sequences(self, split: str, seed: int, start: int, count: int, device: torch.device) -> Batch:

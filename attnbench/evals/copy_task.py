@@ -157,6 +157,8 @@ class Copy(Probe):
     Args:
         width: of the model; with `num_layers`, `head_width` and `feed_forward_width` always applied.
         conv_size, output_gate: of every mixer that has them; null leaves each its own.
+        num_steps: the most that a training makes.
+        fixed_steps: all of them, with a cosine; false: a training ends once it has solved its task, see `solving`.
         max_length: training strings have 1 to `max_length` symbols, at most 500.
         test_lengths: symbols of the test strings; each length has a batch and rows of its own.
         num_test: test strings of each length.
@@ -202,6 +204,7 @@ class Copy(Probe):
         conv_size: int | None,
         output_gate: bool | None,
         num_steps: int,
+        fixed_steps: bool,
         batch_size: int,
         max_length: int,
         test_lengths: list,
@@ -234,6 +237,7 @@ class Copy(Probe):
             batch_size=batch_size,
             num_train_sequences=num_steps * batch_size,
             mixer_options=mixer_wishes(conv_size, output_gate),
+            fixed_steps=fixed_steps,
             max_length=max_length,
             test_lengths=test_lengths,
             num_test=num_test,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnbench.evals.base import NUM_SELECTION, Probe, Task
 from attnbench.evals.lib.options import check_training, mixer_wishes, probe_deviation
-from attnbench.evals.lib.recall_sizes import PRESETS, Sizes, check_sizes
+from attnbench.evals.lib.recall_sizes import PRESETS, Sizes, budget, check_sizes
 from attnbench.evals.lib.scoring import accuracy, correct_labels, mean_accuracy
 from attnbench.evals.lib.task_data import (
     SPLITS,
@@ -161,6 +161,8 @@ class Recall(Probe):
         cells: pairs [length, pairs]; where pairs is a list, one model is trained on all and scored on each of them.
         widths: of the models, which have one head, so also its width, and no feed-forward.
         vocabulary_size: half keys (one of which is the blank), half values.
+        num_steps, budgets: the most that a training makes; without the one the other's number for the preset and cell.
+        fixed_steps: all of them, with a cosine; false: a training ends once it has solved its task, see `solving`.
         num_train: sequences, which every epoch takes in a new order.
         num_test: test sequences for each number of pairs.
         filler: between the queries: blank or random.
@@ -205,6 +207,8 @@ class Recall(Probe):
         num_train: int | None,
         num_test: int | None,
         num_steps: int | None,
+        budgets: dict[str, dict[str, int]],
+        fixed_steps: bool,
         batch_size: int | None,
         filler: str | None,
         reuse_rate: bool,
@@ -217,17 +221,28 @@ class Recall(Probe):
     ) -> None:
         check_value("eval.recall.preset", preset, choices=tuple(PRESETS))
         given = {"cells": cells, "widths": widths, "vocabulary_size": vocabulary_size, "num_train": num_train}
-        given |= {"num_test": num_test, "num_steps": num_steps, "filler": filler}
+        given |= {"num_test": num_test, "filler": filler}
         given |= {"batch_size": batch_size, "long_batch_size": batch_size}
         sizes = replace(PRESETS[preset], **{name: value for name, value in given.items() if value is not None})
         check_sizes(sizes)
         check_counts("eval.recall", num_layers=num_layers)
+        check_value("eval.recall.num_steps", num_steps, minimum=1)
+        check_value("eval.recall.budgets", [n for steps in budgets.values() for n in steps.values()], minimum=1)
         check_counts("eval.recall", 0, conv_size=conv_size)
         check_training("eval.recall", learning_rates, precision)
         self.learning_rates, self.precision = [float(rate) for rate in learning_rates], precision
         self.reuse_rate = reuse_rate
         self._tasks = [
-            _task(sizes, cell, width, num_layers, mixer_wishes(conv_size, output_gate), initial_deviation)
+            _task(
+                sizes,
+                cell,
+                width,
+                num_steps=num_steps or budget(budgets, preset, cell),
+                fixed_steps=fixed_steps,
+                num_layers=num_layers,
+                wishes=mixer_wishes(conv_size, output_gate),
+                deviation=initial_deviation,
+            )
             for width in sizes.widths
             for cell in sizes.cells
         ]
@@ -251,7 +266,15 @@ def _cell(settings: dict[str, Any]) -> tuple[int, int | None]:
 
 
 def _task(
-    sizes: Sizes, cell: list[Any], width: int, num_layers: int, wishes: dict[str, Any], deviation: float | None
+    sizes: Sizes,
+    cell: list[Any],
+    width: int,
+    *,
+    num_steps: int,
+    fixed_steps: bool,
+    num_layers: int,
+    wishes: dict[str, Any],
+    deviation: float | None,
 ) -> RecallTask:
     length, pairs = cell
     settings = {"sequence_length": length, "width": width}
@@ -267,10 +290,11 @@ def _task(
             initial_deviation=probe_deviation("eval.recall", deviation, width),
         ),
         vocabulary_size=sizes.vocabulary_size,
-        num_steps=sizes.num_steps,
+        num_steps=num_steps,
         batch_size=sizes.batch_size if length < LONG else sizes.long_batch_size,
         num_train_sequences=sizes.num_train,
         mixer_options=wishes,
+        fixed_steps=fixed_steps,
         length=length,
         pairs=pairs if isinstance(pairs, list) else [pairs],
         num_test=sizes.num_test,

@@ -251,6 +251,11 @@ def check_run(settings: RunSettings) -> None:
         raise UserError(
             f"train.num_epochs={train.num_epochs} and train.num_steps={train.num_steps}: set one, the other null"
         )
+    if train.patience_validations is not None and train.decay_fraction is None:
+        raise UserError(
+            f"train.patience_validations={train.patience_validations}: ends a constant rate, and "
+            "train.decay_fraction=null is a cosine over all steps; give the fraction, 0.2 say"
+        )
     if train.micro_batch_size is not None and train.batch_size % train.micro_batch_size:
         raise UserError(
             f"train.micro_batch_size={train.micro_batch_size}: must divide train.batch_size={train.batch_size}"

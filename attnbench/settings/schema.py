@@ -89,7 +89,11 @@ class TrainSettings:
     learning_rate: float = setting(2e-3, above=0)
     warmup_steps: int = setting(100, minimum=0)
     final_rate_fraction: float = setting(0.1, minimum=0, maximum=1)
-    """The cosine ends at this share of the learning rate."""
+    """The rate ends at this share of the learning rate."""
+    decay_fraction: float | None = setting(None, above=0, maximum=0.5)
+    """Share of the steps, at least 100, over which a constant rate falls in a line at the end; null: a cosine."""
+    patience_validations: int | None = setting(None, minimum=1)
+    """Validations in a row without a lower loss, after which the rate falls and the training ends; null: it goes on."""
     weight_decay: float = setting(0.1, minimum=0)
     beta1: float = setting(0.9, minimum=0, below=1)
     beta2: float = setting(0.95, minimum=0, below=1)

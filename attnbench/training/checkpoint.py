@@ -35,7 +35,10 @@ NUMBER = r"([0-9]{8}|[1-9][0-9]{8,})"
 UNFINISHED = re.compile(rf"\.(final|({STEP}|{BEST})-{NUMBER})\.(partial|removed)")
 """Names of a checkpoint while it is written, and while it is removed."""
 FIRST_COUNTERS = ("step", "seconds", "warm_steps", "warm_seconds", "best_step", "best_nats")
-COUNTERS = (*FIRST_COUNTERS, "shared_device", "num_metrics_rows", "validation_due")
+COUNTERS = (
+    *(*FIRST_COUNTERS, "shared_device", "num_metrics_rows", "validation_due"),
+    *("last_step", "passed_step", "reached_step"),
+)
 """Fields of TrainState in state.json; the first checkpoints of this format have FIRST_COUNTERS alone."""
 MOMENTS = ("first_moment", "second_moment", "update_count")
 """Fields of TrainState in optimizer.safetensors."""
@@ -64,7 +67,13 @@ class TrainState:
     num_metrics_rows: int | None = None
     """Rows of metrics.jsonl when this was last kept; None where a former version kept it."""
     validation_due: bool = False
-    """A stop cut off the validation of this step."""
+    """A signal cut off the validation of this step."""
+    last_step: int | None = None
+    """Last step of a training that ends before all of its steps are made; None where no rule has ended it."""
+    passed_step: int | None = None
+    """First of the last checks in a row that passed a probe's threshold; None where the last one did not."""
+    reached_step: int | None = None
+    """First of the first two checks in a row that passed it."""
 
     @classmethod
     def fresh(cls, model: LanguageModel) -> "TrainState":
@@ -82,6 +91,10 @@ class TrainState:
             second_moment={name: torch.zeros_like(tensor) for name, tensor in parameters.items()},
             update_count={name: torch.zeros((), device=tensor.device) for name, tensor in parameters.items()},
         )
+
+    def end(self, num_steps: int) -> int:
+        """Return the last step, of at most `num_steps`."""
+        return num_steps if self.last_step is None else self.last_step
 
     def counters(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in COUNTERS}

@@ -18,7 +18,8 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.schema import TrainSettings
 from attnbench.training.checkpoint import TrainState, save_best, save_step
 from attnbench.training.log import MetricsLog, ProgressBar
-from attnbench.training.loop import StepReport, learning_rates
+from attnbench.training.loop import StepReport
+from attnbench.training.schedule import learning_rates
 from attnbench.training.wandb import WandbMirror
 
 log = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ class Logging:
         if self.stopwatch.first_step_seconds is None:
             self.stopwatch.lap()
         interval = self.settings.log_interval_steps
-        if state.step % interval and state.step != self.num_steps:
+        if state.step % interval and state.step != state.end(self.num_steps):
             self.bar.update(state.step, None)
             return
         loss, norm = float(report.loss), float(report.gradient_norm)
@@ -110,7 +111,7 @@ class Logging:
                 f"{self.settings.learning_rate:g} may help",
                 range(max(0, state.step - interval), state.step),
             )
-        rate = float(learning_rates(self.settings, self.num_steps, range(state.step - 1, state.step)))
+        rate = float(learning_rates(self.settings, state.end(self.num_steps), range(state.step - 1, state.step)))
         speed = steps * self.tokens_per_step / seconds if steps else None
         values = {"loss": loss, "gradient_norm": norm, "learning_rate": rate, "tokens_per_second": speed}
         self.write(state, values)
@@ -126,15 +127,20 @@ class Logging:
 
 @dataclass(kw_only=True)
 class Validation:
-    """Look at validation data every `interval` steps and at the last one; keep the weights of the lowest loss.
+    """Look at validation data when it is due and at the last step; keep the weights of the lowest loss.
 
-    That may take minutes, so a stop cuts it off. The state then says that it is due, and `make_up` calls this before
+    What a look shows may bring the training's last step nearer, once.
+
+    A look may take minutes, so a stop cuts it off. The state then says that it is due, and `make_up` calls this before
     the next step.
     """
 
     measure: Callable[[TrainState], dict[str, Any]]
     """Returns the numbers of a row; changes nothing but the model's mode."""
-    interval: int
+    is_due: Callable[[int], bool]
+    """Tells by the number of steps done if it is time for a look."""
+    new_end: Callable[[TrainState, dict[str, Any]], int | None]
+    """Called with the numbers of each look; returns the last step where these end the training early."""
     logging: Logging
     stopwatch: Stopwatch
     stop: StopRequest
@@ -144,7 +150,7 @@ class Validation:
     num_steps: int
 
     def __call__(self, state: TrainState, report: StepReport | None = None) -> None:
-        if state.step % self.interval and state.step != self.num_steps:
+        if not self.is_due(state.step) and state.step != state.end(self.num_steps):
             return
         with self.stopwatch.paused():
             row = self.stop.unless_stopped(lambda: self.measure(state))
@@ -158,6 +164,10 @@ class Validation:
                 state.best_nats, state.best_step = nats, state.step
                 save_best(self.folder, state, self.record)
             self.logging.write(state, {"split": "validation", **row})
+            end = self.new_end(state, row)
+            if end is not None and state.last_step is None:
+                state.last_step = end
+                self.logging.bar.shorten(end)
 
 
 @dataclass(kw_only=True)
@@ -182,7 +192,8 @@ class Checkpoints:
     def __call__(self, state: TrainState, report: StepReport | None = None) -> None:
         # From now on a stop would lose steps.
         self.stop.saves = True
-        if state.step == self.num_steps and not state.validation_due:
+        end = state.end(self.num_steps)
+        if state.step == end and not state.validation_due:
             return
         is_due = time.monotonic() - self.last >= self.interval_seconds or state.step % self.interval == 0
         if not is_due and self.stop.signal is None:
@@ -194,7 +205,7 @@ class Checkpoints:
         self.last = time.monotonic()
         if self.stop.signal is not None:
             raise self.stop.interruption(
-                f"stopped at step {state.step} of {self.num_steps}, saved in {self.folder}; the same command resumes it"
+                f"stopped at step {state.step} of {end}, saved in {self.folder}; the same command resumes it"
             )
 
 

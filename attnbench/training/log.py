@@ -181,6 +181,12 @@ class ProgressBar:
         elif now - self._line_time >= LINE_SECONDS or (not self.passing and self._is_tenth(step)):
             self._print_line()
 
+    def shorten(self, total_steps: int) -> None:
+        """Count towards fewer steps from now on."""
+        self.total_steps = total_steps
+        if self._bar is not None:
+            self._bar.total = total_steps
+
     def _is_tenth(self, step: int) -> bool:
         return (step - self._line_step) * 10 >= self.total_steps
 

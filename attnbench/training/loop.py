@@ -1,6 +1,5 @@
 """Training: a loop of steps with hooks around it. `train_step` is the very function that throughput times."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +16,7 @@ from attnbench.model.language_model import LanguageModel
 from attnbench.model.loss import nats_of
 from attnbench.settings.schema import TrainSettings
 from attnbench.training.checkpoint import TrainState
+from attnbench.training.schedule import learning_rates
 
 RATES_AT_A_TIME = 2**12
 """Learning rates that are on the device at once."""
@@ -68,7 +68,7 @@ def train(
     compiled: bool = False,
     captured: bool = False,
 ) -> None:
-    """Take `state` to step `num_steps`, in place.
+    """Take `state` to step `num_steps`, or to the last step that a hook gives it, in place.
 
     Args:
         batches: the batch of each step, a function of the step alone, so that a resumed run sees what it would have.
@@ -76,13 +76,13 @@ def train(
         compiled, captured: see `stepper`.
     """
     device = next(state.model.parameters()).device
-    known, rates_S = range(0), torch.empty(0)
+    known, known_end, rates_S = range(0), 0, torch.empty(0)
     step = stepper(state, settings, precision, compiled=compiled, captured=captured)
     state.model.train()
-    while state.step < num_steps:
-        if state.step not in known:
-            known = range(state.step, min(state.step + RATES_AT_A_TIME, num_steps))
-            rates_S = learning_rates(settings, num_steps, known).to(device)
+    while state.step < (end := state.end(num_steps)):
+        if state.step not in known or end != known_end:
+            known, known_end = range(state.step, min(state.step + RATES_AT_A_TIME, end)), end
+            rates_S = learning_rates(settings, end, known).to(device)
         report = step(batches(state.step), rates_S[state.step - known.start])
         state.step += 1
         for hook in hooks:
@@ -226,21 +226,3 @@ def update(
                 eps=1e-8,
                 maximize=False,
             )
-
-
-def learning_rates(settings: TrainSettings, num_steps: int, steps: range | None = None) -> Tensor:
-    """The rates of a training's steps, one a step: a linear warm-up, then a cosine down to `final_rate_fraction`.
-
-    Args:
-        steps: those whose rates are wanted, from 0; None: all `num_steps` of them.
-    """
-    warmup = min(settings.warmup_steps, num_steps)
-    floor = settings.learning_rate * settings.final_rate_fraction
-    rates = []
-    for step in steps if steps is not None else range(num_steps):
-        if step < warmup:
-            rates.append(settings.learning_rate * (step + 1) / warmup)
-        else:
-            progress = (step - warmup) / max(1, num_steps - 1 - warmup)
-            rates.append(floor + (settings.learning_rate - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
-    return torch.tensor(rates, dtype=torch.float32)

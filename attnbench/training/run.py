@@ -35,6 +35,7 @@ from attnbench.training.hooks import Checkpoints, DivergedError, Estimate, Loggi
 from attnbench.training.log import MetricsLog, ProgressBar, stream_metrics, watched
 from attnbench.training.loop import Batch, train
 from attnbench.training.prepare import Run, resolved_config, row_settings
+from attnbench.training.schedule import shortened
 from attnbench.training.wandb import WandbMirror, beside
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,10 @@ class Training:
     num_steps: int
     measure: Callable[[TrainState], dict[str, Any]]
     """See `hooks.Validation`."""
-    validation_interval: int
+    is_due: Callable[[int], bool]
+    """See `hooks.Validation`."""
+    new_end: Callable[[TrainState, dict[str, Any]], int | None]
+    """See `hooks.Validation`."""
     checkpoint_interval: int
     """Steps between two checkpoints, beside those by the clock."""
     mirror: Callable[[bool], WandbMirror] | None = None
@@ -128,15 +132,16 @@ class Training:
             if is_resumed:
                 mirror.replay(stream_metrics(path))
         if is_resumed:
-            log.info(f"resumes at step {state.step} of {self.num_steps}: {self.folder}")
-        bar = ProgressBar(self.num_steps, tokens_per_step, state.step, self.name)
+            log.info(f"resumes at step {state.step} of {state.end(self.num_steps)}: {self.folder}")
+        bar = ProgressBar(state.end(self.num_steps), tokens_per_step, state.step, self.name)
         stack.callback(bar.close)
         shared: dict[str, Any] = {"stopwatch": stopwatch, "num_steps": self.num_steps}
         logging = Logging(
             log=metrics_log, mirror=mirror, bar=bar, settings=self.settings, tokens_per_step=tokens_per_step, **shared
         )
         shared |= {"stop": stop, "folder": self.folder / "checkpoint", "record": self.record}
-        validation = Validation(measure=self.measure, interval=self.validation_interval, logging=logging, **shared)
+        looks = {"measure": self.measure, "is_due": self.is_due, "new_end": self.new_end}
+        validation = Validation(**looks, logging=logging, **shared)
         checkpoints = Checkpoints(
             log=metrics_log,
             interval=self.checkpoint_interval,
@@ -206,7 +211,8 @@ class TrainingJob(Job):
             settings=run.train,
             num_steps=run.num_steps,
             measure=_validation(run),
-            validation_interval=run.validation_interval,
+            is_due=lambda step: step % run.validation_interval == 0,
+            new_end=lambda state, _: _new_end(run, state),
             checkpoint_interval=run.validation_interval,
             mirror=lambda is_resumed: _mirror(run, is_resumed),
             compiled=run.compile,
@@ -247,6 +253,14 @@ class TrainingJob(Job):
             self.failure = stop.interruption(
                 f"trained to the end, saved in {run.checkpoints}; the same command evaluates it"
             )
+
+
+def _new_end(run: Run, state: TrainState) -> int | None:
+    """Return the last step where `patience_validations` have gone by since the lowest loss."""
+    patience = run.train.patience_validations
+    if patience is None or state.step - state.best_step < patience * run.validation_interval:
+        return None
+    return shortened(run.train, run.num_steps, state.step)
 
 
 def _validation(run: Run) -> Callable[[TrainState], dict[str, Any]]:

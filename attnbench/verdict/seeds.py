@@ -54,7 +54,8 @@ class Figure:
     settings: dict[str, Any]
     """The axes, without PER_RUN."""
     values: dict[int, float]
-    """Value by seed. A seed that diverged counts as chance, where its row names a level of chance."""
+    """Value by seed. A seed that diverged counts as chance, and as the budget in steps, where its row names them; one
+    that did not get there as the budget."""
     mean: float | None
     low: float | None
     """95 % interval over seeds, of an accuracy inside 0..1; of a single seed that of its row, if any."""
@@ -311,8 +312,10 @@ def _alike(group: Sequence[ResultRow], column: str) -> Any:
 
 
 def _counted(measurement: Measurement) -> float | None:
-    """Take the value, or chance where the seed diverged; None where there is neither."""
-    return measurement.settings.get("chance") if measurement.status == "diverged" else measurement.value
+    """Take the value; chance or the budget of a seed that diverged, the budget of one that did not get there."""
+    levels = {"diverged": ("chance", "budget"), "not_reached": ("budget",)}.get(measurement.status, ())
+    counted = (measurement.settings[name] for name in levels if name in measurement.settings)
+    return next(counted, measurement.value)
 
 
 def _over_seeds(
@@ -322,7 +325,9 @@ def _over_seeds(
         return None, None, None
     if len(measured) == 1:
         return values[0], measured[0].low, measured[0].high
-    is_bounded = measured[0].metric.endswith("accuracy") and all(0 <= value <= 1 for value in values)
+    is_bounded = (measured[0].metric == "solved" or measured[0].metric.endswith("accuracy")) and all(
+        0 <= value <= 1 for value in values
+    )
     interval = bounded_interval(values) if is_bounded else student_interval(values)
     return interval.mean, interval.low, interval.high
 
@@ -355,7 +360,8 @@ def _measurement(figure: Figure) -> Measurement:
     """Write a figure as a measurement; of some seeds only, its reason says what became of the others."""
     num_seeds, num_ok, reason = sum(figure.statuses.values()), figure.statuses.get("ok", 0), figure.reason
     if num_ok and len(figure.values) > num_ok:
-        reason = f"{num_seeds - num_ok} of {num_seeds} seeds diverged and count as chance: {reason}"
+        level = "the budget" if "budget" in figure.settings else "chance"
+        reason = f"{num_seeds - num_ok} of {num_seeds} seeds count as {level}: {reason}"
     elif num_ok and num_ok < num_seeds:
         reason = f"over {num_ok} of {num_seeds} seeds: {reason}"
     return Measurement(

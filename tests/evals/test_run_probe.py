@@ -5,6 +5,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,17 +13,18 @@ from outside_mixers import settings_of
 from probe_settings import probe_settings
 
 from attnbench.cli.compose import CONF, compose
-from attnbench.evals.runners import probe as run_probe
+from attnbench.evals.lib import solving
+from attnbench.evals.runners import prepare_probe as prepare_probe_module
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.evals.runners.probe import ProbeJob
 from attnbench.mixers.softmax import Softmax
 from attnbench.model.language_model import build_model
 from attnbench.results.job import run_jobs
-from attnbench.results.rows import ResultRow, is_complete, read_results
+from attnbench.results.rows import Measurement, ResultRow, is_complete, read_results
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.registry import trust
-from attnbench.settings.schema import SELECTION_SEED, RunSettings
-from attnbench.training import checkpoint, run
+from attnbench.settings.schema import SELECTION_SEED, RunSettings, TrainSettings
+from attnbench.training import checkpoint, run, schedule
 from attnbench.training.hooks import Checkpoints
 from attnbench.training.log import read_metrics
 from attnbench.verdict.seeds import PER_RUN
@@ -68,8 +70,8 @@ def test_a_scored_training_has_every_row(tmp_path):
     metrics = [row.measurement.metric for row in found]
     assert sorted(metrics) == sorted(
         [
-            *("selection", "steps_to_95", "accuracy", "parameters", "forward_flops_per_token", "state_bytes"),
-            *("generator_tokens_per_second", "tokens_per_second"),
+            *("selection", "steps_trained", "steps_to_95", "samples_to_95", "accuracy", "solved", "parameters"),
+            *("forward_flops_per_token", "state_bytes", "generator_tokens_per_second", "tokens_per_second"),
         ]
     )
     by_metric = {row.measurement.metric: row.measurement for row in found}
@@ -98,18 +100,57 @@ def test_the_seed_that_rates_are_chosen_on_is_not_scored(tmp_path):
     assert not any(row.measurement.settings.get("split") == "test" for row in found)
 
 
-def test_steps_to_95_are_those_of_the_first_check_that_reached_it(tmp_path, monkeypatch):
-    settings = probe_settings(tmp_path, copy_num_steps=8)
+def test_steps_to_95_are_those_of_the_first_check_of_two_in_a_row(tmp_path, monkeypatch):
+    settings = probe_settings(tmp_path, copy_num_steps=10)
     # As `selection` is looked at after every second step, and once more at the end.
-    monkeypatch.setattr(run_probe, "CHECK_STEPS", 2)
-    reached = iter([0.1, 0.95, 0.2, 0.97, 0.97])
+    monkeypatch.setattr(solving, "CHECK_STEPS", 2)
+    seen = iter([0.95, 0.1, 0.96, 0.97, 0.2, 0.2])
     task = prepared(settings).task
-    monkeypatch.setattr(type(task), "selection", lambda *_: next(reached))
-    by_metric = {row.measurement.metric: row.measurement for row in rows(settings)}
-    assert by_metric["steps_to_95"].value == 4
-    assert by_metric["selection"].value == 0.97
+    monkeypatch.setattr(type(task), "selection", lambda *_: next(seen))
+    found = {row.measurement.metric: row.measurement for row in rows(settings)}
+    assert (found["steps_to_95"].value, found["steps_to_95"].settings["budget"]) == (6, 10)
+    assert (found["samples_to_95"].value, found["samples_to_95"].settings["budget"]) == (6 * 8, 10 * 8)
+    assert (found["selection"].value, found["solved"].value) == (0.2, 0)
     logged = [row for row in steps(prepared(settings)) if "selection" in row]
-    assert [(row["step"], row["selection"]) for row in logged] == [(2, 0.1), (4, 0.95), (6, 0.2), (8, 0.97)]
+    assert [(row["step"], row["selection"]) for row in logged] == [(2, 0.95), (4, 0.1), (6, 0.96), (8, 0.97), (10, 0.2)]
+
+
+@pytest.mark.parametrize(
+    ("seen", "reached", "last"),
+    [
+        # At 0.99 it ends at once; the line down takes 100 steps, or a fifth of all.
+        ([0.1] * 4 + [0.99], 100, 200),
+        ([0.1] * 20 + [0.1, 0.1, 0.99], 700, 875),
+        # At 0.95 after twice the steps that took.
+        ([0.1] * 3 + [0.95], 80, 260),
+        # Near the end of the budget the line has begun, and is not begun anew.
+        ([0.1] * 24 + [0.99], 900, 1000),
+        ([0.1], None, 1000),
+    ],
+)
+def test_a_training_ends_once_its_task_is_solved(seen, reached, last, tmp_path):
+    job = prepared(probe_settings(tmp_path, copy_num_steps=1000))
+    checks = [step for step in range(1, 1001) if solving.is_check(step)]
+    assert checks[:3] == [20, 40, 60]
+    assert checks[-2:] == [900, 1000]
+    state = SimpleNamespace(step=0, last_step=None, passed_step=None, reached_step=None)
+    scores = [*seen, *[seen[-1]] * len(checks)]
+    for step, selection in zip(checks, scores, strict=False):
+        state.step = step
+        end = job._new_end(state, {"selection": selection})
+        state.last_step = state.last_step or end
+    assert (state.reached_step, state.last_step or 1000) == (reached, last)
+
+
+def test_with_fixed_steps_all_are_made_with_a_cosine(tmp_path, monkeypatch):
+    job = prepared(probe_settings(tmp_path, copy_num_steps=200, copy_fixed_steps=True))
+    monkeypatch.setattr(type(job.task), "selection", lambda *_: 1.0)
+    monkeypatch.setattr(type(job.task), "score", lambda *_: iter([Measurement(
+        metric="symbol_accuracy", value=0.95, unit="", settings={"length": 2, "beyond_training": False})]))  # fmt: skip
+    run_jobs([job])
+    found = {row.measurement.metric: row.measurement for row in read_results(job.results)}
+    assert (found["steps_trained"].value, found["steps_to_95"].value, found["solved"].value) == (200, 20, 1)
+    assert job.train.decay_fraction is None
 
 
 def test_a_training_is_run_again_only_with_rerun_to_the_same_numbers(tmp_path, monkeypatch):
@@ -134,10 +175,16 @@ class StoppedError(Exception):
 
 @pytest.mark.parametrize("attn", ["softmax", "gated_deltanet"])
 def test_stopped_and_resumed_is_to_the_bit_what_was_never_stopped(attn, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_probe, "CHECK_STEPS", 3)
-    whole = probe_settings(tmp_path / "whole", attn=attn, copy_num_steps=12)
+    monkeypatch.setattr(solving, "CHECK_STEPS", 3)
+    # Solved at step 6, from where the rate falls over steps that none is left out of.
+    monkeypatch.setattr(solving, "SOLVED", 0.0)
+    monkeypatch.setattr(schedule, "MIN_DECAY_STEPS", 6)
+    whole = probe_settings(tmp_path / "whole", attn=attn, copy_num_steps=20)
+    given = {"warmup_steps": 2}
+    monkeypatch.setattr(prepare_probe_module, "TrainSettings", lambda **given_: TrainSettings(**{**given_, **given}))
     expected = numbers(rows(whole))
-    settings = probe_settings(tmp_path / "cut", attn=attn, copy_num_steps=12)
+    assert steps(prepared(whole))[-1]["step"] == 12
+    settings = probe_settings(tmp_path / "cut", attn=attn, copy_num_steps=20)
     own = prepared(settings)
 
     def stopping(step: int, how: str):
@@ -164,7 +211,7 @@ def test_stopped_and_resumed_is_to_the_bit_what_was_never_stopped(attn, tmp_path
 
 @pytest.mark.parametrize("call", [2, 5], ids=["amid", "scoring"])
 def test_a_stop_cuts_off_a_look_at_validation_data_which_is_made_again(call, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_probe, "CHECK_STEPS", 3)
+    monkeypatch.setattr(solving, "CHECK_STEPS", 3)
     expected, own = (
         rows(probe_settings(tmp_path / "whole", copy_num_steps=12)),
         probe_settings(tmp_path, copy_num_steps=12),
@@ -211,7 +258,9 @@ def expect_failed(found: list[ResultRow], settings: RunSettings, status: str, re
     assert {own.status for own in failed} == {status}
     assert all(reason in own.reason for own in failed)
     places = [(metric, own) for metric, own in task.axes()]
-    places += [("selection", {"split": "validation"}), ("steps_to_95", {"split": "validation"})]
+    places += [("selection", {"split": "validation"}), ("solved", {"split": "test", "chance": 0.0})]
+    for metric, budget in (("steps_to_95", task.num_steps), ("samples_to_95", task.num_steps * task.batch_size)):
+        places.append((metric, {"split": "validation", "budget": budget}))
     named = [(own.metric, json.dumps(own.settings, sort_keys=True)) for own in failed]
     said = found[0].measurement.settings
     common = {**task.settings, **{name: said[name] for name in PER_RUN if name in said}}

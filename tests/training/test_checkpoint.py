@@ -101,7 +101,13 @@ def test_the_best_weights_are_those_of_the_lowest_validation_loss(tmp_path):
     state, losses = trained(), iter([3.0, 2.0, 2.5])
     validate = Validation(
         measure=lambda state: {"nats_per_character": next(losses)},
-        **{"interval": 1, "logging": Mock(), "stopwatch": Stopwatch(state, torch.device("cpu")), "num_steps": 3},
+        **{
+            "is_due": lambda _: True,
+            "new_end": lambda *_: None,
+            "logging": Mock(),
+            "stopwatch": Stopwatch(state, torch.device("cpu")),
+            "num_steps": 3,
+        },
         **{"stop": StopRequest(), "folder": tmp_path, "record": record()},
     )
     for state.step in (1, 2, 3):

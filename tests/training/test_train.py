@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -32,13 +33,14 @@ from attnbench.training.loop import (
     Batch,
     StepReport,
     clip,
-    learning_rates,
     loss_and_gradients,
     stepper,
     train,
     train_step,
     update,
 )
+from attnbench.training.run import _new_end
+from attnbench.training.schedule import learning_rates, num_decay_steps, shortened
 from attnbench.training.wandb import WandbMirror
 
 CPU = torch.device("cpu")
@@ -189,6 +191,56 @@ def test_the_rate_warms_up_and_ends_at_its_fraction():
     torch.testing.assert_close(rates[7], torch.tensor(0.3))
     torch.testing.assert_close(rates[10], torch.tensor(0.1))
     assert (rates[4:].diff() < 0).all()
+
+
+def test_a_constant_rate_falls_in_a_line_at_the_end_which_a_stop_brings_nearer():
+    settings = replace(TRAIN, learning_rate=0.5, warmup_steps=50, final_rate_fraction=0.2, decay_fraction=0.2)
+    budget = learning_rates(settings, 2000)
+    assert (budget[49:1600] == 0.5).all()
+    torch.testing.assert_close(budget[1600:], torch.linspace(0.5, 0.1, 401)[1:])
+    # A fifth of the steps that are made then, at least 100, and never past the budget.
+    for step, end, fall in ((20, 150, 100), (300, 400, 100), (800, 1000, 200), (1600, 2000, 400), (1900, 2000, 400)):
+        assert shortened(settings, 2000, step) == end
+        assert num_decay_steps(settings, end) == fall
+        torch.testing.assert_close(
+            learning_rates(settings, end)[: min(step, end - fall)], budget[: min(step, end - fall)]
+        )
+    # Of a short training the warm-up stays whole.
+    assert num_decay_steps(settings, 120) == 70
+    assert num_decay_steps(settings, 30) == 0
+
+
+def test_a_language_model_s_patience_ends_its_constant_rate():
+    settings = replace(TRAIN, warmup_steps=50, decay_fraction=0.2, patience_validations=2)
+    run: Any = SimpleNamespace(train=settings, num_steps=2000, validation_interval=200)
+    state = fresh_state()
+    state.best_step = 400
+    ends = {}
+    for state.step in (600, 800):
+        ends[state.step] = _new_end(run, state)
+    assert ends == {600: None, 800: 1000}
+    run.train = replace(settings, patience_validations=None)
+    assert _new_end(run, state) is None
+
+
+def test_the_loop_follows_an_end_that_a_hook_brings_nearer():
+    settings = replace(TRAIN, num_steps=12, warmup_steps=1, decay_fraction=0.5)
+    rates: list[float] = []
+
+    def step(batch: Batch, rate: torch.Tensor) -> StepReport:
+        rates.append(float(rate))
+        return StepReport(torch.tensor(0.0), torch.tensor(0.0))
+
+    def end(state: TrainState, report: StepReport) -> None:
+        if state.step == 4:
+            state.last_step = 6
+
+    state = fresh_state()
+    with patch.object(attnbench.training.loop, "stepper", lambda *_, **__: step):
+        train(state, batch_of, settings, precision="float32", num_steps=300, hooks=[end])
+    assert state.step == 6
+    torch.testing.assert_close(torch.tensor(rates[:4]), learning_rates(settings, 300)[:4])
+    torch.testing.assert_close(torch.tensor(rates[4:]), learning_rates(settings, 6)[4:])
 
 
 def test_the_rates_of_a_long_training_are_made_a_piece_at_a_time(monkeypatch):

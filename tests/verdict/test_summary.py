@@ -55,6 +55,14 @@ def test_a_seed_that_diverged_counts_as_chance_where_its_row_names_one():
     figure = one([row(value=0.9, settings=settings), row(seed=1, value=None, settings=settings, of=diverged)])
     assert (figure.values, figure.num_diverged) == ({0: 0.9, 1: 0.04}, 1)
     assert figure.mean == pytest.approx(0.47)
+    # So do the steps to a threshold as the budget, also of a seed that never got there; what is solved is a share.
+    late = {"status": "not_reached", "reason": "selection was not 0.95"}
+    given = {"metric": "steps_to_95", "settings": {"budget": 1500}}
+    lost = [row(seed=1, value=None, of=diverged, **given), row(seed=2, value=None, of=late, **given)]
+    assert one([row(value=300, **given), *lost]).values == {0: 300, 1: 1500, 2: 1500}
+    assert one(lost).mean is None
+    solved = one([row(metric="solved", value=int(seed < 4), seed=seed) for seed in range(5)])
+    assert (solved.mean, solved.low, solved.high) == pytest.approx((0.8, 0.2836, 0.9949), abs=1e-4)
     # Rows of nats that name no chance: what diverged has no number, and no verdict.
     lost = one([row(metric="nats_per_character", value=None, settings={"length": 50}, of=diverged)])
     assert (lost.values, lost.obstacle) == ({}, "diverged at 1 of 1 seeds")

@@ -19,7 +19,6 @@ class Sizes:
     vocabulary_size: int
     num_train: int
     num_test: int
-    num_steps: int
     batch_size: int
     long_batch_size: int
     """Batch size of sequences of 512 positions and more."""
@@ -27,9 +26,9 @@ class Sizes:
 
 
 def _small_sizes(cell: list[Any], width: int) -> Sizes:
-    steps = {"num_steps": 1500, "batch_size": 64, "long_batch_size": 64}
+    batches = {"batch_size": 64, "long_batch_size": 64}
     return Sizes(
-        cells=[cell], widths=[width], vocabulary_size=64, num_train=20_000, num_test=3_000, filler="random", **steps
+        cells=[cell], widths=[width], vocabulary_size=64, num_train=20_000, num_test=3_000, filler="random", **batches
     )
 
 
@@ -42,7 +41,6 @@ PRESETS = {
         vocabulary_size=8192,
         num_train=50_000,
         num_test=1_000,
-        num_steps=1500,
         batch_size=256,
         long_batch_size=128,
         filler="blank",
@@ -53,7 +51,7 @@ were never trained to recall are at chance; zoology is the task of Arora et al. 
 
 
 def check_sizes(sizes: Sizes) -> None:
-    counts = {name: getattr(sizes, name) for name in ("num_train", "num_test", "num_steps", "batch_size")}
+    counts = {name: getattr(sizes, name) for name in ("num_train", "num_test", "batch_size")}
     check_counts("eval.recall", **counts)
     check_counts("eval.recall", 4, vocabulary_size=sizes.vocabulary_size)
     check_value("eval.recall.filler", sizes.filler, choices=("blank", "random"))
@@ -67,6 +65,24 @@ def check_sizes(sizes: Sizes) -> None:
         raise UserError(
             f"eval.recall.cells={sizes.cells}: each cell may stand once, and one list of pairs at each length"
         )
+
+
+def budget(budgets: dict[str, dict[str, int]], preset: str, cell: list[Any]) -> int:
+    """Look up the most steps of a training, by preset and cell: {"small": {"32x4": 1500}}.
+
+    Of a cell of several numbers of pairs the largest stands in its name.
+
+    Raises:
+        UserError: the yaml has none for this cell.
+    """
+    length, pairs = cell
+    name = f"{length}x{max(pairs) if isinstance(pairs, list) else pairs}"
+    if name not in budgets.get(preset, {}):
+        raise UserError(
+            f"eval.recall.cells: {cell} has no budget in preset {preset}; eval.recall.num_steps=1500 gives it one, "
+            f"or ++eval.recall.budgets.{preset}.{name}=1500"
+        )
+    return budgets[preset][name]
 
 
 def _check_cell(cell: Any, vocabulary_size: int) -> None:

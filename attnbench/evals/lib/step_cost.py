@@ -17,7 +17,8 @@ from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
 from attnbench.settings.schema import ModelSettings
 from attnbench.training.checkpoint import TrainState
-from attnbench.training.loop import Batch, StepReport, learning_rates, stepper
+from attnbench.training.loop import Batch, StepReport, stepper
+from attnbench.training.schedule import learning_rates
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)

@@ -5,7 +5,8 @@ import inspect
 import torch
 
 from attnbench.evals.base import Probe, Task
-from attnbench.evals.runners.probe import CHECK_STEPS, ProbeJob
+from attnbench.evals.lib.solving import CHECK_STEPS
+from attnbench.evals.runners.probe import ProbeJob
 from attnbench.machine.device import resolve_device
 from attnbench.machine.precision import resolve_precision
 from attnbench.mixers.base import Mixer
@@ -53,6 +54,7 @@ def _job(
         batch_size=task.batch_size,
         learning_rate=probe.learning_rates[0],
         warmup_steps=50,
+        decay_fraction=None if task.fixed_steps else 0.2,
         precision=precision,
         compile=False,
         log_interval_steps=CHECK_STEPS,
@@ -70,6 +72,7 @@ def _job(
         obstacle=obstacle,
         not_applicable=not_applicable,
         plots=probe.plots,
+        primary=probe.primary,
         seq_len=example.tokens_BT.shape[1],
     )
 

@@ -15,6 +15,7 @@ import torch
 from attnbench.data.batches import block_order
 from attnbench.evals.base import Task
 from attnbench.evals.lib.rows import without_numbers
+from attnbench.evals.lib.solving import SOLVED, is_check, is_over
 from attnbench.machine.device import synchronize
 from attnbench.machine.precision import computing
 from attnbench.machine.signals import StopRequest
@@ -24,23 +25,20 @@ from attnbench.model.matching import Matched
 from attnbench.model.stored import ModelRecord
 from attnbench.results.identity import code_of, config_hash
 from attnbench.results.job import Job
+from attnbench.results.metrics import Primary
 from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS, Measurement
 from attnbench.settings.schema import SELECTION_SEED, EvaluationSettings, MixerSettings, RunSettings, TrainSettings
 from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import DivergedError
-from attnbench.training.log import read_metrics
 from attnbench.training.loop import Batch
 from attnbench.training.prepare import hashed_model, mixer_options
 from attnbench.training.run import Training, budget, make_ready
-
-CHECK_STEPS = 100
-"""Steps between two looks at `selection` while a task trains."""
-
-PLATEAU = 0.95
-"""The value of `selection` that steps_to_95 waits for."""
+from attnbench.training.schedule import shortened
 
 VALIDATION = {"split": "validation"}
+SHARE = {"split": "test", "chance": 0.0}
+"""Settings of `solved`: a seed that diverged has not."""
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +63,8 @@ class ProbeJob(Job):
     not_applicable: list[str]
     """The task's wishes that this mixer has no setting for."""
     plots: tuple[tuple[str, str], ...]
+    primary: Primary | None
+    """The probe's primary metric, whose accuracy decides what is solved."""
     seq_len: int
     """Positions of a training sequence."""
     config_hash: str = field(init=False)
@@ -234,12 +234,19 @@ class ProbeJob(Job):
             settings=self.train,
             num_steps=self.task.num_steps,
             measure=lambda state: {"selection": self._selection(state)},
-            validation_interval=CHECK_STEPS,
+            is_due=is_check,
+            new_end=self._new_end,
             checkpoint_interval=self.task.num_steps,
             # Hundreds of small trainings would bury a project in wandb; a comparison shows their scores there instead.
             mirror=None,
             captured=self.device.type == "cuda",
         )
+
+    def _new_end(self, state: TrainState, row: dict[str, Any]) -> int | None:
+        """Return the last step of a training that has done its work at this check."""
+        if not is_over(state, row["selection"]) or self.task.fixed_steps:
+            return None
+        return shortened(self.train, self.task.num_steps, state.step)
 
     def _trial_batch(self, step: int) -> Batch:
         return self.task.sequences("train", 0, 0, self.task.batch_size, self.device)
@@ -264,28 +271,57 @@ class ProbeJob(Job):
         )
 
     def _scores(self, state: TrainState) -> Iterator[Measurement]:
-        """Measure `selection`, the plateau, and, for a seed that is scored, the scores."""
+        """Measure `selection`, the steps to the threshold, and, for a seed that is scored, the scores."""
         yield Measurement(metric="selection", value=self._selection(state), unit="", settings=VALIDATION)
-        yield self._steps_to_plateau()
-        if self.is_scored:
-            with torch.no_grad(), computing(self.precision, self.device):
-                yield from self.task.score(state.model, self.settings.seed, self.device)
+        yield Measurement(metric="steps_trained", value=state.step, unit="step")
+        yield from self._times(state)
+        if not self.is_scored:
+            return
+        scores = []
+        with torch.no_grad(), computing(self.precision, self.device):
+            for score in self.task.score(state.model, self.settings.seed, self.device):
+                scores.append(score)
+                yield score
+        yield self._solved(state, scores)
 
-    def _steps_to_plateau(self) -> Measurement:
-        logged = read_metrics(self.folder / "metrics.jsonl")
-        reached = [row["step"] for row in logged if row.get("selection", 0) >= PLATEAU]
-        if reached:
-            return Measurement(metric="steps_to_95", value=min(reached), unit="step", settings=VALIDATION)
-        reason = f"selection stayed below {PLATEAU} for {self.task.num_steps} steps"
-        [row] = without_numbers({"steps_to_95": "step"}, VALIDATION, "not_reached", reason)
-        return row
+    def _solved(self, state: TrainState, scores: list[Measurement]) -> Measurement:
+        """1 where the threshold was reached and the primary score of test data has it too, at its hardest, else 0."""
+        primary = self.primary
+        taken = [score for score in scores if primary is not None and primary.takes(score.metric, score.settings)]
+        if primary is None or not taken:
+            [row] = without_numbers({"solved": ""}, SHARE, "unsupported", "no score of test data is the primary metric")
+            return row
+        value = max(taken, key=lambda score: primary.hardness(score.settings)).value
+        is_solved = state.reached_step is not None and value is not None and value >= SOLVED
+        return Measurement(metric="solved", value=int(is_solved), unit="", settings=SHARE)
+
+    def _times(self, state: TrainState) -> Iterator[Measurement]:
+        """Measure how many steps and sequences reaching the threshold took."""
+        if state.reached_step is None:
+            reason = f"selection was not {SOLVED} at two checks in a row in {state.step} steps"
+            yield from self._times_without_numbers("not_reached", reason)
+            return
+        for metric, (unit, per_step, settings) in self._budgets().items():
+            yield Measurement(metric=metric, value=state.reached_step * per_step, unit=unit, settings=settings)
+
+    def _budgets(self) -> dict[str, tuple[str, int, dict[str, Any]]]:
+        """Unit, units a step, and settings of each time to the threshold, with the budget that stands in for it."""
+        units = {"steps_to_95": ("step", 1), "samples_to_95": ("sequence", self.task.batch_size)}
+        return {
+            metric: (unit, per_step, {**VALIDATION, "budget": per_step * self.task.num_steps})
+            for metric, (unit, per_step) in units.items()
+        }
+
+    def _times_without_numbers(self, status: str, reason: str) -> Iterator[Measurement]:
+        for metric, (unit, _, settings) in self._budgets().items():
+            yield from without_numbers({metric: unit}, settings, status, reason)
 
     def _failed(self, status: str, reason: str) -> Iterator[Measurement]:
         """The rows of `_scores` without numbers."""
-        scores = self.task.axes() if self.is_scored else []
-        for metric, settings in (("selection", VALIDATION), ("steps_to_95", VALIDATION), *scores):
-            unit = "step" if metric == "steps_to_95" else ""
-            yield from without_numbers({metric: unit}, settings, status, reason)
+        yield from without_numbers({"selection": ""}, VALIDATION, status, reason)
+        yield from self._times_without_numbers(status, reason)
+        for metric, settings in [*self.task.axes(), ("solved", SHARE)] if self.is_scored else []:
+            yield from without_numbers({metric: ""}, settings, status, reason)
 
 
 class TrainingSequences:

@@ -39,18 +39,19 @@ class Subject(Protocol):
     @property
     def train(self) -> TrainSettings: ...
 
-    def builder(self, model: ModelSettings | None = None) -> Callable[[], LanguageModel]:
+    def builder(self, model: ModelSettings | None = None, seed: int | None = None) -> Callable[[], LanguageModel]:
         """Return a builder of the model with initial weights, matched at its size; it can be sent to another process.
 
         Args:
             model: another size; None for the run's own.
+            seed: of the weights; None for the run's own.
 
         Raises:
             UserError: the mixer cannot be matched or built at that size.
         """
         ...
 
-    def new_model(self, model: ModelSettings | None = None) -> LanguageModel:
+    def new_model(self, model: ModelSettings | None = None, seed: int | None = None) -> LanguageModel:
         """Build the model that `builder` is of."""
         ...
 

@@ -1,8 +1,10 @@
 """Time, memory and, where trained, loss of a mixer over model sizes."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from statistics import mean
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,8 +12,10 @@ import torch
 
 from attnbench.data.batches import Batches, evaluation_batches
 from attnbench.evals.base import Subject, SystemEvaluation
+from attnbench.evals.lib.options import check_training
 from attnbench.evals.lib.rows import time_row, without_numbers
 from attnbench.evals.lib.step_cost import Repetition, lacks_text, measure_step, settle
+from attnbench.evals.perplexity import NO_TEST_SPLIT
 from attnbench.machine.device import start_afresh
 from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.model.loss import split_nats
@@ -19,20 +23,27 @@ from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
 from attnbench.settings.check import check_counts, read
 from attnbench.settings.errors import UserError
-from attnbench.settings.schema import ModelSettings
+from attnbench.settings.schema import SELECTION_SEED, ModelSettings
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.loop import Batch, train
 
 COSTS = {"parameters": "", "step_milliseconds": "ms", "peak_memory_mib": "MiB"}
-LOSS = {"nats_per_character": "nat"}
+LOSS = {"non_embedding_parameters": "", "nats_per_character": "nat"}
+FIT = {"scaling_exponent": "", "irreducible_nats_per_character": "nat"}
+
+MIN_SIZES = 5
+"""Sizes that a power law with an irreducible loss, three numbers, is fitted to at least."""
+
+NUM_RESAMPLES = 499
 
 
 class Scaling(SystemEvaluation):
     """What a step costs at several model sizes, each matched as the run is; with train_tokens what so many teach, too.
 
-    With `train_tokens` every size is trained on that many characters and its loss on the validation split taken;
-    `scaling_exponent` is b of the power law loss = a N^-b over their parameters N, with its 95 % interval, for three
-    sizes or more.
+    With `train_tokens` every size has its learning rate searched on the validation split, and is then trained on that
+    many characters with several seeds; its loss is that of the test split. Of five sizes or more the power law
+    loss = irreducible + a N^-b over their non-embedding parameters N is fitted to the means over seeds;
+    `scaling_exponent` is b, and the intervals are by resampling the seeds of each size.
 
     Args:
         sizes: model settings by name; conf/model's own, which the yaml's defaults list brings.
@@ -40,7 +51,8 @@ class Scaling(SystemEvaluation):
         batch_size: sequences a step, of the run's seq_len.
         warmup, repeats, max_seconds: as throughput's.
         train_tokens: characters to train each size on; null: none.
-        learning_rate: of that training; every other setting of it is the run's own.
+        learning_rates: of that training; every other setting of it is the run's own.
+        num_search_seeds, num_seeds: trainings of each size and rate in the search, and of each size after it.
         warmup_steps: of the learning rate.
 
     Raises:
@@ -60,6 +72,9 @@ class Scaling(SystemEvaluation):
         "warmup": 1,
         "repeats": 3,
         "max_seconds": 1.0,
+        "learning_rates": [2e-3],
+        "num_search_seeds": 1,
+        "num_seeds": 2,
     }
     # Another order: a third size would take seconds.
     one_more: ClassVar[dict[str, Any]] = {"names": ["1m", "tiny"]}
@@ -74,14 +89,16 @@ class Scaling(SystemEvaluation):
         repeats: int,
         max_seconds: float,
         train_tokens: int | None,
-        learning_rate: float,
+        learning_rates: list[float],
+        num_search_seeds: int,
+        num_seeds: int,
         warmup_steps: int,
     ) -> None:
         check_counts("eval.scaling", batch_size=batch_size, warmup=warmup, repeats=repeats)
         if train_tokens is not None:
             check_counts("eval.scaling", train_tokens=train_tokens)
-        if not 0 < learning_rate < math.inf:
-            raise UserError(f"eval.scaling.learning_rate={learning_rate}: must be above 0 and finite")
+        check_training("eval.scaling", learning_rates, "auto")
+        check_counts("eval.scaling", num_search_seeds=num_search_seeds, num_seeds=num_seeds)
         if warmup_steps < 0:
             raise UserError(f"eval.scaling.warmup_steps={warmup_steps}: must be at least 0")
         known = {name: _settings(name, values) for name, values in sizes.items()}
@@ -90,14 +107,15 @@ class Scaling(SystemEvaluation):
                 raise UserError(f"eval.scaling.names={names}: there is no {name}, only {', '.join(known)}")
         self.sizes = {name: known[name] for name in dict.fromkeys(names)}
         self.batch_size, self.train_tokens = batch_size, train_tokens
-        self.learning_rate, self.warmup_steps = learning_rate, warmup_steps
+        self.learning_rates, self.warmup_steps = learning_rates, warmup_steps
+        self.num_search_seeds, self.num_seeds = num_search_seeds, num_seeds
         self.units = COSTS if train_tokens is None else COSTS | LOSS
         self.repetition = Repetition(warmup=warmup, repeats=repeats, max_seconds=max_seconds)
 
     def run(self, subject: Subject) -> Iterator[Measurement]:
         """Size after size, and at the end the power law."""
         settle(subject)
-        losses: dict[int, float] = {}
+        losses: dict[int, list[float]] = {}
         for name, model in self.sizes.items():
             settings = {"model": name}
             reason = self._refusal(subject, model)
@@ -106,12 +124,15 @@ class Scaling(SystemEvaluation):
                 continue
             yield from self._costs(subject, model, settings)
             if self.train_tokens is not None:
-                trained = attempt(lambda model=model: self._train(subject, model))
-                if isinstance(trained, Trained) and not trained.is_diverged:
-                    losses[trained.parameters] = trained.nats
-                yield _loss_row(trained, settings)
+                size = attempt(lambda model=model: self._losses(subject, model))
+                if not isinstance(size, Size):
+                    yield from without_numbers(LOSS, settings, "out_of_memory", size.reason)
+                    continue
+                if not any(trained.is_diverged for trained in size.scored):
+                    losses[size.parameters] = [trained.nats for trained in size.scored]
+                yield from size.rows(settings)
         if self.train_tokens is not None:
-            yield power_law(losses)
+            yield from power_law(losses)
 
     def _refusal(self, subject: Subject, model: ModelSettings) -> str | None:
         """Why a size cannot be measured at all, or None."""
@@ -119,6 +140,8 @@ class Scaling(SystemEvaluation):
             subject.builder(model)
         except UserError as refusal:
             return str(refusal)
+        if self.train_tokens is not None and not len(subject.corpus.tokens["test"]):
+            return NO_TEST_SPLIT
         return lacks_text(subject, subject.seq_len, self.batch_size)
 
     def _costs(self, subject: Subject, model: ModelSettings, settings: dict[str, Any]) -> Iterator[Measurement]:
@@ -132,28 +155,43 @@ class Scaling(SystemEvaluation):
         yield time_row(cost.times, settings)
         yield cost.memory(settings)
 
-    def _train(self, subject: Subject, size: ModelSettings) -> "Trained":
-        """The loss on the validation split after `train_tokens`."""
+    def _losses(self, subject: Subject, size: ModelSettings) -> "Size":
+        """Search the rate of a size, then train and score it with all seeds."""
+        searched: dict[float, float] = {}
+        for rate in self.learning_rates if len(self.learning_rates) > 1 else ():
+            seeds = range(SELECTION_SEED, SELECTION_SEED + self.num_search_seeds)
+            trained = [self._train(subject, size, rate, seed, "validation") for seed in seeds]
+            nats = math.inf if any(one.is_diverged for one in trained) else mean(one.nats for one in trained)
+            searched[rate] = nats
+        # Of equals the smaller: the first.
+        rate = min(searched, key=searched.__getitem__, default=self.learning_rates[0])
+        seeds = range(subject.seed, subject.seed + self.num_seeds)
+        scored = [self._train(subject, size, rate, seed, "test") for seed in seeds]
+        is_edge = len(searched) > 2 and rate in (self.learning_rates[0], self.learning_rates[-1])
+        return Size(scored=scored, learning_rate=rate, rate_at_edge=is_edge)
+
+    def _train(self, subject: Subject, size: ModelSettings, rate: float, seed: int, split: str) -> "Trained":
+        """Train on `train_tokens` characters, and take the loss on a split."""
         start_afresh(subject.device)
         tokens, length = subject.corpus.tokens, subject.seq_len
         num_steps = max(1, (self.train_tokens or 0) // (self.batch_size * length))
-        model = subject.new_model(size)
+        model = subject.new_model(size, seed)
         state = TrainState.fresh(model)
-        batches = Batches(tokens["train"], length, self.batch_size, subject.seed, subject.device)
+        batches = Batches(tokens["train"], length, self.batch_size, seed, subject.device)
         train(
             state,
             lambda step: Batch(*batches.train_batch(step)),
-            replace(subject.train, learning_rate=self.learning_rate, warmup_steps=self.warmup_steps),
+            replace(subject.train, learning_rate=rate, warmup_steps=self.warmup_steps),
             precision=subject.precision,
             num_steps=num_steps,
             hooks=[],
             compiled=subject.compile,
             captured=subject.compile and subject.device.type == "cuda",
         )
-        validation = evaluation_batches(tokens["validation"].to(subject.device), length, self.batch_size)
-        nats_T, count_T = split_nats(model, validation, subject.precision)
+        text = evaluation_batches(tokens[split].to(subject.device), length, self.batch_size)
+        nats_T, count_T = split_nats(model, text, subject.precision)
         return Trained(
-            parameters=model.num_parameters(),
+            parameters=model.num_parameters() - model.embedding.weight.numel(),
             nats=float(nats_T.sum() / count_T.sum()),
             num_labels=round(float(count_T.sum())),
             num_skipped=num_steps - int(torch.stack([*state.update_count.values()]).min()),
@@ -165,8 +203,9 @@ class Trained:
     """Outcome of a training."""
 
     parameters: int
+    """Without the embedding."""
     nats: float
-    """A character, on the validation split."""
+    """A character, on the split that it was scored on."""
     num_labels: int
     num_skipped: int
     """Updates left out because their gradients were not finite."""
@@ -176,36 +215,80 @@ class Trained:
         return bool(self.num_skipped) or not math.isfinite(self.nats)
 
 
-def power_law(losses: dict[int, float]) -> Measurement:
-    """The row `scaling_exponent` of losses by number of parameters, see Scaling."""
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Size:
+    """Outcome of the trainings of one size."""
 
-    def row(value: float | None, **more: Any) -> Measurement:
-        return Measurement(metric="scaling_exponent", value=value, unit="", **more)
+    scored: list[Trained]
+    """One a seed."""
+    learning_rate: float
+    rate_at_edge: bool
 
-    if len(losses) < 3:
-        reason = f"{len(losses)} sizes have a loss, and a power law with its interval needs 3"
-        return row(None, status="unsupported", reason=reason)
-    # Imported here: it takes seconds to load, and only this needs it.
-    import statsmodels.api as sm
+    @property
+    def parameters(self) -> int:
+        return self.scored[0].parameters
 
-    parameters, nats = zip(*sorted(losses.items()), strict=True)
-    fit = sm.OLS(np.log(nats), sm.add_constant(np.log(parameters))).fit()
-    low, high = fit.conf_int(alpha=0.05)[1].tolist()
-    return row(-float(fit.params[1]), low=-high, high=-low, num_samples=len(losses))
+    def rows(self, settings: dict[str, Any]) -> Iterator[Measurement]:
+        """Yield the number of parameters, and the mean loss with Student's 95 % interval over seeds."""
+        name, unit = "non_embedding_parameters", LOSS["non_embedding_parameters"]
+        yield Measurement(metric=name, value=self.parameters, unit=unit, settings=settings)
+        settings = {**settings, "learning_rate": self.learning_rate, "rate_at_edge": self.rate_at_edge}
+        row = partial(Measurement, metric="nats_per_character", unit="nat", settings=settings)
+        for trained in self.scored:
+            if trained.is_diverged:
+                skipped = f"{trained.num_skipped} updates with gradients that were not finite"
+                reason = f"{trained.nats:.4g} nats a character, {skipped}"
+                yield row(value=None, status="diverged", reason=reason)
+                return
+        nats = [trained.nats for trained in self.scored]
+        low, high = None, None
+        if len(nats) > 1:
+            from scipy.stats import sem, t
+
+            low, high = (float(end) for end in t.interval(0.95, len(nats) - 1, loc=mean(nats), scale=sem(nats)))
+        yield row(value=mean(nats), low=low, high=high, num_samples=self.scored[0].num_labels)
 
 
-def _loss_row(trained: Trained | OutOfMemory, settings: dict[str, Any]) -> Measurement:
-    def row(value: float | None, **more: Any) -> Measurement:
-        return Measurement(metric="nats_per_character", value=value, unit="nat", settings=settings, **more)
+def power_law(losses: dict[int, list[float]]) -> Iterator[Measurement]:
+    """Yield the rows of FIT, see Scaling.
 
-    if isinstance(trained, OutOfMemory):
-        return row(None, status="out_of_memory", reason=trained.reason)
-    if trained.is_diverged:
-        reason = (
-            f"{trained.nats:.4g} nats a character, {trained.num_skipped} updates with gradients that were not finite"
-        )
-        return row(None, status="diverged", reason=reason)
-    return row(trained.nats, num_samples=trained.num_labels)
+    Args:
+        losses: of each seed, by number of parameters.
+    """
+    if len(losses) < MIN_SIZES:
+        reason = f"{len(losses)} sizes have a loss, and a power law with an irreducible loss needs {MIN_SIZES}"
+        yield from without_numbers(FIT, {}, "unsupported", reason)
+        return
+    from scipy.stats import bootstrap
+
+    parameters, samples = zip(*sorted(losses.items()), strict=True)
+
+    def fitted(*samples: Any) -> np.ndarray:
+        return fit_power_law(parameters, [float(np.mean(sample)) for sample in samples])
+
+    ends = np.full((2, len(FIT)), np.nan)
+    if min(map(len, samples)) > 1:
+        resampled = bootstrap(samples, fitted, n_resamples=NUM_RESAMPLES, vectorized=False, method="percentile", rng=0)
+        ends = np.array(resampled.confidence_interval)
+    for (metric, unit), value, low, high in zip(FIT.items(), fitted(*samples), *ends, strict=True):
+        low, high = (float(low), float(high)) if math.isfinite(low) else (None, None)
+        yield Measurement(metric=metric, value=float(value), unit=unit, low=low, high=high, num_samples=len(losses))
+
+
+def fit_power_law(parameters: Sequence[int], nats: Sequence[float]) -> np.ndarray:
+    """Return exponent and irreducible loss of nats = irreducible + a N^-exponent, by least squares."""
+    from scipy.optimize import least_squares
+
+    ratio_S, nats_S = np.asarray(parameters) / parameters[0], np.asarray(nats)
+
+    def errors(values: np.ndarray) -> np.ndarray:
+        exponent, irreducible, scale = values
+        return irreducible + scale * ratio_S**-exponent - nats_S
+
+    half = nats_S.min() / 2
+    # In units of the numbers themselves, whose sizes differ; no loss is below 0.
+    fit = least_squares(errors, [0.2, half, nats_S[0] - half], bounds=(0, np.inf), x_scale="jac", xtol=1e-12)
+    return fit.x[:2]
 
 
 def _settings(name: str, values: Any) -> ModelSettings:

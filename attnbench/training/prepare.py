@@ -113,18 +113,18 @@ class Run:
     def train(self) -> TrainSettings:
         return self.settings.train
 
-    def builder(self, model: ModelSettings | None = None) -> Callable[[], LanguageModel]:
+    def builder(self, model: ModelSettings | None = None, seed: int | None = None) -> Callable[[], LanguageModel]:
         """See `evals.base.Subject`."""
         mixers, size = self.mixers, self.matched.model
         if model is not None:
             matched = _matched(self.settings, model, self.device, self.precision, self.corpus)
             mixers, size = matched.mixers, matched.model
-        given = {"vocabulary_size": self.corpus.vocabulary_size, "seed": self.seed, "device": self.device}
-        return partial(build_model, mixers, size, **given)
+        given = {"vocabulary_size": self.corpus.vocabulary_size, "device": self.device}
+        return partial(build_model, mixers, size, seed=self.seed if seed is None else seed, **given)
 
-    def new_model(self, model: ModelSettings | None = None) -> LanguageModel:
+    def new_model(self, model: ModelSettings | None = None, seed: int | None = None) -> LanguageModel:
         """Build the model that `builder` is of."""
-        return self.builder(model)()
+        return self.builder(model, seed)()
 
     def trained_model(self, which: str = "final") -> LanguageModel:
         """Load the model of the run's `final` or `best` checkpoint."""

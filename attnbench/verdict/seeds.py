@@ -335,7 +335,7 @@ def _over_seeds(
 def _over_items(measured: Sequence[Measurement]) -> tuple[float | None, float | None]:
     """Pool the items of all seeds to one large sample, as each seed draws its test items for itself. A text is the same
     for all: the mean of the seeds' intervals is at least as wide as the interval of their mean."""
-    of_text = [entry for entry in measured if entry.unit == "nat"]
+    of_text = [entry for entry in measured if entry.unit == "nat" and "split" in entry.settings]
     ends = [(entry.low, entry.high) for entry in of_text if entry.low is not None and entry.high is not None]
     if ends and len(ends) == len(measured):
         return tuple(np.mean(ends, axis=0).tolist())

@@ -6,7 +6,9 @@ import signal
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -18,11 +20,12 @@ from attnbench.cli.compose import CONF
 from attnbench.evals import throughput
 from attnbench.evals.lib.rows import doublings
 from attnbench.evals.memory import growth
-from attnbench.evals.scaling import power_law
+from attnbench.evals.scaling import FIT, Scaling, power_law
 from attnbench.evals.throughput import UNITS, Throughput
 from attnbench.machine.memory import available_mib
 from attnbench.machine.timing import CappedChild, OutOfMemory
 from attnbench.settings.errors import UserError
+from attnbench.settings.schema import SELECTION_SEED
 from attnbench.training import loop as train
 from attnbench.training.prepare import Run, prepare
 
@@ -213,27 +216,45 @@ SIZES = {
 }
 
 
-def test_scaling_measures_and_trains_every_size(text):
-    rows = rows_of("scaling", subject(text), sizes=SIZES, names=["s", "m", "l"], batch_size=4, train_tokens=2048)
-    metrics = ("parameters", "step_milliseconds", "peak_memory_mib", "nats_per_character")
-    assert [(row.metric, row.settings) for row in rows] == [
-        *((metric, {"model": name}) for name in SIZES for metric in metrics),
-        ("scaling_exponent", {}),
+def test_scaling_measures_and_trains_every_size_at_a_rate_of_its_own(text, monkeypatch):
+    trainings = []
+
+    def remembered(self, subject, size, rate, seed, split, train_one=Scaling._train):
+        trained = train_one(self, subject, size, rate, seed, split)
+        trainings.append((size.name, rate, seed, split, trained.nats))
+        return trained
+
+    monkeypatch.setattr(Scaling, "_train", remembered)
+    rates, measured = [1e-5, 1e-2], subject(text)
+    rows = rows_of(
+        "scaling", measured, sizes=SIZES, names=["s", "m"], batch_size=4, train_tokens=2048, learning_rates=rates
+    )
+    metrics = ("parameters", "step_milliseconds", "peak_memory_mib", "non_embedding_parameters", "nats_per_character")
+    assert [(row.metric, row.settings.get("model")) for row in rows] == [
+        *((metric, name) for name in ("s", "m") for metric in metrics),
+        *((metric, None) for metric in FIT),
     ]
-    assert all(row.status == "ok" for row in rows)
-    parameters = [row.value for row in rows if row.metric == "parameters"]
-    assert parameters == sorted(set(parameters))
-    # 16 steps: better than a guess among the symbols, which no model starts out with.
-    vocabulary_size = subject(text).corpus.vocabulary_size
-    assert all(0 < row.value < math.log(vocabulary_size) for row in rows if row.metric == "nats_per_character")
-    assert rows[-1].low <= rows[-1].value <= rows[-1].high
+    assert {row.status for row in rows[:-2]} == {"ok"}
+    # Two sizes: no power law, and no number that looks like one.
+    assert {(row.status, row.value) for row in rows[-2:]} == {("unsupported", None)}
+    assert "needs 5" in rows[-1].reason
+    for name in ("s", "m"):
+        of_size = {row.metric: row for row in rows if row.settings.get("model") == name}
+        embedding = measured.corpus.vocabulary_size * SIZES[name]["dim"]
+        assert of_size["non_embedding_parameters"].value == of_size["parameters"].value - embedding
+        searched = [one for one in trainings if one[0] == name and one[3] == "validation"]
+        assert [one[1:3] for one in searched] == [(rate, SELECTION_SEED) for rate in rates]
+        loss, scored = of_size["nats_per_character"], [one for one in trainings if one[0] == name and one[3] == "test"]
+        assert loss.settings["learning_rate"] == min(searched, key=lambda one: one[4])[1] == 1e-2
+        assert [one[1:3] for one in scored] == [(1e-2, 0), (1e-2, 1)]
+        assert scored[0][4] != scored[1][4]
+        assert loss.value == pytest.approx(mean(one[4] for one in scored))
+        assert loss.low < loss.value < loss.high
 
 
 def test_one_size_more_changes_no_other_loss(text):
     def losses(*names):
         rows = rows_of("scaling", subject(text), sizes=SIZES, names=[*names], batch_size=4, train_tokens=512)
-        assert rows[-1].status == "unsupported"
-        assert "needs 3" in rows[-1].reason
         return {row.settings["model"]: row.value for row in rows if row.metric == "nats_per_character"}
 
     assert losses("m").items() < losses("s", "m").items()
@@ -249,21 +270,26 @@ def test_a_size_that_cannot_be_matched_is_rows_that_say_so(text):
 def test_a_training_that_diverges_has_no_loss_and_no_part_in_the_power_law(text):
     rows = rows_of(
         "scaling", subject(text), sizes=SIZES, names=["s"], batch_size=4, train_tokens=4096,
-        learning_rate=1e30, warmup_steps=0,
+        learning_rates=[1e30], warmup_steps=0,
     )  # fmt: skip
     [loss] = [row for row in rows if row.metric == "nats_per_character"]
     assert loss.status == "diverged"
     assert rows[-1].reason.startswith("0 sizes")
 
 
-def test_a_power_law_is_found_again():
-    row = power_law({round(n): 5 * n**-0.08 for n in (1e6, 4e6, 12e6, 27e6)})
-    assert row.value == pytest.approx(0.08, rel=1e-6)
-    noisy = power_law({10: 3.0, 100: 2.5, 1000: 1.8, 10000: 1.6})
-    assert noisy.value is not None
-    assert noisy.low is not None
-    assert noisy.high is not None
-    assert noisy.low < noisy.value < noisy.high
+def test_a_power_law_is_found_again_with_its_irreducible_loss():
+    sizes = [2**exponent * 1_000_000 for exponent in range(5)]
+    exact = {size: 1.1 + 5 * (size / sizes[0]) ** -0.3 for size in sizes}
+    exponent, irreducible = power_law({size: [loss] for size, loss in exact.items()})
+    assert (exponent.value, irreducible.value) == (pytest.approx(0.3, rel=1e-6), pytest.approx(1.1, rel=1e-6))
+    # A single seed can not be resampled.
+    assert exponent.low is exponent.high is irreducible.low is None
+    noise = np.random.default_rng(0).normal(0, 0.01, (5, 10))
+    noisy = {size: [loss + other for other in noise[index]] for index, (size, loss) in enumerate(exact.items())}
+    for row, truth in zip(power_law(noisy), (0.3, 1.1), strict=True):
+        assert row.low < row.value < row.high
+        assert row.low < truth < row.high
+    assert {row.status for row in power_law(dict(list(noisy.items())[:4]))} == {"unsupported"}
 
 
 def test_the_sizes_are_those_of_conf_model():
@@ -287,7 +313,8 @@ BAD = {
     "eval.scaling.sizes.tiny.dim=0": ["eval.scaling.sizes.tiny.dim=0", "at least 1"],
     "+eval.scaling.sizes.tiny.width=8": ["eval.scaling.sizes.tiny.width=8", "head_width"],
     "+eval.scaling.sizes.huge=big": ["eval.scaling.sizes.huge=big", "conf/model"],
-    "eval.scaling.learning_rate=0": ["learning_rate=0", "above 0"],
+    "eval.scaling.learning_rates=[0]": ["learning_rates", "above 0"],
+    "eval.scaling.num_seeds=0": ["num_seeds=0", "at least 1"],
     "eval.scaling.train_tokens=0": ["train_tokens=0", "at least 1"],
 }
 

@@ -124,7 +124,11 @@ def test_nats_have_an_interval_over_blocks_of_text_beside_that_over_seeds():
     def of(value):
         return {"low": value - 0.1, "high": value + 0.2, "unit": "nat"}
 
-    rows = [row("a", seed, "nats_per_character", value, of=of(value)) for seed, value in enumerate([1.0, 1.1, 1.3])]
+    test = {"split": "test"}
+    rows = [
+        row("a", seed, "nats_per_character", value, settings=test, of=of(value))
+        for seed, value in enumerate([1.0, 1.1, 1.3])
+    ]
     (figure,) = figures(rows)
     assert (figure.item_low, figure.item_high) == pytest.approx((figure.mean - 0.1, figure.mean + 0.2))
     assert figure.low == pytest.approx(student_interval([1.0, 1.1, 1.3]).low)

@@ -15,6 +15,7 @@ import vl_convert
 
 from attnbench.report import words
 from attnbench.report.plots import Plot, chance_text, describe, missing_text, share
+from attnbench.results.tables import format_interval
 from attnbench.settings.errors import printable
 from attnbench.verdict.seeds import Figure
 
@@ -294,7 +295,7 @@ def _datum(plot: Plot, figure: Figure) -> dict[str, Any]:
         "x": _position(plot, figure.settings[plot.axis]),
         "at": words.shown_value(figure.settings[plot.axis]),
         "text": words.outcome(figure),
-        "interval": words.interval(figure.low, figure.high) or "–",
+        "interval": format_interval(figure.low, figure.high) or "–",
         "seeds": f"{seeds} of {sum(figure.statuses.values())}",
     }
     if figure.mean is not None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from attnbench.report import words
-from attnbench.report.html import Markup, element, facts, opening, paragraph, to_html
+from attnbench.report.blocks import Block, Folded, Note
 from attnbench.report.inputs import Inputs, Rate
 from attnbench.report.plots import BUDGETS
 from attnbench.results.rows import is_search
@@ -21,8 +21,8 @@ RATES_NOTE = (
 )
 
 
-def making_section(inputs: Inputs, figures: Sequence[Figure]) -> Markup:
-    """Write the protocol, budgets achieved, learning rates, failures and environments."""
+def making_parts(inputs: Inputs, figures: Sequence[Figure]) -> dict[str, list[Block]]:
+    """List the protocol, budgets achieved, learning rates, failures and environments by their headings."""
     parts = {
         "Protocol": [_protocol(inputs)],
         "Budgets achieved": _budgets(figures),
@@ -31,9 +31,7 @@ def making_section(inputs: Inputs, figures: Sequence[Figure]) -> Markup:
         "What is missing": _missing(inputs),
         "Environments": _environments(inputs),
     }
-    content = [part for title, shown in parts.items() if shown for part in (element("h3", title), *shown)]
-    heading = element("h2", "How it was made", id="making")
-    return element("section", heading, *content, class_="making", aria_labelledby="making")
+    return {title: shown for title, shown in parts.items() if shown}
 
 
 def mixed_commits(inputs: Inputs) -> list[str]:
@@ -42,7 +40,8 @@ def mixed_commits(inputs: Inputs) -> list[str]:
     return commits if len(commits) > 1 else []
 
 
-def _protocol(inputs: Inputs) -> Markup:
+def _protocol(inputs: Inputs) -> dict[str, str]:
+    """Write plan, variants, seeds and where they ran, without what nobody knows."""
     protocol, identities = inputs.protocol, [row.identity for row in inputs.rows]
 
     def listed(column: str) -> str:
@@ -50,20 +49,18 @@ def _protocol(inputs: Inputs) -> Markup:
         return words.listed(str(value) for value in values if value is not None)
 
     seeds = {identity.seed for identity in identities if not is_search(identity.seed)}
-    return facts(
-        {
-            "Plan": protocol.plan,
-            "Command": element("code", protocol.command) if protocol.command else None,
-            "Variants": words.listed(protocol.variants),
-            "Seeds": words.listed(map(str, sorted(seeds, key=str))),
-            **{name: listed(name.lower()) for name in ("Corpus", "Precision", "Device", "Commit")},
-            "Started": protocol.started,
-            "Took": f"{words.shown_value(protocol.seconds)} s" if protocol.seconds is not None else None,
-        }
-    )
+    facts = {
+        "Plan": protocol.plan,
+        "Variants": words.listed(protocol.variants),
+        "Seeds": words.listed(map(str, sorted(seeds, key=str))),
+        **{name: listed(name.lower()) for name in ("Corpus", "Precision", "Device", "Commit")},
+        "Started": protocol.started or "",
+        "Took": f"{words.shown_value(protocol.seconds)} s" if protocol.seconds is not None else "",
+    }
+    return {name: value for name, value in facts.items() if value}
 
 
-def _budgets(figures: Sequence[Figure]) -> list[Markup | None]:
+def _budgets(figures: Sequence[Figure]) -> list[Block]:
     """Write parameters, forward FLOPs a token and state bytes of every model that was trained or built."""
     sizes: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     backends: dict[tuple[str, str], str] = {}
@@ -96,13 +93,11 @@ def _budgets(figures: Sequence[Figure]) -> list[Markup | None]:
         f"Percentages are differences from {lines[0][0]}’s model of the same task. Models are matched by the width "
         "of their feed-forward: where a task’s models have none, as recall’s, they differ by what their mixers need."
     )
-    return [_table("Budgets achieved", headers, lines, num_labels=3), paragraph(note, "note")]
+    return [_table("Budgets achieved", headers, lines, num_labels=3), Note(note)]
 
 
-def _table(
-    title: str, headers: Sequence[str], lines: Sequence[Sequence[str | TableCell]], *, num_labels: int
-) -> Markup:
-    return to_html(Table(title=title, headers=headers, lines=lines, num_labels=num_labels))
+def _table(title: str, headers: Sequence[str], lines: Sequence[Sequence[str | TableCell]], *, num_labels: int) -> Table:
+    return Table(title=title, headers=headers, lines=lines, num_labels=num_labels)
 
 
 def _model(evaluation: str, where: str) -> str:
@@ -117,15 +112,15 @@ def _budget(value: float | None, first: float | None) -> TableCell:
     return TableCell(text=words.shown_value(round(value)), notes=notes)
 
 
-def _rates(inputs: Inputs) -> list[Markup | None]:
+def _rates(inputs: Inputs) -> list[Block]:
     """Write how each rate was chosen: from the comparison's record, or else what the rows name."""
     if inputs.protocol.rates:
-        return [_recorded_rates(inputs.protocol.rates), paragraph(RATES_NOTE, "note")]
+        return [_recorded_rates(inputs.protocol.rates), Note(RATES_NOTE)]
     lines = _rates_of_rows(inputs)
     return [_table("Learning rates used", ["Variant", "Task", "Remark", "Rate"], lines, num_labels=3)] if lines else []
 
 
-def _recorded_rates(rates: Sequence[Rate]) -> Markup:
+def _recorded_rates(rates: Sequence[Rate]) -> Table:
     """Write a column a rate, so that scores of one rate stand below each other."""
     grid = sorted({value for rate in rates for value in (*rate.grid, *([rate.chosen] if rate.chosen else []))})
     lines = []
@@ -173,7 +168,7 @@ def _rates_of_rows(inputs: Inputs) -> list[list[str | TableCell]]:
     return list(lines.values())
 
 
-def _failures(inputs: Inputs, figures: Sequence[Figure]) -> list[Markup | None]:
+def _failures(inputs: Inputs, figures: Sequence[Figure]) -> list[Block]:
     """List everything that was tried and has no number, with its reason."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for figure in figures:
@@ -189,47 +184,47 @@ def _failures(inputs: Inputs, figures: Sequence[Figure]) -> list[Markup | None]:
     lines += [(entry.get("cell", NOTHING), NOTHING, "all", "failed", entry.get("reason", "")) for entry in failures]
     lines += [(name, NOTHING, "its last rows", "cut off", "the file lacks its end") for name in inputs.incomplete]
     if not lines:
-        return [element("p", "Nothing: every measurement that was begun has a number.")]
+        return [Note("Nothing: every measurement that was begun has a number.", kind="")]
     headers = ["Variant", "Where", "What", "Status", "Reason"]
     marked = [[*line[:3], TableCell(text=line[3], mark="lost"), line[4]] for line in lines]
     return [_table("What has no number, and why", headers, marked, num_labels=5)]
 
 
-def _missing(inputs: Inputs) -> list[Markup]:
+def _missing(inputs: Inputs) -> list[Block]:
     """List the cells of the plan that are still to be run."""
     missing = inputs.protocol.missing
     if not missing:
         return []
     text = f"{len(missing)} cells of the plan are not done; the same command goes on with them."
-    items = element("ul", *(element("li", label) for label in missing))
-    return [element("p", text), opening("Which", "", items)]
+    cells = Table(title="Cells not done", headers=["Cell"], lines=[[label] for label in missing])
+    return [Note(text, kind=""), Folded("Which", "", cells)]
 
 
-def _environments(inputs: Inputs) -> list[Markup | None]:
+def _environments(inputs: Inputs) -> list[Block]:
     """Write what all environments share, and a table of what differs."""
     stamps = {name: stamp for name, stamp in inputs.environments.items() if stamp is not None}
     unknown = [name for name, stamp in inputs.environments.items() if stamp is None]
-    parts: list[Markup | None] = []
+    parts: list[Block] = []
     commits = mixed_commits(inputs)
     if commits:
         text = f"These numbers come from {len(commits)} commits: {words.listed(commits)}."
-        parts.append(paragraph(text, "callout", "Mixed commits. "))
+        parts.append(Note(text, kind="callout", heading="Mixed commits. "))
     if stamps:
         names = list(dict.fromkeys(name for stamp in stamps.values() for name in stamp))
         values = {name: [stamp.get(name) for stamp in stamps.values()] for name in names}
         shared = [name for name in names if len(set(map(json.dumps, values[name]))) == 1]
-        parts.append(facts({name: _shown(values[name][0]) for name in shared}))
+        parts.append({name: _shown(values[name][0]) for name in shared})
         differing = [[name, *map(_shown, values[name])] for name in names if name not in shared]
         if differing:
             headers = ["What differs", *stamps]
             parts.append(_table("What differs between the environments", headers, differing, num_labels=len(headers)))
             parts.append(_by_environment(inputs, stamps))
     if unknown:
-        parts.append(paragraph(f"No file holds the environment {words.listed(unknown)}.", "note"))
+        parts.append(Note(f"No file holds the environment {words.listed(unknown)}."))
     return parts
 
 
-def _by_environment(inputs: Inputs, names: Iterable[str]) -> Markup:
+def _by_environment(inputs: Inputs, names: Iterable[str]) -> Table:
     lines = []
     for name in names:
         identities = [row.identity for row in inputs.rows if row.identity.environment == name]

@@ -2,15 +2,19 @@
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from attnbench.report import charts, words
-from attnbench.report.html import Markup, element, embedded_json, join, paragraph
+from attnbench.report.answer import answer
+from attnbench.report.blocks import Heading, Note
 from attnbench.report.inputs import Inputs, primaries, read_inputs
-from attnbench.report.making import making_section, mixed_commits
-from attnbench.report.sections import Chapter, anchor, chapters, evaluation_section, summary_section
+from attnbench.report.making import making_parts, mixed_commits
+from attnbench.report.sections import Chapter, chapters, summary_notes
+from attnbench.report.template import render
 from attnbench.results.files import replace_file
 from attnbench.results.rows import TRAINING, write_csv
 from attnbench.settings.errors import printable
@@ -57,39 +61,31 @@ def write_report(folder: Path, *, target: Path | None = None) -> Path:
         replace_file(target / "figures" / f"{plot.name}.svg", svg)
         unlinked(target / "figures" / f"{plot.name}.png").write_bytes(charts.to_png(svg))
     write_csv([*inputs.rows, *to_rows(over_seeds)], target / "results.csv")
-    content = summary(over_seeds, verdicts, protocol.variants)
-    main = [
-        _masthead(inputs, over_seeds),
-        summary_section(protocol, content, verdicts, {c.evaluation: anchor(index) for index, c in enumerate(shown)}),
-        *(evaluation_section(chapter, index) for index, chapter in enumerate(shown)),
-        making_section(inputs, over_seeds),
-        _footer(),
-    ]
-    replace_file(target / "index.html", _page(inputs, [_navigation(shown), element("main", *main)], specs))
-    return target / "index.html"
-
-
-def _page(inputs: Inputs, content: Sequence[Markup], specs: dict[str, dict[str, Any]]) -> str:
-    themes = {"light": charts.config(dark=False), "dark": charts.config(dark=True)}
     scripts = [charts.runtime(), (HERE / "page.js").read_text(encoding="utf-8")] if specs else []
-    data = {"charts": specs, "themes": themes, "variants": [printable(name) for name in inputs.protocol.variants]}
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=_policy(scripts)),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", f"{inputs.protocol.plan}: attention variants compared"),
-        element("style", Markup((HERE / "page.css").read_text(encoding="utf-8"))),
+    anchors = {chapter.evaluation: f"evaluation-{index}" for index, chapter in enumerate(shown)}
+    page = render(
+        plan=protocol.plan,
+        policy=_policy(scripts),
+        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
+        scripts=[Markup(script) for script in scripts],
+        data={
+            "charts": specs,
+            "themes": {"light": charts.config(dark=False), "dark": charts.config(dark=True)},
+            "variants": [printable(name) for name in protocol.variants],
+        },
+        headings=_headings(shown, anchors),
+        facts=_facts(inputs, over_seeds),
+        warning=Note(MIXED_COMMITS, kind="callout") if mixed_commits(inputs) else None,
+        answer=answer(inputs.rows, over_seeds, verdicts),
+        content=summary(over_seeds, verdicts, protocol.variants),
+        anchors=anchors,
+        notes=summary_notes(protocol),
+        chapters=shown,
+        command=protocol.command,
+        making=making_parts(inputs, over_seeds),
     )
-    body = element(
-        "body",
-        element("a", "Skip to the answer", href="#answer", class_="skip"),
-        element("div", *content, class_="page"),
-        embedded_json(data, "charts") if specs else None,
-        *(element("script", Markup(script)) for script in scripts),
-    )
-    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
+    replace_file(target / "index.html", page)
+    return target / "index.html"
 
 
 def _policy(scripts: Sequence[str]) -> str:
@@ -99,38 +95,23 @@ def _policy(scripts: Sequence[str]) -> str:
     return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}"
 
 
-def _navigation(shown: Sequence[Chapter]) -> Markup:
-    links = {"answer": "The answer", **{anchor(i): chapter.title for i, chapter in enumerate(shown)}}
-    links["making"] = "How it was made"
-    items = (element("li", element("a", title, href=f"#{target}")) for target, title in links.items())
-    return element("nav", element("ul", *items), aria_label="Sections")
+def _headings(shown: Sequence[Chapter], anchors: Mapping[str, str]) -> list[Heading]:
+    chapters = [Heading(id=anchors[chapter.evaluation], title=chapter.title) for chapter in shown]
+    return [Heading(id="answer", title="The answer"), *chapters, Heading(id="making", title="How it was made")]
 
 
-def _masthead(inputs: Inputs, over_seeds: Sequence[Figure]) -> Markup:
+def _facts(inputs: Inputs, over_seeds: Sequence[Figure]) -> list[str]:
+    """Count variants, evaluations and seeds, and name the devices."""
     identities = [row.identity for row in inputs.rows]
     num_seeds = max(len(figure.values) for figure in over_seeds)
     evaluations = {identity.evaluation for identity in identities} - {TRAINING}
-    facts = [
+    return [
         _counted(len(inputs.protocol.variants), "variant"),
         *([_counted(len(evaluations), "evaluation")] if evaluations else []),
         f"up to {_counted(num_seeds, 'seed')}" if num_seeds > 1 else "1 seed",
         words.listed(dict.fromkeys(identity.device for identity in identities)),
     ]
-    return element(
-        "header",
-        paragraph("attnbench report", "eyebrow"),
-        element("h1", inputs.protocol.plan),
-        paragraph(join((element("span", fact) for fact in facts), " "), "facts"),
-        paragraph(MIXED_COMMITS if mixed_commits(inputs) else "", "callout"),
-    )
 
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _footer() -> Markup:
-    rows, plots = element("code", "results.csv"), element("code", "figures/")
-    ending = " with the plots as SVG and PNG."
-    text = ("Beside this page: ", rows, " with every row and every figure over seeds, and ", plots, ending)
-    return element("footer", element("p", *text))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from attnbench.report import words
+from attnbench.report.answer import answer
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import TEST_OF_BEST, ResultRow
 from attnbench.results.tables import (
@@ -93,5 +93,5 @@ def print_comparison(
     over_seeds = figures(rows, shared)
     verdicts = verdicts_of(over_seeds, rank=rank, reference=reference, primaries=primaries)
     notes = [f"{line}: one model, run once." for line in same_models(shared)]
-    notes += [words.verdict_sentence(verdict) for verdict in verdicts]
+    notes += [f"{term}: {sentence}" for term, lines in answer(rows, over_seeds, verdicts).items() for sentence in lines]
     print_table(replace(summary_table(summary(over_seeds, verdicts, variants)), notes=notes))

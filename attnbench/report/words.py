@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from attnbench.results.tables import NOTHING, format_number
+from attnbench.results.tables import NOTHING, format_interval, format_number, format_within
 from attnbench.verdict.ranking import Noise, Verdict
 from attnbench.verdict.seeds import PER_RUN, Figure
 from attnbench.verdict.summary import Column
@@ -78,11 +78,6 @@ def _setting(name: str, value: Any) -> str:
     return f"{axis_name(name)} {shown_value(value)}"
 
 
-def interval(low: float | None, high: float | None) -> str:
-    """Write an interval in brackets; empty where there is none, or where it has no width."""
-    return f"[{format_number(low)}, {format_number(high)}]" if low is not None and high is not None else ""
-
-
 def interval_name(figures: Sequence[Figure]) -> str:
     """Name the kind of interval that these figures have."""
     return "95 % interval" if any(len(figure.values) > 1 for figure in figures) else "the measurement's own interval"
@@ -100,7 +95,7 @@ def without_addresses(text: str) -> str:
 
 def outcome(figure: Figure) -> str:
     """Write the figure's number, or its statuses."""
-    return format_number(figure.mean) if figure.mean is not None else " and ".join(map(status_name, figure.statuses))
+    return figure.text or " and ".join(map(status_name, figure.statuses))
 
 
 def listed(words: Iterable[str], last: str = "and") -> str:
@@ -139,20 +134,20 @@ def difference(verdict: Verdict) -> str:
         return NOTHING
     ends = verdict.difference, verdict.low, verdict.high
     mean, low, high = (-ends[0], -ends[2], -ends[1]) if verdict.winner == verdict.pair.second else ends
-    if verdict.pair.primary.kind != "nats":
-        return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
-    mean, low, high = (100 * math.expm1(value) for value in (mean, low, high))
-    return f"{mean:+.2f} % of perplexity [{low:+.2f}, {high:+.2f}]"
+    unit = ""
+    if verdict.pair.primary.kind == "nats":
+        mean, low, high = (100 * math.expm1(value) for value in (mean, low, high))
+        unit = " %"
+    return f"{format_within(mean, low, high, '+')}{unit} {format_interval(low, high, '+')}"
 
 
 def noise_sentence(noise: Noise) -> str:
     """Write the difference that a comparison could have detected in one primary metric."""
-    what = f"{metric_name(noise.primary.metric)} of {noise.evaluation}"
     if noise.detectable is None:
-        return f"{what}: nothing could be detected with {noise.num_seeds} seeds"
+        return f"{noise.evaluation} none ({noise.num_seeds} seeds are too few, {noise.fewest_seeds} would do)"
     if noise.primary.kind == "nats":
-        return f"{what}: {100 * math.expm1(noise.detectable):.2g} % of perplexity"
-    return f"{what}: {noise.detectable:.2g}"
+        return f"{noise.evaluation} {100 * math.expm1(noise.detectable):.2g} % of perplexity"
+    return f"{noise.evaluation} {noise.detectable:.2g} in {noise.primary.kind}"
 
 
 def plain_answer(figures: Sequence[Figure], column: Column) -> str:

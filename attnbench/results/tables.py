@@ -1,9 +1,10 @@
 """Tables of the package: one `Table` for the terminal, for Markdown and for the report, and those made of result rows.
 
-A table holds text as it was given; each renderer escapes it for where it goes. `attnbench.report.html` renders it as
-HTML.
+A table holds text as it was given; each renderer escapes it for where it goes. The report's template renders
+it as HTML.
 """
 
+import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -100,9 +101,38 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def format_interval(low: float | None, high: float | None) -> str:
-    """Format as `[low, high]`; empty where there is no interval."""
-    return "" if low is None or high is None else f"[{format_number(low)}, {format_number(high)}]"
+def format_within(value: float, low: float | None, high: float | None, sign: str = "") -> str:
+    """Format with no digit beyond what the value's interval supports, and at most as format_number does.
+
+    Half the interval's width keeps two significant digits where they are 10 to 35, else one, as the Particle Data
+    Group rounds errors.
+
+    Args:
+        sign: "+" to write that of positive numbers too.
+    """
+    decimals = _num_decimals(low, high)
+    most = 4 - (math.ceil(math.log10(abs(value))) if value else 0)
+    if decimals is None:
+        return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.4g}"
+    # A rounded zero has no sign of its own.
+    decimals = min(decimals, max(most, 0))
+    return f"{round(value, decimals) + 0.0:{sign},.{max(decimals, 0)}f}"
+
+
+def _num_decimals(low: float | None, high: float | None) -> int | None:
+    """Return the decimals that an interval supports, below 0 for tens and more; None where it has no width."""
+    if low is None or high is None or not high > low:
+        return None
+    half = (high - low) / 2
+    exponent = math.floor(math.log10(half))
+    return (1 if half / 10**exponent < 3.55 else 0) - exponent
+
+
+def format_interval(low: float | None, high: float | None, sign: str = "") -> str:
+    """Format as `[low, high]` with the digits that its width supports; empty where there is no interval."""
+    if low is None or high is None:
+        return ""
+    return f"[{format_within(low, low, high, sign)}, {format_within(high, low, high, sign)}]"
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 from attnbench.results.metrics import Primary
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_PAIRED
-from attnbench.verdict.power import detectable_difference, pooled_spread
+from attnbench.verdict.power import MAX_SEEDS, detectable_difference, pooled_spread
 from attnbench.verdict.seeds import Figure
 from attnbench.verdict.statistics import (
     MCNEMAR,
@@ -272,6 +272,8 @@ class Noise:
     """Standard deviation of paired differences, pooled over the pairs."""
     detectable: float | None
     """Detected with a probability of 0.8 at the family's first Holm step; None with fewer than two seeds."""
+    fewest_seeds: int
+    """Seeds below which no difference of any size could be found at that step."""
 
 
 def noise_floor(pairs: Sequence[Pair]) -> list[Noise]:
@@ -291,6 +293,7 @@ def noise_floor(pairs: Sequence[Pair]) -> list[Noise]:
                 primary=group[0].primary,
                 num_seeds=num,
                 spread=spread,
+                fewest_seeds=next(n for n in range(2, MAX_SEEDS + 1) if test.smallest_p(n) <= alpha),
                 detectable=detectable_difference(spread, num, alpha) if can and spread is not None else None,
             )
         )

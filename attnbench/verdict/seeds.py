@@ -18,6 +18,7 @@ from attnbench.results.rows import (
     is_search,
     same_corpus,
 )
+from attnbench.results.tables import format_within
 from attnbench.settings.errors import UserError
 from attnbench.verdict.statistics import bounded_interval, share_interval, student_interval
 
@@ -92,6 +93,14 @@ class Figure:
     def without(self) -> str:
         """Words for the settings that did not apply, to stand beside the score; or nothing."""
         return f"without {', '.join(self.not_applicable)}" if self.not_applicable else ""
+
+    @property
+    def text(self) -> str:
+        """The mean with the digits that its interval supports, of a single seed that over items; empty without one."""
+        if self.mean is None:
+            return ""
+        low, high = (self.low, self.high) if self.low is not None else (self.item_low, self.item_high)
+        return format_within(self.mean, low, high)
 
     @property
     def num_diverged(self) -> int:

@@ -13,7 +13,7 @@ import yaml
 
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import TRAINING
-from attnbench.results.tables import NOTHING, Headline, format_number
+from attnbench.results.tables import NOTHING, Headline
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import CONF
 from attnbench.verdict.ranking import Verdict, family, judge
@@ -59,10 +59,10 @@ class Entry:
             return next(iter(self.figure.statuses)).replace("_", " ")
         num_ok, num_seeds = self.figure.statuses.get("ok", 0), sum(self.figure.statuses.values())
         if num_ok == num_seeds:
-            return format_number(self.figure.mean)
+            return self.figure.text
         is_chance = len(self.figure.values) == num_seeds
         partly = f"{num_seeds - num_ok} at chance" if is_chance else f"{num_ok}"
-        return f"{format_number(self.figure.mean)} ({partly} of {num_seeds} seeds)"
+        return f"{self.figure.text} ({partly} of {num_seeds} seeds)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

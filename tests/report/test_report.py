@@ -11,14 +11,18 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from jinja2 import UndefinedError
 from made_rows import row
 from report_rows import CORPUS, EVALUATIONS, HOSTILE, PARTS, SKILL, write_experiment
 
+from attnbench.report.answer import answer
+from attnbench.report.blocks import Folded, Note
 from attnbench.report.charts import specification, to_svg
-from attnbench.report.html import element, embedded_json
 from attnbench.report.inputs import about, read_inputs
 from attnbench.report.page import write_report
 from attnbench.report.plots import chance_text, describe, missing_text, plots_of
+from attnbench.report.surroundings import ALIKE, surroundings
+from attnbench.report.template import render
 from attnbench.report.words import (
     chances,
     interval_name,
@@ -26,10 +30,11 @@ from attnbench.report.words import (
     plain_answer,
     without_addresses,
 )
-from attnbench.results.rows import ALL_SEEDS, DEVICE, ResultsWriter, read_csv, read_results, write_csv
+from attnbench.results.rows import ALL_SEEDS, DEVICE, MIXER_OPTIONS, ResultsWriter, read_csv, read_results, write_csv
+from attnbench.results.tables import Table
 from attnbench.settings.errors import UserError
 from attnbench.verdict.seeds import figures
-from attnbench.verdict.summary import headline_columns
+from attnbench.verdict.summary import Summary, headline_columns
 
 VOID = ("meta", "wbr")
 ADDRESS = re.compile(r"\b(?:https?|wss?)://(?!www\.w3\.org/)[^\s\"'`<>]*")
@@ -159,7 +164,9 @@ def test_the_page_is_whole_and_asks_no_network(page, report):
     assert page.open == []
     assert not ADDRESS.findall(page.source)
     assert not [words for _, words in page.elements if {"src", "srcset", "background", "action"} & words.keys()]
-    assert all((words["href"] or "").startswith("#") for _, words in page.elements if "href" in words)
+    links = {words["href"] or "" for _, words in page.elements if "href" in words}
+    # Files beside the page, on no network.
+    assert {link for link in links if not link.startswith("#")} == {"results.csv", "figures/"}
     # One runtime for all charts.
     assert page.source.count("window.vegaEmbed=") == 1
     assert report.stat().st_size < 2_000_000
@@ -183,22 +190,33 @@ def test_a_name_cannot_leave_its_place(page):
     assert HOSTILE in json.loads(page.data)["variants"]
 
 
-def test_embedded_data_and_elements_escape_what_they_are_given():
-    assert embedded_json({"a": "</script><!--"}, "x").count("<") == 2
-    assert element("p", "<b>", title="\"'<") == '<p title="&quot;&#x27;&lt;">&lt;b&gt;</p>'
-    assert element("p", element("b", "&"), None) == "<p><b>&amp;</b></p>"
+def test_the_template_escapes_text_wherever_it_enters():
+    text = "<b>\"'&\u202egnp.exe\x1b</script><!--"
+    entry = {"title": text, "headers": [text], "lines": [[text]], "num_labels": 1}
+    page = render(
+        **dict.fromkeys(("plan", "policy", "style", "command"), text),
+        **{"facts": [text], "headings": [], "notes": [Note(text), Table(**entry), Folded(text, text, Table(**entry))]},
+        **{"answer": {text: [text]}, "content": Summary(columns=[], lines={text: []}), "anchors": {}, "chapters": []},
+        **{"making": {text: [{text: text}]}, "data": {"charts": {text: text}}, "scripts": [], "warning": None},
+    )
+    assert "<b>" not in page
+    assert page.count("</script>") == 1
     # What a terminal or a reader's eye would obey, such as a change of writing direction, is spelled out.
-    assert element("p", "\u202egnp.exe\x1b") == "<p>\\u202egnp.exe\\x1b</p>"
+    assert not {"\u202e", "\x1b"} & set(page)
+    assert "&lt;b&gt;&#34;&#39;&amp;\\u202egnp.exe\\x1b&lt;/script&gt;" in page
+    with pytest.raises(UndefinedError, match="policy"):
+        render(plan="demo")
 
 
 def test_the_answer_comes_first_and_marks_what_the_comparisons_separated(page):
     headings = [tag for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
     assert headings[:2] == ["h1", "h2"]
     assert all(int(after[1]) - int(before[1]) <= 1 for before, after in itertools.pairwise(headings))
-    assert "linear is better than softmax in" not in page.text
-    assert "softmax is better than linear in nats per character of perplexity" in page.text
+    assert "linear is better than softmax" not in page.text
+    # A perplexity below the other's, and better by more than its margin.
+    assert re.search(r"softmax is better than linear: [^.]*perplexity -[\d.]+ % \[", page.text)
     assert "three seeds" not in page.text
-    assert "What this comparison could have detected" in page.text
+    assert "Found with a probability of 0.8 would be a difference of at least" in page.text
     tables = [index for index, (tag, _) in enumerate(page.elements) if tag == "table"]
     sections = [index for index, (tag, _) in enumerate(page.elements) if tag == "section"]
     assert sections[0] < tables[0] < sections[1]
@@ -214,7 +232,8 @@ def test_it_can_be_read_without_seeing_it(page):
     assert sum(tag == "caption" for tag, _ in page.elements) == sum(tag == "table" for tag, _ in page.elements)
     ids = [words["id"] for _, words in page.elements if "id" in words]
     assert len(ids) == len(set(ids))
-    assert {(words["href"] or "")[1:] for tag, words in page.elements if tag == "a"} <= set(ids)
+    targets = [words["href"] or "" for tag, words in page.elements if tag == "a"]
+    assert {target[1:] for target in targets if target.startswith("#")} <= set(ids)
 
 
 def test_how_it_was_made_is_on_the_page(page):
@@ -288,8 +307,8 @@ def test_a_file_that_was_cut_off_is_used_and_named(experiment, tmp_path):
 def test_few_seeds_decide_nothing_and_the_seeds_that_would_are_named(tmp_path):
     folder = write_experiment(tmp_path / "demo", seeds=2, evaluations=["recall"], record=False)
     page = Page(write_report(folder))
-    assert "undecided at 2 seeds; about" in page.text
-    assert "nothing could be detected with 2 seeds" in page.text
+    assert "recall at 2 seeds; would be decided by: softmax and linear about" in page.text
+    assert "recall none (2 seeds are too few, 8 would do)" in page.text
     assert "best" not in page.texts
     assert not [words for _, words in page.elements if "best" in (words.get("class") or "").split()]
 
@@ -486,3 +505,32 @@ def test_the_script_says_in_one_line_what_is_wrong(tmp_path, root, monkeypatch):
         SystemExit, match=r"^error: .*: no results; an experiment's folder has runs with results/\*\.jsonl[^\n]*$"
     ):
         runpy.run_path(str(root / "scripts" / "report.py"), run_name="__main__")
+
+
+def test_what_differs_around_the_mixers_is_a_sentence():
+    def measured(variant, evaluation, **options):
+        identity = dataclasses.replace(row().identity, variant=variant, mixer=variant, evaluation=evaluation)
+        return dataclasses.replace(row(settings={MIXER_OPTIONS: options}), identity=identity)
+
+    rows = [
+        measured("softmax", "recall", rotary_theta=1e4, conv_size=4, heads=2),
+        measured("linear", "recall", conv_size=4, heads=2),
+        measured("delta", "recall", conv_size=4, heads=2, chunk=64),
+        measured("softmax", "perplexity", rotary_theta=1e4, conv_size=0, gate=False),
+        measured("linear", "perplexity", rotary_theta=None, conv_size=0, gate=False),
+        measured("delta", "perplexity", conv_size=4, gate="silu"),
+    ]
+    assert surroundings(rows) == [
+        "In perplexity the variants differ in rotary_theta (10,000: softmax; none: linear; has none: delta); "
+        "conv_size (0: softmax, linear; 4: delta); gate (off: softmax, linear; silu: delta)."
+    ]
+    assert surroundings(rows[1:3]) == [ALIKE]
+    assert surroundings([row()]) == []
+
+
+def test_scores_beyond_the_trained_length_are_in_the_answer(inputs, summed):
+    beyond = answer(inputs.rows, summed, [])["Beyond training"]
+    assert beyond[0].startswith("Perplexity at 2,048 characters, 8 times the trained length: ")
+    assert beyond[1].startswith("Copying 100 symbols, 2 times the trained length: softmax 0.")
+    # The best first.
+    assert beyond[0].index("gated_deltanet") < beyond[0].index("softmax")

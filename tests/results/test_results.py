@@ -17,7 +17,15 @@ from attnbench.results.rows import (
     same_corpus,
     write_csv,
 )
-from attnbench.results.tables import MetricColumn, comparison_table, comparison_tables, format_number, print_table
+from attnbench.results.tables import (
+    MetricColumn,
+    comparison_table,
+    comparison_tables,
+    format_interval,
+    format_number,
+    format_within,
+    print_table,
+)
 from attnbench.settings.errors import UserError
 
 IDENTITY = identity_of()
@@ -177,6 +185,22 @@ def shown(table):
 def test_numbers_have_four_digits_or_thousands_separated():
     shown = {999.96: "1000", 1000: "1,000", -1234.5: "-1,234", 0.123456: "0.1235", 1e-7: "1e-07"}
     assert {value: format_number(value) for value in shown} == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "shown"),
+    [
+        (0.80012, 0.2452, 1.0, "0.8 [0.2, 1.0]"),
+        (2.7711, 2.7382, 2.8034, "2.771 [2.738, 2.803]"),
+        (208_499, 208_386, 208_726, "208,500 [208,390, 208,730]"),
+        (0.99981, 0.99950, 1.0, "0.9998 [0.9995, 1.0000]"),
+        # More digits than four say nothing, however narrow the interval.
+        (3.14159, 3.141589, 3.141591, "3.142 [3.142, 3.142]"),
+        (5, None, None, "5"),
+    ],
+)
+def test_no_digit_is_beyond_what_its_interval_supports(value, low, high, shown):
+    assert f"{format_within(value, low, high)} {format_interval(low, high)}".rstrip() == shown
 
 
 def test_the_table_fits_80_columns_and_has_a_line_per_variant_length_and_seed():

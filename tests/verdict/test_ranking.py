@@ -228,7 +228,7 @@ def test_the_noise_floor_is_what_could_have_been_detected():
     assert "% of perplexity" in words.noise_sentence(floor)
     (nothing,) = noise_floor([pair([0.1, 0.2, 0.3])])
     assert nothing.detectable is None
-    assert "nothing could be detected with 3 seeds" in words.noise_sentence(nothing)
+    assert words.noise_sentence(nothing) == "copy none (3 seeds are too few, 6 would do)"
 
 
 def test_flash_and_softmax_are_equivalent_or_undecided_on_published_scores():

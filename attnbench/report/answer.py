@@ -1,0 +1,164 @@
+"""The answer of a comparison in a few lines, alike on a page and on a terminal: who is better, and how sure that is."""
+
+from collections.abc import Callable, Sequence
+
+from attnbench.report import words
+from attnbench.report.surroundings import surroundings
+from attnbench.results.rows import ResultRow
+from attnbench.results.tables import format_number
+from attnbench.verdict.ranking import Noise, Verdict, noise_floor
+from attnbench.verdict.seeds import Figure
+
+FULL_LENGTHS = 8
+"""Multiple of the trained length at which the perplexity stands in the answer."""
+
+NOT_SCORED = "Fewer than two variants were scored in an evaluation with a primary metric."
+
+
+def answer(rows: Sequence[ResultRow], figures: Sequence[Figure], verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
+    """Write the lines of the answer by what they are about; those without anything to say are left out.
+
+    Args:
+        rows: of single seeds, whose settings say what stands around each mixer.
+        verdicts: of the whole family.
+    """
+    noise = noise_floor([verdict.pair for verdict in verdicts])
+    lines = {
+        **(verdict_lines(verdicts) if verdicts else {"No verdict": [NOT_SCORED]}),
+        "Noise floor": [_floor(noise)] if noise else [],
+        "Beyond training": [text for text in (_perplexity_beyond(figures), _copying_beyond(figures)) if text],
+        "Around the mixers": surroundings(rows),
+    }
+    return {term: sentences for term, sentences in lines.items() if sentences}
+
+
+def verdict_lines(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
+    """Write who is better, equivalent and undecided, and what has no verdict; those that nobody is are left out."""
+    lines = {
+        "Better": _by_pair([it for it in verdicts if it.winner is not None], _better),
+        "Equivalent": _by_pair([it for it in verdicts if it.is_equivalent and it.winner is None], _equivalent),
+        "Undecided": _undecided([it for it in verdicts if it.outcome == "undecided" and not it.is_decided]),
+        "No verdict": _without_verdict(verdicts),
+    }
+    return {term: sentences for term, sentences in lines.items() if sentences}
+
+
+def _by_pair(verdicts: Sequence[Verdict], sentence: Callable[[list[Verdict]], str]) -> list[str]:
+    """Write a sentence of each pair of variants, the better one named first."""
+    pairs: dict[tuple[str, str], list[Verdict]] = {}
+    for verdict in verdicts:
+        pairs.setdefault(_names(verdict), []).append(verdict)
+    return [sentence(group) for group in pairs.values()]
+
+
+def _names(verdict: Verdict) -> tuple[str, str]:
+    pair = verdict.pair
+    return (pair.second, pair.first) if verdict.winner == pair.second else (pair.first, pair.second)
+
+
+def _better(verdicts: list[Verdict]) -> str:
+    first, second = _names(verdicts[0])
+    parts = [f"{_what(verdict)} {words.difference(verdict)}{_size(verdict)}" for verdict in verdicts]
+    return f"{first} is better than {second}: {'; '.join(parts)}."
+
+
+def _size(verdict: Verdict) -> str:
+    """Compare a difference with the margin, where that says something."""
+    if verdict.is_equivalent:
+        return ", less than matters"
+    return f", more than {verdict.pair.primary.margin_text}" if verdict.exceeds_margin else ""
+
+
+def _equivalent(verdicts: list[Verdict]) -> str:
+    first, second = _names(verdicts[0])
+    parts = [
+        f"{_what(verdict)} {words.difference(verdict)}, within {verdict.pair.primary.margin_text}"
+        for verdict in verdicts
+    ]
+    return f"{first} and {second}: {'; '.join(parts)}."
+
+
+def _undecided(verdicts: Sequence[Verdict]) -> list[str]:
+    """Write a sentence of each evaluation: its pairs, and how many seeds would decide each."""
+    groups: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        groups.setdefault(_what(verdict), []).append(verdict)
+    return [
+        f"{evaluation} at {group[0].num_seeds} seeds; would be decided by: "
+        + ", ".join(f"{it.pair.first} and {it.pair.second} {it.reason or words.seeds_text(it)}" for it in group)
+        + "."
+        for evaluation, group in groups.items()
+    ]
+
+
+def _what(verdict: Verdict) -> str:
+    return verdict.pair.evaluation
+
+
+def _without_verdict(verdicts: Sequence[Verdict]) -> list[str]:
+    """Name the pairs that have no verdict, those of one reason together."""
+    groups: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        if verdict.outcome == "none":
+            groups.setdefault(verdict.reason, []).append(verdict)
+    return [f"{words.capitalized(reason)}: {_all_or_listed(group, len(verdicts))}." for reason, group in groups.items()]
+
+
+def _all_or_listed(verdicts: Sequence[Verdict], num: int) -> str:
+    if len(verdicts) == num:
+        return f"all {num} pairs" if num > 1 else "the only pair"
+    return "; ".join(f"{it.pair.first} and {it.pair.second} in {it.pair.evaluation}" for it in verdicts)
+
+
+def _floor(noise: Sequence[Noise]) -> str:
+    floors = "; ".join(map(words.noise_sentence, noise))
+    return f"Found with a probability of 0.8 would be a difference of at least: {floors}."
+
+
+def _perplexity_beyond(figures: Sequence[Figure]) -> str:
+    """Write the test perplexities at eight times the trained length, or at the longest below it that was measured."""
+    trained = {figure.identity.seq_len for figure in figures if figure.evaluation == "perplexity"}
+    # Variants that were trained at several lengths have no common multiple.
+    length = trained.pop() if len(trained) == 1 else None
+    if length is None:
+        return ""
+    wanted = [
+        figure
+        for figure in figures
+        if (figure.evaluation, figure.metric, figure.settings.get("split")) == ("perplexity", "perplexity", "test")
+        and length < figure.settings.get("sequence_length", 0) <= FULL_LENGTHS * length
+        and "position_bucket" not in figure.settings
+    ]
+    longest = _longest(wanted, "sequence_length")
+    if not longest:
+        return ""
+    reached = longest[0].settings["sequence_length"]
+    where = f"at {reached:,} characters, {format_number(reached / length)} times the trained length"
+    return f"Perplexity {where}: {_values(longest, descending=False)}."
+
+
+def _copying_beyond(figures: Sequence[Figure]) -> str:
+    """Write the accuracies of copying strings twice as long as any that was trained on, or nearest to it."""
+    copied = [figure for figure in figures if (figure.evaluation, figure.metric) == ("copy", "symbol_accuracy")]
+    trained = max((f.settings["length"] for f in copied if not f.settings.get("beyond_training")), default=0)
+    beyond = [figure for figure in copied if figure.settings.get("beyond_training")]
+    if not trained or not beyond:
+        return ""
+    length = min((figure.settings["length"] for figure in beyond), key=lambda length: abs(length - 2 * trained))
+    found = [figure for figure in beyond if figure.settings["length"] == length]
+    times = f"{format_number(length / trained)} times the trained length"
+    return f"Copying {length:,} symbols, {times}: {_values(found, descending=True)}."
+
+
+def _longest(figures: Sequence[Figure], axis: str) -> list[Figure]:
+    """Take the figures at the greatest value of an axis, of one checkpoint, with full context if any are."""
+    greatest = max((figure.settings[axis] for figure in figures), default=None)
+    longest = [figure for figure in figures if figure.settings[axis] == greatest]
+    full = [figure for figure in longest if figure.settings.get("context") == "full"]
+    return [figure for figure in full or longest if figure.settings == (full or longest)[0].settings]
+
+
+def _values(figures: Sequence[Figure], *, descending: bool) -> str:
+    sign = -1 if descending else 1
+    ordered = sorted(figures, key=lambda figure: (figure.mean is None, sign * (figure.mean or 0)))
+    return ", ".join(f"{figure.label} {words.outcome(figure)}" for figure in ordered)

@@ -1,5 +1,5 @@
-"""Matching of models across mixers: the feed-forward width solved so that parameters or FLOPs are softmax's, or a
-setting of the mixer so that its state is Gated DeltaNet's."""
+"""Matching of models across mixers: the feed-forward width or the number of layers solved so that parameters or FLOPs
+are softmax's, or a setting of the mixer so that its state is Gated DeltaNet's."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -22,6 +22,8 @@ STATE_REFERENCE = MixerSettings(
 TOLERANCE = 0.01
 STATE_TOLERANCE = 0.1
 """Larger than TOLERANCE, as a state's size goes in steps of heads and channels."""
+LAYERS_TOLERANCE = 0.1
+"""Larger than TOLERANCE, as a model's size goes in steps of a layer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,13 +56,16 @@ class Matched:
         parameters = self.parameters / self.reference_parameters - 1
         flops = self.flops_per_token / self.reference_flops_per_token - 1
         state = "no state" if self.state_bytes is None else f"{self.state_bytes:,} state bytes"
-        solvable = self.match == "state" or self.model.feed_forward_width
-        unsolved = "" if solvable else " (no feed-forward whose width could be solved)"
+        unsolved = (
+            ""
+            if self.match != "none" or self.model.feed_forward_width
+            else " (no feed-forward whose width could be solved)"
+        )
         return (
             f"match={self.match}{unsolved}: {mixer} has {self.parameters:,} parameters "
             f"({parameters:+.2%} of plain softmax's) and {self.flops_per_token / 1e6:.2f} forward MFLOPs a token "
-            f"({flops:+.2%}), feed_forward_width {self.model.feed_forward_width}, {state} a sequence of "
-            f"{self.seq_len:,} in {self.precision}{self._memory_statement()}"
+            f"({flops:+.2%}), feed_forward_width {self.model.feed_forward_width}, {self.model.num_layers} layers, "
+            f"{state} a sequence of {self.seq_len:,} in {self.precision}{self._memory_statement()}"
         )
 
     def _memory_statement(self) -> str:
@@ -81,14 +86,17 @@ def match_model(
     model: ModelSettings,
     *,
     match: str,
+    match_by: str = "feed_forward",
     seq_len: int,
     vocabulary_size: int,
     num_logits: int | None = None,
     precision: str = "float32",
 ) -> Matched:
-    """Solve `feed_forward_width`, in steps of 8 where that comes within 1 %, of 1 otherwise; or the mixers' states.
+    """Solve `feed_forward_width`, in steps of 8 where that comes within 1 %, of 1 otherwise; or `num_layers`; or the
+    mixers' states.
 
-    Width, depth and head width of the model stay alike across mixers. A model without feed-forward has no width to
+    Width and head width of the model stay alike across mixers, and so does its depth unless it is what is solved, to
+    within 10 %. A model without feed-forward has no width to
     solve: it is matched by nothing, and says so. With match=state the feed-forward stays as it is, and each layer's
     mixer gets the legal value of its setting at which its memory is nearest that of Gated DeltaNet in this model;
     see `Mixer.state_choices`.
@@ -96,32 +104,43 @@ def match_model(
     Args:
         mixers: one a layer, backends resolved.
         match: "params", "flops" (at `seq_len`), "state" or "none".
+        match_by: "feed_forward", its width, or "layers", their number, all of one mixer; for "params" and "flops".
         num_logits: positions of a sequence at which logits are read, and FLOPs counted; None: all.
         precision: of the training; the caches of a state have its dtype. Changes `state_bytes` alone.
 
     Raises:
-        UserError: no width comes within 1 %, or no state within 10 %, with how near one can come; a state that grows.
+        UserError: no width comes within 1 %, or no number of layers or state within 10 %, with how near one can come; a
+            state that grows; layers to be solved that differ, or where nothing is to be matched by them.
     """
 
     def built(width: int, layers: Sequence[MixerSettings]) -> LanguageModel:
-        settings = replace(model, feed_forward_width=width)
+        settings = replace(model, feed_forward_width=width, num_layers=len(layers))
         return build_meta(layers, settings, vocabulary_size=vocabulary_size)
 
     def flops(candidate: LanguageModel) -> float:
         return candidate.forward_flops(seq_len, num_logits) / seq_len
 
+    if match_by == "layers" and match not in ("params", "flops"):
+        raise UserError(f"match_by=layers: match={match} leaves the number of layers as it is; match=params or flops")
+    if match_by == "layers" and any(mixer != mixers[0] for mixer in mixers):
+        raise UserError(
+            "match_by=layers: the layers' mixers differ, and which to add nobody says; match_by=feed_forward"
+        )
     reference = built(model.feed_forward_width, [REFERENCE] * model.num_layers)
     width, mismatch, layers, values = model.feed_forward_width, None, list(mixers), []
     if match == "state":
         layers, mismatch, values = _match_states(mixers, model)
-    elif match != "none" and width:
-        measure = flops if match == "flops" else LanguageModel.num_parameters
+    measure = flops if match == "flops" else LanguageModel.num_parameters
+    if match_by == "layers":
+        number = solve_layers(lambda number: measure(built(width, layers[:1] * number)), measure(reference), match)
+        layers = layers[:1] * number
+    elif match in ("params", "flops") and width:
         width = solve_width(lambda candidate: measure(built(candidate, mixers)), measure(reference), match)
     chosen = built(width, layers)
     return Matched(
         mixers=layers,
-        model=replace(model, feed_forward_width=width),
-        match=match if match == "state" or model.feed_forward_width else "none",
+        model=replace(model, feed_forward_width=width, num_layers=len(layers)),
+        match=match if match == "state" or match_by == "layers" or model.feed_forward_width else "none",
         parameters=chosen.num_parameters(),
         reference_parameters=reference.num_parameters(),
         num_branches=chosen.num_branches,
@@ -160,6 +179,24 @@ def solve_width(measure: Callable[[int], float], target: float, match: str, refe
         f"match={match}: the nearest this mixer comes to {reference}'s {target:,.0f} is {measure(width):,.0f} "
         f"({mismatch:+.1%}, feed_forward_width {width}), over the 1 % allowed; make the mixer smaller or set match=none"
     )
+
+
+def solve_layers(measure: Callable[[int], float], target: float, match: str) -> int:
+    """Return the number of layers whose measure is nearest the target; the measure is linear in it.
+
+    Raises:
+        UserError: none comes within 10 %.
+    """
+    smallest = measure(1)
+    number = max(1, 1 + round((target - smallest) / (measure(2) - smallest)))
+    mismatch = measure(number) / target - 1
+    if abs(mismatch) > LAYERS_TOLERANCE:
+        raise UserError(
+            f"match_by=layers: the nearest this mixer comes to {REFERENCE.name}'s {target:,.0f} by match={match} is "
+            f"{measure(number):,.0f} ({mismatch:+.1%}, num_layers {number}), over the 10 % allowed; give a model of "
+            "more layers, or match_by=feed_forward"
+        )
+    return number
 
 
 def _match_states(

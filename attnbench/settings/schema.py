@@ -169,6 +169,9 @@ class RunSettings:
     rerun: bool = False
     """Train and measure again although a finished run of the same settings is there."""
     match: str = setting(choices=MATCHES)
+    match_by: str = setting("feed_forward", choices=("feed_forward", "layers"))
+    """Solved by match=params and match=flops: the feed-forward's width, or the number of layers of the language model;
+    probes keep their layers."""
 
 
 @dataclass(slots=True, kw_only=True)

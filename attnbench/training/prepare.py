@@ -228,6 +228,7 @@ def _matched(
         device_type=device.type,
         precision=precision,
         match=settings.match,
+        match_by=settings.match_by,
         seq_len=settings.seq_len,
         vocabulary_size=corpus.vocabulary_size,
     )

@@ -141,8 +141,9 @@ def _show(comparison: Comparison, files: Sequence[Path], *, mirrored: bool) -> N
     print_comparison(
         rows,
         list(plan.variants),
-        rank=plan.rank or list(plan.variants),
+        rank=plan.ranked,
         reference=plan.reference,
+        control_seeds=comparison.control_seeds(),
         shared=comparison.shared_by_evaluation(),
         primaries={name: cls.primary for name, cls in _evaluations(comparison).items() if cls.primary is not None},
     )
@@ -166,8 +167,9 @@ def _record(comparison: Comparison, scored: Sequence[Cell]) -> None:
         "plan": plan.name,
         "command": comparison.settings.command,
         "variants": list(plan.variants),
-        "rank": plan.rank or list(plan.variants),
+        "rank": plan.ranked,
         "reference": plan.reference,
+        "control_seeds": comparison.control_seeds(),
         "shared": comparison.shared_by_evaluation(),
         "evaluations": _described(comparison),
         "missing": [

@@ -150,12 +150,13 @@ class Comparison:
             try:
                 choice = search.choice()
             except UserError as error:
-                self.undecided.append(f"{search.name}, {len(seeds)} scored")
+                num_scored = len(seeds) + len(self._control_seeds(search))
+                self.undecided.append(f"{search.name}, {num_scored} scored")
                 if self._is_wanted(search.evaluation):
                     self.fail(search.name, str(error))
                 continue
             self.choices.append(choice)
-            cells += search.scored(choice.chosen, seeds)
+            cells += search.scored(choice.chosen, [*seeds, *self._control_seeds(search)])
         return self._in_order(cells)
 
     def timed(self) -> list[Cell]:
@@ -167,7 +168,7 @@ class Comparison:
         numbers: Counter[str] = Counter()
         for search in self._searches:
             if self._is_wanted(search.evaluation):
-                numbers[search.evaluation] += len(self._seeds(search))
+                numbers[search.evaluation] += len(self._seeds(search)) + len(self._control_seeds(search))
         return numbers
 
     def trainings(self) -> list[ProbeJob | TrainingJob]:
@@ -176,6 +177,16 @@ class Comparison:
 
     def _seeds(self, search: Search) -> Sequence[int]:
         return self.plan.seeds if search.evaluation == TRAINING else self.plan.probe_seeds
+
+    def _control_seeds(self, search: Search) -> list[int]:
+        """Seeds of the control, where these cells are the reference's."""
+        shared = self.shared.get(search.evaluation, {})
+        is_reference = search.variant == shared.get(self.plan.reference or "", self.plan.reference)
+        return self.plan.control_seeds(self._seeds(search)) if is_reference else []
+
+    def control_seeds(self) -> list[int]:
+        """Seeds of the control in any evaluation."""
+        return sorted({seed for search in self._searches for seed in self._control_seeds(search)})
 
     def _in_order(self, cells: list[Cell]) -> list[Cell]:
         """Evaluation by evaluation, as the plan lists them."""

@@ -102,7 +102,7 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
         parts=_comparison_parts(
             summary_table(summary(over_seeds, verdicts, protocol.variants), with_intervals=True), verdicts, note, inputs
         ),
-        rows=[*inputs.rows, *to_rows(over_seeds)],
+        rows=[*inputs.rows, *inputs.control, *to_rows(over_seeds)],
         environments={name: stamp for name, stamp in inputs.environments.items() if stamp is not None},
         files={"comparison.json": json.dumps(record, indent=1) + "\n"},
     )

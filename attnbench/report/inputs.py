@@ -12,6 +12,7 @@ from attnbench.settings.check import check_options, read
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_PAIRED, MAX_VARIANTS
 from attnbench.settings.text import read_object
+from attnbench.verdict.control import control_of
 from attnbench.verdict.seeds import Figure, distinguish_variants
 from attnbench.verdict.summary import evaluation_class, primary_metrics
 
@@ -60,6 +61,8 @@ class Protocol:
     variants: list[str]
     rank: list[str]
     reference: str | None
+    control_seeds: list[int] = field(default_factory=list)
+    """Seeds of the reference under which it is its own control."""
     files: list[str] | None
     """Results files, relative to the experiment's folder; None: all that lie there."""
     evaluations: dict[str, About] = field(default_factory=dict)
@@ -80,6 +83,8 @@ class Inputs:
 
     rows: list[ResultRow]
     """Rows of single seeds, in the order of the variants."""
+    control: list[ResultRow]
+    """Rows of the reference under the seeds of the control."""
     protocol: Protocol
     environments: dict[str, dict[str, Any] | None]
     """The stamp behind each fingerprint that the rows name; None where no file has it."""
@@ -107,10 +112,12 @@ def read_inputs(folder: Path) -> Inputs:
     if record is None:
         rows = distinguish_variants(rows)
     protocol = _protocol(record, rows, folder)
+    shown, control = control_of(rows, protocol.control_seeds)
     place = {name: index for index, name in enumerate(protocol.variants)}
     folders = dict.fromkeys([folder, *(path.parent.parent for path in files)])
     return Inputs(
-        rows=sorted(rows, key=lambda row: place.get(row.identity.variant, len(place))),
+        rows=sorted(shown, key=lambda row: place.get(row.identity.variant, len(place))),
+        control=control,
         protocol=protocol,
         environments=_environments(folders, rows),
         incomplete=[str(path.relative_to(folder)) for path in files if not is_complete(path)],

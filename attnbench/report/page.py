@@ -60,7 +60,7 @@ def write_report(folder: Path, *, target: Path | None = None) -> Path:
         svg = charts.to_svg(specs[plot.name], plot)
         replace_file(target / "figures" / f"{plot.name}.svg", svg)
         unlinked(target / "figures" / f"{plot.name}.png").write_bytes(charts.to_png(svg))
-    write_csv([*inputs.rows, *to_rows(over_seeds)], target / "results.csv")
+    write_csv([*inputs.rows, *inputs.control, *to_rows(over_seeds)], target / "results.csv")
     scripts = [charts.runtime(), (HERE / "page.js").read_text(encoding="utf-8")] if specs else []
     anchors = {chapter.evaluation: f"evaluation-{index}" for index, chapter in enumerate(shown)}
     page = render(

@@ -1,6 +1,6 @@
 """Tables that a finished command prints, of what was trained and measured, and the paths of its files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from attnbench.results.tables import (
     read_folders,
 )
 from attnbench.settings.errors import printable
+from attnbench.verdict.control import control_of, control_sentence, judge_control
 from attnbench.verdict.seeds import distinguish_variants, figures, same_models
 from attnbench.verdict.summary import Entry, Summary, summary, verdicts_of
 
@@ -87,11 +88,15 @@ def print_comparison(
     reference: str | None,
     shared: Mapping[str, Mapping[str, str]],
     primaries: Mapping[str, Primary],
+    control_seeds: Collection[int] = (),
 ) -> None:
     """Print the summary of a comparison to standard output, a line a score and a column a variant, one of which all
     failed included."""
+    rows, control = control_of(rows, control_seeds)
     over_seeds = figures(rows, shared)
     verdicts = verdicts_of(over_seeds, rank=rank, reference=reference, primaries=primaries)
     notes = [f"{line}: one model, run once." for line in same_models(shared)]
     notes += [f"{term}: {sentence}" for term, lines in answer(rows, over_seeds, verdicts).items() for sentence in lines]
+    if reference is not None:
+        notes += [control_sentence(judge_control(rows, control, reference=reference, primaries=primaries), reference)]
     print_table(replace(summary_table(summary(over_seeds, verdicts, variants)), notes=notes))

@@ -14,7 +14,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from attnbench.settings.errors import UserError, did_you_mean
-from attnbench.settings.schema import CORPORA, MAX_PAIRED, SELECTION_SEED, PlanSettings, RunSettings
+from attnbench.settings.schema import CONTROL_SHIFT, CORPORA, MAX_PAIRED, SELECTION_SEED, PlanSettings, RunSettings
 
 Settings = TypeVar("Settings")
 
@@ -304,7 +304,16 @@ def check_plan(plan: PlanSettings) -> None:
     check_value("plan.only", plan.only, choices=plan.evaluations)
     check_value("plan.rank", plan.rank, choices=plan.variants)
     check_value("plan.reference", plan.reference, choices=plan.variants)
-    if len(plan.rank or plan.variants) > MAX_PAIRED and plan.reference is None:
+    if plan.reference is not None and plan.rank and plan.reference not in plan.rank:
+        raise UserError(f"plan.reference={plan.reference}: must be one of plan.rank={plan.rank}, or null")
+    seeds = {*plan.seeds, *plan.probe_seeds}
+    both = sorted(seeds & {*plan.control_seeds(plan.seeds), *plan.control_seeds(plan.probe_seeds)})
+    if both:
+        raise UserError(
+            f"plan.seeds: {both[0]} is seed {both[0] - CONTROL_SHIFT} of the control, whose seeds are shifted by "
+            f"{CONTROL_SHIFT}; take seeds within a range of {CONTROL_SHIFT}"
+        )
+    if len(plan.ranked) > MAX_PAIRED and plan.reference is None:
         raise UserError(
             f"plan.reference=null: with more than {MAX_PAIRED} variants under plan.rank name the one to compare with"
         )

@@ -5,6 +5,7 @@ The yaml files of conf/ hold the values; these classes hold the names, the types
 `EvaluationSettings` carry such a yaml.
 """
 
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ MAX_STEPS = 10**8 - 1
 
 MAX_VARIANTS = 256
 """Largest number of variants of a plan, and of its learning rates."""
+
+CONTROL_SHIFT = 50
+"""What the seeds of a control are shifted by: the reference of a plan under other seeds."""
 
 MAX_PAIRED = 6
 """Largest number of variants compared pair by pair; more are compared with a reference alone."""
@@ -196,15 +200,25 @@ class PlanSettings:
     num_search_seeds: int = setting(3, minimum=1, maximum=100)
     """Seeds that learning rates are searched with, SELECTION_SEED and up."""
     rank: list[str] | None = None
-    """The variants that are compared pair by pair; null: all."""
+    """The variants that are tested; null: all; none: every number is descriptive."""
     reference: str | None = None
-    """Variant that each is compared with, where more than 6 are ranked."""
+    """Variant that each is compared with, and that runs again under other seeds as a control; null: all pairs."""
     num_workers: int = setting(1, minimum=1)
     """Number of cells at a time on the device; timed ones run alone."""
     costs: dict[str, float] = field(default_factory=dict)
     """Seconds that a cell of an evaluation, or of `training`, takes: the first estimate of the time left."""
     dry_run: bool = False
     """List the cells, say how long they will take here, and stop."""
+
+    @property
+    def ranked(self) -> list[str]:
+        """The variants that are tested."""
+        return list(self.variants) if self.rank is None else self.rank
+
+    def control_seeds(self, seeds: Sequence[int]) -> list[int]:
+        """Shift the seeds of an evaluation to those of the control; none where nothing is tested."""
+        is_tested = self.reference is not None and self.ranked and len(seeds) > 1
+        return [seed + CONTROL_SHIFT for seed in seeds] if is_tested else []
 
 
 @dataclass(slots=True, kw_only=True)

@@ -31,6 +31,7 @@ from attnbench.report.inputs import read_inputs
 from attnbench.results.folder import ROOT
 from attnbench.results.job import is_whole
 from attnbench.results.rows import is_complete, read_results
+from attnbench.settings.check import check_plan
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import trust
 from attnbench.settings.schema import SELECTION_SEED, ComparisonSettings, PlanSettings
@@ -550,3 +551,18 @@ def test_a_mixer_is_another_s_function_only_where_it_says_so_itself(monkeypatch)
     monkeypatch.setattr(sys.modules[__name__], "Other", Other, raising=False)
     trust([derived.target])
     assert function_of(derived)["target"] == derived.target
+
+
+def test_a_plan_with_a_reference_runs_it_again_as_a_control_outside_the_family(text, tmp_path, ran, capsys):
+    folder = compared(settings(text, tmp_path, evaluations=("copy",), overrides=[*OVERRIDES, f"data.path={text}",
+        *smoke_words("copy", copy_learning_rates=[1e-2])], reference="softmax"))  # fmt: skip
+    seeds = sorted((cell.label.split()[1].rstrip(","), int(cell.label.split()[-1])) for cell in ran())
+    assert seeds == [("plain", 0), ("plain", 1), ("softmax", 0), ("softmax", 1), ("softmax", 50), ("softmax", 51)]
+    assert record(folder)["control_seeds"] == [50, 51]
+    inputs = read_inputs(folder)
+    assert {row.identity.seed for row in inputs.rows} == {0, 1}
+    assert {row.identity.seed for row in inputs.control} == {50, 51}
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Control: softmax against itself under other seeds came out neither" in said
+    with pytest.raises(UserError, match="50 is seed 0 of the control"):
+        check_plan(plan(text, seeds=[0, 50], reference="softmax"))

@@ -13,6 +13,7 @@ from attnbench.report import words
 from attnbench.report.inputs import read_inputs
 from attnbench.results.rows import TEST_OF_BEST
 from attnbench.settings.errors import UserError
+from attnbench.verdict.control import control_of, control_sentence, judge_control
 from attnbench.verdict.ranking import Pair, family, holm, judge, noise_floor
 from attnbench.verdict.seeds import figures
 from attnbench.verdict.statistics import student_interval
@@ -246,3 +247,23 @@ def test_flash_and_softmax_are_equivalent_or_undecided_on_published_scores():
     assert len(same) == 3
     assert all(verdict.winner is None for verdict in same)
     assert any(verdict.winner is not None for verdict in verdicts)
+
+
+def test_the_control_is_the_reference_under_other_seeds_paired_in_order():
+    def control(*values):
+        rows = [
+            *copied(softmax=[0.5 + 0.01 * seed for seed in range(8)], linear=[0.4] * 8),
+            *(row("softmax", 50 + seed, value=value, settings=SETTINGS) for seed, value in enumerate(values)),
+        ]
+        scored, again = control_of(rows, range(50, 58))
+        assert len(scored) == 16
+        return judge_control(scored, again, reference="softmax", primaries={"copy": ACCURACY_OF_COPY, "recall": NATS})
+
+    (same,) = control(*[0.5 + 0.01 * seed + 0.02 * (-1) ** seed for seed in range(8)])
+    assert (same.outcome, same.num_seeds) == ("undecided", 8)
+    assert "neither better nor worse in copy" in control_sentence([same], "softmax")
+    (other,) = control(*[0.9 + 0.01 * seed for seed in range(8)])
+    assert other.outcome == "better"
+    assert other.difference == pytest.approx(0.4)
+    assert "finds differences that are none" in control_sentence([other], "softmax")
+    assert control_sentence(judge_control([], [], reference="softmax", primaries={}), "softmax") == ""

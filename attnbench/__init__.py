@@ -37,7 +37,7 @@ ROOMS = (
 )
 """Folders of the package in the order of the flow: a file imports from its own room and from rooms before it."""
 
-NUMBERS_VERSION = {"data": 0, "mixers": 0, "model": 0, "training": 0, "evals": 2, "timing": 0}
+NUMBERS_VERSION = {"data": 0, "mixers": 0, "model": 0, "training": 0, "evals": 3, "timing": 0}
 """Versions of the numbers that each part of the code gives, `mixers` with their kernels.
 
 Raised by hand where golden rows change on purpose (tests/golden.py). It enters the identity of every result that the

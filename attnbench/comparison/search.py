@@ -17,6 +17,7 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED, EvaluationSettings, RunSettings
 from attnbench.training.prepare import Run, with_identity
 from attnbench.training.run import TrainingJob
+from attnbench.verdict.rates import rate_sensitivity, rate_window
 
 MAX_WIDENINGS = 2
 """Rates that are added to a grid whose best is at its edge, one after the other."""
@@ -46,6 +47,9 @@ class Choice:
     """Mean steps to 0.95, by rate, the budget where it was never reached; empty for language models."""
     after_an_epoch: dict[str, float | None] = field(default_factory=dict)
     """Scores of the first stage of language models, of one seed after one epoch."""
+    rate_window: float | None = None
+    rate_sensitivity: float | None = None
+    """See `verdict.rates`; of language models in two stages those of the first."""
     chosen: float
     at_edge: bool
     """The chosen rate is the smallest or the largest of the widened grid: a wider one might hold a better one."""
@@ -85,8 +89,8 @@ class Search:
     """The row of a search that rates are chosen by."""
     prepared: ProbeJob | TrainingJob
     """One of its trainings, whatever its rate."""
-    cell: Callable[[float, int], Cell]
-    """The training at a rate and a seed."""
+    cell: Callable[[float, int, int | None], Cell]
+    """The training at a rate and a seed and, of a probe, with the step at which it leaves the search, see `_known`."""
     first_stage: Callable[[float], Cell] | None = None
     """The cheaper training at a rate that decides which NUM_FINALISTS rates go on; None: all do."""
     source: "Search | None" = None
@@ -101,38 +105,65 @@ class Search:
         """List the trainings that are known by now: of the grid, and of what the finished ones ask for."""
         if not self._is_searched:
             return []
-        rates = self._rates()
-        cells = [cell for rate in rates for cell in self._trials(rate)]
-        if self.first_stage is not None and all(cell.is_done() for cell in cells):
-            cells += [cell for rate in self._finalists(rates) for cell in self._all_seeds(rate)]
+        known, is_done = self._first()
+        cells = [cell for group in known.values() for cell in group]
+        if self.first_stage is not None and is_done:
+            cells += [cell for rate in self._finalists(known) for cell in self._all_seeds(rate)]
         # A training of one epoch in all is both stages at once.
         return list({cell.folder: cell for cell in cells}.values())
 
-    def _rates(self) -> list[float]:
-        """List the rates of the grid, widened as far as the finished trainings ask for it."""
+    def _first(self) -> tuple[dict[float, list[Cell]], bool]:
+        """The trainings of the grid, widened as far as the finished ones ask for it, and if all are finished."""
         rates = sorted(self.grid)
+        known, is_done = self._known(rates)
         # A choice between two is no grid.
         for _ in range(MAX_WIDENINGS if len(rates) > 2 else 0):
-            if not all(cell.is_done() for rate in rates for cell in self._trials(rate)):
-                break
-            best = self._best({rate: self._read(self._trials(rate)) for rate in rates})[0]
+            best = self._ordered(known)[0] if is_done else None
             if best not in (rates[0], rates[-1]):
                 break
             rates = sorted([*rates, next_rate(rates, above=best == rates[-1])])
-        return rates
+            known, is_done = self._known(rates)
+        return known, is_done
 
-    def _trials(self, rate: float) -> list[Cell]:
+    def _known(self, rates: Sequence[float]) -> tuple[dict[float, list[Cell]], bool]:
+        """The trainings of these rates that are known by now, and if all of all rates are finished.
+
+        A probe tries the middle of its grid first, then one rate on each side, and so on. Once a rate has solved all
+        its seeds, those after it leave the search after twice the steps that took, unless they have arrived by then.
+        """
+        middle, known, limit = rates.index(sorted(self.grid)[(len(self.grid) - 1) // 2]), {}, None
+        # A choice between two is no grid, here either.
+        is_in_turn = isinstance(self.prepared, ProbeJob) and len(self.grid) > 2
+        distances = {rate: abs(index - middle) if is_in_turn else 0 for index, rate in enumerate(rates)}
+        for distance in sorted(set(distances.values())):
+            group = [rate for rate in rates if distances[rate] == distance]
+            known |= {rate: self._trials(rate, limit) for rate in group}
+            if not all(cell.is_done() for rate in group for cell in known[rate]):
+                return known, False
+            limit = self._limit([self._read(cells) for cells in known.values()])
+        return known, True
+
+    def _limit(self, trials: Sequence[Sequence[Trial]]) -> int | None:
+        """Twice the steps of the slowest seed of the rate that solved all of them first; None: none did."""
+        if not isinstance(self.prepared, ProbeJob) or self.prepared.task.fixed_steps:
+            return None
+        solved = [[trial.steps or 0 for trial in group] for group in trials if num_solved(group) == len(group)]
+        return round(2 * min(map(max, solved))) if solved else None
+
+    def _trials(self, rate: float, limit: int | None) -> list[Cell]:
         """The trainings of a rate that all rates have."""
-        return [self.first_stage(rate)] if self.first_stage is not None else self._all_seeds(rate)
+        return [self.first_stage(rate)] if self.first_stage is not None else self._all_seeds(rate, limit)
 
-    def _all_seeds(self, rate: float) -> list[Cell]:
-        return [self.cell(rate, SELECTION_SEED + index) for index in range(self.num_seeds)]
+    def _all_seeds(self, rate: float, limit: int | None = None) -> list[Cell]:
+        return [self.cell(rate, SELECTION_SEED + index, limit) for index in range(self.num_seeds)]
 
-    def _finalists(self, rates: Sequence[float]) -> list[float]:
-        """The best rates of the first stage, or all where there is one stage."""
-        if self.first_stage is None:
-            return list(rates)
-        return sorted(self._best({rate: self._read(self._trials(rate)) for rate in rates})[:NUM_FINALISTS])
+    def _ordered(self, known: Mapping[float, Sequence[Cell]]) -> list[float]:
+        """Order rates by what their trainings came to, the best first."""
+        return self._best({rate: self._read(cells) for rate, cells in known.items()})
+
+    def _finalists(self, known: Mapping[float, Sequence[Cell]]) -> list[float]:
+        """The best rates of the first stage."""
+        return sorted(self._ordered(known)[:NUM_FINALISTS])
 
     def _read(self, cells: Sequence[Cell]) -> list[Trial]:
         """Read what the trainings came to.
@@ -155,7 +186,7 @@ class Search:
 
     def scored(self, rate: float, seeds: Sequence[int]) -> list[Cell]:
         """The trainings that are scored."""
-        return [self.cell(rate, seed) for seed in seeds]
+        return [self.cell(rate, seed, None) for seed in seeds]
 
     def choice(self) -> Choice:
         """Choose the rate, from the finished searches or from those of the neighbour whose rate it takes over.
@@ -169,16 +200,21 @@ class Search:
         given = {"variant": self.variant, "evaluation": self.evaluation, "settings": dict(self.settings)}
         if not self._is_searched:
             return Choice(**given, grid=sorted(self.grid), scores={}, chosen=self.grid[0], at_edge=False)
-        rates = self._rates()
-        first = {rate: self._read(self._trials(rate)) for rate in rates}
-        trials = {rate: self._read(self._all_seeds(rate)) for rate in self._finalists(rates)}
+        known, _ = self._first()
+        rates, first = sorted(known), {rate: self._read(cells) for rate, cells in known.items()}
+        trials = first
+        if self.first_stage is not None:
+            trials = {rate: self._read(self._all_seeds(rate)) for rate in self._finalists(known)}
         [chosen, *_] = self._best(trials)
         any_worked = any(trial.score is not None for group in trials.values() for trial in group)
         probe = self.prepared if isinstance(self.prepared, ProbeJob) else None
         budget = probe.task.num_steps if probe is not None else 0
+        curve = {rate: _mean([trial.score for trial in group]) for rate, group in first.items()}
         return Choice(
             **given,
             grid=rates,
+            rate_window=rate_window(curve, higher_is_better=probe is not None),
+            rate_sensitivity=rate_sensitivity(curve, chosen, higher_is_better=probe is not None),
             scores=_by_rate(trials, lambda group: _mean([trial.score for trial in group])),
             seeds=_by_rate(trials, lambda group: [trial.score for trial in group]),
             solved=_by_rate(trials, num_solved) if probe is not None else {},
@@ -284,7 +320,7 @@ def search_of_training(
         num_seeds=num_seeds,
         metric="nats_per_character",
         prepared=TrainingJob(run),
-        cell=cell,
+        cell=lambda rate, seed, _: cell(rate, seed),
         first_stage=first_stage if num_seeds > 1 and len(grid) > NUM_FINALISTS else None,
     )
 
@@ -301,8 +337,8 @@ def searches_of_probe(settings: RunSettings, evaluation: EvaluationSettings, num
 
 
 def _search_of_task(job: ProbeJob, grid: Sequence[float], num_seeds: int) -> Search:
-    def cell(rate: float, seed: int) -> Cell:
-        at_rate = job.at(rate, seed)
+    def cell(rate: float, seed: int, limit: int | None) -> Cell:
+        at_rate = job.at(rate, seed, limit)
         return Cell(label=at_rate.label, jobs=(at_rate,), rate=rate)
 
     return Search(

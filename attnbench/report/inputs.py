@@ -38,6 +38,9 @@ class Rate:
     """Number of solved search seeds, and mean steps to 0.95, by rate; empty for language models."""
     after_an_epoch: dict[str, float | None] = field(default_factory=dict)
     """Scores by rate of a language model's first stage, after one epoch."""
+    rate_window: float | None = None
+    rate_sensitivity: float | None = None
+    """See `verdict.rates`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,6 +142,22 @@ def test_a_training_ends_once_its_task_is_solved(seen, reached, last, tmp_path):
     assert (state.reached_step, state.last_step or 1000) == (reached, last)
 
 
+def test_a_training_past_the_limit_of_its_search_leaves_it_unless_it_has_arrived(tmp_path, monkeypatch):
+    settings = replace(probe_settings(tmp_path, copy_num_steps=300), seed=SELECTION_SEED)
+    job = prepared(settings)
+    for seen, last in (([0.1, 0.2, 0.3], 60), ([0.1, 0.2, 0.96, 0.97, *[0.97] * 9], 220), ([0.1, 0.2, 0.96, 0.1], 80)):
+        checks = iter([*seen, seen[-1]])
+        monkeypatch.setattr(type(job.task), "selection", lambda *_, checks=checks: next(checks))
+        limited = job.at(1e-2, SELECTION_SEED, limit=50)
+        assert limited.config_hash != job.config_hash
+        limited.settings.rerun = True
+        run_jobs([limited])
+        found = {row.measurement.metric: row.measurement for row in read_results(limited.results)}
+        assert found["steps_trained"].value == last
+        assert found["steps_to_95"].status == ("ok" if last == 220 else "not_reached")
+    assert "at 50 another rate had solved all its seeds" in found["steps_to_95"].reason
+
+
 def test_with_fixed_steps_all_are_made_with_a_cosine(tmp_path, monkeypatch):
     job = prepared(probe_settings(tmp_path, copy_num_steps=200, copy_fixed_steps=True))
     monkeypatch.setattr(type(job.task), "selection", lambda *_: 1.0)

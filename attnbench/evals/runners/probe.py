@@ -67,6 +67,8 @@ class ProbeJob(Job):
     """The probe's primary metric, whose accuracy decides what is solved."""
     seq_len: int
     """Positions of a training sequence."""
+    limit: int | None = None
+    """Step at which a training leaves its search that has not passed the threshold; None: it goes on."""
     config_hash: str = field(init=False)
     folder: Path = field(init=False)
 
@@ -76,10 +78,10 @@ class ProbeJob(Job):
         words = [self.evaluation, settings.mixer.name, task, f"lr{rate:g}", f"seed{settings.seed}", self.config_hash]
         self.folder = Path(settings.outputs_dir) / settings.experiment / "cells" / "-".join(filter(None, words))
 
-    def at(self, rate: float, seed: int) -> "ProbeJob":
-        """The same training with another rate and seed; nothing is resolved anew."""
+    def at(self, rate: float, seed: int, limit: int | None = None) -> "ProbeJob":
+        """The same training with another rate, seed and limit; nothing is resolved anew."""
         train = replace(self.train, learning_rate=rate)
-        return replace(self, settings=replace(self.settings, seed=seed), train=train)
+        return replace(self, settings=replace(self.settings, seed=seed), train=train, limit=limit)
 
     @property
     def label(self) -> str:
@@ -113,6 +115,7 @@ class ProbeJob(Job):
             "task": {name: value for name, value in asdict(self.task).items() if name != "model"},
             "model": hashed_model(matched.model if matched is not None else self.task.model, matched),
             "train": {name: value for name, value in asdict(self.train).items() if name != "log_interval_steps"},
+            "limit": self.limit,
             "device": self.device.type,
             "seed": self.settings.seed,
             **code_of([target, self.probe.target], ["mixers", "model", "training", "evals"]),
@@ -243,8 +246,11 @@ class ProbeJob(Job):
         )
 
     def _new_end(self, state: TrainState, row: dict[str, Any]) -> int | None:
-        """Return the last step of a training that has done its work at this check."""
-        if not is_over(state, row["selection"]) or self.task.fixed_steps:
+        """Return the last step of a training that has done its work at this check, or leaves its search there."""
+        has_done = is_over(state, row["selection"])
+        if self.limit is not None and state.step >= self.limit and state.passed_step is state.reached_step is None:
+            return state.step
+        if not has_done or self.task.fixed_steps:
             return None
         return shortened(self.train, self.task.num_steps, state.step)
 
@@ -299,6 +305,8 @@ class ProbeJob(Job):
         """Measure how many steps and sequences reaching the threshold took."""
         if state.reached_step is None:
             reason = f"selection was not {SOLVED} at two checks in a row in {state.step} steps"
+            if self.limit is not None:
+                reason += f"; at {self.limit} another rate had solved all its seeds in half as many"
             yield from self._times_without_numbers("not_reached", reason)
             return
         for metric, (unit, per_step, settings) in self._budgets().items():

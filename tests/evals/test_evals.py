@@ -40,7 +40,7 @@ def cells_of(own: RunSettings) -> list[Cell]:
     """The evaluation's cells, at one rate and seed."""
     _, probes, system = by_kind(own)
     if probes:
-        return [search.cell(1e-2, own.seed) for search in searches_of_probe(own, probes[0])]
+        return [search.cell(1e-2, own.seed, None) for search in searches_of_probe(own, probes[0])]
     run = prepare(own)
     return [system_cell(SystemJob(run, system[0])) if system else Cell(label="", jobs=language_model_jobs(run))]
 

@@ -394,7 +394,7 @@ def test_presets_are_those_of_the_battery():
             for t in tasks
         ]
 
-    assert sizes("small") == [(32, [4], 32, 64, 20_000, 3_000, 1500, 64, True)]
+    assert sizes("small") == [(32, [4], 32, 64, 20_000, 3_000, 1600, 64, True)]
     assert sizes("published") == [(64, [3, 5, 8, 10, 15], 64, 64, 20_000, 3_000, 1500, 64, True)]
     zoology = sizes("zoology")
     assert len(zoology) == 16

@@ -21,6 +21,7 @@ from attnbench.settings.check import (
     read,
     setting_of,
 )
+from attnbench.settings.earlier import current_mixer
 from attnbench.settings.errors import UserError, did_you_mean
 from attnbench.settings.registry import build, trust
 from attnbench.settings.schema import (
@@ -162,6 +163,7 @@ def stored_settings(folder: Path) -> RunSettings:
         json.dumps(content, allow_nan=False)
         del content["resolved"], content["evaluations"]
         settings = read(RunSettings, content, given={"evaluations": []})
+        settings.mixer = current_mixer(settings.mixer)
         check_names(settings)
         return settings
     except OSError as error:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from attnbench.machine.precision import dtype_of, multiplying
 from attnbench.mixers.definition import exact, relative_error, worst
-from attnbench.mixers.layers import rotate, rotation
 from attnbench.ops.delta_rule import recurrent_gated_delta_rule, unit_length
+from attnbench.ops.rotary import rotate, rotation
 from attnbench.ops.softmax_attention import attend, visible
 
 

@@ -11,6 +11,7 @@ from attnbench.evals.base import NUM_SELECTION, Probe, Task
 from attnbench.evals.lib.options import check_training, mixer_wishes, probe_deviation
 from attnbench.evals.lib.scoring import accuracy, correct_labels, mean_accuracy
 from attnbench.evals.lib.task_data import ABSENT, SPLITS, hashed, hashes_in_split, in_pieces, integers_below, shuffled
+from attnbench.mixers.around import Gate
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import Measurement
@@ -202,7 +203,7 @@ class Copy(Probe):
         head_width: int,
         feed_forward_width: int,
         conv_size: int | None,
-        output_gate: bool | None,
+        output_gate: Gate | None,
         num_steps: int,
         fixed_steps: bool,
         batch_size: int,

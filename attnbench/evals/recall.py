@@ -21,6 +21,7 @@ from attnbench.evals.lib.task_data import (
     integers_below,
     shuffled,
 )
+from attnbench.mixers.around import Gate
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import Measurement
@@ -214,7 +215,7 @@ class Recall(Probe):
         reuse_rate: bool,
         num_layers: int,
         conv_size: int | None,
-        output_gate: bool | None,
+        output_gate: Gate | None,
         initial_deviation: float | None,
         learning_rates: list,
         precision: str,

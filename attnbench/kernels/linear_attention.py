@@ -44,7 +44,7 @@ def linear_attention(
     normaliser_BHK: Tensor | None,
     num_heads: int,
     feature_map: str,
-    eps: float,
+    eps: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y_t = S_t^T f(q_t) / (f(q_t) . z_t + eps) with S_t = S_{t-1} + f(k_t) v_t^T and z_t = z_{t-1} + f(k_t).
 
@@ -54,6 +54,7 @@ def linear_attention(
         mixed_BTC: query, key and value side by side, each (num_heads, K): float32 or bfloat16, K as in `WIDTHS`.
         memory_BHKV, normaliser_BHK: S and z before the first position, in float32; None for zeros.
         feature_map: f: elu (elu(x) + 1), relu, or identity where the features have been taken before.
+        eps: None leaves the quotient out: y_t = S_t^T f(q_t).
 
     Returns:
         y as (B, T, H, V), S and z after the last position.
@@ -69,7 +70,7 @@ def mix(
     normaliser_BHK: Tensor | None,
     num_heads: int,
     feature_map: str,
-    eps: float,
+    eps: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y, the quotient's divisor as (B, H, T), and S and z after each of N segments."""
     mixed_BTC = mixed_BTC.contiguous()
@@ -94,7 +95,8 @@ def mix(
         normaliser=normaliser_BHNK,
         y=y_BTHV,
         divisor=divisor_BHT,
-        eps=eps,
+        eps=0.0 if eps is None else eps,
+        NORMALISED=eps is not None,
         HAS_START=start is not None,
         **arguments,
     )
@@ -108,7 +110,7 @@ def _(
     normaliser_BHK: Tensor | None,
     num_heads: int,
     feature_map: str,
-    eps: float,
+    eps: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _outputs(mixed_BTC, num_heads)
 
@@ -125,11 +127,12 @@ def mix_backward(
     normaliser_BHNK: Tensor,
     num_heads: int,
     feature_map: str,
+    is_normalised: bool,
 ) -> Tensor:
     """The gradient of the packed input."""
     mixed_BTC, gradient_BTHV = mixed_BTC.contiguous(), gradient_BTHV.contiguous()
     arguments = _arguments(mixed_BTC, num_heads, feature_map, backward_blocks(mixed_BTC, num_heads))
-    arguments |= {"of_y": gradient_BTHV, "y": y_BTHV, "divisor": divisor_BHT}
+    arguments |= {"of_y": gradient_BTHV, "y": y_BTHV, "divisor": divisor_BHT, "NORMALISED": is_normalised}
     of_mixed = torch.empty_like(mixed_BTC)
     of_memory, of_normaliser = memory_BHNKV, normaliser_BHNK
     num_segments = memory_BHNKV.shape[2]
@@ -167,12 +170,14 @@ def _(
     normaliser_BHNK: Tensor,
     num_heads: int,
     feature_map: str,
+    is_normalised: bool,
 ) -> Tensor:
     return mixed_BTC.new_empty(mixed_BTC.shape)
 
 
 def _save_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.num_heads, ctx.feature_map, _ = inputs
+    *tensors, ctx.num_heads, ctx.feature_map, eps = inputs
+    ctx.is_normalised = eps is not None
     ctx.save_for_backward(*tensors, *output)
     # What no gradient comes for stays None instead of zeros as large as the states.
     ctx.set_materialize_grads(False)
@@ -181,8 +186,10 @@ def _save_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 def _gradient(ctx: Any, of_y: Tensor | None, *of_states: Tensor | None) -> tuple[Tensor | None, ...]:
     if any(ctx.needs_input_grad[1:3]) or any(gradient is not None for gradient in of_states):
         raise NotImplementedError("linear_attention has no gradient through its states")
-    of_mixed = None if of_y is None else mix_backward(of_y, *ctx.saved_tensors, ctx.num_heads, ctx.feature_map)
-    return of_mixed, None, None, None, None, None
+    if of_y is None:
+        return (None,) * 6
+    how = ctx.num_heads, ctx.feature_map, ctx.is_normalised
+    return mix_backward(of_y, *ctx.saved_tensors, *how), None, None, None, None, None
 
 
 mix.register_autograd(_gradient, setup_context=_save_for_gradient)

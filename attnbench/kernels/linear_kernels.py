@@ -95,16 +95,19 @@ def _through_quotient(
     length,
     first,
     head,
+    NORMALISED: tl.constexpr,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     """Return, with y = n / d, dn = dy / d, in y's dtype, and dd = -(dy . y) / d in float32; zero where no position
-    is."""
+    is. Not normalised, dn = dy and dd = 0."""
     stride: tl.constexpr = HEADS * WIDTH
     address, exists = _tile(of_y, sequence, length, first, head, stride, WIDTH, BLOCK, CHUNK)
     gradient = tl.load(address, mask=exists, other=0).to(tl.float32)
+    if not NORMALISED:
+        return gradient.to(y.dtype.element_ty), tl.zeros([CHUNK], tl.float32)
     address, exists = _tile(y, sequence, length, first, head, stride, WIDTH, BLOCK, CHUNK)
     quotient = tl.load(address, mask=exists, other=0).to(tl.float32)
     position = first + tl.arange(0, CHUNK)
@@ -184,6 +187,7 @@ def linear_forward_kernel(
     segment,
     eps,
     HAS_START: tl.constexpr,
+    NORMALISED: tl.constexpr,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     FEATURE: tl.constexpr,
@@ -205,7 +209,10 @@ def linear_forward_kernel(
         query = _feature(raw, FEATURE).to(raw.dtype)
         _, key, value = _key_value(mixed, sequence, length, first, head, HEADS, WIDTH, FEATURE, BLOCK, CHUNK)
         weight = tl.where(row[:, None] >= row[None, :], product(query, tl.trans(key), PRECISION), 0)
-        quotient_by = tl.sum(weight, 1) + tl.sum(query.to(tl.float32) * total[None, :], 1) + eps
+        if NORMALISED:
+            quotient_by = tl.sum(weight, 1) + tl.sum(query.to(tl.float32) * total[None, :], 1) + eps
+        else:
+            quotient_by = tl.full([CHUNK], 1.0, tl.float32)
         mixture = product(weight.to(value.dtype), value, PRECISION, product(query, state.to(query.dtype), PRECISION))
         address, is_there = _tile(y, sequence, length, first, head, HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
         tl.store(address, (mixture / quotient_by[:, None]).to(y.dtype.element_ty), mask=is_there)
@@ -229,6 +236,7 @@ def linear_sums_backward_kernel(
     of_normaliser,
     length,
     segment,
+    NORMALISED: tl.constexpr,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     FEATURE: tl.constexpr,
@@ -244,7 +252,7 @@ def linear_sums_backward_kernel(
         raw = tl.load(address, mask=is_there, other=0)
         query = _feature(raw, FEATURE).to(raw.dtype)
         of_read, of_divisor = _through_quotient(
-            of_y, y, divisor, sequence, length, first, head, HEADS, WIDTH, BLOCK, CHUNK
+            of_y, y, divisor, sequence, length, first, head, NORMALISED, HEADS, WIDTH, BLOCK, CHUNK
         )
         of_state = product(tl.trans(query), of_read, PRECISION, of_state)
         of_total += tl.sum(query.to(tl.float32) * of_divisor[:, None], 0)
@@ -267,6 +275,7 @@ def linear_query_gradient_kernel(
     length,
     segment,
     HAS_START: tl.constexpr,
+    NORMALISED: tl.constexpr,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     FEATURE: tl.constexpr,
@@ -292,7 +301,7 @@ def linear_query_gradient_kernel(
         raw_query = tl.load(address, mask=is_there, other=0)
         _, key, value = _key_value(mixed, sequence, length, first, head, HEADS, WIDTH, FEATURE, BLOCK, CHUNK)
         of_read, of_divisor = _through_quotient(
-            of_y, y, divisor, sequence, length, first, head, HEADS, WIDTH, BLOCK, CHUNK
+            of_y, y, divisor, sequence, length, first, head, NORMALISED, HEADS, WIDTH, BLOCK, CHUNK
         )
         of_weight = product(of_read, tl.trans(value), PRECISION) + of_divisor[:, None]
         of_weight = tl.where(row[:, None] >= row[None, :], of_weight, 0).to(key.dtype)
@@ -315,6 +324,7 @@ def linear_key_value_gradient_kernel(
     of_mixed,
     length,
     segment,
+    NORMALISED: tl.constexpr,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     FEATURE: tl.constexpr,
@@ -343,7 +353,7 @@ def linear_key_value_gradient_kernel(
         query = _feature(raw_query, FEATURE).to(raw_query.dtype)
         raw_key, key, value = _key_value(mixed, sequence, length, first, head, HEADS, WIDTH, FEATURE, BLOCK, CHUNK)
         of_read, of_divisor = _through_quotient(
-            of_y, y, divisor, sequence, length, first, head, HEADS, WIDTH, BLOCK, CHUNK
+            of_y, y, divisor, sequence, length, first, head, NORMALISED, HEADS, WIDTH, BLOCK, CHUNK
         )
         # Both as (source, position), the transposes of those in the other kernels.
         seen = row[:, None] <= row[None, :]

@@ -1,4 +1,5 @@
-"""Rotary positions on what one projection made, [query | key | value]: split, rotated, and put together again.
+"""Rotary positions on what one projection made, [query | key | value]: split, rotated, and put together again, or
+rotated as it stands.
 
     channels (2i, 2i + 1) of position t, turned by the angle t × theta^(-2i/K)                   (Su et al., 2021)
 
@@ -144,7 +145,7 @@ def split_rotated(
 
     Args:
         packed_BTC: C = (H + 2 G) K.
-        rotation_2TK: cosines and sines, float32, as layers.rotation gives them.
+        rotation_2TK: cosines and sines, float32, as ops/rotary.py gives them.
     """
     whole_BTHK = packed_BTC.contiguous().unflatten(2, (num_heads + 2 * num_groups, -1))
     query, key, value = (x.new_empty(x.shape) for x in by_heads(packed_BTC, num_heads, num_groups))
@@ -186,5 +187,39 @@ def _gradient(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
 split_rotated.register_autograd(_gradient, setup_context=_save)
 
 
+@torch.library.custom_op("attnbench::turn_packed", mutates_args=())
+def turn_packed(packed_BTC: Tensor, rotation_2TK: Tensor, num_heads: int, back: bool) -> Tensor:
+    """A copy whose first `num_heads` heads are rotated, or turned back; the channels after them as they are.
+
+    Args:
+        rotation_2TK: cosines and sines, float32, as ops/rotary.py gives them; a head has twice as many channels.
+    """
+    packed_BTC = packed_BTC.contiguous()
+    copy_BTC, width = torch.empty_like(packed_BTC), 2 * num_heads * rotation_2TK.shape[2]
+    whole, copy = (x[..., :width].unflatten(2, (num_heads, -1)) for x in (packed_BTC, copy_BTC))
+    whole, copy = (copy, whole) if back else (whole, copy)
+    _copy(whole, (copy, copy[:, :, :0], copy[:, :, :0]), rotation_2TK, joins=back)
+    copy_BTC[..., width:] = packed_BTC[..., width:]
+    return copy_BTC
+
+
+@register_fake(turn_packed)
+def _(packed_BTC: Tensor, rotation_2TK: Tensor, num_heads: int, back: bool) -> Tensor:
+    return packed_BTC.new_empty(packed_BTC.shape)
+
+
+def _save_turned(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _, rotation_2TK, ctx.num_heads, ctx.back = inputs
+    ctx.save_for_backward(rotation_2TK)
+
+
+def _gradient_turned(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    return turn_packed(gradient, *ctx.saved_tensors, ctx.num_heads, not ctx.back), None, None, None
+
+
+turn_packed.register_autograd(_gradient_turned, setup_context=_save_turned)
+
+
 join_the_batch(split_rotated, shared={1})
 join_the_batch(join_turned_back, shared={3})
+join_the_batch(turn_packed, shared={1})

@@ -45,7 +45,7 @@ class Mixer(nn.Module, ABC):
 
     same_function: ClassVar[str] = ""
     """`_target_` of the mixer whose function this class computes by another kernel, wherever the options that only this
-    one has are null or false. Both count as one where mixers, not kernels, are compared. Never inherited."""
+    one has are null, false or none. Both count as one where mixers, not kernels, are compared. Never inherited."""
 
     state_grows: ClassVar[bool] = False
     """True where the state's size depends on `max_length`, as a cache's does."""
@@ -53,6 +53,16 @@ class Mixer(nn.Module, ABC):
     state_memory: ClassVar[tuple[str, ...]] = ()
     """Fields of a state that does not grow which match=state counts: the memory itself, but neither a convolution's
     history nor a normaliser."""
+
+    has_order: ClassVar[bool] = False
+    """True where the recurrence itself tells positions apart, as a decay or the delta rule does. Without it,
+    positions and a convolution, the past is a set."""
+
+    needs_qk_norm: ClassVar[bool] = False
+    """True where the recurrence can grow without bound unless query and key are normed, as the delta rule's can."""
+
+    needs_output_norm: ClassVar[bool] = False
+    """True where the output has no bound of its own: a recurrence without a normaliser sums up as long as it reads."""
 
     replaces_feed_forward: ClassVar[bool] = False
     """True for a mixer whose block has no feed-forward."""

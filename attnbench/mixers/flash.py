@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from attnbench.mixers.around import Gate
 from attnbench.mixers.softmax import AttentionState, Softmax
 from attnbench.ops.softmax_attention import (
     AUTO_RULE,
@@ -20,7 +21,7 @@ class Flash(Softmax):
     """The function that Softmax computes, with the same parameters, in memory that grows with the length alone.
 
     Args:
-        num_heads, num_key_value_heads, rotary_theta, conv_size, output_gate, qk_norm: as in Softmax.
+        num_heads, num_key_value_heads, rotary_theta, conv_size, qk_norm, output_norm, output_gate: as in Softmax.
         backend: changes the speed, not the result beyond rounding. On CUDA, unless said otherwise, each is for bfloat16
             and for head widths that are multiples of 8.
 
@@ -56,8 +57,9 @@ class Flash(Softmax):
         backend: str = "auto",
         rotary_theta: float | None = 10000.0,
         conv_size: int = 0,
-        output_gate: bool = False,
         qk_norm: bool = False,
+        output_norm: bool = False,
+        output_gate: Gate = "none",
         window: int | None = None,
     ) -> None:
         super().__init__(
@@ -67,8 +69,9 @@ class Flash(Softmax):
             num_key_value_heads=num_key_value_heads,
             rotary_theta=rotary_theta,
             conv_size=conv_size,
-            output_gate=output_gate,
             qk_norm=qk_norm,
+            output_norm=output_norm,
+            output_gate=output_gate,
         )
         self.window = window
         self.backend = resolve_fused(backend, window, head_width, "cpu", "float32")
@@ -88,9 +91,9 @@ class Flash(Softmax):
     def forward(self, x_BTD: Tensor, state: AttentionState | None = None) -> tuple[Tensor, AttentionState | None]:
         if self.backend != "triton" or state is not None or self.qk_norm:
             return super().forward(x_BTD, state)
-        packed_BTC, angles = self.query_key_value.packed(x_BTD), self.angles(x_BTD, 0)
+        packed_BTC, angles = self.query_key_value.packed(x_BTD), self.positions(x_BTD, 0)
         mixed_BTC = fused_packed(packed_BTC, angles, self.num_heads, self.num_key_value_heads, self.window)
-        return self.output(mixed_BTC, x_BTD), None
+        return self.finish(mixed_BTC.unflatten(-1, (-1, self.head_width)), x_BTD), None
 
     def mix(self, query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor) -> Tensor:
         return fused(query_BTHK, key_BSHK, value_BSHK, self.window, self.backend)

@@ -23,6 +23,10 @@ PRODUCTS_WITH_A_VECTOR = {"mv": 0, "dot": 0, "vdot": 0, "addmv": 1}
 """Products without a formula of torch: two operations for each element of the operand with this index."""
 
 
+SHARED = ("attnbench.mixers.layers", "attnbench.mixers.around", "torch.nn.")
+"""Starts of the modules' names whose layers count their products alone."""
+
+
 class UncountableError(Exception):
     """Operator without a formula for its operations."""
 
@@ -95,7 +99,7 @@ def counted_mixing(mixer: Mixer, length: int, dim: int) -> float:
 
 @contextmanager
 def _shared_parts(mixer: Mixer, counter: OperationCounter) -> Iterator[None]:
-    """Have, while entered, modules of attnbench.mixers.layers and of torch count their products alone."""
+    """Have, while entered, the layers of `SHARED` count their products alone."""
 
     def enter(module: nn.Module, inputs: Any) -> None:
         counter.shared_depth += 1
@@ -105,7 +109,7 @@ def _shared_parts(mixer: Mixer, counter: OperationCounter) -> Iterator[None]:
 
     hooks = []
     for module in mixer.modules():
-        if type(module).__module__.startswith(("attnbench.mixers.layers", "torch.nn.")):
+        if type(module).__module__.startswith(SHARED):
             hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
     try:
         yield

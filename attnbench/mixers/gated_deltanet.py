@@ -1,14 +1,15 @@
 """Gated DeltaNet: a memory that decays, and in which each key overwrites what it points to."""
 
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attnbench.mixers.around import Gate, GatedOutput, QueryKeyValue, RotaryPositions, by_heads, head_norm
 from attnbench.mixers.base import Mixer, head_count
-from attnbench.mixers.layers import GatedOutput, Projection, QueryKeyValue, RMSNorm, by_heads
+from attnbench.mixers.layers import Projection
 from attnbench.ops.delta_rule import (
     AUTO_RULE,
     choose_delta_rule,
@@ -19,7 +20,12 @@ from attnbench.ops.delta_rule import (
     unit_length,
 )
 from attnbench.ops.precision import accumulation_dtype
+from attnbench.ops.rotary import rotate, rotate_packed
+from attnbench.settings.check import check_value
 from attnbench.settings.errors import UserError
+
+DecayInit = Literal["spread", "paper"]
+"""Values of `decay_init`."""
 
 MAX_FORGETTING = 30.0
 """Largest -log a_t. It leaves 1e-13 of the memory, nothing in float32. Beyond it sums of log decays over a chunk lose
@@ -31,6 +37,8 @@ class GatedDeltaNetState(NamedTuple):
 
     memory_BHKV: Tensor
     history_BWC: Tensor
+    position: Tensor
+    """Number of positions seen, an int64 scalar; of length zero without rotary positions."""
 
 
 class GatedDeltaNet(Mixer):
@@ -39,8 +47,7 @@ class GatedDeltaNet(Mixer):
         M_t = a_t M_{t-1} + b_t k_t (v_t - a_t M_{t-1}^T k_t)^T,   y_t = M_t^T q_t / sqrt(K)
 
     q, k and v come through a short convolution and SiLU; a_t = exp(-exp(log_decay_rate) softplus(decay(x_t) +
-    decay_bias)) as in Mamba-2, not below exp(-MAX_FORGETTING), b_t = sigmoid(beta(x_t)). The output is RMS-normed a
-    head before gate and projection.
+    decay_bias)) as in Mamba-2, not below exp(-MAX_FORGETTING), b_t = sigmoid(beta(x_t)).
 
     Args:
         num_heads: null for dim / head_width; the inner widths need not add up to dim.
@@ -48,16 +55,28 @@ class GatedDeltaNet(Mixer):
         value_expansion: channels of value a head, V, as a multiple of head_width.
         backend: auto | torch | triton | fla. Triton, our own kernels, takes heads of 16, 32, 64, 128 and, in bfloat16,
             256 key channels and a multiple of 16 value channels; auto is triton for these on CUDA, and else torch.
+        rotary_theta: base of the wavelengths of rotary positions, by which query and key are turned after convolution
+            and SiLU; null for no positions. They are turned before they get unit length, which a rotation keeps.
         conv_size: taps of the short convolution over query, key and value; 0 for none.
-        output_gate: multiply the output by silu(gate(x)).
         qk_norm: divide query and key of each head by their length. Without it the recurrence can grow.
+        output_norm: RMS norm with a learned gain over each head's output, before gate and projection.
+        output_gate: multiply the output by silu(gate(x)) or sigmoid(gate(x)); none: no gate.
         negative_eigenvalues: b_t in 0..2 instead of 0..1, so that the state can also be reflected (arXiv 2411.12537).
+        decay_init: initial values of exp(log_decay_rate), the rate, and softplus(decay_bias), the time step, whose
+            product is the decay -log a_t. spread: rates of 1 and steps of 0.001 to 0.4, evenly by ratio over the heads,
+            the slowest first: half-lives of 693 down to 1.7 positions, of 693 with one head. paper: as in Mamba-2
+            (arXiv 2405.21060) rates drawn evenly from 1..16 and steps, by their logarithms, from 0.001..0.1. With these
+            it is luck whether a model of one head can remember the beginning of a sequence; and one that forgets slowly
+            learns recall sooner.
     """
 
     backends: ClassVar[tuple[str, ...]] = ("torch", "triton", "fla")
     auto_rule: ClassVar[str] = AUTO_RULE
     without_vmap: ClassVar[frozenset[str]] = frozenset({"fla"})
     no_weight_decay: ClassVar[frozenset[str]] = frozenset({"log_decay_rate", "decay_bias"})
+    has_order: ClassVar[bool] = True
+    needs_qk_norm: ClassVar[bool] = True
+    needs_output_norm: ClassVar[bool] = True
     state_memory: ClassVar[tuple[str, ...]] = ("memory_BHKV",)
 
     def __init__(
@@ -68,10 +87,13 @@ class GatedDeltaNet(Mixer):
         num_heads: int | None = None,
         value_expansion: float = 1,
         backend: str = "auto",
+        rotary_theta: float | None = None,
         conv_size: int = 4,
-        output_gate: bool = True,
         qk_norm: bool = True,
+        output_norm: bool = True,
+        output_gate: Gate = "silu",
         negative_eigenvalues: bool = False,
+        decay_init: DecayInit = "spread",
     ) -> None:
         super().__init__()
         self.head_width, self.num_heads = head_width, head_count(num_heads, dim, head_width)
@@ -81,6 +103,8 @@ class GatedDeltaNet(Mixer):
                 f"attn.value_expansion={value_expansion}: times head_width={head_width} must be a whole number"
             )
         self.backend = "torch" if backend == "auto" else backend
+        check_value("attn.decay_init", decay_init, choices=get_args(DecayInit))
+        self.decay_init: DecayInit = decay_init
         self.qk_norm, self.max_beta = qk_norm, 2 if negative_eigenvalues else 1
         key_width, width = self.num_heads * head_width, self.num_heads * self.value_width
         self.query_key_value = QueryKeyValue(dim, key_width, key_width, width, conv_size=conv_size, activation=True)
@@ -88,7 +112,8 @@ class GatedDeltaNet(Mixer):
         self.beta = Projection(dim, self.num_heads)
         self.log_decay_rate = nn.Parameter(torch.empty(self.num_heads))
         self.decay_bias = nn.Parameter(torch.empty(self.num_heads))
-        self.norm = RMSNorm(self.value_width)
+        self.positions = RotaryPositions(head_width, rotary_theta)
+        self.norm = head_norm(self.value_width, output_norm)
         self.output = GatedOutput(dim, width, gate=output_gate)
 
     @classmethod
@@ -115,12 +140,15 @@ class GatedDeltaNet(Mixer):
         ]
 
     def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
-        """Set decays of 0.001 to 0.4 a position, spread evenly by ratio over the heads, the slowest first: time steps
-        through softplus's inverse, times a rate of 1. With random ones, as in Mamba-2, it is luck whether a model of
-        one head can remember the beginning of a sequence; and one that forgets slowly learns recall sooner."""
-        step_H = torch.logspace(math.log10(0.001), math.log10(0.4), self.num_heads)
-        nn.init.zeros_(self.log_decay_rate)
+        """Set rates and time steps as `decay_init` has it, the steps through softplus's inverse."""
+        if self.decay_init == "spread":
+            rate_H = torch.ones(self.num_heads)
+            step_H = torch.logspace(math.log10(0.001), math.log10(0.4), self.num_heads)
+        else:
+            rate_H = torch.empty(self.num_heads).uniform_(1, 16, generator=generator)
+            step_H = 0.001 * 100 ** torch.rand(self.num_heads, generator=generator)
         with torch.no_grad():
+            self.log_decay_rate.copy_(rate_H.log())
             # softplus(x) = step where x = log(exp(step) - 1), written so that a small step loses no digits.
             self.decay_bias.copy_(step_H + (-torch.expm1(-step_H)).log())
 
@@ -128,17 +156,22 @@ class GatedDeltaNet(Mixer):
         self, x_BTD: Tensor, state: GatedDeltaNetState | None = None
     ) -> tuple[Tensor, GatedDeltaNetState | None]:
         history, memory = (None, None) if state is None else (state.history_BWC, state.memory_BHKV)
+        angles = self.positions(x_BTD, 0 if state is None else state.position)
         if self.backend == "triton":
             packed_BTC, gates = self.query_key_value.packed(x_BTD, history), self._gates(x_BTD)
+            if angles is not None:
+                packed_BTC = rotate_packed(packed_BTC, angles, 2 * self.num_heads)
             mixed_BTHV, last_memory = packed_gated_delta_rule(packed_BTC, *gates, memory, self.head_width, self.qk_norm)
         else:
-            mixed_BTHV, last_memory = gated_delta_rule(*self._inputs(x_BTD, history), memory, self.backend)
+            mixed_BTHV, last_memory = gated_delta_rule(*self._inputs(x_BTD, history, angles), memory, self.backend)
         if state is not None and last_memory is not None:
             state.memory_BHKV.copy_(last_memory)
+        if state is not None and angles is not None:
+            state.position.add_(x_BTD.shape[1])
         return self._finish(mixed_BTHV, x_BTD), state
 
     def reference(self, x_BTD: Tensor) -> Tensor:
-        inputs = self._inputs(x_BTD, None)
+        inputs = self._inputs(x_BTD, None, self.positions(x_BTD, 0))
         shape = (x_BTD.shape[0], self.num_heads, self.head_width, self.value_width)
         mixed_BTHV, _ = recurrent_gated_delta_rule(*inputs, inputs[3].new_zeros(shape))
         return self._finish(mixed_BTHV, x_BTD)
@@ -149,15 +182,20 @@ class GatedDeltaNet(Mixer):
         return GatedDeltaNetState(
             memory_BHKV=torch.zeros(shape, dtype=accumulation_dtype(dtype), device=device),
             history_BWC=self.query_key_value.init_history(batch_size, dtype),
+            position=self.positions.init_position(device),
         )
 
     def mixing_flops(self, length: int) -> int:
         return delta_rule_flops(length, self.num_heads, self.head_width, self.value_width)
 
-    def _inputs(self, x_BTD: Tensor, history_BWC: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _inputs(
+        self, x_BTD: Tensor, history_BWC: Tensor | None, angles: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return query, key, value, log decay and beta of every position."""
         query, key, value = self.query_key_value(x_BTD, history_BWC)
         (query, key), (value,) = by_heads((query, key), self.head_width), by_heads((value,), self.value_width)
+        if angles is not None:
+            query, key = rotate(query, angles), rotate(key, angles)
         scale = self.head_width**-0.5
         query = unit_length(query, scale) if self.qk_norm else query * scale
         key = unit_length(key) if self.qk_norm else key

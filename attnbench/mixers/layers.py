@@ -1,9 +1,8 @@
-"""Layers that several mixers and the model share: norm, projections, feed-forward, short convolution, rotary positions.
+"""Layers that several mixers and the model share: projection, norm, feed-forward, short convolution.
 
 Every module with parameters initialises itself through `init_weights(generator, num_branches)`; see `Mixer`.
 """
 
-from collections.abc import Iterable
 from typing import ClassVar
 
 import torch
@@ -156,103 +155,3 @@ class ShortConvolution(nn.Module):
         for tap in range(1, self.size):
             y_BTC = torch.addcmul(y_BTC, padded[:, tap : tap + length], weight_CW[:, tap])
         return y_BTC
-
-
-class QueryKeyValue(nn.Module):
-    """First layer of every mixer here: one projection to query, key and value, and an optional short convolution.
-
-    Args:
-        query_width, key_width, value_width: channels over all heads.
-        conv_size: taps of the convolution over all three; 0 for none.
-        activation: apply SiLU after it.
-    """
-
-    def __init__(
-        self, dim: int, query_width: int, key_width: int, value_width: int, *, conv_size: int, activation: bool = False
-    ) -> None:
-        super().__init__()
-        self.widths = [query_width, key_width, value_width]
-        self.projection = Projection(dim, sum(self.widths))
-        self.convolution = ShortConvolution(sum(self.widths), conv_size) if conv_size else None
-        self.activation = activation
-
-    def forward(self, x_BTD: Tensor, history_BWC: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value, each (B, T, its width); `history_BWC` as in ShortConvolution."""
-        query, key, value = self.packed(x_BTD, history_BWC).split(self.widths, dim=-1)
-        return query, key, value
-
-    def packed(self, x_BTD: Tensor, history_BWC: Tensor | None = None) -> Tensor:
-        """Return the three side by side, for a kernel that reads them there: (B, T, sum of the widths)."""
-        mixed = self.projection(x_BTD)
-        if self.convolution is not None:
-            return self.convolution(mixed, history_BWC, activation=self.activation)
-        return F.silu(mixed) if self.activation else mixed
-
-    def init_history(self, batch_size: int, dtype: torch.dtype) -> Tensor:
-        """Return the convolution's part of a state, (B, W, C): zeros, of length zero without a convolution."""
-        taps = self.convolution.size - 1 if self.convolution is not None else 0
-        device = self.projection.weight.device
-        return torch.zeros(batch_size, taps, sum(self.widths), dtype=dtype, device=device)
-
-
-class GatedOutput(nn.Module):
-    """Last layer of every mixer here: an optional gate, y × silu(gate(x)), and the projection to the model's width."""
-
-    def __init__(self, dim: int, width: int, *, gate: bool) -> None:
-        super().__init__()
-        self.gate = Projection(dim, width) if gate else None
-        self.projection = Projection(width, dim, residual=True)
-
-    def forward(self, y_BTC: Tensor, x_BTD: Tensor) -> Tensor:
-        """Gate by the mixer's input x_BTD, and project the heads y_BTC, side by side."""
-        if self.gate is not None:
-            y_BTC = y_BTC * F.silu(self.gate(x_BTD))
-        return self.projection(y_BTC)
-
-
-def by_heads(parts: Iterable[Tensor], width: int) -> list[Tensor]:
-    """Split channels (B, T, H × width) into heads, (B, T, H, width), of each tensor."""
-    return [part.unflatten(-1, (-1, width)) for part in parts]
-
-
-def rotation(length: int, width: int, position: Tensor | int, theta: float, device: torch.device) -> Tensor:
-    """Return cos and sin of the angles by which `rotate` turns channel pair i of position t, t × theta^(-2i/K): (2, T,
-    K/2).
-
-    Args:
-        position: that of the first of the T positions; a tensor stays on the device.
-    """
-    # In float32: in bfloat16 neighbouring positions would fall together.
-    position_T = (torch.arange(length, device=device) + position).float()
-    # Uncompiled without the operator, whose first call loads the compiler, which takes more than a second.
-    return (_rotation if torch.compiler.is_compiling() else _angles)(position_T, width, theta)
-
-
-def _angles(position_T: Tensor, width: int, theta: float) -> Tensor:
-    exponent = torch.arange(0, width, 2, device=position_T.device, dtype=torch.float32) / width
-    angle_TK = position_T[:, None] * theta**-exponent
-    return torch.stack([angle_TK.cos(), angle_TK.sin()])
-
-
-_rotation = torch.library.custom_op("attnbench::rotation", _angles, mutates_args=())
-"""An operator, because the compiler would otherwise take cosines anew for every head and sequence it rotates."""
-
-
-@_rotation.register_fake
-def _(position_T: Tensor, width: int, theta: float) -> Tensor:
-    return position_T.new_empty(2, len(position_T), (width + 1) // 2)
-
-
-def rotate(x_BTHK: Tensor, rotation: Tensor) -> Tensor:
-    """Rotary positions: turns each pair of channels (2i, 2i + 1) by its angle (Su et al., 2021)."""
-    cos, sin = rotation[:, :, None]
-    pairs = at_least_float32(x_BTHK).unflatten(-1, (-1, 2))
-    if torch.compiler.is_compiling():
-        # Inductor generates no complex arithmetic. Written by flips, not by stacking first and second channels, its
-        # kernels read and write neighbouring addresses, backward too.
-        sign = torch.arange(-1, 2, 2, device=x_BTHK.device)
-        turned = pairs * cos[..., None] + pairs.flip(-1) * (sin[..., None] * sign)
-    else:
-        # The same as one complex product: a single pass over the memory.
-        turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.complex(cos, sin))
-    return turned.flatten(-2).to(x_BTHK.dtype)

@@ -3,10 +3,10 @@
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from attnbench.mixers.around import Gate, GatedOutput, QueryKeyValue, RotaryPositions, by_heads, head_norm
 from attnbench.mixers.base import Mixer, head_count
-from attnbench.mixers.layers import GatedOutput, QueryKeyValue, RMSNorm, by_heads
 from attnbench.ops.linear_attention import (
     AUTO_RULE,
     FEATURE_MAPS,
@@ -27,6 +27,8 @@ class LinearState(NamedTuple):
     memory_BHKV: Tensor
     normaliser_BHK: Tensor
     history_BWC: Tensor
+    position: Tensor
+    """Number of positions seen, an int64 scalar; of length zero without rotary positions."""
 
 
 class LinearAttention(Mixer):
@@ -34,15 +36,23 @@ class LinearAttention(Mixer):
 
         S_t = S_{t-1} + f(k_t) v_t^T,   z_t = z_{t-1} + f(k_t),   y_t = S_t^T f(q_t) / (f(q_t) . z_t + eps)
 
+    With rotary positions S is written and read by the turned features R_t f(k_t) and R_t f(q_t) (Su et al., 2021, eq.
+    19). In z they stay as they are: turned ones are negative too, and a sum of theirs can vanish.
+
     Args:
         num_heads: null for dim / head_width; the inner width is num_heads × head_width.
         head_width: channels of query, key and value a head.
         backend: auto | torch | triton | fla. Triton is this bench's own kernel, for CUDA and a head_width of 16 to 128;
             auto takes it there and torch elsewhere. Changes the speed, not the result beyond rounding.
         feature_map: f, non-negative: elu (elu(x) + 1), relu, or softmax over the head's channels (Shen et al., 2021).
+        rotary_theta: base of the rotary positions' wavelengths; null for no positions.
         conv_size: taps of a short convolution over query, key and value; 0 for none.
-        output_gate: multiply the output by silu(gate(x)).
         qk_norm: RMS norm of query and key over the head width, with a learned gain, before the feature map.
+        output_norm: RMS norm with a learned gain over each head's output, before gate and projection.
+        output_gate: multiply the output by silu(gate(x)) or sigmoid(gate(x)); none: no gate.
+
+    Raises:
+        UserError: a feature map that does not exist; what its parts refuse.
     """
 
     backends: ClassVar[tuple[str, ...]] = ("torch", "triton", "fla")
@@ -58,9 +68,11 @@ class LinearAttention(Mixer):
         num_heads: int | None = None,
         backend: str = "auto",
         feature_map: str = "elu",
+        rotary_theta: float | None = None,
         conv_size: int = 0,
-        output_gate: bool = False,
         qk_norm: bool = False,
+        output_norm: bool = False,
+        output_gate: Gate = "none",
     ) -> None:
         super().__init__()
         if feature_map not in FEATURE_MAPS:
@@ -70,8 +82,9 @@ class LinearAttention(Mixer):
         self.feature_map, self.qk_norm = feature_map, qk_norm
         width = self.num_heads * head_width
         self.query_key_value = QueryKeyValue(dim, width, width, width, conv_size=conv_size)
-        self.query_norm = RMSNorm(head_width) if qk_norm else nn.Identity()
-        self.key_norm = RMSNorm(head_width) if qk_norm else nn.Identity()
+        self.query_norm, self.key_norm = head_norm(head_width, qk_norm), head_norm(head_width, qk_norm)
+        self.positions = RotaryPositions(head_width, rotary_theta)
+        self.norm = head_norm(head_width, output_norm)
         self.output = GatedOutput(dim, width, gate=output_gate)
 
     @classmethod
@@ -89,15 +102,20 @@ class LinearAttention(Mixer):
         return [{"head_width": width} for width in range(1, dim + 1) if free or dim % width == 0]
 
     def forward(self, x_BTD: Tensor, state: LinearState | None = None) -> tuple[Tensor, LinearState | None]:
-        mix = self._mix_packed if self.backend == "triton" else self._mix
-        mixed_BTHV, memory_BHKV, normaliser_BHK = mix(x_BTD, state)
+        angles = self.positions(x_BTD, 0 if state is None else state.position)
+        if self.backend == "triton" and angles is None:
+            mixed_BTHV, memory_BHKV, normaliser_BHK = self._mix_packed(x_BTD, state)
+        else:
+            mixed_BTHV, memory_BHKV, normaliser_BHK = self._mix(x_BTD, state, angles)
         if state is not None:
             state.memory_BHKV.copy_(memory_BHKV)
             state.normaliser_BHK.copy_(normaliser_BHK)
-        return self.output(mixed_BTHV.flatten(2), x_BTD), state
+            if angles is not None:
+                state.position.add_(x_BTD.shape[1])
+        return self._finish(mixed_BTHV, x_BTD), state
 
     def reference(self, x_BTD: Tensor) -> Tensor:
-        return self.output(recurrent_linear_attention(*self._features(x_BTD, None)).flatten(2), x_BTD)
+        return self._finish(recurrent_linear_attention(*self._features(x_BTD, None), self.positions(x_BTD, 0)), x_BTD)
 
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> LinearState:
         device, width = self.output.projection.weight.device, self.head_width
@@ -106,6 +124,7 @@ class LinearAttention(Mixer):
             memory_BHKV=torch.zeros(shape, dtype=state_dtype, device=device),
             normaliser_BHK=torch.zeros(shape[:3], dtype=state_dtype, device=device),
             history_BWC=self.query_key_value.init_history(batch_size, dtype),
+            position=self.positions.init_position(device),
         )
 
     def mixing_flops(self, length: int) -> int:
@@ -117,14 +136,15 @@ class LinearAttention(Mixer):
         query, key = self.query_norm(query), self.key_norm(key)
         return feature(query, self.feature_map), feature(key, self.feature_map), value
 
-    def _mix(self, x_BTD: Tensor, state: LinearState | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _mix(self, x_BTD: Tensor, state: LinearState | None, angles: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return y of every head, the last memory and the last normaliser."""
         inputs = self._features(x_BTD, None if state is None else state.history_BWC)
         memory, normaliser = (None, None) if state is None else state[:2]
-        return linear_attention(*inputs, memory, normaliser, self.backend)
+        return linear_attention(*inputs, memory, normaliser, angles, self.backend)
 
     def _mix_packed(self, x_BTD: Tensor, state: LinearState | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the same by our kernel, which reads the projection where it is; f too where nothing is between."""
+        """Compute the same without positions by our kernel, which reads the projection where it is; f too where nothing
+        is between."""
         history = None if state is None else state.history_BWC
         if not self.qk_norm and self.feature_map != "softmax":
             mixed_BTC, feature_map = self.query_key_value.packed(x_BTD, history), self.feature_map
@@ -133,3 +153,6 @@ class LinearAttention(Mixer):
             feature_map = "identity"
         memory, normaliser = (None, None) if state is None else state[:2]
         return packed_linear_attention(mixed_BTC, memory, normaliser, self.num_heads, feature_map)
+
+    def _finish(self, mixed_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
+        return self.output(self.norm(mixed_BTHV).flatten(2), x_BTD)

@@ -3,11 +3,12 @@
 from typing import ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnbench.machine.device import on_kernels
+from attnbench.mixers.around import Gate, GatedOutput, QueryKeyValue, RotaryPositions, by_heads, head_norm
 from attnbench.mixers.base import Mixer, head_count
-from attnbench.mixers.layers import GatedOutput, QueryKeyValue, RMSNorm, by_heads, rotate, rotation
+from attnbench.ops.rotary import rotate
 from attnbench.ops.softmax_attention import attention_flops, decode, definition, materialised
 from attnbench.settings.errors import UserError
 
@@ -33,9 +34,10 @@ class Softmax(Mixer):
         backend: `torch` is all there is.
         rotary_theta: base of the rotary positions' wavelengths; null for no positions.
         conv_size: taps of a short convolution over query, key and value; 0 for none.
-        output_gate: multiply the output by silu(gate(x)).
         qk_norm: RMS norm with a learned gain over each head's query and key, before the rotation (Henry et al., 2020,
             in the form of Dehghani et al., 2023).
+        output_norm: RMS norm with a learned gain over each head's output, before gate and projection.
+        output_gate: multiply the output by silu(gate(x)) or sigmoid(gate(x)); none: no gate.
 
     Raises:
         UserError: head counts and widths that do not fit together.
@@ -54,21 +56,23 @@ class Softmax(Mixer):
         backend: str = "auto",
         rotary_theta: float | None = 10000.0,
         conv_size: int = 0,
-        output_gate: bool = False,
         qk_norm: bool = False,
+        output_norm: bool = False,
+        output_gate: Gate = "none",
     ) -> None:
         super().__init__()
         self.num_heads = head_count(num_heads, dim, head_width)
         self.num_key_value_heads = self.num_heads if num_key_value_heads is None else num_key_value_heads
         self.head_width = head_width
         self.backend = self.choose_backend({"backend": backend}, device_type="", precision="")
-        self.rotary_theta, self.qk_norm = rotary_theta, qk_norm
+        self.qk_norm = qk_norm
         self.window: int | None = None
-        _check_heads(self.num_heads, self.num_key_value_heads, head_width, dim, rotary_theta)
+        _check_heads(self.num_heads, self.num_key_value_heads, head_width, dim)
         key_width = self.num_key_value_heads * head_width
         self.query_key_value = QueryKeyValue(dim, dim, key_width, key_width, conv_size=conv_size)
-        self.query_norm = RMSNorm(head_width) if qk_norm else nn.Identity()
-        self.key_norm = RMSNorm(head_width) if qk_norm else nn.Identity()
+        self.query_norm, self.key_norm = head_norm(head_width, qk_norm), head_norm(head_width, qk_norm)
+        self.positions = RotaryPositions(head_width, rotary_theta)
+        self.norm = head_norm(head_width, output_norm)
         self.output = GatedOutput(dim, dim, gate=output_gate)
 
     def forward(self, x_BTD: Tensor, state: AttentionState | None = None) -> tuple[Tensor, AttentionState | None]:
@@ -79,7 +83,7 @@ class Softmax(Mixer):
         """
         if state is None:
             query_BTHK, key_BTHK, value_BTHK = self.project(x_BTD, 0, None)
-            return self.output(self.mix(query_BTHK, key_BTHK, value_BTHK).flatten(2), x_BTD), None
+            return self.finish(self.mix(query_BTHK, key_BTHK, value_BTHK), x_BTD), None
         start, max_length = int(state.position.item()), state.key_BSHK.shape[1]
         end = start + x_BTD.shape[1]
         if end > max_length:
@@ -90,7 +94,7 @@ class Softmax(Mixer):
         state.position.fill_(end)
         query_BTHK = query_BTHK.to(state.key_BSHK.dtype)
         mixed_BTHK = self.mix(query_BTHK, state.key_BSHK[:, :end], state.value_BSHK[:, :end])
-        return self.output(mixed_BTHK.flatten(2).to(x_BTD.dtype), x_BTD), state
+        return self.finish(mixed_BTHK.to(x_BTD.dtype), x_BTD), state
 
     def step(self, x_BD: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
         """Mix one position. Nothing checks that max_length is kept to."""
@@ -100,7 +104,7 @@ class Softmax(Mixer):
         state.value_BSHK.index_copy_(1, index, value_BTHK.to(state.value_BSHK.dtype))
         mixed_BTHK = self.mix_newest(query_BTHK.to(state.key_BSHK.dtype), state)
         state.position.add_(1)
-        return self.output(mixed_BTHK.flatten(2).to(x_BD.dtype), x_BD[:, None])[:, 0], state
+        return self.finish(mixed_BTHK.to(x_BD.dtype), x_BD[:, None])[:, 0], state
 
     def mix_newest(self, query_BTHK: Tensor, state: AttentionState) -> Tensor:
         """Attend from the query at `state.position`, T = 1, to the whole cache; (B, 1, H, K)."""
@@ -110,7 +114,7 @@ class Softmax(Mixer):
         self, x_BTD: Tensor, position: Tensor | int, history_BWC: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value by heads, normed and rotated, for T positions from `position` on."""
-        angles = self.angles(x_BTD, position)
+        angles = self.positions(x_BTD, position)
         if angles is not None and not self.qk_norm and on_kernels(x_BTD):
             from attnbench.kernels.rotary import split_rotated
 
@@ -122,20 +126,18 @@ class Softmax(Mixer):
             query_BTHK, key_BTHK = rotate(query_BTHK, angles), rotate(key_BTHK, angles)
         return query_BTHK, key_BTHK, value_BTHK
 
-    def angles(self, x_BTD: Tensor, position: Tensor | int) -> Tensor | None:
-        """Return the rotary angles of T positions from `position` on, None without rotary positions."""
-        if self.rotary_theta is None:
-            return None
-        return rotation(x_BTD.shape[1], self.head_width, position, self.rotary_theta, x_BTD.device)
-
     def mix(self, query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor) -> Tensor:
         """Attend from the last T of S positions to the keys and values of all S; (B, T, H, K)."""
         return materialised(query_BTHK, key_BSHK, value_BSHK, self.window)
 
+    def finish(self, mixed_BTHK: Tensor, x_BTD: Tensor) -> Tensor:
+        """Norm, gate and project the output of the heads; (B, T, D)."""
+        return self.output(self.norm(mixed_BTHK).flatten(2), x_BTD)
+
     def reference(self, x_BTD: Tensor) -> Tensor:
         """Compute the training forward by the definition, position by position."""
         query_BTHK, key_BTHK, value_BTHK = self.project(x_BTD, 0, None)
-        return self.output(definition(query_BTHK, key_BTHK, value_BTHK, self.window).flatten(2), x_BTD)
+        return self.finish(definition(query_BTHK, key_BTHK, value_BTHK, self.window), x_BTD)
 
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> AttentionState:
         device = self.output.projection.weight.device
@@ -153,7 +155,7 @@ class Softmax(Mixer):
         return attention_flops(length, self.num_heads, self.head_width)
 
 
-def _check_heads(num_heads: int, num_groups: int, head_width: int, dim: int, rotary_theta: float | None) -> None:
+def _check_heads(num_heads: int, num_groups: int, head_width: int, dim: int) -> None:
     if num_heads * head_width != dim:
         raise UserError(
             f"attn.num_heads={num_heads} × head_width={head_width} is {num_heads * head_width}, model.dim is {dim}: "
@@ -162,9 +164,4 @@ def _check_heads(num_heads: int, num_groups: int, head_width: int, dim: int, rot
     if num_groups < 1 or num_heads % num_groups:
         raise UserError(
             f"attn.num_key_value_heads={num_groups}: must divide the {num_heads} query heads; null takes as many"
-        )
-    if rotary_theta is not None and (rotary_theta <= 0 or head_width % 2):
-        raise UserError(
-            f"attn.rotary_theta={rotary_theta}, head_width={head_width}: rotary positions need a base above 0 and an "
-            "even head width; attn.rotary_theta=null leaves them out"
         )

@@ -15,6 +15,7 @@ from attnbench.machine.device import on_kernels
 from attnbench.machine.memory import check_free
 from attnbench.mixers.base import Mixer, State
 from attnbench.mixers.layers import INITIAL_DEVIATION, FeedForward, Projection, RMSNorm
+from attnbench.results.identity import hashed_options
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import build, resolve
 from attnbench.settings.schema import MixerSettings, ModelSettings
@@ -175,7 +176,7 @@ def resolve_mixer(
 
 def function_of(settings: MixerSettings) -> dict[str, Any]:
     """Return target and options of the function that a mixer computes by any kernel; see `Mixer.same_function`."""
-    options = {name: value for name, value in settings.options.items() if name != "backend"}
+    options = {name: value for name, value in hashed_options(settings.options).items() if name != "backend"}
     cls = resolve(settings.target, Mixer)
     # Of the class alone: one that derives from it may compute anything.
     other = vars(cls).get("same_function")

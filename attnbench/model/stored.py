@@ -24,6 +24,7 @@ from torch import Tensor
 from attnbench.model.language_model import LanguageModel, build_meta
 from attnbench.results.files import sync
 from attnbench.settings.check import read
+from attnbench.settings.earlier import current_mixer
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MixerSettings, ModelSettings, setting
 from attnbench.settings.text import MAX_JSON_BYTES, open_regular, parse_json, read_bounded
@@ -177,7 +178,7 @@ def _record(path: Path) -> ModelRecord:
     """The record in a checkpoint, its names, types and numbers checked like a configuration's."""
     try:
         content = parse_json(read_bounded(path, MAX_JSON_BYTES))
-        mixers = [read(MixerSettings, entry, "mixers") for entry in content.pop("mixers")]
+        mixers = [current_mixer(read(MixerSettings, entry, "mixers")) for entry in content.pop("mixers")]
         record = read(ModelRecord, content, "record", given={"mixers": mixers})
         if any(len(symbol) != 1 for symbol in record.vocabulary) or len(record.vocabulary) > record.vocabulary_size:
             raise ValueError("its vocabulary is no list of single characters, or longer than vocabulary_size")

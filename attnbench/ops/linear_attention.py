@@ -2,7 +2,8 @@
 
     S_t = S_{t-1} + k_t v_t^T,   z_t = z_{t-1} + k_t,   y_t = S_t^T q_t / (q_t . z_t + EPS)
 
-Query and key come through a feature map that is never negative. The state is S (B, H, K, V) and z (B, H, K).
+Query and key come through a feature map that is never negative. The state is S (B, H, K, V) and z (B, H, K). With
+rotary positions S takes the key turned by its angle and is read by the turned query; z takes and meets the unturned.
 """
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from attnbench.machine.device import require_triton
 from attnbench.ops.fla import require_fla
 from attnbench.ops.precision import accumulation_dtype
+from attnbench.ops.rotary import rotate
 from attnbench.settings.errors import UserError
 
 EPS = 1e-6
@@ -36,16 +38,27 @@ def feature(x: Tensor, name: str) -> Tensor:
     return x.softmax(-1, dtype=accumulation_dtype(x.dtype)).to(x.dtype)
 
 
-def recurrent_linear_attention(query_BTHK: Tensor, key_BTHK: Tensor, value_BTHV: Tensor) -> Tensor:
-    """Compute y by the definition at the head of this file, position by position; (B, T, H, V)."""
+def recurrent_linear_attention(
+    query_BTHK: Tensor, key_BTHK: Tensor, value_BTHV: Tensor, angles: Tensor | None = None
+) -> Tensor:
+    """Compute y by the definition at the head of this file, position by position; (B, T, H, V).
+
+    Args:
+        angles: see ops/rotary.py; None for no rotary positions.
+    """
+    turned_query_BTHK, turned_key_BTHK = _turned(query_BTHK, key_BTHK, angles)
     memory_BHKV, normaliser_BHK, mixed = 0, 0, []
     for t in range(query_BTHK.shape[1]):
-        memory_BHKV = memory_BHKV + key_BTHK[:, t, :, :, None] @ value_BTHV[:, t, :, None, :]
+        memory_BHKV = memory_BHKV + turned_key_BTHK[:, t, :, :, None] @ value_BTHV[:, t, :, None, :]
         normaliser_BHK = normaliser_BHK + key_BTHK[:, t]
-        query_BH1K = query_BTHK[:, t, :, None, :]
-        total_BH = (query_BH1K @ normaliser_BHK[..., None]).squeeze((-2, -1))
-        mixed.append((query_BH1K @ memory_BHKV).squeeze(-2) / (total_BH[..., None] + EPS))
+        total_BH = (query_BTHK[:, t, :, None, :] @ normaliser_BHK[..., None]).squeeze((-2, -1))
+        read_BHV = (turned_query_BTHK[:, t, :, None, :] @ memory_BHKV).squeeze(-2)
+        mixed.append(read_BHV / (total_BH[..., None] + EPS))
     return torch.stack(mixed, dim=1)
+
+
+def _turned(query_BTHK: Tensor, key_BTHK: Tensor, angles: Tensor | None) -> tuple[Tensor, Tensor]:
+    return (query_BTHK, key_BTHK) if angles is None else (rotate(query_BTHK, angles), rotate(key_BTHK, angles))
 
 
 def linear_attention(
@@ -54,24 +67,34 @@ def linear_attention(
     value_BTHV: Tensor,
     memory_BHKV: Tensor | None,
     normaliser_BHK: Tensor | None,
+    angles: Tensor | None,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the same by chunks, with backend `torch` or `fla`.
+    """Compute the same by chunks with any backend: S_t^T q_t first, and the normaliser by a sum over all keys.
 
     Args:
         memory_BHKV, normaliser_BHK: the state before the first position; None for zeros.
+        angles: see ops/rotary.py; None for no rotary positions.
 
     Returns:
         y (B, T, H, V) in the value's dtype, the last memory and the last normaliser.
     """
+    inputs = (*_turned(query_BTHK, key_BTHK, angles), value_BTHV)
     if backend == "fla":
         from fla.ops.linear_attn import chunk_linear_attn  # pyright: ignore[reportMissingImports]
 
         # Without its normaliser, which carries no state of ours.
         options = {"initial_state": memory_BHKV, "output_final_state": memory_BHKV is not None, "normalize": False}
-        mixed_BTHV, last_memory = chunk_linear_attn(query_BTHK, key_BTHK, value_BTHV, scale=1.0, **options)
+        mixed_BTHV, last_memory = chunk_linear_attn(*inputs, scale=1.0, **options)
+    elif backend == "triton":
+        from attnbench.kernels import linear_attention as kernel
+
+        packed_BTC, num_heads = torch.cat([x.flatten(2) for x in inputs], dim=-1), key_BTHK.shape[2]
+        mixed_BTHV, last_memory, _ = kernel.linear_attention(
+            packed_BTC, memory_BHKV, normaliser_BHK, num_heads, "identity", None
+        )
     else:
-        mixed_BTHV, last_memory = chunked_linear_attention(query_BTHK, key_BTHK, value_BTHV, memory_BHKV, CHUNK_SIZE)
+        mixed_BTHV, last_memory = chunked_linear_attention(*inputs, memory_BHKV, CHUNK_SIZE)
     # A sum over thousands of keys, so in float32 at least.
     normaliser_BTHK = key_BTHK.to(accumulation_dtype(key_BTHK.dtype)).cumsum(1)
     if normaliser_BHK is not None:
@@ -88,7 +111,8 @@ def packed_linear_attention(
     num_heads: int,
     feature_map: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the same by our kernel, from the heads of query, key and value side by side.
+    """Compute the same without rotary positions by our kernel, normaliser and all, from the heads of query, key and
+    value side by side.
 
     Args:
         feature_map: applied by the kernel: elu, relu, or identity where it was applied before.

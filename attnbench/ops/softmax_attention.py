@@ -94,7 +94,7 @@ def fused_packed(
     """Attend by our kernel to the heads of query, key and value side by side, which it rotates itself; (B, T, H × K).
 
     Args:
-        angles: see mixers/layers.py; None for no rotary positions.
+        angles: see ops/rotary.py; None for no rotary positions.
     """
     from attnbench.kernels.flash_attention import packed_flash_attention
 

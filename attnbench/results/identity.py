@@ -8,7 +8,7 @@ import ast
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,6 +33,12 @@ def config_hash(identity: Any) -> str:
         return [without_neutral(item) for item in value] if isinstance(value, list) else value
 
     return hashlib.sha256(json.dumps(without_neutral(identity), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def hashed_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a mixer that enter an identity: not those that are "none", the neutral value of a choice, which is
+    left out as null and false are."""
+    return {name: value for name, value in options.items() if value != "none"}
 
 
 def hash_with_code(content: list[Any], code: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import re
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from attnbench.settings.errors import UserError, did_you_mean
 from attnbench.settings.schema import CONTROL_SHIFT, CORPORA, MAX_PAIRED, SELECTION_SEED, PlanSettings, RunSettings
@@ -125,6 +125,8 @@ def _matches(value: Any, annotation: Any) -> bool:
         return any(_matches(value, option) for option in arguments)
     if annotation in (None, type(None)):
         return value is None
+    if origin is Literal:
+        return isinstance(value, str) and value in arguments
     if annotation in (int, float):
         return isinstance(value, int | float if annotation is float else int) and not isinstance(value, bool)
     if annotation in (bool, str, list, dict):
@@ -142,6 +144,8 @@ def _matches(value: Any, annotation: Any) -> bool:
 def _described(annotation: Any) -> str:
     if get_origin(annotation) in (Union, types.UnionType):
         return " or ".join(_described(option) for option in get_args(annotation))
+    if get_origin(annotation) is Literal:
+        return f"one of {', '.join(get_args(annotation))}"
     if get_origin(annotation) is list:
         return f"a list, each entry {_described(get_args(annotation)[0])}"
     if get_origin(annotation) is dict:

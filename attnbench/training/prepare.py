@@ -15,7 +15,7 @@ from attnbench.model.language_model import LanguageModel, build_model, function_
 from attnbench.model.matching import Matched, match_mixer
 from attnbench.model.stored import ModelRecord, load_model
 from attnbench.results.folder import data_root
-from attnbench.results.identity import TRAINED, code_of, config_hash
+from attnbench.results.identity import TRAINED, code_of, config_hash, hashed_options
 from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import (
@@ -238,7 +238,7 @@ def _identity_of_training(prepared: Run) -> dict[str, Any]:
     """Everything that can change the numbers of this training, and nothing else."""
     training = {key: value for key, value in asdict(prepared.settings.train).items() if key not in NOT_HASHED}
     return {
-        "mixers": [{"target": mixer.target, **mixer.options} for mixer in prepared.mixers],
+        "mixers": [{"target": mixer.target, **hashed_options(mixer.options)} for mixer in prepared.mixers],
         "model": hashed_model(prepared.matched.model, prepared.matched),
         "data": {"fingerprint": prepared.corpus.fingerprint, "vocabulary_size": prepared.corpus.vocabulary_size},
         "train": {**training, "num_steps": prepared.num_steps, "compile": prepared.compile},

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 from outside_mixers import settings_of
 from probe_settings import probe_settings
 
@@ -357,7 +358,7 @@ def test_the_size_is_the_task_s_whatever_the_mixer_or_the_run_has(tmp_path):
     assert own.matched is not None
     assert (own.matched.model.dim, own.matched.model.head_width) == (32, 32)
     assert own.mixers[0].options["conv_size"] == 4
-    assert own.mixers[0].options["output_gate"] is False
+    assert own.mixers[0].options["output_gate"] == "none"
 
 
 @pytest.mark.parametrize(
@@ -368,7 +369,7 @@ def test_the_size_is_the_task_s_whatever_the_mixer_or_the_run_has(tmp_path):
         ("attn.num_key_value_heads=1", "softmax"),
         ("attn.num_heads=4", "linear"),
         ("+attn.head_width=16", "softmax"),
-        ("attn.output_gate=true", "softmax"),
+        ("attn.output_gate=silu", "softmax"),
         ("attn.qk_norm=true", "linear"),
     ],
 )
@@ -378,7 +379,7 @@ def test_what_a_variant_names_wins_over_what_a_probe_wishes(word, attn, name, tm
     plain = prepared(probe_settings(tmp_path, attn=attn, name=name, **given))
     own = prepared(probe_settings(tmp_path, word, attn=attn, name=name, **given))
     option, _, value = word.removeprefix("+").removeprefix("attn.").partition("=")
-    assert own.mixers[0].options[option] == json.loads(value)
+    assert own.mixers[0].options[option] == yaml.safe_load(value)
     assert own.config_hash != plain.config_hash
     assert {name: kept for name, kept in own.mixers[0].options.items() if name != option} == {
         name: kept for name, kept in plain.mixers[0].options.items() if name != option
@@ -390,7 +391,7 @@ def test_what_an_experiment_names_wins_too_and_what_a_yaml_of_the_mixer_says_doe
     (tmp_path / "attn").mkdir()
     (tmp_path / "experiment" / "first.yaml").write_text("# @package _global_\nattn: {conv_size: 0}\n")
     (tmp_path / "experiment" / "bare.yaml").write_text(
-        "# @package _global_\ndefaults: [first, override /model: tiny]\nattn: {output_gate: true}\n"
+        "# @package _global_\ndefaults: [first, override /model: tiny]\nattn: {output_gate: silu}\n"
     )
     content = (CONF / "attn" / "softmax.yaml").read_text().replace("conv_size: 0", "conv_size: 2")
     (tmp_path / "attn" / "twice.yaml").write_text(content)
@@ -406,7 +407,7 @@ def test_a_row_says_what_the_mixer_and_the_evaluation_were(tmp_path):
         settings = row.measurement.settings
         assert settings["mixer_options"] == {
             **{"num_heads": None, "num_key_value_heads": None, "rotary_theta": 10000.0, "conv_size": 4},
-            **{"output_gate": False, "qk_norm": True},
+            **{"qk_norm": True, "output_norm": False, "output_gate": "none"},
         }
         expected = {"num_steps": 10, "batch_size": 8, "dim": 16, "num_layers": 2, "max_length": 4, "selective": False}
         assert expected.items() <= settings["evaluation_options"].items()

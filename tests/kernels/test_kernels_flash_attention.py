@@ -10,7 +10,7 @@ from attnbench.kernels import flash_launch
 from attnbench.kernels.flash_attention import flash_attention, packed_flash_attention
 from attnbench.kernels.launching import is_roomy
 from attnbench.mixers.flash import Flash
-from attnbench.mixers.layers import rotate, rotation
+from attnbench.ops.rotary import rotate, rotation
 
 # The interpreter has no products in bfloat16.
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16

@@ -11,11 +11,11 @@ from attnbench.kernels import linear_cross_entropy as loss_kernel
 from attnbench.kernels.delta_rule_launch import DeltaRule
 from attnbench.kernels.embedding import embed
 from attnbench.kernels.linear_cross_entropy import linear_cross_entropy
-from attnbench.kernels.rotary import split_rotated
+from attnbench.kernels.rotary import split_rotated, turn_packed
 from attnbench.kernels.swiglu import swiglu
 from attnbench.machine.precision import multiplying
-from attnbench.mixers.layers import rotate, rotation
 from attnbench.model.loss import cross_entropy
+from attnbench.ops.rotary import rotate, rotation
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 pytestmark = pytest.mark.gpu if DEVICE == "cuda" else []
@@ -114,6 +114,21 @@ def test_split_and_rotated_is_what_the_layers_make_of_the_projection(heads, grou
     assert torch.equal(own, whole)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize(("heads", "width", "rest"), [(2, 16, 0), (4, 24, 33)])
+def test_turned_as_it_stands_is_what_the_layers_make_of_the_projection(heads, width, rest, dtype):
+    packed = normal(2, 37, heads * width + rest, dtype=dtype).requires_grad_()
+    angles = rotation(37, width, 3, 10000.0, packed.device)
+
+    def definition(packed):
+        parts = packed.split([heads * width, rest], dim=-1)
+        return torch.cat([rotate(parts[0].unflatten(-1, (heads, width)), angles).flatten(2), parts[1]], dim=-1)
+
+    assert_definition(lambda x: turn_packed(x, angles, heads, False), definition, [packed], TOLERANCES[dtype])
+    back = turn_packed(turn_packed(packed.detach(), angles, heads, False), angles, heads, True)
+    assert_near(back, packed.detach(), TOLERANCES[dtype])
+
+
 def tokens_of(num_rows, num_symbols, seed=0):
     """Some symbols more often than others, and some not at all."""
     generator = torch.Generator().manual_seed(seed)
@@ -152,4 +167,5 @@ def test_stacked_models_are_each_alone():
     assert_stacked(swiglu, [x], [0])
     assert_stacked(lambda *given: linear_cross_entropy(*given, targets, None, True)[0], [x, weight], [0, 0])
     assert_stacked(turned, [normal(3, 2, 5, 48).requires_grad_()], [0])
+    assert_stacked(lambda x: turn_packed(x, angles, 2, False), [normal(3, 2, 5, 48).requires_grad_()], [0])
     assert_stacked(lambda *given: embed(*given, torch.float32), [tokens, weight], [0, 0])

@@ -30,7 +30,7 @@ def inputs(*shape: int, seed: int = 0) -> Tensor:
 
 
 def test_flash_has_the_parameters_of_softmax() -> None:
-    options = {"num_key_value_heads": 2, "qk_norm": True, "output_gate": True, "conv_size": 4}
+    options = {"num_key_value_heads": 2, "qk_norm": True, "output_norm": True, "output_gate": "silu", "conv_size": 4}
     shapes = [{name: p.shape for name, p in made(cls, **options).named_parameters()} for cls in (Softmax, Flash)]
     assert shapes[0] == shapes[1]
 

@@ -9,7 +9,8 @@ from small import WeightReads
 from torch import Tensor
 
 from attnbench.mixers import layers
-from attnbench.mixers.layers import FeedForward, RMSNorm, ShortConvolution, rotate, rotation
+from attnbench.mixers.layers import FeedForward, RMSNorm, ShortConvolution
+from attnbench.ops.rotary import rotate, rotation
 
 
 def inputs(*shape: int, seed: int = 0) -> Tensor:

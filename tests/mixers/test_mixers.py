@@ -14,6 +14,7 @@ from mixer_building import (
     assert_near,
     backend,
     build,
+    check_compiles_and_stacks,
     example_input,
     mixer_names,
     output_and_gradients,
@@ -39,13 +40,14 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.registry import trust
 from attnbench.settings.schema import MixerSettings
 
-SHARED = ({"conv_size": 0}, {"conv_size": 4}, {"output_gate": False}, {"output_gate": True}, {"qk_norm": False})
+SHARED = ({"conv_size": 0}, {"conv_size": 4}, {"output_gate": "none"}, {"output_gate": "silu"}, {"qk_norm": False})
 SHARED += ({"qk_norm": True},)
 CHANGES = (
     *SHARED,
     {"num_heads": 3, "head_width": 16},
-    {"num_key_value_heads": 1, "qk_norm": True, "output_gate": True, "conv_size": 4},
+    {"num_key_value_heads": 1, "qk_norm": True, "output_gate": "silu", "conv_size": 4},
     *({"rotary_theta": None}, {"feature_map": "relu"}, {"feature_map": "softmax"}, {"negative_eigenvalues": True}),
+    *({"rotary_theta": 100.0}, {"output_norm": False}, {"output_norm": True, "output_gate": "sigmoid"}),
     *({"value_expansion": 2}, {"value_expansion": 0.5}),
     {"num_heads": 3, "head_width": 16, "value_expansion": 1.5},
 )
@@ -185,6 +187,29 @@ def test_compiles_without_a_break(name):
     actual = output_and_gradients(mixer, compiled(x)[0], x, weight)
     for what, expected in output_and_gradients(mixer, mixer(x)[0], x, weight).items():
         assert_near(actual[what], expected, 2e-5, what)
+
+
+EVERYTHING = {"rotary_theta": 100.0, "conv_size": 4, "qk_norm": True, "output_norm": True, "output_gate": "sigmoid"}
+"""All that can stand around a mixing, at once."""
+
+
+@every_mixer
+def test_compiles_and_stacks_with_everything_around_it(name):
+    mixer = build(name, **EVERYTHING)
+    if backend(name) in mixer.without_vmap:
+        pytest.skip(f"{backend(name)} has no batching rule")
+    check_compiles_and_stacks(mixer)
+
+
+@every_mixer
+def test_takes_the_same_five_options_around_it_and_refuses_a_gate_that_is_none_of_them(name):
+    mixer_class, options = read(name)
+    assert options.keys() >= EVERYTHING.keys()
+    for gate in ("tanh", True, None):
+        target = f"{mixer_class.__module__}.{mixer_class.__name__}"
+        wrong = {**options, "backend": backend(name), "output_gate": gate}
+        with pytest.raises(UserError, match=r"^attn\.output_gate=\w+: must be one of none, silu, sigmoid$"):
+            build_mixer(MixerSettings(name=name, target=target, options=wrong), torch.device("cpu"), CASE)
 
 
 @every_mixer

@@ -38,7 +38,7 @@ def test_a_model_larger_than_memory_is_refused_before_it_takes_any(monkeypatch):
 
 
 def test_parts_of_equal_name_and_shape_start_equal_across_mixers_and_options():
-    plain, gated, other_seed = small_model(), small_model(output_gate=True), small_model(seed=1)
+    plain, gated, other_seed = small_model(), small_model(output_gate="silu"), small_model(seed=1)
     weights = dict(gated.named_parameters())
     for name, parameter in plain.named_parameters():
         assert torch.equal(parameter, weights[name]), name
@@ -138,7 +138,7 @@ def test_matching_takes_steps_of_one_where_eight_are_too_coarse():
 
 def test_an_impossible_match_says_how_near_one_can_come():
     model = ModelSettings(name="thin", dim=64, num_layers=2, head_width=32, feed_forward_width=8)
-    gated = [mixer_settings("softmax", output_gate=True)] * 2
+    gated = [mixer_settings("softmax", output_gate="silu")] * 2
     with pytest.raises(UserError, match=r"match=params: the nearest .* \(\+\d+\.\d%, feed_forward_width 1\)"):
         match_model(gated, model, match="params", seq_len=64, vocabulary_size=30)
     unmatched = match_model(gated, model, match="none", seq_len=64, vocabulary_size=30)
@@ -150,7 +150,7 @@ def test_an_impossible_match_says_how_near_one_can_come():
 def test_a_budget_is_matched_by_the_number_of_layers(match):
     model = ModelSettings(name="deep", dim=64, num_layers=12, head_width=32, feed_forward_width=48)
     how = {"match": match, "match_by": "layers", "seq_len": 64, "vocabulary_size": 30}
-    matched = match_model([mixer_settings("softmax", output_gate=True)] * 12, model, **how)
+    matched = match_model([mixer_settings("softmax", output_gate="silu")] * 12, model, **how)
     built = build_meta(matched.mixers, matched.model, vocabulary_size=30)
     assert len(built.layers) == matched.model.num_layers == len(matched.mixers) < 12
     assert matched.model.feed_forward_width == 48
@@ -162,7 +162,7 @@ def test_a_budget_is_matched_by_the_number_of_layers(match):
 
 def test_layers_that_cannot_be_matched_say_why():
     model = ModelSettings(name="thin", dim=64, num_layers=1, head_width=32, feed_forward_width=8)
-    gated, how = mixer_settings("softmax", output_gate=True), {"seq_len": 64, "vocabulary_size": 30}
+    gated, how = mixer_settings("softmax", output_gate="silu"), {"seq_len": 64, "vocabulary_size": 30}
     with pytest.raises(UserError, match=r"match_by=layers: the nearest .* \(\+\d+\.\d%, num_layers 1\), over the 10 %"):
         match_model([gated], model, match="params", match_by="layers", **how)
     with pytest.raises(UserError, match="match_by=layers: match=state leaves"):
@@ -175,7 +175,7 @@ def test_layers_that_cannot_be_matched_say_why():
 def test_a_run_is_matched_by_layers(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("the quick brown fox jumps over the lazy dog\n" * 40)
-    words = ["attn=softmax", "attn.output_gate=true", "experiment=demo", "device=cpu", "data=text", f"data.path={path}"]
+    words = ["attn=softmax", "attn.output_gate=silu", "experiment=demo", "device=cpu", "data=text", f"data.path={path}"]
     words += ["model.num_layers=12", "seq_len=16"]
     plain, by_layers = (prepare(compose([*words, *more])) for more in ([], ["match_by=layers"]))
     assert len(by_layers.builder()().layers) == by_layers.record().model.num_layers == 11

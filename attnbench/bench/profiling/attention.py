@@ -26,8 +26,8 @@ from attnbench.evals.lib.rows import without_numbers
 from attnbench.evals.lib.step_cost import Repetition
 from attnbench.machine.precision import multiplying
 from attnbench.machine.timing import ColdCaches, OutOfMemory, PeakMemory, attempt, time_repeats
-from attnbench.mixers.layers import rotate, rotation
 from attnbench.ops.attention_kernels import IMPLEMENTATIONS
+from attnbench.ops.rotary import rotate, rotation
 from attnbench.results.rows import Measurement
 from attnbench.settings.errors import UserError
 

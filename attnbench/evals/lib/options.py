@@ -3,6 +3,7 @@
 from itertools import pairwise
 from typing import Any
 
+from attnbench.mixers.around import Gate
 from attnbench.mixers.layers import INITIAL_DEVIATION
 from attnbench.settings.check import check_value
 from attnbench.settings.errors import UserError
@@ -19,7 +20,7 @@ def probe_deviation(group: str, given: float | None, width: int) -> float:
     return INITIAL_DEVIATION * (768 / width) ** 0.5 if given is None else given
 
 
-def mixer_wishes(conv_size: int | None, output_gate: bool | None) -> dict[str, Any]:
+def mixer_wishes(conv_size: int | None, output_gate: Gate | None) -> dict[str, Any]:
     """Options that a probe asks of every mixer that has them, see Task.mixer_options; null asks nothing."""
     wishes = {"conv_size": conv_size, "output_gate": output_gate}
     return {name: value for name, value in wishes.items() if value is not None}

@@ -23,7 +23,7 @@ from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.model.language_model import LanguageModel, build_model, function_of
 from attnbench.model.matching import Matched
 from attnbench.model.stored import ModelRecord
-from attnbench.results.identity import code_of, config_hash
+from attnbench.results.identity import code_of, config_hash, hashed_options
 from attnbench.results.job import Job
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS, Measurement
@@ -109,10 +109,12 @@ class ProbeJob(Job):
     def _content(self) -> dict[str, Any]:
         """Everything that can change the numbers of this training, and nothing else."""
         matched, target = self.matched, self.mixers[0].target
+        task = {name: value for name, value in asdict(self.task).items() if name != "model"}
+        task["mixer_options"] = hashed_options(self.task.mixer_options)
         return {
-            "mixers": [{"target": mixer.target, **mixer.options} for mixer in self.mixers],
+            "mixers": [{"target": mixer.target, **hashed_options(mixer.options)} for mixer in self.mixers],
             "evaluation": self.probe.target,
-            "task": {name: value for name, value in asdict(self.task).items() if name != "model"},
+            "task": task,
             "model": hashed_model(matched.model if matched is not None else self.task.model, matched),
             "train": {name: value for name, value in asdict(self.train).items() if name != "log_interval_steps"},
             "limit": self.limit,

@@ -1,0 +1,121 @@
+"""Parts around the mixing, the same options by the same names for every mixer: projection, short convolution, norm of
+query and key, positions, norm and gate of the output.
+
+A mixer takes `rotary_theta`, `conv_size`, `qk_norm`, `output_norm` and `output_gate`, and hands each to its part here.
+"""
+
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attnbench.mixers.layers import Projection, RMSNorm, ShortConvolution
+from attnbench.ops.rotary import rotation
+from attnbench.settings.check import check_value
+from attnbench.settings.errors import UserError
+
+Gate = Literal["none", "silu", "sigmoid"]
+"""Values of `output_gate`."""
+
+
+class QueryKeyValue(nn.Module):
+    """First layer of every mixer here: one projection to query, key and value, and an optional short convolution.
+
+    Args:
+        query_width, key_width, value_width: channels over all heads.
+        conv_size: taps of the convolution over all three; 0 for none.
+        activation: apply SiLU after it.
+    """
+
+    def __init__(
+        self, dim: int, query_width: int, key_width: int, value_width: int, *, conv_size: int, activation: bool = False
+    ) -> None:
+        super().__init__()
+        self.widths = [query_width, key_width, value_width]
+        self.projection = Projection(dim, sum(self.widths))
+        self.convolution = ShortConvolution(sum(self.widths), conv_size) if conv_size else None
+        self.activation = activation
+
+    def forward(self, x_BTD: Tensor, history_BWC: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value, each (B, T, its width); `history_BWC` as in ShortConvolution."""
+        query, key, value = self.packed(x_BTD, history_BWC).split(self.widths, dim=-1)
+        return query, key, value
+
+    def packed(self, x_BTD: Tensor, history_BWC: Tensor | None = None) -> Tensor:
+        """Return the three side by side, for a kernel that reads them there: (B, T, sum of the widths)."""
+        mixed = self.projection(x_BTD)
+        if self.convolution is not None:
+            return self.convolution(mixed, history_BWC, activation=self.activation)
+        return F.silu(mixed) if self.activation else mixed
+
+    def init_history(self, batch_size: int, dtype: torch.dtype) -> Tensor:
+        """Return the convolution's part of a state, (B, W, C): zeros, of length zero without a convolution."""
+        taps = self.convolution.size - 1 if self.convolution is not None else 0
+        device = self.projection.weight.device
+        return torch.zeros(batch_size, taps, sum(self.widths), dtype=dtype, device=device)
+
+
+def head_norm(width: int, is_on: bool) -> nn.Module:
+    """Return an RMS norm with a learned gain over the channels of each head, or nothing: `qk_norm`, `output_norm`."""
+    return RMSNorm(width) if is_on else nn.Identity()
+
+
+class RotaryPositions(nn.Module):
+    """Angles of rotary positions, for `ops.rotary` (Su et al., 2021), counted on in a state.
+
+    Args:
+        width: channels of a head.
+        theta: base of the wavelengths; None for no positions.
+
+    Raises:
+        UserError: a base that is not above 0, or heads of an odd width.
+    """
+
+    def __init__(self, width: int, theta: float | None) -> None:
+        super().__init__()
+        self.width, self.theta = width, theta
+        if theta is not None and (theta <= 0 or width % 2):
+            raise UserError(
+                f"attn.rotary_theta={theta}, head_width={width}: rotary positions need a base above 0 and an even head "
+                "width; attn.rotary_theta=null leaves them out"
+            )
+
+    def forward(self, x_BTD: Tensor, position: Tensor | int) -> Tensor | None:
+        """Return cos and sin of T positions from `position` on, (2, T, K/2); None without positions."""
+        if self.theta is None:
+            return None
+        return rotation(x_BTD.shape[1], self.width, position, self.theta, x_BTD.device)
+
+    def init_position(self, device: torch.device) -> Tensor:
+        """Return the number of positions seen, for a state that needs it for this alone: an int64 scalar, of length
+        zero without positions."""
+        return torch.zeros(() if self.theta is not None else 0, dtype=torch.int64, device=device)
+
+
+class GatedOutput(nn.Module):
+    """Last layer of every mixer here: an optional gate, y × silu(gate(x)) or y × sigmoid(gate(x)), and the projection
+    to the model's width.
+
+    Raises:
+        UserError: a gate that does not exist.
+    """
+
+    def __init__(self, dim: int, width: int, *, gate: Gate) -> None:
+        super().__init__()
+        check_value("attn.output_gate", gate, choices=get_args(Gate))
+        self.activation = torch.sigmoid if gate == "sigmoid" else F.silu
+        self.gate = Projection(dim, width) if gate != "none" else None
+        self.projection = Projection(width, dim, residual=True)
+
+    def forward(self, y_BTC: Tensor, x_BTD: Tensor) -> Tensor:
+        """Gate by the mixer's input x_BTD, and project the heads y_BTC, side by side."""
+        if self.gate is not None:
+            y_BTC = y_BTC * self.activation(self.gate(x_BTD))
+        return self.projection(y_BTC)
+
+
+def by_heads(parts: Iterable[Tensor], width: int) -> list[Tensor]:
+    """Split channels (B, T, H × width) into heads, (B, T, H, width), of each tensor."""
+    return [part.unflatten(-1, (-1, width)) for part in parts]

@@ -16,7 +16,12 @@ EPS = 1e-6
 
 
 def definition(
-    mixed_BTC: Tensor, memory: Tensor | None, normaliser: Tensor | None, num_heads: int, feature_map: str
+    mixed_BTC: Tensor,
+    memory: Tensor | None,
+    normaliser: Tensor | None,
+    num_heads: int,
+    feature_map: str,
+    eps: float | None = EPS,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """All weights at once, which in float64 is exact enough."""
     query, key, value = mixed_BTC.unflatten(2, (3, num_heads, -1)).permute(2, 0, 3, 1, 4)
@@ -28,7 +33,8 @@ def definition(
     if memory is not None and normaliser is not None:
         mixture, divisor = mixture + query @ memory, divisor + query @ normaliser[..., None]
         last_memory, last_normaliser = last_memory + memory, last_normaliser + normaliser
-    return (mixture / (divisor + EPS)).transpose(1, 2), last_memory, last_normaliser
+    y = mixture if eps is None else mixture / (divisor + eps)
+    return y.transpose(1, 2), last_memory, last_normaliser
 
 
 def packed(batch: int, length: int, heads: int, width: int, feature_map: str, dtype: torch.dtype, seed=0) -> Tensor:
@@ -40,20 +46,28 @@ def packed(batch: int, length: int, heads: int, width: int, feature_map: str, dt
 
 
 def check(
-    length: int, width: int, feature_map: str, dtype: torch.dtype, *, state: bool = False, batch=1, heads=2
+    length: int,
+    width: int,
+    feature_map: str,
+    dtype: torch.dtype,
+    *,
+    state: bool = False,
+    batch=1,
+    heads=2,
+    eps: float | None = EPS,
 ) -> None:
     """Parts of the gradient apart: that of the value is the largest, that of the first query zero."""
     memory = normal(batch, heads, width, width, seed=2) if state else None
     normaliser = normal(batch, heads, width, seed=3).abs() if state else None
 
     def operator(mixed: Tensor, *given: Tensor | None) -> tuple[Tensor, ...]:
-        mixture, *last = linear_attention(mixed, *given, heads, feature_map, EPS)
+        mixture, *last = linear_attention(mixed, *given, heads, feature_map, eps)
         assert mixture.dtype == dtype
         return mixture, *(x.detach() for x in last)
 
     assert_definition(
         operator,
-        lambda *given: definition(*given, heads, feature_map),
+        lambda *given: definition(*given, heads, feature_map, eps),
         [packed(batch, length, heads, width, feature_map, dtype).requires_grad_(), memory, normaliser],
         TOLERANCE[dtype],
         gradient_parts=3,
@@ -82,6 +96,14 @@ def test_kernels_go_on_from_a_state(length):
     check(length, 20, "elu", torch.float32, state=True)
 
 
+@pytest.mark.parametrize("segment", [64, 256])
+@pytest.mark.parametrize("state", [False, True])
+def test_without_the_quotient_the_kernels_are_the_sum(monkeypatch, state, segment):
+    """What rotary positions use, whose normaliser is of other features."""
+    monkeypatch.setattr(kernels, "segment_positions", lambda batch, length, num_heads: segment)
+    check(133, 20, "identity", torch.float32, state=state, eps=None)
+
+
 @pytest.mark.parametrize("state", [False, True])
 def test_segments_side_by_side_are_one_walk(monkeypatch, state):
     """What a few heads and a long sequence get."""
@@ -108,7 +130,7 @@ def test_nothing_is_left_unwritten(monkeypatch):
         mixed = packed(1, 133, 2, 20, "elu", torch.float32)
         results = mix(mixed, None, None, 2, "elu", EPS)
         assert all(x.isfinite().all() for x in results)
-        assert kernels.mix_backward(results[0], mixed, None, None, *results, 2, "elu").isfinite().all()
+        assert kernels.mix_backward(results[0], mixed, None, None, *results, 2, "elu", True).isfinite().all()
 
 
 @pytest.mark.parametrize("state", [False, True])
@@ -151,6 +173,7 @@ def test_what_has_no_kernel_is_refused(width, dtype):
 
 
 OPTIONS = ({}, {"feature_map": "relu"}, {"feature_map": "softmax"}, {"qk_norm": True}, {"conv_size": 4})
+OPTIONS += ({"rotary_theta": 100.0}, {"output_norm": True, "output_gate": "sigmoid"})
 
 
 @interpreted
@@ -165,6 +188,7 @@ def test_the_mixer_by_kernel_is_its_definition_in_pieces_too(options):
 @interpreted
 def test_the_mixer_by_kernel_compiles_without_a_break_and_stacks():
     check_compiles_and_stacks(build("linear", backend="triton"))
+    check_compiles_and_stacks(build("linear", backend="triton", rotary_theta=100.0))
 
 
 def test_a_query_keeps_its_gradient_where_later_features_are_a_million_times_larger():

@@ -20,7 +20,7 @@ from attnbench.ops.delta_rule import (
     unit_length,
 )
 from attnbench.ops.precision import accumulation_dtype
-from attnbench.ops.rotary import rotate, rotate_packed
+from attnbench.ops.rotary import rotate_both, rotate_packed
 from attnbench.settings.check import check_value
 from attnbench.settings.errors import UserError
 
@@ -194,8 +194,7 @@ class GatedDeltaNet(Mixer):
         """Return query, key, value, log decay and beta of every position."""
         query, key, value = self.query_key_value(x_BTD, history_BWC)
         (query, key), (value,) = by_heads((query, key), self.head_width), by_heads((value,), self.value_width)
-        if angles is not None:
-            query, key = rotate(query, angles), rotate(key, angles)
+        query, key = rotate_both(query, key, angles)
         scale = self.head_width**-0.5
         query = unit_length(query, scale) if self.qk_norm else query * scale
         key = unit_length(key) if self.qk_norm else key

@@ -8,7 +8,7 @@ from torch import Tensor
 from attnbench.machine.device import on_kernels
 from attnbench.mixers.around import Gate, GatedOutput, QueryKeyValue, RotaryPositions, by_heads, head_norm
 from attnbench.mixers.base import Mixer, head_count
-from attnbench.ops.rotary import rotate
+from attnbench.ops.rotary import rotate_both
 from attnbench.ops.softmax_attention import attention_flops, decode, definition, materialised
 from attnbench.settings.errors import UserError
 
@@ -121,10 +121,7 @@ class Softmax(Mixer):
             packed_BTC = self.query_key_value.packed(x_BTD, history_BWC)
             return split_rotated(packed_BTC, angles, self.num_heads, self.num_key_value_heads)
         query_BTHK, key_BTHK, value_BTHK = by_heads(self.query_key_value(x_BTD, history_BWC), self.head_width)
-        query_BTHK, key_BTHK = self.query_norm(query_BTHK), self.key_norm(key_BTHK)
-        if angles is not None:
-            query_BTHK, key_BTHK = rotate(query_BTHK, angles), rotate(key_BTHK, angles)
-        return query_BTHK, key_BTHK, value_BTHK
+        return *rotate_both(self.query_norm(query_BTHK), self.key_norm(key_BTHK), angles), value_BTHK
 
     def mix(self, query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor) -> Tensor:
         """Attend from the last T of S positions to the keys and values of all S; (B, T, H, K)."""

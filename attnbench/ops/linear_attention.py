@@ -13,7 +13,7 @@ from torch import Tensor
 from attnbench.machine.device import require_triton
 from attnbench.ops.fla import require_fla
 from attnbench.ops.precision import accumulation_dtype
-from attnbench.ops.rotary import rotate
+from attnbench.ops.rotary import rotate_both
 from attnbench.settings.errors import UserError
 
 EPS = 1e-6
@@ -46,7 +46,7 @@ def recurrent_linear_attention(
     Args:
         angles: see ops/rotary.py; None for no rotary positions.
     """
-    turned_query_BTHK, turned_key_BTHK = _turned(query_BTHK, key_BTHK, angles)
+    turned_query_BTHK, turned_key_BTHK = rotate_both(query_BTHK, key_BTHK, angles)
     memory_BHKV, normaliser_BHK, mixed = 0, 0, []
     for t in range(query_BTHK.shape[1]):
         memory_BHKV = memory_BHKV + turned_key_BTHK[:, t, :, :, None] @ value_BTHV[:, t, :, None, :]
@@ -55,10 +55,6 @@ def recurrent_linear_attention(
         read_BHV = (turned_query_BTHK[:, t, :, None, :] @ memory_BHKV).squeeze(-2)
         mixed.append(read_BHV / (total_BH[..., None] + EPS))
     return torch.stack(mixed, dim=1)
-
-
-def _turned(query_BTHK: Tensor, key_BTHK: Tensor, angles: Tensor | None) -> tuple[Tensor, Tensor]:
-    return (query_BTHK, key_BTHK) if angles is None else (rotate(query_BTHK, angles), rotate(key_BTHK, angles))
 
 
 def linear_attention(
@@ -79,7 +75,7 @@ def linear_attention(
     Returns:
         y (B, T, H, V) in the value's dtype, the last memory and the last normaliser.
     """
-    inputs = (*_turned(query_BTHK, key_BTHK, angles), value_BTHV)
+    inputs = (*rotate_both(query_BTHK, key_BTHK, angles), value_BTHV)
     if backend == "fla":
         from fla.ops.linear_attn import chunk_linear_attn  # pyright: ignore[reportMissingImports]
 

@@ -57,6 +57,13 @@ def rotate(x_BTHK: Tensor, rotation: Tensor) -> Tensor:
     return turned.flatten(-2).to(x_BTHK.dtype)
 
 
+def rotate_both(query_BTHK: Tensor, key_BTHK: Tensor, rotation: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Turn query and key alike; None leaves both as they are."""
+    if rotation is None:
+        return query_BTHK, key_BTHK
+    return rotate(query_BTHK, rotation), rotate(key_BTHK, rotation)
+
+
 def rotate_packed(packed_BTC: Tensor, rotation: Tensor, num_heads: int) -> Tensor:
     """Turn the first `num_heads` heads of what a projection made, (B, T, C), and leave the channels after them: query
     and key where they lie before the value, for a kernel that reads the three side by side."""

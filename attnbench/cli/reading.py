@@ -48,6 +48,7 @@ def read_settings(config: DictConfig, hydra_config: Any) -> RunSettings:
     """
     values = _plain(config, hydra_config)
     _give_way(values.get("train"), hydra_config.overrides.task)
+    values["recipe"] = _recipe(values.get("recipe"), hydra_config)
     settings = _read(
         RunSettings,
         values,
@@ -57,6 +58,7 @@ def read_settings(config: DictConfig, hydra_config: Any) -> RunSettings:
         named_options=_named_options(hydra_config),
     )
     check_run(settings)
+    settings = _with_recipe(settings)
     _check_machine(settings)
     return settings
 
@@ -223,6 +225,30 @@ def _named_options(hydra_config: Any) -> list[str]:
     return sorted(named)
 
 
+def _recipe(values: Any, hydra_config: Any) -> dict[str, Any] | None:
+    """Return the chosen yaml of recipe/ with its name."""
+    for word in hydra_config.overrides.task:
+        if setting_of(word).startswith("recipe."):
+            raise UserError(
+                f"{word}: a recipe stands as its yaml has it; attn.NAME=VALUE names an option of the mixer, which wins"
+            )
+    chosen = hydra_config.runtime.choices.get("recipe")
+    return None if chosen is None or values is None else {"name": Path(chosen).name, **values}
+
+
+def _with_recipe(settings: RunSettings) -> RunSettings:
+    """Give the mixer the parts of its recipe, as if the command line had named them, where it names others."""
+    if settings.recipe is None:
+        return settings
+    # Imported here: torch takes longer to load than all the checks before this one.
+    from attnbench.mixers.recipe import recipe_options
+
+    given = recipe_options(settings.mixer, settings.recipe)
+    options = {name: value for name, value in given.items() if name not in settings.named_options}
+    mixer = replace(settings.mixer, options={**settings.mixer.options, **options})
+    return replace(settings, mixer=mixer, named_options=sorted({*settings.named_options, *options}))
+
+
 def _mixer(values: dict[str, Any], hydra_config: Any) -> MixerSettings:
     return MixerSettings(name=hydra_config.runtime.choices.get("attn"), **_open("attn", values.pop("attn", None)))
 
@@ -247,28 +273,30 @@ def _open(group: str, values: Any) -> dict[str, Any]:
 
 
 def _experiment(hydra_config: Any) -> str:
-    """Return the recipe of experiment/ that was chosen or, where none has the name, a study of the user's.
+    """Return the yaml of experiment/ that was chosen or, where none has the name, a study of the user's.
 
     Raises:
-        UserError: a name so near to a recipe's that it may be meant, or several.
+        UserError: a name so near to a yaml's that it may be meant, or several.
     """
     several = next((word for word in hydra_config.overrides.task if word.startswith("experiment=[")), None)
     if several is not None:
-        raise UserError(f"{several}: must be one name, of a recipe or of a study of your own")
+        raise UserError(f"{several}: must be one name, of a yaml of experiment/ or of a study of your own")
     chosen = hydra_config.runtime.choices.get("experiment")
     if chosen is None:
         return "default"
     folders = [source.path for source in hydra_config.runtime.config_sources if source.schema == "file"]
-    recipes = [path for folder in folders for path in Path(folder, "experiment").rglob("*.yaml")]
-    if any(path == Path(folder, "experiment", f"{chosen}.yaml") for folder in folders for path in recipes):
+    yamls = [path for folder in folders for path in Path(folder, "experiment").rglob("*.yaml")]
+    if any(path == Path(folder, "experiment", f"{chosen}.yaml") for folder in folders for path in yamls):
         return Path(chosen).name
     check_name("experiment", chosen)
-    near = did_you_mean(chosen, [path.stem for path in recipes])
+    near = did_you_mean(chosen, [path.stem for path in yamls])
     if near:
-        raise UserError(f"experiment={chosen}: no recipe has this name{near}; a study of your own needs another name")
+        raise UserError(
+            f"experiment={chosen}: no yaml of experiment/ has this name{near}; a study of your own needs another name"
+        )
     log.info(
-        f"experiment={chosen}: no recipe (there is {', '.join(sorted(path.stem for path in recipes))}): it changes no "
-        "setting, and names the folder that the runs of this study share"
+        f"experiment={chosen}: no yaml of experiment/ (there is {', '.join(sorted(path.stem for path in yamls))}): it "
+        "changes no setting, and names the folder that the runs of this study share"
     )
     return chosen
 

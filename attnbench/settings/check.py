@@ -66,8 +66,10 @@ def read(
 
 
 def _built(annotation: Any, value: Any, name: str) -> Any:
-    if is_dataclass(annotation) and isinstance(annotation, type) and isinstance(value, Mapping):
-        return read(annotation, value, name)
+    if isinstance(value, Mapping):
+        # A group that may be null is a union.
+        group = next(filter(is_dataclass, (annotation, *get_args(annotation))), None)
+        return read(group, value, name) if isinstance(group, type) else value
     if annotation is not float:
         return value
     # A whole number is a fine float; a file that says 2 and one that says 2.0 are one configuration.
@@ -308,6 +310,7 @@ def check_plan(plan: PlanSettings) -> None:
     check_value("plan.only", plan.only, choices=plan.evaluations)
     check_value("plan.rank", plan.rank, choices=plan.variants)
     check_value("plan.reference", plan.reference, choices=plan.variants)
+    check_value("plan.tested", plan.tested, choices=plan.evaluations)
     if plan.reference is not None and plan.rank and plan.reference not in plan.rank:
         raise UserError(f"plan.reference={plan.reference}: must be one of plan.rank={plan.rank}, or null")
     seeds = {*plan.seeds, *plan.probe_seeds}

@@ -148,6 +148,25 @@ class EvaluationSettings:
     options: dict[str, Any]
 
 
+@dataclass(slots=True, kw_only=True)
+class RecipeSettings:
+    """A yaml of conf/recipe: the parts around a mixer, asked of every mixer alike; see mixers/recipe.py.
+
+    Each part is null (left as the mixer's yaml and a probe have it), `own` (as the mixer's yaml has it, whatever a
+    probe wishes), or what the mixer's option of that name takes.
+    """
+
+    name: str
+    rotary_theta: float | str | None = None
+    """Also `none`, and `needed`: a base of 10,000 for mixers that have no order of their own."""
+    conv_size: int | str | None = None
+    qk_norm: bool | str | None = None
+    """Also `needed`: for mixers whose recurrence would grow without it."""
+    output_norm: bool | str | None = None
+    """Also `needed`: for mixers whose output has no bound of its own."""
+    output_gate: str | None = None
+
+
 MATCHES = ("params", "flops", "state", "none")
 
 
@@ -162,9 +181,11 @@ class RunSettings:
     train: TrainSettings
     logger: LoggerSettings
     evaluations: list[EvaluationSettings]
+    recipe: RecipeSettings | None = None
+    """Parts around the mixer, by now among its options; null: its yaml and the probes' wishes."""
     named_options: list[str] = field(default_factory=list)
-    """Options of the mixer that the command line or its experiment names: they win over a probe's wishes, and those
-    over the yaml of the mixer."""
+    """Options of the mixer that the command line, its experiment or its recipe names: they win over a probe's wishes,
+    and those over the yaml of the mixer."""
     seq_len: int = setting(minimum=1, maximum=2**31 - 1)
     seed: int = setting(minimum=0, maximum=2**31 - 1)
     device: str
@@ -201,6 +222,8 @@ class PlanSettings:
     """Seeds that learning rates are searched with, SELECTION_SEED and up."""
     rank: list[str] | None = None
     """The variants that are tested; null: all; none: every number is descriptive."""
+    tested: list[str] | None = None
+    """The evaluations whose primary metric is tested, the others being descriptive; null: all."""
     reference: str | None = None
     """Variant that each is compared with, and that runs again under other seeds as a control; null: all pairs."""
     num_workers: int = setting(1, minimum=1)

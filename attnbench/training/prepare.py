@@ -1,6 +1,6 @@
 """From settings to a run with everything resolved: device, kernel, corpus, matched model, identity, folder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ import torch
 from attnbench.data.vocabulary import Corpus, load_corpus
 from attnbench.machine.device import resolve_device
 from attnbench.machine.precision import resolve_compile, resolve_precision
+from attnbench.mixers.recipe import not_applicable
 from attnbench.model.language_model import LanguageModel, build_model, function_of
 from attnbench.model.matching import Matched, match_mixer
 from attnbench.model.stored import ModelRecord, load_model
@@ -304,7 +305,18 @@ def mixer_options(mixers: Sequence[MixerSettings]) -> Any:
 def row_settings(prepared: Run, evaluation: EvaluationSettings | None = None) -> dict[str, Any]:
     """Settings of all rows of a run, and of an evaluation of it."""
     options = {EVALUATION_OPTIONS: evaluation.options} if evaluation is not None else {}
-    return {MIXER_OPTIONS: mixer_options(prepared.mixers), **options}
+    return {**recipe_settings(prepared.settings), MIXER_OPTIONS: mixer_options(prepared.mixers), **options}
+
+
+def recipe_settings(settings: RunSettings, lacking: Collection[str] = ()) -> dict[str, Any]:
+    """Settings of rows that say what a mixer was asked to have around it, empty where nothing was.
+
+    Args:
+        lacking: parts that were asked for otherwise, and that the mixer has no setting for.
+    """
+    parts = sorted({*lacking, *not_applicable(settings.mixer, settings.recipe)})
+    named = {"recipe": settings.recipe.name} if settings.recipe is not None else {}
+    return {**named, **({"not_applicable": parts} if parts else {})}
 
 
 def corpus_label(corpus: Corpus) -> str:

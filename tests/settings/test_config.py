@@ -266,13 +266,13 @@ def test_every_mixer_composes(mixer: str) -> None:
 
 @pytest.fixture(scope="module")
 def my_conf(tmp_path_factory) -> Path:
-    """A package of a user's own: my_mixers.py, and beside it my_conf/ with its yaml and a recipe."""
+    """A package of a user's own: my_mixers.py, and beside it my_conf/ with its yaml and an experiment."""
     folder = tmp_path_factory.mktemp("package")
     for group in ("attn", "experiment"):
         (folder / "my_conf" / group).mkdir(parents=True)
     (folder / "my_conf" / "attn" / "mine.yaml").write_text("_target_: my_mixers.Mine\nbackend: auto\n")
-    recipe = "# @package _global_\ndefaults: [override /model: tiny, override /data: embedded]\n"
-    (folder / "my_conf" / "experiment" / "mine.yaml").write_text(f"{recipe}train: {{num_epochs: null, num_steps: 7}}\n")
+    sizes = "# @package _global_\ndefaults: [override /model: tiny, override /data: embedded]\n"
+    (folder / "my_conf" / "experiment" / "mine.yaml").write_text(f"{sizes}train: {{num_epochs: null, num_steps: 7}}\n")
     (folder / "my_mixers.py").write_text(
         "from attnbench.mixers.softmax import Softmax\n\n\nclass Mine(Softmax):\n    pass\n"
     )
@@ -326,16 +326,16 @@ def test_a_length_on_the_command_line_replaces_the_other_of_a_yaml() -> None:
 
 
 @pytest.mark.parametrize("experiment", sorted(path.stem for path in (CONF / "experiment").glob("*.yaml")))
-def test_every_recipe_composes_under_its_name(experiment: str) -> None:
+def test_every_experiment_composes_under_its_name(experiment: str) -> None:
     assert compose([f"experiment={experiment}", "device=cpu"]).experiment == experiment
 
 
-def test_a_study_of_ones_own_needs_no_recipe(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_study_of_ones_own_needs_no_yaml(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         own = compose(["experiment=warmups", "device=cpu"])
     assert own == replace(compose(["device=cpu"]), experiment="warmups")
-    # A recipe that was meant is not taken for one without a word.
-    assert "experiment=warmups: no recipe (there is demo)" in caplog.text
+    # One that was meant is not taken for one without a word.
+    assert "experiment=warmups: no yaml of experiment/ (there is demo)" in caplog.text
 
 
 GROUPS = {
@@ -344,7 +344,7 @@ GROUPS = {
     "doctor": set(),
     "evaluate": {"eval"},
     "generate": set(),
-    "train": {"attn", "data", "eval", "experiment", "logger", "model", "train"},
+    "train": {"attn", "data", "eval", "experiment", "logger", "model", "recipe", "train"},
 }
 SHOWN = {"train": ["eval=[throughput,memory,copy,recall,perplexity,inference]"], "benchmark": ["bench=decode"]}
 """More of a script's settings that is looked at."""

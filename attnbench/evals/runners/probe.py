@@ -32,7 +32,7 @@ from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import DivergedError
 from attnbench.training.loop import Batch
-from attnbench.training.prepare import hashed_model, mixer_options
+from attnbench.training.prepare import hashed_model, mixer_options, recipe_settings
 from attnbench.training.run import Training, budget, make_ready
 from attnbench.training.schedule import shortened
 
@@ -146,7 +146,7 @@ class ProbeJob(Job):
         return {
             **self.task.settings,
             "learning_rate": self.train.learning_rate,
-            **({"not_applicable": self.not_applicable} if self.not_applicable else {}),
+            **recipe_settings(self.settings, self.not_applicable),
             MIXER_OPTIONS: mixer_options(self.mixers),
             EVALUATION_OPTIONS: {
                 **{name: value for name, value in {**of_task, **model}.items() if name not in elsewhere},

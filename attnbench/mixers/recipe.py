@@ -1,0 +1,61 @@
+"""Recipes: the parts around a mixer, asked of every mixer in the same words.
+
+A recipe names no mixer. A mixer's class says what it needs (`has_order`, `needs_qk_norm`, `needs_output_norm`), its
+yaml what its paper has.
+"""
+
+import inspect
+from dataclasses import asdict
+from typing import Any
+
+from attnbench.mixers.base import Mixer
+from attnbench.settings.errors import UserError
+from attnbench.settings.registry import resolve
+from attnbench.settings.schema import MixerSettings, RecipeSettings
+
+ROTARY_THETA = 10000.0
+"""Base of the rotary positions that `needed` asks for (Su et al., 2021)."""
+
+OWN, NEEDED = "own", "needed"
+
+
+def recipe_options(mixer: MixerSettings, recipe: RecipeSettings) -> dict[str, Any]:
+    """Return the options that a recipe gives a mixer, among those that the mixer has.
+
+    Raises:
+        UserError: `needed` of a part that no mixer's class speaks of.
+    """
+    cls = resolve(mixer.target, Mixer)
+    known = inspect.signature(cls).parameters
+    asked = {name: value for name, value in _parts(recipe).items() if name in known}
+    own = {name: mixer.options.get(name, known[name].default) for name in asked}
+    return {name: own[name] if value == OWN else _value(cls, name, value) for name, value in asked.items()}
+
+
+def not_applicable(mixer: MixerSettings, recipe: RecipeSettings | None) -> list[str]:
+    """List the parts that a recipe asks for and the mixer has no setting for."""
+    if recipe is None:
+        return []
+    cls = resolve(mixer.target, Mixer)
+    known = inspect.signature(cls).parameters
+    lacking = {name: value for name, value in _parts(recipe).items() if name not in known and value != OWN}
+    return sorted(name for name, value in lacking.items() if _value(cls, name, value) not in (None, 0, "none"))
+
+
+def _parts(recipe: RecipeSettings) -> dict[str, Any]:
+    """Return the parts that a recipe does not leave as they are."""
+    return {name: value for name, value in asdict(recipe).items() if name != "name" and value is not None}
+
+
+def _value(cls: type[Mixer], name: str, value: Any) -> Any:
+    if value == NEEDED:
+        needs = {
+            "rotary_theta": None if cls.has_order else ROTARY_THETA,
+            "qk_norm": cls.needs_qk_norm,
+            "output_norm": cls.needs_output_norm,
+        }
+        if name not in needs:
+            raise UserError(f"recipe.{name}={NEEDED}: must be a value or {OWN}; mixers say of {', '.join(needs)} alone")
+        return needs[name]
+    # A null in a recipe leaves a part as it is, so that no positions need a word.
+    return None if name == "rotary_theta" and value == "none" else value

@@ -398,8 +398,8 @@ def test_presets_are_those_of_the_battery():
     assert sizes("published") == [(64, [3, 5, 8, 10, 15], 64, 64, 20_000, 3_000, 1500, 64, True)]
     zoology = sizes("zoology")
     assert len(zoology) == 16
-    assert zoology[2] == (256, [16], 64, 8192, 50_000, 1_000, 1500, 256, False)
-    assert zoology[-1] == (512, [64], 512, 8192, 50_000, 1_000, 1500, 128, False)
+    assert zoology[2] == (256, [16], 64, 8192, 50_000, 1_000, 1000, 256, False)
+    assert zoology[-1] == (512, [64], 512, 8192, 50_000, 1_000, 5000, 128, False)
     assert sizes("zoology", batch_size=32, cells=[[512, 64]], widths=[16])[0][-2] == 32
 
 

@@ -28,6 +28,7 @@ from attnbench.machine.signals import interruptible
 from attnbench.report.terminal import print_comparison
 from attnbench.results.files import replace_file
 from attnbench.results.folder import holding
+from attnbench.results.metrics import Primary
 from attnbench.results.rows import read_results
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import resolve
@@ -145,7 +146,7 @@ def _show(comparison: Comparison, files: Sequence[Path], *, mirrored: bool) -> N
         reference=plan.reference,
         control_seeds=comparison.control_seeds(),
         shared=comparison.shared_by_evaluation(),
-        primaries={name: cls.primary for name, cls in _evaluations(comparison).items() if cls.primary is not None},
+        primaries={name: primary for name, primary in _primaries(comparison).items() if primary is not None},
     )
     if settings.report:
         from attnbench.report.page import write_report
@@ -209,14 +210,22 @@ def _files(cells: Sequence[Cell]) -> list[Path]:
 
 def _described(comparison: Comparison) -> dict[str, Any]:
     """Describe each evaluation by its class, for a report that may not import one from elsewhere."""
+    primaries = _primaries(comparison)
     return {
         name: {
             "purpose": (cls.__doc__ or "").strip().partition("\n")[0],
             "plots": [list(pair) for pair in cls.plots],
-            "primary": asdict(cls.primary) if cls.primary is not None else None,
+            "primary": asdict(primary) if (primary := primaries[name]) is not None else None,
         }
         for name, cls in _evaluations(comparison).items()
     }
+
+
+def _primaries(comparison: Comparison) -> dict[str, Primary | None]:
+    """Return the primary metric of each evaluation; None where it has none or the plan does not test it."""
+    plan = comparison.plan
+    tested = plan.evaluations if plan.tested is None else plan.tested
+    return {name: cls.primary if name in tested else None for name, cls in _evaluations(comparison).items()}
 
 
 def _evaluations(comparison: Comparison) -> dict[str, type[Evaluation]]:

@@ -164,10 +164,10 @@ class GatedDeltaNet(Mixer):
             mixed_BTHV, last_memory = packed_gated_delta_rule(packed_BTC, *gates, memory, self.head_width, self.qk_norm)
         else:
             mixed_BTHV, last_memory = gated_delta_rule(*self._inputs(x_BTD, history, angles), memory, self.backend)
-        if state is not None and last_memory is not None:
-            state.memory_BHKV.copy_(last_memory)
-        if state is not None and angles is not None:
+        if state is not None:
             state.position.add_(x_BTD.shape[1])
+            if last_memory is not None:
+                state.memory_BHKV.copy_(last_memory)
         return self._finish(mixed_BTHV, x_BTD), state
 
     def reference(self, x_BTD: Tensor) -> Tensor:

@@ -102,16 +102,12 @@ class LinearAttention(Mixer):
         return [{"head_width": width} for width in range(1, dim + 1) if free or dim % width == 0]
 
     def forward(self, x_BTD: Tensor, state: LinearState | None = None) -> tuple[Tensor, LinearState | None]:
-        angles = self.positions(x_BTD, 0 if state is None else state.position)
-        if self.backend == "triton" and angles is None:
-            mixed_BTHV, memory_BHKV, normaliser_BHK = self._mix_packed(x_BTD, state)
-        else:
-            mixed_BTHV, memory_BHKV, normaliser_BHK = self._mix(x_BTD, state, angles)
+        mix = self._mix_packed if self.backend == "triton" and self.positions.theta is None else self._mix
+        mixed_BTHV, memory_BHKV, normaliser_BHK = mix(x_BTD, state)
         if state is not None:
             state.memory_BHKV.copy_(memory_BHKV)
             state.normaliser_BHK.copy_(normaliser_BHK)
-            if angles is not None:
-                state.position.add_(x_BTD.shape[1])
+            state.position.add_(x_BTD.shape[1])
         return self._finish(mixed_BTHV, x_BTD), state
 
     def reference(self, x_BTD: Tensor) -> Tensor:
@@ -136,9 +132,10 @@ class LinearAttention(Mixer):
         query, key = self.query_norm(query), self.key_norm(key)
         return feature(query, self.feature_map), feature(key, self.feature_map), value
 
-    def _mix(self, x_BTD: Tensor, state: LinearState | None, angles: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _mix(self, x_BTD: Tensor, state: LinearState | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return y of every head, the last memory and the last normaliser."""
         inputs = self._features(x_BTD, None if state is None else state.history_BWC)
+        angles = self.positions(x_BTD, 0 if state is None else state.position)
         memory, normaliser = (None, None) if state is None else state[:2]
         return linear_attention(*inputs, memory, normaliser, angles, self.backend)
 

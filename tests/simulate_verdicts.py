@@ -14,9 +14,9 @@ import numpy as np
 from scipy.stats import binom
 
 from attnbench.results.metrics import Primary
+from attnbench.results.protocol import SIGNIFICANCE
 from attnbench.verdict.ranking import TESTS, Pair, holm
 from attnbench.verdict.statistics import (
-    SIGNIFICANCE,
     Interval,
     bounded_interval,
     share_interval,

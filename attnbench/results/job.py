@@ -14,6 +14,7 @@ import torch
 from attnbench.machine.environment import environment_id
 from attnbench.machine.locks import device_lock
 from attnbench.results.folder import recording, stamp_environment, write_config
+from attnbench.results.protocol import PROTOCOL, protocol_id
 from attnbench.results.rows import Identity, Measurement, ResultRow, ResultsWriter, is_complete, read_results
 from attnbench.settings.errors import Interrupted, UserError
 
@@ -65,6 +66,10 @@ class Job(ABC):
         """Settings of all its rows, beside those of each measurement."""
         return {}
 
+    def protocol(self) -> dict[str, Any] | None:
+        """Rules that its scores are judged by, see `results.protocol`; None for what no verdict is about."""
+        return None
+
     def config(self) -> dict[str, Any] | None:
         """Content of config.yaml; None leaves the file as it is."""
         return None
@@ -115,7 +120,9 @@ def run_jobs(jobs: Sequence[Job], *, shares_device: bool = False, waits: bool = 
 
 def record(job: Job) -> Iterator[ResultRow]:
     """Run one job in a folder and on a device that are held; each row once it is in the file."""
-    with ResultsWriter(job.results, identity(job, job.begin()), job.row_settings()) as writer:
+    protocol = job.protocol()
+    named = {PROTOCOL: protocol_id(protocol)} if protocol is not None else {}
+    with ResultsWriter(job.results, identity(job, job.begin()), {**job.row_settings(), **named}) as writer:
         for measurement in job.rows():
             yield job.write(writer, measurement)
 

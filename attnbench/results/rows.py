@@ -1,8 +1,9 @@
 """Result rows: a measurement and its identity, and the files that keep them.
 
 A results file has one JSON object a line, written as soon as the number is known, and ends with a record that says it
-is complete, how many rows it has and what they hash to: `{"schema": 1, "complete": true, "num_rows": 12, "sha256":
-"..."}`. Text is stored as it was given; who prints it to a terminal escapes it.
+is complete, how many rows it has, what they hash to and when it was begun: `{"schema": 1, "complete": true, "num_rows":
+12, "sha256": "...", "started": "2026-01-31T12:00:00+00:00"}`. Text is stored as it was given; who prints it to a
+terminal escapes it.
 """
 
 import csv
@@ -14,6 +15,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +194,7 @@ class ResultsWriter:
 
     def __init__(self, path: Path, identity: Identity, settings: Mapping[str, Any] | None = None) -> None:
         self.path, self.identity, self.settings, self.num_rows = path, identity, settings or {}, 0
-        self._digest = hashlib.sha256()
+        self._digest, self._started = hashlib.sha256(), datetime.now(UTC)
         # Without parents: a run whose folder is gone must not leave results alone in a new one.
         path.parent.mkdir(exist_ok=True)
         self._file = open(unlinked(path), "w", encoding="utf-8", newline="\n")  # noqa: SIM115
@@ -224,7 +226,13 @@ class ResultsWriter:
         """Write the record that says the file is complete, and close it; all of it outlives the machine then."""
         # The rows first: what a machine that died leaves must not be called complete.
         os.fsync(self._file.fileno())
-        ending = {"schema": SCHEMA, "complete": True, "num_rows": self.num_rows, "sha256": self._digest.hexdigest()}
+        ending = {
+            "schema": SCHEMA,
+            "complete": True,
+            "num_rows": self.num_rows,
+            "sha256": self._digest.hexdigest(),
+            "started": self._started.isoformat(timespec="seconds"),
+        }
         self._file.write(to_line(ending))
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -288,6 +296,22 @@ def parse_results(path: Path, *, allow_incomplete: bool = False) -> list[ResultR
     return rows
 
 
+def started_at(path: Path) -> datetime | None:
+    """Return when the complete results of `path` were begun, by the clock of that machine; None: it does not say.
+
+    Raises:
+        UserError: as read_results.
+    """
+    with _naming_the_way_out():
+        lines = read_json_lines(path)
+        started = lines.objects[-1].get("started") if _completeness(lines) else None
+    try:
+        moment = datetime.fromisoformat(started) if isinstance(started, str) else None
+    except ValueError:
+        return None
+    return moment if moment is not None and moment.tzinfo is not None else None
+
+
 def is_complete(path: Path) -> bool:
     """Tell if the evaluation that wrote `path` came to its end; False too where there is no such file.
 
@@ -315,8 +339,8 @@ def _completeness(lines: JsonLines) -> bool:
         raise UserError(f"{lines.where(index + 1)}: something follows the record that the file is complete")
     if num_rows != index:
         raise UserError(f"{lines.where(index)}: the file has {index} rows, and its last record counts {num_rows}")
-    # The first files of this schema came without a checksum.
-    if set(ending) - {"sha256"} != {"schema", "complete", "num_rows"} or ending["complete"] is not True:
+    # The first files of this schema came without a checksum, and later ones without the time.
+    if set(ending) - {"sha256", "started"} != {"schema", "complete", "num_rows"} or ending["complete"] is not True:
         raise UserError(f"{lines.where(index)}: not the record that a file is complete")
     return True
 

@@ -25,6 +25,7 @@ from attnbench.model.matching import Matched
 from attnbench.model.stored import ModelRecord
 from attnbench.results.folder import first_environment
 from attnbench.results.job import Job
+from attnbench.results.protocol import protocol_of
 from attnbench.results.rows import HASH, TRAINING, Measurement
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import TrainSettings
@@ -174,6 +175,9 @@ class TrainingJob(Job):
 
     def row_settings(self) -> dict[str, Any]:
         return row_settings(self.run)
+
+    def protocol(self) -> dict[str, Any]:
+        return protocol_of(None)
 
     def config(self) -> dict[str, Any]:
         return resolved_config(self.run)

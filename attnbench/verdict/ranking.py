@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from attnbench.results.metrics import Primary
+from attnbench.results.protocol import SIGNIFICANCE
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_PAIRED
 from attnbench.verdict.power import MAX_SEEDS, detectable_difference, pooled_spread
@@ -20,7 +21,6 @@ from attnbench.verdict.seeds import Figure
 from attnbench.verdict.statistics import (
     MCNEMAR,
     SIGN_FLIP,
-    SIGNIFICANCE,
     STUDENT,
     PairedTest,
 )

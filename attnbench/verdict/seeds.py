@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from attnbench.results.protocol import PROTOCOL
 from attnbench.results.rows import (
     ALL_SEEDS,
     EVALUATION_OPTIONS,
@@ -24,7 +25,7 @@ from attnbench.verdict.statistics import bounded_interval, share_interval, stude
 
 PER_RUN = (
     *("learning_rate", "recipe", "not_applicable", "rate_at_edge", "rate_from", "backend"),
-    *(MIXER_OPTIONS, EVALUATION_OPTIONS),
+    *(MIXER_OPTIONS, EVALUATION_OPTIONS, PROTOCOL),
 )
 """Settings of a run that are no axis, and may differ between the seeds of one figure. Options of an evaluation that do
 differ become axes first, see `_with_options_as_axes`."""

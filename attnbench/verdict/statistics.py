@@ -16,10 +16,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from attnbench.results.protocol import TEST_NAMES
 from attnbench.verdict.power import MAX_SEEDS, POWER, difference_power, equivalence_power
 
 CONFIDENCE = 0.95
-SIGNIFICANCE = 0.05
 MAX_EXACT = 20
 """Seeds up to which all 2^n sign flips are listed; of more a fixed random million."""
 
@@ -138,7 +138,7 @@ class PairedTest(ABC):
 class Student(PairedTest):
     """Student's paired t-test; assumes differences that are about normal."""
 
-    name = "Student's paired t-test"
+    name = TEST_NAMES["nats"]
 
     def smallest_p(self, num: int) -> float:
         """Return 0: with two pairs or more the statistic has no bound."""
@@ -183,7 +183,7 @@ class SignFlip(PairedTest):
     not above it, so the ordered means of subsets are its interval's ends (Hartigan 1969, JASA 64).
     """
 
-    name = "sign-flip permutation test"
+    name = TEST_NAMES["accuracy"]
 
     def smallest_p(self, num: int) -> float:
         """Return 2^(1 - num): all differences on one side."""
@@ -224,7 +224,7 @@ class McNemar(PairedTest):
     the margin would leave so few seeds that only the first solves with at most this probability.
     """
 
-    name = "McNemar's exact test"
+    name = TEST_NAMES["share"]
 
     def smallest_p(self, num: int) -> float:
         """Return 2^(1 - num): every seed solved by the same one alone."""

@@ -3,6 +3,7 @@ import dataclasses
 import hashlib
 import json
 import math
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from rich.console import Console
@@ -76,7 +77,9 @@ def test_rows_come_back_as_written(results):
     path, lines = results
     assert is_complete(path)
     digest = hashlib.sha256("".join(f"{line}\n" for line in lines[:-1]).encode()).hexdigest()
-    assert json.loads(lines[-1]) == {"schema": 1, "complete": True, "num_rows": 3, "sha256": digest}
+    ending = json.loads(lines[-1])
+    assert timedelta() <= datetime.now(UTC) - datetime.fromisoformat(ending.pop("started")) < timedelta(minutes=10)
+    assert ending == {"schema": 1, "complete": True, "num_rows": 3, "sha256": digest}
     rows = read_results(path)
     assert [r.measurement.value for r in rows] == [3.5, 1, None]
     assert rows[2].measurement.reason == "\x1b[2J × 1500"

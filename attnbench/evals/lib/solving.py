@@ -16,6 +16,15 @@ MASTERED = 0.99
 CHECK_STEPS, EARLY_STEPS, LATE_FACTOR = 20, 400, 5
 """Steps between two checks, in the first EARLY_STEPS; a multiple of them later, where a training is slow anyway."""
 
+STOP_RULE = {
+    "solved": SOLVED,
+    "mastered": MASTERED,
+    "check_steps": CHECK_STEPS,
+    "early_steps": EARLY_STEPS,
+    "late_factor": LATE_FACTOR,
+}
+"""The rule by its numbers, see `results.protocol`."""
+
 
 def is_check(step: int) -> bool:
     """Tell if `selection` is looked at after so many steps."""

@@ -8,6 +8,7 @@ from attnbench.evals.base import CheckpointEvaluation
 from attnbench.evals.lib.rows import until_out_of_memory
 from attnbench.results.identity import code_of, hash_with_code
 from attnbench.results.job import Job
+from attnbench.results.protocol import protocol_of
 from attnbench.results.rows import Measurement, read_results
 from attnbench.settings.registry import build, resolve
 from attnbench.settings.schema import EvaluationSettings
@@ -26,13 +27,17 @@ class EvaluationJob(Job):
         self.experiment, self.evaluation = run.settings.experiment, settings.name
         self.config_hash = hash_with_code([run.config_hash, settings.target, settings.options], code)
         self.folder, self.device, self.rerun = run.folder, run.device, run.settings.rerun
-        self.plots = resolve(settings.target, CheckpointEvaluation).plots
+        cls = resolve(settings.target, CheckpointEvaluation)
+        self.plots, self.primary = cls.plots, cls.primary
 
     def columns(self) -> dict[str, Any]:
         return self.run.columns()
 
     def row_settings(self) -> dict[str, Any]:
         return row_settings(self.run, self.settings)
+
+    def protocol(self) -> dict[str, Any]:
+        return protocol_of(self.primary)
 
     def rows(self) -> Iterator[Measurement]:
         target, options = self.settings.target, self.settings.options

@@ -15,7 +15,7 @@ import torch
 from attnbench.data.batches import block_order
 from attnbench.evals.base import Task
 from attnbench.evals.lib.rows import without_numbers
-from attnbench.evals.lib.solving import SOLVED, is_check, is_over
+from attnbench.evals.lib.solving import SOLVED, STOP_RULE, is_check, is_over
 from attnbench.machine.device import synchronize
 from attnbench.machine.precision import computing
 from attnbench.machine.signals import StopRequest
@@ -26,6 +26,7 @@ from attnbench.model.stored import ModelRecord
 from attnbench.results.identity import code_of, config_hash, hashed_options
 from attnbench.results.job import Job
 from attnbench.results.metrics import Primary
+from attnbench.results.protocol import protocol_of
 from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS, Measurement
 from attnbench.settings.schema import SELECTION_SEED, EvaluationSettings, MixerSettings, RunSettings, TrainSettings
 from attnbench.training import checkpoint
@@ -153,6 +154,9 @@ class ProbeJob(Job):
                 "match": self.settings.match,
             },
         }
+
+    def protocol(self) -> dict[str, Any]:
+        return protocol_of(self.primary, None if self.task.fixed_steps else STOP_RULE)
 
     def config(self) -> dict[str, Any]:
         return {

@@ -15,6 +15,7 @@ from attnbench.machine.environment import environment
 from attnbench.results.folder import ROOT
 from attnbench.results.identity import code_of, hash_with_code
 from attnbench.results.job import Job
+from attnbench.results.protocol import protocol_of
 from attnbench.results.rows import Measurement, ResultRow, ResultsWriter
 from attnbench.settings.registry import build, resolve
 from attnbench.settings.schema import EvaluationSettings
@@ -41,7 +42,7 @@ class SystemJob(Job):
         self.folder = Path(given.outputs_dir) / given.experiment / "cells" / "-".join(words)
         self.device, self.rerun = run.device, given.rerun
         cls = resolve(settings.target, SystemEvaluation)
-        self.plots, self.own_sizes = cls.plots, cls.own_sizes
+        self.plots, self.own_sizes, self.primary = cls.plots, cls.own_sizes, cls.primary
 
     def columns(self) -> dict[str, Any]:
         sizes = {"model": "", "parameters": None} if self.own_sizes else {}
@@ -49,6 +50,9 @@ class SystemJob(Job):
 
     def row_settings(self) -> dict[str, Any]:
         return row_settings(self.run, self.settings)
+
+    def protocol(self) -> dict[str, Any]:
+        return protocol_of(self.primary)
 
     def config(self) -> dict[str, Any]:
         return resolved_config(self.run)

@@ -15,7 +15,8 @@ from scipy.stats import binom
 
 from attnbench.results.metrics import Primary
 from attnbench.results.protocol import SIGNIFICANCE
-from attnbench.verdict.ranking import TESTS, Pair, holm
+from attnbench.verdict.family import TESTS, Pair
+from attnbench.verdict.ranking import holm
 from attnbench.verdict.statistics import (
     Interval,
     bounded_interval,

@@ -79,6 +79,9 @@ def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings
     files = {"exported": values.pop("export", None), "imported": values.pop("import", None)}
     settings = _read(ComparisonSettings, values, **files, command=_typed("compare", hydra_config))
     check_plan(settings.plan)
+    if settings.freeze and (settings.exported is not None or settings.plan.dry_run):
+        other = "plan.dry_run=true" if settings.plan.dry_run else f"export={settings.exported}"
+        raise UserError(f"freeze=true with {other}: do one after the other")
     check_outputs_dir(settings.outputs_dir)
     return settings
 

@@ -17,21 +17,19 @@ from typing import Any
 import torch
 
 from attnbench.comparison.cells import Cell, execute
+from attnbench.comparison.freeze import check_frozen, freeze
 from attnbench.comparison.plan import Comparison, Compose
 from attnbench.comparison.progress import Progress, list_cells, say_why_again
 from attnbench.comparison.search import rounds
 from attnbench.comparison.transfer import export_cells, import_cells
-from attnbench.evals.base import Evaluation
 from attnbench.machine.device import resolve_device
 from attnbench.machine.processes import Outcome, run_in_processes
 from attnbench.machine.signals import interruptible
 from attnbench.report.terminal import print_comparison
 from attnbench.results.files import replace_file
 from attnbench.results.folder import holding
-from attnbench.results.metrics import Primary
 from attnbench.results.rows import read_results
 from attnbench.settings.errors import UserError
-from attnbench.settings.registry import resolve
 from attnbench.settings.schema import ComparisonSettings
 from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded
 from attnbench.training.wandb import beside, choose_mode
@@ -46,11 +44,13 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
         compose: from the words of a train.py command line to its settings.
 
     Raises:
-        UserError: another process is at this plan, nothing could be run, cells failed (after the others were run and
-            the report was written), or wandb is to be online and cannot be.
+        UserError: another process is at this plan, it was frozen and is changed now, it cannot be frozen, nothing could
+            be run, cells failed (after the others were run and the report was written), or wandb is to be online and
+            cannot be.
     """
     folder = Path(settings.outputs_dir) / settings.plan.name
     is_only_read = settings.imported is None and (settings.exported is not None or settings.plan.dry_run)
+    is_only_read &= not settings.freeze
     with nullcontext() if is_only_read else holding(folder, waits=False):
         if settings.imported is not None:
             log.info(f"{import_cells(Path(settings.imported), folder)} cells taken over from {settings.imported}")
@@ -63,9 +63,15 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
 def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> Path:
     """Run the cells that are not done, and show what all of them came to."""
     comparison = Comparison(settings, compose)
+    if settings.freeze:
+        path = freeze(comparison)
+        log.info(f"frozen: {path}; commit it before the first cell is scored, then run the same without freeze=true")
+        return folder
+    is_frozen = check_frozen(comparison)
     searches, timed = (comparison.wanted(cells) for cells in (comparison.searches(), comparison.timed()))
     number = Counter(cell.group for cell in (*searches, *timed)) + comparison.num_scored()
-    log.info(f"plan={settings.plan.name}: {number.total()} cells, in {folder}/")
+    frozen = "frozen" if is_frozen else "not frozen (freeze=true does)"
+    log.info(f"plan={settings.plan.name}, {frozen}: {number.total()} cells, in {folder}/")
     if settings.plan.dry_run:
         list_cells(comparison, searches, timed)
         return folder
@@ -146,7 +152,7 @@ def _show(comparison: Comparison, files: Sequence[Path], *, mirrored: bool) -> N
         reference=plan.reference,
         control_seeds=comparison.control_seeds(),
         shared=comparison.shared_by_evaluation(),
-        primaries={name: primary for name, primary in _primaries(comparison).items() if primary is not None},
+        primaries=comparison.primaries(),
     )
     if settings.report:
         from attnbench.report.page import write_report
@@ -210,25 +216,12 @@ def _files(cells: Sequence[Cell]) -> list[Path]:
 
 def _described(comparison: Comparison) -> dict[str, Any]:
     """Describe each evaluation by its class, for a report that may not import one from elsewhere."""
-    primaries = _primaries(comparison)
+    primaries = comparison.primaries()
     return {
         name: {
             "purpose": (cls.__doc__ or "").strip().partition("\n")[0],
             "plots": [list(pair) for pair in cls.plots],
-            "primary": asdict(primary) if (primary := primaries[name]) is not None else None,
+            "primary": asdict(primaries[name]) if name in primaries else None,
         }
-        for name, cls in _evaluations(comparison).items()
+        for name, cls in comparison.evaluations().items()
     }
-
-
-def _primaries(comparison: Comparison) -> dict[str, Primary | None]:
-    """Return the primary metric of each evaluation; None where it has none or the plan does not test it."""
-    plan = comparison.plan
-    tested = plan.evaluations if plan.tested is None else plan.tested
-    return {name: cls.primary if name in tested else None for name, cls in _evaluations(comparison).items()}
-
-
-def _evaluations(comparison: Comparison) -> dict[str, type[Evaluation]]:
-    """List the classes of the plan's evaluations."""
-    listed = [entry for variant in comparison.variants.values() for entry in variant.run.settings.evaluations]
-    return {evaluation.name: resolve(evaluation.target, Evaluation) for evaluation in listed}

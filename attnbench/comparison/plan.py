@@ -7,18 +7,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from attnbench.comparison.cells import Cell, by_kind, system_cell
 from attnbench.comparison.coinciding import Shared, Variant, shared_cells
 from attnbench.comparison.search import Choice, Search, search_of_training, searches_of_probe
+from attnbench.evals.base import Evaluation
 from attnbench.evals.runners.probe import ProbeJob
 from attnbench.evals.runners.system import SystemJob
+from attnbench.results.metrics import Primary
 from attnbench.results.rows import TRAINING
 from attnbench.settings.check import setting_of
 from attnbench.settings.errors import UserError
+from attnbench.settings.registry import resolve
 from attnbench.settings.schema import ComparisonSettings, RunSettings
 from attnbench.training.prepare import corpus_label, prepare
 from attnbench.training.run import TrainingJob
+from attnbench.verdict.family import name_family
 from attnbench.verdict.seeds import same_models
 
 log = logging.getLogger(__name__)
@@ -146,17 +151,17 @@ class Comparison:
         """
         cells, self.choices, self.undecided = [], [], []
         for search in self._searches:
-            seeds = self._seeds(search)
+            seeds = self.seeds_of(search)
             try:
                 choice = search.choice()
             except UserError as error:
-                num_scored = len(seeds) + len(self._control_seeds(search))
+                num_scored = len(seeds) + len(self.control_seeds_of(search))
                 self.undecided.append(f"{search.name}, {num_scored} scored")
                 if self._is_wanted(search.evaluation):
                     self.fail(search.name, str(error))
                 continue
             self.choices.append(choice)
-            cells += search.scored(choice.chosen, [*seeds, *self._control_seeds(search)])
+            cells += search.scored(choice.chosen, [*seeds, *self.control_seeds_of(search)])
         return self._in_order(cells)
 
     def timed(self) -> list[Cell]:
@@ -168,25 +173,74 @@ class Comparison:
         numbers: Counter[str] = Counter()
         for search in self._searches:
             if self._is_wanted(search.evaluation):
-                numbers[search.evaluation] += len(self._seeds(search)) + len(self._control_seeds(search))
+                numbers[search.evaluation] += len(self.seeds_of(search)) + len(self.control_seeds_of(search))
         return numbers
+
+    def all_searches(self) -> list[Search]:
+        """The searches of all cells that are scored, once where variants share them."""
+        return self._searches
+
+    def cells_to_score(self) -> list[dict[str, Any]]:
+        """Name the cells that will be scored, whatever their rates: each with its hashes at the first of its grid."""
+        return [
+            {
+                "label": f"{search.name}, seed {seed}",
+                "hashes": [job.config_hash for job in search.cell(search.grid[0], seed, None).jobs],
+            }
+            for search in self._searches
+            for seed in [*self.seeds_of(search), *self.control_seeds_of(search)]
+        ]
+
+    def evaluations(self) -> dict[str, type[Evaluation]]:
+        """List the classes of the plan's evaluations by name, in its order."""
+        listed = {entry.name: entry for variant in self.variants.values() for entry in variant.run.settings.evaluations}
+        return {name: resolve(listed[name].target, Evaluation) for name in self.plan.evaluations if name in listed}
+
+    def primaries(self) -> dict[str, Primary]:
+        """List the primary metrics that are tested, by evaluation."""
+        tested = self.plan.evaluations if self.plan.tested is None else self.plan.tested
+        by_evaluation = {name: cls.primary for name, cls in self.evaluations().items() if name in tested}
+        return {name: primary for name, primary in by_evaluation.items() if primary is not None}
+
+    def family(self) -> list[tuple[str, str, str]]:
+        """Name the pairs that are tested: evaluation, first, second."""
+        return name_family(
+            rank=self.plan.ranked,
+            reference=self.plan.reference,
+            evaluations=list(self.primaries()),
+            shared=self.shared_by_evaluation(),
+        )
+
+    def seeds_by_evaluation(self) -> tuple[dict[str, int], dict[str, str]]:
+        """Count the seeds of every evaluation, and name the setting that they stand in."""
+        of_checkpoints = set(self._of_checkpoints())
+        settings = {name: "plan.seeds" if name in of_checkpoints else "plan.probe_seeds" for name in self.evaluations()}
+        number = {"plan.seeds": len(self.plan.seeds), "plan.probe_seeds": len(self.plan.probe_seeds)}
+        return {name: number[setting] for name, setting in settings.items()}, settings
+
+    def protocols(self) -> dict[str, dict[str, Any]]:
+        """Describe the rules that the rows of each evaluation are measured under now, see `results.protocol`."""
+        jobs = [job for search in self._searches for job in search.cell(search.grid[0], 0, None).jobs]
+        known = {job.evaluation: job.protocol() for job in [*jobs, *(cell.jobs[0] for cell in self._timed)]}
+        return {name: protocol for name, protocol in known.items() if protocol is not None}
 
     def trainings(self) -> list[ProbeJob | TrainingJob]:
         """One training of each score, to estimate how long they take."""
         return [search.prepared for search in self._searches]
 
-    def _seeds(self, search: Search) -> Sequence[int]:
+    def seeds_of(self, search: Search) -> Sequence[int]:
+        """Seeds that the cells of a search are scored at."""
         return self.plan.seeds if search.evaluation == TRAINING else self.plan.probe_seeds
 
-    def _control_seeds(self, search: Search) -> list[int]:
+    def control_seeds_of(self, search: Search) -> list[int]:
         """Seeds of the control, where these cells are the reference's."""
         shared = self.shared.get(search.evaluation, {})
         is_reference = search.variant == shared.get(self.plan.reference or "", self.plan.reference)
-        return self.plan.control_seeds(self._seeds(search)) if is_reference else []
+        return self.plan.control_seeds(self.seeds_of(search)) if is_reference else []
 
     def control_seeds(self) -> list[int]:
         """Seeds of the control in any evaluation."""
-        return sorted({seed for search in self._searches for seed in self._control_seeds(search)})
+        return sorted({seed for search in self._searches for seed in self.control_seeds_of(search)})
 
     def _in_order(self, cells: list[Cell]) -> list[Cell]:
         """Evaluation by evaluation, as the plan lists them."""

@@ -10,7 +10,9 @@ from attnbench.results.rows import is_complete, parse_results
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import MAX_JSON_BYTES, parse_json, parse_yaml, read_bounded
 
-CARRIED = re.compile(r"comparison\.json|(cells/)?[^/]+/(results/[^/]+\.jsonl|environment[^/]*\.json|config\.yaml)")
+CARRIED = re.compile(
+    r"(comparison|freeze)\.json|(cells/)?[^/]+/(results/[^/]+\.jsonl|environment[^/]*\.json|config\.yaml)"
+)
 """Paths in an experiment's folder that such a file may hold."""
 
 
@@ -26,7 +28,7 @@ def export_cells(experiment: Path, target: Path) -> int:
         raise UserError(f"export={target}: {experiment} has no complete results")
     folders = dict.fromkeys(path.parents[1] for path in results)
     beside = [path for folder in folders for name in ("environment*.json", "config.yaml") for path in folder.glob(name)]
-    beside += experiment.glob("comparison.json")
+    beside += [path for name in ("comparison.json", "freeze.json") for path in experiment.glob(name)]
     lines = [
         to_line({"path": path.relative_to(experiment).as_posix(), "text": read_bounded(path, MAX_JSON_BYTES)})
         for path in (*beside, *results)

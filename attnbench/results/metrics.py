@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from attnbench.settings.errors import UserError
+
 KINDS = ("nats", "accuracy", "share")
 
 
@@ -26,7 +28,7 @@ class Primary:
         if self.kind not in KINDS:
             raise ValueError(f"{self.metric}: kind {self.kind!r} must be one of {', '.join(KINDS)}")
         if not 0 < self.margin < math.inf:
-            raise ValueError(f"{self.metric}: margin={self.margin} must be above 0 and finite")
+            raise UserError(f"{self.metric}: margin={self.margin} must be above 0 and finite")
 
     @property
     def margin_text(self) -> str:

@@ -259,6 +259,8 @@ class ComparisonSettings:
     """File that gets the rows of all finished cells; nothing is run."""
     imported: str | None
     """File of such rows, made elsewhere, that are taken over first."""
+    freeze: bool = False
+    """Write down what will be measured and judged, before anything is scored; nothing is run."""
     command: str
     """Command line as typed."""
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import ResultRow
 from attnbench.settings.schema import CONTROL_SHIFT
-from attnbench.verdict.ranking import Verdict, judge, pair_of, primary_figures
+from attnbench.verdict.family import pair_of, primary_figures
+from attnbench.verdict.ranking import Verdict, judge
 from attnbench.verdict.seeds import figures
 
 CONTROL = "control"

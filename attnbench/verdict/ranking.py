@@ -1,64 +1,17 @@
-"""Verdicts: better, worse, equivalent or undecided, over a family of pairs that is named before anything is scored.
+"""Verdicts on a family of pairs: better, worse, equivalent or undecided.
 
-A family has every pair of variants, or every variant and the reference, at the primary metric of every evaluation.
 Differences and equivalence are two families; each is adjusted by Holm's procedure over all its members.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
-from typing import Any
 
 import numpy as np
 
 from attnbench.results.metrics import Primary
 from attnbench.results.protocol import SIGNIFICANCE
-from attnbench.settings.errors import UserError
-from attnbench.settings.schema import MAX_PAIRED
-from attnbench.verdict.power import MAX_SEEDS, detectable_difference, pooled_spread
-from attnbench.verdict.seeds import Figure
-from attnbench.verdict.statistics import (
-    MCNEMAR,
-    SIGN_FLIP,
-    STUDENT,
-    PairedTest,
-)
-
-TESTS: dict[str, PairedTest] = {"nats": STUDENT, "accuracy": SIGN_FLIP, "share": MCNEMAR}
-"""The test of each kind of primary metric."""
-
-NATS_RESOLUTION = 1e-6
-"""Standard error below which nats are rounding."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """Two variants at the primary metric of one evaluation."""
-
-    evaluation: str
-    primary: Primary
-    settings: dict[str, Any]
-    first: str
-    second: str
-    differences: tuple[float, ...] = ()
-    """First minus second, a number a seed that both have, in the order of the seeds."""
-    resolution: float = NATS_RESOLUTION
-    """Step of the scores."""
-    failed: tuple[str, ...] = ()
-    """Variants of the two with diverged seeds, which count as chance."""
-    obstacle: str = ""
-    """Reason why there can be no verdict; empty where there can."""
-
-    @property
-    def test(self) -> PairedTest:
-        """The test of the metric's kind."""
-        return TESTS[self.primary.kind]
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation of the differences, at least their resolution; needs two seeds."""
-        return max(float(np.std(self.differences, ddof=1)), self.resolution)
+from attnbench.verdict.family import Pair, fewest_seeds
+from attnbench.verdict.power import detectable_difference, pooled_spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +70,14 @@ class Verdict:
         )
 
 
-def judge(pairs: Sequence[Pair]) -> list[Verdict]:
+def judge(pairs: Sequence[Pair], significance: float = SIGNIFICANCE) -> list[Verdict]:
     """Test every pair of a family once, with all its seeds.
 
     A pair without a verdict keeps its place in the family as if its p-value were 1: the family is named before
     anything is measured, and what was measured must not ease the other pairs' tests.
+
+    Args:
+        significance: error of the family.
     """
     testable = [not pair.obstacle and len(pair.differences) > 1 for pair in pairs]
     p_values = [
@@ -132,7 +88,7 @@ def judge(pairs: Sequence[Pair]) -> list[Verdict]:
         pair.test.equivalence_p_value(pair.differences, pair.primary.margin, resolution=pair.resolution) if can else 1.0
         for pair, can in zip(pairs, testable, strict=True)
     ]
-    differing, same = holm(p_values), holm(equivalence)
+    differing, same = holm(p_values, significance), holm(equivalence, significance)
     verdicts = []
     for index, (pair, can) in enumerate(zip(pairs, testable, strict=True)):
         if not can:
@@ -180,85 +136,17 @@ class Holm:
     """The level that each test was held to; of those not rejected that of the step at which the procedure ended."""
 
 
-def holm(p_values: Sequence[float]) -> Holm:
-    """Adjust p-values by Holm's procedure at SIGNIFICANCE."""
+def holm(p_values: Sequence[float], significance: float = SIGNIFICANCE) -> Holm:
+    """Adjust p-values by Holm's procedure."""
     if not p_values:
         return Holm(rejected=[], adjusted=[], levels=[])
     from statsmodels.stats.multitest import multipletests
 
-    rejected, adjusted, *_ = multipletests(p_values, alpha=SIGNIFICANCE, method="holm")
+    rejected, adjusted, *_ = multipletests(p_values, alpha=significance, method="holm")
     num, num_rejected = len(p_values), int(sum(rejected))
     ranks = np.argsort(np.argsort(p_values, kind="stable"), kind="stable")
-    levels = [SIGNIFICANCE / (num - min(int(rank), num_rejected, num - 1)) for rank in ranks]
+    levels = [significance / (num - min(int(rank), num_rejected, num - 1)) for rank in ranks]
     return Holm(rejected=[bool(value) for value in rejected], adjusted=np.asarray(adjusted).tolist(), levels=levels)
-
-
-def family(
-    figures: Sequence[Figure],
-    *,
-    rank: Sequence[str],
-    reference: str | None,
-    primaries: Mapping[str, Primary],
-) -> list[Pair]:
-    """Make the pairs of a comparison, from what was measured.
-
-    Variants that are one model in an evaluation are one member there. A variant that has no number keeps its pairs.
-
-    Args:
-        rank: variants; figures of others change nothing.
-        reference: one of them, with which alone the others are compared; None: all pairs.
-        primaries: primary metric by evaluation.
-
-    Raises:
-        UserError: more than 6 variants without a reference, or a reference that is not among them.
-    """
-    rank = list(dict.fromkeys(rank))
-    if reference is None and len(rank) > MAX_PAIRED:
-        raise UserError(
-            f"rank={','.join(rank)}: has {len(rank)} variants, and more than {MAX_PAIRED} need a reference "
-            "to be compared with; name one of them as reference"
-        )
-    if reference is not None and reference not in rank:
-        raise UserError(f"reference={reference}: must be one of the ranked variants, {', '.join(rank)}")
-    one = {(figure.evaluation, name): figure.variant for figure in figures for name in figure.names}
-    pairs = []
-    for evaluation, primary in primaries.items():
-        members = list(dict.fromkeys(one.get((evaluation, name), name) for name in rank))
-        against = one.get((evaluation, reference), reference) if reference is not None else None
-        measured = primary_figures([figure for figure in figures if figure.evaluation == evaluation], primary, members)
-        names = combinations(members, 2) if against is None else [(m, against) for m in members if m != against]
-        pairs += [pair_of(evaluation, primary, first, second, measured) for first, second in names]
-    return pairs
-
-
-def primary_figures(figures: Sequence[Figure], primary: Primary, variants: Sequence[str]) -> dict[str, Figure]:
-    """Find the figures of the primary metric by variant, at the hardest setting that any of the variants has."""
-    by_setting: dict[str, dict[str, Figure]] = {}
-    for figure in figures:
-        if figure.variant in variants and primary.takes(figure.metric, figure.settings):
-            by_setting.setdefault(json.dumps(figure.settings, sort_keys=True), {})[figure.variant] = figure
-    groups = list(by_setting.values())
-    return max(groups, key=lambda group: primary.hardness(next(iter(group.values())).settings), default={})
-
-
-def pair_of(evaluation: str, primary: Primary, first: str, second: str, measured: Mapping[str, Figure]) -> Pair:
-    """Make the pair of two variants from their figures."""
-    settings = next(iter(measured.values())).settings if measured else primary.settings
-    empty = Pair(evaluation=evaluation, primary=primary, settings=settings, first=first, second=second)
-    for name in (first, second):
-        if name not in measured:
-            return replace(empty, obstacle=f"{name} was not measured")
-        if measured[name].obstacle:
-            return replace(empty, obstacle=f"{name} {measured[name].obstacle}")
-    scores = [measured[name].values for name in (first, second)]
-    seeds = sorted(scores[0].keys() & scores[1].keys())
-    num_items = min((measured[name].num_samples or 0 for name in (first, second)), default=0)
-    return replace(
-        empty,
-        differences=tuple(scores[0][seed] - scores[1][seed] for seed in seeds),
-        resolution=NATS_RESOLUTION if primary.kind == "nats" else 1 / num_items if num_items else 0.01,
-        failed=tuple(name for name in (first, second) if measured[name].num_diverged),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,7 +181,7 @@ def noise_floor(pairs: Sequence[Pair]) -> list[Noise]:
                 primary=group[0].primary,
                 num_seeds=num,
                 spread=spread,
-                fewest_seeds=next(n for n in range(2, MAX_SEEDS + 1) if test.smallest_p(n) <= alpha),
+                fewest_seeds=fewest_seeds(test, alpha),
                 detectable=detectable_difference(spread, num, alpha) if can and spread is not None else None,
             )
         )

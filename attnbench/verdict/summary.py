@@ -16,7 +16,8 @@ from attnbench.results.rows import TRAINING
 from attnbench.results.tables import NOTHING, Headline
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import CONF
-from attnbench.verdict.ranking import Verdict, family, judge
+from attnbench.verdict.family import family
+from attnbench.verdict.ranking import Verdict, judge
 from attnbench.verdict.seeds import Figure, Key
 
 OF_TRAINING = (Headline("tokens_per_second", "training token/s", higher_is_better=True, pick="each"),)
@@ -113,7 +114,7 @@ def verdicts_of(
     reference: str | None,
     primaries: Mapping[str, Primary] | None = None,
 ) -> list[Verdict]:
-    """Judge the variants in `rank` at the primary metrics of all evaluations; see ranking.family.
+    """Judge the variants in `rank` at the primary metrics of all evaluations; see `family.family`.
 
     Args:
         primaries: by evaluation, those without figures too; None: of the evaluations of conf/ that have figures.

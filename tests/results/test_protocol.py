@@ -10,7 +10,7 @@ from attnbench.evals.runners import probe
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.results import protocol
 from attnbench.results.protocol import TEST_NAMES, protocol_id, protocol_of
-from attnbench.verdict.ranking import TESTS
+from attnbench.verdict.family import TESTS
 
 
 def one_job(folder, **changed):

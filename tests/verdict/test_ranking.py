@@ -14,7 +14,8 @@ from attnbench.report.inputs import read_inputs
 from attnbench.results.rows import TEST_OF_BEST
 from attnbench.settings.errors import UserError
 from attnbench.verdict.control import control_of, control_sentence, judge_control
-from attnbench.verdict.ranking import Pair, family, holm, judge, noise_floor
+from attnbench.verdict.family import Pair, family
+from attnbench.verdict.ranking import holm, judge, noise_floor
 from attnbench.verdict.seeds import figures
 from attnbench.verdict.statistics import student_interval
 from attnbench.verdict.summary import primary_metrics, verdicts_of

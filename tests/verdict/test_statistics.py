@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from simulate_verdicts import ACCURACY, NATS, simulate
+from simulate_verdicts import NATS, simulate
 
 from attnbench.verdict.power import detectable_difference, pooled_spread
 from attnbench.verdict.statistics import (
@@ -130,8 +130,3 @@ def test_errors_power_and_coverage_are_what_the_protocol_says(num_draws):
     results = list(simulate(num_draws))
     assert len(results) == 20
     assert [result.title for result in results if not result.holds] == []
-
-
-def test_a_metric_without_a_margin_is_none():
-    with pytest.raises(ValueError, match="margin=0"):
-        type(ACCURACY)(metric="accuracy", kind="accuracy", margin=0)

@@ -1,0 +1,167 @@
+"""Freezing of a plan: what it will measure and how it will be judged, in freeze.json before its first score."""
+
+import json
+import re
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from attnbench.comparison.plan import Comparison
+from attnbench.machine.device import resolve_device
+from attnbench.machine.environment import source_commit
+from attnbench.results.files import replace_file
+from attnbench.results.folder import ROOT
+from attnbench.results.protocol import protocol_id
+from attnbench.results.rows import TRAINING, is_search
+from attnbench.results.seed_blocks import check_blocks, read_blocks
+from attnbench.settings.errors import UserError
+from attnbench.settings.schema import SELECTION_SEED
+from attnbench.settings.text import read_object
+from attnbench.verdict.family import check_family
+
+FREEZE = "freeze.json"
+
+BLOCKS = Path("docs/results/SEEDS")
+"""Seeds that published tables have booked; of a checkout alone."""
+
+MADE_BY = ("frozen", "commit", "dirty", "command")
+"""Entries of freeze.json that say who froze it, and when."""
+
+MAX_VALUE_CHARACTERS = 60
+"""Longest value that a message quotes."""
+
+
+def freeze(comparison: Comparison) -> Path:
+    """Write freeze.json into the plan's folder; nothing is trained.
+
+    Raises:
+        UserError: the plan is frozen, or has scores; a variant cannot run here; it has no seeds, or seeds that another
+            table has booked; or tests that no scores could make significant.
+    """
+    path = comparison.folder / FREEZE
+    if path.exists():
+        raise UserError(
+            f"{path}: this plan was frozen on {read_object(path).get('frozen')}; run it without freeze=true, or freeze "
+            "a plan of another name, with seeds of its own"
+        )
+    for name, reason in comparison.failures.items():
+        raise UserError(f"plan.variants.{name}: cannot be frozen, as it cannot run here: {reason}")
+    plan, seeds = comparison.plan, set(comparison.control_seeds())
+    for search in comparison.all_searches():
+        seeds.update(comparison.seeds_of(search))
+        if not comparison.seeds_of(search):
+            setting = "plan.seeds" if search.evaluation == TRAINING else "plan.probe_seeds"
+            raise UserError(f"{setting}=[]: a plan that is frozen names the seeds of {search.evaluation}")
+    check_blocks(plan.name, sorted(seeds), read_blocks(ROOT / BLOCKS))
+    check_family(comparison.family(), comparison.primaries(), *comparison.seeds_by_evaluation())
+    scored = _scored_folders(comparison.folder)
+    if scored:
+        raise UserError(
+            f"{comparison.folder}: {len(scored)} cells were scored or timed before it was frozen, {scored[0].name} the "
+            "first; freeze a plan of another name, with seeds of its own, or remove them"
+        )
+    commit, dirty = source_commit(ROOT)
+    content = {
+        "plan": plan.name,
+        "command": comparison.settings.command,
+        "frozen": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit,
+        "dirty": dirty,
+        **frozen_content(comparison),
+    }
+    comparison.folder.mkdir(parents=True, exist_ok=True)
+    replace_file(path, json.dumps(content, indent=1) + "\n")
+    return path
+
+
+def check_frozen(comparison: Comparison) -> bool:
+    """Tell if the plan is frozen.
+
+    Raises:
+        UserError: it was, and has been changed since; names the first difference.
+    """
+    path = comparison.folder / FREEZE
+    if not path.exists():
+        return False
+    then = {name: value for name, value in read_object(path).items() if name not in (*MADE_BY, "plan")}
+    difference = _difference(then, json.loads(json.dumps(frozen_content(comparison))))
+    if difference is not None:
+        raise UserError(
+            f"{path}: {difference}; a plan that was frozen runs as it was, and a changed one under another name with "
+            "seeds of its own"
+        )
+    return True
+
+
+def frozen_content(comparison: Comparison) -> dict[str, Any]:
+    """Describe everything that a frozen plan may not change; the rates are not known yet."""
+    plan, primaries = comparison.plan, comparison.primaries()
+    pairs = [(evaluation, first, second, primaries[evaluation]) for evaluation, first, second in comparison.family()]
+    return {
+        "device": resolve_device(comparison.settings.device).type,
+        "reference": plan.reference,
+        "family": [
+            {"evaluation": where, "first": first, "second": second, "metric": it.metric, "kind": it.kind,
+             "margin": it.margin}
+            for where, first, second, it in pairs
+        ],
+        "seeds": plan.seeds,
+        "probe_seeds": plan.probe_seeds,
+        "control_seeds": comparison.control_seeds(),
+        "search_seeds": [SELECTION_SEED + index for index in range(plan.num_search_seeds)],
+        "evaluations": plan.evaluations,
+        "shared": comparison.shared_by_evaluation(),
+        "variants": {name: _resolved(comparison, name) for name in comparison.variants},
+        "rates": {search.name: list(search.grid) for search in comparison.all_searches()},
+        "protocols": {
+            name: {"id": protocol_id(content), **content} for name, content in comparison.protocols().items()
+        },
+        "cells": comparison.cells_to_score(),
+        "timed": [cell.label for cell in comparison.timed()],
+    }  # fmt: skip
+
+
+def _resolved(comparison: Comparison, name: str) -> dict[str, Any]:
+    """The options of a variant, as resolved on this machine."""
+    run = comparison.variants[name].run
+    return {
+        "words": comparison.plan.variants[name],
+        "mixers": [{"target": mixer.target, **mixer.options} for mixer in run.mixers],
+        "model": asdict(run.matched.model),
+        "num_steps": run.num_steps,
+        "train": asdict(run.train),
+        "match": run.settings.match,
+        "evaluations": {entry.name: entry.options for entry in run.settings.evaluations},
+    }
+
+
+def _scored_folders(folder: Path) -> list[Path]:
+    """List the folders of cells that are no search's, finished or only begun."""
+    places = [f"{place}{name}" for place in ("*", "cells/*") for name in ("/config.yaml", "/results")]
+    folders = {path.parent for place in places for path in folder.glob(place)}
+    seeds = {path: re.search(r"-seed(\d+)-", path.name) for path in folders}
+    return sorted(path for path, seed in seeds.items() if seed is None or not is_search(int(seed[1])))
+
+
+def _difference(then: Any, now: Any, where: str = "") -> str | None:
+    """Name the first entry in which two contents differ; None: they are equal."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        for name in dict.fromkeys([*then, *now]):
+            inside = f"{where}.{name}".lstrip(".")
+            if name not in now or name not in then:
+                return f"{inside} was {'not ' if name not in then else ''}there when it was frozen"
+            found = _difference(then[name], now[name], inside)
+            if found is not None:
+                return found
+        return None
+    if isinstance(then, list) and isinstance(now, list) and len(then) == len(now) and then and then != now:
+        index = next(index for index, pair in enumerate(zip(then, now, strict=True)) if pair[0] != pair[1])
+        if isinstance(then[index], dict | list):
+            return _difference(then[index], now[index], f"{where}[{index}]")
+    return f"{where} was frozen as {_shown(then)} and is {_shown(now)} now" if then != now else None
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[: MAX_VALUE_CHARACTERS - 3]}..."

@@ -1,0 +1,57 @@
+"""Blocks of seeds that published tables have booked, in docs/results/SEEDS: `first,last,plan` a line."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from attnbench.settings.errors import UserError
+from attnbench.settings.text import MAX_YAML_BYTES, read_bounded, whole_number
+
+
+class Block(NamedTuple):
+    """Seeds that one plan alone may score, the control's among them."""
+
+    first: int
+    last: int
+    plan: str
+
+
+def read_blocks(path: Path) -> list[Block]:
+    """Read the blocks in a file; none where there is no such file.
+
+    Raises:
+        UserError: a line that is no block, or two blocks that overlap.
+    """
+    if not path.exists():
+        return []
+    blocks: list[Block] = []
+    for number, line in enumerate(read_bounded(path, MAX_YAML_BYTES).splitlines(), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        try:
+            first, last, plan = (part.strip() for part in line.split(","))
+            block = Block(whole_number(first), whole_number(last), plan)
+        except ValueError:
+            raise UserError(f"{path}:{number}: {line!r} is no block; a line is FIRST,LAST,PLAN") from None
+        if not 0 <= block.first <= block.last or not plan:
+            raise UserError(f"{path}:{number}: {line!r} is no block; the first seed is at most the last")
+        other = next((it for it in blocks if it.first <= block.last and block.first <= it.last), None)
+        if other is not None:
+            raise UserError(f"{path}:{number}: {line!r} overlaps {other.first} to {other.last}, of {other.plan}")
+        blocks.append(block)
+    return blocks
+
+
+def check_blocks(plan: str, seeds: Sequence[int], blocks: Sequence[Block]) -> None:
+    """Refuse seeds that another plan has booked.
+
+    Raises:
+        UserError: names the seed and the block.
+    """
+    for block in blocks:
+        taken = [seed for seed in seeds if block.first <= seed <= block.last and block.plan != plan]
+        if taken:
+            raise UserError(
+                f"plan.seeds: {taken[0]} is booked in docs/results/SEEDS, {block.first} to {block.last} for plan="
+                f"{block.plan}; take seeds, and these + 50 for the control, that no other plan has booked"
+            )

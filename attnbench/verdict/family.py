@@ -1,0 +1,189 @@
+"""Families: the pairs that verdicts are about, named before anything is scored, and their differences once it is.
+
+A family has every pair of variants, or every variant and the reference, at the primary metric of every evaluation.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from attnbench.results.metrics import Primary
+from attnbench.results.protocol import SIGNIFICANCE
+from attnbench.settings.errors import UserError
+from attnbench.settings.schema import MAX_PAIRED
+from attnbench.verdict.power import MAX_SEEDS
+from attnbench.verdict.seeds import Figure
+from attnbench.verdict.statistics import MCNEMAR, SIGN_FLIP, STUDENT, PairedTest
+
+TESTS: dict[str, PairedTest] = {"nats": STUDENT, "accuracy": SIGN_FLIP, "share": MCNEMAR}
+"""The test of each kind of primary metric."""
+
+NATS_RESOLUTION = 1e-6
+"""Standard error below which nats are rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two variants at the primary metric of one evaluation."""
+
+    evaluation: str
+    primary: Primary
+    settings: dict[str, Any]
+    first: str
+    second: str
+    differences: tuple[float, ...] = ()
+    """First minus second, a number a seed that both have, in the order of the seeds."""
+    seeds: tuple[int, ...] = ()
+    """The seeds of the differences."""
+    resolution: float = NATS_RESOLUTION
+    """Step of the scores."""
+    failed: tuple[str, ...] = ()
+    """Variants of the two with diverged seeds, which count as chance."""
+    obstacle: str = ""
+    """Reason why there can be no verdict; empty where there can."""
+
+    @property
+    def test(self) -> PairedTest:
+        """The test of the metric's kind."""
+        return TESTS[self.primary.kind]
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the differences, at least their resolution; needs two seeds."""
+        return max(float(np.std(self.differences, ddof=1)), self.resolution)
+
+
+def family(
+    figures: Sequence[Figure],
+    *,
+    rank: Sequence[str],
+    reference: str | None,
+    primaries: Mapping[str, Primary],
+) -> list[Pair]:
+    """Make the pairs of a comparison, from what was measured.
+
+    Variants that are one model in an evaluation are one member there. A variant that has no number keeps its pairs.
+
+    Args:
+        rank: variants; figures of others change nothing.
+        reference: one of them, with which alone the others are compared; None: all pairs.
+        primaries: primary metric by evaluation.
+
+    Raises:
+        UserError: more than 6 variants without a reference, or a reference that is not among them.
+    """
+    shared: dict[str, dict[str, str]] = {}
+    for figure in figures:
+        shared.setdefault(figure.evaluation, {}).update(dict.fromkeys(figure.names, figure.variant))
+    names = name_family(rank=rank, reference=reference, evaluations=list(primaries), shared=shared)
+    pairs = []
+    for evaluation, primary in primaries.items():
+        of_it = [figure for figure in figures if figure.evaluation == evaluation]
+        here = [(first, second) for where, first, second in names if where == evaluation]
+        measured = primary_figures(of_it, primary, list({name for pair in here for name in pair}))
+        pairs += [pair_of(evaluation, primary, first, second, measured) for first, second in here]
+    return pairs
+
+
+def name_family(
+    *,
+    rank: Sequence[str],
+    reference: str | None,
+    evaluations: Sequence[str],
+    shared: Mapping[str, Mapping[str, str]],
+) -> list[tuple[str, str, str]]:
+    """Name the pairs of a comparison, before anything is measured: evaluation, first, second.
+
+    Args:
+        evaluations: those with a primary metric.
+        shared: by evaluation, variants that are one model with another there, and which.
+
+    Raises:
+        UserError: as `family`.
+    """
+    rank = list(dict.fromkeys(rank))
+    if reference is None and len(rank) > MAX_PAIRED:
+        raise UserError(
+            f"rank={','.join(rank)}: has {len(rank)} variants, and more than {MAX_PAIRED} need a reference "
+            "to be compared with; name one of them as reference"
+        )
+    if reference is not None and rank and reference not in rank:
+        raise UserError(f"reference={reference}: must be one of the ranked variants, {', '.join(rank)}")
+    pairs = []
+    for evaluation in evaluations:
+        one = shared.get(evaluation, {})
+        members = list(dict.fromkeys(one.get(name, name) for name in rank))
+        against = one.get(reference, reference) if reference is not None else None
+        names = combinations(members, 2) if against is None else [(m, against) for m in members if m != against]
+        pairs += [(evaluation, first, second) for first, second in names]
+    return pairs
+
+
+def check_family(
+    names: Sequence[tuple[str, str, str]],
+    primaries: Mapping[str, Primary],
+    num_seeds: Mapping[str, int],
+    settings: Mapping[str, str],
+) -> None:
+    """Refuse a family with a test that no scores could make significant.
+
+    Args:
+        names: as `name_family` gives them.
+        num_seeds: seeds by evaluation.
+        settings: name of the setting with these seeds by evaluation, for the message.
+
+    Raises:
+        UserError: the smallest p-value of a metric's test exceeds its first Holm step; names the seeds that it needs.
+    """
+    if not names:
+        return
+    alpha = SIGNIFICANCE / len(names)
+    for evaluation in dict.fromkeys(where for where, *_ in names):
+        primary, num = primaries[evaluation], num_seeds[evaluation]
+        test = TESTS[primary.kind]
+        if test.smallest_p(num) > alpha:
+            raise UserError(
+                f"{settings[evaluation]}: {num} seeds can decide nothing about {primary.metric} of {evaluation}, whose "
+                f"p-value is at least {test.smallest_p(num):.2g} and must be {alpha:.2g} in a family of {len(names)}; "
+                f"it takes {fewest_seeds(test, alpha)} seeds, or plan.rank=[] for numbers that are descriptive"
+            )
+
+
+def fewest_seeds(test: PairedTest, alpha: float) -> int:
+    """Return the seeds below which no difference of any size is found at level `alpha`."""
+    return next(num for num in range(2, MAX_SEEDS + 1) if test.smallest_p(num) <= alpha)
+
+
+def primary_figures(figures: Sequence[Figure], primary: Primary, variants: Sequence[str]) -> dict[str, Figure]:
+    """Find the figures of the primary metric by variant, at the hardest setting that any of the variants has."""
+    by_setting: dict[str, dict[str, Figure]] = {}
+    for figure in figures:
+        if figure.variant in variants and primary.takes(figure.metric, figure.settings):
+            by_setting.setdefault(json.dumps(figure.settings, sort_keys=True), {})[figure.variant] = figure
+    groups = list(by_setting.values())
+    return max(groups, key=lambda group: primary.hardness(next(iter(group.values())).settings), default={})
+
+
+def pair_of(evaluation: str, primary: Primary, first: str, second: str, measured: Mapping[str, Figure]) -> Pair:
+    """Make the pair of two variants from their figures."""
+    settings = next(iter(measured.values())).settings if measured else primary.settings
+    empty = Pair(evaluation=evaluation, primary=primary, settings=settings, first=first, second=second)
+    for name in (first, second):
+        if name not in measured:
+            return replace(empty, obstacle=f"{name} was not measured")
+        if measured[name].obstacle:
+            return replace(empty, obstacle=f"{name} {measured[name].obstacle}")
+    scores = [measured[name].values for name in (first, second)]
+    seeds = sorted(scores[0].keys() & scores[1].keys())
+    num_items = min((measured[name].num_samples or 0 for name in (first, second)), default=0)
+    return replace(
+        empty,
+        differences=tuple(scores[0][seed] - scores[1][seed] for seed in seeds),
+        seeds=tuple(seeds),
+        resolution=NATS_RESOLUTION if primary.kind == "nats" else 1 / num_items if num_items else 0.01,
+        failed=tuple(name for name in (first, second) if measured[name].num_diverged),
+    )

@@ -1,0 +1,191 @@
+"""Frozen plans: what is written down, what is refused, and what a frozen plan may not change."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from probe_settings import smoke_words
+from small import comparison_settings, compose_once, in_this_process
+
+from attnbench.comparison import compare
+from attnbench.comparison import freeze as freezing
+from attnbench.evals.copy_task import Copy
+from attnbench.evals.lib import solving
+from attnbench.evals.runners import probe
+from attnbench.results.folder import ROOT
+from attnbench.results.rows import ALL_SEEDS, is_search, read_csv
+from attnbench.results.seed_blocks import check_blocks, read_blocks
+from attnbench.settings.errors import UserError
+from attnbench.settings.schema import SELECTION_SEED, ComparisonSettings, PlanSettings
+
+OVERRIDES = [
+    *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32"),
+    *("train.num_epochs=null", "train.num_steps=6", "train.batch_size=4", "train.warmup_steps=2", "data=text"),
+]
+
+pytestmark = pytest.mark.usefixtures("one_thread", "given_ceiling")
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    """Cells run in this process: processes have tests of their own."""
+
+    def run(function, items, **_):
+        yield from in_this_process(function, items)
+
+    monkeypatch.setattr(compare, "run_in_processes", run)
+
+
+def settings(text: Path, outputs: Path, **changed) -> ComparisonSettings:
+    """A plan of copy alone that may be frozen: six seeds of two variants, one pair."""
+    is_frozen_now = changed.pop("freeze", False)
+    evaluations = changed.get("evaluations", ["copy"])
+    plan = {
+        "name": "little",
+        "overrides": [*OVERRIDES, f"data.path={text}", *smoke_words(*evaluations)],
+        "variants": {"softmax": ["attn=softmax"], "plain": ["attn=linear"]},
+        "evaluations": evaluations,
+        "seeds": [0, 1],
+        "probe_seeds": [0, 1, 2, 3, 4, 5],
+        "learning_rates": [4e-3],
+        "reference": "softmax",
+        "num_search_seeds": 1,
+    }
+    return comparison_settings(PlanSettings(**{**plan, **changed}), outputs, freeze=is_frozen_now)
+
+
+def carried_out(given: ComparisonSettings) -> Path:
+    return compare.compare(given, compose_once)
+
+
+def frozen(folder: Path) -> dict:
+    return json.loads((folder / "freeze.json").read_text())
+
+
+@pytest.fixture
+def frozen_plan(text, tmp_path) -> Path:
+    return carried_out(settings(text, tmp_path, freeze=True))
+
+
+def test_freezing_writes_cells_family_seeds_and_rules_and_trains_nothing(frozen_plan):
+    content = frozen(frozen_plan)
+    assert [path.name for path in frozen_plan.iterdir()] == ["freeze.json"]
+    assert content["family"] == [
+        {"evaluation": "copy", "first": "plain", "second": "softmax", "metric": "symbol_accuracy", "kind": "accuracy",
+         "margin": 0.01}
+    ]  # fmt: skip
+    assert (content["probe_seeds"], content["control_seeds"]) == ([*range(6)], [*range(50, 56)])
+    assert content["search_seeds"] == [SELECTION_SEED]
+    labels = [cell["label"] for cell in content["cells"]]
+    assert len(labels) == 18
+    assert {f"copy softmax, seed {seed}" for seed in (0, 5, 50, 55)} <= {*labels}
+    assert all(cell["hashes"] for cell in content["cells"])
+    assert content["variants"]["plain"]["mixers"][0]["target"].endswith("LinearAttention")
+    assert content["protocols"]["copy"]["primary"]["margin"] == 0.01
+    assert len(content["protocols"]["copy"]["id"]) == 8
+    assert content["frozen"]
+    assert "commit" in content
+
+
+def test_a_frozen_plan_is_not_frozen_twice(frozen_plan, text):
+    with pytest.raises(UserError, match=r"freeze\.json: this plan was frozen on 20.*; run it without freeze=true"):
+        carried_out(settings(text, frozen_plan.parent, freeze=True))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"probe_seeds": [0, 1, 2, 3, 4]},
+         r"^plan\.probe_seeds: 5 seeds can decide nothing about symbol_accuracy of copy, whose p-value is at least "
+         r"0\.062 and must be 0\.05 in a family of 1; it takes 6 seeds"),
+        ({"probe_seeds": []}, r"^plan\.probe_seeds=\[\]: a plan that is frozen names the seeds of copy"),
+        ({"probe_seeds": [*range(100, 106)]},
+         r"^plan\.seeds: 100 is booked in docs/results/SEEDS, 100 to 199 for plan=compare"),
+        ({"probe_seeds": [*range(56, 62)]}, r"^plan\.seeds: 106 is booked"),
+        ({"variants": {"softmax": ["attn=softmax"], "odd": ["attn=softmax", "attn.num_heads=3"]}},
+         r"^plan\.variants\.odd: cannot be frozen, as it cannot run here: .*num_heads"),
+    ],
+    ids=["too few seeds", "no seeds", "booked seeds", "booked seeds of the control", "what cannot run"],
+)  # fmt: skip
+def test_what_cannot_be_frozen_is_refused_in_one_line(changed, message, text, tmp_path):
+    with pytest.raises(UserError, match=message) as refused:
+        carried_out(settings(text, tmp_path, freeze=True, **changed))
+    assert "\n" not in str(refused.value)
+    assert not list(tmp_path.rglob("freeze.json"))
+
+
+def test_a_plan_that_only_describes_may_have_few_seeds(text, tmp_path):
+    folder = carried_out(settings(text, tmp_path, freeze=True, probe_seeds=[0], rank=[], reference=None))
+    assert frozen(folder)["family"] == []
+
+
+def test_a_margin_of_0_is_refused_in_one_line():
+    with pytest.raises(UserError, match=r"margin=0 must be above 0 and finite"):
+        replace(Copy.primary, margin=0)
+
+
+def test_what_was_scored_before_freezing_is_refused(text, tmp_path):
+    folder = carried_out(settings(text, tmp_path))
+    with pytest.raises(UserError, match=r"little: 18 cells were scored or timed before it was frozen, copy-plain-"):
+        carried_out(settings(text, tmp_path, freeze=True))
+    assert not (folder / "freeze.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "words", "difference"),
+    [
+        ({"probe_seeds": [*range(7)]}, [],
+         r"probe_seeds was frozen as \[0, 1, 2, 3, 4, 5\] and is \[0, 1, 2, 3, 4, 5, 6\] now"),
+        ({"reference": "plain"}, [], 'reference was frozen as "softmax" and is "plain" now'),
+        ({"num_search_seeds": 2}, [], "search_seeds was frozen as"),
+        ({}, ["attn=linear", "attn.conv_size=2"], r"variants\.plain\.words was frozen as"),
+        ({}, None, r"family was frozen as .* and is \[\] now|reference was frozen as"),
+    ],
+    ids=["seeds", "reference", "search seeds", "an option", "family"],
+)  # fmt: skip
+def test_a_frozen_plan_that_is_changed_runs_no_further(changed, words, difference, frozen_plan, text):
+    given = settings(text, frozen_plan.parent, **changed)
+    if words is None:
+        given.plan.rank = []
+    elif words:
+        given.plan.variants = {**given.plan.variants, "plain": words}
+    with pytest.raises(UserError, match=rf"freeze\.json: ({difference}).*another name with seeds of its own"):
+        carried_out(given)
+    assert [path.name for path in frozen_plan.iterdir()] == ["freeze.json"]
+
+
+def test_a_rule_that_is_changed_after_freezing_is_refused(frozen_plan, text, monkeypatch):
+    monkeypatch.setattr(probe, "STOP_RULE", {**solving.STOP_RULE, "mastered": 0.98})
+    with pytest.raises(UserError, match=r"protocols\.copy\.id was frozen as"):
+        carried_out(settings(text, frozen_plan.parent))
+
+
+def test_other_names_freeze_the_same_family(text, tmp_path):
+    names = {"softmax": "zeta", "plain": "alpha"}
+    first = carried_out(settings(text, tmp_path / "a", freeze=True))
+    variants = {"alpha": ["attn=linear"], "zeta": ["attn=softmax"]}
+    second = carried_out(settings(text, tmp_path / "b", freeze=True, variants=variants, reference="zeta"))
+    renamed = [{**it, "first": names[it["first"]], "second": names[it["second"]]} for it in frozen(first)["family"]]
+    assert renamed == frozen(second)["family"]
+
+
+def test_the_blocks_of_published_tables_do_not_overlap_and_have_their_rows(tmp_path):
+    blocks = read_blocks(ROOT / freezing.BLOCKS)
+    assert len(blocks) >= 2
+    tables = list((ROOT / "docs" / "results").glob("*/freeze.json"))
+    for path in tables:
+        plan = json.loads(path.read_text())["plan"]
+        seeds = {row.identity.seed for row in read_csv(path.parent / "results.csv")} - {ALL_SEEDS}
+        inside = {seed for it in blocks if it.plan == plan for seed in range(it.first, it.last + 1)}
+        assert {seed for seed in seeds if not is_search(seed)} <= inside, path
+    for text, message in (
+        ("100,199,a\n150,250,b\n", "SEEDS:2: '150,250,b' overlaps 100 to 199, of a"),
+        ("200,100,a\n", "SEEDS:1: '200,100,a' is no block"),
+        ("100,a\n", "SEEDS:1: '100,a' is no block"),
+    ):
+        (tmp_path / "SEEDS").write_text(text)
+        with pytest.raises(UserError, match=message):
+            read_blocks(tmp_path / "SEEDS")
+    assert read_blocks(tmp_path / "none") == []
+    check_blocks(blocks[0].plan, [blocks[0].first], blocks)

@@ -36,6 +36,12 @@ CASES = (
     Case(name="values of 48 channels", lengths=(133,), options={"value_expansion": 0.75}),
     Case(name="a convolution of four taps", lengths=(133,), options={"conv_size": 4}),
     Case(name="query and key normed", lengths=(133,), options={"qk_norm": True}),
+    Case(name="rotary positions", lengths=(133,), options={"rotary_theta": 10000.0}),
+    Case(
+        name="outputs normed and gated by a sigmoid",
+        lengths=(133,),
+        options={"output_norm": True, "output_gate": "sigmoid"},
+    ),
     Case(name="one head of keys for two", lengths=(133,), options={"num_key_value_heads": 1}),
     Case(name="a window of 50 positions", lengths=(65, 133), options={"window": 50}),
     Case(

@@ -98,6 +98,7 @@ def test_what_auto_chooses_is_right_here_and_the_page_says_so(tmp_path, diagnose
     assert {own.get("shape") for own in settings if "checked" not in own} == {
         *(None, "heads of 16 channels", "heads of 32 channels", "heads of 128 channels", "values of 48 channels"),
         *("keys of 256 channels", "so long that few heads go over their chunks side by side"),
+        *("rotary positions", "outputs normed and gated by a sigmoid"),
     }
     assert [own["checked"] for own in settings if "checked" in own] == ["gated_deltanet, torch"] * 2
     assert "swiglu" in kept.partition("Torch's own form is all there is on this device")[2]
@@ -203,9 +204,10 @@ def test_what_raises_or_is_no_number_is_wrong_and_a_warning_where_auto_does_not_
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_case_is_one_of_some_mixer(case):
     assert any(case.options.keys() <= from_yaml(name).options.keys() for name in mixer_names())
-    # TF32 is for a GPU.
+    # TF32 is for a GPU; its yaml has positions anyway.
     found = list(case_checks(from_yaml("softmax"), case, CPU))
-    assert bool(found) == (case.precisions != ("tf32",) and not case.options.keys() & {"window", "value_expansion"})
+    without = case.options.keys() & {"window", "value_expansion", "rotary_theta"}
+    assert bool(found) == (case.precisions != ("tf32",) and not without)
 
 
 def test_a_first_step_that_fails_is_an_error_and_is_kept(diagnosed, monkeypatch):

@@ -231,7 +231,15 @@ def test_few_walks_go_parallel_only_on_a_gpu():
 
 
 @interpreted
-@pytest.mark.parametrize("change", [{}, {"qk_norm": False}, {"value_expansion": 2, "negative_eigenvalues": True}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"qk_norm": False},
+        {"value_expansion": 2, "negative_eigenvalues": True},
+        {"rotary_theta": 100.0, "value_expansion": 0.5, "output_norm": False, "output_gate": "sigmoid"},
+    ],
+)
 def test_the_mixer_on_kernels_is_its_definition(change):
     mixer = build("gated_deltanet", backend="triton", **change)
     # A head's decay has one gradient, the sum of many that cancel: with beta up to 2 four of its digits are lost.
@@ -244,6 +252,7 @@ def test_the_mixer_on_kernels_is_its_definition(change):
 @interpreted
 def test_the_mixer_on_kernels_compiles_and_stacks():
     check_compiles_and_stacks(build("gated_deltanet", backend="triton"))
+    check_compiles_and_stacks(build("gated_deltanet", backend="triton", rotary_theta=100.0))
 
 
 @pytest.mark.gpu

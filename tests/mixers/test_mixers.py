@@ -213,6 +213,30 @@ def test_takes_the_same_five_options_around_it_and_refuses_a_gate_that_is_none_o
 
 
 @every_mixer
+def test_says_whether_its_recurrence_tells_positions_apart(name):
+    """Without an order of its own, positions and a convolution, an output does not know how the past was ordered."""
+    mixer = build(name, dtype=torch.float64, rotary_theta=None, conv_size=0)
+    x = example_input(2, 40, dtype=torch.float64)
+    other = torch.cat([x[:, :39].flip(1), x[:, 39:]], dim=1)
+    last, last_of_other = mixer(x)[0][:, -1], mixer(other)[0][:, -1]
+    assert torch.allclose(last, last_of_other, rtol=1e-9, atol=0) is not mixer.has_order
+
+
+@every_mixer
+def test_positions_are_counted_on_in_a_state_and_only_distances_matter(name):
+    mixer, x = build(name, dtype=torch.float64, rotary_theta=100.0), example_input(2, 20, dtype=torch.float64)
+    expected, _ = mixer(x)
+    state = mixer.init_state(2, 40, torch.float64)
+    state.position.fill_(7)
+    if not mixer.state_grows:
+        # Angles are in float32.
+        assert_near(mixer(x, state)[0], expected, 1e-5)
+        assert int(state.position) == 27
+        assert build(name).init_state(2, 40, torch.float32).position.numel() == 0
+    assert not torch.allclose(build(name, dtype=torch.float64, rotary_theta=None)(x)[0], expected, rtol=1e-3)
+
+
+@every_mixer
 def test_reads_bfloat16_under_autocast(name):
     mixer, x = build(name), example_input(2, 133)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -1,8 +1,10 @@
 """What only linear attention and Gated DeltaNet have: their options, the scan, their FLOPs, their library kernels."""
 
+import math
+
 import pytest
 import torch
-from mixer_building import DIM, HEAD_WIDTH, assert_near, build, example_input
+from mixer_building import DIM, HEAD_WIDTH, assert_near, build, check_against_definition, example_input
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -21,6 +23,50 @@ def test_gated_deltanet_initial_decays_are_spread_evenly(num_heads, expected):
     assert isinstance(mixer, GatedDeltaNet)
     assert mixer.log_decay_rate.exp().tolist() == pytest.approx([1] * num_heads)
     assert nn.functional.softplus(mixer.decay_bias).tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("num_heads", "shortest"), [(1, 1000), (4, 3), (12, 3)])
+def test_spread_decays_reach_from_a_few_positions_to_hundreds(num_heads, shortest):
+    half_lives = half_lives_of(build("gated_deltanet", num_heads=num_heads))
+    assert half_lives.min() <= shortest
+    assert half_lives.max() >= (500 if num_heads >= 4 else 200)
+
+
+def test_the_papers_decays_are_drawn_as_in_mamba_2():
+    mixer = build("gated_deltanet", num_heads=400, head_width=1, decay_init="paper")
+    assert isinstance(mixer, GatedDeltaNet)
+    rate, step = mixer.log_decay_rate.exp(), nn.functional.softplus(mixer.decay_bias)
+    assert 1 <= rate.min() < 1.5 < 15.5 < rate.max() <= 16
+    assert rate.mean().item() == pytest.approx(8.5, abs=1)
+    assert 0.00099 <= step.min() < 0.0012 < 0.08 < step.max() <= 0.1001
+    assert step.log10().mean().item() == pytest.approx(-2, abs=0.1)
+    again = build("gated_deltanet", num_heads=400, head_width=1, decay_init="paper")
+    assert torch.equal(half_lives_of(again), half_lives_of(mixer))
+
+
+def half_lives_of(mixer: nn.Module) -> Tensor:
+    """Positions after which each head's memory has lost half, at initial weights and an input of 0."""
+    assert isinstance(mixer, GatedDeltaNet)
+    return math.log(2) / (mixer.log_decay_rate.exp() * nn.functional.softplus(mixer.decay_bias)).detach()
+
+
+def test_turned_features_meet_in_the_numerator_alone():
+    """All weights of linear attention written out: of turned features above the line, of unturned below it."""
+    mixer, x = build("linear", dtype=torch.float64, rotary_theta=100.0), example_input(2, 30, dtype=torch.float64)
+    assert isinstance(mixer, LinearAttention)
+    query, key, value = (part.transpose(1, 2) for part in mixer._features(x, None))
+    angle_TK = torch.arange(30.0)[:, None] * 100.0 ** -(torch.arange(0, HEAD_WIDTH, 2) / HEAD_WIDTH)
+    turn = torch.polar(torch.ones_like(angle_TK), angle_TK).to(torch.complex128)
+    turned_query, turned_key = (torch.view_as_complex(part.unflatten(-1, (-1, 2))) * turn for part in (query, key))
+    above = (turned_query @ turned_key.mH).real.tril() @ value
+    below = (query @ key.mT).tril().sum(-1, keepdim=True)
+    expected = mixer.output((above / below).transpose(1, 2).flatten(2), x)
+    assert_near(mixer(x)[0], expected, 1e-5)
+
+
+def test_rotary_positions_stand_beside_values_of_an_odd_number_of_channels():
+    mixer = build("gated_deltanet", rotary_theta=100.0, qk_norm=False, num_heads=1, value_expansion=33 / 32)
+    check_against_definition(mixer, 70)
 
 
 def test_inputs_of_gated_deltanet_have_unit_length_and_beta_reaches_two_only_if_asked():

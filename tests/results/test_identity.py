@@ -12,8 +12,9 @@ from scripts_here import run_here
 
 import attnbench
 from attnbench.cli.compose import CONF, compose
+from attnbench.cli.reading import stored_settings
 from attnbench.comparison.execute import run
-from attnbench.results.identity import code_of
+from attnbench.results.identity import code_of, config_hash, hashed_options
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import trust
 from attnbench.training.prepare import prepare, reopen
@@ -180,6 +181,30 @@ def hashes(settings) -> dict[str, str]:
         "perplexity": EvaluationJob(prepared, perplexity).results.stem,
         "copy": prepare_probe(settings, copy)[1][0].at(1e-2, settings.seed).config_hash,
     }
+
+
+def test_a_choice_of_none_enters_no_identity_and_a_size_of_0_does():
+    def hashed(**options) -> str:
+        return config_hash(hashed_options({"backend": "torch", **options}))
+
+    assert hashed(output_gate="none") == hashed(output_gate=False) == hashed()
+    assert len({hashed(), hashed(output_gate="silu"), hashed(output_gate="sigmoid"), hashed(conv_size=0)}) == 4
+
+
+def test_a_run_whose_gate_was_stored_as_false_is_the_same_run(tmp_path):
+    (tmp_path / "text.txt").write_text("the cat sees a green tree and sleeps. " * 60)
+    words = [*SMALL[1:], "attn=softmax", f"data.path={tmp_path / 'text.txt'}", f"outputs_dir={tmp_path}", "eval=[]"]
+    before = torch.get_num_threads()
+    folder = run(compose(words))
+    torch.set_num_threads(before)
+    path = folder / "config.yaml"
+    content = yaml.safe_load(path.read_text())
+    del content["mixer"]["options"]["output_norm"]
+    content["mixer"]["options"]["output_gate"] = False
+    path.write_text(yaml.safe_dump(content))
+    stored = stored_settings(folder)
+    assert stored.mixer.options["output_gate"] == "none"
+    assert reopen(folder, stored).config_hash == folder.name.rpartition("-")[2]
 
 
 def test_a_run_of_another_version_is_not_evaluated_as_one_of_this(tmp_path, monkeypatch):

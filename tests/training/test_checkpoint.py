@@ -23,9 +23,11 @@ from torch import Tensor
 
 from attnbench.machine.signals import StopRequest
 from attnbench.model import stored
-from attnbench.model.stored import load_model
+from attnbench.model.stored import load_model, load_record
+from attnbench.settings.earlier import current_mixer
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.registry import trust
+from attnbench.settings.schema import MixerSettings
 from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState, best_folder, is_final, load_last, save_best, save_final, save_step
 from attnbench.training.hooks import Checkpoints, Stopwatch, Validation
@@ -404,6 +406,14 @@ def test_a_stored_checkpoint_of_every_format_still_gives_its_logits(folder, tmp_
     assert state.step == 3
     assert {float(count) for count in state.update_count.values()} == {3.0}
     assert torch.equal(model(torch.tensor(known["tokens_BT"]))[0], logits_BTC)
+
+
+def test_a_gate_that_was_true_or_false_is_a_word_of_today():
+    for name, gate in (("softmax", "none"), ("gated_deltanet", "silu")):
+        kept = load_record(STORED / "checkpoint-format-1" / name / "step-00000003")
+        assert [mixer.options["output_gate"] for mixer in kept.mixers] == [gate] * len(kept.mixers)
+    elsewhere = MixerSettings(name="mine", target="mine.Mine", options={"output_gate": True})
+    assert current_mixer(elsewhere) == elsewhere
 
 
 def test_there_is_a_stored_checkpoint_of_every_format():

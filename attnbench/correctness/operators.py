@@ -89,6 +89,23 @@ def _rotary(numbers: _Numbers, dtype: torch.dtype) -> Problem:
     )
 
 
+def _turned(numbers: _Numbers, dtype: torch.dtype) -> Problem:
+    """Query and key turned where they lie, before values of another width."""
+    from attnbench.kernels.rotary import turn_packed
+
+    angles = rotation(37, 24, 3, 10000.0, numbers.device)
+
+    def definition(packed: Tensor) -> tuple[Tensor, ...]:
+        turned, value = packed.split([4 * 24, 50], dim=-1)
+        return (torch.cat([rotate(turned.unflatten(-1, (4, 24)), angles).flatten(2), value], dim=-1),)
+
+    return Problem(
+        (numbers.normal(2, 37, 4 * 24 + 50, dtype=dtype),),
+        lambda packed: (turn_packed(packed, angles, 4, False),),
+        definition,
+    )
+
+
 def _convolution(numbers: _Numbers, dtype: torch.dtype) -> Problem:
     """Convolution without SiLU, behind a history, as a mixer that is given one has it."""
     from attnbench.kernels.short_convolution import short_convolution
@@ -166,6 +183,7 @@ OPERATORS: dict[str, Callable[[_Numbers, torch.dtype], Problem]] = {
     # More symbols than a program holds at once.
     "the same of 5,003 symbols": partial(_loss, num_symbols=5003, is_weighted=False),
     "split_rotated": _rotary,
+    "turn_packed": _turned,
     "short_convolution without SiLU": _convolution,
     "flash_attention": _attention,
     "flash_decoding": _decoding,

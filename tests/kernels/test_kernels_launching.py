@@ -19,7 +19,7 @@ from attnbench.kernels.flash_attention import flash_attention, packed_flash_atte
 from attnbench.kernels.gated_delta_rule import gated_delta_rule
 from attnbench.kernels.linear_attention import linear_attention
 from attnbench.kernels.linear_cross_entropy import linear_cross_entropy
-from attnbench.kernels.rotary import split_rotated
+from attnbench.kernels.rotary import split_rotated, turn_packed
 from attnbench.kernels.short_convolution import short_convolution
 from attnbench.kernels.swiglu import swiglu
 from attnbench.settings.errors import UserError
@@ -67,11 +67,13 @@ OPERATORS = {
     "linear_cross_entropy": (logits_of, (30, 16)),
     "short_convolution": (lambda x: short_convolution(x, x[0, :8, :4], silu=True), (2, 20, 8)),
     "split_rotated": (turned, MIXED),
+    "turn_packed": (lambda x: turn_packed(x, angles_of(x), 2 * HEADS, False), MIXED),
     "flash_attention": (attended, MIXED),
     "flash_attention, split": (attended, (3, *MIXED[1:])),
     "packed_flash_attention": (packed, MIXED),
     "packed_flash_attention, split": (packed, (3, *MIXED[1:])),
     "linear_attention": (lambda x: linear_attention(x, None, None, HEADS, "elu", 1e-6)[0], MIXED),
+    "linear_attention, no quotient": (lambda x: linear_attention(x, None, None, HEADS, "identity", None)[0], MIXED),
     "gated_delta_rule, walking": (partial(delta_rule, parallel=False), MIXED),
     "gated_delta_rule, parallel": (partial(delta_rule, parallel=True), MIXED),
 }

@@ -160,6 +160,21 @@ def test_a_budget_is_matched_by_the_number_of_layers(match):
     assert match_model([REFERENCE] * 12, model, **how).model == model
 
 
+def test_parts_around_a_mixer_count_in_its_parameters():
+    model = ModelSettings(name="two", dim=64, num_layers=2, head_width=32, feed_forward_width=48)
+    how = {"seq_len": 64, "vocabulary_size": 30, "match": "none"}
+    plain, normed, gated = (
+        match_model([mixer_settings("linear", **options)] * 2, model, **how)
+        for options in ({}, {"output_norm": True}, {"output_gate": "sigmoid"})
+    )
+    assert normed.parameters - plain.parameters == 2 * 32
+    assert gated.parameters - plain.parameters == 2 * 64 * 64
+    assert normed.state_bytes == gated.state_bytes == plain.state_bytes
+    turned = match_model([mixer_settings("linear", rotary_theta=100.0)] * 2, model, **how)
+    assert turned.parameters == plain.parameters
+    assert turned.flops_per_token == plain.flops_per_token
+
+
 def test_layers_that_cannot_be_matched_say_why():
     model = ModelSettings(name="thin", dim=64, num_layers=1, head_width=32, feed_forward_width=8)
     gated, how = mixer_settings("softmax", output_gate="silu"), {"seq_len": 64, "vocabulary_size": 30}

@@ -14,6 +14,7 @@ from attnbench.machine.memory import reset_resident_peak, resident_peak_mib, ret
 from attnbench.machine.precision import computing
 from attnbench.machine.timing import UNKNOWN_PEAK, CappedChild, OutOfMemory, attempt
 from attnbench.mixers.base import state_bytes
+from attnbench.model.dropout import row_keys
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
@@ -162,13 +163,14 @@ def _pass(model: LanguageModel, mode: str, length: int, batch_size: int, precisi
     tokens_BT, targets_BT = torch.randint(
         model.embedding.num_embeddings, shape, device=device, generator=generator
     ).unbind()
+    keys_B = row_keys(0, 0, torch.arange(batch_size, device=device)) if model.dropout else None
 
     def forward() -> None:
         with torch.no_grad(), computing(precision, device):
             model(tokens_BT)
 
     def training() -> None:
-        loss_and_gradients(model, Batch(tokens_BT, targets_BT), None, precision)
+        loss_and_gradients(model, Batch(tokens_BT, targets_BT, dropout_B=keys_B), None, precision)
 
     return forward if mode == "forward" else training
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from attnbench.data.counters import hashed
 from attnbench.evals.base import NUM_SELECTION, Probe, Task
 from attnbench.evals.lib.options import check_training, mixer_wishes, probe_deviation
 from attnbench.evals.lib.recall_sizes import PRESETS, Sizes, budget, check_sizes
@@ -15,7 +16,6 @@ from attnbench.evals.lib.task_data import (
     SPLITS,
     choose,
     choose_by_power,
-    hashed,
     hashes_in_split,
     in_pieces,
     integers_below,

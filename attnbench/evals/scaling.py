@@ -25,7 +25,7 @@ from attnbench.settings.check import check_counts, read
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED, ModelSettings
 from attnbench.training.checkpoint import TrainState
-from attnbench.training.loop import Batch, train
+from attnbench.training.loop import text_batch, train
 
 COSTS = {"parameters": "", "step_milliseconds": "ms", "peak_memory_mib": "MiB"}
 LOSS = {"non_embedding_parameters": "", "nats_per_character": "nat"}
@@ -180,7 +180,7 @@ class Scaling(SystemEvaluation):
         batches = Batches(tokens["train"], length, self.batch_size, seed, subject.device)
         train(
             state,
-            lambda step: Batch(*batches.train_batch(step)),
+            lambda step: text_batch(batches, step, size.dropout),
             replace(subject.train, learning_rate=rate, warmup_steps=self.warmup_steps),
             precision=subject.precision,
             num_steps=num_steps,

@@ -1,4 +1,7 @@
-"""Language model around a mixer: pre-norm blocks, SwiGLU, tied embeddings, no positions."""
+"""Language model around a mixer: pre-norm blocks, SwiGLU, tied embeddings, no positions.
+
+Dropout, where it is on, is on the embedding and on what each branch adds to the residual stream, as in GPT-2; GPT-2's
+dropout of attention weights is left out, as most mixers have no such weights."""
 
 import hashlib
 import inspect
@@ -15,6 +18,7 @@ from attnbench.machine.device import on_kernels
 from attnbench.machine.memory import check_free
 from attnbench.mixers.base import Mixer, State
 from attnbench.mixers.layers import INITIAL_DEVIATION, FeedForward, Projection, RMSNorm
+from attnbench.model.dropout import EMBEDDING, FEED_FORWARD, MIXER, drop
 from attnbench.results.identity import hashed_options
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import build, resolve
@@ -24,27 +28,32 @@ from attnbench.settings.schema import MixerSettings, ModelSettings
 class Block(nn.Module):
     """x + mixer(norm(x)), then x + feed_forward(norm(x)) where there is a feed-forward."""
 
-    def __init__(self, mixer: Mixer, dim: int, feed_forward_width: int) -> None:
+    def __init__(self, mixer: Mixer, dim: int, feed_forward_width: int, layer: int, dropout: float) -> None:
         super().__init__()
+        self.layer, self.dropout = layer, dropout
         has_feed_forward = feed_forward_width > 0 and not mixer.replaces_feed_forward
         self.mixer_norm = RMSNorm(dim)
         self.mixer = mixer
         self.feed_forward_norm = RMSNorm(dim) if has_feed_forward else None
         self.feed_forward = FeedForward(dim, feed_forward_width) if has_feed_forward else None
 
-    def forward(self, x_BTD: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
+    def forward(
+        self, x_BTD: Tensor, state: State | None = None, dropout_B: Tensor | None = None
+    ) -> tuple[Tensor, State | None]:
         mixed_BTD, state = self.mixer(self.mixer_norm(x_BTD), state)
-        return self.feed(x_BTD + mixed_BTD), state
+        x_BTD = x_BTD + drop(mixed_BTD, self.dropout, dropout_B, self.layer, MIXER)
+        return self.feed(x_BTD, dropout_B), state
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         """Compute one position."""
         mixed_BD, state = self.mixer.step(self.mixer_norm(x_BD), state)
         return self.feed(x_BD + mixed_BD), state
 
-    def feed(self, x: Tensor) -> Tensor:
+    def feed(self, x: Tensor, dropout_B: Tensor | None = None) -> Tensor:
         if self.feed_forward is None or self.feed_forward_norm is None:
             return x
-        return x + self.feed_forward(self.feed_forward_norm(x))
+        fed = self.feed_forward(self.feed_forward_norm(x))
+        return x + drop(fed, self.dropout, dropout_B, self.layer, FEED_FORWARD)
 
 
 class Embedding(nn.Embedding):
@@ -67,12 +76,24 @@ class LanguageModel(nn.Module):
     Args:
         mixers: one a layer.
         feed_forward_width: hidden channels of the SwiGLU; 0 for none.
+        dropout: share of elements dropped in training, in forward passes that are given keys of rows.
     """
 
-    def __init__(self, mixers: Sequence[Mixer], *, vocabulary_size: int, dim: int, feed_forward_width: int) -> None:
+    def __init__(
+        self,
+        mixers: Sequence[Mixer],
+        *,
+        vocabulary_size: int,
+        dim: int,
+        feed_forward_width: int,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
+        self.dropout = dropout
         self.embedding = Embedding(vocabulary_size, dim)
-        self.blocks = nn.ModuleList(Block(mixer, dim, feed_forward_width) for mixer in mixers)
+        self.blocks = nn.ModuleList(
+            Block(mixer, dim, feed_forward_width, layer, dropout) for layer, mixer in enumerate(mixers)
+        )
         self.norm = RMSNorm(dim)
         self.feed_forward_width = feed_forward_width
 
@@ -89,13 +110,21 @@ class LanguageModel(nn.Module):
         return self.embedding.logits(x_BTD), state
 
     def hidden(
-        self, tokens_BT: Tensor, state: list[State] | None = None, positions_BL: Tensor | None = None
+        self,
+        tokens_BT: Tensor,
+        state: list[State] | None = None,
+        positions_BL: Tensor | None = None,
+        dropout_B: Tensor | None = None,
     ) -> tuple[Tensor, list[State] | None]:
-        """Return the hidden states before the logits, (B, T, D) or (B, L, D), and the state after the last position."""
-        x_BTD = self.embed(tokens_BT)
+        """Return the hidden states before the logits, (B, T, D) or (B, L, D), and the state after the last position.
+
+        Args:
+            dropout_B: keys of the rows' dropout masks, see `dropout.row_keys`; None: nothing is dropped.
+        """
+        x_BTD = drop(self.embed(tokens_BT), self.dropout, dropout_B, 0, EMBEDDING)
         states: list[State] = []
         for index, block in enumerate(self.blocks):
-            x_BTD, after = block(x_BTD, state[index] if state is not None else None)
+            x_BTD, after = block(x_BTD, state[index] if state is not None else None, dropout_B)
             states.append(after)
         if positions_BL is not None:
             x_BTD = x_BTD.gather(1, positions_BL[..., None].expand(-1, -1, x_BTD.shape[-1]))
@@ -197,6 +226,7 @@ def build_meta(mixers: Sequence[MixerSettings], model: ModelSettings, *, vocabul
                 vocabulary_size=vocabulary_size,
                 dim=model.dim,
                 feed_forward_width=model.feed_forward_width,
+                dropout=model.dropout or 0.0,
             )
     except (RuntimeError, OverflowError) as error:
         # Of a size below 0, or of more bytes than can be counted.

@@ -48,6 +48,9 @@ class ModelSettings:
     """Number with softmax at WikiText-2 v1's vocabulary of 284: a statement that a test recomputes, never an input."""
     initial_deviation: float | None = setting(None, above=0)
     """Standard deviation of the projections' weights; null: 0.02, GPT-2's."""
+    dropout: float | None = setting(None, minimum=0, below=1)
+    """Share of the elements of the embedding and of each branch of a language model that a training step drops; null
+    is 0, none. Probes have none."""
 
 
 @dataclass(slots=True, kw_only=True)

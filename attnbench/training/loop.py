@@ -8,10 +8,12 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.profiler import record_function
 
+from attnbench.data.batches import Batches
 from attnbench.kernels import import_kernels
 from attnbench.machine.cuda_graph import CapturedCall
 from attnbench.machine.device import wake_compiler
 from attnbench.machine.precision import computing, multiplying
+from attnbench.model.dropout import row_keys
 from attnbench.model.language_model import LanguageModel
 from attnbench.model.loss import nats_of
 from attnbench.settings.schema import TrainSettings
@@ -31,6 +33,8 @@ class Batch(NamedTuple):
     weight_BT: Tensor | None = None
     """1 where there is a label, 0 where there is none; None: everywhere."""
     positions_BL: Tensor | None = None
+    dropout_B: Tensor | None = None
+    """Keys of the rows' dropout masks; given where, and only where, the model drops anything."""
 
     def rows(self, part: slice | Tensor) -> "Batch":
         """Some of the sequences: a slice, or their indices."""
@@ -55,6 +59,15 @@ class Hook(Protocol):
 
 Step = Callable[[Batch, Tensor], StepReport]
 """One training step: a batch and its learning rate, a scalar on the device."""
+
+
+def text_batch(batches: Batches, step: int, dropout: float | None) -> Batch:
+    """Return this rank's batch at `step` (from 0), with the keys of its masks where there is dropout."""
+    tokens_BT, targets_BT = batches.train_batch(step)
+    if not dropout:
+        return Batch(tokens_BT, targets_BT)
+    row_B = torch.arange(batches.rank, batches.batch_size, batches.num_ranks, device=tokens_BT.device)
+    return Batch(tokens_BT, targets_BT, dropout_B=row_keys(batches.seed, step, row_B))
 
 
 def train(
@@ -91,7 +104,7 @@ def train(
 
 def batch_nats(model: LanguageModel, batch: Batch) -> Tensor:
     """Nats over all labels of the batch, in the precision that is set: the compiled part, with its backward pass."""
-    hidden, _ = model.hidden(batch.tokens_BT, positions_BL=batch.positions_BL)
+    hidden, _ = model.hidden(batch.tokens_BT, positions_BL=batch.positions_BL, dropout_B=batch.dropout_B)
     return nats_of(model.embedding, hidden, batch.targets_BT, batch.weight_BT)
 
 
@@ -145,14 +158,18 @@ def stepper(
 
 
 def _captured(step: Step) -> Step:
-    def on_tensors(rate: Tensor, tokens: Tensor, targets: Tensor, *rest: Tensor) -> StepReport:
-        # Weights and positions come together or not at all.
-        return step(Batch(tokens, targets, *rest), rate)
+    names: list[str] = []
+
+    def on_tensors(rate: Tensor, *parts: Tensor) -> StepReport:
+        return step(Batch(**dict(zip(names, parts, strict=True))), rate)
 
     call = CapturedCall(on_tensors)
 
     def replayed(batch: Batch, rate: Tensor) -> StepReport:
-        return call(rate, *(part for part in batch if part is not None))
+        given = {name: part for name, part in batch._asdict().items() if part is not None}
+        # The same at every step.
+        names[:] = given
+        return call(rate, *given.values())
 
     return replayed
 
@@ -167,7 +184,12 @@ def loss_and_gradients(
     """Mean nats over all labels of the batch, and its gradients by name.
 
     Micro-batches add up sums over the batch's own count of labels, so that their number does not change the result.
+
+    Raises:
+        ValueError: the model has dropout, and the batch brings no keys.
     """
+    if model.dropout and batch.dropout_B is None:
+        raise ValueError(f"dropout={model.dropout}: the batch has no keys; text_batch makes batches that have them")
     parameters = dict(model.named_parameters())
     size = batch.tokens_BT.shape[0]
     count = batch.weight_BT.sum() if batch.weight_BT is not None else batch.targets_BT.numel()

@@ -269,6 +269,7 @@ def hashed_model(model: ModelSettings, matched: Matched | None) -> dict[str, Any
     """
     settings = {key: value for key, value in asdict(model).items() if key not in ("name", "parameters")}
     num_branches = matched.num_branches if matched is not None else None
+    settings["dropout"] = model.dropout or None
     return {**settings, "num_branches": None if num_branches == 2 * model.num_layers else num_branches}
 
 
@@ -305,7 +306,9 @@ def mixer_options(mixers: Sequence[MixerSettings]) -> Any:
 def row_settings(prepared: Run, evaluation: EvaluationSettings | None = None) -> dict[str, Any]:
     """Settings of all rows of a run, and of an evaluation of it."""
     options = {EVALUATION_OPTIONS: evaluation.options} if evaluation is not None else {}
-    return {**recipe_settings(prepared.settings), MIXER_OPTIONS: mixer_options(prepared.mixers), **options}
+    dropout = prepared.settings.model.dropout
+    axes = {"dropout": dropout} if dropout else {}
+    return {**recipe_settings(prepared.settings), **axes, MIXER_OPTIONS: mixer_options(prepared.mixers), **options}
 
 
 def recipe_settings(settings: RunSettings, lacking: Collection[str] = ()) -> dict[str, Any]:

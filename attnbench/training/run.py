@@ -34,7 +34,7 @@ from attnbench.training.checkpoint import TrainState
 from attnbench.training.divergence import located
 from attnbench.training.hooks import Checkpoints, DivergedError, Estimate, Logging, Stopwatch, Validation, make_up
 from attnbench.training.log import MetricsLog, ProgressBar, stream_metrics, watched
-from attnbench.training.loop import Batch, train
+from attnbench.training.loop import Batch, text_batch, train
 from attnbench.training.prepare import Run, resolved_config, row_settings
 from attnbench.training.schedule import shortened
 from attnbench.training.wandb import WandbMirror, beside
@@ -211,7 +211,7 @@ class TrainingJob(Job):
             device=run.device,
             record=run.record(),
             build=run.new_model,
-            batches=lambda step: Batch(*batches.train_batch(step)),
+            batches=lambda step: text_batch(batches, step, run.settings.model.dropout),
             settings=run.train,
             num_steps=run.num_steps,
             measure=_validation(run),

@@ -88,6 +88,8 @@ BAD = {
     "+evaluations=[]": ["evaluations=[]", "unknown setting"],
     "model.head_width=48": ["head_width=48", "dim=128"],
     "model.dim=0": ["model.dim=0", "at least 1"],
+    "model.dropout=1": ["model.dropout=1", "below 1"],
+    "model.dropout=-0.1": ["model.dropout=-0.1", "at least 0"],
     "data.validation_fraction=0": ["data.validation_fraction=0", "above 0"],
     "data.test_fraction=-0.1": ["data.test_fraction=-0.1", "at least 0"],
     "data.validation_fraction=0.5 data.test_fraction=0.45": ["validation_fraction=0.5", "0.45", "together at most 0.9"],

@@ -64,7 +64,7 @@ def labelled(model: nn.Module) -> Iterator[None]:
 
 def labelled_nats(model: LanguageModel, batch: Batch) -> Tensor:
     """Compute `training.loop.batch_nats`, the loss under its label."""
-    hidden, _ = model.hidden(batch.tokens_BT, positions_BL=batch.positions_BL)
+    hidden, _ = model.hidden(batch.tokens_BT, positions_BL=batch.positions_BL, dropout_B=batch.dropout_B)
     with record_function("loss"):
         return nats_of(model.embedding, hidden, batch.targets_BT, batch.weight_BT)
 

@@ -17,7 +17,7 @@ from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
 from attnbench.settings.schema import ModelSettings
 from attnbench.training.checkpoint import TrainState
-from attnbench.training.loop import Batch, StepReport, stepper
+from attnbench.training.loop import StepReport, stepper, text_batch
 from attnbench.training.schedule import learning_rates
 
 
@@ -135,7 +135,7 @@ def _stepping(subject: Subject, state: TrainState, batches: Batches, num_steps: 
     state.model.train()
 
     def next_step() -> StepReport:
-        report = step(Batch(*batches.train_batch(state.step)), rates[state.step])
+        report = step(text_batch(batches, state.step, state.model.dropout), rates[state.step])
         state.step += 1
         return report
 

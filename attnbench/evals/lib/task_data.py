@@ -1,7 +1,6 @@
-"""Random numbers for synthetic tasks: a hash of counters, so that a sequence depends on nothing but its own numbers.
+"""Random sequences for synthetic tasks, by a hash of counters: each depends on nothing but its own numbers.
 
-All of it is torch's int64 arithmetic, which wraps around and is exact, so every device gives the same sequences. Rows
-are drawn in bulk; no generator has a state, so what else was drawn, or in which order, changes nothing.
+Rows are drawn in bulk; see `data.counters`.
 
 Which split a sequence belongs to is a hash of its content. What is drawn for a split and belongs to another is drawn
 again, so splits cannot overlap, whatever the seeds.
@@ -12,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from attnbench.data.counters import hashed
 from attnbench.settings.errors import UserError
 from attnbench.training.loop import Batch
 
@@ -33,42 +33,6 @@ ATTEMPTS_AT_ONCE = 32
 
 LOGARITHM_BITS = 16
 """Bits of the uniform numbers that choose_by_power takes logarithms of."""
-
-
-def _signed(constant: int) -> int:
-    """The int64 of the same 64 bits."""
-    return constant - 2**64 if constant >= 2**63 else constant
-
-
-# SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014), with the multipliers and
-# shifts of David Stafford's "Mix13".
-INCREMENT = _signed(0x9E3779B97F4A7C15)
-FIRST_FACTOR = _signed(0xBF58476D1CE4E5B9)
-SECOND_FACTOR = _signed(0x94D049BB133111EB)
-
-
-def hashed(state: Tensor | int, *counters: Tensor | int) -> Tensor:
-    """A hash of all arguments, int64 over their broadcast shape; all 64 bits are random.
-
-    With one counter it is SplitMix64: `hashed(state, i)` is what that generator, seeded with `state`, returns at its
-    call i, from 0. Each further counter starts from the hash of those before it.
-    """
-    hash_ = torch.as_tensor(state)
-    for counter in counters:
-        # torch.as_tensor: a Python integer times the increment would not wrap around.
-        hash_ = _mix(hash_ + (torch.as_tensor(counter) + 1) * INCREMENT)
-    return hash_
-
-
-def _mix(x: Tensor) -> Tensor:
-    x = (x ^ _shifted(x, 30)) * FIRST_FACTOR
-    x = (x ^ _shifted(x, 27)) * SECOND_FACTOR
-    return x ^ _shifted(x, 31)
-
-
-def _shifted(x: Tensor, bits: int) -> Tensor:
-    """A logical shift to the right: torch's own copies the sign into the bits that become free."""
-    return (x >> bits) & (2 ** (64 - bits) - 1)
 
 
 def integers_below(hash_: Tensor, bound: Tensor | int) -> Tensor:
@@ -179,4 +143,8 @@ def in_pieces(make: Callable[[Tensor], Batch], start: int, count: int, device: t
     """The sequences start ... start + count - 1; `make` gives those of the indices (B,) that it is called with."""
     indices = torch.arange(start, start + count, device=device).split(ROWS_AT_ONCE[device.type])
     pieces = [make(index_B) for index_B in indices]
-    return pieces[0] if len(pieces) == 1 else Batch(*(torch.cat(tensors) for tensors in zip(*pieces, strict=True)))
+    if len(pieces) == 1:
+        return pieces[0]
+    # What a batch has not, none of its pieces has.
+    parts = (torch.cat(tensors) if tensors[0] is not None else None for tensors in zip(*pieces, strict=True))
+    return Batch(*parts)  # pyright: ignore[reportArgumentType]

@@ -143,7 +143,7 @@ class ProbeJob(Job):
         of_task = asdict(self.task)
         # Before matching: that a variant's feed-forward is wider is no difference of what was asked.
         model = of_task.pop("model")
-        elsewhere = ("settings", "mixer_options", "name", "parameters")
+        elsewhere = ("settings", "mixer_options", "name", "parameters", "dropout")
         return {
             **self.task.settings,
             "learning_rate": self.train.learning_rate,

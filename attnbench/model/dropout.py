@@ -1,0 +1,35 @@
+"""Dropout (Srivastava et al., 2014) whose masks are a function of (seed, step, row, layer, branch, index) alone.
+
+So they are the same for a model alone and in a stack, for a training that was cut off and resumed, and however a batch
+is divided. Rows carry their keys: a model that is given none drops nothing, whatever its setting.
+"""
+
+import torch
+from torch import Tensor
+
+from attnbench.data.counters import hashed
+
+STREAM = 0x64726F70
+"""First counter of all keys: keeps them apart from those of synthetic tasks."""
+
+EMBEDDING, MIXER, FEED_FORWARD = 0, 1, 2
+"""Branches."""
+
+
+def row_keys(seed: int, step: int, row_B: Tensor) -> Tensor:
+    """Return the key of each row of a training batch, (B,) int64.
+
+    Args:
+        row_B: indices in the whole batch, over all ranks and micro-batches.
+    """
+    return hashed(STREAM, seed, step, row_B)
+
+
+def drop(x_BTD: Tensor, share: float, key_B: Tensor | None, layer: int, branch: int) -> Tensor:
+    """Return x with a share of its elements 0 and the others divided by 1 - share; x itself where no key is given."""
+    if key_B is None or not share:
+        return x_BTD
+    index_TD = torch.arange(x_BTD[0].numel(), device=x_BTD.device).view(x_BTD.shape[1:])
+    # 62 bits, which are never negative.
+    uniform_BTD = hashed(hashed(key_B, layer, branch)[:, None, None], index_TD) & (2**62 - 1)
+    return torch.where(uniform_BTD >= round(share * 2**62), x_BTD / (1 - share), 0.0)

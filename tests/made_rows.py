@@ -9,7 +9,16 @@ from attnbench.results.rows import Measurement, ResultRow
 IDENTITY = identity_of(mixer="Softmax", evaluation="copy", corpus=None)
 
 
-def row(variant="softmax", seed=0, metric="symbol_accuracy", value=0.5, *, settings=None, of=None, **identity):
+def row(
+    variant="softmax",
+    seed=0,
+    metric="symbol_accuracy",
+    value: float | None = 0.5,
+    *,
+    settings=None,
+    of=None,
+    **identity,
+):
     """A row; without a value it ran out of memory. `of`: other fields of the measurement."""
     missing = {"status": "out_of_memory", "reason": "needs 90 GiB"} if value is None else {}
     measurement = Measurement(

@@ -13,16 +13,19 @@ from omegaconf import DictConfig, OmegaConf
 
 from attnbench.cli.help import scripts_with
 from attnbench.settings.check import (
+    check,
     check_name,
     check_names,
     check_outputs_dir,
     check_plan,
     check_run,
+    check_value,
     read,
     setting_of,
 )
 from attnbench.settings.earlier import current_mixer
 from attnbench.settings.errors import UserError, did_you_mean
+from attnbench.settings.factorial import expand
 from attnbench.settings.registry import build, trust
 from attnbench.settings.schema import (
     BenchSettings,
@@ -72,12 +75,20 @@ def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings
     values = _plain(config, hydra_config)
     plan = values.get("plan")
     if isinstance(plan, dict):
-        variants = plan.get("variants")
         # Nothing can be deleted on a command line.
-        kept = {k: v for k, v in variants.items() if v is not None} if isinstance(variants, dict) else variants
-        values["plan"] = {"name": Path(hydra_config.runtime.choices["plan"]).name, **plan, "variants": kept}
+        kept = {
+            name: {key: words for key, words in plan[name].items() if words is not None}
+            for name in ("variants", "factors")
+            if isinstance(plan.get(name), dict)
+        }
+        values["plan"] = {"name": Path(hydra_config.runtime.choices["plan"]).name, **plan, **kept}
     files = {"exported": values.pop("export", None), "imported": values.pop("import", None)}
     settings = _read(ComparisonSettings, values, **files, command=_typed("compare", hydra_config))
+    plan = settings.plan
+    if plan.factors:
+        check_value("plan.variants", plan.variants, distinct=True)
+        settings.plan = replace(plan, variants=expand(plan.variants, plan.factors, plan.fraction))
+        check(settings.plan, "plan.")
     check_plan(settings.plan)
     if settings.freeze and (settings.exported is not None or settings.plan.dry_run):
         other = "plan.dry_run=true" if settings.plan.dry_run else f"export={settings.exported}"

@@ -152,6 +152,7 @@ def _show(comparison: Comparison, files: Sequence[Path], *, mirrored: bool) -> N
         reference=plan.reference,
         control_seeds=comparison.control_seeds(),
         shared=comparison.shared_by_evaluation(),
+        factors=list(plan.factors),
         primaries=comparison.primaries(),
     )
     if settings.report:
@@ -174,6 +175,7 @@ def _record(comparison: Comparison, scored: Sequence[Cell]) -> None:
         "plan": plan.name,
         "command": comparison.settings.command,
         "variants": list(plan.variants),
+        "factors": list(plan.factors),
         "rank": plan.ranked,
         "reference": plan.reference,
         "control_seeds": comparison.control_seeds(),

@@ -66,6 +66,8 @@ class Protocol:
     reference: str | None
     control_seeds: list[int] = field(default_factory=list)
     """Seeds of the reference under which it is its own control."""
+    factors: list[str] = field(default_factory=list)
+    """Parts of a factorial; empty for another plan."""
     files: list[str] | None
     """Results files, relative to the experiment's folder; None: all that lie there."""
     evaluations: dict[str, About] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from attnbench.report.answer import answer
+from attnbench.report.effects import factorial_tables
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import TEST_OF_BEST, ResultRow
 from attnbench.results.tables import (
@@ -20,6 +21,7 @@ from attnbench.results.tables import (
 )
 from attnbench.settings.errors import printable
 from attnbench.verdict.control import control_of, control_sentence, judge_control
+from attnbench.verdict.factorial import Factorial
 from attnbench.verdict.seeds import distinguish_variants, figures, same_models
 from attnbench.verdict.summary import Entry, Summary, summary, verdicts_of
 
@@ -89,11 +91,20 @@ def print_comparison(
     shared: Mapping[str, Mapping[str, str]],
     primaries: Mapping[str, Primary],
     control_seeds: Collection[int] = (),
+    factors: Sequence[str] = (),
 ) -> None:
     """Print the summary of a comparison to standard output, a line a score and a column a variant, one of which all
-    failed included."""
+    failed included; of a factorial its effects and corners, as its variants are too many for columns.
+
+    Args:
+        factors: parts of a factorial; empty for another plan.
+    """
     rows, control = control_of(rows, control_seeds)
     over_seeds = figures(rows, shared)
+    if factors:
+        for table in factorial_tables(Factorial.of(variants, factors), over_seeds, primaries):
+            print_table(table)
+        return
     verdicts = verdicts_of(over_seeds, rank=rank, reference=reference, primaries=primaries)
     notes = [f"{line}: one model, run once." for line in same_models(shared)]
     notes += [f"{term}: {sentence}" for term, lines in answer(rows, over_seeds, verdicts).items() for sentence in lines]

@@ -212,6 +212,11 @@ class PlanSettings:
     """Beginning of every variant's command line, as train.py takes it."""
     variants: dict[str, list[str]] = field(metadata={"distinct": True, "most": MAX_VARIANTS})
     """Name to the rest of its command line: {softmax_conv: [attn=softmax, attn.conv_size=4]}."""
+    factors: dict[str, list[str]] = field(default_factory=dict)
+    """Part to its two levels, each a word of a command line; of a factorial plan, whose yaml names the variants without
+    them, and whose `variants` here are those at every corner."""
+    fraction: str = setting("full", choices=("full", "half"))
+    """Corners of a factorial: all, or half of them."""
     evaluations: list[str] = field(metadata={"distinct": True})
     """Names of conf/eval, in the order in which they are run."""
     only: list[str] | None = None

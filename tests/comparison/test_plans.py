@@ -1,26 +1,26 @@
 """Every plan of conf/plan: its variants are command lines that train.py would take."""
 
 import pytest
-import yaml
+from hydra import compose as compose_hydra
+from hydra import initialize_config_dir
 
 from attnbench.cli.compose import CONF, compose
+from attnbench.cli.reading import read_comparison
 from attnbench.model.language_model import build_meta, resolve_mixer
-from attnbench.settings.check import check_plan
-from attnbench.settings.schema import PlanSettings
+from attnbench.model.matching import TOLERANCE, match_mixer
 
 PLANS = sorted(path.stem for path in (CONF / "plan").glob("*.yaml"))
 
 
-def plan(name):
-    return PlanSettings(name=name, **yaml.safe_load((CONF / "plan" / f"{name}.yaml").read_text()))
+def plan(*words):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose_hydra("compare", list(words), return_hydra_config=True)
+        return read_comparison(config, config.hydra).plan
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_every_variant_of_a_plan_composes_with_all_its_evaluations(name):
-    own = plan(name)
-    # What yaml reads 1e-3 as is a text.
-    own.learning_rates = [float(rate) for rate in own.learning_rates]
-    check_plan(own)
+    own = plan(f"plan={name}")
     for words in own.variants.values():
         settings = compose([f"eval=[{','.join(own.evaluations)}]", "device=cpu", *own.overrides, *words])
         assert [evaluation.name for evaluation in settings.evaluations] == own.evaluations
@@ -30,7 +30,7 @@ def test_every_variant_of_a_plan_composes_with_all_its_evaluations(name):
     ("variant", "parameters"), [("softmax", 3.77e6), ("flash", 3.77e6), ("linear", 3.83e6), ("gated_deltanet", 5.1e6)]
 )
 def test_the_published_sizes_are_those_of_the_published_table(variant, parameters):
-    own = plan("published")
+    own = plan("plan=published")
     evaluations = f"eval=[{','.join(own.evaluations)}]"
     settings = compose([evaluations, "device=cpu", *own.overrides, *own.variants[variant]])
     mixer = resolve_mixer(settings.mixer, settings.model, device_type="cpu", precision="float32")
@@ -38,3 +38,33 @@ def test_the_published_sizes_are_those_of_the_published_table(variant, parameter
     mixers = [mixer] * settings.model.num_layers
     built = build_meta(mixers, settings.model, vocabulary_size=settings.data.vocabulary_size)
     assert built.num_parameters() == pytest.approx(parameters, rel=0.01)
+
+
+@pytest.mark.parametrize(("fraction", "num_variants"), [("half", 24), ("full", 48)])
+def test_the_factorial_is_so_many_different_models_of_equal_size(fraction, num_variants):
+    own = plan("plan=factorial", f"plan.fraction={fraction}")
+    assert len(own.variants) == num_variants
+    models = set()
+    for words in own.variants.values():
+        settings = compose(["eval=[recall,perplexity]", "device=cpu", *own.overrides, *words])
+        matched = match_mixer(
+            settings.mixer,
+            settings.model,
+            device_type="cpu",
+            precision="float32",
+            match="params",
+            seq_len=256,
+            vocabulary_size=284,
+        )
+        assert abs(matched.parameters / matched.reference_parameters - 1) <= TOLERANCE
+        # Every part is named, so that a probe's wishes are the same for all.
+        assert {"rotary_theta", "conv_size", "output_gate", "output_norm"} <= set(settings.named_options)
+        models.add(repr(sorted((settings.mixer.target, *map(repr, settings.mixer.options.items())))))
+    assert len(models) == num_variants
+
+
+def test_a_part_and_a_mixer_can_be_left_out_of_a_factorial():
+    own = plan("plan=factorial", "plan.fraction=full", "plan.variants.linear=null", "plan.factors.gate=null")
+    assert list(own.factors) == ["positions", "convolution", "output_norm"]
+    assert len(own.variants) == 16
+    assert not any("linear" in name or "gate" in name.split("+") for name in own.variants)

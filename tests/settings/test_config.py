@@ -128,6 +128,8 @@ BAD_OF_OTHERS = {
     (COMPARE, "attn=linear"): ["attn=linear", "python scripts/train.py attn=linear"],
     (COMPARE, "reprt=false"): ["reprt=false", "did you mean report?"],
     (COMPARE, "plan.foo=1"): ["plan.foo=1", "unknown setting", "variants"],
+    (COMPARE, "plan.fraction=third"): ["plan.fraction=third", "full, half"],
+    (COMPARE, "+plan.factors.gate=[a,b]"): ["plan.factors", "at least two"],
     (COMPARE, "foo=1"): ["foo=1", "unknown setting", "outputs_dir"],
     (COMPARE, "+foo=1"): ["foo=1", "unknown setting", "outputs_dir"],
     (COMPARE, "+command=x"): ["command=x", "unknown setting"],

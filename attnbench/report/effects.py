@@ -1,0 +1,86 @@
+"""Tables of a factorial: the effects of parts on nats, and what each corner reached."""
+
+from collections.abc import Mapping, Sequence
+
+from attnbench.results.metrics import Primary
+from attnbench.results.tables import NOTHING, Table, TableCell, format_interval, format_within
+from attnbench.verdict.factorial import Effect, Factorial, by_variant, effects_on_nats, solved_by_variant
+from attnbench.verdict.seeds import Figure
+
+HOW_ESTIMATED = (
+    "Least squares with a mean for each corner and a block for each seed; brackets are 95 % intervals from HC3 "
+    "standard errors, not adjusted for their number. Below 0 a part helps. A line with a mixer’s name is that "
+    "mixer’s difference from the mean over mixers; an interaction of two parts is half of how much the effect of one "
+    "changes with the other."
+)
+
+
+def factorial_tables(factorial: Factorial, figures: Sequence[Figure], primaries: Mapping[str, Primary]) -> list[Table]:
+    """Make the table of effects of each evaluation in nats, and that of the corners of each evaluation."""
+    tables = []
+    for evaluation, primary in primaries.items():
+        of_it = [figure for figure in figures if figure.evaluation == evaluation]
+        if primary.kind == "nats":
+            tables.append(_effects(factorial, of_it, primary))
+        tables.append(_corners(factorial, of_it, primary, evaluation))
+    return tables
+
+
+def _effects(factorial: Factorial, figures: Sequence[Figure], primary: Primary) -> Table:
+    found = effects_on_nats(factorial, figures, primary)
+    notes = found.gaps
+    if found.effects:
+        where = f"{len(factorial.levels)} corners and {len(found.seeds)} seeds"
+        what = f"Means are over {', '.join(found.mixers)} at {where}."
+        notes = [f"{what} {HOW_ESTIMATED}", *_aliases(factorial), *found.gaps]
+    return Table(
+        title="Effects of parts on nats a character",
+        headers=["Effect", "Nats", "Perplexity"],
+        lines=[_line(effect) for effect in found.effects],
+        notes=notes,
+    )
+
+
+def _line(effect: Effect) -> list[str | TableCell]:
+    name = f"{effect.name} × {effect.mixer}" if effect.mixer else effect.name
+    return [name, _estimate(effect.nats, effect.low, effect.high), _estimate(*effect.in_percent(), unit=" %")]
+
+
+def _estimate(value: float, low: float, high: float, unit: str = "") -> TableCell:
+    return TableCell(text=format_within(value, low, high, "+") + unit, notes=(format_interval(low, high, "+"),))
+
+
+def _aliases(factorial: Factorial) -> list[str]:
+    """Say what a half fraction cannot tell apart."""
+    if not factorial.is_half:
+        return []
+    first, *rest = factorial.factors
+    return [
+        f"Half of the corners were run: the effect of a part is seen together with the interaction of all the others "
+        f"({first} with {' × '.join(rest)}), and of two interactions in one line only the sum; plan.fraction=full runs "
+        "the other half."
+    ]
+
+
+def _corners(factorial: Factorial, figures: Sequence[Figure], primary: Primary, evaluation: str) -> Table:
+    scores, solved = by_variant(figures, primary), solved_by_variant(figures, primary)
+    lines = []
+    for high in factorial.levels:
+        names = [factorial.variant(mixer, high) for mixer in factorial.mixers]
+        label = ", ".join(part for part in factorial.factors if part in high) or "none of the parts"
+        lines.append([label, *(_corner(scores.get(name), solved.get(name)) for name in names)])
+    what = "share solved, mean accuracy" if solved else primary.metric.replace("_", " ")
+    return Table(title=f"Corners: {evaluation}, {what}", headers=["Parts", *factorial.mixers], lines=lines)
+
+
+def _corner(score: Figure | None, solved: Figure | None) -> str | TableCell:
+    """Write what a corner reached, or why it has no number."""
+    if score is None:
+        return TableCell(text="not measured", mark="lost")
+    if score.mean is None:
+        return TableCell(text=score.obstacle or next(iter(score.statuses)), mark="lost")
+    if solved is None or not solved.values:
+        notes = [f"{score.num_diverged} diverged"] if score.num_diverged else []
+        return TableCell(text=score.text, notes=tuple(notes)) if notes else score.text
+    num_solved = sum(solved.values.values())
+    return TableCell(text=f"{num_solved:.0f} of {len(solved.values)}", notes=(score.text or NOTHING,))

@@ -1,0 +1,211 @@
+"""Effects of the parts around a mixer, from a factorial plan: main effects, interactions, shares solved a corner.
+
+The nats of mixer m at corner c under seed s are modelled as
+
+    nats_mcs = mean_mc + block_s + error_mcs
+
+by least squares, with HC3 standard errors (MacKinnon and White, 1985), which need no equal variances. Effects are
+contrasts of the means: of a part, the mean over corners that have it less the mean over those that have it not; of two
+parts, the same with the corners that have both or neither against those that have one, half of how much the effect of
+one changes with the other. Nothing is adjusted for the number of intervals: a factorial is descriptive.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from attnbench.results.metrics import Primary
+from attnbench.settings.factorial import SIGN, corner_name
+from attnbench.verdict.family import primary_figures
+from attnbench.verdict.seeds import Figure
+from attnbench.verdict.statistics import CONFIDENCE
+
+MIN_SEEDS = 2
+"""Seeds that a corner needs: of one nobody can say how much it varies."""
+
+Corner = tuple[str, frozenset[str]]
+"""A mixer, and the parts that are at their second level."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """One effect on nats, negative where it helps, and its 95 % interval."""
+
+    name: str
+    """The part, or "gate x positions"; two that cannot be told apart are both named."""
+    mixer: str
+    """A mixer, whose difference from the mean over mixers this is; empty for that mean."""
+    nats: float
+    low: float
+    high: float
+
+    def in_percent(self) -> tuple[float, float, float]:
+        """Return the effect and its interval in percent of perplexity."""
+        percent, low, high = (100 * math.expm1(value) for value in (self.nats, self.low, self.high))
+        return percent, low, high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factorial:
+    """A plan's parts and corners, and what was measured at them."""
+
+    factors: list[str]
+    corners: list[Corner]
+    """Of the plan, measured or not."""
+
+    @classmethod
+    def of(cls, variants: Sequence[str], factors: Sequence[str]) -> "Factorial":
+        """Read the corners off the names of the variants; those that are none, as a user's own, are left out."""
+        named = [(name.split(SIGN)[0], frozenset(name.split(SIGN)[1:])) for name in variants]
+        return cls(factors=list(factors), corners=[corner for corner in named if corner[1] <= set(factors)])
+
+    @property
+    def mixers(self) -> list[str]:
+        """The mixers, in the order of the plan."""
+        return list(dict.fromkeys(mixer for mixer, _ in self.corners))
+
+    @property
+    def levels(self) -> list[frozenset[str]]:
+        """The corners of a mixer."""
+        return list(dict.fromkeys(high for _, high in self.corners))
+
+    @property
+    def is_half(self) -> bool:
+        """True where half of all combinations are planned."""
+        return len(self.levels) < 2 ** len(self.factors)
+
+    def variant(self, mixer: str, high: frozenset[str]) -> str:
+        """Return the variant that a mixer is called at a corner."""
+        return corner_name(mixer, [part for part in self.factors if part in high])
+
+    def terms(self) -> dict[str, tuple[str, ...]]:
+        """Name main effects and interactions of two parts; of those that are one contrast the first stands for both."""
+        terms: dict[str, tuple[str, ...]] = {part: (part,) for part in self.factors}
+        known: set[frozenset[str]] = set()
+        for pair in combinations(self.factors, 2):
+            rest = tuple(part for part in self.factors if part not in pair)
+            if frozenset(pair) not in known:
+                known |= {frozenset(pair), frozenset(rest)} if self.is_half else {frozenset(pair)}
+                terms[_term(pair) + (f", or {_term(rest)}: not separable" if self.is_half else "")] = pair
+        return terms
+
+    def contrast(self, parts: Sequence[str]) -> dict[frozenset[str], float]:
+        """Return the weight of each corner's mean: +1 over the number of corners on its side, or -1 over it."""
+        signs = {high: math.prod(1 if part in high else -1 for part in parts) for high in self.levels}
+        return {high: 2 * sign / len(signs) for high, sign in signs.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effects:
+    """What the nats of a factorial say, and what they cannot say."""
+
+    effects: list[Effect]
+    mixers: list[str]
+    """Those with nats at every corner, which means over mixers are of."""
+    seeds: list[int]
+    """Those that all corners of these mixers have: the blocks."""
+    gaps: list[str]
+    """A sentence for each corner without nats, and for what cannot be estimated for want of it."""
+
+
+def effects_on_nats(factorial: Factorial, figures: Sequence[Figure], primary: Primary) -> Effects:
+    """Estimate all effects; those of a mixer with a corner that failed or is missing are left out, and said to be.
+
+    Args:
+        figures: of one evaluation, whose primary metric is in nats.
+    """
+    measured = by_variant(figures, primary)
+    values: dict[Corner, dict[int, float]] = {}
+    gaps, incomplete = [], dict.fromkeys(factorial.mixers, False)
+    for mixer, high in factorial.corners:
+        variant = factorial.variant(mixer, high)
+        obstacle = _obstacle(measured.get(variant))
+        if obstacle:
+            gaps.append(f"{variant}: {obstacle}.")
+            incomplete[mixer] = True
+        else:
+            values[mixer, high] = measured[variant].values
+    complete = [mixer for mixer, lacks in incomplete.items() if not lacks]
+    lacking = [mixer for mixer, lacks in incomplete.items() if lacks]
+    if lacking:
+        left = f"means over mixers are of {', '.join(complete)}" if complete else "no effect is left"
+        gaps.append(f"Cannot be estimated: every effect with {', '.join(lacking)}; {left}.")
+    kept = {corner: by_seed for corner, by_seed in values.items() if corner[0] in complete}
+    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in kept.values()))) if kept else []
+    if kept and len(seeds) < MIN_SEEDS:
+        gaps.append(f"Cannot be estimated: the corners share {len(seeds)} seeds, and effects need {MIN_SEEDS}.")
+    if len(seeds) < MIN_SEEDS:
+        return Effects(effects=[], mixers=complete, seeds=seeds, gaps=gaps)
+    nats = np.array([[by_seed[seed] for seed in seeds] for by_seed in kept.values()])
+    return Effects(effects=_estimated(factorial, list(kept), nats, complete), mixers=complete, seeds=seeds, gaps=gaps)
+
+
+def by_variant(figures: Sequence[Figure], primary: Primary) -> dict[str, Figure]:
+    """Find the figure of the primary metric of each variant, at the hardest setting."""
+    found = primary_figures(figures, primary, [figure.variant for figure in figures])
+    return {name: figure for figure in found.values() for name in figure.names}
+
+
+def solved_by_variant(figures: Sequence[Figure], primary: Primary) -> dict[str, Figure]:
+    """Find the figure of the seeds solved of each variant, at the setting of `by_variant`."""
+    hardest = next(iter(by_variant(figures, primary).values()), None)
+    names = [name.removeprefix("-") for name in primary.hardest]
+
+    def is_there(figure: Figure) -> bool:
+        return hardest is not None and all(figure.settings.get(name) == hardest.settings.get(name) for name in names)
+
+    found = [figure for figure in figures if figure.metric == "solved" and is_there(figure)]
+    return {name: figure for figure in found for name in figure.names}
+
+
+def _obstacle(figure: Figure | None) -> str:
+    """Say why a corner has no nats that effects could be of; empty where it has."""
+    if figure is None:
+        return "was not measured"
+    if figure.num_diverged or not figure.values:
+        # Its nats count as the unigram's, which is no effect of a part.
+        return figure.obstacle or f"diverged at {figure.num_diverged} of {sum(figure.statuses.values())} seeds"
+    if len(figure.values) < MIN_SEEDS:
+        return f"has {len(figure.values)} seed, and effects need {MIN_SEEDS}"
+    return ""
+
+
+def _estimated(
+    factorial: Factorial, corners: Sequence[Corner], nats_CS: np.ndarray, mixers: Sequence[str]
+) -> list[Effect]:
+    """Fit the means of corners C under seeds S, and take every contrast of them."""
+    # Imported here: it takes longer to load than most commands.
+    from statsmodels.regression.linear_model import OLS
+
+    num_corners, num_seeds = nats_CS.shape
+    # The first seed's block is 0: contrasts of means do not see what all of them share.
+    means, blocks = np.eye(num_corners).repeat(num_seeds, axis=0), np.tile(np.eye(num_seeds)[:, 1:], (num_corners, 1))
+    fitted = OLS(nats_CS.ravel(), np.hstack([means, blocks])).fit(cov_type="HC3", use_t=True)
+    names, weights = [], []
+    for name, parts in factorial.terms().items():
+        contrast = factorial.contrast(parts)
+        of_mixer = {mixer: _weights(corners, contrast, mixer) for mixer in mixers}
+        mean = np.mean(list(of_mixer.values()), axis=0)
+        names.append((name, ""))
+        weights.append(mean)
+        if len(parts) == 1 and len(mixers) > 1:
+            names += [(name, mixer) for mixer in mixers]
+            weights += [one - mean for one in of_mixer.values()]
+    padded = np.pad(np.array(weights), ((0, 0), (0, num_seeds - 1)))
+    test = fitted.t_test(padded)
+    intervals = test.conf_int(alpha=1 - CONFIDENCE)
+    return [
+        Effect(name=name, mixer=mixer, nats=float(effect), low=float(low), high=float(high))
+        for (name, mixer), effect, (low, high) in zip(names, np.atleast_1d(test.effect), intervals, strict=True)
+    ]
+
+
+def _weights(corners: Sequence[Corner], contrast: Mapping[frozenset[str], float], mixer: str) -> np.ndarray:
+    return np.array([contrast[high] if other == mixer else 0.0 for other, high in corners])
+
+
+def _term(parts: Sequence[str]) -> str:
+    return " × ".join(parts)

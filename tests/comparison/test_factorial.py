@@ -1,0 +1,49 @@
+"""A factorial plan carried out, with a corner that no model can be built of."""
+
+import json
+
+import pytest
+from probe_settings import smoke_words
+from small import TINY_RUN, comparison_settings, compose_once, in_this_process
+
+from attnbench.comparison import compare
+from attnbench.settings.errors import UserError
+from attnbench.settings.factorial import expand
+from attnbench.settings.schema import PlanSettings
+
+FACTORS = {
+    "positions": ["attn.rotary_theta=null", "attn.rotary_theta=10000"],
+    "gate": ["attn.output_gate=none", "attn.output_gate=silu"],
+}
+VARIANTS = {"softmax": ["attn=softmax"], "odd": ["attn=softmax", "attn.num_heads=3"]}
+
+pytestmark = pytest.mark.usefixtures("one_thread", "given_ceiling")
+
+
+def test_a_factorial_is_run_and_shown_by_its_effects_and_says_what_it_lacks(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compare, "run_in_processes", in_this_process)
+    monkeypatch.setenv("COLUMNS", "80")
+    plan = PlanSettings(
+        name="parts",
+        overrides=[*TINY_RUN, f"data.path={text}", *smoke_words("recall")],
+        variants=expand(VARIANTS, FACTORS, "full"),
+        factors=FACTORS,
+        rank=[],
+        evaluations=["recall", "perplexity"],
+        seeds=[0, 1],
+        probe_seeds=[0, 1],
+        learning_rates=[4e-3],
+        num_search_seeds=1,
+    )
+    with pytest.raises(UserError, match="4 failed"):
+        compare.compare(comparison_settings(plan, tmp_path, report=True), compose_once)
+    printed = capsys.readouterr().out
+    assert "odd+positions+gate: was not measured." in printed
+    assert "every effect with odd; means over mixers are of softmax." in " ".join(printed.split())
+    assert "positions × gate" in printed
+    assert "positions, gate" in printed
+    folder = tmp_path / "parts"
+    assert json.loads((folder / "comparison.json").read_text())["factors"] == ["positions", "gate"]
+    page = (folder / "report" / "index.html").read_text()
+    assert "Effects of parts on nats a character" in page
+    assert "odd+positions+gate: was not measured." in page

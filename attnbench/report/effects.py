@@ -1,7 +1,10 @@
 """Tables of a factorial: the effects of parts on nats, and what each corner reached."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from attnbench.report.blocks import Block, Note
+from attnbench.report.inputs import Inputs, primaries
 from attnbench.results.metrics import Primary
 from attnbench.results.tables import NOTHING, Table, TableCell, format_interval, format_within
 from attnbench.verdict.factorial import Effect, Factorial, by_variant, effects_on_nats, solved_by_variant
@@ -13,6 +16,21 @@ HOW_ESTIMATED = (
     "mixer’s difference from the mean over mixers; an interaction of two parts is half of how much the effect of one "
     "changes with the other."
 )
+
+
+def effect_blocks(inputs: Inputs, figures: Sequence[Figure]) -> list[Block]:
+    """Write what each part around a mixer does; nothing of a plan that is no factorial."""
+    protocol = inputs.protocol
+    if not protocol.factors:
+        return []
+    factorial = Factorial.of(protocol.variants, protocol.factors)
+    tables = factorial_tables(factorial, figures, primaries(figures, protocol))
+    # The page shows no titles of tables.
+    return [
+        block
+        for table in tables
+        for block in (Note("", kind="", heading=table.title), replace(table, notes=()), *map(Note, table.notes))
+    ]
 
 
 def factorial_tables(factorial: Factorial, figures: Sequence[Figure], primaries: Mapping[str, Primary]) -> list[Table]:

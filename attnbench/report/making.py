@@ -2,17 +2,15 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from attnbench.report import words
 from attnbench.report.blocks import Block, Folded, Note
-from attnbench.report.effects import factorial_tables
-from attnbench.report.inputs import Inputs, Rate, primaries
+from attnbench.report.effects import effect_blocks
+from attnbench.report.inputs import Inputs, Rate
 from attnbench.report.plots import BUDGETS
 from attnbench.results.rows import is_search
 from attnbench.results.tables import NOTHING, Table, TableCell
-from attnbench.verdict.factorial import Factorial
 from attnbench.verdict.seeds import Figure
 
 MODEL_SIZES = (*BUDGETS, "state_bytes")
@@ -27,7 +25,7 @@ RATES_NOTE = (
 def making_parts(inputs: Inputs, figures: Sequence[Figure]) -> dict[str, list[Block]]:
     """List the blocks by their headings: effects of a factorial, protocol, budgets, rates, failures, environments."""
     parts = {
-        "Effects of the parts": _effects(inputs, figures),
+        "Effects of the parts": effect_blocks(inputs, figures),
         "Protocol": [_protocol(inputs)],
         "Budgets achieved": _budgets(figures),
         "Learning rates": _rates(inputs),
@@ -42,16 +40,6 @@ def mixed_commits(inputs: Inputs) -> list[str]:
     """List the commits that the rows come from, if several."""
     commits = list(dict.fromkeys(row.identity.commit for row in inputs.rows))
     return commits if len(commits) > 1 else []
-
-
-def _effects(inputs: Inputs, figures: Sequence[Figure]) -> list[Block]:
-    """Write what each part around a mixer does, of a factorial."""
-    protocol = inputs.protocol
-    if not protocol.factors:
-        return []
-    factorial = Factorial.of(protocol.variants, protocol.factors)
-    tables = factorial_tables(factorial, figures, primaries(figures, protocol))
-    return [block for table in tables for block in (replace(table, notes=()), *map(Note, table.notes))]
 
 
 def _protocol(inputs: Inputs) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from attnbench.comparison.cells import Cell, execute
-from attnbench.comparison.freeze import check_frozen, freeze
+from attnbench.comparison.freeze import check_frozen, described_protocols, freeze
 from attnbench.comparison.plan import Comparison, Compose
 from attnbench.comparison.progress import Progress, list_cells, say_why_again
 from attnbench.comparison.search import rounds
@@ -28,7 +28,7 @@ from attnbench.machine.signals import interruptible
 from attnbench.report.terminal import print_comparison
 from attnbench.results.files import replace_file
 from attnbench.results.folder import holding
-from attnbench.results.rows import read_results
+from attnbench.results.rows import read_results, started_at
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ComparisonSettings
 from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded
@@ -181,6 +181,8 @@ def _record(comparison: Comparison, scored: Sequence[Cell]) -> None:
         "control_seeds": comparison.control_seeds(),
         "shared": comparison.shared_by_evaluation(),
         "evaluations": _described(comparison),
+        "protocols": described_protocols(comparison),
+        "first_scored": _first_scored(shown),
         "missing": [
             *(cell.label for cell in (*comparison.searches(), *shown) if not cell.is_done()),
             *comparison.undecided,
@@ -214,6 +216,12 @@ def _former(comparison: Comparison) -> dict[str, Any]:
 def _files(cells: Sequence[Cell]) -> list[Path]:
     """List the complete results of these cells."""
     return [path for cell in cells for path in cell.rows_there()]
+
+
+def _first_scored(cells: Sequence[Cell]) -> str | None:
+    """Return when the first of these cells was begun; None: none says."""
+    moments = [moment for path in _files(cells) if (moment := started_at(path)) is not None]
+    return min(moments).isoformat(timespec="seconds") if moments else None
 
 
 def _described(comparison: Comparison) -> dict[str, Any]:

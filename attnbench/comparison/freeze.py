@@ -114,12 +114,15 @@ def frozen_content(comparison: Comparison) -> dict[str, Any]:
         "shared": comparison.shared_by_evaluation(),
         "variants": {name: _resolved(comparison, name) for name in comparison.variants},
         "rates": {search.name: list(search.grid) for search in comparison.all_searches()},
-        "protocols": {
-            name: {"id": protocol_id(content), **content} for name, content in comparison.protocols().items()
-        },
+        "protocols": described_protocols(comparison),
         "cells": comparison.cells_to_score(),
         "timed": [cell.label for cell in comparison.timed()],
     }  # fmt: skip
+
+
+def described_protocols(comparison: Comparison) -> dict[str, dict[str, Any]]:
+    """Describe the present rules of each evaluation, with the name that rows have."""
+    return {name: {"id": protocol_id(content), **content} for name, content in comparison.protocols().items()}
 
 
 def _resolved(comparison: Comparison, name: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from attnbench.comparison.freeze import FREEZE
 from attnbench.comparison.transfer import export_cells
 from attnbench.report import words
 from attnbench.report.inputs import Inputs, primaries, read_inputs
@@ -94,6 +95,8 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
         primaries=primaries(over_seeds, protocol),
     )
     record = read_object(path)
+    freeze = experiment / FREEZE
+    frozen = {FREEZE: json.dumps(read_object(freeze), indent=1) + "\n"} if freeze.exists() else {}
     # The rows stand in results.csv here.
     record.pop("files", None)
     write_page(
@@ -104,7 +107,7 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
         ),
         rows=[*inputs.rows, *inputs.control, *to_rows(over_seeds)],
         environments={name: stamp for name, stamp in inputs.environments.items() if stamp is not None},
-        files={"comparison.json": json.dumps(record, indent=1) + "\n"},
+        files={"comparison.json": json.dumps(record, indent=1) + "\n", **frozen},
     )
     export_cells(experiment, target / "cells.jsonl")
 
@@ -117,6 +120,7 @@ def _comparison_parts(table: Table, verdicts: Sequence[Verdict], note: str, inpu
         table,
         "Brackets are 95 % intervals over seeds, of accuracies Clopper and Pearson's, of others Student's; for timings "
         "the 20th and 80th percentile. Bold is better than every other variant.",
+        inputs.frozen,
         bullets([words.verdict_sentence(verdict) for verdict in verdicts]),
         made_by(
             [protocol.command],

@@ -13,6 +13,8 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_PAIRED, MAX_VARIANTS
 from attnbench.settings.text import read_object
 from attnbench.verdict.control import control_of
+from attnbench.verdict.family import name_family
+from attnbench.verdict.frozen import frozen_sentence
 from attnbench.verdict.seeds import Figure, distinguish_variants
 from attnbench.verdict.summary import evaluation_class, primary_metrics
 
@@ -78,6 +80,10 @@ class Protocol:
     """`cell` and `reason` of each cell that left no rows."""
     missing: list[str] = field(default_factory=list)
     """Cells of the plan that are not done."""
+    protocols: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By evaluation, the rules that the comparison last ran under; see `results.protocol`."""
+    first_scored: str | None = None
+    """When the first scored or timed cell was begun."""
     started: str | None = None
     seconds: float | None = None
 
@@ -95,6 +101,8 @@ class Inputs:
     """The stamp behind each fingerprint that the rows name; None where no file has it."""
     incomplete: list[str]
     """Results files that were cut off."""
+    frozen: str = ""
+    """Sentence on whether the comparison was frozen before it was scored; empty for what is no comparison."""
 
 
 def read_inputs(folder: Path) -> Inputs:
@@ -126,7 +134,27 @@ def read_inputs(folder: Path) -> Inputs:
         protocol=protocol,
         environments=_environments(folders, rows),
         incomplete=[str(path.relative_to(folder)) for path in files if not is_complete(path)],
+        frozen=_frozen(folder, protocol, rows) if record is not None else "",
     )
+
+
+def _frozen(folder: Path, protocol: Protocol, rows: Sequence[ResultRow]) -> str:
+    """See `verdict.frozen.frozen_sentence`."""
+    known = dict.fromkeys([*protocol.evaluations, *(row.identity.evaluation for row in rows)])
+    evaluations = [name for name in known if about(name, protocol).primary or _primary_here(name)]
+    path = folder / "freeze.json"
+    try:
+        return frozen_sentence(
+            _read_json(path),
+            rows,
+            family=name_family(
+                rank=protocol.rank, reference=protocol.reference, evaluations=evaluations, shared=protocol.shared
+            ),
+            protocols=protocol.protocols,
+            first_scored=protocol.first_scored,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: not what compare.py freeze=true writes ({type(error).__name__} {error})") from error
 
 
 def about(evaluation: str, protocol: Protocol) -> About:

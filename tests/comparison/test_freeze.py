@@ -1,6 +1,7 @@
 """Frozen plans: what is written down, what is refused, and what a frozen plan may not change."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,14 +11,18 @@ from small import comparison_settings, compose_once, in_this_process
 
 from attnbench.comparison import compare
 from attnbench.comparison import freeze as freezing
+from attnbench.comparison.publish import publish_comparison
 from attnbench.evals.copy_task import Copy
 from attnbench.evals.lib import solving
 from attnbench.evals.runners import probe
+from attnbench.report.inputs import read_inputs
+from attnbench.results import protocol
 from attnbench.results.folder import ROOT
 from attnbench.results.rows import ALL_SEEDS, is_search, read_csv
 from attnbench.results.seed_blocks import check_blocks, read_blocks
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED, ComparisonSettings, PlanSettings
+from attnbench.verdict.frozen import NOT_FROZEN
 
 OVERRIDES = [
     *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32"),
@@ -189,3 +194,70 @@ def test_the_blocks_of_published_tables_do_not_overlap_and_have_their_rows(tmp_p
             read_blocks(tmp_path / "SEEDS")
     assert read_blocks(tmp_path / "none") == []
     check_blocks(blocks[0].plan, [blocks[0].first], blocks)
+
+
+@pytest.fixture
+def scored_plan(frozen_plan, text) -> Path:
+    """A frozen plan, carried out."""
+    return carried_out(settings(text, frozen_plan.parent))
+
+
+def altered(path: Path, **changed) -> None:
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, **changed}))
+
+
+def test_a_plan_that_was_frozen_before_its_first_score_says_so(scored_plan):
+    said = read_inputs(scored_plan).frozen
+    assert re.fullmatch(r"Frozen on 20\S+ at commit \S+, before the first score\.", said)
+    # The published page and its folder have it too.
+    target = scored_plan.parent / "published"
+    publish_comparison(scored_plan, target, title="Copy")
+    assert said in (target / "README.md").read_text()
+    assert frozen(target) == frozen(scored_plan)
+    assert read_inputs(target).frozen == said
+    (scored_plan / "freeze.json").unlink()
+    assert read_inputs(scored_plan).frozen == NOT_FROZEN
+
+
+def test_a_rule_changed_after_a_score_shows(scored_plan, text, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(protocol, "SIGNIFICANCE", 0.1)
+        assert "the rules of verdicts have changed since in significance" in read_inputs(scored_plan).frozen
+    content = frozen(scored_plan)["protocols"]
+    altered(scored_plan / "freeze.json", protocols={"copy": {**content["copy"], "id": "00000000"}})
+    rows = f"protocol {content['copy']['id']}; now 00000000"
+    assert f", but copy was scored under other rules ({rows})." in read_inputs(scored_plan).frozen
+    # Without freezing too: another stop rule, and the same command again, which trains nothing.
+    (scored_plan / "freeze.json").unlink()
+    monkeypatch.setattr(probe, "STOP_RULE", {**solving.STOP_RULE, "mastered": 0.98})
+    carried_out(settings(text, scored_plan.parent))
+    assert "Copy was scored under other rules (protocol" in read_inputs(scored_plan).frozen
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"frozen": "2100-01-01T00:00:00+00:00"}, "but its first score is of 20.*, before that"),
+        ({"probe_seeds": [0, 1, 2, 3, 4]}, "but seeds 5 were scored and not frozen"),
+        ({"family": []}, "but 1 pairs of its family were changed"),
+    ],
+    ids=["the order", "seeds", "family"],
+)
+def test_what_is_not_as_it_was_frozen_shows(changed, message, scored_plan):
+    altered(scored_plan / "freeze.json", **changed)
+    assert re.search(message, read_inputs(scored_plan).frozen)
+
+
+def test_a_freeze_that_is_none_is_refused_by_its_name(scored_plan):
+    (scored_plan / "freeze.json").write_text('{"protocols": 3}')
+    with pytest.raises(UserError, match=r"freeze\.json: not what compare\.py freeze=true writes"):
+        read_inputs(scored_plan)
+
+
+def test_a_frozen_plan_goes_on_frozen_elsewhere(scored_plan, text, tmp_path):
+    carried = tmp_path / "cells.jsonl"
+    carried_out(replace(settings(text, scored_plan.parent), exported=str(carried)))
+    other = carried_out(replace(settings(text, tmp_path / "other"), imported=str(carried)))
+    assert frozen(other) == frozen(scored_plan)
+    assert read_inputs(other).frozen == read_inputs(scored_plan).frozen

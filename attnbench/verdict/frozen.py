@@ -1,0 +1,82 @@
+"""Order of a comparison: what was frozen, what was scored, and if the first came first and still holds."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from attnbench.results.protocol import PROTOCOL, rules
+from attnbench.results.rows import ResultRow, is_search
+
+NOT_FROZEN = "Not frozen: seeds, pairs and rules were not written down before the scores."
+
+
+def frozen_sentence(
+    freeze: Mapping[str, Any] | None,
+    rows: Iterable[ResultRow],
+    *,
+    family: Collection[tuple[str, str, str]],
+    protocols: Mapping[str, Mapping[str, Any]],
+    first_scored: str | None,
+) -> str:
+    """Say if a comparison was frozen before it was scored and is what was frozen, or in what it is not.
+
+    Args:
+        freeze: content of freeze.json; None: there is none.
+        rows: of all scored seeds, the control's too.
+        family: the pairs that are judged now: evaluation, first, second.
+        protocols: by evaluation, the rules that the comparison last ran under, see `results.protocol`.
+        first_scored: when the first scored or timed cell was begun; None: no cell says.
+
+    Raises:
+        KeyError, TypeError, ValueError: `freeze` is not what compare.py writes.
+    """
+    measured: dict[str, list[ResultRow]] = {}
+    for row in rows:
+        if not is_search(row.identity.seed):
+            measured.setdefault(row.identity.evaluation, []).append(row)
+    if freeze is None:
+        changed = _other_rules(measured, {name: str(entry.get("id")) for name, entry in protocols.items()})
+        return " ".join([NOT_FROZEN, *(f"{fault[0].upper()}{fault[1:]}." for fault in changed)])
+    then = {str(name): str(entry["id"]) for name, entry in freeze["protocols"].items()}
+    # Only what has a primary metric is scored at every seed of the plan.
+    tested = [name for name, entry in freeze["protocols"].items() if entry["primary"] is not None]
+    seeds = {*freeze["seeds"], *freeze["probe_seeds"], *freeze["control_seeds"]}
+    more = sorted({row.identity.seed for name in tested for row in measured.get(name, [])} - seeds)  # pyright: ignore
+    pairs = {(entry["evaluation"], entry["first"], entry["second"]) for entry in freeze["family"]}
+    faults = [
+        _order(str(freeze["frozen"]), first_scored),
+        f"seeds {', '.join(map(str, more))} were scored and not frozen" if more else "",
+        f"{len({*family} ^ pairs)} pairs of its family were changed" if {*family} != pairs else "",
+        *_other_rules(measured, then),
+        *_changed_since(freeze["protocols"]),
+    ]
+    faults = [fault for fault in faults if fault]
+    where = f"Frozen on {freeze['frozen']} at commit {freeze['commit'] or 'unknown'}"
+    return f"{where}, but {'; '.join(faults)}." if faults else f"{where}, before the first score."
+
+
+def _order(frozen: str, first_scored: str | None) -> str:
+    """Say what is wrong with the order; empty where the first score is later."""
+    if first_scored is None:
+        return "no cell says when it was scored"
+    if datetime.fromisoformat(first_scored) < datetime.fromisoformat(frozen):
+        return f"its first score is of {first_scored}, before that"
+    return ""
+
+
+def _other_rules(measured: Mapping[str, Sequence[ResultRow]], ids: Mapping[str, str]) -> list[str]:
+    """Name the evaluations with rows that were measured under other rules than these."""
+    faults = []
+    for evaluation, group in measured.items():
+        others = {str(row.measurement.settings.get(PROTOCOL)) for row in group} - {ids.get(evaluation)}
+        if others and evaluation in ids:
+            named = "rows that name none" if others == {"None"} else f"protocol {', '.join(sorted(others))}"
+            faults.append(f"{evaluation} was scored under other rules ({named}; now {ids[evaluation]})")
+    return faults
+
+
+def _changed_since(protocols: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Name what is another rule in this version of attnbench than in these protocols."""
+    now = rules()
+    names = {name for entry in protocols.values() for name in now if entry["rules"].get(name) != now[name]}
+    return [f"the rules of verdicts have changed since in {', '.join(sorted(names))}"] if names else []

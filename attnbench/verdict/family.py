@@ -148,8 +148,9 @@ def check_family(
         if test.smallest_p(num) > alpha:
             raise UserError(
                 f"{settings[evaluation]}: {num} {'seed' if num == 1 else 'seeds'} can decide nothing about "
-                f"{primary.metric} of {evaluation}, whose p-value is at least {test.smallest_p(num):.2g} and must be {alpha:.2g} in a family of {len(names)}; "
-                f"it takes {fewest_seeds(test, alpha)} seeds, or plan.rank=[] for numbers that are descriptive"
+                f"{primary.metric} of {evaluation}, whose p-value is at least {test.smallest_p(num):.2g} and must be "
+                f"{alpha:.2g} in a family of {len(names)}; it takes {fewest_seeds(test, alpha)} seeds, or plan.rank=[] "
+                "for numbers that are descriptive"
             )
 
 

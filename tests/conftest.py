@@ -81,8 +81,8 @@ def given_ceiling(monkeypatch) -> None:
 @pytest.fixture
 def without_charts(monkeypatch) -> None:
     """Let reports have empty charts: drawing them takes seconds."""
-    monkeypatch.setattr("attnbench.report.charts.to_svg", lambda specification, plot: "<svg/>")
-    monkeypatch.setattr("attnbench.report.charts.to_png", lambda svg: b"")
+    monkeypatch.setattr("attnbench.report.look.to_svg", lambda picture: "<svg/>")
+    monkeypatch.setattr("attnbench.report.look.to_png", lambda svg: b"")
 
 
 @pytest.fixture(autouse=True)

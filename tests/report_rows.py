@@ -55,10 +55,27 @@ def write_experiment(
                     for measurement in measure(variant, SKILL[variant], random.Random(f"{variant}{evaluation}{seed}")):
                         writer.write(measurement)
                 (path.parent.parent / "environment.json").write_text(json.dumps(stamp))
+                if evaluation in ("copy", "recall", "training"):
+                    _leave_progress(path.parents[1], evaluation == "training", SKILL[variant] + 0.01 * seed)
                 files.append(str(path.relative_to(folder)))
     if record:
         (folder / "comparison.json").write_text(json.dumps(_record(files)))
     return folder
+
+
+def _leave_progress(folder: Path, is_text: bool, skill: float) -> None:
+    """Writes the metrics of a training, and what a language model's wrote."""
+    rows = []
+    for step in range(10, 2010, 10):
+        loss = 1.2 + 4 / (1 + skill * step / 50)
+        rows.append({"step": step, "loss": loss})
+        if step % 200 == 0 or not is_text:
+            checked = {"nats_per_character": loss + 0.02} if is_text else {"selection": min(1.0, skill * step / 1500)}
+            rows.append({"step": step, "split": "validation", **checked})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if is_text:
+        sample = {"prompt": f"The {HOSTILE}", "text": "river \x1b[2J</script><b>ran</b>\n" * 80}
+        (folder / "sample.json").write_text(json.dumps(sample))
 
 
 def _identity(experiment: str, run: str, variant: str, evaluation: str, seed: int, stamp: dict[str, Any]) -> Identity:
@@ -221,10 +238,13 @@ def _record(files: list[str]) -> dict[str, Any]:
             "evaluation": evaluation,
             "settings": {"width": 64},
             "grid": [0.003, 0.01, 0.03, 0.1],
-            "scores": {"0.003": 0.61, "0.01": 0.9, "0.03": 0.88, "0.1": None if skill < 0.8 else 0.2},
-            "chosen": 0.01 if skill > 0.8 else 0.1,
+            "scores": {"0.003": 0.61 * skill, "0.01": 0.9 * skill, "0.03": 0.88, "0.1": None if skill < 0.8 else 0.2},
+            "seeds": {"0.003": [0.6 * skill, 0.62 * skill], "0.01": [0.91 * skill, 0.89 * skill], "0.03": [0.88, 0.88]},
+            "rate_window": 0.77 * skill,
+            "rate_sensitivity": 0.031,
+            "chosen": 0.01 if skill > 0.8 else 0.03,
             "at_edge": skill < 0.8,
-            "taken_from": {"width": 128} if evaluation == "recall" else None,
+            "taken_from": {"width": 128} if evaluation == "recall" and skill < 0.8 else None,
         }
         for variant, skill in SKILL.items()
         for evaluation in ("copy", "recall")

@@ -84,11 +84,19 @@ def _undecided(verdicts: Sequence[Verdict]) -> list[str]:
     for verdict in verdicts:
         groups.setdefault(_what(verdict), []).append(verdict)
     return [
-        f"{evaluation} at {group[0].num_seeds} seeds; would be decided by: "
-        + ", ".join(f"{it.pair.first} and {it.pair.second} {it.reason or words.seeds_text(it)}" for it in group)
-        + "."
+        f"{evaluation} at {group[0].num_seeds} seeds; would be decided by: {'; '.join(_by_seeds(group))}."
         for evaluation, group in groups.items()
     ]
+
+
+def _by_seeds(group: Sequence[Verdict]) -> list[str]:
+    """Write how many seeds would decide each pair, those of one number together."""
+    pairs: dict[str, list[str]] = {}
+    for it in group:
+        pairs.setdefault(it.reason or words.seeds_text(it), []).append(f"{it.pair.first} and {it.pair.second}")
+    if len(pairs) == 1 and len(group) > 2:
+        return [f"all {len(group)} pairs {next(iter(pairs))}"]
+    return [f"{', '.join(names)} {text}" for text, names in pairs.items()]
 
 
 def _what(verdict: Verdict) -> str:

@@ -1,16 +1,11 @@
 """Parts of a page before they are rendered: tables, notes, facts. Text as it was given; page.html escapes it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from attnbench.results.tables import Table
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heading:
-    """Entry of the page's navigation."""
-
-    id: str
-    title: str
+from attnbench.verdict.summary import Summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +21,80 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """A table that opens at a click on its title."""
+    """What opens at a click on its title."""
 
     title: str
     count: str
     """Small words behind the title."""
-    table: Table
+    block: "Table | dict[str, str]"
     is_open: bool = False
 
 
-Block = Table | Note | Folded | dict[str, str]
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Sentences by what they are about."""
+
+    sentences: dict[str, list[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A chart, and its words."""
+
+    name: str
+    """Name of its files."""
+    title: str
+    spec: dict[str, Any]
+    """Vega-Lite."""
+    description: str
+    """For readers who cannot see it."""
+    legend: str = ""
+    """Small words behind the title."""
+    missing: str = ""
+    """Sentence on what has no number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """Charts beside each other."""
+
+    shown: Sequence[Picture]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Text that a model wrote."""
+
+    label: str
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Texts beside each other."""
+
+    shown: Sequence[Sample]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The table of all variants on all evaluations."""
+
+    content: Summary
+
+
+Block = Table | Note | Folded | Lines | Pictures | Samples | Scores | dict[str, str]
 """What stands below a heading; a dictionary is facts by their names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Heading of the first order, and what stands below it."""
+
+    title: str
+    blocks: Sequence[Block]
+    evaluation: str = ""
+    """Name of the evaluation that it is about, where it is about one."""
+    parts: dict[str, list[Block]] | None = None
+    """Blocks under headings of the second order."""

@@ -101,6 +101,8 @@ class Inputs:
     """The stamp behind each fingerprint that the rows name; None where no file has it."""
     incomplete: list[str]
     """Results files that were cut off."""
+    folders: dict[str, Path]
+    """Folder of each run that has one here, by the name that its rows give."""
     frozen: str = ""
     """Sentence on whether the comparison was frozen before it was scored; empty for what is no comparison."""
 
@@ -114,10 +116,12 @@ def read_inputs(folder: Path) -> Inputs:
     record = _read_json(folder / "comparison.json")
     table = folder / "results.csv"
     if table.exists() and (record is None or record.get("files") is None):
-        rows, files = [row for row in read_csv(table) if row.identity.seed != ALL_SEEDS], []
+        rows, files, runs = [row for row in read_csv(table) if row.identity.seed != ALL_SEEDS], [], {}
     else:
         files = _results_files(folder, record)
-        rows = [row for path in files for row in read_results(path, allow_incomplete=True)]
+        rows_by_file = {path: read_results(path, allow_incomplete=True) for path in files}
+        rows = [row for group in rows_by_file.values() for row in group]
+        runs = {group[0].identity.run: path.parent.parent for path, group in rows_by_file.items() if group}
     # What a bench's device can do at most is nobody's score.
     rows = [row for row in rows if row.identity.mixer or row.identity.variant != DEVICE]
     if not rows:
@@ -134,6 +138,7 @@ def read_inputs(folder: Path) -> Inputs:
         protocol=protocol,
         environments=_environments(folders, rows),
         incomplete=[str(path.relative_to(folder)) for path in files if not is_complete(path)],
+        folders=runs,
         frozen=_frozen(folder, protocol, rows) if record is not None else "",
     )
 

@@ -4,21 +4,24 @@ import base64
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
-from attnbench.report import charts, words
+from attnbench.report import charts, look, words
 from attnbench.report.answer import answer
-from attnbench.report.blocks import Heading, Note
+from attnbench.report.blocks import Block, Lines, Note, Picture, Pictures, Scores, Section
 from attnbench.report.inputs import Inputs, primaries, read_inputs
+from attnbench.report.learning import curve_section, rate_section, sample_section
 from attnbench.report.making import making_parts, mixed_commits
-from attnbench.report.sections import Chapter, chapters, summary_notes
+from attnbench.report.sections import evaluation_sections, position_section, summary_notes
 from attnbench.report.template import render
+from attnbench.report.tradeoffs import tradeoffs
 from attnbench.results.files import replace_file
+from attnbench.results.metrics import Primary
 from attnbench.results.rows import TRAINING, write_csv
-from attnbench.settings.errors import printable
 from attnbench.settings.text import unlinked
+from attnbench.verdict.control import control_sentence, judge_control
+from attnbench.verdict.ranking import Verdict
 from attnbench.verdict.seeds import Figure, figures, to_rows
 from attnbench.verdict.summary import summary, verdicts_of
 
@@ -28,9 +31,6 @@ MIXED_COMMITS = "Mixed commits: its numbers come from several versions of the so
 
 def write_report(folder: Path, *, target: Path | None = None) -> Path:
     """Write index.html, results.csv and figures/ of an experiment.
-
-    The page is complete in itself: it loads nothing, names no address of a network, and its own policy forbids the
-    browser to ask for any.
 
     Args:
         folder: outputs/<experiment>, a run, or a folder with a results.csv.
@@ -45,47 +45,86 @@ def write_report(folder: Path, *, target: Path | None = None) -> Path:
     inputs = read_inputs(folder)
     protocol = inputs.protocol
     over_seeds = figures(inputs.rows, protocol.shared)
-    verdicts = verdicts_of(
+    known = primaries(over_seeds, protocol)
+    verdicts = verdicts_of(over_seeds, rank=protocol.rank, reference=protocol.reference, primaries=known)
+    lines = answer(inputs.rows, over_seeds, verdicts)
+    return write_page(
+        inputs,
         over_seeds,
-        rank=protocol.rank,
-        reference=protocol.reference,
-        primaries=primaries(over_seeds, protocol),
+        verdicts,
+        [Lines(lines), *_checks(inputs, known)],
+        target=folder / "report" if target is None else target,
     )
-    shown = chapters(over_seeds, verdicts, protocol)
-    target = folder / "report" if target is None else target
-    (target / "figures").mkdir(parents=True, exist_ok=True)
-    specs: dict[str, dict[str, Any]] = {}
-    for plot in (plot for chapter in shown for plot in chapter.plots):
-        specs[plot.name] = charts.specification(plot, protocol.variants)
-        svg = charts.to_svg(specs[plot.name], plot)
-        replace_file(target / "figures" / f"{plot.name}.svg", svg)
-        unlinked(target / "figures" / f"{plot.name}.png").write_bytes(charts.to_png(svg))
+
+
+def _checks(inputs: Inputs, known: Mapping[str, Primary]) -> list[Block]:
+    """Write what came out of the control, and if the plan was frozen."""
+    reference, control = inputs.protocol.reference, inputs.control
+    judged = judge_control(inputs.rows, control, reference=reference, primaries=known) if reference else []
+    texts = [control_sentence(judged, reference or ""), inputs.frozen]
+    return [Note(text) for text in texts if text]
+
+
+def write_page(
+    inputs: Inputs, over_seeds: Sequence[Figure], verdicts: Sequence[Verdict], answer: Sequence[Block], *, target: Path
+) -> Path:
+    """Write the page of these verdicts, with the answer first and then the pictures that carry it.
+
+    The page is complete in itself: it loads nothing, names no address of a network, and its own policy forbids the
+    browser to ask for any.
+
+    Returns:
+        The path of index.html.
+    """
+    protocol, variants = inputs.protocol, inputs.protocol.variants
+    known = primaries(over_seeds, protocol)
+    scores = Scores(summary(over_seeds, verdicts, variants))
+    sections = [
+        Section(title="The answer", blocks=answer),
+        tradeoffs(inputs.rows, over_seeds, known, variants),
+        rate_section(protocol.rates, known, variants),
+        curve_section(inputs, over_seeds, known, variants),
+        position_section(over_seeds, variants),
+        sample_section(inputs),
+        Section(title="All scores", blocks=[scores, *summary_notes(protocol)]),
+        *evaluation_sections(over_seeds, verdicts, protocol, variants),
+        Section(title="How it was made", blocks=[], parts=making_parts(inputs, over_seeds)),
+    ]
+    shown = {f"section-{index}": section for index, section in enumerate(filter(None, sections))}
+    pictures = [picture for section in shown.values() for picture in _pictures(section)]
+    _write_figures(pictures, target)
     write_csv([*inputs.rows, *inputs.control, *to_rows(over_seeds)], target / "results.csv")
-    scripts = [charts.runtime(), (HERE / "page.js").read_text(encoding="utf-8")] if specs else []
-    anchors = {chapter.evaluation: f"evaluation-{index}" for index, chapter in enumerate(shown)}
+    scripts = [look.runtime(), (HERE / "page.js").read_text(encoding="utf-8")] if pictures else []
     page = render(
         plan=protocol.plan,
         policy=_policy(scripts),
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         scripts=[Markup(script) for script in scripts],
         data={
-            "charts": specs,
-            "themes": {"light": charts.config(dark=False), "dark": charts.config(dark=True)},
-            "variants": [printable(name) for name in protocol.variants],
+            "charts": {picture.name: picture.spec for picture in pictures},
+            "themes": {"light": look.config(dark=False), "dark": look.config(dark=True)},
+            "variants": charts.with_printable_text(variants),
         },
-        headings=_headings(shown, anchors),
         facts=_facts(inputs, over_seeds),
         warning=Note(MIXED_COMMITS, kind="callout") if mixed_commits(inputs) else None,
-        answer=answer(inputs.rows, over_seeds, verdicts),
-        content=summary(over_seeds, verdicts, protocol.variants),
-        anchors=anchors,
-        notes=summary_notes(protocol),
-        chapters=shown,
+        sections=shown,
+        anchors={section.evaluation: id for id, section in shown.items() if section.evaluation},
         command=protocol.command,
-        making=making_parts(inputs, over_seeds),
     )
     replace_file(target / "index.html", page)
     return target / "index.html"
+
+
+def _pictures(section: Section) -> list[Picture]:
+    return [picture for block in section.blocks if isinstance(block, Pictures) for picture in block.shown]
+
+
+def _write_figures(pictures: Sequence[Picture], target: Path) -> None:
+    (target / "figures").mkdir(parents=True, exist_ok=True)
+    for picture in pictures:
+        svg = look.to_svg(picture)
+        replace_file(target / "figures" / f"{picture.name}.svg", svg)
+        unlinked(target / "figures" / f"{picture.name}.png").write_bytes(look.to_png(svg))
 
 
 def _policy(scripts: Sequence[str]) -> str:
@@ -93,11 +132,6 @@ def _policy(scripts: Sequence[str]) -> str:
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join([*(f"'sha256-{value}'" for value in hashes), "'unsafe-eval'"])
     return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}"
-
-
-def _headings(shown: Sequence[Chapter], anchors: Mapping[str, str]) -> list[Heading]:
-    chapters = [Heading(id=anchors[chapter.evaluation], title=chapter.title) for chapter in shown]
-    return [Heading(id="answer", title="The answer"), *chapters, Heading(id="making", title="How it was made")]
 
 
 def _facts(inputs: Inputs, over_seeds: Sequence[Figure]) -> list[str]:

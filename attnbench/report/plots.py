@@ -1,4 +1,4 @@
-"""Plots that an evaluation gets, and the figures of each; charts.py draws them."""
+"""Plots that an evaluation gets, and the figures of each."""
 
 import json
 import re
@@ -12,6 +12,8 @@ from attnbench.verdict.seeds import Figure
 TOKENS = "tokens_per_step"
 """Name of a fixed product of sequence length and batch size: along such a series both settings vary."""
 
+
+BUCKET = re.compile(r"[0-9]{1,9}-([0-9]{1,9})")
 
 WHOLES = {"part_share": "part"}
 """Metrics whose values along an axis are the shares of a whole."""
@@ -37,8 +39,14 @@ class Plot:
     @property
     def positions(self) -> list[Any]:
         """The axis's values: numbers in order, others as the rows name them."""
-        values = list(dict.fromkeys(figure.settings[self.axis] for figure in self.figures))
+        values = list(dict.fromkeys(map(self.position, self.figures)))
         return sorted(values) if all(map(_is_number, values)) else values
+
+    def position(self, figure: Figure) -> Any:
+        """Where a figure stands on the axis: of a bucket of positions "4-7" at its end, counted from 1."""
+        value = figure.settings[self.axis]
+        bucket = BUCKET.fullmatch(value) if self.axis == "position_bucket" and isinstance(value, str) else None
+        return int(bucket[1]) + 1 if bucket else value
 
     @property
     def is_numeric(self) -> bool:
@@ -67,7 +75,7 @@ class Plot:
     def chance(self) -> dict[Any, float]:
         """Return the chance level at each position; empty where the rows give none, and for language models: beside the
         unigram's nats their differences could not be seen."""
-        levels = ((figure.settings[self.axis], figure.settings.get("chance")) for figure in self.figures)
+        levels = ((self.position(figure), figure.settings.get("chance")) for figure in self.figures)
         return {position: level for position, level in levels if level is not None and level <= 1}
 
 
@@ -99,7 +107,7 @@ def describe(plot: Plot) -> str:
         first, last = own[0], own[-1]
         text = f"{variant} {words.outcome(first)}"
         if first is not last:
-            ends = [words.shown_value(figure.settings[plot.axis]) for figure in (first, last)]
+            ends = [words.shown_value(plot.position(figure)) for figure in (first, last)]
             text += f" at {ends[0]} to {words.outcome(last)} at {ends[1]}"
         parts.append(text)
     missing = f" Without a number: {missing_text(plot)}." if plot.missing else ""
@@ -117,7 +125,7 @@ def missing_text(plot: Plot) -> str:
     for figure in sorted(plot.missing, key=_place_in(plot)):
         groups.setdefault((figure.label, words.outcome(figure)), []).append(figure)
     return "; ".join(
-        f"{variant} {what} at {words.listed(words.shown_value(figure.settings[plot.axis]) for figure in own)}"
+        f"{variant} {what} at {words.listed(words.shown_value(plot.position(figure)) for figure in own)}"
         for (variant, what), own in groups.items()
     )
 
@@ -133,7 +141,7 @@ def chance_text(plot: Plot) -> str:
 
 def _place_in(plot: Plot) -> Any:
     order = {value: index for index, value in enumerate(plot.positions)}
-    return lambda figure: order[figure.settings[plot.axis]]
+    return lambda figure: order[plot.position(figure)]
 
 
 def _pairs(figures: Sequence[Figure]) -> list[tuple[str, str]]:

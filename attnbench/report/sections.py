@@ -1,17 +1,20 @@
-"""The sections of the page that answer: the summary, and one for each evaluation."""
+"""The sections of the page that are about one evaluation each, and the words beside the table of all scores."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from attnbench.report import words
-from attnbench.report.answer import verdict_lines
-from attnbench.report.blocks import Folded, Note
+from attnbench.report.blocks import Block, Folded, Note, Pictures, Section
 from attnbench.report.inputs import Protocol, about
-from attnbench.report.plots import Plot, plots_of
-from attnbench.results.tables import NOTHING, Table, TableCell, format_interval
+from attnbench.report.plots import plots_of
+from attnbench.report.plotted import picture, table_of_singles
+from attnbench.results.metrics import AXES, DEFINITIONS
+from attnbench.results.tables import NOTHING, Table, TableCell, format_interval, format_within
 from attnbench.verdict.ranking import Verdict
 from attnbench.verdict.seeds import Figure, same_models
 from attnbench.verdict.summary import Column, Entry, headline_columns
+
+POSITION = "position_bucket"
+"""Axis of the positions in a window."""
 
 HOW_JUDGED = (
     "Verdicts are on the primary metric of each evaluation alone: pairs by seed, Student’s test for nats, a sign-flip "
@@ -25,64 +28,78 @@ HOW_INTERVALS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chapter:
-    """One evaluation: its figures, the verdicts on them, and its plots."""
+def evaluation_section(
+    figures: Sequence[Figure], verdicts: Sequence[Verdict], protocol: Protocol, variants: Sequence[str]
+) -> Section:
+    """Make the section of one evaluation: plots, and tables that open; without verdicts a sentence before them.
 
-    evaluation: str
-    figures: list[Figure]
-    verdicts: list[Verdict]
-    plots: list[Plot]
-    purpose: str
-    """One line, as the evaluation says it; empty where nobody knows."""
-
-    @property
-    def title(self) -> str:
-        """The evaluation's name as a heading."""
-        return words.heading(self.evaluation)
-
-    def answer(self) -> dict[str, list[str]]:
-        """Write the verdicts by what they say."""
-        return verdict_lines(self.verdicts)
-
-    def lead(self) -> str:
-        """Write one sentence from the numbers of an evaluation without verdicts."""
-        columns = headline_columns(self.figures, self.evaluation) if not self.verdicts else []
-        return words.plain_answer(self.figures, columns[0]) if columns else ""
-
-    def details(self) -> list[Folded]:
-        """Make the tables of every number and of every pair that was compared."""
-        numbers = _details(self.figures, is_open=not self.plots)
-        return [*numbers, _comparisons(self.verdicts)] if self.verdicts else numbers
+    Args:
+        figures: of this evaluation.
+        verdicts: of this evaluation.
+        variants: of the whole report.
+    """
+    evaluation = figures[0].evaluation
+    described = about(evaluation, protocol)
+    # Positions in the window stand among the pictures that carry the answer.
+    plots = [plot for plot in plots_of(figures, described.plots) if plot.axis != POSITION]
+    singles = [plot for plot in plots if len(plot.positions) == 1 and not plot.is_whole]
+    shown = [plot for plot in plots if plot not in singles]
+    blocks: list[Block] = [] if verdicts else _lead(figures, evaluation)
+    blocks += [Note(words.capitalized(described.purpose), kind="about")] if described.purpose else []
+    blocks += [Pictures([picture(plot, variants) for plot in shown])] if shown else []
+    blocks += [table_of_singles(singles)] if singles else []
+    blocks += _details(figures, is_open=not plots)
+    blocks += [_comparisons(verdicts)] if verdicts else []
+    blocks += _definitions(figures)
+    return Section(title=words.heading(evaluation), evaluation=evaluation, blocks=blocks)
 
 
-def chapters(figures: Sequence[Figure], verdicts: Sequence[Verdict], protocol: Protocol) -> list[Chapter]:
-    """Make a chapter of each evaluation, in the order in which the figures name them."""
+def evaluation_sections(
+    figures: Sequence[Figure], verdicts: Sequence[Verdict], protocol: Protocol, variants: Sequence[str]
+) -> list[Section]:
+    """Make a section of each evaluation, in the order in which the figures name them."""
     by_evaluation: dict[str, list[Figure]] = {}
     for figure in figures:
         by_evaluation.setdefault(figure.evaluation, []).append(figure)
-    described = {evaluation: about(evaluation, protocol) for evaluation in by_evaluation}
     return [
-        Chapter(
-            evaluation=evaluation,
-            figures=group,
-            verdicts=[verdict for verdict in verdicts if verdict.pair.evaluation == evaluation],
-            plots=plots_of(group, described[evaluation].plots),
-            purpose=described[evaluation].purpose,
-        )
-        for evaluation, group in by_evaluation.items()
+        evaluation_section(group, [it for it in verdicts if it.pair.evaluation == name], protocol, variants)
+        for name, group in by_evaluation.items()
     ]
+
+
+def position_section(figures: Sequence[Figure], variants: Sequence[str]) -> Section | None:
+    """Draw scores by position in the window, a picture a length; None where there are none."""
+    found = [figure for figure in figures if POSITION in figure.settings]
+    pairs = dict.fromkeys((figure.evaluation, figure.metric) for figure in found)
+    plots = [
+        plot
+        for evaluation, metric in pairs
+        for plot in plots_of([figure for figure in found if figure.evaluation == evaluation], [(metric, POSITION)])
+    ]
+    pictures = Pictures([picture(plot, variants) for plot in plots if len(plot.positions) > 1])
+    text = f"A mark counts the {AXES[POSITION]}."
+    return Section(title="By position", blocks=[Note(text), pictures]) if pictures.shown else None
+
+
+def _lead(figures: Sequence[Figure], evaluation: str) -> list[Block]:
+    """Write one sentence from the numbers of an evaluation without verdicts."""
+    columns = headline_columns(figures, evaluation)
+    return [Note(words.plain_answer(figures, columns[0]), kind="lead")] if columns else []
+
+
+def _definitions(figures: Sequence[Figure]) -> list[Folded]:
+    """Define the metrics and the settings that these figures have, a line each."""
+    metrics = {figure.metric: words.metric_name(figure.metric, figure.unit) for figure in figures}
+    axes = dict.fromkeys(axis for figure in figures for axis in figure.settings)
+    lines = {words.capitalized(name): DEFINITIONS[metric] for metric, name in metrics.items() if metric in DEFINITIONS}
+    lines |= {words.capitalized(words.axis_name(axis)): AXES[axis] for axis in axes if axis in AXES}
+    return [Folded("What the numbers are", f"{len(lines)} definitions", lines)] if lines else []
 
 
 def summary_notes(protocol: Protocol) -> list[Note]:
     """Say how verdicts and intervals came about, and who is shown without being ranked."""
     texts = [f"{HOW_JUDGED} {HOW_INTERVALS}", _not_ranked(protocol)]
     return [Note(text) for text in texts if text]
-
-
-def anchor(index: int) -> str:
-    """Name the id of an evaluation's heading: a number, because names are the user's."""
-    return f"evaluation-{index}"
 
 
 def score_name(column: Column) -> str:
@@ -136,7 +153,11 @@ def _details(figures: Sequence[Figure], *, is_open: bool) -> list[Folded]:
     }
     if single:
         title = "Single numbers" if several else "Numbers"
-        parts.append(_numbers(title, "Metric", single, f"{len(single)} metrics", is_open=is_open))
+        parts.append(
+            _numbers(
+                title, "Metric", single, f"{len(single)} {'metric' if len(single) == 1 else 'metrics'}", is_open=is_open
+            )
+        )
     return parts
 
 
@@ -178,7 +199,7 @@ def _comparisons(verdicts: Sequence[Verdict]) -> Folded:
             words.capitalized(words.metric_name(verdict.pair.primary.metric)),
             words.where(verdict.pair.settings) or NOTHING,
             _outcome(verdict) or verdict.reason,
-            NOTHING if verdict.difference is None else words.shown_value(verdict.difference),
+            NOTHING if verdict.difference is None else format_within(verdict.difference, verdict.low, verdict.high),
             format_interval(verdict.low, verdict.high) or NOTHING,
             *(
                 NOTHING if p is None else f"{p:.2g}"

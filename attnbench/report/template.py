@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from attnbench.report import plots, sections, words
+from attnbench.report import sections, words
 from attnbench.settings.errors import printable
 
 HERE = Path(__file__).parent
@@ -30,13 +30,10 @@ def render(**content: Any) -> str:
     environment.filters |= {
         "breakable": breakable,
         "capitalized": words.capitalized,
-        "chance": plots.chance_text,
         "chances": words.chances,
-        "describe": plots.describe,
         "entry_cell": sections.entry_cell,
         "groups": _groups,
         "heading": words.heading,
-        "missing": plots.missing_text,
         "score_name": sections.score_name,
         "score_place": sections.score_place,
     }

@@ -111,9 +111,9 @@ def _chart(plots: Sequence[Plot]) -> LineChart:
     lines: dict[str, list[tuple[float, float]]] = {}
     for plot in plots:
         fixed = words.where(plot.fixed) if len(plots) > 1 else ""
-        for figure in sorted(plot.figures, key=lambda figure: positions.index(figure.settings[first.axis])):
+        for figure in sorted(plot.figures, key=lambda figure: positions.index(plot.position(figure))):
             if figure.mean is not None:
-                value = figure.settings[first.axis]
+                value = plot.position(figure)
                 x = value if is_numeric else positions.index(value)
                 lines.setdefault(", ".join(filter(None, (figure.label, fixed))), []).append((x, figure.mean))
     axis = words.axis_name(first.axis)

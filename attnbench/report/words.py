@@ -16,6 +16,7 @@ NAMES = {
     "achieved_tflops": "achieved TFLOP/s",
     "part_share": "share of a step's time",
 }
+AXES = {"position_bucket": "position in the window"}
 UNITS_IN_NAMES = {"_mib": " (MiB)", "_milliseconds": " time (ms)", "_seconds": " time (s)", "_bytes": " (bytes)"}
 
 
@@ -37,7 +38,7 @@ def heading(evaluation: str) -> str:
 
 def axis_name(axis: str) -> str:
     """Write `num_pairs` as "pairs"."""
-    return axis.removeprefix("num_").replace("_", " ")
+    return AXES.get(axis, axis.removeprefix("num_").replace("_", " "))
 
 
 def shown_value(value: Any) -> str:

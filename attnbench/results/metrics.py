@@ -1,4 +1,4 @@
-"""Primary metrics: the one number of an evaluation that verdicts are about."""
+"""Metrics: a line of definition each, and the primary one of an evaluation, which verdicts are about."""
 
 import math
 from collections.abc import Mapping
@@ -8,6 +8,64 @@ from typing import Any
 from attnbench.settings.errors import UserError
 
 KINDS = ("nats", "accuracy", "share")
+
+DEFINITIONS = {
+    # Scores
+    "accuracy": "share of the asked-for values that were recalled, of test data",
+    "symbol_accuracy": "share of the copied symbols that are right, each predicted from the right ones before it",
+    "string_accuracy": "share of strings of which every symbol is right",
+    "selection": "accuracy on validation data, by which rates are chosen and trainings end",
+    "solved": "1 where selection was 0.95 or more at two checks in a row and the test score at the end is too, else 0",
+    "steps_to_95": "steps until selection was 0.95 at two checks in a row; the whole budget where it never was",
+    "samples_to_95": "training sequences until then",
+    "steps_trained": "steps until the training ended, at most its budget",
+    "nats_per_character": "mean of -log p of the next character",
+    "perplexity": "exp of the nats a character, over the whole split",
+    "bits_per_character": "nats a character divided by log 2",
+    "rate_window": "decades of learning rates in total that reach 90 % of the best score, gaps left out",
+    "rate_sensitivity": "mean loss of score against the best one, over the rates within a decade of the chosen one",
+    # Models
+    "parameters": "trained weights of the model",
+    "non_embedding_parameters": "trained weights without those of the embedding",
+    "forward_flops_per_token": "arithmetic of a forward pass a position, a multiply-add counted as 2",
+    "state_bytes": "bytes that a model keeps of one sequence while it decodes, after as many positions as it says",
+    # Speed and memory
+    "tokens_per_second": "positions a second, without the first step",
+    "generator_tokens_per_second": "positions a second that the task's data are made at",
+    "train_seconds": "seconds in training steps",
+    "first_step_seconds": "seconds from the built model to the end of its first step: compilation and tuning",
+    "step_milliseconds": "time of a training step, forward, backward, clip and optimizer; the median of several",
+    "peak_memory_mib": "most memory that was held on the device",
+    "forward_peak_mib": "most memory above the weights, forward without gradient",
+    "training_peak_mib": "most memory above the weights, forward and backward",
+    "growth_exponent": "b of memory ~ length ^ b, over the longer half of the lengths",
+    "achieved_tflops": "arithmetic that the mixer's own formula counts, a second",
+    "ceiling_fraction": "achieved TFLOP/s as a share of one large matrix product's on this device in this precision",
+    "prefill_tokens_per_second": "positions of a prompt a second",
+    "decode_tokens_per_second": "characters that are written a second, of all sequences",
+    "scaling_exponent": "a of loss = irreducible + b N ^ -a, N the parameters without embedding",
+    "irreducible_nats_per_character": "loss that the fit leaves to a model of any size",
+    # Operators
+    "forward_milliseconds": "time of a forward pass",
+    "backward_milliseconds": "time of a backward pass",
+    "total_milliseconds": "time of both passes",
+    "decode_milliseconds": "time of one decoded position",
+    "memory_before_backward_mib": "memory held between the passes",
+    "speedup": "time of the table's reference divided by this one's",
+    "roofline_fraction": "least time that arithmetic and memory traffic allow on this device, over the time taken",
+    "max_error": "largest relative error of output and gradients against the definition",
+    "part_share": "share of a step's time",
+}
+"""One line for each metric, for a report; a metric of an evaluation from elsewhere has none."""
+
+AXES = {
+    "position_bucket": "positions 1, 2, 3 to 4, 5 to 8, ... of a window, each mark at the last of its bucket",
+    "context": "full: every character is predicted from at least half a window",
+    "chance": "score of guessing; of language models that of the characters' frequencies",
+    "beyond_training": "longer than any sequence that was trained on",
+    "budget": "most steps, or sequences, that a training may take",
+}
+"""One line for each setting of a row whose name does not say what it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

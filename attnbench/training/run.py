@@ -28,7 +28,7 @@ from attnbench.results.job import Job
 from attnbench.results.protocol import protocol_of
 from attnbench.results.rows import HASH, TRAINING, Measurement
 from attnbench.settings.errors import UserError
-from attnbench.settings.schema import TrainSettings
+from attnbench.settings.schema import SELECTION_SEED, TrainSettings
 from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.divergence import located
@@ -36,6 +36,7 @@ from attnbench.training.hooks import Checkpoints, DivergedError, Estimate, Loggi
 from attnbench.training.log import MetricsLog, ProgressBar, stream_metrics, watched
 from attnbench.training.loop import Batch, text_batch, train
 from attnbench.training.prepare import Run, resolved_config, row_settings
+from attnbench.training.sample import write_sample
 from attnbench.training.schedule import shortened
 from attnbench.training.wandb import WandbMirror, beside
 
@@ -252,6 +253,9 @@ class TrainingJob(Job):
         state, stopwatch = trained
         yield from _measurements(run, state.counters(), stopwatch)
         checkpoint.save_final(run.checkpoints, state, run.record())
+        if run.seed < SELECTION_SEED:
+            with uncompiled():
+                attempt(lambda: write_sample(run.folder, state.model, run.record(), run.corpus.tokens["validation"]))
         if stop.signal is not None:
             # It came during the last step, when there was nothing left to stop but what follows.
             self.failure = stop.interruption(

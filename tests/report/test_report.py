@@ -16,11 +16,12 @@ from made_rows import row
 from report_rows import CORPUS, EVALUATIONS, HOSTILE, PARTS, SKILL, write_experiment
 
 from attnbench.report.answer import answer
-from attnbench.report.blocks import Folded, Note
-from attnbench.report.charts import specification, to_svg
+from attnbench.report.blocks import Folded, Lines, Note, Sample, Samples, Scores, Section
 from attnbench.report.inputs import about, read_inputs
+from attnbench.report.look import to_svg
 from attnbench.report.page import write_report
 from attnbench.report.plots import chance_text, describe, missing_text, plots_of
+from attnbench.report.plotted import picture, table_of_singles
 from attnbench.report.surroundings import ALIKE, surroundings
 from attnbench.report.template import render
 from attnbench.report.words import (
@@ -193,11 +194,15 @@ def test_a_name_cannot_leave_its_place(page):
 def test_the_template_escapes_text_wherever_it_enters():
     text = "<b>\"'&\u202egnp.exe\x1b</script><!--"
     entry = {"title": text, "headers": [text], "lines": [[text]], "num_labels": 1}
+    blocks = [
+        *(Note(text), Table(**entry), Folded(text, text, Table(**entry)), Folded(text, text, {text: text})),
+        *(Lines({text: [text]}), Scores(Summary(columns=[], lines={text: []})), {text: text}),
+        Samples([Sample(label=text, prompt=text, text=text)]),
+    ]
     page = render(
         **dict.fromkeys(("plan", "policy", "style", "command"), text),
-        **{"facts": [text], "headings": [], "notes": [Note(text), Table(**entry), Folded(text, text, Table(**entry))]},
-        **{"answer": {text: [text]}, "content": Summary(columns=[], lines={text: []}), "anchors": {}, "chapters": []},
-        **{"making": {text: [{text: text}]}, "data": {"charts": {text: text}}, "scripts": [], "warning": None},
+        sections={"section-0": Section(title=text, blocks=blocks, parts={text: [Note(text)]})},
+        **{"facts": [text], "anchors": {}, "data": {"charts": {text: text}}, "scripts": [], "warning": None},
     )
     assert "<b>" not in page
     assert page.count("</script>") == 1
@@ -219,7 +224,7 @@ def test_the_answer_comes_first_and_marks_what_the_comparisons_separated(page):
     assert "Found with a probability of 0.8 would be a difference of at least" in page.text
     tables = [index for index, (tag, _) in enumerate(page.elements) if tag == "table"]
     sections = [index for index, (tag, _) in enumerate(page.elements) if tag == "section"]
-    assert sections[0] < tables[0] < sections[1]
+    assert sections[1] < tables[0]
 
 
 def test_it_can_be_read_without_seeing_it(page):
@@ -307,7 +312,7 @@ def test_a_file_that_was_cut_off_is_used_and_named(experiment, tmp_path):
 def test_few_seeds_decide_nothing_and_the_seeds_that_would_are_named(tmp_path):
     folder = write_experiment(tmp_path / "demo", seeds=2, evaluations=["recall"], record=False)
     page = Page(write_report(folder))
-    assert "recall at 2 seeds; would be decided by: softmax and linear about" in page.text
+    assert "recall at 2 seeds; would be decided by: all 6 pairs " in page.text
     assert "recall none (2 seeds are too few, 8 would do)" in page.text
     assert "best" not in page.texts
     assert not [words for _, words in page.elements if "best" in (words.get("class") or "").split()]
@@ -383,14 +388,24 @@ def test_lengths_at_one_batch_and_at_one_number_of_tokens_are_two_plots(summed):
     assert len({plot.name for plot in plots}) == 2
 
 
-def test_an_axis_with_one_value_puts_the_variants_side_by_side(summed):
+def test_an_axis_with_one_value_makes_a_line_a_variant(summed):
     own = [f for f in of(summed, "recall", "accuracy") if f.settings["num_pairs"] == 16]
     # The second axis has one value as well, and would show the same once more.
     (plot,) = plots_of(own, [("accuracy", "num_pairs"), ("accuracy", "sequence_length")])
     assert plot.title == "Accuracy, pairs 16"
-    spec = specification(plot, list(SKILL))
-    assert spec["layer"][-1]["encoding"]["y"]["field"] == "variant"
-    assert spec["layer"][0]["mark"]["style"] == "chance"
+    table = table_of_singles([plot])
+    assert table.headers == ["Variant", "Accuracy, pairs 16"]
+    assert [line[0] for line in table.lines] == list(SKILL)
+    assert [str(line[1]).split(" ")[0] for line in table.lines] == [f.text for f in own]
+
+
+def test_a_plot_with_one_value_is_a_table_on_the_page(tmp_path):
+    folder = write_experiment(tmp_path / "demo", evaluations=["recall"], seeds=2, record=False)
+    rows = [row for row in read_inputs(folder).rows if row.measurement.settings["num_pairs"] == 16]
+    write_csv(rows, tmp_path / "one" / "results.csv")
+    page = Page(write_report(tmp_path / "one"))
+    assert "recall-accuracy-num_pairs" not in page.source
+    assert "Accuracy, pairs 16" in page.text
 
 
 def test_an_interval_that_reaches_below_zero_begins_at_the_edge_of_a_logarithmic_plot(summed):
@@ -402,10 +417,10 @@ def test_an_interval_that_reaches_below_zero_begins_at_the_edge_of_a_logarithmic
         for length, mean, low, high in [(256, 4.0, 3.0, 5.0), (512, 80.0, -60.0, 220.0), (1024, 4000.0, 3000.0, 5000.0)]
     ]
     (plot,) = plots_of(own, [("perplexity", "sequence_length")])
-    spec = specification(plot, list(SKILL))
+    spec = picture(plot, list(SKILL)).spec
     bars = next(layer for layer in spec["layer"] if "y2" in layer["encoding"])
     assert bars["encoding"]["y"]["scale"]["type"] == "log"
-    drawn = {datum["x"]: (datum["low"], datum["interval"]) for datum in spec["data"]["values"]}
+    drawn = {datum["x"]: (datum["low"], datum["interval"]) for datum in spec["datasets"]["points"]}
     edge = bars["encoding"]["y"]["scale"]["domain"][0]
     assert 0 < edge < 4
     assert [drawn[length][0] for length in (256, 512, 1024)] == [max(edge, 3.0), edge, 3000.0]
@@ -416,16 +431,16 @@ def test_a_chart_shows_crosses_above_and_the_chance_level(summed):
     (plot,) = plots_of(of(summed, "copy"), [("symbol_accuracy", "length")])
     assert missing_text(plot) == "linear diverged at 200"
     assert "Without a number: linear diverged at 200." in describe(plot)
-    spec = specification(plot, list(SKILL))
+    spec = picture(plot, list(SKILL)).spec
     marks = [layer["mark"] for layer in spec["layer"]]
     crosses = [layer for layer in spec["layer"] if str(layer["mark"].get("shape", "")).startswith("M")]
     assert len(crosses) == 1
     assert crosses[0]["encoding"]["y"]["value"] < 0
     assert any(mark.get("style") == "chance" for mark in marks)
     assert "$schema" not in json.dumps(spec)
-    values = [value["value"] for layer in spec["layer"] for value in layer["data"]["values"] if "value" in value]
-    assert values
-    assert any(abs(value - 1 / 26) < 1e-9 for value in values)
+    levels = [datum["value"] for datum in spec["datasets"]["levels"]]
+    assert levels
+    assert all(abs(level - 1 / 26) < 1e-9 for level in levels)
 
 
 def test_parts_of_a_whole_are_one_bar_a_variant(summed):
@@ -436,16 +451,17 @@ def test_parts_of_a_whole_are_one_bar_a_variant(summed):
     # All of them, where a plot along an axis tells its ends.
     shares = [f for f in short.figures if f.variant == "softmax"]
     assert f"softmax mixing {100 * shares[0].mean:.0f} %, projections" in describe(short)
-    spec = specification(short, list(SKILL))
+    shown = picture(short, list(SKILL))
+    spec = shown.spec
     bars, labels = spec["layer"]
     assert bars["mark"]["type"] == "bar"
     assert bars["encoding"]["color"]["scale"]["domain"] == list(PARTS)
     assert bars["encoding"]["x"]["stack"] == labels["encoding"]["x"]["stack"] == "zero"
-    values = spec["data"]["values"]
+    values = spec["datasets"]["parts"]
     assert {value["variant"] for value in values} == set(SKILL)
     # Stacked and coloured in one order.
     assert [value["order"] for value in values if value["variant"] == "softmax"] == list(range(len(PARTS)))
-    assert "mixing" in to_svg(spec, short)
+    assert "mixing" in to_svg(shown)
 
 
 def test_a_bench_says_what_it_is_for_and_what_is_drawn(inputs):
@@ -485,7 +501,7 @@ def test_ticks_are_the_positions_themselves(summed):
         if figure.settings["sequence_length"] == 256
     ]
     (plot,) = plots_of(own, [("training_peak_mib", "sequence_length")])
-    assert {">32<", ">64<", ">128<"} <= set(re.findall(r">\d+<", to_svg(specification(plot, list(SKILL)), plot)))
+    assert {">32<", ">64<", ">128<"} <= set(re.findall(r">\d+<", to_svg(picture(plot, list(SKILL)))))
 
 
 def test_variants_look_alike_in_every_chart(summed):
@@ -493,7 +509,7 @@ def test_variants_look_alike_in_every_chart(summed):
     fewer = dataclasses.replace(plot, figures=[f for f in plot.figures if f.variant != "softmax"])
     looks = []
     for one in (plot, fewer):
-        points = next(layer for layer in specification(one, list(SKILL))["layer"] if "shape" in layer["encoding"])
+        points = next(layer for layer in picture(one, list(SKILL)).spec["layer"] if "shape" in layer["encoding"])
         looks.append((points["encoding"]["color"]["scale"], points["encoding"]["shape"]["scale"]))
     assert looks[0] == looks[1]
     assert len(set(looks[0][1]["range"])) == len(SKILL)

@@ -16,7 +16,7 @@ DOORS = {
     "datasets": {"data/hub.py"},
     "huggingface_hub": set(),
     "altair": {"report/charts.py"},
-    "vl_convert": {"report/charts.py"},
+    "vl_convert": {"report/look.py"},
     "benchmarks": set(),
 }
 """Libraries that some files alone may import."""

@@ -1,0 +1,248 @@
+"""Pictures of trainings: scores by learning rate, curves with a line a seed, and text that the models wrote."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnbench.report import words
+from attnbench.report.blocks import Block, Note, Picture, Pictures, Sample, Samples, Section
+from attnbench.report.charts import draw
+from attnbench.report.drawing import Axis, Datum, Drawing, position_axis, share_axis, value_axis
+from attnbench.report.inputs import Inputs, Rate
+from attnbench.results.metrics import DEFINITIONS, Primary
+from attnbench.results.rows import TRAINING, ResultRow, is_search
+from attnbench.results.tables import NOTHING, Table, TableCell
+from attnbench.settings.errors import UserError
+from attnbench.settings.text import read_object
+from attnbench.training.log import stream_metrics
+from attnbench.training.sample import SAMPLE
+from attnbench.verdict.ranking import primary_figures
+from attnbench.verdict.rates import rate_dots
+from attnbench.verdict.seeds import Figure, axes
+
+MAX_POINTS = 60
+"""Points of a learning curve: of more, as many are kept, equally far apart."""
+
+MAX_TEXT = 1_000
+"""Characters of a sample that are shown."""
+
+FEW = 5
+"""Validations below which the curve of a language model is its training loss."""
+
+WARM_SHARE = 0.1
+"""Share of the steps, the first ones, whose loss may lie above the plot."""
+
+
+def rate_section(rates: Sequence[Rate], primaries: Mapping[str, Primary], variants: Sequence[str]) -> Section | None:
+    """Draw scores by rate, for each evaluation of the hardest task that was searched, and list all windows."""
+    searched = [rate for rate in rates if len(rate.grid) > 1 and not rate.taken_from]
+    if not searched:
+        return None
+    by_evaluation: dict[str, list[Rate]] = {}
+    for rate in searched:
+        by_evaluation.setdefault(rate.evaluation, []).append(rate)
+    pictures = []
+    for evaluation, group in by_evaluation.items():
+        primary = primaries.get(evaluation)
+        hardest = max((it.settings for it in group), key=primary.hardness) if primary else group[0].settings
+        pictures.append(_rate_picture([it for it in group if it.settings == hardest], variants))
+    about = (
+        "Scores on validation data of seeds that are not scored afterwards: a dot a seed, the line their mean, a ring "
+        "around the rate that was chosen."
+    )
+    return Section(title="Learning rates", blocks=[Note(about), Pictures(pictures), _windows(searched)])
+
+
+def _rate_picture(group: Sequence[Rate], variants: Sequence[str]) -> Picture:
+    """Draw one task; of a language model in two stages the line is the first stage's, of one epoch."""
+    first = group[0]
+    is_staged = any(rate.after_an_epoch for rate in group)
+    lines = [
+        {"variant": rate.variant, "x": float(name), "value": score}
+        for rate in group
+        for name, score in (rate.after_an_epoch or rate.scores).items()
+        if score is not None
+    ]
+    dots = [{"variant": rate.variant, "x": at, "value": score} for rate in group for at, score in rate_dots(rate.seeds)]
+    rings = [
+        {"variant": rate.variant, "x": rate.chosen, "value": rate.scores[f"{rate.chosen:g}"]}
+        for rate in group
+        if rate.chosen is not None and rate.scores.get(f"{rate.chosen:g}") is not None
+    ]
+    grid = sorted({value for rate in group for value in rate.grid})
+    values = [datum["value"] for datum in (*lines, *dots)]
+    what = "nats per character" if first.evaluation == TRAINING else "selection"
+    task = words.where(first.settings)
+    title = f"{_task(first.evaluation)}: {what} by learning rate" + (f", {task}" if task else "")
+    failed = [f"{rate.variant} at {name}" for rate in group for name, score in rate.scores.items() if score is None]
+    chosen = [f"{rate.variant} {rate.chosen:g}" for rate in group if rate.chosen is not None]
+    drawing = Drawing(
+        description=f"{title}; chosen: {', '.join(chosen)}.",
+        labels={rate.variant: rate.variant for rate in group},
+        x=position_axis(grid, "learning rate"),
+        y=value_axis(values) if first.evaluation == TRAINING else share_axis(),
+        lines=lines,
+        dots=dots,
+        rings=rings,
+    )
+    return Picture(
+        name="-".join(["rates", first.evaluation, *(f"{k}_{v}" for k, v in first.settings.items())]).replace("/", "_"),
+        title=title,
+        spec=draw(drawing, variants),
+        description=drawing.description,
+        legend="line: after one epoch; dots apart from it: whole trainings" if is_staged else "",
+        missing=f"every seed diverged: {'; '.join(failed)}" if failed else "",
+    )
+
+
+def _task(evaluation: str) -> str:
+    return "Language model" if evaluation == TRAINING else words.heading(evaluation)
+
+
+def _windows(rates: Sequence[Rate]) -> Table:
+    def written(value: float | None) -> str:
+        return NOTHING if value is None else f"{value:.2g}"
+
+    lines = [
+        [
+            rate.variant,
+            ", ".join(filter(None, (_task(rate.evaluation), words.where(rate.settings)))),
+            TableCell(
+                text=NOTHING if rate.chosen is None else f"{rate.chosen:g}",
+                notes=("at the edge of its grid",) * rate.at_edge,
+                mark="warn" * rate.at_edge,
+            ),
+            written(rate.rate_window),
+            written(rate.rate_sensitivity),
+        ]
+        for rate in rates
+    ]
+    headers = ["Variant", "Task", "Chosen", "Rate window (decades)", "Rate sensitivity"]
+    notes = [f"Rate window: {DEFINITIONS['rate_window']}. Rate sensitivity: {DEFINITIONS['rate_sensitivity']}."]
+    return Table(title="Width and cost of the rates", headers=headers, lines=lines, num_labels=2, notes=notes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Progress of one training."""
+
+    variant: str
+    seed: int | str
+    steps: list[int]
+    values: list[float]
+
+
+def curve_section(
+    inputs: Inputs, figures: Sequence[Figure], primaries: Mapping[str, Primary], variants: Sequence[str]
+) -> Section | None:
+    """Draw the progress of the trainings whose scores are compared, where they left their metrics."""
+    groups: dict[str, list[ResultRow]] = {}
+    for row in inputs.rows:
+        if row.identity.run in inputs.folders and not is_search(row.identity.seed):
+            groups.setdefault(row.identity.run, []).append(row)
+    pictures = []
+    for evaluation in dict.fromkeys([TRAINING, *primaries]):
+        found = _settings_of(evaluation, figures, primaries)
+        trained = [rows for rows in groups.values() if any(_is_of(row, evaluation, found) for row in rows)]
+        is_text = evaluation == TRAINING
+        curves = [c for rows in trained if (c := _curve(inputs.folders[rows[0].identity.run], rows, is_text))]
+        if curves:
+            pictures.append(_curve_picture(evaluation, found, curves, variants))
+    about = "A line a seed: of probes selection, on validation data; of language models the loss a character."
+    return Section(title="Learning curves", blocks=[Note(about), Pictures(pictures)]) if pictures else None
+
+
+def _settings_of(
+    evaluation: str, figures: Sequence[Figure], primaries: Mapping[str, Primary]
+) -> tuple[str, dict[str, Any]] | None:
+    """Return metric and setting of the score that is compared; None for language models, and where there is none."""
+    if evaluation == TRAINING:
+        return None
+    of_it = [figure for figure in figures if figure.evaluation == evaluation]
+    scores = primary_figures(of_it, primaries[evaluation], [figure.variant for figure in of_it])
+    return next(((figure.metric, figure.settings) for figure in scores.values()), None)
+
+
+def _is_of(row: ResultRow, evaluation: str, score: tuple[str, dict[str, Any]] | None) -> bool:
+    if row.identity.evaluation != evaluation:
+        return False
+    if score is None:
+        return evaluation == TRAINING
+    # An option of its evaluation may be an axis of the figure alone.
+    return row.measurement.metric == score[0] and axes(row.measurement.settings).items() <= score[1].items()
+
+
+def _curve(folder: Path, rows: Sequence[ResultRow], is_text: bool) -> Curve | None:
+    """Read the metrics of a training; None where there are none, or not enough for a line."""
+    path, identity = folder / "metrics.jsonl", rows[0].identity
+    if not path.exists():
+        return None
+    checked: list[tuple[int, float]] = []
+    losses: list[tuple[int, float]] = []
+    for entry in stream_metrics(path):
+        name = "nats_per_character" if is_text else "selection"
+        for kind, value in ((checked, entry.get(name)), (losses, entry.get("loss") if is_text else None)):
+            if isinstance(value, int | float) and abs(value) < float("inf"):
+                kind.append((entry["step"], float(value)))
+    points = losses if is_text and len(checked) < FEW else checked
+    if len(points) < 2:
+        return None
+    kept = [points[round(i * (len(points) - 1) / (MAX_POINTS - 1))] for i in range(MAX_POINTS)]
+    steps, values = zip(*(kept if len(points) > MAX_POINTS else points), strict=True)
+    return Curve(variant=identity.variant, seed=identity.seed, steps=list(steps), values=list(values))
+
+
+def _curve_picture(
+    evaluation: str, score: tuple[str, dict[str, Any]] | None, curves: Sequence[Curve], variants: Sequence[str]
+) -> Picture:
+    lines: list[Datum] = [
+        # As many digits as a line can show.
+        {"variant": curve.variant, "line": f"{curve.variant} {curve.seed}", "x": step, "value": float(f"{value:.4g}")}
+        for curve in curves
+        for step, value in zip(curve.steps, curve.values, strict=True)
+    ]
+    last = max(curve.steps[-1] for curve in curves)
+    late = [datum["value"] for datum in lines if datum["x"] >= WARM_SHARE * last]
+    skipped = ("split", "length", "beyond_training")
+    task = words.where({name: value for name, value in score[1].items() if name not in skipped}) if score else ""
+    title = f"{_task(evaluation)}: {'selection' if score else 'nats per character'} by step"
+    ends = [f"{c.variant} seed {c.seed} {c.values[-1]:.3g} after {c.steps[-1]:,} steps" for c in curves]
+    drawing = Drawing(
+        description=f"{title}; {'; '.join(ends[:20])}.",
+        labels={curve.variant: curve.variant for curve in curves},
+        x=Axis(title="step", domain=(0, last)),
+        y=share_axis() if score else Axis(domain=(min(late), max(late))),
+        lines=lines,
+        is_thin=True,
+    )
+    return Picture(
+        name=f"curves-{evaluation}".replace("/", "_"),
+        title=title,
+        spec=draw(drawing, variants),
+        description=drawing.description,
+        legend=task,
+    )
+
+
+def sample_section(inputs: Inputs) -> Section | None:
+    """Show the text that the language model of each variant wrote, of its first seed that left one."""
+    shown: dict[str, Sample] = {}
+    runs = {row.identity.run: row.identity for row in inputs.rows if row.identity.evaluation == TRAINING}
+    for run, identity in sorted(runs.items(), key=lambda item: str(item[1].seed).zfill(8)):
+        path = inputs.folders.get(run, Path()) / SAMPLE
+        if run not in inputs.folders or is_search(identity.seed) or identity.variant in shown or not path.exists():
+            continue
+        content = read_object(path)
+        prompt, text = content.get("prompt"), content.get("text")
+        if not isinstance(prompt, str) or not isinstance(text, str):
+            raise UserError(f"{path}: is no sample of text; the file may be removed")
+        label = f"{identity.variant}, seed {identity.seed}"
+        shown[identity.variant] = Sample(label=label, prompt=prompt[:MAX_TEXT], text=text[:MAX_TEXT])
+    order = {name: index for index, name in enumerate(inputs.protocol.variants)}
+    samples = sorted(shown.items(), key=lambda item: order.get(item[0], len(order)))
+    about = (
+        "Continued from the same characters of the validation split, which stand first, with the same random numbers."
+    )
+    blocks: list[Block] = [Note(about), Samples([sample for _, sample in samples])]
+    return Section(title="Samples of text", blocks=blocks) if samples else None

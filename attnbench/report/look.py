@@ -1,0 +1,100 @@
+"""Colours and type of all charts, the script that draws them on a page, and their pictures without a browser."""
+
+from functools import lru_cache
+from typing import Any
+
+import vl_convert
+
+from attnbench.report.blocks import Picture
+from attnbench.report.charts import VEGA_LITE, with_printable_text
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+STATIC_WIDTH = 640
+LEGEND_LIMIT = 150
+
+OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+"""Colours that differ with every common kind of colour vision; shapes and dashes say the same again."""
+
+OKABE_ITO_ON_DARK = ("#4DA6DB", "#EE7A33", "#1BBF92", "#DB93BA", "#E69F00", "#8CCBF2")
+"""Lighter colours of these hues."""
+
+PARTS = ("#56B4E9", "#E69F00", "#1BBF92", "#DB93BA", "#F0E442", "#EE7A33", "#B8B6AE", "#E3E1DA")
+"""Colours of the parts of a whole, in their order: light enough for dark words on them, on any page."""
+
+PARTS_ON_DARK = (*PARTS[:-1], "#80838A")
+"""Colours of these parts on a dark page: the last, which nothing fills, is a little nearer to the page."""
+
+
+def config(*, dark: bool) -> dict[str, Any]:
+    """Set colours and type of all charts on a light or a dark page."""
+    ink, muted, grid = ("#e8e6e1", "#a5a39c", "#34373c") if dark else ("#1c1d1f", "#63625d", "#e3e1da")
+    text: dict[str, Any] = {
+        "labelColor": muted,
+        "titleColor": muted,
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+        "titleFontWeight": 400,
+    }
+    return {
+        "background": "transparent",
+        "font": FONT,
+        "view": {"stroke": None},
+        "title": {"color": ink, "subtitleColor": muted, "fontSize": 14, "subtitlePadding": 6},
+        "mark": {"color": muted},
+        "rule": {"color": muted},
+        "text": {"color": ink},
+        "range": {
+            "category": list(OKABE_ITO_ON_DARK if dark else OKABE_ITO),
+            "ordinal": list(PARTS_ON_DARK if dark else PARTS),
+        },
+        "axis": {
+            **text,
+            "gridColor": grid,
+            "domainColor": muted,
+            "tickColor": muted,
+            "labelOverlap": True,
+            "labelPadding": 6,
+            "titlePadding": 10,
+        },
+        "axisY": {"domain": False, "ticks": False},
+        "axisX": {"grid": False, "tickSize": 4},
+        "legend": {
+            **text,
+            "labelColor": ink,
+            "labelFontSize": 13,
+            "symbolSize": 90,
+            "labelLimit": LEGEND_LIMIT,
+            "columnPadding": 18,
+        },
+        "style": {
+            "chance": {"strokeDash": [3, 3], "strokeWidth": 1.2},
+            "part-label": {"fontSize": 12, "color": "#16181b"},
+        },
+    }
+
+
+def to_svg(picture: Picture) -> str:
+    """Draw the chart as a picture on white with its title, without a browser."""
+    below = [line for line in (picture.legend, picture.missing) if line]
+    title = {"text": picture.title, "subtitle": below, "anchor": "start", "offset": 16}
+    static = {**picture.spec, "width": STATIC_WIDTH, "title": with_printable_text(title)}
+    return vl_convert.vegalite_to_svg(static, vl_version=VEGA_LITE, config=_on_white())
+
+
+def to_png(svg: str) -> bytes:
+    """Turn such a picture into pixels, two for every point."""
+    return vl_convert.svg_to_png(svg, scale=2)
+
+
+@lru_cache(maxsize=1)
+def runtime() -> str:
+    """Bundle the JavaScript that draws the charts, Vega-Embed with all it needs; it asks nothing of any server."""
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
+    # The addresses of an editor and of a schema: neither is used, and so the page can be seen to name none.
+    return bundle.replace("https://vega.github.io/", "/").replace("https://github.com/", "/")
+
+
+def _on_white() -> dict[str, Any]:
+    light = config(dark=False)
+    columns = STATIC_WIDTH // (LEGEND_LIMIT + 40)
+    return {**light, "legend": {**light["legend"], "columns": columns}, "background": "white", "padding": 16}

@@ -1,0 +1,127 @@
+"""Plots as pictures, and as a table where there is nothing to draw along."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from attnbench.report import words
+from attnbench.report.blocks import Picture
+from attnbench.report.charts import draw, draw_bars
+from attnbench.report.drawing import Axis, Datum, Drawing, position_axis, share_axis, value_axis
+from attnbench.report.plots import Plot, chance_text, describe, missing_text, share
+from attnbench.results.tables import NOTHING, Table, TableCell, format_interval
+from attnbench.verdict.seeds import Figure
+
+
+def picture(plot: Plot, variants: Sequence[str]) -> Picture:
+    """Draw lines along the axis, or bars of shares of a whole.
+
+    Args:
+        variants: of the whole report.
+    """
+    spec = _bars(plot, variants) if plot.is_whole else draw(_drawing(plot), variants)
+    legend = f"dashed: {chance_text(plot)}" if plot.chance() else ""
+    given = {"name": plot.name, "title": plot.title, "legend": legend, "missing": missing_text(plot)}
+    return Picture(spec=spec, description=describe(plot), **given)
+
+
+def table_of_singles(plots: Sequence[Plot]) -> Table:
+    """Write plots whose axes have a single value as one table: a line a variant, a column a plot."""
+    labels = dict.fromkeys(figure.label for plot in plots for figure in plot.figures)
+    lines = [
+        [label, *(_single(next((f for f in plot.figures if f.label == label), None)) for plot in plots)]
+        for label in labels
+    ]
+    title = "; ".join(plot.title for plot in plots)
+    return Table(title=title, headers=["Variant", *(plot.title for plot in plots)], lines=lines)
+
+
+def _single(figure: Figure | None) -> str | TableCell:
+    if figure is None:
+        return NOTHING
+    notes = tuple(filter(None, (format_interval(figure.low, figure.high), figure.without)))
+    return TableCell(text=words.outcome(figure), notes=notes, mark="lost" if figure.mean is None else "")
+
+
+def _drawing(plot: Plot) -> Drawing:
+    """Draw the variants as lines, their intervals as bars, crosses above for what has no number."""
+    drawn = [figure for figure in plot.figures if figure.mean is not None]
+    means = [figure.mean for figure in drawn if figure.mean is not None]
+    ends = [end for figure in drawn for end in (figure.low, figure.high) if end is not None]
+    is_share = "accuracy" in plot.metric or bool(plot.chance())
+    y = share_axis() if is_share else value_axis(means, ends)
+    names, title = [str(value) for value in plot.positions], words.axis_name(plot.axis)
+    x = position_axis(plot.positions, title) if plot.is_numeric else Axis(title=title, categories=names)
+    # The interval of a few positive numbers may reach below 0, where a logarithm has no place for its end.
+    least = y.domain[0] if y.is_logarithmic and y.domain is not None else None
+    points, levels = [_datum(plot, figure, least) for figure in drawn], plot.chance()
+    missing: dict[str, list[Datum]] = {}
+    for figure in plot.missing:
+        missing.setdefault(figure.label, []).append(_datum(plot, figure))
+    return Drawing(
+        description=describe(plot),
+        labels=labels_of(plot.figures),
+        x=x,
+        y=y,
+        points=points,
+        lines=points,
+        missing=missing,
+        levels=[{"x": _shown(plot, at), "value": levels[at]} for at in plot.positions if at in levels],
+        words={
+            "variant": "variant",
+            "at": title,
+            "text": words.metric_name(plot.metric, plot.unit),
+            "interval": words.interval_name(plot.figures),
+            "seeds": "seeds with a number",
+        },
+    )
+
+
+def labels_of(figures: Iterable[Figure]) -> dict[str, str]:
+    """Return the name by which each variant is shown."""
+    return {figure.variant: figure.label for figure in figures}
+
+
+def _bars(plot: Plot, variants: Sequence[str]) -> dict[str, Any]:
+    values = [
+        _datum(plot, figure) | {"order": plot.positions.index(figure.settings[plot.axis]), "share": share(figure)}
+        for figure in plot.figures
+        if figure.mean is not None
+    ]
+    labels = labels_of(plot.figures)
+    return draw_bars(
+        values, list(map(str, plot.positions)), [labels[n] for n in variants if n in labels], describe(plot)
+    )
+
+
+def _datum(plot: Plot, figure: Figure, least: float | None = None) -> Datum:
+    """Write one figure as a chart reads it, numbers also as text.
+
+    Args:
+        least: that an interval may reach down to.
+    """
+    at = plot.position(figure)
+    datum = {
+        "variant": figure.label,
+        "x": _shown(plot, at),
+        "at": words.shown_value(at),
+        **figure_words(figure),
+    }
+    if figure.mean is not None:
+        low = figure.mean if figure.low is None else figure.low
+        datum |= {"value": figure.mean, "low": low if least is None else max(low, least)}
+        datum |= {"high": figure.mean if figure.high is None else figure.high}
+    return datum
+
+
+def figure_words(figure: Figure) -> dict[str, str]:
+    """Write number, interval and seeds of a figure for a tooltip."""
+    num_seeds = sum(figure.statuses.values())
+    return {
+        "text": words.outcome(figure),
+        "interval": format_interval(figure.low, figure.high) or NOTHING,
+        "seeds": f"{len(figure.values)} of {num_seeds}",
+    }
+
+
+def _shown(plot: Plot, position: Any) -> Any:
+    return position if plot.is_numeric else str(position)

@@ -1,0 +1,192 @@
+"""The pictures that carry a report's answer: costs of scores, learning rates, learning curves, positions, samples."""
+
+import dataclasses
+import html
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from made_rows import row
+from report_rows import SKILL, write_experiment
+
+from attnbench.report.blocks import Pictures, Samples
+from attnbench.report.inputs import primaries, read_inputs
+from attnbench.report.learning import MAX_POINTS, MAX_TEXT, curve_section, rate_section, sample_section
+from attnbench.report.page import write_report
+from attnbench.report.sections import position_section
+from attnbench.report.tradeoffs import tradeoffs
+from attnbench.results.metrics import DEFINITIONS, Primary
+from attnbench.results.rows import MIXER_OPTIONS, read_csv
+from attnbench.results.tables import Table
+from attnbench.settings.errors import UserError
+from attnbench.verdict.seeds import figures
+
+RECALL = Primary(metric="accuracy", kind="accuracy", margin=0.01, hardest=["num_pairs"])
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory) -> Path:
+    return write_experiment(tmp_path_factory.mktemp("outputs") / "demo")
+
+
+@pytest.fixture(scope="module")
+def inputs(experiment):
+    return read_inputs(experiment)
+
+
+@pytest.fixture(scope="module")
+def summed(inputs):
+    return figures(inputs.rows)
+
+
+@pytest.fixture(scope="module")
+def known(inputs, summed):
+    return primaries(summed, inputs.protocol)
+
+
+def drawn(section) -> dict:
+    """Pictures of a section by their names."""
+    return {it.name: it for block in section.blocks if isinstance(block, Pictures) for it in block.shown}
+
+
+def measured(variant, metric, value, settings=(), **options):
+    """Row of recall."""
+    identity = dataclasses.replace(row().identity, variant=variant, mixer="Softmax", evaluation="recall")
+    settings = {"num_pairs": 4, **dict(settings), MIXER_OPTIONS: options}
+    return dataclasses.replace(row(metric=metric, settings=settings, value=value), identity=identity)
+
+
+def sized(variant, accuracy, num_bytes, **options):
+    test = {"split": "test"}
+    return [
+        measured(variant, "accuracy", accuracy, test, **options),
+        measured(variant, "state_bytes", num_bytes, **options),
+    ]
+
+
+def test_a_score_stands_over_its_own_cost(inputs, summed, known):
+    found = drawn(tradeoffs(inputs.rows, summed, known, list(SKILL)))
+    assert list(found) == ["copy-state_bytes", "recall-state_bytes", "perplexity-step_milliseconds"]
+    points = {point["variant"]: point for point in found["recall-state_bytes"].spec["datasets"]["points"]}
+    assert {name: point["x"] for name, point in points.items()} == {n: 65_536.0 * skill for n, skill in SKILL.items()}
+    assert points["softmax"]["value"] == 1.0
+    # Of the training's own length, at which a step of softmax takes this long.
+    points = {p["variant"]: p for p in found["perplexity-step_milliseconds"].spec["datasets"]["points"]}
+    (step,) = [
+        f.mean
+        for f in summed
+        if (f.variant, f.metric, f.evaluation) == ("softmax", "step_milliseconds", "throughput")
+        and f.settings["sequence_length"] == f.identity.seq_len
+    ]
+    assert points["softmax"]["x"] == step
+
+
+def test_variants_that_differ_in_their_window_alone_are_one_curve():
+    rows = [
+        *sized("short", 0.2, 100, window=16, conv_size=4),
+        *sized("long", 0.6, 400, window=64, conv_size=4),
+        *sized("bare", 0.1, 400, window=64, conv_size=0),
+    ]
+    (picture,) = drawn(tradeoffs(rows, figures(rows), {"recall": RECALL}, ["short", "long", "bare"])).values()
+    assert [(d["x"], d["line"]) for d in picture.spec["datasets"]["lines"]] == [
+        (100, "windows of short"),
+        (400, "windows of short"),
+    ]
+    assert len(picture.spec["datasets"]["points"]) == 3
+    assert "joined" in picture.legend
+
+
+def test_scores_that_cost_the_same_are_a_table():
+    rows = [*sized("one", 0.2, 100), *sized("two", 0.4, 100)]
+    section = tradeoffs(rows, figures(rows), {"recall": RECALL}, ["one", "two"])
+    (table,) = [block for block in section.blocks if isinstance(block, Table)]
+    assert [[line[0], line[-1]] for line in table.lines] == [["one", "100"], ["two", "100"]]
+    assert not drawn(section)
+    assert tradeoffs(rows[::2], figures(rows[::2]), {"recall": RECALL}, ["one", "two"]) is None
+
+
+def test_rates_have_a_dot_a_seed_a_ring_and_their_window(inputs, known):
+    section = rate_section(inputs.protocol.rates, known, list(SKILL))
+    picture = drawn(section)["rates-copy-width_64"]
+    data = picture.spec["datasets"]
+    assert len([d for d in data["dots"] if d["variant"] == "softmax"]) == 6
+    assert {"variant": "softmax", "x": 0.01, "value": 0.9} in data["rings"]
+    assert len(data["lines"]) == 4 * len(SKILL) - 1
+    assert picture.missing == "every seed diverged: linear at 0.1"
+    (table,) = [block for block in section.blocks if isinstance(block, Table)]
+    assert list(map(str, table.lines[0])) == ["softmax", "Copy, width 64", "0.01", "0.77", "0.031"]
+    # A rate that was taken over has no curve.
+    tasks = [(line[0], line[1]) for line in table.lines]
+    assert ("linear", "Recall, width 64") not in tasks
+    assert rate_section([], known, []) is None
+
+
+def test_curves_have_a_line_a_seed_and_no_more_points_than_can_be_seen(inputs, summed, known):
+    found = drawn(curve_section(inputs, summed, known, list(SKILL)))
+    assert list(found) == ["curves-training", "curves-copy", "curves-recall"]
+    for name, picture in found.items():
+        lines: dict[str, list] = {}
+        for datum in picture.spec["datasets"]["lines"]:
+            lines.setdefault(datum["line"], []).append(datum)
+        assert len(lines) == 3 * len(SKILL)
+        assert max(map(len, lines.values())) == (10 if name == "curves-training" else MAX_POINTS)
+        # From the first to the last.
+        ends = {(line[0]["x"], line[-1]["x"]) for line in lines.values()}
+        assert ends == {(200, 2000) if name == "curves-training" else (10, 2000)}
+
+
+def test_without_metrics_there_are_no_curves(experiment, summed, known, tmp_path):
+    folder = shutil.copytree(experiment, tmp_path / "demo")
+    for path in folder.rglob("metrics.jsonl"):
+        path.unlink()
+    assert curve_section(read_inputs(folder), summed, known, []) is None
+
+
+def test_positions_are_drawn_where_their_bucket_ends(summed):
+    (picture,) = drawn(position_section(summed, list(SKILL))).values()
+    points = [d["x"] for d in picture.spec["datasets"]["points"] if d["variant"] == "linear"]
+    assert points == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+
+
+def test_a_sample_a_variant_is_shown_bounded_and_escaped(inputs, experiment):
+    (samples,) = [block for block in sample_section(inputs).blocks if isinstance(block, Samples)]
+    assert [sample.label for sample in samples.shown] == [f"{name}, seed 0" for name in SKILL]
+    assert {len(sample.text) for sample in samples.shown} == {MAX_TEXT}
+    page = write_report(experiment).read_text()
+    assert "<b>ran" not in page
+    assert "\x1b" not in page
+    assert "river \\x1b[2J&lt;/script&gt;&lt;b&gt;ran" in page
+
+
+def test_a_sample_that_is_none_is_named(experiment, tmp_path):
+    folder = shutil.copytree(experiment, tmp_path / "demo")
+    for path in folder.rglob("sample.json"):
+        path.write_text(json.dumps({"prompt": 3, "text": "x"}))
+    with pytest.raises(UserError, match=r"sample\.json: is no sample of text"):
+        sample_section(read_inputs(folder))
+
+
+def test_what_came_out_of_the_control_and_of_freezing_stands_under_the_answer(experiment, tmp_path):
+    folder = shutil.copytree(experiment, tmp_path / "demo", ignore=shutil.ignore_patterns("report"))
+    record = json.loads((folder / "comparison.json").read_text())
+    record |= {"reference": "softmax", "control_seeds": [2]}
+    record["files"] = [name for name in record["files"] if "seed2" not in name or "0-" in name]
+    (folder / "comparison.json").write_text(json.dumps(record))
+    page = write_report(folder).read_text()
+    assert "Control: softmax against itself under other seeds" in page
+    sentence = read_inputs(folder).frozen
+    assert sentence
+    assert html.escape(sentence, quote=False) in page
+
+
+def test_every_metric_that_was_ever_published_of_a_mixer_has_a_definition(root):
+    metrics = {
+        found.measurement.metric
+        for name in ("battery-h200", "published-h200", "language_model-h200")
+        for found in read_csv(root / "docs" / "results" / name / "results.csv")
+    }
+    golden = json.loads((root / "tests" / "stored" / "golden.json").read_text())
+    metrics |= {name for name in json.dumps(golden).split('"') if name in DEFINITIONS}
+    assert metrics > {"selection", "ceiling_fraction", "steps_to_95"}
+    assert metrics <= DEFINITIONS.keys()

@@ -22,14 +22,25 @@ def answer(rows: Sequence[ResultRow], figures: Sequence[Figure], verdicts: Seque
         rows: of single seeds, whose settings say what stands around each mixer.
         verdicts: of the whole family.
     """
-    noise = noise_floor([verdict.pair for verdict in verdicts])
     lines = {
         **(verdict_lines(verdicts) if verdicts else {"No verdict": [NOT_SCORED]}),
-        "Noise floor": [_floor(noise)] if noise else [],
-        "Beyond training": [text for text in (_perplexity_beyond(figures), _copying_beyond(figures)) if text],
+        **noise_lines(verdicts),
+        **beyond_training(figures),
         "Around the mixers": surroundings(rows),
     }
     return {term: sentences for term, sentences in lines.items() if sentences}
+
+
+def noise_lines(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
+    """Write the differences that a family could have detected."""
+    noise = noise_floor([verdict.pair for verdict in verdicts])
+    return {"Noise floor": [_floor(noise)]} if noise else {}
+
+
+def beyond_training(figures: Sequence[Figure]) -> dict[str, list[str]]:
+    """Write the scores at lengths that were not trained on."""
+    sentences = [text for text in (_perplexity_beyond(figures), _copying_beyond(figures)) if text]
+    return {"Beyond training": sentences} if sentences else {}
 
 
 def verdict_lines(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:

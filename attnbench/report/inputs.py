@@ -1,6 +1,6 @@
 """Inputs of a report: an experiment's rows, the record of its comparison, its environments, its plots."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -107,8 +107,12 @@ class Inputs:
     """Sentence on whether the comparison was frozen before it was scored; empty for what is no comparison."""
 
 
-def read_inputs(folder: Path) -> Inputs:
+def read_inputs(folder: Path, *, keep: Callable[[ResultRow, Path], bool] | None = None) -> Inputs:
     """Read an experiment of outputs/, a run of it, or a folder with a results.csv.
+
+    Args:
+        keep: tells by a row and its file if it is read; of a comparison, too, all results that lie there are asked for
+            then, and not only those of its record.
 
     Raises:
         UserError: no rows, or a file that cannot be read.
@@ -116,10 +120,15 @@ def read_inputs(folder: Path) -> Inputs:
     record = _read_json(folder / "comparison.json")
     table = folder / "results.csv"
     if table.exists() and (record is None or record.get("files") is None):
-        rows, files, runs = [row for row in read_csv(table) if row.identity.seed != ALL_SEEDS], [], {}
+        files, runs = [], {}
+        rows = [row for row in read_csv(table) if row.identity.seed != ALL_SEEDS and (not keep or keep(row, table))]
     else:
-        files = _results_files(folder, record)
-        rows_by_file = {path: read_results(path, allow_incomplete=True) for path in files}
+        files = _results_files(folder, None if keep else record)
+        rows_by_file = {
+            path: [row for row in read_results(path, allow_incomplete=True) if not keep or keep(row, path)]
+            for path in files
+        }
+        files = [path for path in files if rows_by_file[path] or not keep]
         rows = [row for group in rows_by_file.values() for row in group]
         runs = {group[0].identity.run: path.parent.parent for path, group in rows_by_file.items() if group}
     # What a bench's device can do at most is nobody's score.

@@ -58,11 +58,12 @@ def write_report(folder: Path, *, target: Path | None = None) -> Path:
 
 
 def _checks(inputs: Inputs, known: Mapping[str, Primary]) -> list[Block]:
-    """Write what came out of the control, and if the plan was frozen."""
+    """Write what came out of the control, if the plan was frozen, and if the numbers are of several commits."""
     reference, control = inputs.protocol.reference, inputs.control
     judged = judge_control(inputs.rows, control, reference=reference, primaries=known) if reference else []
     texts = [control_sentence(judged, reference or ""), inputs.frozen]
-    return [Note(text) for text in texts if text]
+    mixed = [Note(MIXED_COMMITS, kind="callout")] if mixed_commits(inputs) else []
+    return [*mixed, *(Note(text) for text in texts if text)]
 
 
 def write_page(
@@ -106,7 +107,6 @@ def write_page(
             "variants": charts.with_printable_text(variants),
         },
         facts=_facts(inputs, over_seeds),
-        warning=Note(MIXED_COMMITS, kind="callout") if mixed_commits(inputs) else None,
         sections=shown,
         anchors={section.evaluation: id for id, section in shown.items() if section.evaluation},
         command=protocol.command,

@@ -202,7 +202,7 @@ def test_the_template_escapes_text_wherever_it_enters():
     page = render(
         **dict.fromkeys(("plan", "policy", "style", "command"), text),
         sections={"section-0": Section(title=text, blocks=blocks, parts={text: [Note(text)]})},
-        **{"facts": [text], "anchors": {}, "data": {"charts": {text: text}}, "scripts": [], "warning": None},
+        **{"facts": [text], "anchors": {}, "data": {"charts": {text: text}}, "scripts": []},
     )
     assert "<b>" not in page
     assert page.count("</script>") == 1

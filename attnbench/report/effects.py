@@ -1,9 +1,8 @@
 """Tables of a factorial: the effects of parts on nats, and what each corner reached."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-from attnbench.report.blocks import Block, Note
+from attnbench.report.blocks import Section
 from attnbench.report.inputs import Inputs, primaries
 from attnbench.results.metrics import Primary
 from attnbench.results.tables import NOTHING, Table, TableCell, format_interval, format_within
@@ -18,19 +17,14 @@ HOW_ESTIMATED = (
 )
 
 
-def effect_blocks(inputs: Inputs, figures: Sequence[Figure]) -> list[Block]:
-    """Write what each part around a mixer does; nothing of a plan that is no factorial."""
+def effect_section(inputs: Inputs, figures: Sequence[Figure]) -> Section | None:
+    """Write what each part around a mixer does; None for a plan that is no factorial."""
     protocol = inputs.protocol
     if not protocol.factors:
-        return []
+        return None
     factorial = Factorial.of(protocol.variants, protocol.factors)
     tables = factorial_tables(factorial, figures, primaries(figures, protocol))
-    # The page shows no titles of tables.
-    return [
-        block
-        for table in tables
-        for block in (Note("", kind="", heading=table.title), replace(table, notes=()), *map(Note, table.notes))
-    ]
+    return Section(title="Effects of the parts", blocks=tables)
 
 
 def factorial_tables(factorial: Factorial, figures: Sequence[Figure], primaries: Mapping[str, Primary]) -> list[Table]:

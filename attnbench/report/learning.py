@@ -17,7 +17,7 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.text import read_object
 from attnbench.training.log import stream_metrics
 from attnbench.training.sample import SAMPLE
-from attnbench.verdict.ranking import primary_figures
+from attnbench.verdict.family import primary_figures
 from attnbench.verdict.rates import rate_dots
 from attnbench.verdict.seeds import Figure, axes
 

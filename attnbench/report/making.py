@@ -6,7 +6,6 @@ from typing import Any
 
 from attnbench.report import words
 from attnbench.report.blocks import Block, Folded, Note
-from attnbench.report.effects import effect_blocks
 from attnbench.report.inputs import Inputs, Rate
 from attnbench.report.plots import BUDGETS
 from attnbench.results.rows import is_search
@@ -23,9 +22,8 @@ RATES_NOTE = (
 
 
 def making_parts(inputs: Inputs, figures: Sequence[Figure]) -> dict[str, list[Block]]:
-    """List the blocks by their headings: effects of a factorial, protocol, budgets, rates, failures, environments."""
+    """List the blocks by their headings: protocol, budgets, rates, failures, environments."""
     parts = {
-        "Effects of the parts": effect_blocks(inputs, figures),
         "Protocol": [_protocol(inputs)],
         "Budgets achieved": _budgets(figures),
         "Learning rates": _rates(inputs),

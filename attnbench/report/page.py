@@ -10,6 +10,7 @@ from markupsafe import Markup
 from attnbench.report import charts, look, words
 from attnbench.report.answer import answer
 from attnbench.report.blocks import Block, Lines, Note, Picture, Pictures, Scores, Section
+from attnbench.report.effects import effect_section
 from attnbench.report.inputs import Inputs, primaries, read_inputs
 from attnbench.report.learning import curve_section, rate_section, sample_section
 from attnbench.report.making import making_parts, mixed_commits
@@ -82,6 +83,7 @@ def write_page(
     scores = Scores(summary(over_seeds, verdicts, variants))
     sections = [
         Section(title="The answer", blocks=answer),
+        effect_section(inputs, over_seeds),
         tradeoffs(inputs.rows, over_seeds, known, variants),
         rate_section(protocol.rates, known, variants),
         curve_section(inputs, over_seeds, known, variants),

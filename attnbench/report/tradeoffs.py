@@ -13,7 +13,7 @@ from attnbench.report.plotted import figure_words, labels_of
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import MIXER_OPTIONS, ResultRow, is_search
 from attnbench.results.tables import Table, format_interval
-from attnbench.verdict.ranking import primary_figures
+from attnbench.verdict.family import primary_figures
 from attnbench.verdict.seeds import Figure
 
 WINDOW = "window"

@@ -21,7 +21,8 @@ from attnbench.results.metrics import Primary
 from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS, ResultRow, is_search
 from attnbench.results.tables import NOTHING, Table, print_table
 from attnbench.settings.errors import UserError
-from attnbench.verdict.ranking import Pair, Verdict, judge, pair_of
+from attnbench.verdict.family import pair_of
+from attnbench.verdict.ranking import Pair, Verdict, judge
 from attnbench.verdict.seeds import Figure, figures
 
 COMMIT = re.compile(r"[0-9a-f]{4,40}(-dirty)?")
@@ -159,6 +160,7 @@ def _joined(before: Side, after: Side, shared: Sequence[str]) -> Inputs:
         rates=[],
         shared={},
         frozen=[],
+        factors=[],
         failures=[*before.inputs.protocol.failures, *after.inputs.protocol.failures],
         missing=[],
         started=None,

@@ -177,6 +177,7 @@ def _record(comparison: Comparison, scored: Sequence[Cell]) -> None:
         "variants": list(plan.variants),
         "factors": list(plan.factors),
         "rank": plan.ranked,
+        "tested": list(comparison.primaries()),
         "reference": plan.reference,
         "control_seeds": comparison.control_seeds(),
         "shared": comparison.shared_by_evaluation(),

@@ -65,6 +65,8 @@ class Protocol:
     command: str
     variants: list[str]
     rank: list[str]
+    tested: list[str] | None = None
+    """Evaluations whose primary metric is tested; None: all that have one."""
     reference: str | None
     control_seeds: list[int] = field(default_factory=list)
     """Seeds of the reference under which it is its own control."""
@@ -154,8 +156,7 @@ def read_inputs(folder: Path, *, keep: Callable[[ResultRow, Path], bool] | None 
 
 def _frozen(folder: Path, protocol: Protocol, rows: Sequence[ResultRow]) -> str:
     """See `verdict.frozen.frozen_sentence`."""
-    known = dict.fromkeys([*protocol.evaluations, *(row.identity.evaluation for row in rows)])
-    evaluations = [name for name in known if about(name, protocol).primary or _primary_here(name)]
+    evaluations = list(_primaries([*protocol.evaluations, *(row.identity.evaluation for row in rows)], protocol))
     path = folder / "freeze.json"
     try:
         return frozen_sentence(
@@ -182,8 +183,12 @@ def about(evaluation: str, protocol: Protocol) -> About:
 
 
 def primaries(figures: Sequence[Figure], protocol: Protocol) -> dict[str, Primary]:
-    """List the primary metrics of all evaluations of a comparison, those that nothing was measured of too."""
-    names = dict.fromkeys([*protocol.evaluations, *(figure.evaluation for figure in figures)])
+    """List the primary metrics that a comparison tests, those that nothing was measured of too."""
+    return _primaries([*protocol.evaluations, *(figure.evaluation for figure in figures)], protocol)
+
+
+def _primaries(evaluations: Iterable[str], protocol: Protocol) -> dict[str, Primary]:
+    names = [name for name in dict.fromkeys(evaluations) if protocol.tested is None or name in protocol.tested]
     known = {name: about(name, protocol).primary or _primary_here(name) for name in names}
     return {name: primary for name, primary in known.items() if primary is not None}
 

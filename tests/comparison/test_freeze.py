@@ -15,7 +15,7 @@ from attnbench.comparison.publish import publish_comparison
 from attnbench.evals.copy_task import Copy
 from attnbench.evals.lib import solving
 from attnbench.evals.runners import probe
-from attnbench.report.inputs import read_inputs
+from attnbench.report.inputs import primaries, read_inputs
 from attnbench.results import protocol
 from attnbench.results.folder import ROOT
 from attnbench.results.rows import ALL_SEEDS, is_search, read_csv
@@ -23,6 +23,7 @@ from attnbench.results.seed_blocks import check_blocks, read_blocks
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED, ComparisonSettings, PlanSettings
 from attnbench.verdict.frozen import NOT_FROZEN
+from attnbench.verdict.seeds import figures
 
 OVERRIDES = [
     *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32"),
@@ -261,3 +262,12 @@ def test_a_frozen_plan_goes_on_frozen_elsewhere(scored_plan, text, tmp_path):
     other = carried_out(replace(settings(text, tmp_path / "other"), imported=str(carried)))
     assert frozen(other) == frozen(scored_plan)
     assert read_inputs(other).frozen == read_inputs(scored_plan).frozen
+
+
+def test_the_report_tests_what_the_plan_does_and_nothing_else(text, tmp_path):
+    given = {"evaluations": ["copy", "perplexity"], "tested": ["perplexity"], "probe_seeds": [0, 1]}
+    carried_out(settings(text, tmp_path, freeze=True, **given))
+    folder = carried_out(settings(text, tmp_path, **given))
+    inputs = read_inputs(folder)
+    assert list(primaries(figures(inputs.rows, inputs.protocol.shared), inputs.protocol)) == ["perplexity"]
+    assert inputs.frozen.endswith("before the first score.")

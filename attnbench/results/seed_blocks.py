@@ -1,4 +1,5 @@
-"""Blocks of seeds that published tables have booked, in docs/results/SEEDS: `first,last,plan` a line."""
+"""Blocks of seeds that published tables have booked, in docs/results/SEEDS: `first,last,plan` a line, or several plans
+that one table is of, with spaces between."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,11 +10,16 @@ from attnbench.settings.text import MAX_YAML_BYTES, read_bounded, whole_number
 
 
 class Block(NamedTuple):
-    """Seeds that one plan alone may score, the control's among them."""
+    """Seeds that the plans of one table alone may score, the control's among them."""
 
     first: int
     last: int
-    plan: str
+    plans: tuple[str, ...]
+
+    @property
+    def named(self) -> str:
+        """The plans, for people."""
+        return " and ".join(self.plans)
 
 
 def read_blocks(path: Path) -> list[Block]:
@@ -29,15 +35,15 @@ def read_blocks(path: Path) -> list[Block]:
         if not line.strip() or line.startswith("#"):
             continue
         try:
-            first, last, plan = (part.strip() for part in line.split(","))
-            block = Block(whole_number(first), whole_number(last), plan)
+            first, last, plans = (part.strip() for part in line.split(","))
+            block = Block(whole_number(first), whole_number(last), tuple(plans.split()))
         except ValueError:
             raise UserError(f"{path}:{number}: {line!r} is no block; a line is FIRST,LAST,PLAN") from None
-        if not 0 <= block.first <= block.last or not plan:
+        if not 0 <= block.first <= block.last or not block.plans:
             raise UserError(f"{path}:{number}: {line!r} is no block; the first seed is at most the last")
         other = next((it for it in blocks if it.first <= block.last and block.first <= it.last), None)
         if other is not None:
-            raise UserError(f"{path}:{number}: {line!r} overlaps {other.first} to {other.last}, of {other.plan}")
+            raise UserError(f"{path}:{number}: {line!r} overlaps {other.first} to {other.last}, of {other.named}")
         blocks.append(block)
     return blocks
 
@@ -49,9 +55,9 @@ def check_blocks(plan: str, seeds: Sequence[int], blocks: Sequence[Block]) -> No
         UserError: names the seed and the block.
     """
     for block in blocks:
-        taken = [seed for seed in seeds if block.first <= seed <= block.last and block.plan != plan]
+        taken = [seed for seed in seeds if block.first <= seed <= block.last and plan not in block.plans]
         if taken:
             raise UserError(
                 f"plan.seeds: {taken[0]} is booked in docs/results/SEEDS, {block.first} to {block.last} for plan="
-                f"{block.plan}; take seeds, and these + 50 for the control, that no other plan has booked"
+                f"{block.named}; take seeds, and these + 50 for the control, that no other plan has booked"
             )

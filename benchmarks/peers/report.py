@@ -145,14 +145,12 @@ def _agreement(rows: Sequence[ResultRow]) -> list[str | Table]:
 def _images(rows: Sequence[ResultRow]) -> dict[str, tuple[str, str]]:
     """The agreement's figures, caption and SVG by file name; none where it was not measured."""
     # The plotting library is not there on every machine that measures.
-    from attnbench.report import charts
+    from attnbench.report.look import to_svg
+    from attnbench.report.plotted import picture
 
     steps = [row for row in _of(rows, "agreement") if "step" in row.measurement.settings]
     plots = plots_of(figures(steps), PLOTS) if steps else []
-    return {
-        f"figures/{plot.name}.svg": (plot.title, charts.to_svg(charts.specification(plot, list(PATHS)), plot))
-        for plot in plots
-    }
+    return {f"figures/{plot.name}.svg": (plot.title, to_svg(picture(plot, list(PATHS)))) for plot in plots}
 
 
 def _of(rows: Iterable[ResultRow], evaluation: str) -> list[ResultRow]:

@@ -28,6 +28,7 @@ from attnbench.settings.errors import UserError, did_you_mean
 from attnbench.settings.factorial import expand
 from attnbench.settings.registry import build, trust
 from attnbench.settings.schema import (
+    LOOKS,
     BenchSettings,
     ComparisonSettings,
     DoctorSettings,
@@ -82,6 +83,8 @@ def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings
             if isinstance(plan.get(name), dict)
         }
         values["plan"] = {"name": Path(hydra_config.runtime.choices["plan"]).name, **plan, **kept}
+        if plan.get("seeds") == "auto":
+            values["plan"] |= _seeds_of_looks(hydra_config)
     files = {"exported": values.pop("export", None), "imported": values.pop("import", None)}
     settings = _read(ComparisonSettings, values, **files, command=_typed("compare", hydra_config))
     plan = settings.plan
@@ -95,6 +98,15 @@ def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings
         raise UserError(f"freeze=true with {other}: do one after the other")
     check_outputs_dir(settings.outputs_dir)
     return settings
+
+
+def _seeds_of_looks(hydra_config: Any) -> dict[str, Any]:
+    """Return the settings that plan.seeds=auto stands for."""
+    words = [word for word in hydra_config.overrides.task if setting_of(word) == "plan.probe_seeds"]
+    if words:
+        raise UserError(f"{words[0]} with plan.seeds=auto: auto gives the seeds of probes too")
+    seeds = list(range(max(LOOKS)))
+    return {"seeds": seeds, "probe_seeds": seeds, "in_looks": True}
 
 
 def read_doctor(config: DictConfig, hydra_config: Any) -> DoctorSettings:

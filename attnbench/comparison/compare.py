@@ -18,6 +18,7 @@ import torch
 
 from attnbench.comparison.cells import Cell, execute
 from attnbench.comparison.freeze import check_frozen, described_protocols, freeze
+from attnbench.comparison.looks import look_again
 from attnbench.comparison.plan import Comparison, Compose
 from attnbench.comparison.progress import Progress, list_cells, say_why_again
 from attnbench.comparison.search import rounds
@@ -89,6 +90,11 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
         scored = comparison.scored()
         try:
             _run_cells(comparison, comparison.wanted(scored), progress)
+            while settings.plan.in_looks and look_again(comparison, scored):
+                known, scored = {cell.folder for cell in scored}, comparison.scored()
+                more = [cell for cell in comparison.wanted(scored) if cell.folder not in known]
+                progress.add(more)
+                _run_cells(comparison, more, progress)
             _run_cells(comparison, timed, progress)
         finally:
             # Cut off, too: report.py then shows what there is. Before the rates are known a former record says more.
@@ -154,6 +160,7 @@ def _show(comparison: Comparison, files: Sequence[Path], *, mirrored: bool) -> N
         shared=comparison.shared_by_evaluation(),
         factors=list(plan.factors),
         primaries=comparison.primaries(),
+        in_looks=plan.in_looks,
     )
     if settings.report:
         from attnbench.report.page import write_report
@@ -179,6 +186,7 @@ def _record(comparison: Comparison, scored: Sequence[Cell]) -> None:
         "rank": plan.ranked,
         "tested": list(comparison.primaries()),
         "reference": plan.reference,
+        "in_looks": plan.in_looks,
         "control_seeds": comparison.control_seeds(),
         "shared": comparison.shared_by_evaluation(),
         "evaluations": _described(comparison),

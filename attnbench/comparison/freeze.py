@@ -45,6 +45,8 @@ def freeze(comparison: Comparison) -> Path:
             f"{path}: this plan was frozen on {read_object(path).get('frozen')}; run it without freeze=true, or freeze "
             "a plan of another name, with seeds of its own"
         )
+    if comparison.plan.in_looks:
+        raise UserError("plan.seeds=auto: the scores decide how many seeds there are; a frozen plan names its seeds")
     for name, reason in comparison.failures.items():
         raise UserError(f"plan.variants.{name}: cannot be frozen, as it cannot run here: {reason}")
     plan, seeds = comparison.plan, set(comparison.control_seeds())

@@ -20,7 +20,7 @@ from attnbench.results.rows import TRAINING
 from attnbench.settings.check import setting_of
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import resolve
-from attnbench.settings.schema import ComparisonSettings, RunSettings
+from attnbench.settings.schema import LOOKS, ComparisonSettings, RunSettings
 from attnbench.training.prepare import corpus_label, prepare
 from attnbench.training.run import TrainingJob
 from attnbench.verdict.family import name_family
@@ -48,6 +48,8 @@ class Comparison:
         # How long it took is never read off a clock that can be set.
         self.started, self.mark = datetime.now(UTC), time.monotonic()
         self.failures: dict[str, str] = {}
+        self.num_seeds: dict[tuple[str, str], int] = {}
+        """Of plan.seeds=auto: seeds by (evaluation, variant) of those that have had more than the first look."""
         self.choices: list[Choice] = []
         self.undecided: list[str] = []
         """Scored cells that wait for a search, in words."""
@@ -230,7 +232,10 @@ class Comparison:
 
     def seeds_of(self, search: Search) -> Sequence[int]:
         """Seeds that the cells of a search are scored at."""
-        return self.plan.seeds if search.evaluation == TRAINING else self.plan.probe_seeds
+        seeds = self.plan.seeds if search.evaluation == TRAINING else self.plan.probe_seeds
+        if not self.plan.in_looks:
+            return seeds
+        return seeds[: self.num_seeds.get((search.evaluation, search.variant), min(LOOKS))]
 
     def control_seeds_of(self, search: Search) -> list[int]:
         """Seeds of the control, where these cells are the reference's."""

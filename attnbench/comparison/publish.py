@@ -93,6 +93,7 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
         rank=protocol.rank,
         reference=protocol.reference,
         primaries=primaries(over_seeds, protocol),
+        in_looks=protocol.in_looks,
     )
     record = read_object(path)
     freeze = experiment / FREEZE

@@ -68,6 +68,8 @@ class Protocol:
     tested: list[str] | None = None
     """Evaluations whose primary metric is tested; None: all that have one."""
     reference: str | None
+    in_looks: bool = False
+    """The seeds came by plan.seeds=auto."""
     control_seeds: list[int] = field(default_factory=list)
     """Seeds of the reference under which it is its own control."""
     factors: list[str] = field(default_factory=list)

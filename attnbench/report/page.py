@@ -47,7 +47,13 @@ def write_report(folder: Path, *, target: Path | None = None) -> Path:
     protocol = inputs.protocol
     over_seeds = figures(inputs.rows, protocol.shared)
     known = primaries(over_seeds, protocol)
-    verdicts = verdicts_of(over_seeds, rank=protocol.rank, reference=protocol.reference, primaries=known)
+    verdicts = verdicts_of(
+        over_seeds,
+        rank=protocol.rank,
+        reference=protocol.reference,
+        primaries=known,
+        in_looks=protocol.in_looks,
+    )
     lines = answer(inputs.rows, over_seeds, verdicts)
     return write_page(
         inputs,

@@ -92,12 +92,14 @@ def print_comparison(
     primaries: Mapping[str, Primary],
     control_seeds: Collection[int] = (),
     factors: Sequence[str] = (),
+    in_looks: bool = False,
 ) -> None:
     """Print the summary of a comparison to standard output, a line a score and a column a variant, one of which all
     failed included; of a factorial its effects and corners, as its variants are too many for columns.
 
     Args:
         factors: parts of a factorial; empty for another plan.
+        in_looks: the seeds came by plan.seeds=auto.
     """
     rows, control = control_of(rows, control_seeds)
     over_seeds = figures(rows, shared)
@@ -105,7 +107,7 @@ def print_comparison(
         for table in factorial_tables(Factorial.of(variants, factors), over_seeds, primaries):
             print_table(table)
         return
-    verdicts = verdicts_of(over_seeds, rank=rank, reference=reference, primaries=primaries)
+    verdicts = verdicts_of(over_seeds, rank=rank, reference=reference, primaries=primaries, in_looks=in_looks)
     notes = [f"{line}: one model, run once." for line in same_models(shared)]
     notes += [f"{term}: {sentence}" for term, lines in answer(rows, over_seeds, verdicts).items() for sentence in lines]
     if reference is not None:

@@ -14,7 +14,15 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from attnbench.settings.errors import UserError, did_you_mean
-from attnbench.settings.schema import CONTROL_SHIFT, CORPORA, MAX_PAIRED, SELECTION_SEED, PlanSettings, RunSettings
+from attnbench.settings.schema import (
+    CONTROL_SHIFT,
+    CORPORA,
+    LOOKS,
+    MAX_PAIRED,
+    SELECTION_SEED,
+    PlanSettings,
+    RunSettings,
+)
 
 Settings = TypeVar("Settings")
 
@@ -313,6 +321,12 @@ def check_plan(plan: PlanSettings) -> None:
     check_value("plan.tested", plan.tested, choices=plan.evaluations)
     if plan.reference is not None and plan.rank and plan.reference not in plan.rank:
         raise UserError(f"plan.reference={plan.reference}: must be one of plan.rank={plan.rank}, or null")
+    if plan.in_looks:
+        most = list(range(max(LOOKS)))
+        if plan.seeds != most or plan.probe_seeds != most:
+            raise UserError("plan.in_looks=true: is set by plan.seeds=auto, which also gives the seeds")
+        if not plan.ranked:
+            raise UserError("plan.seeds=auto: with plan.rank=[] nothing is tested, and no pair asks for more seeds")
     seeds = {*plan.seeds, *plan.probe_seeds}
     both = sorted(seeds & {*plan.control_seeds(plan.seeds), *plan.control_seeds(plan.probe_seeds)})
     if both:

@@ -25,6 +25,9 @@ MAX_VARIANTS = 256
 CONTROL_SHIFT = 50
 """What the seeds of a control are shifted by: the reference of a plan under other seeds."""
 
+LOOKS = {5: 0.005, 10: 0.015, 20: 0.03}
+"""Seeds after which plan.seeds=auto looks at the scores, and the error of the family that each look may spend."""
+
 MAX_PAIRED = 6
 """Largest number of variants compared pair by pair; more are compared with a reference alone."""
 
@@ -224,6 +227,9 @@ class PlanSettings:
     seeds: list[int] = field(metadata={"distinct": True, "minimum": 0, "below": SELECTION_SEED})
     """Seeds of language models."""
     probe_seeds: list[int] = field(metadata={"distinct": True, "minimum": 0, "below": SELECTION_SEED})
+    in_looks: bool = False
+    """Set by plan.seeds=auto: of `seeds` and `probe_seeds`, the most that any look has, the first alone are scored, and
+    more where a pair is undecided; see LOOKS."""
     learning_rates: list[float] = field(metadata={"distinct": True, "most": MAX_VARIANTS, "above": 0})
     """Grid of language models; one value is no search. A probe's grid stands in the probe's yaml."""
     num_search_seeds: int = setting(3, minimum=1, maximum=100)

@@ -10,6 +10,7 @@ import numpy as np
 
 from attnbench.results.metrics import Primary
 from attnbench.results.protocol import SIGNIFICANCE
+from attnbench.settings.schema import LOOKS
 from attnbench.verdict.family import Pair, fewest_seeds
 from attnbench.verdict.power import detectable_difference, pooled_spread
 
@@ -114,6 +115,47 @@ def judge(pairs: Sequence[Pair], significance: float = SIGNIFICANCE) -> list[Ver
         )
         verdicts.append(_with_winner(verdict) if differing.rejected[index] else verdict)
     return verdicts
+
+
+def judge_in_looks(pairs: Sequence[Pair]) -> list[Verdict]:
+    """Test the pairs of a family whose seeds came in LOOKS, each look with its share of the error.
+
+    What a look decides stays decided, whatever seeds a variant has got since for another pair, and keeps its place in
+    the family at later looks: the shares add up to SIGNIFICANCE.
+    """
+    verdicts: list[Verdict] = []
+    for num_seeds, error in LOOKS.items():
+        seen = [_at_look(pair, num_seeds) for pair in pairs]
+        for index, verdict in enumerate(verdicts):
+            if verdict.is_decided:
+                seen[index] = replace(seen[index], obstacle="it was decided at an earlier look")
+        judged = judge(seen, error)
+        # Before the first look is complete there is no verdict; before a later one that of the one before stands.
+        verdicts = [
+            before if after.outcome == "none" else after
+            for before, after in zip(verdicts or judged, judged, strict=True)
+        ]
+    return verdicts
+
+
+def _at_look(pair: Pair, num_seeds: int) -> Pair:
+    """Keep the differences of the first seeds, which are those below `num_seeds`."""
+    kept = [index for index, seed in enumerate(pair.seeds) if seed < num_seeds]
+    at_look = replace(
+        pair,
+        differences=tuple(pair.differences[index] for index in kept),
+        seeds=tuple(pair.seeds[index] for index in kept),
+    )
+    if pair.obstacle or len(kept) == num_seeds:
+        return at_look
+    return replace(at_look, obstacle=f"a look takes {num_seeds} common seeds, and there are {len(kept)}")
+
+
+def next_look(verdict: Verdict) -> int | None:
+    """Return the number of seeds that an undecided pair is looked at next; None: it is decided or has had all looks."""
+    if verdict.outcome != "undecided" or verdict.is_equivalent:
+        return None
+    return next((num_seeds for num_seeds in LOOKS if num_seeds > verdict.num_seeds), None)
 
 
 def _with_winner(verdict: Verdict) -> Verdict:

@@ -17,7 +17,7 @@ from attnbench.results.tables import NOTHING, Headline
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import CONF
 from attnbench.verdict.family import family
-from attnbench.verdict.ranking import Verdict, judge
+from attnbench.verdict.ranking import Verdict, judge, judge_in_looks
 from attnbench.verdict.seeds import Figure, Key
 
 OF_TRAINING = (Headline("tokens_per_second", "training token/s", higher_is_better=True, pick="each"),)
@@ -113,15 +113,18 @@ def verdicts_of(
     rank: Sequence[str],
     reference: str | None,
     primaries: Mapping[str, Primary] | None = None,
+    in_looks: bool = False,
 ) -> list[Verdict]:
     """Judge the variants in `rank` at the primary metrics of all evaluations; see `family.family`.
 
     Args:
         primaries: by evaluation, those without figures too; None: of the evaluations of conf/ that have figures.
+        in_looks: the seeds came by plan.seeds=auto.
     """
     if primaries is None:
         primaries = primary_metrics(figure.evaluation for figure in figures)
-    return judge(family(figures, rank=rank, reference=reference, primaries=primaries))
+    pairs = family(figures, rank=rank, reference=reference, primaries=primaries)
+    return judge_in_looks(pairs) if in_looks else judge(pairs)
 
 
 def primary_metrics(evaluations: Iterable[str]) -> dict[str, Primary]:

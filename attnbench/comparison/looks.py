@@ -1,0 +1,46 @@
+"""Looks of plan.seeds=auto at the scores so far: more seeds for the pairs that are undecided, and for no other."""
+
+import logging
+from collections.abc import Sequence
+
+from attnbench.comparison.cells import Cell
+from attnbench.comparison.plan import Comparison
+from attnbench.results.rows import TRAINING, read_results
+from attnbench.settings.schema import LOOKS
+from attnbench.verdict.control import control_of
+from attnbench.verdict.ranking import next_look
+from attnbench.verdict.seeds import figures
+from attnbench.verdict.summary import verdicts_of
+
+log = logging.getLogger(__name__)
+
+
+def look_again(comparison: Comparison, scored: Sequence[Cell]) -> bool:
+    """Raise the number of seeds of both variants of each undecided pair; tell if there are more cells to score.
+
+    Args:
+        scored: the cells so far, run as far as they could be.
+    """
+    rows = [row for cell in scored for path in cell.rows_there() for row in read_results(path)]
+    rows, _ = control_of(rows, comparison.control_seeds())
+    verdicts = verdicts_of(
+        figures(rows, comparison.shared_by_evaluation()),
+        rank=comparison.plan.ranked,
+        reference=comparison.plan.reference,
+        primaries=comparison.primaries(),
+        in_looks=True,
+    )
+    searched = {search.evaluation for search in comparison.all_searches()}
+    is_raised = False
+    for verdict in verdicts:
+        wanted, pair = next_look(verdict), verdict.pair
+        if wanted is None:
+            continue
+        evaluation = pair.evaluation if pair.evaluation in searched else TRAINING
+        for key in ((evaluation, pair.first), (evaluation, pair.second)):
+            if wanted > comparison.num_seeds.get(key, min(LOOKS)):
+                comparison.num_seeds[key] = wanted
+                is_raised = True
+                names = f"{pair.first} and {pair.second}"
+                log.info(f"{pair.evaluation}: {names} are undecided, {key[1]} gets {wanted} seeds")
+    return is_raised

@@ -5,18 +5,27 @@ Scores are simulated, verdicts are those of attnbench/verdict: a number here is 
 
 import argparse
 import gc
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
+from hydra import compose as compose_hydra
+from hydra import initialize_config_dir
 from scipy.stats import binom
 
+from attnbench.cli.compose import CONF, compose
+from attnbench.cli.reading import read_comparison
+from attnbench.evals.base import CheckpointEvaluation, Evaluation
+from attnbench.model.language_model import function_of
 from attnbench.results.metrics import Primary
 from attnbench.results.protocol import SIGNIFICANCE
+from attnbench.settings.registry import resolve
+from attnbench.settings.schema import LOOKS, PlanSettings
 from attnbench.verdict.family import TESTS, Pair
-from attnbench.verdict.ranking import holm
+from attnbench.verdict.ranking import holm, judge_in_looks
 from attnbench.verdict.statistics import (
     Interval,
     bounded_interval,
@@ -30,14 +39,51 @@ ACCURACY = Primary(metric="accuracy", kind="accuracy", margin=0.01)
 SPREADS = {"nats": 0.0073, "accuracy": 0.01}
 """Standard deviation of paired differences, by kind."""
 
-FAMILIES = {
-    "all pairs of 3 variants, 3 metrics": ((NATS, 3, 3), (ACCURACY, 3, 5), (ACCURACY, 3, 5)),
-    "2 variants and a reference, 3 metrics, 3 seeds": ((NATS, 2, 3), (ACCURACY, 2, 3), (ACCURACY, 2, 3)),
-    "2 variants and a reference, 3 metrics, 10 seeds": ((NATS, 2, 10), (ACCURACY, 2, 10), (ACCURACY, 2, 10)),
-    "19 variants and a reference, 2 metrics, 12 seeds": ((NATS, 19, 12), (ACCURACY, 19, 12)),
-    "1 variant and a reference, 1 metric, 10 seeds": ((NATS, 1, 10),),
+Family = list[tuple[Primary, int, int]]
+"""Primary metric, number of pairs with the reference (of variants, where all pairs are compared), and seeds of each."""
+
+LATER_FAMILIES = {
+    "19 variants and a reference, 2 metrics, 12 seeds": [(NATS, 19, 12), (ACCURACY, 19, 12)],
+    "1 variant and a reference, 1 metric, 10 seeds": [(NATS, 1, 10)],
 }
-"""Families by what they have: primary metric, number of variants, seeds. The first is that of plan=compare."""
+"""Families of plans that are not in conf/ yet."""
+
+
+def plans() -> dict[str, Family]:
+    """Read the families of all plans of conf/plan that test something: "compare, 10 seeds, ..."; equal ones once."""
+    families: dict[str, Family] = {}
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        for path in sorted((CONF / "plan").glob("*.yaml"), key=lambda path: (path.stem != "compare", path.stem)):
+            config = compose_hydra("compare", [f"plan={path.stem}"], return_hydra_config=True)
+            plan = read_comparison(config, config.hydra).plan
+            members = _family_of(plan) if plan.ranked else []
+            if members and members not in families.values():
+                families[_title(plan.reference, members, path.stem)] = members
+    return families
+
+
+def _family_of(plan: PlanSettings) -> Family:
+    """Count pairs and seeds of each primary metric; variants that are one function are one."""
+    evaluations = f"eval=[{','.join(plan.evaluations)}]"
+    runs = [compose([evaluations, "device=cpu", *plan.overrides, *words]) for words in plan.variants.values()]
+    functions = {json.dumps(function_of(run.mixer), sort_keys=True) for run in runs}
+    members: Family = []
+    for entry in runs[0].evaluations:
+        cls = resolve(entry.target, Evaluation)
+        if cls.primary is not None and entry.name in (plan.tested or plan.evaluations):
+            seeds = plan.seeds if issubclass(cls, CheckpointEvaluation) else plan.probe_seeds
+            primary = NATS if cls.primary.kind == "nats" else ACCURACY
+            assert primary.kind == cls.primary.kind
+            assert math.isclose(primary.margin, cls.primary.margin)
+            members.append((primary, len(functions) - (plan.reference is not None), len(seeds)))
+    # One seed has no test: what the plan has with five.
+    return [(primary, number, num if num > 1 else 5) for primary, number, num in members]
+
+
+def _title(reference: str | None, members: Family, name: str) -> str:
+    number, seeds = members[0][1], ", ".join(sorted({str(num) for *_, num in members}))
+    who = f"{number} variants and a reference" if reference is not None else f"all pairs of {number} variants"
+    return f"{who}, {len(members)} metric{'s' if len(members) > 1 else ''}, {seeds} seeds, as plan={name}"
 
 
 def about_normal(rng: np.random.Generator, num_variants: int, num_seeds: int) -> np.ndarray:
@@ -108,6 +154,7 @@ def simulate(num_draws: int) -> Iterator[Result]:
     holm([1.0])
     gc.freeze()
     yield from false_verdicts(num_draws)
+    yield false_verdicts_in_looks(num_draws)
     yield power(num_draws)
     yield from equivalence(num_draws)
     yield from coverage(num_draws)
@@ -115,7 +162,7 @@ def simulate(num_draws: int) -> Iterator[Result]:
 
 def false_verdicts(num_draws: int) -> Iterator[Result]:
     """Share of families in which equal variants come out better or worse, for scores of every shape."""
-    for name, members in FAMILIES.items():
+    for name, members in {**plans(), **LATER_FAMILIES}.items():
         kinds = {primary.kind for primary, *_ in members}
         for shape in ("about normal", "two-peaked") if "accuracy" in kinds else ("",):
             rng = np.random.default_rng(0)
@@ -136,19 +183,29 @@ def false_verdicts(num_draws: int) -> Iterator[Result]:
             yield Result(title=title, share=wrong / num_draws, high=SIGNIFICANCE, num_draws=num_draws)
 
 
+def false_verdicts_in_looks(num_draws: int) -> Result:
+    """Share of families of nine in which a look of plan.seeds=auto finds equal variants better or worse."""
+    rng, wrong, most = np.random.default_rng(5), 0, max(LOOKS)
+    for _ in range(num_draws):
+        pairs = [pair for _ in range(3) for pair in pairs_with_reference(NATS, nats(rng, 4, most))]
+        wrong += any(verdict.winner is not None for verdict in judge_in_looks(pairs))
+    title = f"equal variants come out better or worse in any look of plan.seeds=auto, {len(pairs)} pairs, nats"
+    return Result(title=title, share=wrong / num_draws, high=SIGNIFICANCE, num_draws=num_draws)
+
+
 def power(num_draws: int) -> Result:
-    """Share of draws in which a difference of 1.5 % in perplexity is found, in a family of six."""
+    """Share of draws in which a difference of 1.5 % in perplexity is found, in the family of plan=compare."""
     rng = np.random.default_rng(1)
     means = {"nats": math.log(1.015), "accuracy": 0.0}
-    share = np.mean([found(family_of_six(rng, means, 10))[0] for _ in range(num_draws)])
-    title = "1.5 % of perplexity comes out better or worse with 10 seeds, 6 pairs"
+    share = np.mean([found(family_of_nine(rng, means, 10))[0] for _ in range(num_draws)])
+    title = "1.5 % of perplexity comes out better or worse with 10 seeds, 9 pairs"
     return Result(title=title, share=float(share), low=0.8, num_draws=num_draws)
 
 
 def equivalence(num_draws: int) -> Iterator[Result]:
     """Share of equal pairs that come out equivalent with the number of seeds that a report names for their spread."""
     for index, primary in enumerate((NATS, ACCURACY)):
-        num_pairs = 6
+        num_pairs = 9
         needed = TESTS[primary.kind].seeds_needed(
             *(0.0, SPREADS[primary.kind], primary.margin),
             alpha=SIGNIFICANCE / num_pairs,
@@ -158,8 +215,8 @@ def equivalence(num_draws: int) -> Iterator[Result]:
         assert 5 <= needed <= 20, needed
         rng = np.random.default_rng(2)
         means = {"nats": 0.0, "accuracy": 0.0}
-        share = np.mean([equivalent(family_of_six(rng, means, needed))[2 * index] for _ in range(num_draws)])
-        title = f"equal variants come out equivalent in {primary.kind} with the {needed} seeds that are named, 6 pairs"
+        share = np.mean([equivalent(family_of_nine(rng, means, needed))[3 * index] for _ in range(num_draws)])
+        title = f"equal variants come out equivalent in {primary.kind} with the {needed} seeds that are named, 9 pairs"
         yield Result(title=title, share=float(share), low=0.8, num_draws=num_draws)
 
 
@@ -190,11 +247,11 @@ def _covered(intervals: Sequence[Interval], mean: float) -> float:
     return sum(low <= mean <= high for low, high in ends) / len(intervals)
 
 
-def family_of_six(rng: np.random.Generator, means: dict[str, float], num_seeds: int) -> list[Pair]:
-    """Draw six pairs, two for each of three metrics: differences about these means."""
+def family_of_nine(rng: np.random.Generator, means: dict[str, float], num_seeds: int) -> list[Pair]:
+    """Draw nine pairs, three for each of three metrics: differences about these means."""
     return [
         _pair(primary, rng.normal(means[primary.kind], SPREADS[primary.kind], num_seeds))
-        for primary in (NATS, NATS, ACCURACY, ACCURACY, ACCURACY, ACCURACY)
+        for primary in [NATS] * 3 + [ACCURACY] * 6
     ]
 
 
@@ -205,6 +262,7 @@ def _pair(primary: Primary, differences: np.ndarray) -> Pair:
         settings={},
         first="variant",
         second="reference",
+        seeds=tuple(range(len(differences))),
         differences=tuple(differences.tolist()),
     )
 

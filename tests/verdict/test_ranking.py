@@ -51,17 +51,17 @@ def judged(rows, rank, reference="softmax"):
 
 
 def test_ten_seeds_at_one_and_ten_at_chance_are_better_in_the_family_of_a_comparison():
-    rest = [pair(np.random.default_rng(index).normal(0, 0.02, 10)) for index in range(5)]
+    rest = [pair(np.random.default_rng(index).normal(0, 0.02, 10)) for index in range(8)]
     solved = np.random.default_rng(9).uniform(0.93, 0.97, 10)
     verdict = one(pair(solved), *rest)
     assert (verdict.outcome, verdict.exceeds_margin, verdict.adjusted_p_value) == (
         "better",
         True,
-        pytest.approx(6 / 512),
+        pytest.approx(9 / 512),
     )
     assert verdict.low > 0.9
-    # Two exceptions, and a variant more in the family.
-    with_two = one(pair([*solved[:8], -0.01, -0.02]), *rest, *rest[:3])
+    # With two exceptions it is not, and the seeds that it would take are named.
+    with_two = one(pair([*solved[:8], -0.01, -0.02]), *rest)
     assert with_two.outcome == "undecided"
     assert 10 < with_two.seeds_needed <= 20
 

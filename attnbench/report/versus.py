@@ -159,7 +159,6 @@ def _joined(before: Side, after: Side, shared: Sequence[str]) -> Inputs:
         reference=None,
         rates=[],
         shared={},
-        frozen=[],
         factors=[],
         failures=[*before.inputs.protocol.failures, *after.inputs.protocol.failures],
         missing=[],

@@ -196,6 +196,9 @@ def test_the_record_says_what_was_compared_and_how(whole):
     assert len(content["files"]) == 4 + 2 * 4 + 2
     assert all((folder / name).is_file() for name in content["files"])
     assert not any(f"seed{SELECTION_SEED}" in name for name in content["files"])
+    # Text of each language model that is scored, and of none that rates were chosen by.
+    samples = {path.parent for path in folder.glob("*/sample.json")}
+    assert samples == {(folder / name).parents[1] for name in content["files"] if "/results/training-" in name}
     assert [(rate["variant"], rate["evaluation"]) for rate in content["rates"]] == [
         *(("softmax", "copy"), ("softmax", "training"), ("plain", "copy"), ("plain", "training")),
     ]

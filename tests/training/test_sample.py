@@ -1,0 +1,36 @@
+"""Text that a trained language model leaves beside it."""
+
+import json
+
+import pytest
+import torch
+from small import MIXERS, VOCABULARY, fresh_state, record
+
+from attnbench.training.sample import NUM_CHARACTERS, NUM_PROMPT, SAMPLE, write_sample
+
+
+def written(folder, model) -> dict:
+    tokens_N = torch.arange(3 * NUM_PROMPT, dtype=torch.uint8) % (len(VOCABULARY) - 1)
+    folder.mkdir(exist_ok=True)
+    write_sample(folder, model, record(), tokens_N)
+    return json.loads((folder / SAMPLE).read_text())
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_sample_goes_on_from_the_text_with_known_characters_alike_each_time(name, tmp_path):
+    model = fresh_state(name).model
+    sample = written(tmp_path / "first", model)
+    assert sample["prompt"] == ("".join(VOCABULARY[:-1]) * NUM_PROMPT)[:NUM_PROMPT]
+    assert len(sample["text"]) == NUM_CHARACTERS
+    assert set(sample["text"]) <= set(VOCABULARY[:-1])
+    assert len(set(sample["text"])) > 1
+    assert written(tmp_path / "again", model) == sample
+
+
+def test_a_kernel_without_a_state_writes_by_recomputation(tmp_path, monkeypatch):
+    model = fresh_state("softmax").model
+    sample = written(tmp_path, model)
+    mixer = model.layers[0].mixer
+    monkeypatch.setattr(type(mixer), "trains_only", frozenset({mixer.backend}))
+    monkeypatch.setattr("attnbench.training.sample.Writer", None)
+    assert written(tmp_path, model)["text"][:20] == sample["text"][:20]

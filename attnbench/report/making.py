@@ -8,6 +8,7 @@ from attnbench.report import words
 from attnbench.report.blocks import Block, Folded, Note
 from attnbench.report.inputs import Inputs, Rate
 from attnbench.report.plots import BUDGETS
+from attnbench.report.surroundings import surroundings_table
 from attnbench.results.rows import is_search
 from attnbench.results.tables import NOTHING, Table, TableCell
 from attnbench.verdict.seeds import Figure
@@ -25,6 +26,7 @@ def making_parts(inputs: Inputs, figures: Sequence[Figure]) -> dict[str, list[Bl
     """List the blocks by their headings: protocol, budgets, rates, failures, environments."""
     parts = {
         "Protocol": [_protocol(inputs)],
+        "Around the mixers": [table] if (table := surroundings_table(inputs.rows)) is not None else [],
         "Budgets achieved": _budgets(figures),
         "Learning rates": _rates(inputs),
         "What has no number": _failures(inputs, figures),

@@ -1,12 +1,17 @@
-"""Sentences on what stands around the mixers: options in which variants differ beyond the mixer itself."""
+"""Words on what stands around the mixers: options in which variants differ beyond the mixer itself, and all of them."""
 
 import json
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from attnbench.report import words
 from attnbench.results.rows import MIXER_OPTIONS, ResultRow, is_search
-from attnbench.results.tables import NOTHING
+from attnbench.results.tables import NOTHING, Table
+from attnbench.settings.schema import RecipeSettings
+
+PARTS = tuple(entry.name for entry in fields(RecipeSettings) if entry.name != "name")
+"""Options of mixers that are parts around them."""
 
 ALIKE = "Alike around all mixers, in every option that more than one mixer has."
 
@@ -30,6 +35,22 @@ def surroundings(rows: Sequence[ResultRow]) -> list[str]:
     if not texts:
         return [ALIKE]
     return [f"In {words.listed(names)} the variants differ in {text}." for text, names in texts.items()]
+
+
+def surroundings_table(rows: Sequence[ResultRow]) -> Table | None:
+    """Write what stands around each variant, evaluations that have it alike in one line; None where no row says so."""
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for evaluation, by_variant in _options(rows).items():
+        for variant, (_, options) in by_variant.items():
+            values = (_shown(options[name]) if name in options else "has none" for name in PARTS)
+            lines.setdefault((variant, *values), []).append(evaluation)
+    if not lines:
+        return None
+    return Table(
+        headers=["Variant", "In", *(name.replace("_", " ") for name in PARTS)],
+        lines=[[variant, words.listed(names), *values] for (variant, *values), names in sorted(lines.items())],
+        num_labels=2,
+    )
 
 
 def _options(rows: Sequence[ResultRow]) -> dict[str, dict[str, tuple[str, dict[str, Any]]]]:

@@ -22,7 +22,7 @@ from attnbench.report.look import to_svg
 from attnbench.report.page import write_report
 from attnbench.report.plots import chance_text, describe, missing_text, plots_of
 from attnbench.report.plotted import picture, table_of_singles
-from attnbench.report.surroundings import ALIKE, surroundings
+from attnbench.report.surroundings import ALIKE, surroundings, surroundings_table
 from attnbench.report.template import render
 from attnbench.report.words import (
     chances,
@@ -542,6 +542,26 @@ def test_what_differs_around_the_mixers_is_a_sentence():
     ]
     assert surroundings(rows[1:3]) == [ALIKE]
     assert surroundings([row()]) == []
+    assert surroundings_table([row()]) is None
+
+
+def test_what_stands_around_each_variant_is_a_table():
+    def row_with(variant, evaluation, **options):
+        identity = dataclasses.replace(row().identity, variant=variant, evaluation=evaluation)
+        return dataclasses.replace(row(settings={MIXER_OPTIONS: options}), identity=identity)
+
+    rows = [
+        row_with("softmax", "recall", rotary_theta=10000.0, conv_size=4, output_gate="silu"),
+        row_with("softmax", "copy", rotary_theta=10000.0, conv_size=4, output_gate="silu"),
+        row_with("linear", "copy", rotary_theta=None, conv_size=0, qk_norm=True, output_gate="none"),
+    ]
+    table = surroundings_table(rows)
+    assert table is not None
+    assert table.headers == ["Variant", "In", "rotary theta", "conv size", "qk norm", "output norm", "output gate"]
+    assert table.lines == [
+        ["linear", "copy", "none", "0", "on", "has none", "none"],
+        ["softmax", "recall and copy", "10,000", "4", "has none", "has none", "silu"],
+    ]
 
 
 def test_scores_beyond_the_trained_length_are_in_the_answer(inputs, summed):

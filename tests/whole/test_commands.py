@@ -104,7 +104,13 @@ def trained(folder) -> Path:
 def plan_words() -> list[str]:
     """Words that make a plan of conf/plan small."""
     overrides = ["experiment=demo", *TINY_RUN, *smoke_words("recall"), "data.path=my_text.txt"]
-    plan = {"overrides": overrides, "evaluations": ["recall"], "learning_rates": [1e-3], "num_workers": 1}
+    plan = {
+        "overrides": overrides,
+        "evaluations": ["recall"],
+        "learning_rates": [1e-3],
+        "num_workers": 1,
+        "tested": None,
+    }
     return [*(f"plan.{name}={json.dumps(value)}" for name, value in plan.items()), "logger=none", "device=cpu"]
 
 
@@ -159,6 +165,9 @@ def test_a_prompt_is_continued(folder, trained, command, monkeypatch):
 @of_script("compare.py")
 def test_a_comparison_is_what_its_line_says(folder, compared, command):
     words = words_of(command)
+    if "freeze=true" in words:
+        assert "frozen: outputs/" in call(folder, "compare.py", *words, *plan_words())
+        return
     if not any(word.startswith("export=") for word in words):
         # The fixture carried one out; of the others it is enough that they would run.
         words.append("plan.dry_run=true")

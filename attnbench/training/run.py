@@ -255,7 +255,10 @@ class TrainingJob(Job):
         checkpoint.save_final(run.checkpoints, state, run.record())
         if run.seed < SELECTION_SEED:
             with uncompiled():
-                attempt(lambda: write_sample(run.folder, state.model, run.record(), run.corpus.tokens["validation"]))
+                tokens_N = run.corpus.tokens["validation"]
+                written = attempt(lambda: write_sample(run.folder, state.model, run.record(), tokens_N))
+                if isinstance(written, OutOfMemory):
+                    log.warning(f"{run.folder}: no sample of its text, {written.reason}")
         if stop.signal is not None:
             # It came during the last step, when there was nothing left to stop but what follows.
             self.failure = stop.interruption(

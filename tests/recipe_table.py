@@ -33,7 +33,7 @@ def recipe(name: str) -> RecipeSettings:
 
 
 def recipe_tables() -> str:
-    """What each recipe asks for, and what each mixer gets by it."""
+    """Return the table of what each recipe asks for, and the table of what each mixer gets by it."""
     recipes = {name: recipe(name) for name in RECIPES}
     asked = [
         [title, *(_asked(part, getattr(entry, part)) for entry in recipes.values())] for part, title in PARTS.items()

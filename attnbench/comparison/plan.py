@@ -49,7 +49,7 @@ class Comparison:
         self.started, self.mark = datetime.now(UTC), time.monotonic()
         self.failures: dict[str, str] = {}
         self.num_seeds: dict[tuple[str, str], int] = {}
-        """Of plan.seeds=auto: seeds by (evaluation, variant) of those that have had more than the first look."""
+        """Seeds by (evaluation, variant) where plan.seeds=auto gave more than those of the first look."""
         self.choices: list[Choice] = []
         self.undecided: list[str] = []
         """Scored cells that wait for a search, in words."""

@@ -38,7 +38,7 @@ NUM_RESAMPLES = 499
 
 
 class Scaling(SystemEvaluation):
-    """What a step costs at several model sizes, each matched as the run is; with train_tokens what so many teach, too.
+    """Cost of a step at several model sizes, each matched as the run is; with train_tokens the loss after so many, too.
 
     With `train_tokens` every size has its learning rate searched on the validation split, and is then trained on that
     many characters with several seeds; its loss is that of the test split. Of five sizes or more the power law

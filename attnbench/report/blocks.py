@@ -21,7 +21,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What opens at a click on its title."""
+    """Blocks that open at a click on their title."""
 
     title: str
     count: str
@@ -85,7 +85,7 @@ class Scores:
 
 
 Block = Table | Note | Folded | Lines | Pictures | Samples | Scores | dict[str, str]
-"""What stands below a heading; a dictionary is facts by their names."""
+"""Content below a heading; a dictionary is facts by their names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

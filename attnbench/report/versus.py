@@ -37,7 +37,7 @@ class Side:
     """One of two experiments."""
 
     name: str
-    """What its variants are called by: "softmax (before)"."""
+    """Word behind the names of its variants: "softmax (before)"."""
     inputs: Inputs
 
     def variant(self, name: str) -> str:

@@ -23,7 +23,7 @@ MAX_VARIANTS = 256
 """Largest number of variants of a plan, and of its learning rates."""
 
 CONTROL_SHIFT = 50
-"""What the seeds of a control are shifted by: the reference of a plan under other seeds."""
+"""Shift of the seeds of a control: the reference of a plan under other seeds."""
 
 LOOKS = {5: 0.005, 10: 0.015, 20: 0.03}
 """Seeds after which plan.seeds=auto looks at the scores, and the error of the family that each look may spend."""

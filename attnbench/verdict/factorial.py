@@ -54,7 +54,7 @@ class Factorial:
 
     factors: list[str]
     corners: list[Corner]
-    """Of the plan, measured or not."""
+    """Parts of the plan, measured or not."""
 
     @classmethod
     def of(cls, variants: Sequence[str], factors: Sequence[str]) -> "Factorial":
@@ -100,7 +100,7 @@ class Factorial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effects:
-    """What the nats of a factorial say, and what they cannot say."""
+    """Effects that the nats of a factorial show, and the gaps in them."""
 
     effects: list[Effect]
     mixers: list[str]

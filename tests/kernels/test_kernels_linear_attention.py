@@ -99,7 +99,7 @@ def test_kernels_go_on_from_a_state(length):
 @pytest.mark.parametrize("segment", [64, 256])
 @pytest.mark.parametrize("state", [False, True])
 def test_without_the_quotient_the_kernels_are_the_sum(monkeypatch, state, segment):
-    """What rotary positions use, whose normaliser is of other features."""
+    """The kernel without its quotient, for rotary positions, whose normaliser is of other features."""
     monkeypatch.setattr(kernels, "segment_positions", lambda batch, length, num_heads: segment)
     check(133, 20, "identity", torch.float32, state=state, eps=None)
 

@@ -1,10 +1,13 @@
 """Cells: the units that a comparison runs, each a training or a measurement, complete by its results files alone."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from attnbench.evals.base import CheckpointEvaluation, Evaluation, Probe, SystemEvaluation
+from attnbench.evals.runners.probe import ProbeJob
+from attnbench.evals.runners.stack import run_stack
 from attnbench.evals.runners.system import SystemJob
 from attnbench.results.job import Job, is_done, is_whole, run_jobs
 from attnbench.results.rows import read_results
@@ -25,6 +28,8 @@ class Cell:
     is_timed: bool = False
     """True where it runs alone on its device, in a process that did nothing else."""
     shares_device: bool = False
+    in_stack: bool = False
+    """True where stacks were asked for, be it one of one."""
 
     @property
     def group(self) -> str:
@@ -61,6 +66,28 @@ def execute(cell: Cell) -> None:
         UserError, Interrupted: as `results.job.run_jobs`.
     """
     run_jobs(cell.jobs, shares_device=cell.shares_device)
+
+
+def execute_together(cells: Sequence[Cell]) -> None:
+    """Run cells in this process: one, or the members of a stack, see `in_stacks`."""
+    jobs = [job for cell in cells for job in cell.jobs if isinstance(job, ProbeJob)]
+    if jobs and cells[0].in_stack:
+        run_stack(jobs, shares_device=cells[0].shares_device)
+        return
+    for cell in cells:
+        execute(cell)
+
+
+def in_stacks(cells: Sequence[Cell], size: int) -> list[tuple[Cell, ...]]:
+    """Group trainings that differ in numbers alone, at most `size` of them, in the order of their first."""
+    if size == 1:
+        return [(cell,) for cell in cells]
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        job = cell.jobs[0]
+        name = job.shape_hash if isinstance(job, ProbeJob) else job.config_hash
+        groups.setdefault(name, []).append(replace(cell, in_stack=True))
+    return [tuple(group[start : start + size]) for group in groups.values() for start in range(0, len(group), size)]
 
 
 def system_cell(job: SystemJob) -> Cell:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from attnbench.comparison.cells import Cell, execute
+from attnbench.comparison.cells import Cell, execute_together, in_stacks
 from attnbench.comparison.freeze import check_frozen, described_protocols, freeze
 from attnbench.comparison.looks import look_again
 from attnbench.comparison.plan import Comparison, Compose
@@ -123,10 +123,11 @@ def _run_cells(comparison: Comparison, cells: Sequence[Cell], progress: Progress
         if is_timed:
             say_why_again(group)
         group = [replace(cell, shares_device=num_workers > 1) for cell in group]
-        progress.begin(group, num_workers)
+        stacks = in_stacks(group, 1 if is_timed else settings.plan.stack)
+        progress.begin([cell for stack in stacks for cell in stack], num_workers)
         outcomes = run_in_processes(
-            execute,
-            group,
+            execute_together,
+            stacks,
             num_workers=num_workers,
             log=comparison.folder / "output.log",
             # On a CPU the workers share the cores; small models gain little from a second thread anyway.
@@ -135,8 +136,11 @@ def _run_cells(comparison: Comparison, cells: Sequence[Cell], progress: Progress
         )
         with closing(outcomes):
             for outcome in outcomes:
-                progress.report(outcome)
-                _judge(comparison, outcome)
+                for cell in outcome.item:
+                    seconds = outcome.seconds / len(outcome.item)
+                    of_cell = Outcome(item=cell, seconds=seconds, error=outcome.error)
+                    progress.report(of_cell)
+                    _judge(comparison, of_cell)
 
 
 def _judge(comparison: Comparison, outcome: Outcome[Cell]) -> None:

@@ -10,12 +10,13 @@ from torch import Tensor
 from attnbench.machine.device import on_kernels
 from attnbench.machine.precision import computing
 from attnbench.model.language_model import Embedding, LanguageModel
+from attnbench.ops.precision import accumulation_dtype
 
 
 def cross_entropy(logits_BTC: Tensor, targets_BT: Tensor, weight_BT: Tensor | None = None) -> Tensor:
-    """Return the sum over all labels of -log p(target), in nats, float32; a label of weight 0 is absent."""
-    # Float32 whatever the compute precision: a sum of exponentials over the vocabulary in bfloat16 has two digits.
-    logits_NC = logits_BTC.flatten(0, -2).float()
+    """Return the sum over all labels of -log p(target), in nats, float32 at least; a label of weight 0 is absent."""
+    # Float32 at least, whatever the compute precision: a sum of exponentials in bfloat16 has two digits.
+    logits_NC = logits_BTC.flatten(0, -2).to(accumulation_dtype(logits_BTC.dtype))
     if weight_BT is None:
         return F.cross_entropy(logits_NC, targets_BT.flatten(), reduction="sum")
     nats_N = F.cross_entropy(logits_NC, targets_BT.flatten(), reduction="none")

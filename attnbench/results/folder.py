@@ -6,7 +6,7 @@ config.yaml environment.json train.log metrics.jsonl checkpoint/ results/<evalua
 import errno
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -77,18 +77,36 @@ def recording(folder: Path, *, waits: bool) -> Iterator[None]:
         UserError: as `holding`.
         Interrupted: a signal came, and nothing inside has handled it.
     """
-    with holding(folder, waits=waits):
+    with recording_each([folder], waits=waits, is_done=lambda folder: False):
+        yield
+
+
+@contextmanager
+def recording_each(folders: Sequence[Path], *, waits: bool, is_done: Callable[[Path], bool]) -> Iterator[None]:
+    """Do so for several folders whose work is done together.
+
+    Args:
+        is_done: true of a folder whose own work was done before an error.
+    """
+    with ExitStack() as held:
+        # In one order, so that two processes that want the same folders do not wait for each other.
+        for folder in sorted(folders):
+            held.enter_context(holding(folder, waits=waits))
         with ExitStack() as stack:
-            _keep_log(folder / "train.log", stack)
+            for folder in folders:
+                _keep_log(folder / "train.log", stack)
             try:
                 with interruptible("interrupted; the same command goes on from what was kept"):
                     yield
             except Exception as error:
                 # The folder tells what became of the run, whoever looks at it later; unless it is what failed.
-                with suppress(OSError):
-                    replace_file(folder / "failed.txt", f"{type(error).__name__}: {error}\n")
+                for folder in folders:
+                    if not is_done(folder):
+                        with suppress(OSError):
+                            replace_file(folder / "failed.txt", f"{type(error).__name__}: {error}\n")
                 raise
-        (folder / "failed.txt").unlink(missing_ok=True)
+        for folder in folders:
+            (folder / "failed.txt").unlink(missing_ok=True)
 
 
 class _LogFile(logging.FileHandler):

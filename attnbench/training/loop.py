@@ -88,18 +88,31 @@ def train(
         precision: resolved, see `precision.resolve_precision`.
         compiled, captured: see `stepper`.
     """
-    device = next(state.model.parameters()).device
-    known, known_end, rates_S = range(0), 0, torch.empty(0)
+    rates = Rates(state, settings, num_steps)
     step = stepper(state, settings, precision, compiled=compiled, captured=captured)
     state.model.train()
-    while state.step < (end := state.end(num_steps)):
-        if state.step not in known or end != known_end:
-            known, known_end = range(state.step, min(state.step + RATES_AT_A_TIME, end)), end
-            rates_S = learning_rates(settings, end, known).to(device)
-        report = step(batches(state.step), rates_S[state.step - known.start])
+    while state.step < state.end(num_steps):
+        report = step(batches(state.step), rates.next())
         state.step += 1
         for hook in hooks:
             hook(state, report)
+
+
+class Rates:
+    """The learning rates of a training, on its device, some thousands of steps at once."""
+
+    def __init__(self, state: TrainState, settings: TrainSettings, num_steps: int) -> None:
+        self.state, self.settings, self.num_steps = state, settings, num_steps
+        self._known, self._end, self._rates_S = range(0), 0, torch.empty(0)
+
+    def next(self) -> Tensor:
+        """Return the rate of the step that the state is at, a scalar on the device."""
+        step, end = self.state.step, self.state.end(self.num_steps)
+        if step not in self._known or end != self._end:
+            self._known, self._end = range(step, min(step + RATES_AT_A_TIME, end)), end
+            device = next(self.state.model.parameters()).device
+            self._rates_S = learning_rates(self.settings, end, self._known).to(device)
+        return self._rates_S[step - self._known.start]
 
 
 def batch_nats(model: LanguageModel, batch: Batch) -> Tensor:

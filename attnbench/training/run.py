@@ -38,6 +38,7 @@ from attnbench.training.loop import Batch, text_batch, train
 from attnbench.training.prepare import Run, resolved_config, row_settings
 from attnbench.training.sample import write_sample
 from attnbench.training.schedule import shortened
+from attnbench.training.stack import Member
 from attnbench.training.wandb import WandbMirror, beside
 
 log = logging.getLogger(__name__)
@@ -91,6 +92,30 @@ class Training:
             Interrupted: a signal asked to stop, and the state is kept.
             UserError: a damaged checkpoint, or a mixer from outside attnbench that sees the future.
         """
+        with ExitStack() as stack:
+            stack.enter_context(stop.listening())
+            member, stopwatch = self.begin(stop, stack, shares_device=shares_device)
+            try:
+                train(
+                    member.state,
+                    self.batches,
+                    self.settings,
+                    precision=self.record.precision,
+                    num_steps=self.num_steps,
+                    hooks=member.hooks,
+                    compiled=self.compiled,
+                    captured=self.captured,
+                )
+            except DivergedError as error:
+                raise self.located(error, member.state) from None
+        return member.state, stopwatch
+
+    def begin(self, stop: StopRequest, stack: ExitStack, *, shares_device: bool) -> tuple[Member, Stopwatch]:
+        """Load the last kept state, or build a fresh one, and open its log; what a stop cut off is made up for.
+
+        Args:
+            stack: closes the log.
+        """
         model, record, folder = self.build(), self.record, self.folder / "checkpoint"
         resumed = checkpoint.load_last(folder, model)
         if resumed is None:
@@ -99,25 +124,16 @@ class Training:
         state = resumed or TrainState.fresh(model)
         state.shared_device |= shares_device
         stopwatch = Stopwatch(state, self.device)
-        with ExitStack() as stack:
-            stack.enter_context(stop.listening())
-            hooks = self._hooks(state, stopwatch, stop, stack, is_resumed=resumed is not None)
-            stopwatch.restart()
-            try:
-                make_up(state, hooks)
-                train(
-                    state,
-                    self.batches,
-                    self.settings,
-                    precision=record.precision,
-                    num_steps=self.num_steps,
-                    hooks=hooks,
-                    compiled=self.compiled,
-                    captured=self.captured,
-                )
-            except DivergedError as error:
-                raise located(error, state, self.batches, self.settings, record.precision, folder) from None
-        return state, stopwatch
+        hooks = self._hooks(state, stopwatch, stop, stack, is_resumed=resumed is not None)
+        stopwatch.restart()
+        make_up(state, hooks)
+        given = {"state": state, "batches": self.batches, "settings": self.settings, "num_steps": self.num_steps}
+        return Member(**given, hooks=hooks), stopwatch
+
+    def located(self, error: DivergedError, state: TrainState) -> DivergedError:
+        """See `divergence.located`."""
+        folder = self.folder / "checkpoint"
+        return located(error, state, self.batches, self.settings, self.record.precision, folder)
 
     def _hooks(
         self, state: TrainState, stopwatch: Stopwatch, stop: StopRequest, stack: ExitStack, *, is_resumed: bool

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -83,10 +83,12 @@ def compared(given: ComparisonSettings) -> Path:
 def recorder(calls: list[tuple[bool, list[Cell]]]) -> Callable[..., Iterator[Outcome]]:
     """Stand in for `run_in_processes`; keep for each group whether every cell is to get a fresh process."""
 
-    def run(function: Callable[[Cell], None], items: Iterable[Cell], *, fresh: bool, **_: Any) -> Iterator[Outcome]:
+    def run(
+        function: Callable[[Sequence[Cell]], None], items: Iterable[Sequence[Cell]], *, fresh: bool, **_: Any
+    ) -> Iterator[Outcome]:
         calls.append((fresh, []))
         for item in items:
-            calls[-1][1].append(item)
+            calls[-1][1].extend(item)
             yield from in_this_process(function, [item])
 
     return run
@@ -295,11 +297,12 @@ def test_a_cell_that_dies_is_recorded_and_tried_again_the_next_time(
     def dying(cell: Cell) -> None:
         if cell.label.startswith(dies):
             raise RuntimeError("its process was ended by SIGKILL")
-        cells.execute(cell)
+        whole(cell)
 
+    whole = cells.execute
     given = settings(text, tmp_path, evaluations=["copy", "perplexity"], probe_seeds=[0])
     with monkeypatch.context() as patch:
-        patch.setattr(compare, "execute", dying)
+        patch.setattr(cells, "execute", dying)
         with pytest.raises(UserError, match=f"^{num_failures} failed"):
             compared(given)
     failures = record(tmp_path / "little")["failures"]

@@ -20,6 +20,7 @@ from attnbench.machine.device import synchronize
 from attnbench.machine.precision import computing
 from attnbench.machine.signals import StopRequest
 from attnbench.machine.timing import OutOfMemory, attempt
+from attnbench.mixers.base import Mixer
 from attnbench.model.language_model import LanguageModel, build_model, function_of
 from attnbench.model.matching import Matched
 from attnbench.model.stored import ModelRecord
@@ -28,6 +29,7 @@ from attnbench.results.job import Job
 from attnbench.results.metrics import Primary
 from attnbench.results.protocol import protocol_of
 from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS, Measurement
+from attnbench.settings.registry import resolve
 from attnbench.settings.schema import SELECTION_SEED, EvaluationSettings, MixerSettings, RunSettings, TrainSettings
 from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState
@@ -70,6 +72,12 @@ class ProbeJob(Job):
     """Positions of a training sequence."""
     limit: int | None = None
     """Step at which a training leaves its search that has not passed the threshold; None: it goes on."""
+    stack: int | None = None
+    """Trainings that make its steps together with it; None: nothing was asked for but itself."""
+    too_large: list[int] = field(default_factory=list)
+    """Sizes of stacks that ran out of memory before this one."""
+    outcome: "Outcome | None" = None
+    """What came of it in a stack; None: it trains itself."""
     config_hash: str = field(init=False)
     folder: Path = field(init=False)
 
@@ -78,6 +86,18 @@ class ProbeJob(Job):
         settings, task, rate = self.settings, folder_label(self.task), self.train.learning_rate
         words = [self.evaluation, settings.mixer.name, task, f"lr{rate:g}", f"seed{settings.seed}", self.config_hash]
         self.folder = Path(settings.outputs_dir) / settings.experiment / "cells" / "-".join(filter(None, words))
+
+    @property
+    def shape_hash(self) -> str:
+        """The `config_hash`, the same for trainings that differ in numbers alone: seed, learning rate and limit."""
+        content = self._content()
+        train = {**content["train"], "learning_rate": None}
+        return config_hash({**content, "train": train, "seed": None, "limit": None})
+
+    def can_stack(self) -> bool:
+        """Tell if several of it can train as one: every layer's kernel has a batching rule."""
+        mixers = [(resolve(mixer.target, Mixer), mixer.options["backend"]) for mixer in self.mixers if self.matched]
+        return bool(mixers) and all(backend not in cls.without_vmap for cls, backend in mixers)
 
     def at(self, rate: float, seed: int, limit: int | None = None) -> "ProbeJob":
         """The same training with another rate, seed and limit; nothing is resolved anew."""
@@ -147,6 +167,8 @@ class ProbeJob(Job):
         return {
             **self.task.settings,
             "learning_rate": self.train.learning_rate,
+            **({"stack": self.stack} if self.stack is not None else {}),
+            **({"stack_too_large": self.too_large} if self.too_large else {}),
             **recipe_settings(self.settings, self.not_applicable),
             MIXER_OPTIONS: mixer_options(self.mixers),
             EVALUATION_OPTIONS: {
@@ -179,10 +201,9 @@ class ProbeJob(Job):
         yield Measurement(metric="parameters", value=self.matched.parameters, unit="")
         yield from budget(self.matched)
         stop = StopRequest()
-        try:
-            trained = attempt(lambda: self._train(stop))
-        except DivergedError as error:
-            yield from self._failed("diverged", str(error))
+        trained = self.outcome if self.outcome is not None else self._train_alone(stop)
+        if isinstance(trained, DivergedError):
+            yield from self._failed("diverged", str(trained))
             return
         if isinstance(trained, OutOfMemory):
             yield from self._failed("out_of_memory", trained.reason)
@@ -216,12 +237,22 @@ class ProbeJob(Job):
             device=self.device,
         )
 
-    def _train(self, stop: StopRequest) -> tuple[TrainState, dict[str, float]]:
-        """The trained state, and tokens a second of the steps and of the generator of their data."""
-        make_ready(self.device)
-        sequences = TrainingSequences(self.task, self.settings.seed, self.device)
+    def _train_alone(self, stop: StopRequest) -> "Outcome | OutOfMemory":
+        def train() -> Outcome:
+            make_ready(self.device)
+            sequences = TrainingSequences(self.task, self.settings.seed, self.device)
+            state, _ = self.training(sequences.batch).run(stop, shares_device=self.shares_device)
+            return self.trained(state, sequences)
+
+        try:
+            return attempt(train)
+        except DivergedError as error:
+            return error
+
+    def trained(self, state: TrainState, sequences: "TrainingSequences") -> "Outcome":
+        """Return what its rows are made of: the state, and tokens a second of the steps and of their data's
+        generator."""
         speeds = {"generator_tokens_per_second": sequences.tokens_per_second}
-        state, _ = self.training(sequences.batch).run(stop, shares_device=self.shares_device)
         if state.warm_steps:
             tokens_per_step = self.task.batch_size * self.seq_len
             speeds["tokens_per_second"] = state.warm_steps * tokens_per_step / state.warm_seconds
@@ -336,6 +367,10 @@ class ProbeJob(Job):
         yield from self._times_without_numbers(status, reason)
         for metric, settings in [*self.task.axes(), ("solved", SHARE)] if self.is_scored else []:
             yield from without_numbers({metric: ""}, settings, status, reason)
+
+
+Outcome = tuple[TrainState, dict[str, float]] | DivergedError
+"""Result of a training: see `ProbeJob.trained`."""
 
 
 class TrainingSequences:

@@ -1,0 +1,80 @@
+"""Trainings of a probe's task that differ in seed and learning rate, as one stack; each a job in its own folder."""
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from attnbench.evals.runners.probe import ProbeJob, TrainingSequences
+from attnbench.machine.locks import device_lock
+from attnbench.machine.signals import StopRequest
+from attnbench.machine.timing import OutOfMemory, attempt
+from attnbench.results.folder import recording_each
+from attnbench.results.job import is_done, record, run_jobs
+from attnbench.training.run import make_ready
+from attnbench.training.stack import train_stack
+
+log = logging.getLogger(__name__)
+
+
+def run_stack(jobs: Sequence[ProbeJob], *, shares_device: bool, too_large: Sequence[int] = ()) -> None:
+    """Train jobs of one shape together, and record each as soon as it is over; those that are done stay as they are.
+
+    A stack that does not fit into memory is run as two halves, one after the other. A kernel without a batching rule
+    trains one by one. The rows say which.
+
+    Args:
+        too_large: sizes that did not fit before.
+
+    Raises:
+        UserError, Interrupted: as `results.job.run_jobs`.
+    """
+    if len(jobs) == 1 or not jobs[0].can_stack():
+        for job in jobs:
+            job.stack, job.too_large = 1, list(too_large)
+            run_jobs([job], shares_device=shares_device)
+        return
+    folders = {job.folder: job for job in jobs}
+    with (
+        recording_each(list(folders), waits=True, is_done=lambda folder: is_done(folders[folder])),
+        device_lock(jobs[0].device, shared=shares_device),
+    ):
+        # Asked inside: another process may have finished some while this one waited.
+        todo = [job for job in jobs if job.rerun or not is_done(job)]
+        for job in todo:
+            job.stack, job.too_large, job.shares_device = len(todo), list(too_large), True
+        trained = attempt(lambda: _train(todo)) if todo else None
+    if isinstance(trained, OutOfMemory):
+        log.warning(f"a stack of {len(todo)} ran out of memory, so two halves follow ({trained.reason})")
+        left = [job for job in todo if job.outcome is None]
+        half = -(-len(todo) // 2)
+        for start in range(0, len(left), half):
+            part = left[start : start + half]
+            run_stack(part, shares_device=shares_device, too_large=[*too_large, len(todo)])
+
+
+def _train(jobs: Sequence[ProbeJob]) -> None:
+    """Train them as one, and record each when it is over.
+
+    Raises:
+        Interrupted: a signal asked to stop; what was not over is kept.
+    """
+    stop, device, precision = StopRequest(), jobs[0].device, jobs[0].precision
+    make_ready(device)
+    # Of several learning rates of one seed once.
+    sequences = {job.settings.seed: TrainingSequences(job.task, job.settings.seed, device) for job in jobs}
+    with ExitStack() as stack:
+        stack.enter_context(stop.listening())
+        trainings = [job.training(sequences[job.settings.seed].batch) for job in jobs]
+        members = [training.begin(stop, stack, shares_device=True)[0] for training in trainings]
+        by_member = dict(zip(members, zip(jobs, trainings, strict=True), strict=True))
+        for member in train_stack(members, precision=precision, captured=trainings[0].captured):
+            job, training = by_member.pop(member)
+            job.announce(done=False)
+            if member.error is not None:
+                job.outcome = training.located(member.error, member.state)
+            else:
+                job.outcome = job.trained(member.state, sequences[job.settings.seed])
+            for _ in record(job):
+                pass
+    if stop.signal is not None:
+        raise stop.interruption("trained and scored to the end; the same command goes on from there")

@@ -1,0 +1,191 @@
+"""Several trainings as one stack: each is what it is alone."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from small import MIXERS, MODEL, SEQ_LEN, TRAIN, VOCABULARY, assert_equal_numbers, mixer_settings, numbers_of, record
+from torch import Tensor
+
+from attnbench.data.batches import Batches
+from attnbench.model.language_model import build_model
+from attnbench.settings.errors import Interrupted
+from attnbench.training.checkpoint import TrainState, load_last, save_step
+from attnbench.training.hooks import DivergedError
+from attnbench.training.loop import StepReport, text_batch, train
+from attnbench.training.stack import MIN_STEPS_TO_COMPACT, Member, train_stack
+
+TOKENS = torch.arange(600).remainder(7).mul(3).remainder(9).to(torch.int16)
+RUNS = [(0, 6e-3), (1, 6e-3), (0, 3e-3), (2, 1e-3)]
+"""Seeds and learning rates, low enough that 50 steps do not make large differences of a rounding."""
+
+
+class Curve:
+    """Hook that keeps losses and gradient norms, and ends a training whose loss is not finite."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+
+    def __call__(self, state: TrainState, report: StepReport | None = None) -> None:
+        if report is None:
+            return
+        self.losses.append(float(report.loss))
+        self.norms.append(float(report.gradient_norm))
+        if not math.isfinite(self.losses[-1]):
+            raise DivergedError("not finite")
+
+
+def member(
+    seed: int, rate: float, *, name: str = "softmax", num_steps: int = 12, dtype: Any = None, **changes: Any
+) -> Member:
+    model = build_model([mixer_settings(name)] * 2, MODEL, vocabulary_size=len(VOCABULARY), seed=seed)
+    batches = Batches(TOKENS, SEQ_LEN, TRAIN.batch_size, seed, "cpu")
+    return Member(
+        state=TrainState.fresh(model.to(dtype)),
+        batches=lambda step: text_batch(batches, step, None),
+        settings=replace(TRAIN, learning_rate=rate, num_steps=num_steps, **changes),
+        num_steps=num_steps,
+        hooks=[Curve()],
+    )
+
+
+def alone(one: Member) -> Member:
+    """Train as `loop.train` does."""
+    try:
+        train(one.state, one.batches, one.settings, precision="float32", num_steps=one.num_steps, hooks=one.hooks)
+    except DivergedError as error:
+        one.error = error
+    return one
+
+
+def curve_of(one: Member) -> Curve:
+    [*_, curve] = one.hooks
+    assert isinstance(curve, Curve)
+    return curve
+
+
+def weights_of(one: Member) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in one.state.model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_stack_is_its_runs_one_by_one_in_float64(name):
+    # The last one's rate overflows as soon as its warm-up is over.
+    runs = [*RUNS, (3, 1e200)]
+    given = {"name": name, "num_steps": 50, "dtype": torch.float64}
+    together = [member(*run, **given) for run in runs]
+    ended = list(train_stack(together, precision="float32"))
+    assert len(ended) == len(runs)
+    *finite, lost = together
+    assert lost.error is not None
+    assert all(one.error is None and one.state.step == 50 for one in finite)
+    for run, one in zip(runs, together, strict=True):
+        single = alone(member(*run, **given))
+        assert (single.error is None) == (one.error is None)
+        assert single.state.step == one.state.step
+        for kind in ("losses", "norms"):
+            ours, theirs = (torch.tensor(getattr(curve_of(it), kind), dtype=torch.float64) for it in (one, single))
+            torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10, equal_nan=True)
+        if one.error is None:
+            for key, tensor in weights_of(single).items():
+                torch.testing.assert_close(weights_of(one)[key], tensor, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_the_first_loss_in_float32_is_that_of_the_run_alone(name):
+    together = [member(*run, name=name, num_steps=1) for run in RUNS]
+    list(train_stack(together, precision="float32"))
+    for run, one in zip(RUNS, together, strict=True):
+        assert curve_of(one).losses == pytest.approx(
+            curve_of(alone(member(*run, name=name, num_steps=1))).losses, rel=1e-6
+        )
+
+
+def test_two_equal_runs_of_a_stack_stay_equal_to_the_bit():
+    first, second, other = (member(*run) for run in ((1, 1e-2), (1, 1e-2), (2, 3e-2)))
+    list(train_stack([first, second, other], precision="float32"))
+    assert curve_of(first).losses == curve_of(second).losses != curve_of(other).losses
+    assert_equal_numbers(numbers_of(first.state), numbers_of(second.state))
+
+
+def test_a_run_that_is_over_stands_still_and_is_given_back_before_the_others_end():
+    short, long = member(0, 1e-2, num_steps=3), member(1, 1e-2, num_steps=8)
+    ending = train_stack([short, long], precision="float32")
+    assert next(ending) is short
+    assert long.state.step == 3
+    kept = numbers_of(short.state)
+    assert list(ending) == [long]
+    assert long.state.step == 8
+    assert_equal_numbers(numbers_of(short.state), kept)
+
+
+def test_runs_that_are_over_are_left_out_once_half_of_the_stack_stands_still(monkeypatch):
+    sizes = []
+    initialise = __import__("attnbench.training.stack", fromlist=["Stack"]).Stack.__init__
+
+    def noted(self: Any, members: Any, *given: Any, **more: Any) -> None:
+        sizes.append(len(members))
+        initialise(self, members, *given, **more)
+
+    monkeypatch.setattr("attnbench.training.stack.Stack.__init__", noted)
+    many = MIN_STEPS_TO_COMPACT + 4
+    lengths, given = [2, 3, 4, many], {"dtype": torch.float64}
+    together = [member(seed, 1e-3, num_steps=steps, **given) for seed, steps in enumerate(lengths)]
+    list(train_stack(together, precision="float32"))
+    # At step 3 half of the four are over, at step 4 half of the two; then one trains on, whose end is near enough.
+    assert sizes == [4, 2, 1]
+    single = alone(member(3, 1e-3, num_steps=many, **given))
+    torch.testing.assert_close(
+        torch.tensor(curve_of(together[3]).losses), torch.tensor(curve_of(single).losses), rtol=1e-8, atol=1e-10
+    )
+
+
+def test_few_steps_are_not_worth_another_recording(monkeypatch):
+    sizes = []
+    monkeypatch.setattr("attnbench.training.stack._is_worth_compacting", lambda *given: sizes.append(given) or False)
+    list(train_stack([member(0, 1e-2, num_steps=2), member(1, 1e-2, num_steps=5)], precision="float32"))
+    assert sizes
+    monkeypatch.undo()
+    from attnbench.training.stack import _is_worth_compacting
+
+    short, long = member(0, 1e-2, num_steps=2), member(1, 1e-2, num_steps=MIN_STEPS_TO_COMPACT)
+    assert _is_worth_compacting([short, long], [long])
+    assert not _is_worth_compacting([short, long], [short])
+    assert not _is_worth_compacting([short, long, long], [long, long])
+
+
+class StopsAt:
+    """Last hook that keeps the state and stops once it is told to."""
+
+    def __init__(self, folder: Any, told: dict[str, bool], at: int | None = None) -> None:
+        self.folder, self.told, self.at = folder, told, at
+
+    def __call__(self, state: TrainState, report: StepReport | None = None) -> None:
+        self.told["to stop"] |= state.step == self.at
+        if self.told["to stop"]:
+            save_step(self.folder, state, record())
+            raise Interrupted("stopped", 143)
+
+
+def test_a_stopped_stack_goes_on_as_if_it_had_never_been_stopped(tmp_path):
+    never = [member(*run) for run in RUNS]
+    list(train_stack(never, precision="float32"))
+    told = {"to stop": False}
+    stopped = [member(*run) for run in RUNS]
+    for index, one in enumerate(stopped):
+        # The third one hears of it: those before it have had their turn.
+        one.hooks = [*one.hooks, StopsAt(tmp_path / str(index), told, 5 if index == 2 else None)]
+    with pytest.raises(Interrupted):
+        list(train_stack(stopped, precision="float32"))
+    resumed = [member(*run) for run in RUNS]
+    for index, one in enumerate(resumed):
+        state = load_last(tmp_path / str(index), one.state.model)
+        assert state is not None
+        assert state.step == 5
+        resumed[index] = replace(one, state=state)
+    list(train_stack(resumed, precision="float32"))
+    for one, whole in zip(resumed, never, strict=True):
+        assert_equal_numbers(numbers_of(one.state), numbers_of(whole.state))

@@ -32,6 +32,7 @@ from attnbench.comparison.execute import run
 from attnbench.comparison.plan import Comparison
 from attnbench.evals.lib import solving
 from attnbench.evals.runners.prepare_probe import prepare_probe
+from attnbench.evals.runners.stack import run_stack
 from attnbench.machine.signals import interruptible
 from attnbench.model import stored
 from attnbench.results.job import run_jobs
@@ -92,6 +93,18 @@ def probe(text: Path) -> Start:
     return started(["experiment=demo", "eval=copy", *smoke_words("copy")], train)
 
 
+def stack(text: Path) -> Start:
+    def train(settings: RunSettings) -> None:
+        solving.CHECK_STEPS = 3
+        first = prepare_probe(settings, settings.evaluations[0])[1][0]
+        jobs = [first.at(rate, seed) for rate, seed in ((1e-2, 0), (3e-2, 0), (1e-2, 1))]
+        for job in jobs:
+            job.train.checkpoint_interval_seconds = 0.0
+        run_stack(jobs, shares_device=False)
+
+    return started(["experiment=demo", "eval=copy", *smoke_words("copy")], train)
+
+
 def comparison(text: Path) -> Start:
     plan = PlanSettings(
         name="little",
@@ -115,7 +128,12 @@ def comparison(text: Path) -> Start:
     return start
 
 
-KINDS: dict[str, Callable[[Path], Start]] = {"training": training, "probe": probe, "compare": comparison}
+KINDS: dict[str, Callable[[Path], Start]] = {
+    "training": training,
+    "probe": probe,
+    "stack": stack,
+    "compare": comparison,
+}
 
 
 def keep_optimizer_hash() -> None:
@@ -251,7 +269,9 @@ def left_behind(outputs: Path) -> dict[str, object]:
             content[name] = [{key: row[key] for key in row if key not in clocks} for row in read_metrics(path)]
         elif path.suffix == ".jsonl":
             rows = [row.measurement for row in read_results(path) if row.measurement.metric not in CLOCKS]
-            content[name] = [(row.metric, row.value, json.dumps(row.settings)) for row in rows]
+            # A stack that goes on has fewer trainings once some are done, and the same bits.
+            settings = [{key: value for key, value in row.settings.items() if key != "stack"} for row in rows]
+            content[name] = [(row.metric, row.value, json.dumps(own)) for row, own in zip(rows, settings, strict=True)]
         elif path.name == OPTIMIZER or path.match("checkpoint/final/weights.safetensors"):
             content[name] = path.read_bytes()
     return content
@@ -295,7 +315,9 @@ def soak(kind: str, num_stops: int, seed: int, folder: Path) -> Figures:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--stops", default="training=140,probe=40,compare=20", help="how many of which command")
+    parser.add_argument(
+        "--stops", default="training=120,probe=30,stack=30,compare=20", help="how many of which command"
+    )
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     # Sums of another order have other last digits; and only a process of one thread may fork.

@@ -133,6 +133,9 @@ class Stack:
         self._parts: list[str] = []
         self._last: dict[Member, Batch] = {}
         self._call = CapturedCall(self._on_tensors) if captured else self._on_tensors
+        # Torch's attention on a CPU has no batching rule. It is called a training at a time, as alone, and would warn
+        # at every step of its backward pass.
+        torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # pyright: ignore[reportAttributeAccessIssue]
 
     def step(self, moving: Sequence[Member]) -> dict[Member, StepReport]:
         """Make the next step of these; the others stand still."""

@@ -21,6 +21,9 @@ TOKENS = torch.arange(600).remainder(7).mul(3).remainder(9).to(torch.int16)
 RUNS = [(0, 6e-3), (1, 6e-3), (0, 3e-3), (2, 1e-3)]
 """Seeds and learning rates, low enough that 50 steps do not make large differences of a rounding."""
 
+QUICK = ("linear", "softmax")
+"""Mixers whose long trainings are compared in every run of the tests."""
+
 
 class Curve:
     """Hook that keeps losses and gradient norms, and ends a training whose loss is not finite."""
@@ -71,7 +74,9 @@ def weights_of(one: Member) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in one.state.model.named_parameters()}
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MIXERS]
+)
 def test_a_stack_is_its_runs_one_by_one_in_float64(name):
     # The last one's rate overflows as soon as its warm-up is over.
     runs = [*RUNS, (3, 1e200)]

@@ -28,10 +28,8 @@ def run_stack(jobs: Sequence[ProbeJob], *, shares_device: bool, too_large: Seque
     Raises:
         UserError, Interrupted: as `results.job.run_jobs`.
     """
-    if len(jobs) == 1 or not jobs[0].can_stack():
-        for job in jobs:
-            job.stack, job.too_large = 1, list(too_large)
-            run_jobs([job], shares_device=shares_device)
+    if not jobs[0].can_stack():
+        _run_one_by_one(jobs, shares_device, too_large)
         return
     folders = {job.folder: job for job in jobs}
     with (
@@ -43,13 +41,22 @@ def run_stack(jobs: Sequence[ProbeJob], *, shares_device: bool, too_large: Seque
         for job in todo:
             job.stack, job.too_large, job.shares_device = len(todo), list(too_large), True
         trained = attempt(lambda: _train(todo)) if todo else None
-    if isinstance(trained, OutOfMemory):
-        log.warning(f"a stack of {len(todo)} ran out of memory, so two halves follow ({trained.reason})")
-        left = [job for job in todo if job.outcome is None]
-        half = -(-len(todo) // 2)
-        for start in range(0, len(left), half):
-            part = left[start : start + half]
-            run_stack(part, shares_device=shares_device, too_large=[*too_large, len(todo)])
+    if not isinstance(trained, OutOfMemory):
+        return
+    left, sizes = [job for job in todo if job.outcome is None], [*too_large, len(todo)]
+    if len(todo) == 1:
+        _run_one_by_one(left, shares_device, too_large)
+        return
+    log.warning(f"a stack of {len(todo)} ran out of memory, so two halves follow ({trained.reason})")
+    half = -(-len(todo) // 2)
+    for start in range(0, len(left), half):
+        run_stack(left[start : start + half], shares_device=shares_device, too_large=sizes)
+
+
+def _run_one_by_one(jobs: Sequence[ProbeJob], shares_device: bool, too_large: Sequence[int]) -> None:
+    for job in jobs:
+        job.stack, job.too_large = 1, list(too_large)
+        run_jobs([job], shares_device=shares_device)
 
 
 def _train(jobs: Sequence[ProbeJob]) -> None:

@@ -122,6 +122,14 @@ class Mixer(nn.Module, ABC):
         position (where there is one) is an int64 tensor on the device.
         """
 
+    def log_decay(self, x_BTD: Tensor) -> Tensor | None:
+        """Return log a_t, by which the operator multiplies its memory before position t, one number a head, (B, T, H),
+        or a key channel, (B, T, H, K); None where the memory does not decay.
+
+        Computed by the code that the forward pass runs too: half-lives at initialisation are read here.
+        """
+        return None
+
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         """Mix one position. Captured in a CUDA graph, so it may not read from the device."""
         y_BTD, state = self.forward(x_BD[:, None], state)

@@ -1,7 +1,6 @@
 """Gated DeltaNet: a memory that decays, and in which each key overwrites what it points to."""
 
-import math
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 
 from attnbench.mixers.around import Gate, GatedOutput, QueryKeyValue, RotaryPositions, by_heads, head_norm
 from attnbench.mixers.base import Mixer, head_count
+from attnbench.mixers.decay import DecayInit, init_decay, softplus_decay
 from attnbench.mixers.layers import Projection
 from attnbench.ops.delta_rule import (
     AUTO_RULE,
@@ -23,13 +23,6 @@ from attnbench.ops.precision import accumulation_dtype
 from attnbench.ops.rotary import rotate_both, rotate_packed
 from attnbench.settings.check import check_value
 from attnbench.settings.errors import UserError
-
-DecayInit = Literal["spread", "paper"]
-"""Values of `decay_init`."""
-
-MAX_FORGETTING = 30.0
-"""Largest -log a_t. It leaves 1e-13 of the memory, nothing in float32. Beyond it sums of log decays over a chunk lose
-the digits of the other positions in it, and on a GPU, which adds each in an order of its own, may not even fall."""
 
 
 class GatedDeltaNetState(NamedTuple):
@@ -140,17 +133,8 @@ class GatedDeltaNet(Mixer):
         ]
 
     def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
-        """Set rates and time steps as `decay_init` has it, the steps through softplus's inverse."""
-        if self.decay_init == "spread":
-            rate_H = torch.ones(self.num_heads)
-            step_H = torch.logspace(math.log10(0.001), math.log10(0.4), self.num_heads)
-        else:
-            rate_H = torch.empty(self.num_heads).uniform_(1, 16, generator=generator)
-            step_H = 0.001 * 100 ** torch.rand(self.num_heads, generator=generator)
-        with torch.no_grad():
-            self.log_decay_rate.copy_(rate_H.log())
-            # softplus(x) = step where x = log(exp(step) - 1), written so that a small step loses no digits.
-            self.decay_bias.copy_(step_H + (-torch.expm1(-step_H)).log())
+        """Set rates and time steps as `decay_init` has it."""
+        init_decay(self.log_decay_rate, self.decay_bias, self.decay_init, generator)
 
     def forward(
         self, x_BTD: Tensor, state: GatedDeltaNetState | None = None
@@ -175,6 +159,9 @@ class GatedDeltaNet(Mixer):
         shape = (x_BTD.shape[0], self.num_heads, self.head_width, self.value_width)
         mixed_BTHV, _ = recurrent_gated_delta_rule(*inputs, inputs[3].new_zeros(shape))
         return self._finish(mixed_BTHV, x_BTD)
+
+    def log_decay(self, x_BTD: Tensor) -> Tensor:
+        return self._gates(x_BTD)[0]
 
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> GatedDeltaNetState:
         shape = (batch_size, self.num_heads, self.head_width, self.value_width)
@@ -210,8 +197,8 @@ class GatedDeltaNet(Mixer):
         else:
             # As in FeedForward: autocast keeps the cast weights of both, and a step casts none again.
             decay_BTH, beta_BTH = self.decay(x_BTD).to(dtype), self.beta(x_BTD).to(dtype)
-        forgetting_BTH = self.log_decay_rate.to(dtype).exp() * F.softplus(decay_BTH + self.decay_bias)
-        return -forgetting_BTH.clamp(max=MAX_FORGETTING), self.max_beta * beta_BTH.sigmoid()
+        decay_BTH = softplus_decay(decay_BTH, self.log_decay_rate, self.decay_bias)
+        return decay_BTH, self.max_beta * beta_BTH.sigmoid()
 
     def _finish(self, mixed_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
         return self.output(self.norm(mixed_BTHV).flatten(2), x_BTD)

@@ -13,7 +13,7 @@ from attnbench.kernels.delta_rule_launch import DeltaRule
 from attnbench.kernels.delta_rule_step import gated_delta_rule_step
 from attnbench.kernels.gated_delta_rule import gated_delta_rule, gated_delta_rule_forward
 from attnbench.mixers.contract import in_pieces
-from attnbench.mixers.gated_deltanet import MAX_FORGETTING
+from attnbench.mixers.decay import MAX_FORGETTING
 from attnbench.ops.delta_rule import recurrent_gated_delta_rule, unit_length
 from attnbench.settings.errors import UserError
 

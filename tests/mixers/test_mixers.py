@@ -10,6 +10,7 @@ import pytest
 import torch
 from mixer_building import (
     CASE,
+    DIM,
     FROM_MODEL,
     assert_near,
     backend,
@@ -36,6 +37,7 @@ from attnbench.mixers.contract import (
     pieces,
     state,
 )
+from attnbench.mixers.decay import half_lives
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import trust
 from attnbench.settings.schema import MixerSettings
@@ -234,6 +236,44 @@ def test_positions_are_counted_on_in_a_state_and_only_distances_matter(name):
         assert int(state.position) == 27
         assert build(name).init_state(2, 40, torch.float32).position.numel() == 0
     assert not torch.allclose(build(name, dtype=torch.float64, rotary_theta=None)(x)[0], expected, rtol=1e-3)
+
+
+with_decay_init = [name for name in mixer_names() if "decay_init" in read(name)[1]]
+
+
+@pytest.mark.parametrize("name", with_decay_init)
+@pytest.mark.parametrize("num_heads", [1, 4, 12])
+def test_spread_decays_reach_from_a_few_positions_to_hundreds(name, num_heads):
+    """Initial decays decide whether recall is learned at all."""
+    lives = half_lives(build(name, num_heads=num_heads, decay_init="spread"), DIM)
+    assert lives is not None
+    if lives.numel() >= 4:
+        assert lives.min() <= 3
+        assert lives.max() >= 500
+    assert lives.max() >= 200
+
+
+@every_mixer
+def test_a_decay_that_is_learned_has_initial_values_to_choose_from(name):
+    """And begins, unless told otherwise, as the spread has it."""
+    decay = build(name).log_decay(example_input(2, 5))
+    assert decay is None or decay.max() <= 0
+    is_learned = decay is not None and decay.requires_grad
+    assert (read(name)[1].get("decay_init") == "spread") == is_learned
+
+
+@every_mixer
+def test_a_memory_decays_as_it_is_said_to(name):
+    """An input of 0 has no key and no value: what is left of the memory then is the decay alone."""
+    mixer, x = build(name, dtype=torch.float64), torch.zeros(2, DIM, dtype=torch.float64)
+    state, decay_B1H = mixer.init_state(2, 4, torch.float64), mixer.log_decay(x[:, None])
+    if mixer.state_grows or {*state._fields} - {*mixer.state_memory, "history_BWC", "position"}:
+        pytest.skip("its memory is not its state as it stands")
+    memory_BHKV = getattr(state, mixer.state_memory[0]).fill_(1.0)
+    mixer.step(x, state)
+    left_BHK = torch.ones(()) if decay_B1H is None else decay_B1H[:, 0].exp()
+    expected = (left_BHK if left_BHK.dim() != 2 else left_BHK[..., None])[..., None].expand(memory_BHKV.shape)
+    torch.testing.assert_close(memory_BHKV, expected.to(memory_BHKV.dtype))
 
 
 @every_mixer

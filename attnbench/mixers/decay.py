@@ -1,0 +1,61 @@
+"""Decays that a mixer computes from its input, as Mamba-2 does, and their initial values; half-lives of any decay.
+
+    log a_t = -exp(log_rate) softplus(hidden_t + bias), not below -MAX_FORGETTING
+
+The rate is a number a head or channel, hidden_t what a projection makes of the input, and softplus gives the time step.
+"""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attnbench.mixers.base import Mixer
+
+DecayInit = Literal["spread", "paper"]
+"""Values of `decay_init`: half-lives spread evenly by ratio over the heads or channels, or drawn as in the paper."""
+
+MAX_FORGETTING = 30.0
+"""Largest -log a_t. It leaves 1e-13 of the memory, nothing in float32. Beyond it sums of log decays over a chunk lose
+the digits of the other positions in it, and on a GPU, which adds each in an order of its own, may not even fall."""
+
+
+def softplus_decay(hidden: Tensor, log_rate: Tensor, bias: Tensor) -> Tensor:
+    """Return log a_t of the formula above, in the dtype of `hidden`, which is float32 at least; rate and bias are
+    broadcast against its last axes."""
+    forgetting = log_rate.to(hidden.dtype).exp() * F.softplus(hidden + bias)
+    return -forgetting.clamp(max=MAX_FORGETTING)
+
+
+@torch.no_grad()
+def init_decay(log_rate: Tensor, bias: Tensor, decay_init: DecayInit, generator: torch.Generator) -> None:
+    """Fill the parameters of `softplus_decay`.
+
+    spread: rates of 1 and time steps of 0.001 to 0.4, evenly by ratio over all numbers of the bias, the slowest first:
+    half-lives of 693 down to 1.7 positions, of 693 where there is one number. paper: as in Mamba-2 (arXiv 2405.21060)
+    rates drawn evenly from 1..16 and steps, by their logarithms, from 0.001..0.1.
+    """
+    if decay_init == "spread":
+        rate = torch.ones(log_rate.shape)
+        step = torch.logspace(math.log10(0.001), math.log10(0.4), bias.numel()).view(bias.shape)
+    else:
+        rate = torch.empty(log_rate.shape).uniform_(1, 16, generator=generator)
+        step = 0.001 * 100 ** torch.rand(bias.shape, generator=generator)
+    log_rate.copy_(rate.log())
+    # softplus(x) = step where x = log(exp(step) - 1), written so that a small step loses no digits.
+    bias.copy_(step + (-torch.expm1(-step)).log())
+
+
+@torch.no_grad()
+def half_lives(mixer: Mixer, dim: int) -> Tensor | None:
+    """Return the positions after which an input of 0 has left half of each part of the memory, one a head or channel;
+    None for a mixer whose memory does not decay.
+
+    Args:
+        dim: of the model.
+    """
+    weight = next(mixer.parameters())
+    decay = mixer.log_decay(weight.new_zeros(1, 1, dim))
+    return None if decay is None else math.log(2) / -decay.double().flatten()

@@ -1,40 +1,14 @@
 """Gated DeltaNet: a memory that decays, and in which each key overwrites what it points to."""
 
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import ClassVar
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-
-from attnbench.mixers.around import Gate, GatedOutput, QueryKeyValue, RotaryPositions, by_heads, head_norm
-from attnbench.mixers.base import Mixer, head_count
-from attnbench.mixers.decay import DecayInit, init_decay, softplus_decay
-from attnbench.mixers.layers import Projection
-from attnbench.ops.delta_rule import (
-    AUTO_RULE,
-    choose_delta_rule,
-    delta_rule_flops,
-    gated_delta_rule,
-    packed_gated_delta_rule,
-    recurrent_gated_delta_rule,
-    unit_length,
-)
-from attnbench.ops.precision import accumulation_dtype
-from attnbench.ops.rotary import rotate_both, rotate_packed
-from attnbench.settings.check import check_value
-from attnbench.settings.errors import UserError
+from attnbench.mixers.around import Gate
+from attnbench.mixers.decay import DecayInit
+from attnbench.mixers.delta_rule import DeltaRuleMixer
+from attnbench.ops.delta_rule import delta_rule_flops
 
 
-class GatedDeltaNetState(NamedTuple):
-    """Memory of the past; its size does not depend on the length."""
-
-    memory_BHKV: Tensor
-    history_BWC: Tensor
-    position: Tensor
-    """Number of positions seen, an int64 scalar; of length zero without rotary positions."""
-
-
-class GatedDeltaNet(Mixer):
+class GatedDeltaNet(DeltaRuleMixer):
     """Gated DeltaNet (Yang, Kautz and Hatamizadeh, 2025; arXiv 2412.06464), per head, with M_0 = 0:
 
         M_t = a_t M_{t-1} + b_t k_t (v_t - a_t M_{t-1}^T k_t)^T,   y_t = M_t^T q_t / sqrt(K)
@@ -63,14 +37,7 @@ class GatedDeltaNet(Mixer):
             learns recall sooner.
     """
 
-    backends: ClassVar[tuple[str, ...]] = ("torch", "triton", "fla")
-    auto_rule: ClassVar[str] = AUTO_RULE
-    without_vmap: ClassVar[frozenset[str]] = frozenset({"fla"})
     no_weight_decay: ClassVar[frozenset[str]] = frozenset({"log_decay_rate", "decay_bias"})
-    has_order: ClassVar[bool] = True
-    needs_qk_norm: ClassVar[bool] = True
-    needs_output_norm: ClassVar[bool] = True
-    state_memory: ClassVar[tuple[str, ...]] = ("memory_BHKV",)
 
     def __init__(
         self,
@@ -88,117 +55,20 @@ class GatedDeltaNet(Mixer):
         negative_eigenvalues: bool = False,
         decay_init: DecayInit = "spread",
     ) -> None:
-        super().__init__()
-        self.head_width, self.num_heads = head_width, head_count(num_heads, dim, head_width)
-        self.value_width = round(head_width * value_expansion)
-        if self.value_width < 1 or self.value_width != head_width * value_expansion:
-            raise UserError(
-                f"attn.value_expansion={value_expansion}: times head_width={head_width} must be a whole number"
-            )
-        self.backend = "torch" if backend == "auto" else backend
-        check_value("attn.decay_init", decay_init, choices=get_args(DecayInit))
-        self.decay_init: DecayInit = decay_init
-        self.qk_norm, self.max_beta = qk_norm, 2 if negative_eigenvalues else 1
-        key_width, width = self.num_heads * head_width, self.num_heads * self.value_width
-        self.query_key_value = QueryKeyValue(dim, key_width, key_width, width, conv_size=conv_size, activation=True)
-        self.decay = Projection(dim, self.num_heads)
-        self.beta = Projection(dim, self.num_heads)
-        self.log_decay_rate = nn.Parameter(torch.empty(self.num_heads))
-        self.decay_bias = nn.Parameter(torch.empty(self.num_heads))
-        self.positions = RotaryPositions(head_width, rotary_theta)
-        self.norm = head_norm(self.value_width, output_norm)
-        self.output = GatedOutput(dim, width, gate=output_gate)
-
-    @classmethod
-    def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
-        """Refuse, beyond what Mixer does, what `choose_delta_rule` refuses."""
-        super().choose_backend(options, device_type=device_type, precision=precision)
-        width = options.get("head_width")
-        return choose_delta_rule(
-            options.get("backend", "auto"),
-            widths=None if width is None else (width, width * options.get("value_expansion", 1)),
-            device_type=device_type,
-            precision=precision,
-        )
-
-    @classmethod
-    def state_choices(cls, options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:
-        """Vary `value_expansion`, for whole numbers of value channels a head up to the model's width."""
-        key_width = options.get("head_width", head_width)
-        return [
-            {"value_expansion": width // key_width if width % key_width == 0 else width / key_width}
-            for width in range(1, dim + 1)
-            # What the constructor asks of it; a quotient that floating point cannot undo is left out.
-            if key_width * (width / key_width) == width
-        ]
-
-    def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
-        """Set rates and time steps as `decay_init` has it."""
-        init_decay(self.log_decay_rate, self.decay_bias, self.decay_init, generator)
-
-    def forward(
-        self, x_BTD: Tensor, state: GatedDeltaNetState | None = None
-    ) -> tuple[Tensor, GatedDeltaNetState | None]:
-        history, memory = (None, None) if state is None else (state.history_BWC, state.memory_BHKV)
-        angles = self.positions(x_BTD, 0 if state is None else state.position)
-        if self.backend == "triton":
-            packed_BTC, gates = self.query_key_value.packed(x_BTD, history), self._gates(x_BTD)
-            if angles is not None:
-                packed_BTC = rotate_packed(packed_BTC, angles, 2 * self.num_heads)
-            mixed_BTHV, last_memory = packed_gated_delta_rule(packed_BTC, *gates, memory, self.head_width, self.qk_norm)
-        else:
-            mixed_BTHV, last_memory = gated_delta_rule(*self._inputs(x_BTD, history, angles), memory, self.backend)
-        if state is not None:
-            state.position.add_(x_BTD.shape[1])
-            if last_memory is not None:
-                state.memory_BHKV.copy_(last_memory)
-        return self._finish(mixed_BTHV, x_BTD), state
-
-    def reference(self, x_BTD: Tensor) -> Tensor:
-        inputs = self._inputs(x_BTD, None, self.positions(x_BTD, 0))
-        shape = (x_BTD.shape[0], self.num_heads, self.head_width, self.value_width)
-        mixed_BTHV, _ = recurrent_gated_delta_rule(*inputs, inputs[3].new_zeros(shape))
-        return self._finish(mixed_BTHV, x_BTD)
-
-    def log_decay(self, x_BTD: Tensor) -> Tensor:
-        return self._gates(x_BTD)[0]
-
-    def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> GatedDeltaNetState:
-        shape = (batch_size, self.num_heads, self.head_width, self.value_width)
-        device = self.decay.weight.device
-        return GatedDeltaNetState(
-            memory_BHKV=torch.zeros(shape, dtype=accumulation_dtype(dtype), device=device),
-            history_BWC=self.query_key_value.init_history(batch_size, dtype),
-            position=self.positions.init_position(device),
+        super().__init__(
+            dim=dim,
+            head_width=head_width,
+            num_heads=num_heads,
+            value_expansion=value_expansion,
+            backend=backend,
+            rotary_theta=rotary_theta,
+            conv_size=conv_size,
+            qk_norm=qk_norm,
+            output_norm=output_norm,
+            output_gate=output_gate,
+            max_beta=2 if negative_eigenvalues else 1,
+            decay_init=decay_init,
         )
 
     def mixing_flops(self, length: int) -> int:
         return delta_rule_flops(length, self.num_heads, self.head_width, self.value_width)
-
-    def _inputs(
-        self, x_BTD: Tensor, history_BWC: Tensor | None, angles: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return query, key, value, log decay and beta of every position."""
-        query, key, value = self.query_key_value(x_BTD, history_BWC)
-        (query, key), (value,) = by_heads((query, key), self.head_width), by_heads((value,), self.value_width)
-        query, key = rotate_both(query, key, angles)
-        scale = self.head_width**-0.5
-        query = unit_length(query, scale) if self.qk_norm else query * scale
-        key = unit_length(key) if self.qk_norm else key
-        return query, key, value, *self._gates(x_BTD)
-
-    def _gates(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log decay and beta of every position, in float32 at least."""
-        dtype = accumulation_dtype(x_BTD.dtype)
-        if x_BTD.shape[1] > 1:
-            # One product: by themselves both are too narrow for a GPU's matrix units.
-            both_BTH = F.linear(x_BTD, torch.cat([self.decay.weight, self.beta.weight])).to(dtype)
-            decay_BTH, beta_BTH = both_BTH.chunk(2, dim=-1)
-        else:
-            # As in FeedForward: autocast keeps the cast weights of both, and a step casts none again.
-            decay_BTH, beta_BTH = self.decay(x_BTD).to(dtype), self.beta(x_BTD).to(dtype)
-        decay_BTH = softplus_decay(decay_BTH, self.log_decay_rate, self.decay_bias)
-        return decay_BTH, self.max_beta * beta_BTH.sigmoid()
-
-    def _finish(self, mixed_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
-        return self.output(self.norm(mixed_BTHV).flatten(2), x_BTD)

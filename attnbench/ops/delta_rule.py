@@ -2,7 +2,12 @@
 
     M_t = a_t M_{t-1} + b_t k_t (v_t - a_t M_{t-1}^T k_t)^T,   y_t = M_t^T q_t
 
-The state is M (B, H, K, V). The query comes scaled.
+The state is M (B, H, K, V). The query comes scaled. A log decay of 0 is the delta rule without a decay (Yang et al.,
+2024).
+
+Several sub-steps a position (DeltaProduct; Siems et al., 2025): key, value and beta then have S = n T of them, n to
+each position of query and decay. The memory decays before the first of the n and is read after the last. That is the
+rule on n T positions where, of each n, the first n - 1 queries and the last n - 1 log decays are 0.
 """
 
 from contextlib import nullcontext
@@ -27,52 +32,80 @@ AUTO_RULE = "triton on CUDA at key widths of 16, 32, 64, 128, in bfloat16 256, o
 
 def recurrent_gated_delta_rule(
     query_BTHK: Tensor,
-    key_BTHK: Tensor,
-    value_BTHV: Tensor,
+    key_BSHK: Tensor,
+    value_BSHV: Tensor,
     log_decay_BTH: Tensor,
-    beta_BTH: Tensor,
+    beta_BSH: Tensor,
     memory_BHKV: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Compute y by the definition, position by position, in the memory's dtype; also how a single one is decoded.
 
     Returns y (B, T, H, V) in the value's dtype and the last memory.
     """
-    query, key, value = (x.to(memory_BHKV.dtype) for x in (query_BTHK, key_BTHK, value_BTHV))
-    decay_BTH, mixed = log_decay_BTH.exp(), []
+    query, key, value = (x.to(memory_BHKV.dtype) for x in (query_BTHK, key_BSHK, value_BSHV))
+    decay_BTH, mixed, num_steps = log_decay_BTH.exp(), [], _num_steps(query, key)
     for t in range(query.shape[1]):
         memory_BHKV = decay_BTH[:, t, :, None, None] * memory_BHKV
-        read_BHV = (key[:, t, :, None, :] @ memory_BHKV).squeeze(-2)
-        change_BHV = beta_BTH[:, t, :, None] * (value[:, t] - read_BHV)
-        memory_BHKV = memory_BHKV + key[:, t, :, :, None] @ change_BHV[:, :, None, :]
+        for s in range(t * num_steps, (t + 1) * num_steps):
+            read_BHV = (key[:, s, :, None, :] @ memory_BHKV).squeeze(-2)
+            change_BHV = beta_BSH[:, s, :, None] * (value[:, s] - read_BHV)
+            memory_BHKV = memory_BHKV + key[:, s, :, :, None] @ change_BHV[:, :, None, :]
         mixed.append((query[:, t, :, None, :] @ memory_BHKV).squeeze(-2))
-    return torch.stack(mixed, dim=1).to(value_BTHV.dtype), memory_BHKV
+    return torch.stack(mixed, dim=1).to(value_BSHV.dtype), memory_BHKV
 
 
 def gated_delta_rule(
     query_BTHK: Tensor,
-    key_BTHK: Tensor,
-    value_BTHV: Tensor,
+    key_BSHK: Tensor,
+    value_BSHV: Tensor,
     log_decay_BTH: Tensor,
-    beta_BTH: Tensor,
+    beta_BSH: Tensor,
     memory_BHKV: Tensor | None,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     """Compute y and the last memory with backend `torch`, by the definition for a single position, or `fla`."""
-    inputs = (query_BTHK, key_BTHK, value_BTHV, log_decay_BTH, beta_BTH)
+    num_steps = _num_steps(query_BTHK, key_BSHK)
+    if memory_BHKV is not None and query_BTHK.shape[1] == 1 and backend != "fla":
+        return recurrent_gated_delta_rule(query_BTHK, key_BSHK, value_BSHV, log_decay_BTH, beta_BSH, memory_BHKV)
+    query_BSHK, log_decay_BSH = _by_sub_steps(query_BTHK, log_decay_BTH, num_steps)
+    inputs = (query_BSHK, key_BSHK, value_BSHV, log_decay_BSH, beta_BSH)
     if backend == "fla":
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # pyright: ignore[reportMissingImports]
 
         options = {"initial_state": memory_BHKV, "output_final_state": memory_BHKV is not None}
-        return chunk_gated_delta_rule(*inputs[:3], g=log_decay_BTH, beta=beta_BTH, scale=1.0, **options)
-    if memory_BHKV is not None and query_BTHK.shape[1] == 1:
-        return recurrent_gated_delta_rule(*inputs, memory_BHKV)
-    return chunked_gated_delta_rule(*inputs, memory_BHKV, chunk_size(query_BTHK.device.type))
+        mixed_BSHV, last_memory = chunk_gated_delta_rule(
+            *inputs[:3], g=log_decay_BSH, beta=beta_BSH, scale=1.0, **options
+        )
+    else:
+        mixed_BSHV, last_memory = chunked_gated_delta_rule(*inputs, memory_BHKV, chunk_size(query_BTHK.device.type))
+    return _after_each_last(mixed_BSHV, num_steps), last_memory
+
+
+def _num_steps(query_BTHK: Tensor, key_BSHK: Tensor) -> int:
+    """Return the number of sub-steps a position."""
+    num_steps, rest = divmod(key_BSHK.shape[1], query_BTHK.shape[1])
+    assert num_steps >= 1
+    assert rest == 0
+    return num_steps
+
+
+def _by_sub_steps(query_BTHK: Tensor, log_decay_BTH: Tensor, num_steps: int) -> tuple[Tensor, Tensor]:
+    """Lay out n T positions: the query at the last sub-step of each, the decay at the first, and zeros elsewhere."""
+    if num_steps == 1:
+        return query_BTHK, log_decay_BTH
+    query_BSHK = F.pad(query_BTHK[:, :, None], (0, 0, 0, 0, num_steps - 1, 0)).flatten(1, 2)
+    return query_BSHK, F.pad(log_decay_BTH[:, :, None], (0, 0, 0, num_steps - 1)).flatten(1, 2)
+
+
+def _after_each_last(mixed_BSHV: Tensor, num_steps: int) -> Tensor:
+    """Return y after the last sub-step of every position."""
+    return mixed_BSHV[:, num_steps - 1 :: num_steps] if num_steps > 1 else mixed_BSHV
 
 
 def packed_gated_delta_rule(
     mixed_BTC: Tensor,
     log_decay_BTH: Tensor,
-    beta_BTH: Tensor,
+    beta_BSH: Tensor,
     memory_BHKV: Tensor | None,
     key_width: int,
     has_unit_length: bool,
@@ -80,30 +113,42 @@ def packed_gated_delta_rule(
     """Compute the same by our kernels, from the heads of query, key and value side by side.
 
     Args:
+        mixed_BTC: channels (HK | nHK | nHV), the heads of each sub-step side by side.
         has_unit_length: divide query and key of each head by their length; see `unit_length`.
 
     Returns:
         y, and the last memory: None for a single position, where the memory given has become it.
     """
+    num_heads, num_steps = beta_BSH.shape[-1], beta_BSH.shape[1] // mixed_BTC.shape[1]
+    mixed_BSC = mixed_BTC
+    if num_steps > 1:
+        query, key, value = mixed_BTC.tensor_split((num_heads * key_width, (1 + num_steps) * num_heads * key_width), -1)
+        query_BSHK, log_decay_BTH = _by_sub_steps(query.unflatten(-1, (num_heads, -1)), log_decay_BTH, num_steps)
+        key_BSC, value_BSC = (part.unflatten(-1, (num_steps, -1)).flatten(1, 2) for part in (key, value))
+        mixed_BSC = torch.cat([query_BSHK.flatten(2), key_BSC, value_BSC], dim=-1)
     if memory_BHKV is not None and mixed_BTC.shape[1] == 1:
         from attnbench.kernels.delta_rule_step import gated_delta_rule_step
 
-        mixed_BHV = gated_delta_rule_step(
-            mixed_BTC[:, 0], log_decay_BTH[:, 0], beta_BTH[:, 0], memory_BHKV, has_unit_length
-        )
+        *_, mixed_BHV = [
+            gated_delta_rule_step(mixed_BC, log_decay_BH, beta_BH, memory_BHKV, has_unit_length)
+            for mixed_BC, log_decay_BH, beta_BH in zip(
+                mixed_BSC.unbind(1), log_decay_BTH.unbind(1), beta_BSH.unbind(1), strict=True
+            )
+        ]
         return mixed_BHV[:, None], None
     from attnbench.kernels import gated_delta_rule as kernel
 
-    return kernel.gated_delta_rule(
-        mixed_BTC,
+    mixed_BSHV, last_memory = kernel.gated_delta_rule(
+        mixed_BSC,
         log_decay_BTH,
-        beta_BTH,
+        beta_BSH,
         memory_BHKV,
-        num_heads=beta_BTH.shape[-1],
+        num_heads=num_heads,
         key_width=key_width,
         unit_length=has_unit_length,
         keep_memory=memory_BHKV is not None,
     )
+    return _after_each_last(mixed_BSHV, num_steps), last_memory
 
 
 def chunk_size(device_type: str) -> int:
@@ -207,9 +252,10 @@ def unit_length(x_BTHK: Tensor, scale: float = 1.0) -> Tensor:
     return (wide * (scale * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6))).to(x_BTHK.dtype)
 
 
-def delta_rule_flops(length: int, num_heads: int, key_width: int, value_width: int) -> int:
-    """Count, a position and head, 2KV each for M^T k, the outer product added to M, and M^T q; decays count nothing."""
-    return length * num_heads * 6 * key_width * value_width
+def delta_rule_flops(length: int, num_heads: int, key_width: int, value_width: int, num_steps: int = 1) -> int:
+    """Count, a position and head, 2KV each for M^T k and the outer product added to M, in each of the sub-steps, and
+    for M^T q; decays count nothing."""
+    return length * num_heads * (4 * num_steps + 2) * key_width * value_width
 
 
 def has_kernels(key_width: int, value_width: float, precision: str) -> bool:

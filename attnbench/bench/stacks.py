@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from attnbench.bench.base import Conditions, Missing, TimedBench, attempted, rows_or_reason
+from attnbench.bench.base import MAX_ERROR, Conditions, Missing, TimedBench, attempted, error_row, rows_or_reason
 from attnbench.bench.operators.language_models import resolved
 from attnbench.bench.tables import Layout, Values
 from attnbench.evals.lib.rows import time_row, without_numbers
@@ -24,7 +24,7 @@ from attnbench.training.loop import Batch, Rates, stepper
 from attnbench.training.stack import Member, Stack
 
 STEP, SHARE = "step_milliseconds", "training_milliseconds"
-UNITS = {STEP: "ms", SHARE: "ms"}
+UNITS = {STEP: "ms", SHARE: "ms", MAX_ERROR: ""}
 
 NAMES = ("length", "pairs", "width", "batch_size", "vocabulary_size")
 
@@ -62,10 +62,15 @@ class StacksBench(TimedBench):
             lines=("sequence_length", "width", "stack"),
             values=(Values(metric=STEP),),
         ),
+        Layout(
+            title="the first step's loss and gradient norm, largest relative error",
+            lines=("sequence_length", "width", "stack"),
+            values=(Values(metric=MAX_ERROR),),
+        ),
     )
     notes: ClassVar[tuple[str, ...]] = (
         "Trainings of a stack differ in seed and learning rate. A share is the time of the whole step divided by their "
-        "number: where it no longer falls, the device is full.",
+        "number: where it no longer falls, the device is full. Errors are beside the same trainings alone.",
     )
     plots: ClassVar[tuple[tuple[str, str], ...]] = ((SHARE, "stack"),)
     headline: ClassVar[tuple[Headline, ...]] = (
@@ -116,8 +121,12 @@ class StacksBench(TimedBench):
             number = settings["stack"]
             if number > 1 and mixer.options["backend"] in resolve(mixer.target, Mixer).without_vmap:
                 raise UserError(f"backend {mixer.options['backend']} has no batching rule and trains one by one")
-            members = [_member(mixer, size, settings, seed, conditions) for seed in range(number)]
-            step = _step(members, conditions)
+
+            def members() -> list[Member]:
+                return [_member(mixer, size, settings, seed, conditions) for seed in range(number)]
+
+            yield error_row(_error(members(), members(), conditions), settings)
+            step = _step(members(), conditions)
             times = time_repeats(step, conditions.device, **asdict(self.repetition))
             yield time_row(times, settings, STEP)
             low, median, high = (value / number for value in (times.low_ms, times.median_ms, times.high_ms))
@@ -152,6 +161,22 @@ def _member(
     return Member(state=TrainState.fresh(built), batches=lambda _: batch, settings=train, num_steps=10**6, hooks=[])
 
 
+def _error(stacked: Sequence[Member], alone: Sequence[Member], conditions: Conditions) -> float:
+    """Compare the first losses and gradient norms of a stack with those of each alone, relative to the latter."""
+    reports = Stack(stacked, conditions.precision).step(stacked) if len(stacked) > 1 else {}
+    errors = []
+    for one, single in zip(stacked, alone, strict=True):
+        step, rates = stepper(single.state, single.settings, conditions.precision), _rates(single)
+        expected = step(single.batches(0), rates.next())
+        for ours, theirs in zip(reports.get(one, expected), expected, strict=True):
+            errors.append(float((ours - theirs).abs() / theirs.abs()))
+    return max(errors)
+
+
+def _rates(one: Member) -> Rates:
+    return Rates(one.state, one.settings, one.num_steps)
+
+
 def _step(members: Sequence[Member], conditions: Conditions) -> Callable[[], object]:
     """Return the step that trains them: of one alone that of `loop.train`."""
     captured = conditions.device.type == "cuda"
@@ -160,5 +185,5 @@ def _step(members: Sequence[Member], conditions: Conditions) -> Callable[[], obj
         return lambda: stack.step(members)
     [one] = members
     step = stepper(one.state, one.settings, conditions.precision, captured=captured)
-    rates, batch = Rates(one.state, one.settings, one.num_steps), one.batches(0)
+    rates, batch = _rates(one), one.batches(0)
     return lambda: step(batch, rates.next())

@@ -188,6 +188,23 @@ def test_workers_find_the_same_and_what_is_timed_runs_alone(whole, text, tmp_pat
         assert all(other_end < start or other_start > end for other_start, other_end in others)
 
 
+def test_stacked_trainings_are_the_same_cells_with_the_same_scores(whole, text, tmp_path, ran):
+    folder = compared(settings(text, tmp_path, evaluations=["copy"], stack=3))
+    labels = [cell.label for cell in ran()]
+    alone = {path.relative_to(whole[0]) for path in whole[0].glob("cells/copy-*/results/*.jsonl")}
+    assert {path.relative_to(folder) for path in folder.glob("cells/copy-*/results/*.jsonl")} == alone
+    assert len(labels) == len(set(labels)) == len(alone)
+    for path in alone:
+        ours, theirs = (
+            {row.measurement.metric: row.measurement for row in read_results(where / path)}
+            for where in (folder, whole[0])
+        )
+        # Two seeds or two rates of a variant at a time, as the plan asks for them.
+        assert ours["selection"].settings["stack"] == 2
+        assert (ours["selection"].value, ours["selection"].status) == (theirs["selection"].value, "ok")
+    assert not record(folder)["failures"]
+
+
 def test_the_record_says_what_was_compared_and_how(whole):
     folder, _ = whole
     content = record(folder)

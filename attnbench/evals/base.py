@@ -103,7 +103,8 @@ class SystemEvaluation(Evaluation, ABC):
 
 
 NUM_SELECTION = 500
-"""Validation sequences that `selection` is an accuracy on."""
+"""Validation sequences whose `scoring.mean_accuracy` is a training's `selection`: rates are chosen by it, and it tells
+when the task is solved."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,10 +136,6 @@ class Task(ABC):
             tokens (B, T), targets (B, L), weight (B, L) with 0 for absent labels, positions (B, L): all of one shape
             for every `start`.
         """
-
-    @abstractmethod
-    def selection(self, model: LanguageModel, seed: int, device: torch.device) -> float:
-        """Accuracy on NUM_SELECTION validation sequences, which rates are chosen by and the plateau is read from."""
 
     @abstractmethod
     def score(self, model: LanguageModel, seed: int, device: torch.device) -> Iterator[Measurement]:

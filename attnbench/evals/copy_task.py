@@ -10,7 +10,7 @@ from torch import Tensor
 from attnbench.data.counters import hashed
 from attnbench.evals.base import NUM_SELECTION, Probe, Task
 from attnbench.evals.lib.options import check_training, mixer_wishes, probe_deviation
-from attnbench.evals.lib.scoring import accuracy, correct_labels, mean_accuracy
+from attnbench.evals.lib.scoring import accuracy, correct_labels
 from attnbench.evals.lib.task_data import ABSENT, SPLITS, hashes_in_split, in_pieces, integers_below, shuffled
 from attnbench.mixers.around import Gate
 from attnbench.model.language_model import LanguageModel
@@ -68,10 +68,6 @@ class CopyTask(Task):
             return self._batch(split, seed, index_B, length_B, self.max_length)
 
         return in_pieces(make, start, count, device)
-
-    def selection(self, model: LanguageModel, seed: int, device: torch.device) -> float:
-        """Symbol accuracy, the mean over validation strings of all lengths of training."""
-        return mean_accuracy(model, self.sequences("validation", seed, 0, NUM_SELECTION, device))
 
     def score(self, model: LanguageModel, seed: int, device: torch.device) -> Iterator[Measurement]:
         """Symbol and whole-string accuracy at each test length."""

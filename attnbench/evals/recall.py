@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from attnbench.data.counters import hashed
-from attnbench.evals.base import NUM_SELECTION, Probe, Task
+from attnbench.evals.base import Probe, Task
 from attnbench.evals.lib.options import check_training, mixer_wishes, probe_deviation
 from attnbench.evals.lib.recall_sizes import PRESETS, Sizes, budget, check_sizes
-from attnbench.evals.lib.scoring import accuracy, correct_labels, mean_accuracy
+from attnbench.evals.lib.scoring import accuracy, correct_labels
 from attnbench.evals.lib.task_data import (
     SPLITS,
     choose,
@@ -79,10 +79,6 @@ class RecallTask(Task):
             return self._batch(split, seed, index_B, pairs_N[index_B % len(self.pairs)], max(self.pairs))
 
         return in_pieces(make, start, count, device)
-
-    def selection(self, model: LanguageModel, seed: int, device: torch.device) -> float:
-        """Accuracy, the mean over validation sequences of all numbers of pairs."""
-        return mean_accuracy(model, self.sequences("validation", seed, 0, NUM_SELECTION, device))
 
     def score(self, model: LanguageModel, seed: int, device: torch.device) -> Iterator[Measurement]:
         """Accuracy for each number of pairs."""

@@ -16,6 +16,7 @@ from probe_settings import probe_settings
 from attnbench.cli.compose import CONF, compose
 from attnbench.evals.lib import solving
 from attnbench.evals.runners import prepare_probe as prepare_probe_module
+from attnbench.evals.runners import probe
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.evals.runners.probe import ProbeJob
 from attnbench.mixers.softmax import Softmax
@@ -106,8 +107,7 @@ def test_steps_to_95_are_those_of_the_first_check_of_two_in_a_row(tmp_path, monk
     # As `selection` is looked at after every second step, and once more at the end.
     monkeypatch.setattr(solving, "CHECK_STEPS", 2)
     seen = iter([0.95, 0.1, 0.96, 0.97, 0.2, 0.2])
-    task = prepared(settings).task
-    monkeypatch.setattr(type(task), "selection", lambda *_: next(seen))
+    monkeypatch.setattr(probe, "mean_accuracy", lambda *_: next(seen))
     found = {row.measurement.metric: row.measurement for row in rows(settings)}
     assert (found["steps_to_95"].value, found["steps_to_95"].settings["budget"]) == (6, 10)
     assert (found["samples_to_95"].value, found["samples_to_95"].settings["budget"]) == (6 * 8, 10 * 8)
@@ -148,7 +148,7 @@ def test_a_training_past_the_limit_of_its_search_leaves_it_unless_it_has_arrived
     job = prepared(settings)
     for seen, last in (([0.1, 0.2, 0.3], 60), ([0.1, 0.2, 0.96, 0.97, *[0.97] * 9], 220), ([0.1, 0.2, 0.96, 0.1], 80)):
         checks = iter([*seen, seen[-1]])
-        monkeypatch.setattr(type(job.task), "selection", lambda *_, checks=checks: next(checks))
+        monkeypatch.setattr(probe, "mean_accuracy", lambda *_, checks=checks: next(checks))
         limited = job.at(1e-2, SELECTION_SEED, limit=50)
         assert limited.config_hash != job.config_hash
         limited.settings.rerun = True
@@ -161,7 +161,7 @@ def test_a_training_past_the_limit_of_its_search_leaves_it_unless_it_has_arrived
 
 def test_with_fixed_steps_all_are_made_with_a_cosine(tmp_path, monkeypatch):
     job = prepared(probe_settings(tmp_path, copy_num_steps=200, copy_fixed_steps=True))
-    monkeypatch.setattr(type(job.task), "selection", lambda *_: 1.0)
+    monkeypatch.setattr(probe, "mean_accuracy", lambda *_: 1.0)
     monkeypatch.setattr(type(job.task), "score", lambda *_: iter([Measurement(
         metric="symbol_accuracy", value=0.95, unit="", settings={"length": 2, "beyond_training": False})]))  # fmt: skip
     run_jobs([job])
@@ -233,10 +233,9 @@ def test_a_stop_cuts_off_a_look_at_validation_data_which_is_made_again(call, tmp
         rows(probe_settings(tmp_path / "whole", copy_num_steps=12)),
         probe_settings(tmp_path, copy_num_steps=12),
     )
-    task = prepared(own).task
     calls = []
 
-    act = type(task).selection
+    act = probe.mean_accuracy
 
     def select(*given):
         calls.append(given)
@@ -246,7 +245,7 @@ def test_a_stop_cuts_off_a_look_at_validation_data_which_is_made_again(call, tmp
         return act(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(task), "selection", select)
+        patch.setattr(probe, "mean_accuracy", select)
         with pytest.raises(Interrupted) as caught:
             rows(own)
     assert caught.value.exit_code == 143

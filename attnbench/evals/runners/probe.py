@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from attnbench.data.batches import block_order
-from attnbench.evals.base import Task
+from attnbench.evals.base import NUM_SELECTION, Task
 from attnbench.evals.lib.rows import without_numbers
+from attnbench.evals.lib.scoring import mean_accuracy
 from attnbench.evals.lib.solving import SOLVED, STOP_RULE, is_check, is_over
 from attnbench.machine.device import synchronize
 from attnbench.machine.precision import computing
@@ -80,6 +81,8 @@ class ProbeJob(Job):
     """What came of it in a stack; None: it trains itself."""
     config_hash: str = field(init=False)
     folder: Path = field(init=False)
+    _validation: Batch | None = field(init=False, default=None)
+    """Sequences of `selection`, once they are made."""
 
     def __post_init__(self) -> None:
         self.config_hash = config_hash(self._content())
@@ -296,9 +299,10 @@ class ProbeJob(Job):
 
     def _selection(self, state: TrainState) -> float:
         """The accuracy that rates are chosen by."""
-        state.model.eval()
-        with torch.no_grad(), computing(self.precision, self.device):
-            return self.task.selection(state.model, self.settings.seed, self.device)
+        if self._validation is None:
+            self._validation = self.task.sequences("validation", self.settings.seed, 0, NUM_SELECTION, self.device)
+        with computing(self.precision, self.device):
+            return mean_accuracy(state.model, self._validation)
 
     def _record(self) -> ModelRecord:
         assert self.matched is not None

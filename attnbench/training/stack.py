@@ -54,9 +54,8 @@ class Member:
     def steps_left(self) -> int:
         return self.state.end(self.num_steps) - self.state.step
 
-    def take(self, report: StepReport) -> None:
-        """Count a step and call the hooks."""
-        self.state.step += 1
+    def look(self, report: StepReport) -> None:
+        """Call the hooks after a step."""
         try:
             for hook in self.hooks:
                 hook(self.state, report)
@@ -92,9 +91,12 @@ def train_stack(members: Sequence[Member], *, precision: str, captured: bool = F
 def _advance(stack: "Stack", waiting: Sequence[Member]) -> None:
     """Make one step of those that are not over."""
     reports, interrupted = stack.step(waiting), None
+    # All of them before the first hook, which may look at several.
+    for member in waiting:
+        member.state.step += 1
     for member in waiting:
         try:
-            member.take(reports[member])
+            member.look(reports[member])
         except Interrupted as error:
             interrupted = error
     if interrupted is None:

@@ -11,6 +11,7 @@ import torch
 from probe_settings import probe_settings
 
 from attnbench.comparison.cells import Cell, execute_together, in_stacks
+from attnbench.evals.lib import scoring, solving
 from attnbench.evals.runners import stack as runner
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.evals.runners.probe import ProbeJob
@@ -166,3 +167,26 @@ def test_cells_of_a_stack_are_run_as_one(tmp_path):
     for group in in_stacks([Cell(label=job.label, jobs=(job,)) for job in jobs], 3):
         execute_together(group)
     assert [rows_of(job)["selection"].measurement.settings["stack"] for job in jobs] == [3, 3, 3, 1]
+
+
+def test_one_pass_looks_at_all_trainings_of_a_stack(tmp_path, monkeypatch):
+    groups, look = [], runner.mean_accuracies
+    monkeypatch.setattr(
+        runner, "mean_accuracies", lambda models, batches: groups.append(len(models)) or look(models, batches)
+    )
+    monkeypatch.setattr(solving, "CHECK_STEPS", 4)
+    run_stack(jobs_in(tmp_path), shares_device=False)
+    # At steps 4, 8 and the last, 10.
+    assert groups == [4, 4, 4]
+
+
+@pytest.mark.parametrize("most", [1, 10**4, 2**25])
+def test_the_accuracies_of_several_models_are_those_of_each(most, tmp_path, monkeypatch):
+    monkeypatch.setattr(scoring, "MAX_ELEMENTS", most)
+    jobs = jobs_in(tmp_path)
+    models = [job.build().train() for job in jobs]
+    batches = [job.validation().rows(slice(40)) for job in jobs]
+    together = scoring.mean_accuracies(models, batches)
+    assert together == [scoring.mean_accuracy(model, batch) for model, batch in zip(models, batches, strict=True)]
+    assert len(set(together)) > 1
+    assert all(model.training for model in models)

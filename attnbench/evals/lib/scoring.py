@@ -1,9 +1,11 @@
 """Accuracy of a model on the labels of a batch."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
@@ -22,13 +24,11 @@ def correct_labels(model: LanguageModel, batch: Batch) -> Tensor:
     Args:
         batch: with weights and positions.
     """
-    length, num_labels = batch.tokens_BT.shape[1], batch.targets_BT.shape[1]
-    at_once = max(1, MAX_ELEMENTS // (num_labels * model.embedding.num_embeddings + length**2))
     was_training = model.training
     model.eval()
     correct = []
-    for start in range(0, len(batch.tokens_BT), at_once):
-        part = batch.rows(slice(start, start + at_once))
+    for rows in _parts(model, batch, 1):
+        part = batch.rows(rows)
         logits_BLC, _ = model(part.tokens_BT, positions_BL=part.positions_BL)
         correct.append(logits_BLC.argmax(-1) == part.targets_BT)
     model.train(was_training)
@@ -43,8 +43,42 @@ def accuracy(correct: Tensor, metric: str, settings: dict[str, Any]) -> Measurem
 
 def mean_accuracy(model: LanguageModel, batch: Batch) -> float:
     """The mean over sequences of the share of their labels that are right: a long sequence counts as a short one."""
-    correct_B = correct_labels(model, batch).sum(1).double()
-    return float((correct_B / _is_label(batch).sum(1)).mean())
+    return _mean(correct_labels(model, batch), batch)
+
+
+@torch.no_grad()
+def mean_accuracies(models: Sequence[LanguageModel], batches: Sequence[Batch]) -> list[float]:
+    """Return `mean_accuracy` of each model on its own batch, all of one shape, by one pass for all of them."""
+    template, was_training = models[0], models[0].training
+    by_model = [dict(model.named_parameters()) for model in models]
+    stacked = {name: torch.stack([parameters[name] for parameters in by_model]) for name in by_model[0]}
+
+    def correct(parameters: dict[str, Tensor], tokens_BT: Tensor, targets_BL: Tensor, positions_BL: Tensor) -> Tensor:
+        logits_BLC, _ = functional_call(template, parameters, (tokens_BT,), {"positions_BL": positions_BL})
+        return logits_BLC.argmax(-1) == targets_BL
+
+    template.eval()
+    correct_RBL = []
+    for rows in _parts(template, batches[0], len(models)):
+        parts = [batch.rows(rows) for batch in batches]
+        given = ([part.tokens_BT for part in parts], [part.targets_BT for part in parts])
+        positions = [part.positions_BL for part in parts if part.positions_BL is not None]
+        correct_RBL.append(torch.vmap(correct)(stacked, *map(torch.stack, (*given, positions))))
+    template.train(was_training)
+    of_models = torch.cat(correct_RBL, dim=1)
+    return [_mean(of_model & _is_label(batch), batch) for of_model, batch in zip(of_models, batches, strict=True)]
+
+
+def _parts(model: LanguageModel, batch: Batch, num_models: int) -> Iterator[slice]:
+    """Cut a batch into as many sequences as fit one forward pass of so many models."""
+    length, num_labels = batch.tokens_BT.shape[1], batch.targets_BT.shape[1]
+    of_sequence = num_models * (num_labels * model.embedding.num_embeddings + length**2)
+    at_once = max(1, MAX_ELEMENTS // of_sequence)
+    return (slice(start, start + at_once) for start in range(0, len(batch.tokens_BT), at_once))
+
+
+def _mean(correct_BL: Tensor, batch: Batch) -> float:
+    return float((correct_BL.sum(1).double() / _is_label(batch).sum(1)).mean())
 
 
 def _is_label(batch: Batch) -> Tensor:

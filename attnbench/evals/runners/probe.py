@@ -82,7 +82,6 @@ class ProbeJob(Job):
     config_hash: str = field(init=False)
     folder: Path = field(init=False)
     _validation: Batch | None = field(init=False, default=None)
-    """Sequences of `selection`, once they are made."""
 
     def __post_init__(self) -> None:
         self.config_hash = config_hash(self._content())
@@ -261,12 +260,16 @@ class ProbeJob(Job):
             speeds["tokens_per_second"] = state.warm_steps * tokens_per_step / state.warm_seconds
         return state, speeds
 
-    def training(self, batches: Callable[[int], Batch] | None = None) -> Training:
+    def training(
+        self, batches: Callable[[int], Batch] | None = None, selection: Callable[[TrainState], float] | None = None
+    ) -> Training:
         """Make the training.
 
         Args:
             batches: the batch of each step; None: one for a trial, whatever the step.
+            selection: the accuracy that rates are chosen by; None: measured alone.
         """
+        selection = selection or self.selection
         return Training(
             name=self.settings.mixer.name,
             folder=self.folder,
@@ -276,7 +279,7 @@ class ProbeJob(Job):
             batches=batches or self._trial_batch,
             settings=self.train,
             num_steps=self.task.num_steps,
-            measure=lambda state: {"selection": self._selection(state)},
+            measure=lambda state: {"selection": selection(state)},
             is_due=is_check,
             new_end=self._new_end,
             checkpoint_interval=self.task.num_steps,
@@ -297,12 +300,16 @@ class ProbeJob(Job):
     def _trial_batch(self, step: int) -> Batch:
         return self.task.sequences("train", 0, 0, self.task.batch_size, self.device)
 
-    def _selection(self, state: TrainState) -> float:
+    def selection(self, state: TrainState) -> float:
         """The accuracy that rates are chosen by."""
+        with computing(self.precision, self.device):
+            return mean_accuracy(state.model, self.validation())
+
+    def validation(self) -> Batch:
+        """The sequences of `selection`, made once."""
         if self._validation is None:
             self._validation = self.task.sequences("validation", self.settings.seed, 0, NUM_SELECTION, self.device)
-        with computing(self.precision, self.device):
-            return mean_accuracy(state.model, self._validation)
+        return self._validation
 
     def _record(self) -> ModelRecord:
         assert self.matched is not None
@@ -319,7 +326,7 @@ class ProbeJob(Job):
 
     def _scores(self, state: TrainState) -> Iterator[Measurement]:
         """Measure `selection`, the steps to the threshold, and, for a seed that is scored, the scores."""
-        yield Measurement(metric="selection", value=self._selection(state), unit="", settings=VALIDATION)
+        yield Measurement(metric="selection", value=self.selection(state), unit="", settings=VALIDATION)
         yield Measurement(metric="steps_trained", value=state.step, unit="step")
         yield from self._times(state)
         if not self.is_scored:

@@ -3,13 +3,17 @@
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 
+from attnbench.evals.lib.scoring import mean_accuracies
 from attnbench.evals.runners.probe import ProbeJob, TrainingSequences
 from attnbench.machine.locks import device_lock
+from attnbench.machine.precision import computing
 from attnbench.machine.signals import StopRequest
 from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.results.folder import recording_each
 from attnbench.results.job import is_done, record, run_jobs
+from attnbench.training.checkpoint import TrainState
 from attnbench.training.run import make_ready
 from attnbench.training.stack import train_stack
 
@@ -71,11 +75,14 @@ def _train(jobs: Sequence[ProbeJob]) -> None:
     sequences = {job.settings.seed: TrainingSequences(job.task, job.settings.seed, device) for job in jobs}
     with ExitStack() as stack:
         stack.enter_context(stop.listening())
-        trainings = [job.training(sequences[job.settings.seed].batch) for job in jobs]
-        members = [training.begin(stop, stack, shares_device=True)[0] for training in trainings]
-        by_member = dict(zip(members, zip(jobs, trainings, strict=True), strict=True))
-        for member in train_stack(members, precision=precision, captured=trainings[0].captured):
+        checks, by_member = Checks(), {}
+        for job in jobs:
+            training = job.training(sequences[job.settings.seed].batch, partial(checks.selection, job))
+            member, _ = training.begin(stop, stack, shares_device=True)
+            by_member[member], checks.states[job] = (job, training), member.state
+        for member in train_stack([*by_member], precision=precision, captured=device.type == "cuda"):
             job, training = by_member.pop(member)
+            del checks.states[job]
             job.announce(done=False)
             if member.error is not None:
                 job.outcome = training.located(member.error, member.state)
@@ -85,3 +92,24 @@ def _train(jobs: Sequence[ProbeJob]) -> None:
                 pass
     if stop.signal is not None:
         raise stop.interruption("trained and scored to the end; the same command goes on from there")
+
+
+class Checks:
+    """Looks of a stack at validation data: one pass for all trainings that are at the same step."""
+
+    def __init__(self) -> None:
+        self.states: dict[ProbeJob, TrainState] = {}
+        """The trainings that go on."""
+        self._seen: dict[ProbeJob, tuple[int, float]] = {}
+
+    def selection(self, job: ProbeJob, state: TrainState) -> float:
+        """Return the accuracy of a training at its step, and keep that of the others."""
+        step, value = self._seen.pop(job, (None, 0.0))
+        if step == state.step:
+            return value
+        # Before all of them are known, a look that a stop had cut off is made up for.
+        states = {job: state} | {other: own for other, own in self.states.items() if own.step == state.step}
+        with computing(job.precision, job.device):
+            values = mean_accuracies([own.model for own in states.values()], [other.validation() for other in states])
+        self._seen |= {other: (state.step, value) for other, value in zip(states, values, strict=True)}
+        return self._seen.pop(job)[1]

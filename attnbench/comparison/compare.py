@@ -164,6 +164,7 @@ def _show(comparison: Comparison, files: Sequence[Path], *, mirrored: bool) -> N
         shared=comparison.shared_by_evaluation(),
         factors=list(plan.factors),
         primaries=comparison.primaries(),
+        descriptive=comparison.descriptive(),
         in_looks=plan.in_looks,
     )
     if settings.report:
@@ -189,6 +190,7 @@ def _record(comparison: Comparison, scored: Sequence[Cell]) -> None:
         "factors": list(plan.factors),
         "rank": plan.ranked,
         "tested": list(comparison.primaries()),
+        "descriptive": comparison.descriptive(),
         "reference": plan.reference,
         "in_looks": plan.in_looks,
         "control_seeds": comparison.control_seeds(),

@@ -23,7 +23,7 @@ from attnbench.settings.registry import resolve
 from attnbench.settings.schema import LOOKS, ComparisonSettings, RunSettings
 from attnbench.training.prepare import corpus_label, prepare
 from attnbench.training.run import TrainingJob
-from attnbench.verdict.family import name_family
+from attnbench.verdict.family import fewest_seeds_of, name_family
 from attnbench.verdict.seeds import same_models
 
 log = logging.getLogger(__name__)
@@ -204,14 +204,30 @@ class Comparison:
         by_evaluation = {name: cls.primary for name, cls in self.evaluations().items() if name in tested}
         return {name: primary for name, primary in by_evaluation.items() if primary is not None}
 
-    def family(self) -> list[tuple[str, str, str]]:
-        """Name the pairs that are tested: evaluation, first, second."""
+    def family(self, evaluations: Sequence[str] | None = None) -> list[tuple[str, str, str]]:
+        """Name the pairs that are tested, or would be in these evaluations: evaluation, first, second."""
         return name_family(
             rank=self.plan.ranked,
             reference=self.plan.reference,
-            evaluations=list(self.primaries()),
+            evaluations=list(self.primaries()) if evaluations is None else evaluations,
             shared=self.shared_by_evaluation(),
         )
+
+    def descriptive(self) -> list[str]:
+        """Say of each evaluation whose primary metric is not tested how many seeds a test in this plan would take."""
+        tested, number = self.primaries(), self.seeds_by_evaluation()[0]
+        others = {
+            name: cls.primary
+            for name, cls in self.evaluations().items()
+            if cls.primary is not None and name not in tested
+        }
+        family = self.family([*tested, *others])
+        return [
+            f"{primary.metric} of {name} has no verdict in this plan: a test would take "
+            f"{fewest_seeds_of(primary, len(family))} seeds, and there are {number[name]}."
+            for name, primary in others.items()
+            if family
+        ]
 
     def seeds_by_evaluation(self) -> tuple[dict[str, int], dict[str, str]]:
         """Count the seeds of every evaluation, and name the setting that they stand in."""

@@ -15,15 +15,19 @@ FULL_LENGTHS = 8
 NOT_SCORED = "Fewer than two variants were scored in an evaluation with a primary metric."
 
 
-def answer(rows: Sequence[ResultRow], figures: Sequence[Figure], verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
+def answer(
+    rows: Sequence[ResultRow], figures: Sequence[Figure], verdicts: Sequence[Verdict], descriptive: Sequence[str] = ()
+) -> dict[str, list[str]]:
     """Write the lines of the answer by what they are about; those without anything to say are left out.
 
     Args:
         rows: of single seeds, whose settings say what stands around each mixer.
         verdicts: of the whole family.
+        descriptive: sentences about evaluations that are not tested.
     """
     lines = {
         **(verdict_lines(verdicts) if verdicts else {"No verdict": [NOT_SCORED]}),
+        **({"Descriptive": list(descriptive)} if descriptive else {}),
         **noise_lines(verdicts),
         **beyond_training(figures),
         "Around the mixers": surroundings(rows),

@@ -67,6 +67,8 @@ class Protocol:
     rank: list[str]
     tested: list[str] | None = None
     """Evaluations whose primary metric is tested; None: all that have one."""
+    descriptive: list[str] = field(default_factory=list)
+    """Sentences about those that are not."""
     reference: str | None
     in_looks: bool = False
     """The seeds came by plan.seeds=auto."""

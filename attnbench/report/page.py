@@ -54,7 +54,7 @@ def write_report(folder: Path, *, target: Path | None = None) -> Path:
         primaries=known,
         in_looks=protocol.in_looks,
     )
-    lines = answer(inputs.rows, over_seeds, verdicts)
+    lines = answer(inputs.rows, over_seeds, verdicts, protocol.descriptive)
     return write_page(
         inputs,
         over_seeds,

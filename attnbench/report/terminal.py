@@ -91,6 +91,7 @@ def print_comparison(
     primaries: Mapping[str, Primary],
     control_seeds: Collection[int] = (),
     factors: Sequence[str] = (),
+    descriptive: Sequence[str] = (),
     in_looks: bool = False,
 ) -> None:
     """Print the summary of a comparison to standard output, a line a score and a column a variant, one of which all
@@ -98,6 +99,7 @@ def print_comparison(
 
     Args:
         factors: parts of a factorial; empty for another plan.
+        descriptive: sentences about evaluations that are not tested.
         in_looks: the seeds came by plan.seeds=auto.
     """
     rows, control = control_of(rows, control_seeds)
@@ -111,7 +113,8 @@ def print_comparison(
         return
     verdicts = verdicts_of(over_seeds, rank=rank, reference=reference, primaries=primaries, in_looks=in_looks)
     notes = [f"{line}: one model, run once." for line in same_models(shared)]
-    notes += [f"{term}: {sentence}" for term, lines in answer(rows, over_seeds, verdicts).items() for sentence in lines]
+    lines = answer(rows, over_seeds, verdicts, descriptive)
+    notes += [f"{term}: {sentence}" for term, sentences in lines.items() for sentence in sentences]
     if reference is not None:
         notes += [control_sentence(judge_control(rows, control, reference=reference, primaries=primaries), reference)]
     print_table(replace(summary_table(summary(over_seeds, verdicts, variants)), notes=notes))

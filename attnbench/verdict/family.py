@@ -154,6 +154,11 @@ def check_family(
             )
 
 
+def fewest_seeds_of(primary: Primary, num_pairs: int) -> int:
+    """Return the seeds below which nothing is found about a metric in a family of so many pairs."""
+    return fewest_seeds(TESTS[primary.kind], SIGNIFICANCE / num_pairs)
+
+
 def fewest_seeds(test: PairedTest, alpha: float) -> int:
     """Return the seeds below which no difference of any size is found at level `alpha`."""
     return next(num for num in range(2, MAX_SEEDS + 1) if test.smallest_p(num) <= alpha)

@@ -23,6 +23,7 @@ from small import comparison_settings, compose_once, in_this_process, mixer_sett
 
 from attnbench.comparison import cells, compare
 from attnbench.comparison.cells import Cell
+from attnbench.comparison.plan import Comparison
 from attnbench.comparison.progress import Progress
 from attnbench.machine.processes import Outcome
 from attnbench.mixers.flash import Flash
@@ -589,3 +590,14 @@ def test_a_plan_with_a_reference_runs_it_again_as_a_control_outside_the_family(t
     assert "Control: softmax against itself under other seeds came out neither" in said
     with pytest.raises(UserError, match="50 is seed 0 of the control"):
         check_plan(plan(text, seeds=[0, 50], reference="softmax"))
+
+
+def test_a_plan_says_what_it_does_not_test_and_how_many_seeds_that_would_take(text, tmp_path, ran, capsys):
+    given = settings(text, tmp_path, evaluations=["copy", "perplexity"], tested=["perplexity"], report=True)
+    folder = compared(given)
+    # One pair in each of two evaluations: a sign-flip test must come to 0.025, and 2 / 2^7 is the first that does.
+    sentence = "symbol_accuracy of copy has no verdict in this plan: a test would take 7 seeds, and there are 2."
+    assert record(folder)["descriptive"] == [sentence]
+    assert sentence in " ".join(capsys.readouterr().out.split())
+    assert sentence in (folder / "report" / "index.html").read_text()
+    assert Comparison(settings(text, tmp_path / "all", evaluations=["copy"]), compose_once).descriptive() == []

@@ -4,7 +4,6 @@ outputs/<experiment>/cells/<evaluation>-<variant>-<task>-lr<rate>-seed<n>-<hash>
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,12 +11,11 @@ from typing import Any
 
 import torch
 
-from attnbench.data.batches import block_order
 from attnbench.evals.base import NUM_SELECTION, Task
 from attnbench.evals.lib.rows import without_numbers
 from attnbench.evals.lib.scoring import mean_accuracy
+from attnbench.evals.lib.sequences import TrainingSequences
 from attnbench.evals.lib.solving import SOLVED, STOP_RULE, is_check, is_over
-from attnbench.machine.device import synchronize
 from attnbench.machine.precision import computing
 from attnbench.machine.signals import StopRequest
 from attnbench.machine.timing import OutOfMemory, attempt
@@ -251,7 +249,7 @@ class ProbeJob(Job):
         except DivergedError as error:
             return error
 
-    def trained(self, state: TrainState, sequences: "TrainingSequences") -> "Outcome":
+    def trained(self, state: TrainState, sequences: TrainingSequences) -> "Outcome":
         """Return what its rows are made of: the state, and tokens a second of the steps and of their data's
         generator."""
         speeds = {"generator_tokens_per_second": sequences.tokens_per_second}
@@ -382,30 +380,6 @@ class ProbeJob(Job):
 
 Outcome = tuple[TrainState, dict[str, float]] | DivergedError
 """Result of a training: see `ProbeJob.trained`."""
-
-
-class TrainingSequences:
-    """A task's training data, all of it on the device; batch n is a function of (seed, n)."""
-
-    def __init__(self, task: Task, seed: int, device: torch.device) -> None:
-        self.task, self.seed, self.device = task, seed, device
-        # A few first: what is loaded at the first use is no speed of the generator.
-        task.sequences("train", seed, 0, task.batch_size, device)
-        synchronize(device)
-        started = time.perf_counter()
-        self.all = task.sequences("train", seed, 0, task.num_train_sequences, device)
-        synchronize(device)
-        self.tokens_per_second = self.all.tokens_BT.numel() / (time.perf_counter() - started)
-        self.batches_per_epoch = task.num_train_sequences // task.batch_size
-        self._epoch, self._order = -1, torch.empty(0)
-
-    def batch(self, step: int) -> Batch:
-        """The batch of a step: every sequence once an epoch, in an order that each epoch has anew."""
-        epoch, batch = divmod(step, self.batches_per_epoch)
-        if epoch != self._epoch:
-            self._order = block_order(self.task.num_train_sequences, self.seed, epoch).to(self.device)
-            self._epoch = epoch
-        return self.all.rows(self._order[batch * self.task.batch_size : (batch + 1) * self.task.batch_size])
 
 
 def folder_label(task: Task) -> str:

@@ -6,7 +6,8 @@ from contextlib import ExitStack
 from functools import partial
 
 from attnbench.evals.lib.scoring import mean_accuracies
-from attnbench.evals.runners.probe import ProbeJob, TrainingSequences
+from attnbench.evals.lib.sequences import TrainingSequences
+from attnbench.evals.runners.probe import ProbeJob
 from attnbench.machine.locks import device_lock
 from attnbench.machine.precision import computing
 from attnbench.machine.signals import StopRequest
@@ -47,7 +48,7 @@ def run_stack(jobs: Sequence[ProbeJob], *, shares_device: bool, too_large: Seque
         trained = attempt(lambda: _train(todo)) if todo else None
     if not isinstance(trained, OutOfMemory):
         return
-    left, sizes = [job for job in todo if job.outcome is None], [*too_large, len(todo)]
+    left, sizes = [job for job in todo if not is_done(job)], [*too_large, len(todo)]
     if len(todo) == 1:
         _run_one_by_one(left, shares_device, too_large)
         return
@@ -90,6 +91,8 @@ def _train(jobs: Sequence[ProbeJob]) -> None:
                 job.outcome = job.trained(member.state, sequences[job.settings.seed])
             for _ in record(job):
                 pass
+            # It is on the disk: its views would keep the memory of a stack that has gone on without it.
+            job.outcome = None
     if stop.signal is not None:
         raise stop.interruption("trained and scored to the end; the same command goes on from there")
 

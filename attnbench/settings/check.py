@@ -318,7 +318,10 @@ def check_plan(plan: PlanSettings) -> None:
     check_value("plan.only", plan.only, choices=plan.evaluations)
     check_value("plan.rank", plan.rank, choices=plan.variants)
     check_value("plan.reference", plan.reference, choices=plan.variants)
-    check_value("plan.tested", plan.tested, choices=plan.evaluations)
+    if not set(plan.tested or []) <= set(plan.evaluations):
+        raise UserError(
+            f"plan.tested={plan.tested}: must be among plan.evaluations={plan.evaluations}; plan.tested=null tests all"
+        )
     if plan.reference is not None and plan.rank and plan.reference not in plan.rank:
         raise UserError(f"plan.reference={plan.reference}: must be one of plan.rank={plan.rank}, or null")
     if plan.in_looks:

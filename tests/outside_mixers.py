@@ -41,19 +41,25 @@ class SeparateProjections(Mixer):
         self.output = Projection(dim, dim, residual=True)
 
     def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
-        query, key, value = (
-            part(x_BTD).unflatten(-1, (self.num_heads, self.head_width)) for part in (self.query, self.key, self.value)
-        )
-        query, key = F.elu(query) + 1, F.elu(key) + 1
+        query, key, value = self._heads(x_BTD)
         wide = torch.promote_types(x_BTD.dtype, torch.float32)
         memory = torch.zeros_like(x_BTD[:, 0, :1], dtype=wide)[..., None, None] if state is None else state.memory_BHKV
         mixed = []
         for t in range(x_BTD.shape[1]):
-            memory = self.decay * memory + (key[:, t, :, :, None] * value[:, t, :, None, :]).to(wide)
+            memory = self._decay(x_BTD, t) * memory + (key[:, t, :, :, None] * value[:, t, :, None, :]).to(wide)
             mixed.append((query[:, t, :, None, :].to(wide) @ memory).squeeze(-2))
         if state is not None:
             state.memory_BHKV.copy_(memory)
         return self.output(self.norm(torch.stack(mixed, dim=1).to(x_BTD.dtype)).flatten(2)), state
+
+    def _heads(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = (
+            part(x_BTD).unflatten(-1, (self.num_heads, self.head_width)) for part in (self.query, self.key, self.value)
+        )
+        return F.elu(query) + 1, F.elu(key) + 1, value
+
+    def _decay(self, x_BTD: Tensor, t: int) -> Tensor | float:
+        return self.decay
 
     def reference(self, x_BTD: Tensor) -> Tensor:
         return SeparateProjections.forward(self, x_BTD)[0]
@@ -101,6 +107,14 @@ class SeesTheFutureWithoutGradient(SeparateProjections):
         return self.forward(x_BTD)[0]
 
 
+class RoundsByTheFuture(SeparateProjections):
+    """Adds the next input to what it mixes and takes it away again."""
+
+    def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
+        mixed_BTD, state = super().forward(x_BTD, state)
+        return mixed_BTD + _one_ahead(x_BTD) - _one_ahead(x_BTD), state
+
+
 class NormsOverTime(SeparateProjections):
     """Takes away the mean over the positions that it is given."""
 
@@ -132,6 +146,25 @@ class OnePercentOff(SeparateProjections):
     def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
         mixed_BTD, state = super().forward(x_BTD, state)
         return 1.01 * mixed_BTD, state
+
+
+class OverflowsWhereItForgets(SeparateProjections):
+    """Decays by its input, and masks the decays of later positions when they are exponentials already."""
+
+    def log_decay(self, x_BTD: Tensor) -> Tensor:
+        return -0.02 * x_BTD[..., : self.num_heads].relu().square()
+
+    def _decay(self, x_BTD: Tensor, t: int) -> Tensor:
+        return self.log_decay(x_BTD)[:, t, :, None, None].exp()
+
+    def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
+        if state is not None:
+            return super().forward(x_BTD, state)
+        query, key, value = (part.transpose(1, 2) for part in self._heads(x_BTD))
+        total_BHT = self.log_decay(x_BTD).cumsum(1).transpose(1, 2)
+        decay_BHTS = (total_BHT[..., :, None] - total_BHT[..., None, :]).exp().tril()
+        mixed_BHTK = (query @ key.mT * decay_BHTS) @ value
+        return self.output(self.norm(mixed_BHTK.transpose(1, 2)).flatten(2)), None
 
 
 class CheapOnPaper(SeparateProjections):

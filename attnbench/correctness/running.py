@@ -23,11 +23,10 @@ from attnbench.evals.lib.step_cost import load_compiler
 from attnbench.machine.device import start_afresh, synchronize
 from attnbench.machine.precision import resolve_precision
 from attnbench.machine.processes import run_in_processes
-from attnbench.mixers.contract import PROMISES, breach
+from attnbench.mixers.contract import ALL_LENGTHS, PROMISES, breach
 from attnbench.mixers.definition import (
     MODEL,
     TOLERANCES,
-    USUAL,
     Computed,
     by_backend,
     by_definition,
@@ -71,7 +70,7 @@ def run(check: Check, device: torch.device, expected: dict[tuple[str, str, int],
             check.errors = [Error(f"{part}_error", value, allowed, {}) for part, value in errors.items()]
         elif check.kind == "promise":
             (promise,) = (promise for promise in PROMISES if promise.words == check.name)
-            check.failure = breach(promise, partial(build_mixer, check.mixer, device), USUAL)
+            check.failure = breach(promise, partial(build_mixer, check.mixer, device), ALL_LENGTHS)
         else:
             check.seconds = first_step_seconds(check.mixer, device)
     except Exception as error:

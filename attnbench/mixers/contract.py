@@ -6,6 +6,7 @@ conf/attn, `scripts/doctor.py` over mixers from outside attnbench.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -13,14 +14,27 @@ from torch import Tensor
 
 from attnbench.machine.precision import computing, dtype_of
 from attnbench.mixers.base import Mixer, state_bytes
-from attnbench.mixers.definition import TOLERANCES, Case, by_backend, by_definition, compare, example, in_pieces
+from attnbench.mixers.definition import (
+    INPUT_SCALE,
+    TOLERANCES,
+    USUAL,
+    Case,
+    by_backend,
+    by_definition,
+    compare,
+    example,
+    in_pieces,
+)
 from attnbench.mixers.flops import UncountableError, counted_mixing
 from attnbench.settings.errors import UserError, one_line
 from attnbench.settings.registry import is_own
 from attnbench.settings.schema import MixerSettings
 
-LENGTHS = (1, 63, 64, 65, 133)
-"""Around the border of a chunk of 64, and over two of them with a ragged end."""
+LONGEST = 133
+"""Positions over two chunks of 64 with a ragged end."""
+
+ALL_LENGTHS = replace(USUAL, lengths=(1, 63, 64, 65, LONGEST))
+"""Case whose lengths are around the border of a chunk of 64, and over two of them."""
 
 POSITIONS = (0, 63, 64, 100)
 """Positions whose outputs are checked for later inputs."""
@@ -29,8 +43,11 @@ LONGEST_CHECK = 256
 """Largest number of positions that are checked before a training."""
 
 LEAK = {"float32": 1e-5, "tf32": 1e-2, "bfloat16": 3e-2}
-"""Share of a gradient or an output that may come from where nothing should, by precision: the rounding of a convolution
-by Fourier transform does, or of a largest number that cancels."""
+"""Share of a gradient or an output that may come from where nothing should, by precision, in a mixer from outside
+attnbench: the rounding of a convolution by Fourier transform does, or of a largest number that cancels."""
+
+FORGETTING_SCALE = 8 * INPUT_SCALE
+"""Factor on the input at which log decays of nearly 0 and far below -5 stand side by side."""
 
 FLOP_LENGTHS = (31, 127)
 """Primes, see OperationCounter. What grows with the square of the length is 17 times as much at the second."""
@@ -64,7 +81,7 @@ def breach(promise: Promise, build: Callable[[], Mixer], case: Case) -> str:
 
 def shape_and_dtype(mixer: Mixer, case: Case) -> str:
     """Check that the output has those of the input, at every length; without a state none is returned."""
-    for length in LENGTHS:
+    for length in case.lengths:
         x_BTD = _example(mixer, length, case.model.dim)
         y_BTD, state = mixer(x_BTD)
         if (y_BTD.shape, y_BTD.dtype) != (x_BTD.shape, x_BTD.dtype):
@@ -77,21 +94,26 @@ def shape_and_dtype(mixer: Mixer, case: Case) -> str:
 
 
 def causality(mixer: Mixer, case: Case) -> str:
-    """Check that nothing comes from the future, by the gradient and by what changes where the future does."""
-    return seen_of_the_future(mixer, case.model.dim, LENGTHS[-1])
+    """Check that nothing comes from the future, by the gradient and by what changes where the future does: of a mixer
+    of attnbench to the last bit."""
+    is_exact = is_own(type(mixer).__module__)
+    return seen_of_the_future(mixer, case.model.dim, LONGEST, is_exact=is_exact)
 
 
-def seen_of_the_future(mixer: Mixer, dim: int, length: int, precision: str = "float32") -> str:
+def seen_of_the_future(
+    mixer: Mixer, dim: int, length: int, precision: str = "float32", *, is_exact: bool = False
+) -> str:
     """Return words on what an output has of later positions, or none.
 
     Args:
         dim: of the model.
         precision: that it computes in, its weights being float32.
+        is_exact: allow no rounding either, such as that of a sum from which a later position is taken away.
     """
     x_BTD = _example(mixer, length, dim)
     x_BTD.requires_grad_()
     positions = [position for position in (*POSITIONS, length // 2) if position < length - 1]
-    leak = LEAK[precision]
+    leak = 0.0 if is_exact else LEAK[precision]
     with computing(precision, x_BTD.device):
         y_BTD, _ = mixer(_narrowed(x_BTD, precision))
         for position in positions:
@@ -108,7 +130,8 @@ def seen_of_the_future(mixer: Mixer, dim: int, length: int, precision: str = "fl
                 other_BTD, _ = mixer(_narrowed(changed_BTD, precision))
                 error = _difference(other_BTD[:, : position + 1], y_BTD[:, : position + 1])
                 # Where it has no finite output anyway, that is no knowledge of the future.
-                if not error <= max(leak, torch.finfo(y_BTD.dtype).eps) and y_BTD.isfinite().all():
+                allowed = leak if is_exact else max(leak, torch.finfo(y_BTD.dtype).eps)
+                if not error <= allowed and y_BTD.isfinite().all():
                     return f"outputs up to position {position} change by {error:.1e} where only later inputs do"
     return ""
 
@@ -140,7 +163,7 @@ def check_causality(
 
 def past(mixer: Mixer, case: Case) -> str:
     """Check that an output depends on an earlier input: a mixer without that mixes nothing."""
-    x_BTD = _example(mixer, LENGTHS[-1], case.model.dim)
+    x_BTD = _example(mixer, LONGEST, case.model.dim)
     position = POSITIONS[-1]
     gradient_BTD = _gradient(mixer(x_BTD.requires_grad_())[0][:, position], x_BTD)
     return "" if gradient_BTD[:, :position].any() else f"position {position} sees no position before it"
@@ -165,7 +188,7 @@ def independence(mixer: Mixer, case: Case) -> str:
 def definition(mixer: Mixer, case: Case) -> str:
     """Check that the forward pass equals `reference` in float64, in outputs and all gradients."""
     allowed = _tolerance(mixer)
-    for length in LENGTHS:
+    for length in case.lengths:
         actual, expected = by_backend(mixer, length, "float32", case), by_definition(mixer, length, case)
         errors = compare(actual, expected, case)
         if not errors.is_within(allowed):
@@ -177,10 +200,20 @@ def definition(mixer: Mixer, case: Case) -> str:
     return ""
 
 
+def forgetting(mixer: Mixer, case: Case) -> str:
+    """Check the same of a memory that decays where some positions leave nothing of it: an exponential that overflows
+    behind a mask leaves outputs right and gradients wrong."""
+    x_BTD = _example(mixer, 1, case.model.dim)
+    if mixer.log_decay(x_BTD) is None:
+        return ""
+    broken = definition(mixer, replace(case, input_scale=FORGETTING_SCALE, lengths=case.lengths[-1:]))
+    return broken and f"where it forgets, {broken}"
+
+
 def pieces(mixer: Mixer, case: Case) -> str:
     """Check that the whole equals its pieces and its single steps, each handing its state on."""
     with torch.no_grad():
-        for length in LENGTHS:
+        for length in case.lengths:
             x_BTD = _example(mixer, length, case.model.dim)
             whole_BTD, _ = mixer(x_BTD)
             for words, sizes in _cuts(length):
@@ -200,7 +233,7 @@ def _cuts(length: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "read into a state at once", (length,)
     yield "in single steps", (1,) * length
     yield f"in pieces of {third}", thirds
-    if length == LENGTHS[-1]:
+    if length == LONGEST:
         for sizes in ((64, 65, 1, 3), (1, 1, 63, 68)):
             yield f"in pieces of {', '.join(map(str, sizes))}", sizes
 
@@ -262,6 +295,7 @@ PROMISES = (
     Promise("sees something of the past", past),
     Promise("keeps sequences of a batch apart", independence),
     Promise("equals its definition", definition),
+    Promise("equals it where it forgets", forgetting),
     Promise("whole = pieces = single steps", pieces, needs_state=True),
     Promise("updates its state in place", state, needs_state=True),
     Promise("trains every parameter", gradients),

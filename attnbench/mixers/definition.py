@@ -53,6 +53,7 @@ class Case:
     head_width: int = MODEL.head_width
     lengths: Sequence[int] = LENGTHS
     precisions: Sequence[str] = ("float32", "bfloat16")
+    input_scale: float = INPUT_SCALE
     options: dict[str, Any] = field(default_factory=dict)
     """Options instead of the yaml's; a mixer without such a setting has no such case."""
 
@@ -114,7 +115,8 @@ def limits(tolerance: float) -> dict[str, float]:
 def by_definition(mixer: Mixer, length: int, case: Case = USUAL) -> Computed:
     """Compute the mixer's `reference` and its gradients in float64."""
     wide = copy.deepcopy(mixer).double()
-    x_BTD, weight_BTD = (x.double() for x in example(length, case.model.dim, next(wide.parameters()).device))
+    device = next(wide.parameters()).device
+    x_BTD, weight_BTD = (x.double() for x in example(length, case.model.dim, device, case.input_scale))
     rows = []
     for x_1TD, weight_1TD in zip(x_BTD.split(1), weight_BTD.split(1), strict=True):
         x_1TD.requires_grad_()
@@ -136,7 +138,8 @@ def by_backend(mixer: Mixer, length: int, precision: str, case: Case = USUAL) ->
     Weights in float64 or bfloat16 stay in these.
     """
     weight = next(mixer.parameters())
-    x_BTD, weight_BTD = (x.to(weight.dtype) for x in example(length, case.model.dim, weight.device))
+    inputs = example(length, case.model.dim, weight.device, case.input_scale)
+    x_BTD, weight_BTD = (x.to(weight.dtype) for x in inputs)
     x_BTD.requires_grad_()
     with computing(precision, weight.device):
         output_BTD, _ = mixer(x_BTD.to(torch.bfloat16) if precision == "bfloat16" else x_BTD)
@@ -169,13 +172,13 @@ def in_pieces(mixer: Mixer, x_BTD: Tensor, sizes: Sequence[int]) -> Tensor:
     return torch.cat(outputs, dim=1)
 
 
-def example(length: int, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def example(length: int, dim: int, device: torch.device, scale: float = INPUT_SCALE) -> tuple[Tensor, Tensor]:
     """Return an input and the weights of the sum of outputs that gradients are taken of, (B, T, D) float32 each."""
     # On the CPU: generators of two devices give different numbers.
     generator = torch.Generator().manual_seed(length)
     shape = (2, BATCH_SIZE, length, dim)
     x_BTD, weight_BTD = exact(torch.randn(shape, generator=generator)).to(device).unbind()
-    return INPUT_SCALE * x_BTD, weight_BTD
+    return scale * x_BTD, weight_BTD
 
 
 def exact(x: Tensor) -> Tensor:

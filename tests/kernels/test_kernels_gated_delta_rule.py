@@ -3,7 +3,7 @@ forms, and on a GPU at full widths, where a compiler can be wrong."""
 
 import pytest
 import torch
-from kernel_checks import DEVICE, assert_definition, assert_near, assert_stacked, interpreted
+from kernel_checks import DEVICE, assert_definition, assert_near, assert_stacked, interpreted, normal
 from mixer_building import build, check_against_definition, check_compiles_and_stacks, example_input
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -14,7 +14,7 @@ from attnbench.kernels.delta_rule_step import gated_delta_rule_step
 from attnbench.kernels.gated_delta_rule import gated_delta_rule, gated_delta_rule_forward
 from attnbench.mixers.contract import in_pieces
 from attnbench.mixers.decay import MAX_FORGETTING
-from attnbench.ops.delta_rule import recurrent_gated_delta_rule, unit_length
+from attnbench.ops.delta_rule import packed_gated_delta_rule, recurrent_gated_delta_rule, unit_length
 from attnbench.settings.errors import UserError
 
 # Triton's interpreter cuts bfloat16 off where a GPU rounds, which is twice as far.
@@ -249,10 +249,59 @@ def test_the_mixer_on_kernels_is_its_definition(change):
         torch.testing.assert_close(in_pieces(mixer, x, (64, 1, 5)), mixer(x)[0], atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("num_steps", [2, 3])
+def test_kernels_take_sub_steps(num_steps):
+    """And a single position walks through its own, one by one."""
+    width, of_steps = 16, (2, num_steps * 35, 2)
+    query, key, value, memory = (
+        normal(*shape, width, seed=seed) for seed, shape in enumerate([(2, 35, 2), of_steps, of_steps, (2, 2, width)])
+    )
+    generator = torch.Generator().manual_seed(3)
+    log_decay = -5 * torch.rand(2, 35, 2, generator=generator).to(DEVICE)
+    beta = 2 * torch.rand(of_steps, generator=generator).to(DEVICE)
+
+    def kernels(query: Tensor, key: Tensor, value: Tensor, *others: Tensor):
+        parts = (query, key.unflatten(1, (-1, num_steps)), value.unflatten(1, (-1, num_steps)))
+        return packed_gated_delta_rule(torch.cat([x.flatten(2) for x in parts], dim=-1), *others, width, True)
+
+    def exact(query: Tensor, key: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+        return recurrent_gated_delta_rule(unit_length(query, width**-0.5), unit_length(key), *others)
+
+    tensors = [query, key, value, log_decay, beta, memory]
+    assert_definition(kernels, exact, [x.requires_grad_() for x in tensors], 1e-4)
+    alone = [x.detach()[:, : 1 if x.shape[1] == 35 else num_steps] for x in tensors[:-1]]
+    own = memory.detach().clone()
+    y, last = kernels(*alone, own)
+    expected, expected_memory = exact(*alone, memory.detach())
+    assert last is None
+    assert_near(y, expected, 1e-5)
+    assert_near(own, expected_memory, 1e-5)
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("deltanet", {}),
+        ("efla", {"rotary_theta": 100.0}),
+        ("efla", {"qk_norm": True}),
+        ("deltaproduct", {}),
+        ("deltaproduct", {"rotary_theta": 100.0, "decay": False, "value_expansion": 0.5, "num_householders": 3}),
+    ],
+)
+def test_other_mixers_on_the_kernels_are_their_definitions(name, change):
+    mixer = build(name, backend="triton", **change)
+    check_against_definition(mixer, 70)
+    with torch.no_grad():
+        x = example_input(2, 70)
+        torch.testing.assert_close(in_pieces(mixer, x, (64, 1, 5)), mixer(x)[0], atol=1e-5, rtol=1e-4)
+
+
 @interpreted
 def test_the_mixer_on_kernels_compiles_and_stacks():
     check_compiles_and_stacks(build("gated_deltanet", backend="triton"))
     check_compiles_and_stacks(build("gated_deltanet", backend="triton", rotary_theta=100.0))
+    check_compiles_and_stacks(build("deltaproduct", backend="triton"))
 
 
 @pytest.mark.gpu

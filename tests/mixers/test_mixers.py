@@ -4,6 +4,7 @@ import inspect
 import itertools
 import warnings
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -27,14 +28,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.correctness.checks import build_mixer
 from attnbench.mixers.contract import (
+    ALL_LENGTHS,
     PROMISES,
     breach,
     causality,
     definition,
     flops,
+    forgetting,
     gradients,
     independence,
     pieces,
+    seen_of_the_future,
+    shape_and_dtype,
     state,
 )
 from attnbench.mixers.decay import half_lives
@@ -67,7 +72,22 @@ def changes_of(name):
 
 
 every_mixer = pytest.mark.parametrize("name", mixer_names())
-every_promise = pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.check.__name__)
+
+ONE_LENGTH, EVERY_LENGTH = replace(CASE, lengths=(65,)), replace(CASE, lengths=ALL_LENGTHS.lengths)
+BY_LENGTH = (shape_and_dtype, definition, forgetting, pieces)
+"""Promises that are checked at each of a case's lengths: here at one, one more than a chunk of 16, 32 or 64, and among
+the slow tests at all."""
+every_promise = pytest.mark.parametrize(
+    ("promise", "case"),
+    [
+        *(pytest.param(promise, ONE_LENGTH, id=promise.check.__name__) for promise in PROMISES),
+        *(
+            pytest.param(promise, EVERY_LENGTH, id=f"{promise.check.__name__}-every_length", marks=pytest.mark.slow)
+            for promise in PROMISES
+            if promise.check in BY_LENGTH
+        ),
+    ],
+)
 every_option = pytest.mark.parametrize(
     ("name", "change"), [pair for name in mixer_names() for pair in changes_of(name)], ids=str
 )
@@ -76,18 +96,18 @@ every_option = pytest.mark.parametrize(
 @every_mixer
 @every_promise
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_keeps_its_promises(name, promise, dtype):
+def test_keeps_its_promises(name, promise, case, dtype):
     if promise.needs_state and backend(name) in read(name)[0].trains_only:
         pytest.skip(f"{backend(name)} only trains")
-    assert breach(promise, lambda: build(name, dtype=dtype), CASE) == ""
+    assert breach(promise, lambda: build(name, dtype=dtype), case) == ""
 
 
 @every_option
 @every_promise
-def test_keeps_its_promises_with_options(name, change, promise):
-    if change not in SHARED and promise.check not in (definition, pieces, gradients):
+def test_keeps_its_promises_with_options(name, change, promise, case):
+    if change not in SHARED and promise.check not in (definition, forgetting, pieces, gradients):
         pytest.skip("an option of the recurrence alone")
-    assert breach(promise, lambda: build(name, dtype=torch.float64, **change), CASE) == ""
+    assert breach(promise, lambda: build(name, dtype=torch.float64, **change), case) == ""
 
 
 @pytest.mark.parametrize(
@@ -110,8 +130,9 @@ def test_sees_all_of_the_past(name, position):
     x = example_input(2, 133).requires_grad_()
     y, _ = build(name)(x)
     (gradient,) = torch.autograd.grad(y[:, position].square().sum(), x)
-    # Every earlier position counts, the oldest too.
-    assert gradient[:, : position + 1].abs().amax(-1).gt(0).all()
+    # Every earlier position counts, the oldest too, of those that a window holds.
+    window = read(name)[1].get("window") or position + 1
+    assert gradient[:, max(position + 1 - window, 0) : position + 1].abs().amax(-1).gt(0).all()
 
 
 BROKEN = {
@@ -119,7 +140,9 @@ BROKEN = {
     "SeesOneAhead": [causality, pieces],
     "SeesTheFutureWithoutGradient": [causality, pieces],
     "NormsOverTime": [causality, pieces],
+    "RoundsByTheFuture": [],
     "NormsOverTheBatch": [independence, definition],
+    "OverflowsWhereItForgets": [forgetting],
     "StepsDecayTwice": [pieces],
     "OnePercentOff": [definition],
     "LosesTheQuery": [definition],
@@ -135,9 +158,18 @@ def test_a_wrong_mixer_is_caught_by_the_promises_that_it_breaks(kind):
     target = f"outside_mixers.{kind}"
     settings = MixerSettings(name="wrong", target=target, options={"backend": "torch"})
     trust([target])
-    build_wrong = partial(build_mixer, settings, torch.device("cpu"), CASE)
-    broken = [promise.check for promise in PROMISES if breach(promise, build_wrong, CASE)]
+    case = replace(CASE, lengths=(1, 65))
+    build_wrong = partial(build_mixer, settings, torch.device("cpu"), case)
+    broken = [promise.check for promise in PROMISES if breach(promise, build_wrong, case)]
     assert broken == BROKEN[kind]
+
+
+def test_rounding_by_the_future_is_a_leak_in_a_mixer_of_attnbench():
+    target = "outside_mixers.RoundsByTheFuture"
+    trust([target])
+    mixer = build_mixer(MixerSettings(name="wrong", target=target), torch.device("cpu"), CASE)
+    assert seen_of_the_future(mixer, CASE.model.dim, 70) == ""
+    assert "where only later inputs do" in seen_of_the_future(mixer, CASE.model.dim, 70, is_exact=True)
 
 
 @every_mixer

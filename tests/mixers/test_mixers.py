@@ -167,7 +167,9 @@ def test_a_wrong_mixer_is_caught_by_the_promises_that_it_breaks(kind):
 def test_rounding_by_the_future_is_a_leak_in_a_mixer_of_attnbench():
     target = "outside_mixers.RoundsByTheFuture"
     trust([target])
-    mixer = build_mixer(MixerSettings(name="wrong", target=target), torch.device("cpu"), CASE)
+    mixer = build_mixer(
+        MixerSettings(name="wrong", target=target, options={"backend": "torch"}), torch.device("cpu"), CASE
+    )
     assert seen_of_the_future(mixer, CASE.model.dim, 70) == ""
     assert "where only later inputs do" in seen_of_the_future(mixer, CASE.model.dim, 70, is_exact=True)
 

@@ -1,0 +1,79 @@
+"""The table of mixers in docs/mixers.md, built from conf/attn, conf/model/4m.yaml and the mixers' classes.
+
+python tests/mixer_table.py puts the present one into the page.
+"""
+
+import re
+from itertools import takewhile
+from typing import Any
+
+import torch
+from mixer_building import mixer_names
+from pages import ROOT, read
+
+from attnbench.cli.compose import compose
+from attnbench.mixers.base import Mixer
+from attnbench.mixers.decay import half_lives
+from attnbench.model.language_model import build_model
+from attnbench.model.matching import match_mixer
+from attnbench.settings.errors import UserError
+from attnbench.settings.registry import resolve
+
+PAGE = "docs/mixers.md"
+HEADERS = ("`attn=`", "paper", "parameters", "feed-forward", "MFLOPs a token", "state bytes", "half-lives")
+VOCABULARY_SIZE = 284
+
+
+def mixer_table() -> str:
+    """Return a line for each yaml of conf/attn; of one that needs more words than its name, dashes."""
+    lines = []
+    for name in mixer_names():
+        try:
+            lines.append([name, *_cells(name)])
+        except UserError:
+            lines.append([name, *["–"] * (len(HEADERS) - 1)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in (HEADERS, ["---"] * len(HEADERS), *lines))
+
+
+def _cells(name: str) -> list[str]:
+    settings = compose([f"attn={name}", "model=4m"])
+    sizes: dict[str, Any] = {"seq_len": settings.seq_len, "vocabulary_size": VOCABULARY_SIZE}
+    plain, matched = (
+        match_mixer(settings.mixer, settings.model, match=match, device_type="cpu", precision="float32", **sizes)
+        for match in ("none", "params")
+    )
+    model = build_model(plain.mixers, plain.model, vocabulary_size=VOCABULARY_SIZE, seed=0)
+    mixers: list[Mixer] = [block.mixer for block in model.layers]
+    lives = [layer for mixer in mixers if (layer := half_lives(mixer, settings.model.dim)) is not None]
+    grows = " and growing" if any(mixer.state_grows for mixer in mixers) else ""
+    state_bytes = "none" if plain.state_bytes is None else f"{plain.state_bytes:,}{grows}"
+    return [
+        _paper(resolve(settings.mixer.target, Mixer)),
+        f"{plain.parameters:,}",
+        str(matched.model.feed_forward_width),
+        f"{plain.flops_per_token / 1e6:.2f}",
+        state_bytes,
+        range_of(torch.cat(lives)) if lives else "no decay",
+    ]
+
+
+def _paper(cls: type[Mixer]) -> str:
+    """Return the first paper that the class's docstring names."""
+    named = re.search(r"arXiv (\d{4}\.\d{5})", cls.__doc__ or "")
+    return f"[{named[1]}](https://arxiv.org/abs/{named[1]})" if named else ""
+
+
+def range_of(lives: torch.Tensor) -> str:
+    ends = dict.fromkeys(f"{value:.1f}" if value < 10 else f"{value:.0f}" for value in (lives.min(), lives.max()))
+    return " to ".join(ends)
+
+
+def page() -> str:
+    """Return the page with the present table in the place of its own."""
+    before, _, rest = read(PAGE).partition(f"| {HEADERS[0]} |")
+    old = list(takewhile(lambda line: line.startswith("|"), f"|{rest}".splitlines()))
+    return before + mixer_table() + "\n" + "".join(f"{line}\n" for line in f"|{rest}".splitlines()[len(old) :])
+
+
+if __name__ == "__main__":
+    (ROOT / PAGE).write_text(page(), encoding="utf-8")

@@ -7,6 +7,7 @@ minutes. It serves every mixer whose state is affine in the one before.
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
@@ -25,11 +26,14 @@ def affine_scan(
 
         D_n = U_n + R_n S_n,    S_{n+1} = a_n S_n + K_n^T D_n + B_n        for n = 0 ... N-1, S_0 given
 
+    a_n is a number for each of the X, or a diagonal matrix. Chunks of no positions leave S_{n+1} = a_n S_n + B_n.
+
     With `reverse` from S_N down: D_n = U_n + R_n S_{n+1}, S_n = a_n S_{n+1} + K_n^T D_n + B_n. That is the recurrence
     of the gradients too, R and K having changed places, so the operator is its own derivative. Two thin products a
     chunk cost less than a (K, K) transition of each chunk, and a state that is merely kept is kept exactly.
 
     Args:
+        decay_NX: a; of a diagonal matrix (N, X, K).
         addition_NXKV: B; None for zeros. All tensors have one dtype, the state's: float32 or float64.
 
     Returns:
@@ -44,7 +48,7 @@ def affine_scan(
         for n in reversed(range(num_chunks)) if reverse else range(num_chunks):
             source, target = (states[n + 1], states[n]) if reverse else (states[n], states[n + 1])
             changes[n].baddbmm_(read_NXCK[n], source)
-            decay = decay_NX[n, :, None, None]
+            decay = decay_NX[n].reshape(decay_NX.shape[1], -1, 1)
             if addition_NXKV is None:
                 torch.mul(source, decay, out=target)
             else:
@@ -75,7 +79,7 @@ def _gradient(ctx: Any, states_gradient: Tensor, changes_gradient: Tensor) -> tu
     )
     source, result = states[before], total[after]
     return (
-        (source * result).sum((-2, -1)),
+        (source * result).sum(-1 if decay.dim() == 3 else (-2, -1)),
         change_total @ source.mT,
         changes @ result.mT,
         change_total,
@@ -117,3 +121,9 @@ def _(decay_shape: Any, read_shape: Any, key_shape: Any, write_shape: Any, *_: A
     """Two products of C × K × V a chunk, a multiply-add counting 2."""
     num_chunks, batch, size, width = read_shape
     return 4 * num_chunks * batch * size * width * write_shape[-1]
+
+
+def chunks_of(x: Tensor, size: int) -> Tensor:
+    """Cut (B, T, H, ...) to (N × B × H, size, ...); the last chunk is padded by zeros."""
+    padded = F.pad(x, (0, 0) * (x.dim() - 2) + (0, -x.shape[1] % size))
+    return padded.unflatten(1, (-1, size)).movedim(1, 0).movedim(3, 2).flatten(0, 2)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnbench.mixers.layers import Projection, RMSNorm, ShortConvolution
+from attnbench.mixers.layers import LowRank, Projection, RMSNorm, ShortConvolution
 from attnbench.ops.rotary import rotation
 from attnbench.settings.check import check_value
 from attnbench.settings.errors import UserError
@@ -98,15 +98,21 @@ class GatedOutput(nn.Module):
     """Last layer of every mixer here: an optional gate, y × silu(gate(x)) or y × sigmoid(gate(x)), and the projection
     to the model's width.
 
+    Args:
+        gate_rank: of the gate's map, a product of two; None: one matrix.
+
     Raises:
-        UserError: a gate that does not exist.
+        UserError: a gate that does not exist, or a rank below 1.
     """
 
-    def __init__(self, dim: int, width: int, *, gate: Gate) -> None:
+    def __init__(self, dim: int, width: int, *, gate: Gate, gate_rank: int | None = None) -> None:
         super().__init__()
         check_value("attn.output_gate", gate, choices=get_args(Gate))
         self.activation = torch.sigmoid if gate == "sigmoid" else F.silu
-        self.gate = Projection(dim, width) if gate != "none" else None
+        self.gate: nn.Module | None = None
+        if gate != "none":
+            is_full = gate_rank is None
+            self.gate = Projection(dim, width) if is_full else LowRank(dim, gate_rank, width, setting="gate_rank")
         self.projection = Projection(width, dim, residual=True)
 
     def forward(self, y_BTC: Tensor, x_BTD: Tensor) -> Tensor:

@@ -29,6 +29,11 @@ def softplus_decay(hidden: Tensor, log_rate: Tensor, bias: Tensor) -> Tensor:
     return -forgetting.clamp(max=MAX_FORGETTING)
 
 
+def spread_steps(number: int, largest: float = 0.4) -> Tensor:
+    """Return initial values of -log a_t, 0.001 to `largest` evenly by ratio: half-lives of 693 down to 1.7."""
+    return torch.logspace(math.log10(0.001), math.log10(largest), number)
+
+
 @torch.no_grad()
 def init_decay(log_rate: Tensor, bias: Tensor, decay_init: DecayInit, generator: torch.Generator) -> None:
     """Fill the parameters of `softplus_decay`.
@@ -39,7 +44,7 @@ def init_decay(log_rate: Tensor, bias: Tensor, decay_init: DecayInit, generator:
     """
     if decay_init == "spread":
         rate = torch.ones(log_rate.shape)
-        step = torch.logspace(math.log10(0.001), math.log10(0.4), bias.numel()).view(bias.shape)
+        step = spread_steps(bias.numel()).view(bias.shape)
     else:
         rate = torch.empty(log_rate.shape).uniform_(1, 16, generator=generator)
         step = 0.001 * 100 ** torch.rand(bias.shape, generator=generator)

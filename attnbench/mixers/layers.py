@@ -3,6 +3,7 @@
 Every module with parameters initialises itself through `init_weights(generator, num_branches)`; see `Mixer`.
 """
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -32,6 +33,37 @@ class Projection(nn.Linear):
         """Normal with INITIAL_DEVIATION, over sqrt(num_branches) where it writes to the residual stream (GPT-2)."""
         deviation = INITIAL_DEVIATION / num_branches**0.5 if self.residual else INITIAL_DEVIATION
         nn.init.normal_(self.weight, std=deviation, generator=generator)
+
+
+class LowRank(nn.Module):
+    """A linear map without bias of low rank: up(activation(down(x))).
+
+    Args:
+        setting: that the rank comes from, for the message.
+        activation: in between; None: none.
+
+    Raises:
+        UserError: a rank below 1.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        rank: int,
+        out_features: int,
+        *,
+        setting: str,
+        activation: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        if rank < 1:
+            raise UserError(f"attn.{setting}={rank}: must be at least 1")
+        self.down, self.up = Projection(in_features, rank), Projection(rank, out_features)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.down(x)
+        return self.up(hidden if self.activation is None else self.activation(hidden))
 
 
 class RMSNorm(nn.Module):

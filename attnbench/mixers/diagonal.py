@@ -31,6 +31,9 @@ class DiagonalState(NamedTuple):
 class DiagonalMixer(Mixer):
     """All but `_inputs`, which makes the recurrence's inputs of x: backends, state, and the parts around.
 
+    With rotary positions the two channels that are turned together have one decay, the geometric mean of theirs: by
+    different ones a query and a key would meet by where they stand, not by how far apart.
+
     Args:
         value_expansion: channels of value a head, V, as a multiple of head_width, K.
         rotary_theta, conv_size, output_norm, output_gate: as in attnbench.mixers.around.
@@ -94,22 +97,25 @@ class DiagonalMixer(Mixer):
         ]
 
     @abstractmethod
-    def _inputs(self, x_BTD: Tensor, state: DiagonalState | None, angles: Tensor | None) -> DiagonalInputs:
-        """Return the recurrence's inputs of every position, the query scaled; updates what a state keeps of x."""
+    def _inputs(
+        self, x_BTD: Tensor, state: DiagonalState | None, angles: Tensor | None
+    ) -> tuple[DiagonalInputs, Tensor]:
+        """Return the recurrence's inputs of every position, the query scaled, and what the output gate reads, (B, T,
+        D); update what a state keeps of x."""
 
     def forward(self, x_BTD: Tensor, state: DiagonalState | None = None) -> tuple[Tensor, DiagonalState | None]:
-        inputs = self._inputs(x_BTD, state, self.positions(x_BTD, 0 if state is None else state.position))
+        inputs, gate_BTD = self._inputs(x_BTD, state, self.positions(x_BTD, 0 if state is None else state.position))
         mixed_BTHV, last_memory = diagonal_decay(inputs, None if state is None else state.memory_BHKV, self.backend)
         if state is not None and last_memory is not None:
             state.position.add_(x_BTD.shape[1])
             state.memory_BHKV.copy_(last_memory)
-        return self._finish(mixed_BTHV, inputs, x_BTD), state
+        return self._finish(mixed_BTHV, inputs, gate_BTD), state
 
     def reference(self, x_BTD: Tensor) -> Tensor:
-        inputs = self._inputs(x_BTD, None, self.positions(x_BTD, 0))
+        inputs, gate_BTD = self._inputs(x_BTD, None, self.positions(x_BTD, 0))
         shape = (x_BTD.shape[0], self.num_heads, self.head_width, self.value_width)
         mixed_BTHV, _ = recurrent_diagonal_decay(inputs, inputs.log_decay_BTHK.new_zeros(shape))
-        return self._finish(mixed_BTHV, inputs, x_BTD)
+        return self._finish(mixed_BTHV, inputs, gate_BTD)
 
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> DiagonalState:
         shape = (batch_size, self.num_heads, self.head_width, self.value_width)
@@ -126,5 +132,12 @@ class DiagonalMixer(Mixer):
         (query, key), (value,) = by_heads((query, key), self.head_width), by_heads((value,), self.value_width)
         return query, key, value
 
-    def _finish(self, mixed_BTHV: Tensor, inputs: DiagonalInputs, x_BTD: Tensor) -> Tensor:
-        return self.output(self.norm(mixed_BTHV).flatten(2), x_BTD)
+    def _finish(self, mixed_BTHV: Tensor, inputs: DiagonalInputs, gate_BTD: Tensor) -> Tensor:
+        """Norm, gate and project the output of the heads, (B, T, D)."""
+        return self.output(self.norm(mixed_BTHV).flatten(2), gate_BTD)
+
+    def _in_pairs(self, x_BTHK: Tensor) -> Tensor:
+        """Return x, with rotary positions the mean of the two channels that are turned together in both of them."""
+        if self.positions.theta is None:
+            return x_BTHK
+        return x_BTHK.unflatten(-1, (-1, 2)).mean(-1).repeat_interleave(2, dim=-1)

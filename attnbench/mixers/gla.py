@@ -34,7 +34,7 @@ class GatedLinearAttention(DiagonalMixer):
         head_width: channels of query and key a head, K.
         value_expansion: channels of value a head, V, as a multiple of head_width.
         backend: auto | torch | fla; auto is torch.
-        rotary_theta: base of the wavelengths of rotary positions on query and key; null for none.
+        rotary_theta: base of the wavelengths of rotary positions on query and key, see DiagonalMixer; null for none.
         conv_size: taps of a short convolution over query, key and value; 0 for none.
         qk_norm: RMS norm of query and key over the head width, with a learned gain.
         output_norm: RMS norm with a learned gain over each head's output, before gate and projection.
@@ -92,9 +92,11 @@ class GatedLinearAttention(DiagonalMixer):
 
     def log_decay(self, x_BTD: Tensor) -> Tensor:
         hidden_BTC = self.decay(x_BTD).to(accumulation_dtype(x_BTD.dtype)) + self.decay_bias
-        return by_heads((F.logsigmoid(hidden_BTC) / TEMPER,), self.head_width)[0]
+        return self._in_pairs(by_heads((F.logsigmoid(hidden_BTC) / TEMPER,), self.head_width)[0])
 
-    def _inputs(self, x_BTD: Tensor, state: DiagonalState | None, angles: Tensor | None) -> DiagonalInputs:
+    def _inputs(
+        self, x_BTD: Tensor, state: DiagonalState | None, angles: Tensor | None
+    ) -> tuple[DiagonalInputs, Tensor]:
         query, key, value = self._heads(x_BTD, state)
         query, key = rotate_both(self.query_norm(query), self.key_norm(key), angles)
-        return DiagonalInputs(query * self.head_width**-0.5, key, value, self.log_decay(x_BTD))
+        return DiagonalInputs(query * self.head_width**-0.5, key, value, self.log_decay(x_BTD)), x_BTD

@@ -38,7 +38,7 @@ class HGRN2(DiagonalMixer):
         layer, num_layers: for c; from the model.
         value_expansion: channels of value a head, V, as a multiple of head_width.
         backend: auto | torch | fla; auto is torch.
-        rotary_theta: base of the wavelengths of rotary positions on query and key; null for none.
+        rotary_theta: base of the wavelengths of rotary positions on query and key, see DiagonalMixer; null for none.
         conv_size: taps of a short convolution over what query, decay and value are made of; 0 for none.
         qk_norm: RMS norm of query and key over the head width, with a learned gain.
         output_norm: RMS norm with a learned gain over each head's output, before gate and projection.
@@ -104,11 +104,14 @@ class HGRN2(DiagonalMixer):
         hidden_BTHK = forget_BTHK.to(accumulation_dtype(forget_BTHK.dtype)) + self.decay_bias
         key_BTHK = (1 - self.bound) * torch.sigmoid(-hidden_BTHK)
         # Without a bound 1 - a may round to 1.
-        return key_BTHK, torch.log1p(-key_BTHK) if self.bound else F.logsigmoid(hidden_BTHK)
+        log_decay_BTHK = torch.log1p(-key_BTHK) if self.bound else F.logsigmoid(hidden_BTHK)
+        return key_BTHK, self._in_pairs(log_decay_BTHK)
 
-    def _inputs(self, x_BTD: Tensor, state: DiagonalState | None, angles: Tensor | None) -> DiagonalInputs:
+    def _inputs(
+        self, x_BTD: Tensor, state: DiagonalState | None, angles: Tensor | None
+    ) -> tuple[DiagonalInputs, Tensor]:
         query, forget, value = self._heads(x_BTD, state)
         key, log_decay_BTHK = self._key_and_log_decay(forget)
         query, key = self.query_norm(F.silu(query)), self.key_norm(key.to(value.dtype))
         query, key = rotate_both(query, key, angles)
-        return DiagonalInputs(query * self.head_width**-0.5, key, value, log_decay_BTHK)
+        return DiagonalInputs(query * self.head_width**-0.5, key, value, log_decay_BTHK), x_BTD

@@ -4,7 +4,7 @@ query and key, positions, norm and gate of the output.
 A mixer takes `rotary_theta`, `conv_size`, `qk_norm`, `output_norm` and `output_gate`, and hands each to its part here.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -38,14 +38,25 @@ class QueryKeyValue(nn.Module):
         self.convolution = ShortConvolution(sum(self.widths), conv_size) if conv_size else None
         self.activation = activation
 
-    def forward(self, x_BTD: Tensor, history_BWC: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value, each (B, T, its width); `history_BWC` as in ShortConvolution."""
+    def forward(
+        self, x_BTD: Tensor | Sequence[Tensor], history_BWC: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value, each (B, T, its width).
+
+        Args:
+            x_BTD: one input, or one for each of the three.
+            history_BWC: as in ShortConvolution.
+        """
         query, key, value = self.packed(x_BTD, history_BWC).split(self.widths, dim=-1)
         return query, key, value
 
-    def packed(self, x_BTD: Tensor, history_BWC: Tensor | None = None) -> Tensor:
+    def packed(self, x_BTD: Tensor | Sequence[Tensor], history_BWC: Tensor | None = None) -> Tensor:
         """Return the three side by side, for a kernel that reads them there: (B, T, sum of the widths)."""
-        mixed = self.projection(x_BTD)
+        if isinstance(x_BTD, Tensor):
+            mixed = self.projection(x_BTD)
+        else:
+            pairs = zip(x_BTD, self.projection.weight.split(self.widths), strict=True)
+            mixed = torch.cat([F.linear(part_BTD, weight) for part_BTD, weight in pairs], dim=-1)
         if self.convolution is not None:
             return self.convolution(mixed, history_BWC, activation=self.activation)
         return F.silu(mixed) if self.activation else mixed
@@ -57,9 +68,9 @@ class QueryKeyValue(nn.Module):
         return torch.zeros(batch_size, taps, sum(self.widths), dtype=dtype, device=device)
 
 
-def head_norm(width: int, is_on: bool) -> nn.Module:
+def head_norm(width: int, is_on: bool, eps: float = 1e-6) -> nn.Module:
     """Return an RMS norm with a learned gain over the channels of each head, or nothing: `qk_norm`, `output_norm`."""
-    return RMSNorm(width) if is_on else nn.Identity()
+    return RMSNorm(width, eps) if is_on else nn.Identity()
 
 
 class RotaryPositions(nn.Module):

@@ -1,6 +1,7 @@
 """Base of the mixers whose memory decays by a number of its own for every key channel; see ops/diagonal_decay.py."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -39,6 +40,7 @@ class DiagonalMixer(Mixer):
         rotary_theta, conv_size, output_norm, output_gate: as in attnbench.mixers.around.
         gate_rank: of the output gate, a product of two narrow matrices; None: one of full rank.
         activation: apply SiLU to query, key and value after the convolution.
+        norm_eps: added to the mean square in the output norm.
     """
 
     backends: ClassVar[tuple[str, ...]] = ("torch", "fla")
@@ -62,6 +64,7 @@ class DiagonalMixer(Mixer):
         output_gate: Gate,
         gate_rank: int | None = None,
         activation: bool = False,
+        norm_eps: float = 1e-6,
     ) -> None:
         super().__init__()
         self.head_width, self.num_heads = head_width, head_count(num_heads, dim, head_width)
@@ -76,7 +79,7 @@ class DiagonalMixer(Mixer):
             dim, key_width, key_width, width, conv_size=conv_size, activation=activation
         )
         self.positions = RotaryPositions(head_width, rotary_theta)
-        self.norm = head_norm(self.value_width, output_norm)
+        self.norm = head_norm(self.value_width, output_norm, norm_eps)
         self.output = GatedOutput(dim, width, gate=output_gate, gate_rank=gate_rank)
 
     @classmethod
@@ -126,8 +129,8 @@ class DiagonalMixer(Mixer):
             position=self.positions.init_position(device),
         )
 
-    def _heads(self, x_BTD: Tensor, state: DiagonalState | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value by heads, before norms and positions."""
+    def _heads(self, x_BTD: Tensor | Sequence[Tensor], state: DiagonalState | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value by heads, before norms and positions; see QueryKeyValue."""
         query, key, value = self.query_key_value(x_BTD, None if state is None else state.history_BWC)
         (query, key), (value,) = by_heads((query, key), self.head_width), by_heads((value,), self.value_width)
         return query, key, value

@@ -1,10 +1,12 @@
 """Decay a key channel: the chunked form against the definition, and the definition against forms that others wrote."""
 
+import sys
 from functools import partial
 from importlib import util
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -257,3 +259,53 @@ def check_against_theirs(inputs: DiagonalInputs, memory: Tensor, expected: tuple
     mixed, last = recurrent_diagonal_decay(inputs, memory)
     assert relative_error(KEYS**-0.5 * mixed, expected[0]) < 1e-5
     assert relative_error(last, expected[1]) < 1e-5
+
+
+def test_the_librarys_kernels_get_the_same_recurrence(monkeypatch):
+    """Their slow forms stand in for the kernels, which need a GPU; strengths a head reach the kernel for one a head."""
+    gla, kda, gdn2, dplr = map(slow_form_of_fla, ("gla", "kda", "gdn2", "generalized_delta_rule/dplr"))
+    called = []
+
+    def chunk_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float, **options: Any) -> Any:
+        called.append("gla")
+        return gla.naive_recurrent_gla(scale * KEYS**0.5 * q, k, v, g, **options)
+
+    def chunk_kda(*inputs: Tensor, **options: Any) -> Any:
+        called.append("kda")
+        return kda.naive_recurrent_kda(*inputs, **options)
+
+    def chunk_gdn2(*inputs: Tensor, **options: Any) -> Any:
+        called.append("gdn2")
+        return gdn2.naive_recurrent_gdn2(*inputs, **options)
+
+    def chunk_dplr_delta_rule(*inputs: Tensor, gk: Tensor, scale: float, initial_state: Tensor, **options: Any) -> Any:
+        called.append("dplr")
+        query, *rest = (x.transpose(1, 2).float() for x in (*inputs, gk))
+        mixed, last = dplr.dplr_recurrence(scale * KEYS**0.5 * query, *rest, initial_state.float(), **options)
+        return mixed.transpose(1, 2), last
+
+    for module, kernel in (
+        ("gla", chunk_gla),
+        ("kda", chunk_kda),
+        ("gdn2", chunk_gdn2),
+        ("generalized_delta_rule", chunk_dplr_delta_rule),
+    ):
+        monkeypatch.setitem(sys.modules, f"fla.ops.{module}", SimpleNamespace(**{kernel.__name__: kernel}))
+    monkeypatch.setitem(sys.modules, "fla", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "fla.ops", SimpleNamespace())
+    of_key, memory, _ = example("key", "mixed", 40)
+    assert of_key.erase_strength is not None
+    strength = of_key.erase_strength[..., :1]
+    for inputs in (
+        example("nothing", "mixed", 40)[0],
+        of_key._replace(erase_strength=strength, write_strength=strength),
+        of_key,
+        of_key._replace(write_strength=None),
+        example("free", "mixed", 40)[0],
+    ):
+        expected, last = recurrent_diagonal_decay(inputs, memory)
+        mixed, last_of_library = diagonal_decay(inputs, memory, "fla")
+        assert last_of_library is not None
+        assert relative_error(mixed, expected) < 1e-5
+        assert relative_error(last_of_library, last) < 1e-5
+    assert called == ["gla", "kda", "gdn2", "gdn2", "dplr"]

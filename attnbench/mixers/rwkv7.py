@@ -39,7 +39,7 @@ class RWKV7State(NamedTuple):
 class RWKV7(DiagonalMixer):
     """RWKV-7 (Peng et al., 2025; arXiv 2503.14456), time mixing alone, per head, with S_0 = 0:
 
-        S_t = (I - e_t r_t^T) Diag(a_t) S_{t-1} + k_t u_t^T,   y_t = S_t^T q_t
+        S_t = (I - e_t r_t^T) Diag(a_t) S_{t-1} + k_t u_t^T,   y_t = S_t^T q_t / sqrt(K)
         e = alpha * kap,   r = kap / a,   u = v
 
     q, k and v are projections of x; log a_t = -exp(-1/2) sigmoid(decay(x_t) + decay_bias); alpha = sigmoid(rate(x_t) +
@@ -49,8 +49,9 @@ class RWKV7(DiagonalMixer):
 
     Its defaults: K = V = 64, token shift, no convolution, no positions. Ours differs in these places. Its value
     residual, which mixes the first layer's values into those of the others, cannot pass a mixer's interface and is left
-    out. It norms each head by a group norm with a bias, we by RMS. Its output gate is up(sigmoid(down(x))), ours the
-    sigmoid of up(down(x)). Its matrices begin at zero or orthogonal, ours as all of this bench. `decay_init`.
+    out. Its query is not scaled, which to the norm of y matters through the eps alone; the bonus is of the unscaled one
+    here too. It norms each head by a group norm with a bias, we by RMS. Its output gate is up(sigmoid(down(x))), ours
+    the sigmoid of up(down(x)). Its matrices begin at zero or orthogonal, ours as all of this bench. `decay_init`.
 
     Args:
         num_heads: null for dim / head_width; the inner widths need not add up to dim.
@@ -191,11 +192,12 @@ class RWKV7(DiagonalMixer):
         if angles is not None:
             erase, removed = rotate(erase, angles), rotate(removed, angles)
         read = (removed * (-log_decay_BTHK).exp()).to(key.dtype)
+        query = query * self.head_width**-0.5
         inputs = DiagonalInputs(query, key, value, log_decay_BTHK, erase_BTHK=erase, read_BTHK=read)
         return inputs, shifted[-1]
 
     def _finish(self, mixed_BTHV: Tensor, inputs: DiagonalInputs, gate_BTD: Tensor) -> Tensor:
-        bonus_HK = self._in_pairs(self.bonus).to(inputs.key_BTHK.dtype)
+        bonus_HK = (self.head_width**0.5 * self._in_pairs(self.bonus)).to(inputs.key_BTHK.dtype)
         weight_BTH1 = (inputs.query_BTHK * inputs.key_BTHK * bonus_HK).sum(-1, keepdim=True)
         mixed_BTHV = self.norm(mixed_BTHV) + weight_BTH1 * inputs.value_BTHV
         return self.output(mixed_BTHV.flatten(2), gate_BTD)

@@ -21,8 +21,8 @@ NAMES = ("gla", "hgrn2", "kda", "gdn2", "rwkv7")
 
 
 def rwkv7_by_the_paper(mixer: RWKV7, x_TD: Tensor) -> Tensor:
-    """Time mixing of one sequence as the paper has it, a state of values by keys and rows of numbers, but for the norm
-    and the gate, which are ours."""
+    """Time mixing of one sequence as the paper has it, a state of values by keys and rows of numbers, but for the norm,
+    with the scale before it, and the gate, which are ours."""
     weight = dict(mixer.named_parameters())
     of_query, of_key, of_value = weight["query_key_value.projection.weight"].chunk(3)
 
@@ -44,7 +44,7 @@ def rwkv7_by_the_paper(mixer: RWKV7, x_TD: Tensor) -> Tensor:
             kappa = F.normalize(removed[part], dim=0)
             transition = torch.diag(kept[part]) - torch.outer(kappa, rate[part] * kappa)
             memories[head] = memories[head] @ transition + torch.outer(value[part], key[part])
-            read = mixer.norm(memories[head] @ receptance[part])
+            read = mixer.norm(HEAD_WIDTH**-0.5 * memories[head] @ receptance[part])
             heads.append(read + (receptance[part] @ (weight["bonus"][head] * key[part])) * value[part])
         gate = low_rank("output.gate", shifted[5]).sigmoid()
         outputs.append(weight["output.projection.weight"] @ (gate * torch.cat(heads)))

@@ -161,3 +161,27 @@ def head_count(num_heads: int | None, dim: int, head_width: int) -> int:
             f"head_width={head_width} does not divide model.dim={dim}: choose a divisor or set attn.num_heads"
         )
     return dim // head_width
+
+
+def expanded(head_width: int, value_expansion: float) -> int:
+    """Return the value channels a head, `value_expansion` times those of the key.
+
+    Raises:
+        UserError: an expansion that makes no whole number of them.
+    """
+    width = round(head_width * value_expansion)
+    if width < 1 or width != head_width * value_expansion:
+        raise UserError(f"attn.value_expansion={value_expansion}: times head_width={head_width} must be a whole number")
+    return width
+
+
+def expansions(options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:
+    """Return `state_choices` of a mixer whose `value_expansion` decides: whole numbers of value channels a head up to
+    the model's width."""
+    key_width = options.get("head_width", head_width)
+    return [
+        {"value_expansion": width // key_width if width % key_width == 0 else width / key_width}
+        for width in range(1, dim + 1)
+        # What the constructor asks of it; a quotient that floating point cannot undo is left out.
+        if key_width * (width / key_width) == width
+    ]

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnbench.mixers.around import Gate, GatedOutput, QueryKeyValue, RotaryPositions, by_heads, head_norm
-from attnbench.mixers.base import Mixer, head_count
+from attnbench.mixers.base import Mixer, expanded, expansions, head_count
 from attnbench.mixers.decay import DecayInit, init_decay, softplus_decay
 from attnbench.mixers.layers import Projection
 from attnbench.ops.delta_rule import (
@@ -21,7 +21,6 @@ from attnbench.ops.delta_rule import (
 from attnbench.ops.precision import accumulation_dtype
 from attnbench.ops.rotary import rotate_both, rotate_packed
 from attnbench.settings.check import check_value
-from attnbench.settings.errors import UserError
 
 
 class DeltaRuleState(NamedTuple):
@@ -71,11 +70,7 @@ class DeltaRuleMixer(Mixer):
     ) -> None:
         super().__init__()
         self.head_width, self.num_heads = head_width, head_count(num_heads, dim, head_width)
-        self.value_width = round(head_width * value_expansion)
-        if self.value_width < 1 or self.value_width != head_width * value_expansion:
-            raise UserError(
-                f"attn.value_expansion={value_expansion}: times head_width={head_width} must be a whole number"
-            )
+        self.value_width = expanded(head_width, value_expansion)
         self.backend = "torch" if backend == "auto" else backend
         if decay_init is not None:
             check_value("attn.decay_init", decay_init, choices=get_args(DecayInit))
@@ -108,14 +103,8 @@ class DeltaRuleMixer(Mixer):
 
     @classmethod
     def state_choices(cls, options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:
-        """Vary `value_expansion`, for whole numbers of value channels a head up to the model's width."""
-        key_width = options.get("head_width", head_width)
-        return [
-            {"value_expansion": width // key_width if width % key_width == 0 else width / key_width}
-            for width in range(1, dim + 1)
-            # What the constructor asks of it; a quotient that floating point cannot undo is left out.
-            if key_width * (width / key_width) == width
-        ]
+        """Vary `value_expansion`."""
+        return expansions(options, dim=dim, head_width=head_width)
 
     def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
         """Set rates and time steps as `decay_init` has it."""

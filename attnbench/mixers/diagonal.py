@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnbench.mixers.around import Gate, GatedOutput, QueryKeyValue, RotaryPositions, by_heads, head_norm
-from attnbench.mixers.base import Mixer, head_count
+from attnbench.mixers.base import Mixer, expanded, expansions, head_count
 from attnbench.ops.diagonal_decay import (
     AUTO_RULE,
     DiagonalInputs,
@@ -17,7 +17,6 @@ from attnbench.ops.diagonal_decay import (
     recurrent_diagonal_decay,
 )
 from attnbench.ops.precision import accumulation_dtype
-from attnbench.settings.errors import UserError
 
 
 class DiagonalState(NamedTuple):
@@ -68,11 +67,7 @@ class DiagonalMixer(Mixer):
     ) -> None:
         super().__init__()
         self.head_width, self.num_heads = head_width, head_count(num_heads, dim, head_width)
-        self.value_width = round(head_width * value_expansion)
-        if self.value_width < 1 or self.value_width != head_width * value_expansion:
-            raise UserError(
-                f"attn.value_expansion={value_expansion}: times head_width={head_width} must be a whole number"
-            )
+        self.value_width = expanded(head_width, value_expansion)
         self.backend = "torch" if backend == "auto" else backend
         key_width, width = self.num_heads * head_width, self.num_heads * self.value_width
         self.query_key_value = QueryKeyValue(
@@ -90,14 +85,8 @@ class DiagonalMixer(Mixer):
 
     @classmethod
     def state_choices(cls, options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:
-        """Vary `value_expansion`, for whole numbers of value channels a head up to the model's width."""
-        key_width = options.get("head_width", head_width)
-        return [
-            {"value_expansion": width // key_width if width % key_width == 0 else width / key_width}
-            for width in range(1, dim + 1)
-            # What the constructor asks of it; a quotient that floating point cannot undo is left out.
-            if key_width * (width / key_width) == width
-        ]
+        """Vary `value_expansion`."""
+        return expansions(options, dim=dim, head_width=head_width)
 
     @abstractmethod
     def _inputs(

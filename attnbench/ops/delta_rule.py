@@ -19,7 +19,7 @@ from torch import Tensor
 from attnbench.machine.device import require_triton
 from attnbench.ops.fla import require_gated_fla
 from attnbench.ops.precision import at_least_float32
-from attnbench.ops.scan import affine_scan
+from attnbench.ops.scan import affine_scan, chunks_of
 from attnbench.settings.errors import UserError
 
 KEY_WIDTHS = (16, 32, 64, 128)
@@ -192,9 +192,9 @@ def chunked_gated_delta_rule(
     # Autocast would undo the choice of dtypes below. Where there is none, nothing: no trace that leaves it can be kept.
     is_autocast = torch.is_autocast_enabled(device_type)
     with torch.autocast(device_type, enabled=False) if is_autocast else nullcontext():
-        query, key, value, log_decay, beta = _chunks(
-            min(num_positions, length), query_BTHK, key_BTHK, value_BTHV, log_decay_BTH, beta_BTH
-        )
+        inputs = (query_BTHK, key_BTHK, value_BTHV, log_decay_BTH, beta_BTH)
+        # What pads the last chunk is zero and so changes no state.
+        query, key, value, log_decay, beta = (chunks_of(x, min(num_positions, length)) for x in inputs)
         cumulative = log_decay.cumsum(-1)
         if memory_BHKV is None:
             memory_BHKV = cumulative.new_zeros(batch, heads, key.shape[-1], value.shape[-1])
@@ -204,15 +204,6 @@ def chunked_gated_delta_rule(
         mixed = torch.baddbmm(decayed @ state.to(query.dtype), weight, change)
     mixed = mixed.unflatten(0, (-1, batch, heads)).permute(1, 0, 3, 2, 4).flatten(1, 2)
     return mixed[:, :length], last.unflatten(0, (batch, heads))
-
-
-def _chunks(size: int, *inputs: Tensor) -> list[Tensor]:
-    """Cut each (B, T, H, ...) to (N × B × H, size, ...); what pads the last chunk is zero and so changes no state."""
-    chunks = []
-    for x in inputs:
-        padded = F.pad(x, (0, 0) * (x.dim() - 2) + (0, -x.shape[1] % size))
-        chunks.append(padded.unflatten(1, (-1, size)).movedim(1, 0).movedim(3, 2).flatten(0, 2))
-    return chunks
 
 
 def _within_chunks(

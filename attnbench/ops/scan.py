@@ -1,7 +1,8 @@
-"""Scan that carries a matrix state from chunk to chunk, as one operator with fake, autograd and vmap rules.
+"""Chunks of positions, and a scan that carries a matrix state from chunk to chunk, as one operator with fake, autograd
+and vmap rules.
 
-To torch.compile it is a single node; the loop over the chunks would be unrolled, and compiling long sequences take
-minutes. It serves every mixer whose state is affine in the one before.
+To torch.compile the scan is a single node; the loop over the chunks would be unrolled, and compiling long sequences
+take minutes. It serves every mixer whose state is affine in the one before.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Textbook softmax attention, the T × T weights written out; the base class of every softmax attention here."""
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,17 +84,18 @@ class Softmax(Mixer):
         if state is None:
             query_BTHK, key_BTHK, value_BTHK = self.project(x_BTD, 0, None)
             return self.finish(self.mix(query_BTHK, key_BTHK, value_BTHK), x_BTD), None
-        start, max_length = int(state.position.item()), state.key_BSHK.shape[1]
-        end = start + x_BTD.shape[1]
-        if end > max_length:
-            raise ValueError(f"position {end} is past the {max_length} that this state was made for")
+        query_BTHK, end = self.prefill(x_BTD, state)
+        mixed_BTHK = self.mix(query_BTHK, state.key_BSHK[:, :end], state.value_BSHK[:, :end])
+        return self.finish(mixed_BTHK.to(x_BTD.dtype), x_BTD), state
+
+    def prefill(self, x_BTD: Tensor, state: Any) -> tuple[Tensor, int]:
+        """Write keys and values of T positions into the cache; return their queries, and how many positions it has."""
+        start, end = room_for(x_BTD.shape[1], state.position, state.key_BSHK.shape[1])
         query_BTHK, key_BTHK, value_BTHK = self.project(x_BTD, state.position, state.history_BWC)
         state.key_BSHK[:, start:end] = key_BTHK
         state.value_BSHK[:, start:end] = value_BTHK
         state.position.fill_(end)
-        query_BTHK = query_BTHK.to(state.key_BSHK.dtype)
-        mixed_BTHK = self.mix(query_BTHK, state.key_BSHK[:, :end], state.value_BSHK[:, :end])
-        return self.finish(mixed_BTHK.to(x_BTD.dtype), x_BTD), state
+        return query_BTHK.to(state.key_BSHK.dtype), end
 
     def step(self, x_BD: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
         """Mix one position. Nothing checks that max_length is kept to."""
@@ -106,7 +107,7 @@ class Softmax(Mixer):
         state.position.add_(1)
         return self.finish(mixed_BTHK.to(x_BD.dtype), x_BD[:, None])[:, 0], state
 
-    def mix_newest(self, query_BTHK: Tensor, state: AttentionState) -> Tensor:
+    def mix_newest(self, query_BTHK: Tensor, state: Any) -> Tensor:
         """Attend from the query at `state.position`, T = 1, to the whole cache; (B, 1, H, K)."""
         return decode(query_BTHK, state.key_BSHK, state.value_BSHK, state.position, self.window, self.backend)
 
@@ -136,7 +137,7 @@ class Softmax(Mixer):
         query_BTHK, key_BTHK, value_BTHK = self.project(x_BTD, 0, None)
         return self.finish(definition(query_BTHK, key_BTHK, value_BTHK, self.window), x_BTD)
 
-    def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> AttentionState:
+    def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> Any:
         device = self.output.projection.weight.device
         shape = (batch_size, max_length, self.num_key_value_heads, self.head_width)
         # Zeros: positions ahead have weight 0 in `step`, and 0 times uninitialised memory can be NaN.
@@ -150,6 +151,19 @@ class Softmax(Mixer):
     def mixing_flops(self, length: int) -> int:
         """Count the pairs of positions s <= t, see `attention_flops`."""
         return attention_flops(length, self.num_heads, self.head_width)
+
+
+def room_for(num_positions: int, position: Tensor, max_length: int) -> tuple[int, int]:
+    """Return where in a cache the next positions begin and end; reads the position from the device.
+
+    Raises:
+        ValueError: more positions than the state was made for.
+    """
+    start = int(position.item())
+    end = start + num_positions
+    if end > max_length:
+        raise ValueError(f"position {end} is past the {max_length} that this state was made for")
+    return start, end
 
 
 def _check_heads(num_heads: int, num_groups: int, head_width: int, dim: int) -> None:

@@ -3,8 +3,9 @@
     y_t = sum_(s <= t) a_ts v_s,   a_ts = exp(q_t . k_s / sqrt(K)) / sum_(r <= t) exp(q_t . k_r / sqrt(K))
 
 (Vaswani et al., 2017). Heads of queries may share a head of keys and values (Ainslie et al., 2023), and a window may
-leave out positions further back. With fewer queries than keys, they are those of the last positions. The state is a
-cache of keys and values. `IMPLEMENTATIONS` in attention_kernels.py lists what each kernel supports.
+leave out positions further back. A forget gate adds log f_(s+1) + ... + log f_t to the score of t and s (Lin et al.,
+2025). With fewer queries than keys, they are those of the last positions. The state is a cache of keys and values.
+`IMPLEMENTATIONS` in attention_kernels.py lists what each kernel supports.
 """
 
 import torch
@@ -25,8 +26,18 @@ KERNELS = {"sdpa": "sdpa_flash", "cudnn": "sdpa_cudnn", "flash_attn": "flash_att
 AUTO_RULE = "CUDA: cudnn in bfloat16, triton in float32; CPU: sdpa; triton with a window"
 
 
-def definition(query_BTHK: Tensor, key_BTHK: Tensor, value_BTHK: Tensor, window: int | None) -> Tensor:
-    """Compute the sum at the head of this file, one position and one head at a time; (B, T, H, K)."""
+def definition(
+    query_BTHK: Tensor,
+    key_BTHK: Tensor,
+    value_BTHV: Tensor,
+    window: int | None,
+    log_forget_BTH: Tensor | None = None,
+) -> Tensor:
+    """Compute the sum at the head of this file, one position and one head at a time; (B, T, H, V).
+
+    Args:
+        log_forget_BTH: log f_t of each query head; None for no forgetting.
+    """
     length, num_heads, width = query_BTHK.shape[1:]
     shared_by = num_heads // key_BTHK.shape[2]
     rows = []
@@ -35,29 +46,56 @@ def definition(query_BTHK: Tensor, key_BTHK: Tensor, value_BTHK: Tensor, window:
         heads = []
         for head in range(num_heads):
             key_BSK = key_BTHK[:, first : position + 1, head // shared_by]
-            value_BSK = value_BTHK[:, first : position + 1, head // shared_by]
+            value_BSV = value_BTHV[:, first : position + 1, head // shared_by]
             score_BS = torch.bmm(key_BSK, query_BTHK[:, position, head, :, None])[..., 0] / width**0.5
+            if log_forget_BTH is not None:
+                # Summed from the query back: a key's is the sum over the positions after it.
+                after_BS = log_forget_BTH[:, first + 1 : position + 1, head].flip(1).cumsum(1).flip(1)
+                score_BS = score_BS + F.pad(after_BS, (0, 1))
             odds_BS = (score_BS - score_BS.amax(dim=1, keepdim=True)).exp()
-            weight_BS = odds_BS / odds_BS.sum(dim=1, keepdim=True)
-            heads.append(torch.bmm(weight_BS[:, None], value_BSK)[:, 0])
+            weight_BS = (odds_BS / odds_BS.sum(dim=1, keepdim=True)).to(value_BSV.dtype)
+            heads.append(torch.bmm(weight_BS[:, None], value_BSV)[:, 0])
         rows.append(torch.stack(heads, dim=1))
     return torch.stack(rows, dim=1)
 
 
-def attend(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, visible_TS: Tensor) -> Tensor:
-    """Compute softmax(q k^T / sqrt(K)) v with the weights written out; (B, T, H, K).
+def attend(
+    query_BTHK: Tensor,
+    key_BSHK: Tensor,
+    value_BSHV: Tensor,
+    visible_TS: Tensor,
+    bias_BHTS: Tensor | None = None,
+) -> Tensor:
+    """Compute softmax(q k^T / sqrt(K) + bias) v with the weights written out; (B, T, H, V).
 
     Args:
         visible_TS: true where the query's position may see the key's.
+        bias_BHTS: of each query head; None for none.
     """
     num_groups, width = key_BSHK.shape[2:]
     # Query heads are gathered by the key/value head they share, which so need not be repeated.
     query_BTGHK = (query_BTHK * width**-0.5).unflatten(2, (num_groups, -1))
     score_BGHTS = torch.einsum("btghk,bsgk->bghts", query_BTGHK, key_BSHK)
     # Float32 at least: a sum of exponentials over the length loses its small terms in bfloat16.
-    score_BGHTS = at_least_float32(score_BGHTS).masked_fill(~visible_TS, float("-inf"))
-    weight_BGHTS = score_BGHTS.softmax(dim=-1).to(value_BSHK.dtype)
-    return torch.einsum("bghts,bsgk->btghk", weight_BGHTS, value_BSHK).flatten(2, 3)
+    score_BGHTS = at_least_float32(score_BGHTS)
+    if bias_BHTS is not None:
+        score_BGHTS = score_BGHTS + bias_BHTS.unflatten(1, (num_groups, -1))
+    weight_BGHTS = score_BGHTS.masked_fill(~visible_TS, float("-inf")).softmax(dim=-1).to(value_BSHV.dtype)
+    return torch.einsum("bghts,bsgv->btghv", weight_BGHTS, value_BSHV).flatten(2, 3)
+
+
+def forgetting_bias(log_forget_BTH: Tensor, past_BSH: Tensor | None = None) -> Tensor:
+    """Return log f_(s+1) + ... + log f_t for each pair of positions, as a difference of cumulative sums; (B, H, T, S).
+
+    Pairs with s > t get the negative of what was forgotten between them, and are for a mask to leave out.
+
+    Args:
+        log_forget_BTH: of T positions, in float32 at least: a sum over a long text loses its last digits otherwise.
+        past_BSH: of positions before these, the same sum up to the last of them; None where there are none.
+    """
+    sum_BHT = log_forget_BTH.cumsum(1).mT
+    source_BHS = sum_BHT if past_BSH is None else torch.cat([-past_BSH.mT, sum_BHT], dim=2)
+    return sum_BHT[..., None] - source_BHS[:, :, None]
 
 
 def visible(past: Tensor, window: int | None) -> Tensor:
@@ -65,11 +103,17 @@ def visible(past: Tensor, window: int | None) -> Tensor:
     return past >= 0 if window is None else (past >= 0) & (past < window)
 
 
-def materialised(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, window: int | None) -> Tensor:
-    """Attend from the last T of S positions to all S, weights written out; (B, T, H, K)."""
+def materialised(
+    query_BTHK: Tensor,
+    key_BSHK: Tensor,
+    value_BSHV: Tensor,
+    window: int | None,
+    bias_BHTS: Tensor | None = None,
+) -> Tensor:
+    """Attend from the last T of S positions to all S, weights written out; (B, T, H, V)."""
     position_S = torch.arange(key_BSHK.shape[1], device=key_BSHK.device)
     past_TS = position_S[-query_BTHK.shape[1] :, None] - position_S
-    return attend(query_BTHK, key_BSHK, value_BSHK, visible(past_TS, window))
+    return attend(query_BTHK, key_BSHK, value_BSHV, visible(past_TS, window), bias_BHTS)
 
 
 def fused(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, window: int | None, backend: str) -> Tensor:

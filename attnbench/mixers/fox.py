@@ -1,0 +1,133 @@
+"""Forgetting Transformer: softmax attention whose scores lose what forget gates have let go between two positions."""
+
+import math
+from typing import Any, ClassVar, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attnbench.mixers.around import Gate
+from attnbench.mixers.gated_deltanet import DecayInit
+from attnbench.mixers.layers import Projection
+from attnbench.mixers.softmax import Softmax
+from attnbench.ops.precision import accumulation_dtype
+from attnbench.ops.softmax_attention import attend, attention_flops, definition, forgetting_bias, materialised, visible
+from attnbench.settings.check import check_value
+
+
+class ForgettingState(NamedTuple):
+    """Softmax's cache, and what each of its positions has been forgotten by."""
+
+    key_BSHK: Tensor
+    value_BSHK: Tensor
+    position: Tensor
+    history_BWC: Tensor
+    bias_BSH: Tensor
+    """Sum of log f over the positions after each that is filled, float32; H counts query heads."""
+
+
+class Fox(Softmax):
+    """Forgetting Transformer (Lin, Nikishin, He and Courville, 2025; arXiv 2503.02130), per head:
+
+        y_t = sum_(s <= t) w_ts v_s,   w_ts proportional to exp(q_t . k_s / sqrt(K) + log f_(s+1) + ... + log f_t)
+
+    with a gate f_t = sigmoid(forget(x_t) + forget_bias) a query head: the decay a_t of a linear recurrence, put into
+    the scores. It tells positions apart, so there are no rotary positions, as in the paper.
+
+    The yaml is the paper's FoX (Pro): norms of query, key and output, a sigmoid gate. Ours differs in that keys and
+    values are mixed with those of the position before by no shift of their own (conv_size does what that did), in the
+    output norm over each head instead of over all, and in `decay_init`.
+
+    Args:
+        num_heads, num_key_value_heads, rotary_theta, conv_size, qk_norm, output_norm, output_gate: as in Softmax.
+        backend: `torch` is all there is.
+        decay_init: forget_bias at the start. spread: -log f of 0.001 to 0.4, evenly by ratio over the heads, the
+            slowest first: half-lives of 693 down to 1.7 positions, of 693 with one head. paper: 0, f = 0.5 in each.
+    """
+
+    no_weight_decay: ClassVar[frozenset[str]] = frozenset({"forget_bias"})
+    has_order: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        head_width: int,
+        num_heads: int | None = None,
+        num_key_value_heads: int | None = None,
+        backend: str = "auto",
+        rotary_theta: float | None = None,
+        conv_size: int = 0,
+        qk_norm: bool = True,
+        output_norm: bool = True,
+        output_gate: Gate = "sigmoid",
+        decay_init: DecayInit = "spread",
+    ) -> None:
+        super().__init__(
+            dim=dim,
+            head_width=head_width,
+            num_heads=num_heads,
+            num_key_value_heads=num_key_value_heads,
+            backend=backend,
+            rotary_theta=rotary_theta,
+            conv_size=conv_size,
+            qk_norm=qk_norm,
+            output_norm=output_norm,
+            output_gate=output_gate,
+        )
+        check_value("attn.decay_init", decay_init, choices=get_args(DecayInit))
+        self.decay_init: DecayInit = decay_init
+        self.forget = Projection(dim, self.num_heads)
+        self.forget_bias = nn.Parameter(torch.empty(self.num_heads))
+
+    def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
+        """Set the bias as `decay_init` has it."""
+        step_H = torch.logspace(math.log10(0.001), math.log10(0.4), self.num_heads)
+        # -log sigmoid(b) = step where b = -log(exp(step) - 1), written so that a small step loses no digits.
+        spread_H = -(step_H + (-torch.expm1(-step_H)).log())
+        with torch.no_grad():
+            self.forget_bias.copy_(spread_H if self.decay_init == "spread" else torch.zeros_like(spread_H))
+
+    def log_forget(self, x_BTD: Tensor) -> Tensor:
+        """Return log f of every position and query head, (B, T, H), in float32 at least."""
+        dtype = accumulation_dtype(x_BTD.dtype)
+        return F.logsigmoid(self.forget(x_BTD).to(dtype) + self.forget_bias)
+
+    def forward(self, x_BTD: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        log_forget_BTH = self.log_forget(x_BTD)
+        if state is None:
+            query_BTHK, key_BTHK, value_BTHK = self.project(x_BTD, 0, None)
+            mixed_BTHK = materialised(query_BTHK, key_BTHK, value_BTHK, None, forgetting_bias(log_forget_BTH))
+            return self.finish(mixed_BTHK, x_BTD), None
+        query_BTHK, end = self.prefill(x_BTD, state)
+        start = end - x_BTD.shape[1]
+        bias_BHTS = forgetting_bias(log_forget_BTH, state.bias_BSH[:, :start])
+        # The last query's are what the next one's are counted on from.
+        state.bias_BSH[:, :end] = bias_BHTS[:, :, -1].mT
+        mixed_BTHK = materialised(query_BTHK, state.key_BSHK[:, :end], state.value_BSHK[:, :end], None, bias_BHTS)
+        return self.finish(mixed_BTHK.to(x_BTD.dtype), x_BTD), state
+
+    def step(self, x_BD: Tensor, state: Any) -> tuple[Tensor, Any]:
+        # Entries ahead change too, and are set to 0 where their position is written.
+        state.bias_BSH.add_(self.log_forget(x_BD[:, None]))
+        state.bias_BSH.index_fill_(1, state.position[None], 0.0)
+        return super().step(x_BD, state)
+
+    def mix_newest(self, query_BTHK: Tensor, state: Any) -> Tensor:
+        past_S = state.position - torch.arange(state.key_BSHK.shape[1], device=query_BTHK.device)
+        bias_BH1S = state.bias_BSH.mT[:, :, None]
+        return attend(query_BTHK, state.key_BSHK, state.value_BSHK, visible(past_S, None)[None], bias_BH1S)
+
+    def reference(self, x_BTD: Tensor) -> Tensor:
+        inputs = self.project(x_BTD, 0, None)
+        return self.finish(definition(*inputs, None, self.log_forget(x_BTD)), x_BTD)
+
+    def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> Any:
+        cache = super().init_state(batch_size, max_length, dtype)
+        shape = (batch_size, max_length, self.num_heads)
+        bias_BSH = torch.zeros(shape, dtype=accumulation_dtype(dtype), device=cache.position.device)
+        return ForgettingState(*cache, bias_BSH)
+
+    def mixing_flops(self, length: int) -> int:
+        return attention_flops(length, self.num_heads, self.head_width)

@@ -100,12 +100,16 @@ class Softmax(Mixer):
     def step(self, x_BD: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
         """Mix one position. Nothing checks that max_length is kept to."""
         query_BTHK, key_BTHK, value_BTHK = self.project(x_BD[:, None], state.position, state.history_BWC)
-        index = state.position[None]
+        index = self.slot(state.position)
         state.key_BSHK.index_copy_(1, index, key_BTHK.to(state.key_BSHK.dtype))
         state.value_BSHK.index_copy_(1, index, value_BTHK.to(state.value_BSHK.dtype))
         mixed_BTHK = self.mix_newest(query_BTHK.to(state.key_BSHK.dtype), state)
         state.position.add_(1)
         return self.finish(mixed_BTHK.to(x_BD.dtype), x_BD[:, None])[:, 0], state
+
+    def slot(self, position: Tensor) -> Tensor:
+        """Return where in the cache a position lies, (1,)."""
+        return position[None]
 
     def mix_newest(self, query_BTHK: Tensor, state: Any) -> Tensor:
         """Attend from the query at `state.position`, T = 1, to the whole cache; (B, 1, H, K)."""

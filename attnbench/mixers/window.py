@@ -1,0 +1,121 @@
+"""Sliding-window attention: softmax over the last positions alone, and a cache that holds no others."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from attnbench.mixers.around import Gate
+from attnbench.mixers.softmax import AttentionState, Softmax
+from attnbench.ops.softmax_attention import attend, attention_flops
+from attnbench.ops.window_attention import AUTO_RULE, choose_window, window_attention
+from attnbench.settings.check import check_value
+
+
+class Window(Softmax):
+    """Softmax attention (arXiv 1706.03762) within a sliding window (Longformer, arXiv 2004.05150; Mistral 7B, arXiv
+    2310.06825), per head:
+
+        y_t = sum_(t - window < s <= t) w_ts v_s,   w_ts proportional to exp(q_t . k_s / sqrt(K))
+
+    In its state S is the window, whatever the length: position t lies at t mod window, where the one that left the
+    window was. The yaml is Softmax's otherwise. Ours differs from Mistral's in no other way than the window's size,
+    4096 there; Longformer's global positions, which all see and which see all, are left out.
+
+    Args:
+        num_heads, num_key_value_heads, rotary_theta, conv_size, qk_norm, output_norm, output_gate: as in Softmax.
+        backend: changes the speed, not the result beyond rounding. `torch` writes the weights out, block by block.
+            `triton` and `flash_attn` are the kernels that Flash has; CUDA alone. `auto`: triton on CUDA for heads up to
+            128 channels, else torch. All decode by a product over the window.
+        window: a position sees itself and the window - 1 before it.
+
+    Raises:
+        UserError: as Softmax; a window below 1.
+    """
+
+    backends: ClassVar[tuple[str, ...]] = ("torch", "triton", "flash_attn")
+    auto_rule: ClassVar[str] = AUTO_RULE
+    without_vmap: ClassVar[frozenset[str]] = frozenset({"flash_attn"})
+    state_grows: ClassVar[bool] = False
+    state_memory: ClassVar[tuple[str, ...]] = ("key_BSHK", "value_BSHK")
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        head_width: int,
+        num_heads: int | None = None,
+        num_key_value_heads: int | None = None,
+        backend: str = "auto",
+        rotary_theta: float | None = 10000.0,
+        conv_size: int = 0,
+        qk_norm: bool = False,
+        output_norm: bool = False,
+        output_gate: Gate = "none",
+        window: int = 64,
+    ) -> None:
+        super().__init__(
+            dim=dim,
+            head_width=head_width,
+            num_heads=num_heads,
+            num_key_value_heads=num_key_value_heads,
+            rotary_theta=rotary_theta,
+            conv_size=conv_size,
+            qk_norm=qk_norm,
+            output_norm=output_norm,
+            output_gate=output_gate,
+        )
+        check_value("attn.window", window, minimum=1)
+        self.window: int = window
+        self.backend = "torch" if backend == "auto" else backend
+
+    @classmethod
+    def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
+        """Refuse, beyond what Mixer does, what the kernel of that name cannot do."""
+        super().choose_backend(options, device_type=device_type, precision=precision)
+        return choose_window(
+            options.get("backend", "auto"),
+            window=options.get("window", 64),
+            head_width=options.get("head_width"),
+            device_type=device_type,
+            precision=precision,
+        )
+
+    @classmethod
+    def state_choices(cls, options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:
+        """Vary `window`, up to the model's width. Counted in float32, as memories are; in bfloat16 it takes half."""
+        return [{"window": window} for window in range(1, dim + 1)]
+
+    def forward(self, x_BTD: Tensor, state: AttentionState | None = None) -> tuple[Tensor, AttentionState | None]:
+        if state is None:
+            return super().forward(x_BTD)
+        start, length = int(state.position.item()), x_BTD.shape[1]
+        end, device = start + length, x_BTD.device
+        query_BTHK, *new = self.project(x_BTD, state.position, state.history_BWC)
+        caches = (state.key_BSHK, state.value_BSHK)
+        before_S = torch.arange(max(0, start - self.window + 1), start, device=device) % self.window
+        kept_S = torch.arange(max(start, end - self.window), end, device=device) % self.window
+        read = [torch.cat([cache[:, before_S], x.to(cache.dtype)], dim=1) for cache, x in zip(caches, new, strict=True)]
+        mixed_BTHK = self.mix(query_BTHK.to(caches[0].dtype), *read)
+        for cache, x_BSHK in zip(caches, read, strict=True):
+            cache.index_copy_(1, kept_S, x_BSHK[:, -len(kept_S) :])
+        state.position.fill_(end)
+        return self.finish(mixed_BTHK.to(x_BTD.dtype), x_BTD), state
+
+    def slot(self, position: Tensor) -> Tensor:
+        return (position % self.window)[None]
+
+    def mix(self, query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor) -> Tensor:
+        return window_attention(query_BTHK, key_BSHK, value_BSHK, self.window, self.backend)
+
+    def mix_newest(self, query_BTHK: Tensor, state: Any) -> Tensor:
+        # All that the cache has is in the window, in whatever order; what is not filled yet is ahead.
+        is_filled_S = torch.arange(self.window, device=query_BTHK.device) <= state.position
+        return attend(query_BTHK, state.key_BSHK, state.value_BSHK, is_filled_S[None])
+
+    def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> Any:
+        return super().init_state(batch_size, self.window, dtype)
+
+    def mixing_flops(self, length: int) -> int:
+        """Count the pairs of positions within the window, see `attention_flops`."""
+        return attention_flops(length, self.num_heads, self.head_width, self.window)

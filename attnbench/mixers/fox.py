@@ -127,7 +127,7 @@ class Fox(Softmax):
         cache = super().init_state(batch_size, max_length, dtype)
         shape = (batch_size, max_length, self.num_heads)
         bias_BSH = torch.zeros(shape, dtype=accumulation_dtype(dtype), device=cache.position.device)
-        return ForgettingState(*cache, bias_BSH)
+        return ForgettingState(**cache._asdict(), bias_BSH=bias_BSH)
 
     def mixing_flops(self, length: int) -> int:
         return attention_flops(length, self.num_heads, self.head_width)

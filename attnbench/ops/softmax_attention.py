@@ -169,12 +169,14 @@ def decode(
     return attend(query_BTHK, key_BSHK, value_BSHK, visible(past_S, window)[None])
 
 
-def attention_flops(length: int, num_heads: int, head_width: int, window: int | None = None) -> int:
+def attention_flops(
+    length: int, num_heads: int, head_width: int, window: int | None = None, value_width: int | None = None
+) -> int:
     """Count 2 K for the score and 2 V for the weighted sum, for each head and each pair of positions s <= t, less those
-    before the window."""
+    before the window. V is K where `value_width` is None."""
     unseen = max(0, length - window) if window is not None else 0
     pairs = length * (length + 1) // 2 - unseen * (unseen + 1) // 2
-    return pairs * num_heads * 4 * head_width
+    return pairs * num_heads * 2 * (head_width + (head_width if value_width is None else value_width))
 
 
 def _sdpa(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, kernel: SDPBackend) -> Tensor:

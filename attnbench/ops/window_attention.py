@@ -39,10 +39,9 @@ def in_blocks(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, window: 
     block_N = torch.arange(query_BNWHK.shape[1], device=key_BSHK.device)[:, None, None]
     is_there_NWS = block_N * window + position_S >= 0
     visible_NWS = visible(position_W[:, None] - position_S, window) & is_there_NWS
-    mixed_XWHK = attend(
-        *(x.flatten(0, 1) for x in (query_BNWHK, key_BNSHK, value_BNSHK)),
-        visible_NWS.repeat(batch_size, 1, 1)[:, None, None],
-    )
+    query_XWHK, key_XSHK, value_XSHK = (x.flatten(0, 1) for x in (query_BNWHK, key_BNSHK, value_BNSHK))
+    visible_XWS = visible_NWS.repeat(batch_size, 1, 1)
+    mixed_XWHK = attend(query_XWHK, key_XSHK, value_XSHK, visible_XWS[:, None, None])
     return mixed_XWHK.unflatten(0, (batch_size, -1)).flatten(1, 2)[:, ahead:length]
 
 

@@ -97,7 +97,7 @@ def test_the_cache_forgets_as_the_whole_does(bias: float) -> None:
         for sizes in ((133,), (1,) * 133, (64, 1, 65, 3), (1, 131, 1)):
             assert_near(in_pieces(mixer, x, sizes), expected, 1e-12, str(sizes))
         # The same weights without gates are another function, where the gates do anything.
-        ungated = mixer.finish(materialised(*mixer.project(x, 0, None), None), x)
+        ungated = mixer.finish(mixer.mix(*mixer.project(x, 0, None)), x)
     assert torch.allclose(ungated, expected, rtol=1e-3) is (bias == 20.0)
 
 

@@ -1,0 +1,182 @@
+"""Multi-head latent attention: keys and values of all heads come from one narrow latent, which alone is cached."""
+
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnbench.mixers.around import Gate, GatedOutput, QueryKeyValue, RotaryPositions, by_heads, head_norm
+from attnbench.mixers.base import Mixer, head_count
+from attnbench.mixers.layers import Projection, RMSNorm
+from attnbench.mixers.softmax import room_for
+from attnbench.ops.rotary import rotate
+from attnbench.ops.softmax_attention import attend, attention_flops, definition, materialised, visible
+from attnbench.settings.check import check_value
+
+
+class LatentState(NamedTuple):
+    """Cache of latents and rotary keys, S = max_length positions of which `position` are filled."""
+
+    latent_BSC: Tensor
+    rotary_key_BSK: Tensor
+    position: Tensor
+    """Number of positions seen: an int64 scalar on the device."""
+    history_BWC: Tensor
+
+
+class MLA(Mixer):
+    """Multi-head latent attention (DeepSeek-AI, 2024; arXiv 2405.04434), per head, with c_s a latent and p_s a rotary
+    key that all heads share:
+
+        y_t = sum_(s <= t) w_ts V c_s,   w_ts proportional to exp((q_t . U c_s + o_t . p_s) / sqrt(K + R))
+
+    c = norm(latent(x)) has `latent_width` channels, U and V lead up from it to the K channels of a head, and o_t and
+    p_s have R rotary channels. Training and prefill compute keys U c_s and values V c_s. A step has none of them: with
+    U^T q_t and sum_s w_ts c_s it attends to the latents themselves, through one head of latent_width + R channels that
+    all query heads share, and then goes up by V.
+
+    Ours differs from the paper's in that the query has no latent of its own (as DeepSeek-V2-Lite's has none), that an
+    optional convolution stands over query, latent and rotary key, and in widths: latent_width is half the model's and
+    R 16, theirs 4 and 1/2 times a head's 128 channels.
+
+    Args:
+        num_heads: null for dim / head_width; the inner widths need not add up to dim.
+        head_width: channels of a head's query and key without the rotary ones, and of its value, K.
+        latent_width: channels of the latent; null for dim / 2.
+        rotary_width: rotary channels of each query head and of the shared key, R.
+        backend: `torch` is all there is.
+        rotary_theta: base of the rotary positions' wavelengths; null leaves the rotary channels as they are.
+        conv_size: taps of a short convolution over query, latent and rotary key; 0 for none.
+        qk_norm: RMS norm with a learned gain over each head's query, rotary channels included, and over the rotary key.
+            The other channels of a key come from the latent, whose norm is always there: one of their own could not be
+            absorbed.
+        output_norm: RMS norm with a learned gain over each head's output, before gate and projection.
+        output_gate: multiply the output by silu(gate(x)) or sigmoid(gate(x)); none: no gate.
+    """
+
+    auto_rule: ClassVar[str] = "there is no other"
+    state_grows: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        head_width: int,
+        num_heads: int | None = None,
+        latent_width: int | None = None,
+        rotary_width: int = 16,
+        backend: str = "auto",
+        rotary_theta: float | None = 10000.0,
+        conv_size: int = 0,
+        qk_norm: bool = False,
+        output_norm: bool = False,
+        output_gate: Gate = "none",
+    ) -> None:
+        super().__init__()
+        check_value("attn.latent_width", latent_width, minimum=1)
+        check_value("attn.rotary_width", rotary_width, minimum=1)
+        self.num_heads, self.head_width = head_count(num_heads, dim, head_width), head_width
+        self.latent_width = max(1, dim // 2) if latent_width is None else latent_width
+        self.rotary_width = rotary_width
+        self.backend = self.choose_backend({"backend": backend}, device_type="", precision="")
+        width, query_width = self.num_heads * head_width, self.num_heads * (head_width + rotary_width)
+        self.query_key_value = QueryKeyValue(dim, query_width, rotary_width, self.latent_width, conv_size=conv_size)
+        self.latent_norm = RMSNorm(self.latent_width)
+        self.up_key, self.up_value = (Projection(self.latent_width, width) for _ in range(2))
+        self.query_norm = head_norm(head_width + rotary_width, qk_norm)
+        self.key_norm = head_norm(rotary_width, qk_norm)
+        self.positions = RotaryPositions(rotary_width, rotary_theta)
+        self.norm = head_norm(head_width, output_norm)
+        self.output = GatedOutput(dim, width, gate=output_gate)
+
+    def forward(self, x_BTD: Tensor, state: LatentState | None = None) -> tuple[Tensor, LatentState | None]:
+        """Train without a state; with one, prefill of the T positions that follow.
+
+        Raises:
+            ValueError: more positions than the state was made for.
+        """
+        if state is None:
+            return self._finish(materialised(*self._inputs(x_BTD), None), x_BTD), None
+        start, end = room_for(x_BTD.shape[1], state.position, state.latent_BSC.shape[1])
+        query_BTHK, rotary_key_BTK, latent_BTC = self._project(x_BTD, state.position, state.history_BWC)
+        state.latent_BSC[:, start:end] = latent_BTC
+        state.rotary_key_BSK[:, start:end] = rotary_key_BTK
+        state.position.fill_(end)
+        key_BSHK, value_BSHV = self._up(state.rotary_key_BSK[:, :end], state.latent_BSC[:, :end])
+        mixed_BTHV = materialised(query_BTHK.to(key_BSHK.dtype), key_BSHK, value_BSHV, None)
+        return self._finish(mixed_BTHV.to(x_BTD.dtype), x_BTD), state
+
+    def step(self, x_BD: Tensor, state: LatentState) -> tuple[Tensor, LatentState]:
+        """Mix one position, the up-projections absorbed. Nothing checks that max_length is kept to."""
+        query_BTHK, rotary_key_BTK, latent_BTC = self._project(x_BD[:, None], state.position, state.history_BWC)
+        dtype, index = state.latent_BSC.dtype, state.position[None]
+        state.latent_BSC.index_copy_(1, index, latent_BTC.to(dtype))
+        state.rotary_key_BSK.index_copy_(1, index, rotary_key_BTK.to(dtype))
+        own_BTHK, rotary_BTHK = query_BTHK.to(dtype).split([self.head_width, self.rotary_width], dim=-1)
+        up_key_HKC, up_value_HVC = (
+            up.weight.to(dtype).unflatten(0, (self.num_heads, -1)) for up in (self.up_key, self.up_value)
+        )
+        absorbed_BTHC = torch.einsum("bthk,hkc->bthc", own_BTHK, up_key_HKC)
+        key_BSC = torch.cat([state.latent_BSC, state.rotary_key_BSK], dim=-1)
+        # `attend` divides by the root of the absorbed width, and the definition by that of K + R.
+        scale = (key_BSC.shape[-1] / (self.head_width + self.rotary_width)) ** 0.5
+        query_BTHC = torch.cat([absorbed_BTHC, rotary_BTHK], dim=-1) * scale
+        past_S = state.position - torch.arange(key_BSC.shape[1], device=x_BD.device)
+        caches = key_BSC[:, :, None], state.latent_BSC[:, :, None]
+        read_BTHC = attend(query_BTHC, *caches, visible(past_S, None)[None])
+        mixed_BTHV = torch.einsum("bthc,hvc->bthv", read_BTHC, up_value_HVC)
+        state.position.add_(1)
+        return self._finish(mixed_BTHV.to(x_BD.dtype), x_BD[:, None])[:, 0], state
+
+    def reference(self, x_BTD: Tensor) -> Tensor:
+        return self._finish(definition(*self._inputs(x_BTD), None), x_BTD)
+
+    def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> LatentState:
+        device = self.up_key.weight.device
+        # Zeros: positions ahead have weight 0 in `step`, and 0 times uninitialised memory can be NaN.
+        return LatentState(
+            latent_BSC=torch.zeros(batch_size, max_length, self.latent_width, dtype=dtype, device=device),
+            rotary_key_BSK=torch.zeros(batch_size, max_length, self.rotary_width, dtype=dtype, device=device),
+            position=torch.zeros((), dtype=torch.int64, device=device),
+            history_BWC=self.query_key_value.init_history(batch_size, dtype),
+        )
+
+    def mixing_flops(self, length: int) -> int:
+        """Count the pairs of positions s <= t; keys and values led up are matrices, used once a position."""
+        widths = {"head_width": self.head_width + self.rotary_width, "value_width": self.head_width}
+        return attention_flops(length, self.num_heads, **widths)
+
+    def step_flops(self, length: int) -> int:
+        """Count the operations of a step's mixing at the last of `length` positions, its query and its output led
+        through the up-projections, instead of all keys and values: a multiply-add counts 2."""
+        absorbing = 2 * 2 * self.head_width * self.latent_width
+        reading = 2 * length * (2 * self.latent_width + self.rotary_width)
+        return self.num_heads * (absorbing + reading)
+
+    def _inputs(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value by heads, the query and the key with the rotary channels last."""
+        query_BTHK, rotary_key_BTK, latent_BTC = self._project(x_BTD, 0, None)
+        return query_BTHK, *self._up(rotary_key_BTK, latent_BTC)
+
+    def _project(
+        self, x_BTD: Tensor, position: Tensor | int, history_BWC: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, (B, T, H, K + R), rotary key, (B, T, R), and latent, all normed and rotated."""
+        query, rotary_key_BTK, latent_BTC = self.query_key_value(x_BTD, history_BWC)
+        (query_BTHK,) = by_heads((query,), self.head_width + self.rotary_width)
+        query_BTHK, rotary_key_BTK = self.query_norm(query_BTHK), self.key_norm(rotary_key_BTK)
+        angles = self.positions(x_BTD, position)
+        if angles is not None:
+            own_BTHK, rotary_BTHK = query_BTHK.split([self.head_width, self.rotary_width], dim=-1)
+            query_BTHK = torch.cat([own_BTHK, rotate(rotary_BTHK, angles)], dim=-1)
+            rotary_key_BTK = rotate(rotary_key_BTK[:, :, None], angles)[:, :, 0]
+        return query_BTHK, rotary_key_BTK, self.latent_norm(latent_BTC)
+
+    def _up(self, rotary_key_BSK: Tensor, latent_BSC: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys, the rotary channels that all heads share last, and values."""
+        key_BSHK, value_BSHV = by_heads((self.up_key(latent_BSC), self.up_value(latent_BSC)), self.head_width)
+        shared_BSHK = rotary_key_BSK[:, :, None].to(key_BSHK.dtype).expand(-1, -1, self.num_heads, -1)
+        return torch.cat([key_BSHK, shared_BSHK], dim=-1), value_BSHV
+
+    def _finish(self, mixed_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
+        return self.output(self.norm(mixed_BTHV).flatten(2), x_BTD)

@@ -1,0 +1,76 @@
+"""Latent attention: the step that absorbs the up-projections, its operations and its cache."""
+
+from typing import Any
+
+import pytest
+import torch
+from mixer_building import DIM, HEAD_WIDTH, assert_near, build, example_input
+from torch.utils.flop_counter import FlopCounterMode
+
+from attnbench.mixers.base import state_bytes
+from attnbench.mixers.contract import in_pieces
+from attnbench.settings.errors import UserError
+
+
+def test_a_step_computes_no_keys_and_values() -> None:
+    """The absorbed form in float64 is the definition; its operations are those that `step_flops` states."""
+    mixer: Any = build("mla", dtype=torch.float64)
+    x = example_input(3, 20, dtype=torch.float64)
+    with torch.no_grad():
+        expected = mixer.reference(x)
+        assert_near(in_pieces(mixer, x, [1] * 20), expected, 1e-12)
+        state = mixer.init_state(3, 20, torch.float64)
+        _, state = mixer(x[:, :19], state)
+        with FlopCounterMode(display=False) as counter:
+            mixer.step(x[:, 19], state)
+    outside = [mixer.query_key_value.projection, mixer.output.projection]
+    projections = 2 * sum(module.weight.numel() for module in outside)
+    assert counter.get_total_flops() == 3 * (mixer.step_flops(20) + projections)
+
+
+def test_the_cache_holds_latent_and_rotary_key_alone() -> None:
+    mixer: Any = build("mla")
+    latent, rotary = DIM // 2, 16
+    assert state_bytes(mixer.init_state(1, 100, torch.bfloat16)) == 2 * 100 * (latent + rotary) + 8
+    # Softmax's of the same size: a key and a value for every head.
+    softmax: Any = build("softmax")
+    assert state_bytes(softmax.init_state(1, 100, torch.bfloat16)) == 2 * 100 * 2 * DIM + 8
+
+
+def test_only_the_rotary_channels_are_turned() -> None:
+    """All positions moved by 100 turn queries and the shared key, and change nothing (the angles are in float32)."""
+    mixer: Any = build("mla", dtype=torch.float64)
+    x = example_input(1, 6, dtype=torch.float64)
+    query, key, latent = mixer._project(x, 0, None)
+    moved_query, moved_key, moved_latent = mixer._project(x, 100, None)
+    assert torch.equal(query[..., :HEAD_WIDTH], moved_query[..., :HEAD_WIDTH])
+    assert not torch.allclose(query[..., HEAD_WIDTH:], moved_query[..., HEAD_WIDTH:], rtol=1e-2)
+    assert torch.equal(latent, moved_latent)
+    score, moved = (
+        torch.einsum("bthk,bsk->bhts", q[..., HEAD_WIDTH:], k) for q, k in ((query, key), (moved_query, moved_key))
+    )
+    assert_near(moved, score, 1e-5)
+    assert not torch.allclose(key, moved_key, rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rotary_width": 15}, r"^attn\.rotary_theta=10000\.0, head_width=15: rotary positions need .* even"),
+        ({"rotary_width": 0}, r"^attn\.rotary_width=0: must be at least 1$"),
+        ({"latent_width": 0}, r"^attn\.latent_width=0: must be at least 1$"),
+        ({"backend": "sdpa"}, r"^attn\.backend=sdpa: MLA has auto, torch$"),
+    ],
+)
+def test_refused_settings(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build("mla", **options)
+
+
+def test_a_state_takes_no_more_than_it_was_made_for() -> None:
+    mixer: Any = build("mla", dtype=torch.float64)
+    x = example_input(1, 3, dtype=torch.float64)
+    _, state = mixer(x, mixer.init_state(1, 4, torch.float64))
+    with pytest.raises(ValueError, match="position 6 is past the 4"):
+        mixer(x, state)
+    assert int(state.position) == 3

@@ -23,8 +23,9 @@ from attnbench.model.sampling import Sampling, Writer, write_by_recomputation
 from attnbench.model.stored import ModelRecord, load_model, load_record
 from attnbench.settings.check import check
 from attnbench.settings.errors import UserError, printable
+from attnbench.settings.hybrid import backends_of, parts_of
 from attnbench.settings.registry import trust
-from attnbench.settings.schema import GenerationSettings, RunSettings
+from attnbench.settings.schema import GenerationSettings, MixerSettings, RunSettings
 from attnbench.settings.text import printable_text, read_bounded
 from attnbench.training.checkpoint import best_folder, is_final
 
@@ -50,7 +51,7 @@ def write_text(settings: GenerationSettings, trained: RunSettings) -> Path:
         _checkpoint(folder, settings.checkpoint),
         device=trained.device,
         precision=trained.train.precision,
-        backend=trained.mixer.options.get("backend", "auto"),
+        backend=_common_backend(trained.mixer),
     )
     if not settings.recompute:
         _check_states(model)
@@ -59,11 +60,17 @@ def write_text(settings: GenerationSettings, trained: RunSettings) -> Path:
     with _continued(settings, model, record, prompt) as tokens:
         num_written = _show(prompt, tokens, record.vocabulary, settings.num_samples)
     log.info(
-        f"{trained.mixer.name} ({record.mixers[0].options['backend']}), {record.precision}, "
+        f"{trained.mixer.name} ({backends_of(record.mixers)}), {record.precision}, "
         f"{device_name(_device_of(model))}: "
         f"{settings.num_samples} × {num_written} characters in {time.perf_counter() - started:.2f} s"
     )
     return folder
+
+
+def _common_backend(mixer: MixerSettings) -> str:
+    """Return the backend that a mixer's settings name; auto where a hybrid's mixers name several."""
+    named = {part.options.get("backend", "auto") for part in parts_of(mixer).values()}
+    return named.pop() if len(named) == 1 else "auto"
 
 
 def load_checkpoint(

@@ -40,6 +40,7 @@ def compose(
             raise UserError(f"{word}: names no setting; NAME=VALUE does")
         if len(word) > MAX_WORD_CHARACTERS:
             raise UserError(f"{word}: longer than the {MAX_WORD_CHARACTERS} characters of a word; put it into a yaml")
+    overrides = prepared_words(overrides)
     keep_environment_out()
     in_job = GlobalHydra.instance().is_initialized()
     if in_job and config_dir is not None:
@@ -64,14 +65,31 @@ def _search_first(folder: Path) -> None:
     loader.repository.initialize_sources(path)
 
 
+def prepared_words(words: Sequence[str]) -> list[str]:
+    """Return a command line's words as Hydra takes them: an option of a hybrid's mixer is one that its yaml lacks.
+
+    Raises:
+        UserError: several mixers where one is chosen.
+    """
+    for word in words:
+        if word.startswith("attn=["):
+            raise UserError(
+                f"{word}: attn names one yaml; attn=hybrid 'attn.layers={word[5:]}' puts several into different layers"
+            )
+    return [f"++{word}" if word.startswith("attn.options.") else word for word in words]
+
+
 def compose_mixers(names: Sequence[str] | None) -> list[MixerSettings]:
     """Return mixers with the settings of their yamls in attn/, those of a --config-dir included; inside a job.
 
     Args:
-        names: of yamls; None for all there are.
+        names: of yamls; None for all that are a mixer as they stand, with nothing that must be given.
     """
     if names is None:
-        names = sorted(GlobalHydra.instance().config_loader().get_group_options("attn"))
+        options = GlobalHydra.instance().config_loader().get_group_options("attn")
+        names = [
+            name for name in sorted(options) if not OmegaConf.missing_keys(hydra.compose("train", [f"attn={name}"]))
+        ]
     configs = [hydra.compose("train", [f"attn={name}"], return_hydra_config=True) for name in names]
     return [read_mixer(config, config.hydra) for config in configs]
 

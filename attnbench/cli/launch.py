@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from attnbench.cli.compose import keep_environment_out
+from attnbench.cli.compose import keep_environment_out, prepared_words
 from attnbench.cli.help import list_groups, list_settings
 from attnbench.cli.mistakes import EXPECTED, explain
 from attnbench.cli.reading import read_settings
@@ -64,6 +64,7 @@ def launch(
     try:
         with interruptible(INTERRUPTED), _errors_of_hydra_raised():
             _refuse_rerun(sys.argv[1:])
+            sys.argv[1:] = prepared_words(sys.argv[1:])
             job()
     except Interrupted as interruption:
         print(printable(str(interruption)), file=sys.stderr)

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from attnbench.cli.help import scripts_with
@@ -26,6 +27,7 @@ from attnbench.settings.check import (
 from attnbench.settings.earlier import current_mixer
 from attnbench.settings.errors import UserError, did_you_mean
 from attnbench.settings.factorial import expand
+from attnbench.settings.hybrid import each, is_hybrid, layers_of, with_parts
 from attnbench.settings.registry import build, trust
 from attnbench.settings.schema import (
     LOOKS,
@@ -172,7 +174,8 @@ def read_generation(config: DictConfig, hydra_config: Any) -> tuple[GenerationSe
     stored = stored_settings(Path(settings.run).absolute())
     mixer = stored.mixer
     if settings.backend is not None:
-        mixer = replace(mixer, options={**mixer.options, "backend": settings.backend})
+        backend = {"backend": settings.backend}
+        mixer = each(mixer, lambda part, _: replace(part, options={**part.options, **backend}))
     trained = replace(stored, device=settings.device, mixer=mixer)
     _check_machine(trained)
     return settings, trained
@@ -237,18 +240,28 @@ def _give_way(train: Any, words: Sequence[str]) -> None:
 
 def _named_options(hydra_config: Any) -> list[str]:
     """Return the mixer's options that the command line names, or the yaml of experiment/ that it chooses."""
-    words = [setting_of(word).split(".") for word in hydra_config.overrides.task]
+    words = [setting_of(word).split(".", 1) for word in hydra_config.overrides.task]
     named = {parts[1] for parts in words if parts[0] == "attn" and len(parts) > 1}
     folders = [Path(source.path, "experiment") for source in hydra_config.runtime.config_sources]
     todo = [str(hydra_config.runtime.choices.get("experiment"))]
     for name in todo:
         for path in (folder / f"{name}.yaml" for folder in folders):
             content = OmegaConf.load(path) if path.is_file() else OmegaConf.create()
-            named |= {str(option) for option in OmegaConf.select(content, "attn") or ()}
+            chosen = OmegaConf.select(content, "attn") or {}
+            named |= set(_dotted(OmegaConf.to_container(chosen) if OmegaConf.is_dict(chosen) else {}))
             # Experiments that this one begins with; a choice in another group is a mapping.
             begun = [entry for entry in OmegaConf.select(content, "defaults") or () if isinstance(entry, str)]
             todo += [entry for entry in begun if entry not in todo]
     return sorted(named)
+
+
+def _dotted(options: Any) -> Iterator[str]:
+    """Yield the names of a mixer's options, those of a hybrid's mixers as options.NAME.OPTION."""
+    for name, value in options.items():
+        if name == "options" and isinstance(value, dict):
+            yield from (f"{name}.{part}.{option}" for part, given in value.items() for option in given or ())
+        else:
+            yield str(name)
 
 
 def _recipe(values: Any, hydra_config: Any) -> dict[str, Any] | None:
@@ -269,14 +282,27 @@ def _with_recipe(settings: RunSettings) -> RunSettings:
     # Imported here: torch takes longer to load than all the checks before this one.
     from attnbench.mixers.recipe import recipe_options
 
-    given = recipe_options(settings.mixer, settings.recipe)
-    options = {name: value for name, value in given.items() if name not in settings.named_options}
-    mixer = replace(settings.mixer, options={**settings.mixer.options, **options})
-    return replace(settings, mixer=mixer, named_options=sorted({*settings.named_options, *options}))
+    recipe, named = settings.recipe, set(settings.named_options)
+
+    def equip(mixer: MixerSettings, prefix: str) -> MixerSettings:
+        given = recipe_options(mixer, recipe)
+        options = {name: value for name, value in given.items() if prefix + name not in settings.named_options}
+        named.update(prefix + name for name in options)
+        return replace(mixer, options={**mixer.options, **options})
+
+    return replace(settings, mixer=each(settings.mixer, equip), named_options=sorted(named))
 
 
 def _mixer(values: dict[str, Any], hydra_config: Any) -> MixerSettings:
-    return MixerSettings(name=hydra_config.runtime.choices.get("attn"), **_open("attn", values.pop("attn", None)))
+    chosen = _open("attn", values.pop("attn", None))
+    mixer = MixerSettings(name=hydra_config.runtime.choices.get("attn"), **chosen)
+    return with_parts(mixer, _yaml_of) if is_hybrid(mixer) else mixer
+
+
+def _yaml_of(name: str) -> dict[str, Any]:
+    """Return a yaml of attn/, what must still be given as ???."""
+    values: Any = OmegaConf.to_container(hydra.compose("train", [f"attn={name}"]).attn)
+    return values
 
 
 def _evaluations(values: dict[str, Any]) -> list[EvaluationSettings]:
@@ -338,7 +364,7 @@ def _check_machine(settings: RunSettings) -> None:
     device_type = resolve_device(settings.device).type
     precision = resolve_precision(settings.train.precision, device_type)
     mixer = resolve_mixer(settings.mixer, settings.model, device_type=device_type, precision=precision)
-    build_meta([mixer] * settings.model.num_layers, settings.model, vocabulary_size=1)
+    build_meta(layers_of(mixer, settings.model.num_layers), settings.model, vocabulary_size=1)
     for evaluation in settings.evaluations:
         # Built once already here: an error of its constructor should not come to light after hours of training.
         build(evaluation.target, evaluation.options, Evaluation, group=f"eval.{evaluation.name}")

@@ -10,6 +10,7 @@ from typing import Any
 
 from attnbench.mixers.base import Mixer
 from attnbench.settings.errors import UserError
+from attnbench.settings.hybrid import is_hybrid, parts_of
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import MixerSettings, RecipeSettings
 
@@ -33,9 +34,11 @@ def recipe_options(mixer: MixerSettings, recipe: RecipeSettings) -> dict[str, An
 
 
 def not_applicable(mixer: MixerSettings, recipe: RecipeSettings | None) -> list[str]:
-    """List the parts that a recipe asks for and the mixer has no setting for."""
+    """List the parts that a recipe asks for and the mixer, or one of a hybrid's, has no setting for."""
     if recipe is None:
         return []
+    if is_hybrid(mixer):
+        return sorted({name for part in parts_of(mixer).values() for name in not_applicable(part, recipe)})
     cls = resolve(mixer.target, Mixer)
     known = inspect.signature(cls).parameters
     lacking = {name: value for name, value in _parts(recipe).items() if name not in known and value != OWN}

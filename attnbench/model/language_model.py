@@ -8,6 +8,7 @@ import inspect
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from attnbench.mixers.layers import INITIAL_DEVIATION, FeedForward, Projection, 
 from attnbench.model.dropout import EMBEDDING, FEED_FORWARD, MIXER, drop
 from attnbench.results.identity import hashed_options
 from attnbench.settings.errors import UserError
+from attnbench.settings.hybrid import each, is_hybrid, naming
 from attnbench.settings.registry import build, resolve
 from attnbench.settings.schema import MixerSettings, ModelSettings
 
@@ -196,6 +198,8 @@ def resolve_mixer(
     Raises:
         UserError: a backend that does not exist or cannot run here.
     """
+    if is_hybrid(settings):
+        return each(settings, lambda part, _: resolve_mixer(part, model, device_type=device_type, precision=precision))
     cls = resolve(settings.target, Mixer)
     # The model's head width, unless the mixer's yaml overrides it: kernels differ in the widths they can do.
     options = {"head_width": model.head_width, **settings.options}
@@ -222,7 +226,7 @@ def build_meta(mixers: Sequence[MixerSettings], model: ModelSettings, *, vocabul
     try:
         with torch.device("meta"):
             return LanguageModel(
-                [build_layer(settings, model, layer) for layer, settings in enumerate(mixers)],
+                _build_layers(mixers, model),
                 vocabulary_size=vocabulary_size,
                 dim=model.dim,
                 feed_forward_width=model.feed_forward_width,
@@ -231,6 +235,14 @@ def build_meta(mixers: Sequence[MixerSettings], model: ModelSettings, *, vocabul
     except (RuntimeError, OverflowError) as error:
         # Of a size below 0, or of more bytes than can be counted.
         raise UserError(f"attn={mixers[0].name}: its settings make no tensor ({str(error).splitlines()[0]})") from error
+
+
+def _build_layers(mixers: Sequence[MixerSettings], model: ModelSettings) -> list[Mixer]:
+    layers, is_mixed = [], len({settings.name for settings in mixers}) > 1
+    for layer, settings in enumerate(mixers):
+        with naming(settings.name) if is_mixed else nullcontext():
+            layers.append(build_layer(settings, model, layer))
+    return layers
 
 
 def build_layer(settings: MixerSettings, model: ModelSettings, layer: int) -> Mixer:

@@ -12,6 +12,7 @@ from attnbench.machine.precision import dtype_of
 from attnbench.mixers.base import Mixer, State, state_bytes
 from attnbench.model.language_model import LanguageModel, build_layer, build_meta, resolve_mixer
 from attnbench.settings.errors import UserError
+from attnbench.settings.hybrid import layers_of
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import MixerSettings, ModelSettings
 
@@ -76,9 +77,9 @@ class Matched:
 
 
 def match_mixer(mixer: MixerSettings, model: ModelSettings, *, device_type: str, precision: str, **how: Any) -> Matched:
-    """Resolve a mixer's kernel and match the model that has it in every layer; see `match_model`."""
+    """Resolve a mixer's kernel and match the model that has it in every layer, or a hybrid's; see `match_model`."""
     resolved = resolve_mixer(mixer, model, device_type=device_type, precision=precision)
-    return match_model([resolved] * model.num_layers, model, precision=precision, **how)
+    return match_model(layers_of(resolved, model.num_layers), model, precision=precision, **how)
 
 
 def match_model(

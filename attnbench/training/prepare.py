@@ -19,6 +19,7 @@ from attnbench.results.folder import data_root
 from attnbench.results.identity import TRAINED, code_of, config_hash, hashed_options
 from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS
 from attnbench.settings.errors import UserError
+from attnbench.settings.hybrid import backends_of, classes_of, with_backends
 from attnbench.settings.schema import (
     MAX_STEPS,
     EvaluationSettings,
@@ -70,9 +71,9 @@ class Run:
     def columns(self) -> dict[str, Any]:
         """See `results.job.Job.columns`."""
         return {
-            "mixer": self.mixers[0].target.rpartition(".")[2],
+            "mixer": classes_of(self.mixers),
             "variant": self.settings.mixer.name,
-            "backend": self.mixers[0].options["backend"],
+            "backend": backends_of(self.mixers),
             "model": self.matched.model.name,
             "parameters": self.matched.parameters,
             "seq_len": self.settings.seq_len,
@@ -215,8 +216,7 @@ def reopen(folder: Path, settings: RunSettings) -> Run:
 
 def _as_trained(prepared: Run, resolved: dict[str, Any]) -> Run:
     """The run with the device, kernel and precision of back then, which may not be those that evaluate it."""
-    backend, device = {"backend": resolved["backend"]}, torch.device(resolved["device"])
-    mixers = [replace(mixer, options={**mixer.options, **backend}) for mixer in prepared.mixers]
+    mixers, device = with_backends(prepared.mixers, resolved["backend"]), torch.device(resolved["device"])
     return replace(prepared, mixers=mixers, device=device, precision=resolved["precision"], compile=resolved["compile"])
 
 
@@ -280,7 +280,7 @@ def resolved_config(prepared: Run) -> dict[str, Any]:
     return {
         **given,
         "resolved": {
-            "backend": prepared.mixers[0].options["backend"],
+            "backend": backends_of(prepared.mixers),
             "precision": prepared.precision,
             "compile": prepared.compile,
             "device": str(prepared.device),

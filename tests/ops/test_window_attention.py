@@ -51,6 +51,11 @@ def test_fewer_queries_than_keys_are_the_last_ones(num_queries: int) -> None:
     assert_near(in_blocks(query[:, -num_queries:], key, value, 8), expected, 1e-12)
 
 
+def doubled(x: Tensor) -> Tensor:
+    """The input, and one of another size."""
+    return torch.stack([x, 0.5 * x])
+
+
 def test_compiled_and_stacked_it_is_the_same() -> None:
     tensors = inputs(33)
     expected = output_and_gradients(in_blocks, tensors, 8, torch.float64)
@@ -58,7 +63,7 @@ def test_compiled_and_stacked_it_is_the_same() -> None:
     compiled = torch.compile(in_blocks, backend="aot_eager", fullgraph=True)
     for one, other in zip(output_and_gradients(compiled, tensors, 8, torch.float64), expected, strict=True):
         assert_near(one, other, 1e-12)
-    stacked = torch.vmap(partial(in_blocks, window=8))(*(torch.stack([x, 0.5 * x]) for x in tensors))
+    stacked = torch.vmap(partial(in_blocks, window=8))(*map(doubled, tensors))
     assert_near(stacked[0], expected[0], 1e-12)
     query, key, value = (0.5 * x for x in tensors)
     assert_near(stacked[1], in_blocks(query, key, value, 8), 1e-12)

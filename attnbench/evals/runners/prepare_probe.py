@@ -1,6 +1,7 @@
 """From settings to the trainings of a probe's tasks with everything resolved: device, kernel, size, identity."""
 
 import inspect
+from dataclasses import replace
 
 import torch
 
@@ -12,6 +13,7 @@ from attnbench.machine.precision import resolve_precision
 from attnbench.mixers.base import Mixer
 from attnbench.model.matching import match_mixer
 from attnbench.settings.errors import UserError
+from attnbench.settings.hybrid import each
 from attnbench.settings.registry import build, resolve
 from attnbench.settings.schema import EvaluationSettings, MixerSettings, RunSettings, TrainSettings
 
@@ -88,16 +90,20 @@ def _task_label(settings: RunSettings, evaluation: EvaluationSettings, task: Tas
 
 
 def _apply(task: Task, settings: RunSettings) -> tuple[MixerSettings, list[str]]:
-    """The variant's mixer at the task's head width, with its wishes; and the wishes that it has no setting for.
+    """The variant's mixer at the task's head width, with its wishes; and the wishes that it, or one of a hybrid's
+    mixers, has no setting for.
 
     What the variant names, its number of heads or their width too, wins over the wishes, and these over the yaml.
     """
-    known = inspect.signature(resolve(settings.mixer.target, Mixer)).parameters
-    given = settings.mixer.options
-    named = {name: value for name, value in given.items() if name in settings.named_options}
-    shape = {name: None for name in ("num_heads", "num_key_value_heads") if name in given}
-    kept = {name: value for name, value in given.items() if name != "head_width"}
-    wishes = {name: value for name, value in task.mixer_options.items() if name in known}
-    options = {**kept, **shape, **wishes, **named}
-    mixer = MixerSettings(name=settings.mixer.name, target=settings.mixer.target, options=options)
-    return mixer, sorted(set(task.mixer_options) - set(wishes))
+    lacking: set[str] = set()
+
+    def apply(mixer: MixerSettings, prefix: str) -> MixerSettings:
+        known, given = inspect.signature(resolve(mixer.target, Mixer)).parameters, mixer.options
+        named = {name: value for name, value in given.items() if prefix + name in settings.named_options}
+        shape = {name: None for name in ("num_heads", "num_key_value_heads") if name in given}
+        kept = {name: value for name, value in given.items() if name != "head_width"}
+        wishes = {name: value for name, value in task.mixer_options.items() if name in known}
+        lacking.update(set(task.mixer_options) - set(wishes))
+        return replace(mixer, options={**kept, **shape, **wishes, **named})
+
+    return each(settings.mixer, apply), sorted(lacking)

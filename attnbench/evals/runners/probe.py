@@ -28,6 +28,7 @@ from attnbench.results.job import Job
 from attnbench.results.metrics import Primary
 from attnbench.results.protocol import protocol_of
 from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS, Measurement
+from attnbench.settings.hybrid import backends_of, classes_of
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import SELECTION_SEED, EvaluationSettings, MixerSettings, RunSettings, TrainSettings
 from attnbench.training import checkpoint
@@ -129,7 +130,7 @@ class ProbeJob(Job):
 
     def _content(self) -> dict[str, Any]:
         """Everything that can change the numbers of this training, and nothing else."""
-        matched, target = self.matched, self.mixers[0].target
+        matched, targets = self.matched, [mixer.target for mixer in self.mixers]
         task = {name: value for name, value in asdict(self.task).items() if name != "model"}
         task["mixer_options"] = hashed_options(self.task.mixer_options)
         return {
@@ -141,15 +142,15 @@ class ProbeJob(Job):
             "limit": self.limit,
             "device": self.device.type,
             "seed": self.settings.seed,
-            **code_of([target, self.probe.target], ["mixers", "model", "training", "evals"]),
+            **code_of([*targets, self.probe.target], ["mixers", "model", "training", "evals"]),
         }
 
     def columns(self) -> dict[str, Any]:
-        matched, mixer = self.matched, self.mixers[0]
+        matched = self.matched
         return {
-            "mixer": mixer.target.rpartition(".")[2],
+            "mixer": classes_of(self.mixers),
             "variant": self.settings.mixer.name,
-            "backend": mixer.options["backend"] if matched is not None else "none",
+            "backend": backends_of(self.mixers) if matched is not None else "none",
             "model": self.task.model.name,
             "parameters": matched.parameters if matched is not None else None,
             "seq_len": self.seq_len,

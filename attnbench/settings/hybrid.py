@@ -1,0 +1,179 @@
+"""Hybrids: different mixers in different layers, by a list of names with counts that is repeated over the depth.
+
+Their settings are one MixerSettings of the target HYBRID, whose options hold every mixer's own by its name. `layers_of`
+makes a list of it, one entry a layer, and from there on a hybrid is nothing but layers that differ.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from attnbench.settings.check import check_options
+from attnbench.settings.errors import UserError
+from attnbench.settings.schema import MixerSettings
+
+HYBRID = "attnbench.settings.hybrid.Hybrid"
+"""`_target_` of conf/attn/hybrid.yaml."""
+
+TARGET = "_target_"
+
+
+@dataclass(slots=True, kw_only=True)
+class Hybrid:
+    """Schema of conf/attn/hybrid.yaml."""
+
+    layers: list[str]
+    """Names of yamls of attn/, each with a count where it has several layers in a row: [gated_deltanet*3, window]."""
+    options: dict[str, dict[str, Any]]
+    """Of each mixer by its name, instead of what its yaml has; once read, all that it has, its `_target_` too."""
+
+
+def is_hybrid(settings: MixerSettings) -> bool:
+    """True where layers have mixers of their own."""
+    return settings.target == HYBRID
+
+
+def pattern(layers: Sequence[str]) -> list[str]:
+    """Return the name of each layer's mixer, once through the list.
+
+    Raises:
+        UserError: an entry that is no name, or a count that is no number above 0.
+    """
+    names = []
+    for word in layers:
+        entry = re.fullmatch(r"([\w.-]+)(?:\*(\w+))?", word)
+        if entry is None:
+            raise UserError(f"attn.layers={_shown(layers)}: {word} must be NAME or NAME*COUNT")
+        name, count = entry[1], entry[2] or "1"
+        if not count.isascii() or not count.isdigit() or not 1 <= int(count) <= MAX_COUNT:
+            raise UserError(f"attn.layers={_shown(layers)}: {word}: the count must be 1 to {MAX_COUNT}")
+        names += [name] * int(count)
+    if not names:
+        raise UserError("attn.layers=[]: must name at least one mixer")
+    if "hybrid" in names:
+        raise UserError(f"attn.layers={_shown(layers)}: names a hybrid; a layer has one mixer")
+    return names
+
+
+MAX_COUNT = 1000
+"""Largest count of an entry."""
+
+
+def with_parts(settings: MixerSettings, yaml_of: Callable[[str], Mapping[str, Any]]) -> MixerSettings:
+    """Return a hybrid as a command line gives it, with all options of each of its mixers.
+
+    Args:
+        yaml_of: a yaml of attn/ by its name, `_target_` and options.
+
+    Raises:
+        UserError: options of a mixer that is not in it, one that is still missing, or what `pattern` refuses.
+    """
+    options = {"options": {}, **settings.options}
+    check_options(Hybrid, options)
+    layers, given = options["layers"], options["options"]
+    names = list(dict.fromkeys(pattern(layers)))
+    for name, values in given.items():
+        if name not in names:
+            raise UserError(
+                f"attn.options.{name}: attn.layers={_shown(layers)} has no {name}; it has {', '.join(names)}"
+            )
+        if TARGET in values:
+            raise UserError(f"attn.options.{name}.{TARGET}={values[TARGET]}: its yaml has the class")
+    parts = {name: {**yaml_of(name), **given.get(name, {})} for name in names}
+    for name, values in parts.items():
+        missing = next((option for option, value in values.items() if value == "???"), None)
+        if missing is not None:
+            raise UserError(f"attn.options.{name}.{missing}: must be given")
+    return replace(settings, options={"layers": list(layers), "options": parts})
+
+
+def each(settings: MixerSettings, change: Callable[[MixerSettings, str], MixerSettings]) -> MixerSettings:
+    """Return the settings with every mixer of a hybrid changed, or with the one that it is.
+
+    Args:
+        change: function of a mixer's settings and of what stands before its options' names: "" or "options.window.".
+
+    Raises:
+        UserError: what `change` raises, the option named by its whole name.
+    """
+    if not is_hybrid(settings):
+        return change(settings, "")
+    changed = {}
+    for name, part in parts_of(settings).items():
+        with naming(name):
+            part = change(part, f"options.{name}.")
+        changed[name] = {TARGET: part.target, **part.options}
+    return replace(settings, options={**settings.options, "options": changed})
+
+
+def parts_of(settings: MixerSettings) -> dict[str, MixerSettings]:
+    """Return the settings of a hybrid's mixers by their names; of any other mixer, its own."""
+    if not is_hybrid(settings):
+        return {settings.name: settings}
+    try:
+        parts = {}
+        for name in pattern(settings.options["layers"]):
+            options = dict(settings.options["options"][name])
+            parts[name] = MixerSettings(name=name, target=str(options.pop(TARGET)), options=options)
+        return parts
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"attn={settings.name}: not the settings of a hybrid ({error!r})") from None
+
+
+def layers_of(settings: MixerSettings, num_layers: int) -> list[MixerSettings]:
+    """Return one mixer's settings a layer: a hybrid's list over and over, or the same in every layer.
+
+    Raises:
+        UserError: the list does not divide the depth.
+    """
+    if not is_hybrid(settings):
+        return [settings] * num_layers
+    parts, names = parts_of(settings), pattern(settings.options["layers"])
+    if num_layers % len(names):
+        raise UserError(
+            f"attn.layers={_shown(settings.options['layers'])}: {len(names)} layers, repeated, do not make "
+            f"num_layers={num_layers}; a list that divides it does"
+        )
+    return [parts[name] for name in names] * (num_layers // len(names))
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Inside, errors about an option of a mixer name the option of the hybrid that it is."""
+    try:
+        yield
+    except UserError as error:
+        text = str(error)
+        if f"attn.options.{name}." not in text:
+            text = re.sub(r"\battn\.(?=\w)", f"attn.options.{name}.", text)
+        raise UserError(text if name in text else f"attn.options.{name}: {text}") from None
+
+
+def classes_of(mixers: Sequence[MixerSettings]) -> str:
+    """Return the class of the layers' mixers for tables; of a hybrid those of each kind: GatedDeltaNet+Window."""
+    return "+".join(dict.fromkeys(mixer.target.rpartition(".")[2] for mixer in mixers))
+
+
+def backends_of(mixers: Sequence[MixerSettings]) -> str:
+    """Return the layers' backend, or those of every layer where they differ: torch+torch+triton."""
+    backends = [mixer.options["backend"] for mixer in mixers]
+    return backends[0] if len(set(backends)) == 1 else "+".join(backends)
+
+
+def with_backends(mixers: Sequence[MixerSettings], backends: str) -> list[MixerSettings]:
+    """Return the layers with the backends that `backends_of` names."""
+    each_one = backends.split("+")
+    if len(each_one) == 1:
+        each_one *= len(mixers)
+    if len(each_one) != len(mixers):
+        raise UserError(f"backend={backends}: names {len(each_one)} for {len(mixers)} layers")
+    return [
+        replace(mixer, options={**mixer.options, "backend": backend})
+        for mixer, backend in zip(mixers, each_one, strict=True)
+    ]
+
+
+def _shown(layers: Sequence[str]) -> str:
+    return f"[{','.join(map(str, layers))}]"

@@ -24,7 +24,7 @@ from attnbench.results.job import Job, run_jobs
 from attnbench.results.rows import DEVICE, Measurement, ResultRow, ResultsWriter, read_results
 from attnbench.results.tables import format_number
 from attnbench.settings.errors import UserError, printable
-from attnbench.settings.registry import build, is_own
+from attnbench.settings.registry import build, class_named, is_own
 from attnbench.settings.schema import BenchSettings, MixerSettings
 
 log = logging.getLogger(__name__)
@@ -81,10 +81,10 @@ def _results_file(folder: Path, bench: str, name: str) -> Path:
 
 def _hash(settings: BenchSettings, precision: str, device: torch.device, mixers: list[MixerSettings]) -> str:
     machine = {name: value for name, value in environment(device, ROOT).items() if name not in UNHASHED}
-    targets = [settings.target, *(mixer.target for mixer in mixers)]
+    targets = [settings.target, *(class_named(mixer) for mixer in mixers)]
     code = code_of(targets, ["mixers", "model", "timing"])
     # A yaml from elsewhere is edited as its class is.
-    code |= {mixer.name: mixer.options for mixer in mixers if not is_own(mixer.target)}
+    code |= {mixer.name: mixer.options for mixer in mixers if not is_own(class_named(mixer))}
     return hash_with_code([settings.name, settings.target, settings.options, precision, machine], code)
 
 

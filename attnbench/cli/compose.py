@@ -65,6 +65,12 @@ def _search_first(folder: Path) -> None:
     loader.repository.initialize_sources(path)
 
 
+def yaml_of_mixer(name: str) -> dict[str, Any]:
+    """Return a yaml of attn/, its `_target_` and options, those that must be given as ???."""
+    values: Any = OmegaConf.to_container(hydra.compose("train", [f"attn={name}"]).attn)
+    return values
+
+
 def prepared_words(words: Sequence[str]) -> list[str]:
     """Return a command line's words as Hydra takes them: an option of a hybrid's mixer is one that its yaml lacks.
 

@@ -9,7 +9,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from attnbench.cli.help import scripts_with
@@ -27,8 +26,8 @@ from attnbench.settings.check import (
 from attnbench.settings.earlier import current_mixer
 from attnbench.settings.errors import UserError, did_you_mean
 from attnbench.settings.factorial import expand
-from attnbench.settings.hybrid import each, is_hybrid, layers_of, with_parts
-from attnbench.settings.registry import build, trust
+from attnbench.settings.hybrid import each, is_hybrid, layers_of, parts_of, with_parts
+from attnbench.settings.registry import MODULE, build, class_named, trust
 from attnbench.settings.schema import (
     LOOKS,
     BenchSettings,
@@ -151,6 +150,7 @@ def read_evaluation(config: DictConfig, hydra_config: Any) -> tuple[Path, RunSet
         UserError: as read_settings; or the folder holds no run.
     """
     values = _plain(config, hydra_config)
+    _trust_path(values)
     folder = Path(str(values.pop("run", None))).absolute()
     stored = stored_settings(folder)
     now = ("device", "rerun")
@@ -168,7 +168,9 @@ def read_generation(config: DictConfig, hydra_config: Any) -> tuple[GenerationSe
     Raises:
         UserError: as read_settings; two prompts, or the folder holds no run.
     """
-    settings = _read(GenerationSettings, _plain(config, hydra_config))
+    values = _plain(config, hydra_config)
+    _trust_path(values)
+    settings = _read(GenerationSettings, values)
     if settings.prompt is not None and settings.prompt_file is not None:
         raise UserError(f"prompt={settings.prompt} and prompt_file={settings.prompt_file}: give one of them")
     stored = stored_settings(Path(settings.run).absolute())
@@ -218,6 +220,13 @@ def _plain(config: DictConfig, hydra_config: Any) -> dict[str, Any]:
     names = [str(name) for name in config if name != "hydra"]
     values: Any = OmegaConf.to_container(OmegaConf.masked_copy(config, names), resolve=True, throw_on_missing=True)
     return values
+
+
+def _trust_path(values: dict[str, Any]) -> None:
+    """Trust the class that attn.path names again, for a run that was trained with it."""
+    given = values.pop("attn", None)
+    path = given.get("path") if isinstance(given, dict) else None
+    trust([path] if isinstance(path, str) else [])
 
 
 def _read(cls: type[Settings], values: Mapping[str, Any], **given: Any) -> Settings:
@@ -296,13 +305,17 @@ def _with_recipe(settings: RunSettings) -> RunSettings:
 def _mixer(values: dict[str, Any], hydra_config: Any) -> MixerSettings:
     chosen = _open("attn", values.pop("attn", None))
     mixer = MixerSettings(name=hydra_config.runtime.choices.get("attn"), **chosen)
-    return with_parts(mixer, _yaml_of) if is_hybrid(mixer) else mixer
+    mixer = with_parts(mixer, _yaml_of) if is_hybrid(mixer) else mixer
+    # Named here and now, by the command line or a yaml that it chooses.
+    trust(class_named(part) for part in parts_of(mixer).values() if part.target == MODULE)
+    return mixer
 
 
 def _yaml_of(name: str) -> dict[str, Any]:
-    """Return a yaml of attn/, what must still be given as ???."""
-    values: Any = OmegaConf.to_container(hydra.compose("train", [f"attn={name}"]).attn)
-    return values
+    # Imported here: it reads through this file.
+    from attnbench.cli.compose import yaml_of_mixer
+
+    return yaml_of_mixer(name)
 
 
 def _evaluations(values: dict[str, Any]) -> list[EvaluationSettings]:

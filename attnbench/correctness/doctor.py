@@ -36,7 +36,7 @@ from attnbench.results.folder import ROOT
 from attnbench.results.job import measured_by
 from attnbench.results.rows import Identity, Measurement, ResultRow, write_csv
 from attnbench.settings.errors import UserError, printable
-from attnbench.settings.registry import is_own, resolve
+from attnbench.settings.registry import class_named, is_own, resolve
 from attnbench.settings.schema import DoctorSettings, MixerSettings
 
 WIDTH = 79
@@ -151,7 +151,7 @@ def _sections(mixers: Sequence[MixerSettings], precision: str, device: torch.dev
     title = f"{LENGTH_IN_PIECES} positions, read in two pieces and then decoded, against float64"
     yield Section(_title(title, errors), [check for mixer in mixers for check in decoding_checks(mixer, device)])
     for mixer in mixers:
-        if not is_own(mixer.target):
+        if not is_own(class_named(mixer)):
             title = f"The contract that {mixer.name}, from outside attnbench, has to keep; in float32"
             try:
                 yield Section(_title(title), list(promise_checks(mixer, device)))

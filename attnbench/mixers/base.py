@@ -64,6 +64,9 @@ class Mixer(nn.Module, ABC):
     needs_output_norm: ClassVar[bool] = False
     """True where the output has no bound of its own: a recurrence without a normaliser sums up as long as it reads."""
 
+    fills_submodules: ClassVar[bool] = False
+    """True where `init_weights` fills the submodules too: nobody else asks them for theirs."""
+
     replaces_feed_forward: ClassVar[bool] = False
     """True for a mixer whose block has no feed-forward."""
 

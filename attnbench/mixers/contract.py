@@ -28,7 +28,7 @@ from attnbench.mixers.definition import (
 from attnbench.mixers.flops import UncountableError, counted_mixing
 from attnbench.ops.precision import accumulation_dtype
 from attnbench.settings.errors import UserError, one_line
-from attnbench.settings.registry import is_own
+from attnbench.settings.registry import class_named, is_own
 from attnbench.settings.schema import MixerSettings
 
 LONGEST = 133
@@ -152,7 +152,7 @@ def check_causality(
         UserError: one sees the future.
     """
     for settings, mixer in zip(mixers, layers, strict=True):
-        if is_own(settings.target):
+        if is_own(class_named(settings)):
             continue
         seen = seen_of_the_future(mixer, dim, min(seq_len, LONGEST_CHECK), precision)
         if seen:

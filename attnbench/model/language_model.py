@@ -251,6 +251,7 @@ def build_layer(settings: MixerSettings, model: ModelSettings, layer: int) -> Mi
         "dim": model.dim,
         "head_width": model.head_width,
         "layer": layer,
+        "layer_index": layer,
         "num_layers": model.num_layers,
     }
     return build(settings.target, settings.options, Mixer, **sizes)
@@ -297,12 +298,18 @@ def init_weights(model: nn.Module, seed: int, num_branches: int) -> None:
     Raises:
         ValueError: a module that owns parameters and has neither.
     """
-    initialised = []
+    initialised, filled = [], "."
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         for name, module in model.named_modules():
+            if name.startswith(filled):
+                continue
             module_seed = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7])
             initialise: Any = getattr(module, "init_weights", None)
-            if initialise is not None:
+            if getattr(module, "fills_submodules", False):
+                # Here: its layer draws from torch's generator, as those below do.
+                initialise(torch.Generator().manual_seed(module_seed), num_branches)
+                filled = f"{name}." if name else ""
+            elif initialise is not None:
                 initialised.append(threads.submit(initialise, torch.Generator().manual_seed(module_seed), num_branches))
             elif hasattr(module, "reset_parameters"):
                 with torch.random.fork_rng(devices=[]):

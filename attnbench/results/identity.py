@@ -1,7 +1,7 @@
 """The identity that a result is kept under: a hash of its settings and of the code that decides its numbers.
 
 Of attnbench's own code that is NUMBERS_VERSION, whose integers are raised by hand; of a class from elsewhere it is the
-source itself, because nobody raises anything there.
+source itself, because nobody raises anything there, and of a layer of flash-linear-attention the library's version.
 """
 
 import ast
@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,8 @@ from attnbench.settings.registry import import_module, is_own
 
 TRAINED = ("data", "mixers", "model", "training")
 """Parts of the code that decide a training's numbers."""
+
+LIBRARY = "flash-linear-attention"
 
 INSTALLED = ("site-packages", "dist-packages")
 """Folders in which everybody's packages lie beside each other."""
@@ -52,15 +55,23 @@ def code_of(targets: Iterable[str], parts: Iterable[str]) -> dict[str, Any]:
         {"numbers_version": {"model": 1}, "sources": {"average.Average": "6dc9...e1"}}
 
     Args:
-        targets: `_target_`s of the classes that take part.
+        targets: classes that take part, of mixers those of `class_named`.
         parts: entries of NUMBERS_VERSION whose code takes part; 0 is left out.
 
     Raises:
         UserError: a class outside attnbench that may not be imported, or has no source that can be read.
     """
     versions = {part: attnbench.NUMBERS_VERSION[part] for part in parts if attnbench.NUMBERS_VERSION[part]}
-    sources = {target: _source(import_module(target)) for target in targets if not is_own(target)}
+    sources = {target: _code(target) for target in targets if not is_own(target)}
     return {name: part for name, part in (("numbers_version", versions), ("sources", sources)) if part}
+
+
+def _code(target: str) -> str:
+    """Return what tells the code of a class outside attnbench apart: its source, of flash-linear-attention's its
+    version."""
+    if target.startswith("fla.layers."):
+        return f"{LIBRARY} {metadata.version(LIBRARY)}"
+    return _source(import_module(target))
 
 
 @functools.cache

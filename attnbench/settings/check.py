@@ -28,7 +28,7 @@ Settings = TypeVar("Settings")
 
 MAX_NAME_CHARACTERS = 80
 
-GIVEN_BY_MODEL = ("dim", "layer", "num_layers")
+GIVEN_BY_MODEL = ("dim", "layer", "layer_index", "num_layers")
 """Parameters of a mixer that no yaml sets."""
 
 GIVEN_BY_PLANS = {

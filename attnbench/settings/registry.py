@@ -1,8 +1,8 @@
 """Registry of classes that a configuration or a checkpoint may construct.
 
 A class under `attnbench.` may be named by anyone. A class elsewhere only by a yaml in an attn/, eval/ or bench/
-folder that the local command line (`--config-dir`) or the Python caller gave: both call `trust`, for the whole process
-and the workers that it starts. A checkpoint never extends that.
+folder that the local command line (`--config-dir`) or the Python caller gave, or by attn.path on the command line: all
+call `trust`, for the whole process and the workers that it starts. A checkpoint never extends that.
 """
 
 import importlib
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from attnbench.settings.check import check_options
 from attnbench.settings.errors import UserError
+from attnbench.settings.schema import MixerSettings
 
 Class = TypeVar("Class")
 
@@ -23,10 +24,10 @@ TRUSTED: set[str] = set()
 def trust(targets: Iterable[str]) -> None:
     """Allow classes outside attnbench from here on.
 
-    For names that a user gives here and now: by their --config-dir, or in a call. Never for names in a file that is
-    read.
+    For names that a user gives here and now, as module.Class or module:Class: by their --config-dir, as attn.path on
+    the command line, or in a call. Never for names in a file that is read.
     """
-    TRUSTED.update(targets)
+    TRUSTED.update(target.replace(":", ".") for target in targets)
 
 
 def resolve(target: str, base: type[Class]) -> type[Class]:
@@ -39,6 +40,38 @@ def resolve(target: str, base: type[Class]) -> type[Class]:
     cls = getattr(import_module(target), class_name, None)
     if not (isinstance(cls, type) and issubclass(cls, base)):
         raise UserError(f"_target_={target}: {module_name} has no {base.__name__} of the name {class_name}")
+    return cls
+
+
+MODULE, FLA_LAYER = "attnbench.mixers.module.Module", "attnbench.mixers.fla_layer.FlaLayer"
+"""`_target_`s of the adapters, whose options name a class of somebody else."""
+
+
+def class_named(mixer: MixerSettings) -> str:
+    """Return the class that a mixer's settings name: its target or, of an adapter, the layer that it holds."""
+    if mixer.target == MODULE:
+        return str(mixer.options.get("path")).replace(":", ".")
+    return f"fla.layers.{mixer.options.get('layer')}" if mixer.target == FLA_LAYER else mixer.target
+
+
+def resolve_path(path: str, base: type[Class]) -> type[Class]:
+    """Return the class named `path`, package:Class, a subclass of `base`.
+
+    Raises:
+        UserError: a class that nobody trusted in this process, that does not exist, or is no `base`.
+    """
+    module_name, _, class_name = path.partition(":")
+    if not module_name or not class_name.isidentifier():
+        raise UserError(f"attn.path={path}: must be package:Class")
+    target = f"{module_name}.{class_name}"
+    if target not in TRUSTED:
+        raise UserError(
+            f"attn.path={path}: runs code of that class, which this command line does not name; if you trust it, "
+            f"give attn.path={path} again, and PYTHONPATH=FOLDER before the command"
+        )
+    cls = getattr(import_module(target), class_name, None)
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise UserError(f"attn.path={path}: {module_name} has no {base.__name__} of the name {class_name}")
     return cls
 
 

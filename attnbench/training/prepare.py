@@ -20,6 +20,7 @@ from attnbench.results.identity import TRAINED, code_of, config_hash, hashed_opt
 from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS
 from attnbench.settings.errors import UserError
 from attnbench.settings.hybrid import backends_of, classes_of, with_backends
+from attnbench.settings.registry import class_named
 from attnbench.settings.schema import (
     MAX_STEPS,
     EvaluationSettings,
@@ -259,7 +260,7 @@ def function_hash(prepared: Run) -> str:
 
 def code_of_training(prepared: Run) -> dict[str, Any]:
     """See `identity.code_of`."""
-    return code_of([mixer.target for mixer in prepared.mixers], TRAINED)
+    return code_of([class_named(mixer) for mixer in prepared.mixers], TRAINED)
 
 
 def hashed_model(model: ModelSettings, matched: Matched | None) -> dict[str, Any]:

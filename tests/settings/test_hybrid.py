@@ -1,5 +1,7 @@
 """Hybrids: their words on a command line, and models whose layers differ, matched, counted, stored and decoded."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -16,7 +18,7 @@ TINY = ("experiment=demo", "model=tiny", "device=cpu", "logger=none", "model.num
 WORDS = ("attn=hybrid", "attn.layers=[gated_deltanet*3,window]", "attn.options.window.window=16")
 
 
-def matched(*words: str, **how):
+def matched(*words: str, **how) -> Any:
     settings = compose([*TINY, *WORDS, *words])
     how = {"match": "params", "seq_len": 64, "vocabulary_size": 30, **how}
     return match_mixer(settings.mixer, settings.model, device_type="cpu", precision="float32", **how)
@@ -60,7 +62,7 @@ def test_is_matched_and_counted_layer_by_layer() -> None:
     assert [type(block.mixer).__name__ for block in model.layers] == ["GatedDeltaNet"] * 3 + ["Window"]
     assert found.parameters == model.num_parameters()
     assert abs(found.parameters / found.reference_parameters - 1) <= 0.01
-    alone = [
+    alone: list[Any] = [
         match_mixer(
             part,
             replace_layers(1),

@@ -29,7 +29,7 @@ from attnbench.results.metrics import Primary
 from attnbench.results.protocol import protocol_of
 from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS, Measurement
 from attnbench.settings.hybrid import backends_of, classes_of
-from attnbench.settings.registry import resolve
+from attnbench.settings.registry import class_named, resolve
 from attnbench.settings.schema import SELECTION_SEED, EvaluationSettings, MixerSettings, RunSettings, TrainSettings
 from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState
@@ -130,7 +130,7 @@ class ProbeJob(Job):
 
     def _content(self) -> dict[str, Any]:
         """Everything that can change the numbers of this training, and nothing else."""
-        matched, targets = self.matched, [mixer.target for mixer in self.mixers]
+        matched, targets = self.matched, [class_named(mixer) for mixer in self.mixers]
         task = {name: value for name, value in asdict(self.task).items() if name != "model"}
         task["mixer_options"] = hashed_options(self.task.mixer_options)
         return {

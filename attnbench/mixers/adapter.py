@@ -1,0 +1,122 @@
+"""Layers that others wrote, as mixers: built and filled by their own constructor, and without a state."""
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from attnbench.mixers.base import Mixer, State
+from attnbench.mixers.flops import UncountableError, counted_mixing
+from attnbench.settings.check import check_options
+from attnbench.settings.errors import UserError, one_line
+
+VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class Adapter(Mixer):
+    """A layer (B, T, D) -> (B, T, D) of somebody else, its constructor's initial values kept.
+
+    It has no state: nothing decodes with it, and match=state has nothing to match. Its operations are counted as torch
+    dispatches them, and it is its own definition.
+    """
+
+    fills_submodules: ClassVar[bool] = True
+    inner: nn.Module
+
+    @property
+    @abstractmethod
+    def words(self) -> str:
+        """The setting that names the layer, for messages: "attn.path=package:Class"."""
+
+    @abstractmethod
+    def construct(self) -> nn.Module:
+        """Return a new layer, with initial weights, on the current default device."""
+
+    def adopt(self, dim: int) -> None:
+        """Build the layer; called once, at the end of a constructor."""
+        self.dim = dim
+        with torch.random.fork_rng(devices=[]):
+            self.inner = self.construct()
+        marked = (name for name, x in self.inner.named_parameters() if getattr(x, "_no_weight_decay", False))
+        # As the library marks them. Names of a class's own parameters elsewhere, here those of the layer's.
+        self.no_weight_decay = frozenset(f"inner.{name}" for name in marked)  # pyright: ignore[reportAttributeAccessIssue]
+        if next(self.inner.parameters(), None) is None:
+            raise UserError(f"{self.words}: has no parameters, and a mixer is a layer that is trained")
+
+    def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
+        """Take parameters and buffers of a layer that is built anew, torch's generator seeded as this one was."""
+        fresh = self._fresh(generator.initial_seed())
+        with torch.no_grad():
+            for (_, mine), (_, other) in zip(self.inner.named_parameters(), fresh.named_parameters(), strict=True):
+                mine.copy_(other)
+            for (_, mine), (_, other) in zip(self.inner.named_buffers(), fresh.named_buffers(), strict=True):
+                mine.copy_(other)
+
+    def forward(self, x_BTD: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
+        if state is not None:
+            raise UserError(self.stateless)
+        return self.mix(x_BTD), None
+
+    def mix(self, x_BTD: Tensor) -> Tensor:
+        """Call the layer."""
+        y_BTD = self.inner(x_BTD)
+        if not isinstance(y_BTD, Tensor):
+            raise UserError(f"{self.words}: returns a {type(y_BTD).__name__}, not one tensor")
+        return y_BTD.to(x_BTD.dtype)
+
+    def reference(self, x_BTD: Tensor) -> Tensor:
+        return self.mix(x_BTD)
+
+    @property
+    def stateless(self) -> str:
+        """Words on why nothing decodes with it."""
+        return f"{self.words}: has no state to decode with; generate.py recompute=true reads all of the text again"
+
+    def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> State:
+        raise UserError(self.stateless)
+
+    def mixing_flops(self, length: int) -> int:
+        """Count what the layer dispatches beside matrices that it uses once a position; of T × T forms the half."""
+        try:
+            return max(0, round(counted_mixing(self, length, self.dim)))
+        except UncountableError as error:
+            raise UserError(
+                f"{self.words}: runs {error}, whose operations cannot be counted; "
+                "torch.utils.flop_counter.register_flop_formula says how many they are"
+            ) from None
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise UserError(
+                f"{self.words}: raises for an input (1, {length}, {self.dim}): {one_line(error)}"
+            ) from error
+
+    def _fresh(self, seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.manual_seed(seed)
+            return self.construct()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Move or cast as any module; what its constructor put into buffers is there again once they have memory."""
+        had_none = any(buffer.is_meta for buffer in self.inner.buffers())
+        super()._apply(fn, recurse)
+        if had_none and not any(buffer.is_meta for buffer in self.inner.buffers()):
+            with torch.no_grad():
+                for mine, other in zip(self.inner.buffers(), self._fresh(0).buffers(), strict=True):
+                    mine.copy_(other)
+        return self
+
+
+def layer_options(cls: type, options: Mapping[str, Any] | None, from_model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a layer's constructor is called with: its options, and of the model's sizes those that it names and
+    the options do not.
+
+    Raises:
+        UserError: an option that the signature does not name, whatever else the constructor takes, or of another type.
+    """
+    named, options = inspect.signature(cls).parameters, dict(options or {})
+    given = {name: value for name, value in from_model.items() if name in named and name not in options}
+    catch_all = [name for name, parameter in named.items() if parameter.kind in VARIABLE]
+    check_options(cls, options, given=[*given, *catch_all], group="attn.options")
+    return {**given, **options}

@@ -1,0 +1,82 @@
+"""Any nn.Module that keeps the shape (B, T, D), named on the command line: attn=module attn.path=package:Class."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from attnbench.mixers.adapter import Adapter, layer_options
+from attnbench.mixers.contract import seen_of_the_future
+from attnbench.settings.errors import UserError, one_line
+from attnbench.settings.registry import resolve_path
+
+CHECK_LENGTH = 24
+"""Positions of the input that a layer is tried on when it is built; before a training its causality is checked again,
+at the length that is trained."""
+
+
+class Module(Adapter):
+    """A layer of the user's as it is: no part of attnbench stands around it, and it promises nothing.
+
+    Tensors that are neither parameters nor buffers stay where the constructor makes them. It is called in training with
+    nothing but the input, and returns a tensor of its shape.
+
+    Args:
+        path: package:Class, found on PYTHONPATH. Named by this command line, or by a yaml of its --config-dir: a
+            checkpoint that names one is refused without the same words.
+        options: of its constructor, whose signature they are checked against. `dim`, `head_width`, `layer` and
+            `num_layers` come from the model where it names them.
+        backend: `torch` is all there is.
+
+    Raises:
+        UserError: no such class, options that it has not, an output of another shape, or one that depends on later
+            positions.
+    """
+
+    auto_rule: ClassVar[str] = "there is no other"
+    trains_only: ClassVar[frozenset[str]] = frozenset({"torch"})
+    without_vmap: ClassVar[frozenset[str]] = frozenset({"torch"})
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        head_width: int,
+        layer: int,
+        num_layers: int,
+        path: str,
+        options: dict[str, Any] | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.path = path
+        self.backend = self.choose_backend({"backend": backend}, device_type="", precision="")
+        self.layer_class = resolve_path(path, nn.Module)
+        sizes = {"dim": dim, "head_width": head_width, "layer": layer, "num_layers": num_layers}
+        self.options = layer_options(self.layer_class, options, sizes)
+        self.adopt(dim)
+
+    @property
+    def words(self) -> str:
+        return f"attn.path={self.path}"
+
+    def construct(self) -> nn.Module:
+        return self.layer_class(**self.options)
+
+    def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
+        """Fill it, and refuse what is no mixer."""
+        super().init_weights(generator, num_branches)
+        shape = (2, CHECK_LENGTH, self.dim)
+        x_BTD = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        # A layer of anybody's may raise anything.
+        try:
+            y_BTD = self.mix(x_BTD)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"{self.words}: raises for an input {shape}: {one_line(error)}") from error
+        if y_BTD.shape != x_BTD.shape:
+            raise UserError(f"{self.words}: an input {shape} became {tuple(y_BTD.shape)}; a mixer keeps the shape")
+        seen = seen_of_the_future(self, self.dim, CHECK_LENGTH)
+        if seen:
+            raise UserError(f"{self.words}: {seen}, so that a model reads what it shall predict; it is not built")

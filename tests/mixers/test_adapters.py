@@ -1,0 +1,204 @@
+"""Layers of others as mixers: a plain nn.Module on a CPU, and what is refused of flash-linear-attention there."""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import outside_layers
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attnbench.cli.compose import compose
+from attnbench.mixers.contract import breach, causality, gradients, independence, past
+from attnbench.mixers.definition import Case
+from attnbench.mixers.fla_layer import FlaLayer
+from attnbench.model.language_model import LanguageModel, build_model, resolve_mixer
+from attnbench.model.matching import match_mixer
+from attnbench.model.stored import ModelRecord, load_model, write_files
+from attnbench.results.identity import code_of
+from attnbench.settings import registry
+from attnbench.settings.errors import UserError
+from attnbench.settings.registry import class_named
+from attnbench.settings.schema import MixerSettings
+
+TINY = ("experiment=demo", "model=tiny", "device=cpu", "logger=none", "attn=module")
+PATH = "outside_layers:Tutorial"
+
+
+@pytest.fixture(autouse=True)
+def trusted(monkeypatch) -> set[str]:
+    """The classes that this test's words have trusted, and no other test's."""
+    monkeypatch.setattr(registry, "TRUSTED", set())
+    return registry.TRUSTED
+
+
+def model_of(*words: str, seed: int = 0) -> LanguageModel:
+    settings = compose([*TINY, *words])
+    mixer = resolve_mixer(settings.mixer, settings.model, device_type="cpu", precision="float32")
+    return build_model([mixer] * 2, settings.model, vocabulary_size=30, seed=seed)
+
+
+def test_a_plain_layer_starts_as_its_constructor_leaves_it() -> None:
+    before = torch.random.get_rng_state()
+    model = model_of(f"attn.path={PATH}", "attn.options.scale=3.0", "attn.options.num_heads=4")
+    assert torch.equal(torch.random.get_rng_state(), before)
+    inner: Any = model.layers[0].mixer.inner
+    assert isinstance(inner, outside_layers.Tutorial)
+    assert inner.num_heads == 4
+    assert torch.equal(inner.gain.data, torch.full((128,), 3.0))
+    assert torch.equal(inner.mask, torch.tril(torch.ones(512, 512)))
+    # As nn.Linear fills its weights; by the seed, and otherwise in every layer.
+    assert inner.qkv.weight.abs().max() <= 128**-0.5
+    other: Any = model.layers[1].mixer.inner
+    assert not torch.equal(inner.qkv.weight, other.qkv.weight)
+    again: Any = model_of(f"attn.path={PATH}").layers[0].mixer.inner
+    assert torch.equal(inner.qkv.weight, again.qkv.weight)
+    third: Any = model_of(f"attn.path={PATH}", seed=1).layers[0].mixer.inner
+    assert not torch.equal(inner.qkv.weight, third.qkv.weight)
+
+
+def test_it_keeps_the_contract_but_for_a_state() -> None:
+    def build() -> Any:
+        return model_of(f"attn.path={PATH}").layers[0].mixer
+
+    case = Case(name="", head_width=64)
+    for check in (causality, past, independence, gradients):
+        promise = type("Promise", (), {"check": staticmethod(check)})
+        assert breach(promise, build, case) == ""  # pyright: ignore[reportArgumentType]
+    mixer = build()
+    with pytest.raises(UserError, match=r"attn\.path=outside_layers:Tutorial: has no state .* recompute=true"):
+        mixer.init_state(1, 8, torch.float32)
+    with pytest.raises(UserError, match="has no state"):
+        mixer(torch.zeros(1, 2, 128), ())
+
+
+def test_its_operations_are_counted() -> None:
+    mixer = model_of(f"attn.path={PATH}").layers[0].mixer
+    length, pairs = 31, 31 * 32 // 2
+    # Two products over pairs of positions, of each head the half that is causal, and a division of each score.
+    assert pairs * 4 * 128 <= mixer.mixing_flops(length) <= 1.1 * pairs * 4 * 128
+
+
+def test_is_matched_by_parameters_and_has_no_state_to_match() -> None:
+    settings = compose([*TINY, f"attn.path={PATH}"])
+    how: dict[str, Any] = {"device_type": "cpu", "precision": "float32", "seq_len": 64, "vocabulary_size": 30}
+    found = match_mixer(settings.mixer, settings.model, match="params", **how)
+    assert abs(found.parameters / found.reference_parameters - 1) <= 0.01
+    assert found.state_bytes is None
+    with pytest.raises(UserError, match=r"^match=state: Module names no setting that decides its state"):
+        match_mixer(settings.mixer, settings.model, match="state", **how)
+
+
+def test_a_checkpoint_that_names_one_is_refused_until_its_words_are_given_again(tmp_path, trusted) -> None:
+    settings = compose([*TINY, f"attn.path={PATH}", "attn.options.scale=3.0"])
+    mixer = resolve_mixer(settings.mixer, settings.model, device_type="cpu", precision="float32")
+    model = build_model([mixer] * 2, settings.model, vocabulary_size=30, seed=0)
+    sizes: dict[str, Any] = {"vocabulary_size": 30, "corpus": "", "seq_len": 8, "precision": "float32"}
+    write_files(tmp_path, model, ModelRecord(mixers=[mixer] * 2, model=settings.model, vocabulary=["a"], **sizes), {})
+    trusted.clear()
+    with pytest.raises(UserError, match=r"attn\.path=outside_layers:Tutorial: runs code .* give attn\.path=outside_l"):
+        load_model(tmp_path)
+    registry.trust([PATH])
+    again, _ = load_model(tmp_path)
+    tokens = torch.arange(20)[None]
+    # The mask, which no checkpoint has, comes from the constructor.
+    assert torch.equal(again(tokens)[0], model(tokens)[0])
+
+
+def test_its_source_is_part_of_the_identity() -> None:
+    mixer = compose([*TINY, f"attn.path={PATH}"]).mixer
+    sources = code_of([class_named(mixer)], [])["sources"]
+    assert list(sources) == ["outside_layers.Tutorial"]
+    assert len(sources["outside_layers.Tutorial"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["attn.path=outside_layers:SeesAhead"], r"SeesAhead: position 0 sees position \d+: .* it is not built$"),
+        (
+            ["attn.path=outside_layers:Narrows"],
+            r"an input \(2, 24, 128\) became \(2, 24, 127\); a mixer keeps",
+        ),
+        (["attn.path=outside_layers:ReturnsTwo"], r"ReturnsTwo: returns a tuple, not one tensor$"),
+        (["attn.path=outside_layers:Raises"], r"Raises: raises for an input .*: ValueError: not today$"),
+        (["attn.path=outside_layers:Weightless"], r"Weightless: has no parameters"),
+        (
+            ["attn.path=outside_layers:Nobody"],
+            r"^attn\.path=outside_layers:Nobody: outside_layers has no Module",
+        ),
+        (["attn.path=outside_layers"], r"^attn\.path=outside_layers: must be package:Class$"),
+        (
+            [f"attn.path={PATH}", "attn.options.heads=3"],
+            r"^attn\.options\.heads=3: unknown setting \(did you mean num",
+        ),
+        ([f"attn.path={PATH}", "attn.options.num_heads=two"], r"^attn\.options\.num_heads=two: must be an integer$"),
+        ([], r"^attn\.path: must be given$"),
+    ],
+)
+def test_what_is_no_mixer_is_refused_when_it_is_built(words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message) as refusal:
+        model_of(*words)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_layer_of_a_hybrid_can_be_one() -> None:
+    words = ("attn=hybrid", "attn.layers=[module,linear]", f"attn.options.module.path={PATH}")
+    settings = compose([*TINY[:-1], *words, "attn.options.module.options={scale: 2.0}"])
+    how: dict[str, Any] = {"device_type": "cpu", "precision": "float32", "seq_len": 64, "vocabulary_size": 30}
+    found = match_mixer(settings.mixer, settings.model, match="params", **how)
+    model = build_model(found.mixers, found.model, vocabulary_size=30, seed=0)
+    assert [type(block.mixer).__name__ for block in model.layers] == ["Module", "LinearAttention"]
+
+
+def test_a_layer_of_the_library_says_on_a_cpu_what_it_needs() -> None:
+    with pytest.raises(UserError, match=r"^attn=fla attn\.layer=GLA: needs CUDA and flash-linear-attention .*cpu$"):
+        compose([*TINY[:-1], "attn=fla", "attn.layer=GLA"])
+    with pytest.raises(UserError, match=r"^attn\.layer: must be given$"):
+        compose([*TINY[:-1], "attn=fla"])
+
+
+@pytest.fixture
+def library(monkeypatch) -> None:
+    """A stand-in with the library's shape: a constructor that swallows every word, an output of three."""
+
+    class Doubled(nn.Module):
+        def __init__(self, hidden_size: int = 64, num_heads: int = 4, layer_idx: int | None = None, **kwargs: Any):
+            super().__init__()
+            self.num_heads, self.layer_idx, self.kwargs = num_heads, layer_idx, kwargs
+            self.projection = nn.Linear(hidden_size, hidden_size)
+            self.A_log = nn.Parameter(torch.ones(num_heads))
+            self.A_log._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]
+
+        def forward(self, hidden_states: Tensor) -> tuple[Tensor, None, None]:
+            return self.projection(hidden_states) * self.A_log.sum(), None, None
+
+    layers = ModuleType("fla.layers")
+    vars(layers).update({"Doubled": Doubled, "__all__": ["Doubled"]})
+    monkeypatch.setitem(sys.modules, "fla", ModuleType("fla"))
+    monkeypatch.setitem(sys.modules, "fla.layers", layers)
+
+
+def test_a_layer_of_the_library_gets_the_model_s_sizes_and_checked_options(library) -> None:
+    def made(**options: Any) -> Any:
+        return FlaLayer(dim=32, head_width=8, layer_index=3, layer="Doubled", options=options)
+
+    mixer = made(num_heads=2)
+    assert (mixer.inner.num_heads, mixer.inner.layer_idx, mixer.inner.kwargs) == (2, 3, {})
+    assert made().inner.num_heads == 4
+    assert mixer(torch.ones(1, 5, 32))[0].shape == (1, 5, 32)
+    assert mixer.no_weight_decay == {"inner.A_log"}
+    with pytest.raises(UserError, match=r"^attn\.options\.num_head=2: unknown setting \(did you mean num_heads\?\)"):
+        made(num_head=2)
+    with pytest.raises(UserError, match=r"^attn\.layer=Double: unknown \(did you mean Doubled\?\); fla\.layers has"):
+        FlaLayer(dim=32, head_width=8, layer="Double")
+    with pytest.raises(UserError, match=r"^attn\.layer=Doubled: has no state"):
+        mixer.init_state(1, 4, torch.float32)
+
+
+def test_the_library_s_version_is_part_of_the_identity(monkeypatch) -> None:
+    monkeypatch.setattr("attnbench.results.identity.metadata.version", lambda name: "0.6.0")
+    options = {"layer": "GLA", "options": {}, "backend": "fla"}
+    mixer = MixerSettings(name="fla", target=registry.FLA_LAYER, options=options)
+    assert code_of([class_named(mixer)], []) == {"sources": {"fla.layers.GLA": "flash-linear-attention 0.6.0"}}

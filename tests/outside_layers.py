@@ -1,0 +1,49 @@
+"""Plain layers of a user, and such that are no mixers, for attn=module."""
+
+import torch
+from torch import Tensor, nn
+
+
+class Tutorial(nn.Module):
+    """Causal attention as a tutorial has it: its mask in a buffer, a parameter that the constructor fills."""
+
+    def __init__(self, dim: int, num_heads: int = 2, max_length: int = 512, scale: float = 1.0) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.gain = nn.Parameter(scale * torch.ones(dim))
+        self.mask: Tensor
+        self.register_buffer("mask", torch.tril(torch.ones(max_length, max_length)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        query, key, value = (
+            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1)
+        )
+        score = (query @ key.mT / key.shape[-1] ** 0.5).masked_fill(self.mask[:length, :length] == 0, -torch.inf)
+        return (score.softmax(-1) @ value).transpose(1, 2).flatten(2) * self.gain
+
+
+class SeesAhead(Tutorial):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x.mean(dim=1, keepdim=True)
+
+
+class Narrows(Tutorial):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[..., :-1]
+
+
+class ReturnsTwo(Tutorial):
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().forward(x), None
+
+
+class Raises(Tutorial):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("not today")
+
+
+class Weightless(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x

@@ -40,7 +40,8 @@ class Fox(Softmax):
     output norm over each head instead of over all, and in `decay_init`.
 
     Args:
-        num_heads, num_key_value_heads, rotary_theta, conv_size, qk_norm, output_norm, output_gate: as in Softmax.
+        num_heads: null for dim / head_width; the inner widths need not add up to dim.
+        num_key_value_heads, rotary_theta, conv_size, qk_norm, output_norm, output_gate: as in Softmax.
         backend: `torch` is all there is.
         decay_init: forget_bias at the start. spread: -log f of 0.001 to 0.4, evenly by ratio over the heads, the
             slowest first: half-lives of 693 down to 1.7 positions, of 693 with one head. paper: 0, f = 0.5 in each.
@@ -48,6 +49,7 @@ class Fox(Softmax):
 
     no_weight_decay: ClassVar[frozenset[str]] = frozenset({"forget_bias"})
     has_order: ClassVar[bool] = True
+    fills_width: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -89,13 +91,13 @@ class Fox(Softmax):
         with torch.no_grad():
             self.forget_bias.copy_(spread_H if self.decay_init == "spread" else torch.zeros_like(spread_H))
 
-    def log_forget(self, x_BTD: Tensor) -> Tensor:
-        """Return log f of every position and query head, (B, T, H), in float32 at least."""
+    def log_decay(self, x_BTD: Tensor) -> Tensor:
+        """Return log f_t of every query head, (B, T, H), in float32 at least."""
         dtype = accumulation_dtype(x_BTD.dtype)
         return F.logsigmoid(self.forget(x_BTD).to(dtype) + self.forget_bias)
 
     def forward(self, x_BTD: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        log_forget_BTH = self.log_forget(x_BTD)
+        log_forget_BTH = self.log_decay(x_BTD)
         if state is None:
             query_BTHK, key_BTHK, value_BTHK = self.project(x_BTD, 0, None)
             mixed_BTHK = materialised(query_BTHK, key_BTHK, value_BTHK, None, forgetting_bias(log_forget_BTH))
@@ -110,7 +112,7 @@ class Fox(Softmax):
 
     def step(self, x_BD: Tensor, state: Any) -> tuple[Tensor, Any]:
         # Entries ahead change too, and are set to 0 where their position is written.
-        state.bias_BSH.add_(self.log_forget(x_BD[:, None]))
+        state.bias_BSH.add_(self.log_decay(x_BD[:, None]))
         state.bias_BSH.index_fill_(1, state.position[None], 0.0)
         return super().step(x_BD, state)
 
@@ -121,7 +123,7 @@ class Fox(Softmax):
 
     def reference(self, x_BTD: Tensor) -> Tensor:
         inputs = self.project(x_BTD, 0, None)
-        return self.finish(definition(*inputs, None, self.log_forget(x_BTD)), x_BTD)
+        return self.finish(definition(*inputs, None, self.log_decay(x_BTD)), x_BTD)
 
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> Any:
         cache = super().init_state(batch_size, max_length, dtype)

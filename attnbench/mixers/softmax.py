@@ -45,6 +45,8 @@ class Softmax(Mixer):
 
     auto_rule: ClassVar[str] = "there is no other"
     state_grows: ClassVar[bool] = True
+    fills_width: ClassVar[bool] = True
+    """True where num_heads × head_width must be dim."""
 
     def __init__(
         self,
@@ -67,13 +69,13 @@ class Softmax(Mixer):
         self.backend = self.choose_backend({"backend": backend}, device_type="", precision="")
         self.qk_norm = qk_norm
         self.window: int | None = None
-        _check_heads(self.num_heads, self.num_key_value_heads, head_width, dim)
-        key_width = self.num_key_value_heads * head_width
-        self.query_key_value = QueryKeyValue(dim, dim, key_width, key_width, conv_size=conv_size)
+        width, key_width = self.num_heads * head_width, self.num_key_value_heads * head_width
+        _check_heads(self.num_heads, self.num_key_value_heads, head_width, dim if self.fills_width else width)
+        self.query_key_value = QueryKeyValue(dim, width, key_width, key_width, conv_size=conv_size)
         self.query_norm, self.key_norm = head_norm(head_width, qk_norm), head_norm(head_width, qk_norm)
         self.positions = RotaryPositions(head_width, rotary_theta)
         self.norm = head_norm(head_width, output_norm)
-        self.output = GatedOutput(dim, dim, gate=output_gate)
+        self.output = GatedOutput(dim, width, gate=output_gate)
 
     def forward(self, x_BTD: Tensor, state: AttentionState | None = None) -> tuple[Tensor, AttentionState | None]:
         """Train without a state; with one, prefill of the T positions that follow.

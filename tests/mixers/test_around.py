@@ -19,10 +19,14 @@ def test_an_output_is_normed_by_heads_then_gated_then_projected(name, gate):
     mixer = build(name, dtype=torch.float64, output_norm=True, output_gate=gate)
     with torch.no_grad():
         nn.init.uniform_(mixer.norm.weight, 0.5, 2.0)
+        for part in ("bonus", "shift"):
+            # What comes to the norm's output, and what else than x the gate reads.
+            for one in (plain, mixer):
+                getattr(one, part, torch.empty(0)).zero_()
         plain.output.projection.weight.copy_(torch.eye(len(plain.output.projection.weight)))
     x = example_input(2, 20, dtype=torch.float64)
     heads = plain(x)[0].unflatten(-1, (-1, HEAD_WIDTH))
-    normed = mixer.norm.weight * heads / (heads.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-    gated = normed.flatten(2) * (GATES[gate](x @ mixer.output.gate.weight.mT) if gate != "none" else 1)
+    normed = mixer.norm.weight * heads / (heads.square().mean(-1, keepdim=True) + mixer.norm.eps).sqrt()
+    gated = normed.flatten(2) * (GATES[gate](mixer.output.gate(x)) if gate != "none" else 1)
     assert_near(mixer(x)[0], gated @ mixer.output.projection.weight.mT, 1e-10)
     assert (mixer.output.gate is None) == (gate == "none")

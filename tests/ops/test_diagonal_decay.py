@@ -2,14 +2,13 @@
 
 import sys
 from functools import partial
-from importlib import util
 from itertools import pairwise
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from library_definitions import library_definition
 from torch import Tensor
 
 from attnbench.mixers.definition import PART_FACTOR, TOLERANCES, position_error, relative_error
@@ -201,30 +200,16 @@ def test_flops_are_products_with_a_key():
     assert diagonal_decay_flops(7, 3, 4, 5, 3) == 7 * 3 * 3 * 2 * 4 * 5
 
 
-def slow_form_of_fla(operator: str) -> ModuleType:
-    """Load the file, or skip: importing the library's package would compile kernels."""
-    package = util.find_spec("fla")
-    if package is None or not package.submodule_search_locations or util.find_spec("einops") is None:
-        pytest.skip("flash-linear-attention is not installed")
-    path = Path(package.submodule_search_locations[0]) / "ops" / operator / "naive.py"
-    spec = util.spec_from_file_location(f"slow_{operator.replace('/', '_')}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("length", [1, 40])
 def test_definition_is_that_of_gla(length):
-    naive = slow_form_of_fla("gla")
+    naive = library_definition("gla")
     inputs, memory, _ = example("nothing", "mixed", length)
     expected = naive.naive_recurrent_gla(*inputs[:4], initial_state=memory, output_final_state=True)
     check_against_theirs(inputs, memory, expected)
 
 
 def test_definition_is_that_of_kda():
-    naive = slow_form_of_fla("kda")
+    naive = library_definition("kda")
     inputs, memory, _ = example("key", "mixed", 40)
     assert inputs.erase_strength is not None
     strength = inputs.erase_strength[..., :1]
@@ -236,14 +221,14 @@ def test_definition_is_that_of_kda():
 
 
 def test_definition_is_that_of_gated_deltanet_2():
-    naive = slow_form_of_fla("gdn2")
+    naive = library_definition("gdn2")
     inputs, memory, _ = example("key", "mixed", 40)
     expected = naive.naive_recurrent_gdn2(*inputs[:6], initial_state=memory, output_final_state=True)
     check_against_theirs(inputs, memory, expected)
 
 
 def test_definition_with_free_erasure_is_that_of_a_diagonal_plus_a_matrix_of_rank_one():
-    naive = slow_form_of_fla("generalized_delta_rule/dplr")
+    naive = library_definition("generalized_delta_rule/dplr")
     inputs, memory, _ = example("free", "mixed", 40)
     query, key, value, log_decay, *_, erase, read = inputs
     # Its r meets the state before it has decayed.
@@ -263,7 +248,7 @@ def check_against_theirs(inputs: DiagonalInputs, memory: Tensor, expected: tuple
 
 def test_the_librarys_kernels_get_the_same_recurrence(monkeypatch):
     """Their slow forms stand in for the kernels, which need a GPU; strengths a head reach the kernel for one a head."""
-    gla, kda, gdn2, dplr = map(slow_form_of_fla, ("gla", "kda", "gdn2", "generalized_delta_rule/dplr"))
+    gla, kda, gdn2, dplr = map(library_definition, ("gla", "kda", "gdn2", "generalized_delta_rule/dplr"))
     called = []
 
     def chunk_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float, **options: Any) -> Any:

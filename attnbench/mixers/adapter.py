@@ -13,8 +13,6 @@ from attnbench.mixers.flops import UncountableError, counted_mixing
 from attnbench.settings.check import check_options
 from attnbench.settings.errors import UserError, one_line
 
-VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
 
 class Adapter(Mixer):
     """A layer (B, T, D) -> (B, T, D) of somebody else, its constructor's initial values kept.
@@ -39,7 +37,11 @@ class Adapter(Mixer):
         """Build the layer; called once, at the end of a constructor."""
         self.dim = dim
         with torch.random.fork_rng(devices=[]):
-            self.inner = self.construct()
+            # A constructor of anybody's may raise anything.
+            try:
+                self.inner = self.construct()
+            except Exception as error:
+                raise UserError(f"{self.words}: its constructor raises {one_line(error)}") from error
         marked = (name for name, x in self.inner.named_parameters() if getattr(x, "_no_weight_decay", False))
         # As the library marks them. Names of a class's own parameters elsewhere, here those of the layer's.
         self.no_weight_decay = frozenset(f"inner.{name}" for name in marked)  # pyright: ignore[reportAttributeAccessIssue]
@@ -117,6 +119,5 @@ def layer_options(cls: type, options: Mapping[str, Any] | None, from_model: Mapp
     """
     named, options = inspect.signature(cls).parameters, dict(options or {})
     given = {name: value for name, value in from_model.items() if name in named and name not in options}
-    catch_all = [name for name, parameter in named.items() if parameter.kind in VARIABLE]
-    check_options(cls, options, given=[*given, *catch_all], group="attn.options")
+    check_options(cls, options, given=given, group="attn.options")
     return {**given, **options}

@@ -28,6 +28,8 @@ Settings = TypeVar("Settings")
 
 MAX_NAME_CHARACTERS = 80
 
+VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
 GIVEN_BY_MODEL = ("dim", "layer", "layer_index", "num_layers")
 """Parameters of a mixer that no yaml sets."""
 
@@ -94,6 +96,8 @@ def check_options(cls: type, options: Mapping[str, Any], *, given: Collection[st
         given: names that the caller passes besides.
     """
     parameters, hints = _signature(cls)
+    # What a class from elsewhere takes by **kwargs has no name, and is refused.
+    parameters = {name: parameter for name, parameter in parameters.items() if parameter.kind not in VARIABLE}
     prefix = f"{group}." if group else ""
     for name, value in options.items():
         if name not in parameters:

@@ -166,6 +166,8 @@ def library(monkeypatch) -> None:
     class Doubled(nn.Module):
         def __init__(self, hidden_size: int = 64, num_heads: int = 4, layer_idx: int | None = None, **kwargs: Any):
             super().__init__()
+            if num_heads == 0:
+                raise ValueError("none at all")
             self.num_heads, self.layer_idx, self.kwargs = num_heads, layer_idx, kwargs
             self.projection = nn.Linear(hidden_size, hidden_size)
             self.A_log = nn.Parameter(torch.ones(num_heads))
@@ -191,6 +193,12 @@ def test_a_layer_of_the_library_gets_the_model_s_sizes_and_checked_options(libra
     assert mixer.no_weight_decay == {"inner.A_log"}
     with pytest.raises(UserError, match=r"^attn\.options\.num_head=2: unknown setting \(did you mean num_heads\?\)"):
         made(num_head=2)
+    with pytest.raises(
+        UserError, match=r"^attn\.options\.kwargs=2: unknown setting; there is hidden_size, num"
+    ):
+        made(kwargs=2)
+    with pytest.raises(UserError, match=r"^attn\.layer=Doubled: its constructor raises ValueError: none at all$"):
+        made(num_heads=0)
     with pytest.raises(UserError, match=r"^attn\.layer=Double: unknown \(did you mean Doubled\?\); fla\.layers has"):
         FlaLayer(dim=32, head_width=8, layer="Double")
     with pytest.raises(UserError, match=r"^attn\.layer=Doubled: has no state"):

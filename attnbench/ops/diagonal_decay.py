@@ -181,7 +181,10 @@ def _mix_chunks(
     mixed = (query * early) @ state
     mixed = torch.baddbmm(mixed, products[:, :, 0].flatten(2), torch.stack(contents, 2).flatten(1, 2))
     for column, content in zip(columns, contents, strict=True):
-        mixed = mixed + (query * column).sum(-1, keepdim=True) * content
+        # At a first position and where all is forgotten it is the whole of y, and a norm may follow: wide, as products
+        # of matrices sum too.
+        product = (query.to(log_decay.dtype) * column).sum(-1, keepdim=True)
+        mixed = mixed + product.to(content.dtype) * content
     return mixed, last
 
 

@@ -127,7 +127,9 @@ def test_chunked_form_is_the_definition(kind, decay, length):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("decay", DECAYS)
-@pytest.mark.parametrize("length", [17, 133])
+@pytest.mark.parametrize(
+    "length", [length if length in (17, 133) else pytest.param(length, marks=pytest.mark.slow) for length in LENGTHS]
+)
 def test_chunked_form_is_the_definition_in_bfloat16(kind, decay, length):
     check_chunked(kind, decay, length, torch.bfloat16, 32, has_memory=True)
 

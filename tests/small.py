@@ -36,7 +36,10 @@ from attnbench.settings.schema import (
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.loop import Batch
 
-MIXERS = sorted(path.stem for path in (CONF / "attn").glob("*.yaml"))
+MIXERS = sorted(path.stem for path in (CONF / "attn").glob("*.yaml") if ": ???" not in path.read_text())
+"""The yamls that are a mixer as they stand, with nothing that must be given."""
+PROFILED = ("flash", "gated_deltanet", "linear", "softmax")
+"""Mixers of conf/bench/profile.yaml."""
 BENCHES = sorted(path.stem for path in (CONF / "bench").glob("*.yaml"))
 MODEL = ModelSettings(name="small", dim=32, num_layers=2, head_width=16, feed_forward_width=24)
 TRAIN = TrainSettings(num_steps=12, batch_size=4, learning_rate=1e-2, warmup_steps=3, precision="float32")
@@ -51,16 +54,18 @@ SEQ_LEN = 16
 
 
 class WeightReads(TorchDispatchMode):
-    """Inside, the names of the operators that are given a matrix of weights itself, and no copy of it."""
+    """Inside, the names of the operators that are given a matrix of weights itself, and no copy of it: the `weight` of
+    any module of a model."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.operators: set[str] = set()
+        self.weights = {id(tensor) for name, tensor in model.named_parameters() if f".{name}".endswith(".weight")}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         # A view of a parameter, as the transpose that a product takes, is none that was cast.
         given = [x._base if isinstance(x, torch.Tensor) and x._is_view() else x for x in tree_leaves((args, kwargs))]
-        if any(isinstance(x, torch.nn.Parameter) and x.dim() > 1 for x in given):
+        if any(id(x) in self.weights and x.dim() > 1 for x in given):
             self.operators.add(str(function))
         return function(*args, **(kwargs or {}))
 

@@ -73,8 +73,10 @@ def _unknown(error: ConfigCompositionException, overrides: Sequence[str]) -> str
 
 def _elsewhere(word: str) -> str:
     """Return which other scripts take this word of a command line, as the end of a message."""
-    scripts = scripts_with(setting_of(word).partition(".")[0])
-    return f"; {' and '.join(scripts)} has it: python scripts/{scripts[0]} {word}" if scripts else ""
+    # Most words are meant for a training.
+    scripts = sorted(scripts_with(setting_of(word).partition(".")[0]), key=lambda script: script != "train.py")
+    has = "has" if len(scripts) == 1 else "have"
+    return f"; {' and '.join(scripts)} {has} it: python scripts/{scripts[0]} {word}" if scripts else ""
 
 
 def _unread(error: BaseException, overrides: Sequence[str]) -> str | None:

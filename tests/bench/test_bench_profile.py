@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from benches import CPU, ONCE, bench_options
-from small import MIXERS, MODEL, VOCABULARY, small_model
+from small import MODEL, PROFILED, VOCABULARY, small_model
 
 from attnbench.bench import run
 from attnbench.bench.operators.gate import GateError
@@ -65,7 +65,7 @@ def values(rows, variant: str, metric: str) -> dict:
     }
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("mixer", PROFILED)
 def test_the_parts_of_a_step_are_its_whole(ran, mixer):
     _, rows = ran
     shares = values(rows, mixer, "part_share")
@@ -101,9 +101,9 @@ def test_a_trace_of_every_step_has_its_labels(ran):
     folder, _ = ran
     names = {path.name for path in folder.glob("traces/*")}
     assert names == {"attention-textbook.json.gz", "attention-sdpa_flash.json.gz"} | {
-        f"{mixer}-T16-eager.json.gz" for mixer in MIXERS
+        f"{mixer}-T16-eager.json.gz" for mixer in PROFILED
     }
-    for mixer in MIXERS:
+    for mixer in PROFILED:
         trace = json.loads(gzip.decompress((folder / "traces" / f"{mixer}-T16-eager.json.gz").read_bytes()))
         labels = {event["name"] for event in trace["traceEvents"] if event.get("cat") == "user_annotation"}
         assert labels == {"forward", "backward", *PARTS} - {"other"}
@@ -114,8 +114,8 @@ def test_the_summary_has_a_line_for_every_whole_pass_part_and_operator(ran):
     lines = list(csv.DictReader(io.StringIO((folder / "summary.csv").read_text())))
     counts = Counter((line["implementation"], line["kind"]) for line in lines)
     # Nothing that could not run has a line.
-    assert {name for name, _ in counts} == {"textbook", "sdpa_flash", *MIXERS}
-    for mixer in MIXERS:
+    assert {name for name, _ in counts} == {"textbook", "sdpa_flash", *PROFILED}
+    for mixer in PROFILED:
         lines_of = {"whole": 1, "pass": 3, "part": len(PARTS) + 1, "operator": OPTIONS["num_step_operators"] + 1}
         assert {kind: counts[mixer, kind] for kind in lines_of} == lines_of
     (product,) = [line for line in lines if line["implementation"] == "textbook" and line["name"] == "aten::bmm"]
@@ -127,7 +127,7 @@ def test_the_summary_has_a_line_for_every_whole_pass_part_and_operator(ran):
 def test_the_page_has_a_table_of_operators_for_every_step(ran):
     _, rows = ran
     titles = [drawn.title for drawn in tables(rows, ProfileBench.layouts_of(rows))]
-    assert {f"Operators: {mixer}, 16 positions, a step (eager)" for mixer in MIXERS} <= set(titles)
+    assert {f"Operators: {mixer}, 16 positions, a step (eager)" for mixer in PROFILED} <= set(titles)
     assert "Operators of attention: textbook, 32 positions" in titles
 
 

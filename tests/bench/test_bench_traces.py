@@ -7,7 +7,7 @@ from tempfile import NamedTemporaryFile
 
 import pytest
 import torch
-from small import MIXERS, TRAIN, VOCABULARY, batch_of, fresh_state
+from small import PROFILED, TRAIN, VOCABULARY, batch_of, fresh_state
 from torch.profiler import profile
 
 from attnbench.bench.profiling.parts import (
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 NUM_STEPS = 2
 
 
-@pytest.fixture(scope="module", params=MIXERS)
+@pytest.fixture(scope="module", params=PROFILED)
 def profiled(request):
     """A labelled step of each mixer under the profiler: its state, its batch, and the recording."""
     state, batch, rate = fresh_state(request.param), batch_of(0), torch.tensor(1e-3)
@@ -70,7 +70,7 @@ def test_labels_and_shapes_agree_on_every_product_with_a_weight(profiled):
     assert seen[Origin("projections", "backward")] == 2 * seen[Origin("projections", "forward")]
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", PROFILED)
 def test_labels_change_nothing_and_go(name):
     plain, watched = fresh_state(name), fresh_state(name)
     with labelled(watched.model):

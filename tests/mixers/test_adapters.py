@@ -193,9 +193,7 @@ def test_a_layer_of_the_library_gets_the_model_s_sizes_and_checked_options(libra
     assert mixer.no_weight_decay == {"inner.A_log"}
     with pytest.raises(UserError, match=r"^attn\.options\.num_head=2: unknown setting \(did you mean num_heads\?\)"):
         made(num_head=2)
-    with pytest.raises(
-        UserError, match=r"^attn\.options\.kwargs=2: unknown setting; there is hidden_size, num"
-    ):
+    with pytest.raises(UserError, match=r"^attn\.options\.kwargs=2: unknown setting; there is hidden_size, num"):
         made(kwargs=2)
     with pytest.raises(UserError, match=r"^attn\.layer=Doubled: its constructor raises ValueError: none at all$"):
         made(num_heads=0)

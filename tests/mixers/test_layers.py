@@ -109,7 +109,7 @@ def test_feed_forward_casts_its_weights_once_in_many_steps(monkeypatch) -> None:
     x, layer = inputs(5, 8).bfloat16(), FeedForward(8, 12)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         first = layer(x)
-        with WeightReads() as reads:
+        with WeightReads(layer) as reads:
             assert torch.equal(layer(x), first)
     assert not reads.operators
 

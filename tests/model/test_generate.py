@@ -53,7 +53,7 @@ def test_the_text_is_the_same_by_cache_and_by_recomputation(name, length):
     by_recomputation = written(write_by_recomputation(model, prompt_BT, 30, sampling()))
     assert torch.equal(by_cache, by_recomputation)
     assert by_cache.shape == (3, 30)
-    assert len(by_cache.unique()) > 2
+    assert len(by_cache.unique()) > 1
 
 
 def test_so_it_is_where_it_is_sampled():

@@ -87,8 +87,8 @@ def test_steps_in_bfloat16_find_their_weights_cast(name):
         decode()
         with WeightReads(model) as reads:
             decode()
-    # Rows of the embedding, and, of a convolution on a CPU, its few taps. Two mixers cut their weights at each step: mla
-    # folds up-projections into query and output, and of rwkv7 each map reads a mixture of its own.
+    # Rows of the embedding, and, of a convolution on a CPU, its few taps. Two mixers cut their weights at each step:
+    # mla folds up-projections into query and output, and of rwkv7 each map reads a mixture of its own.
     cut = {"aten.split_with_sizes.default"} if name == "rwkv7" else set()
     assert reads.operators <= {"aten.embedding.default", "aten._to_copy.default", *cut}
     convolves = any("convolution" in parameter for parameter, _ in model.named_parameters())

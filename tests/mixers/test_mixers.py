@@ -273,7 +273,7 @@ def test_positions_are_counted_on_in_a_state_and_only_distances_matter(name):
         # Of a cache, the positions before would be zeros that are seen. Angles are in float32.
         assert_near(mixer(x, state)[0], expected, 1e-5)
         assert int(state.position) == 27
-        assert build(name).init_state(2, 40, torch.float32).position.numel() == 0
+        assert build(name, rotary_theta=None).init_state(2, 40, torch.float32).position.numel() == 0
     assert not torch.allclose(build(name, dtype=torch.float64, rotary_theta=None)(x)[0], expected, rtol=1e-3)
 
 

@@ -49,8 +49,17 @@ def init_decay(log_rate: Tensor, bias: Tensor, decay_init: DecayInit, generator:
         rate = torch.empty(log_rate.shape).uniform_(1, 16, generator=generator)
         step = 0.001 * 100 ** torch.rand(bias.shape, generator=generator)
     log_rate.copy_(rate.log())
-    # softplus(x) = step where x = log(exp(step) - 1), written so that a small step loses no digits.
-    bias.copy_(step + (-torch.expm1(-step)).log())
+    bias.copy_(inverse_softplus(step))
+
+
+def spread_steps(count: int) -> Tensor:
+    """Return `count` values of -log a_t from 0.001 to 0.4, evenly by ratio, the slowest first; one is the slowest."""
+    return torch.logspace(math.log10(0.001), math.log10(0.4), count)
+
+
+def inverse_softplus(step: Tensor) -> Tensor:
+    """Return x where softplus(x) is `step`: log(exp(step) - 1), written so that a small step loses no digits."""
+    return step + (-torch.expm1(-step)).log()
 
 
 @torch.no_grad()

@@ -5,10 +5,11 @@ import torch
 from library_definitions import library_definition
 from mixer_building import DIM, HEAD_WIDTH, assert_near, build, example_input, read
 
+from attnbench.mixers.decay import half_lives
 from attnbench.mixers.decayed import DecayedAttention
 from attnbench.settings.errors import UserError
 
-MIXERS = ("retnet",)
+MIXERS = ("retnet", "simple_gla")
 
 
 def built(name: str, **options: object) -> DecayedAttention:
@@ -17,17 +18,11 @@ def built(name: str, **options: object) -> DecayedAttention:
     return mixer
 
 
-def half_lives(mixer: DecayedAttention) -> torch.Tensor:
-    """Positions after which an input of 0 has left half of each head's memory."""
-    with torch.no_grad():
-        return torch.tensor(2.0).log() / -mixer.log_decay(torch.zeros(1, 1, DIM))[0, 0]
-
-
 def test_retnets_decays_are_its_papers_constants():
     mixer = built("retnet", num_heads=8)
     expected = [1 - 2.0 ** (-5 - head) for head in range(8)]
     assert mixer.log_decay(example_input(2, 3)).exp()[0, 2].tolist() == pytest.approx(expected)
-    assert half_lives(mixer).tolist()[0] == pytest.approx(21.8, abs=0.1)
+    assert half_lives(mixer, DIM)[0].item() == pytest.approx(21.8, abs=0.1)
     assert not [name for name, _ in mixer.named_parameters() if "decay" in name]
 
 
@@ -38,6 +33,13 @@ def test_retnet_is_what_the_library_defines(length):
     parts = ((query / mixer.scale).transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
     expected = library_definition("retention").naive_retention(*parts).transpose(1, 2)
     assert_near(mixer.mix(query, key, value, *mixer.gates(x), None), expected, 1e-5)
+
+
+def test_simple_gla_is_a_root_of_a_gate():
+    mixer, x = built("simple_gla", decay_init="paper"), example_input(2, 5)
+    assert half_lives(mixer, DIM).tolist() == pytest.approx([16, 16])
+    expected = torch.sigmoid(-mixer.decay(x) - mixer.decay_bias) ** (1 / 16)
+    assert_near(mixer.log_decay(x).exp(), expected, 1e-6)
 
 
 @pytest.mark.parametrize("name", MIXERS)

@@ -10,6 +10,7 @@ from attnbench.mixers.base import Mixer, State
 from attnbench.ops.precision import accumulation_dtype
 from attnbench.ops.rotary import rotate_both
 from attnbench.ops.scalar_decay import AUTO_RULE, choose_scalar_decay, recurrent_scalar_decay, scalar_decay
+from attnbench.settings.check import check_value
 from attnbench.settings.errors import UserError
 
 
@@ -173,3 +174,19 @@ def expansions(options: dict[str, Any], *, dim: int, head_width: int) -> list[di
         # What the constructor asks of it; a quotient that floating point cannot undo is left out.
         if key_width * (width / key_width) == width
     ]
+
+
+def check_state_width(state_width: int, rotary_theta: float | None) -> None:
+    """Raise UserError for key channels that a head cannot have."""
+    check_value("attn.state_width", state_width, minimum=1)
+    if rotary_theta is not None and state_width % 2:
+        raise UserError(
+            f"attn.state_width={state_width}, attn.rotary_theta={rotary_theta}: rotary positions need an even width; "
+            "attn.rotary_theta=null leaves them out"
+        )
+
+
+def state_widths(options: dict[str, Any], *, dim: int) -> list[dict[str, Any]]:
+    """Return `state_choices` of a mixer whose state_width decides: up to the model's width."""
+    step = 1 if options.get("rotary_theta") is None else 2
+    return [{"state_width": width} for width in range(step, dim + 1, step)]

@@ -4,12 +4,13 @@ import pytest
 import torch
 from library_definitions import library_definition
 from mixer_building import DIM, HEAD_WIDTH, assert_near, build, example_input, read
+from torch import nn
 
 from attnbench.mixers.decay import half_lives
 from attnbench.mixers.decayed import DecayedAttention
 from attnbench.settings.errors import UserError
 
-MIXERS = ("retnet", "simple_gla")
+MIXERS = ("retnet", "simple_gla", "mamba2")
 
 
 def built(name: str, **options: object) -> DecayedAttention:
@@ -40,6 +41,28 @@ def test_simple_gla_is_a_root_of_a_gate():
     assert half_lives(mixer, DIM).tolist() == pytest.approx([16, 16])
     expected = torch.sigmoid(-mixer.decay(x) - mixer.decay_bias) ** (1 / 16)
     assert_near(mixer.log_decay(x).exp(), expected, 1e-6)
+
+
+def test_mamba_2_is_its_papers_matrix():
+    """Its dual form: the products of all decays between two positions, times C B^T, times the step."""
+    mixer, x = built("mamba2", dtype=torch.float64), example_input(2, 70, dtype=torch.float64)
+    query, key, value = mixer.project(x, None)
+    step = nn.functional.softplus(mixer.step_size(x) + mixer.step_bias).transpose(1, 2)
+    total = (-mixer.log_decay_rate.exp()[:, None] * step).cumsum(-1)
+    decay = (total[..., :, None] - total[..., None, :]).exp().tril()
+    scores = torch.einsum("btgk,bsgk->bts", query, key)
+    mixed = torch.einsum("bhts,bts,bhs,bshv->bthv", decay, scores, step, value) + mixer.skip[:, None] * value
+    assert_near(mixer(x)[0], mixer.output(mixer.norm(mixed).flatten(2), x), 1e-10)
+
+
+def test_heads_of_mamba_2_fill_twice_the_models_width():
+    mixer = built("mamba2")
+    assert (mixer.num_heads, mixer.key_width, mixer.value_width) == (2 * DIM // HEAD_WIDTH, 128, HEAD_WIDTH)
+    assert built("mamba2", num_heads=3).num_heads == 3
+    with pytest.raises(UserError, match=r"attn\.state_width=0: must be at least 1"):
+        build("mamba2", state_width=0)
+    with pytest.raises(UserError, match=r"attn\.state_width=31, attn\.rotary_theta=100\.0: .*even"):
+        build("mamba2", state_width=31, rotary_theta=100.0)
 
 
 @pytest.mark.parametrize("name", MIXERS)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from attnbench.mixers.around import Gate, GatedOutput, QueryKeyValue, RotaryPositions, by_heads, head_norm
 from attnbench.mixers.base import Mixer, State
-from attnbench.ops.precision import accumulation_dtype
+from attnbench.ops.precision import accumulation_dtype, at_least_float32
 from attnbench.ops.rotary import rotate_both
 from attnbench.ops.scalar_decay import AUTO_RULE, choose_scalar_decay, recurrent_scalar_decay, scalar_decay
 from attnbench.settings.check import check_value
@@ -74,9 +74,9 @@ class DecayedAttention(Mixer):
         super().choose_backend(options, device_type=device_type, precision=precision)
         return choose_scalar_decay(options.get("backend", "auto"), device_type=device_type)
 
-    def gates(self, x_BTD: Tensor) -> tuple[Tensor, Tensor | None]:
+    def gates(self, x_BTD: Tensor) -> tuple[Any, ...]:
         """Return, in float32 at least, log a_t of every position, (B, T, H), of a batch of 1 where all have the same;
-        and the weight of what it writes, (B, T, H), None for 1."""
+        and the weight of what it writes, (B, T, H), None for 1: what `mix` and `define` take after the value."""
         raise NotImplementedError
 
     def log_decay(self, x_BTD: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class DecayedAttention(Mixer):
 
     def forward(self, x_BTD: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
         query_BTGK, key_BTGK, value_BTHV = self.project(x_BTD, state)
-        mixed_BTHV = self.mix(query_BTGK, key_BTGK, value_BTHV, *self.gates(x_BTD), state)
+        mixed_BTHV = self.mix(query_BTGK, key_BTGK, value_BTHV, *self.gates(x_BTD), state=state)
         if state is not None:
             state.position.add_(x_BTD.shape[1])
         return self.finish(mixed_BTHV, value_BTHV, x_BTD), state
@@ -143,13 +143,18 @@ class DecayedAttention(Mixer):
         return recurrent_scalar_decay(*inputs, log_decay_BTH.new_zeros(shape))[0]
 
     def finish(self, mixed_BTHV: Tensor, value_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
-        """Norm, gate and project the output of the heads; (B, T, D)."""
-        return self.output(self.norm(mixed_BTHV).flatten(2), x_BTD)
+        """Norm, gate and project the output of the heads, which may be wider than the value's dtype; (B, T, D)."""
+        return self.output(self.norm(mixed_BTHV).to(value_BTHV.dtype).flatten(2), x_BTD)
 
 
 def weighted(value_BTHV: Tensor, write_BTH: Tensor | None) -> Tensor:
     """Return the value times the weight that its position is written with; keeps the dtype."""
     return value_BTHV if write_BTH is None else (value_BTHV * write_BTH[..., None]).to(value_BTHV.dtype)
+
+
+def add_skip(mixed_BTHV: Tensor, value_BTHV: Tensor, skip_H: Tensor) -> Tensor:
+    """Return y + skip v, in float32 at least: at a norm most of what its gradient says of the skip cancels."""
+    return mixed_BTHV + at_least_float32(value_BTHV) * skip_H[:, None]
 
 
 def expanded(head_width: int, value_expansion: float) -> int:
@@ -176,9 +181,9 @@ def expansions(options: dict[str, Any], *, dim: int, head_width: int) -> list[di
     ]
 
 
-def check_state_width(state_width: int, rotary_theta: float | None) -> None:
+def check_state_width(state_width: int, rotary_theta: float | None, minimum: int = 1) -> None:
     """Raise UserError for key channels that a head cannot have."""
-    check_value("attn.state_width", state_width, minimum=1)
+    check_value("attn.state_width", state_width, minimum=minimum)
     if rotary_theta is not None and state_width % 2:
         raise UserError(
             f"attn.state_width={state_width}, attn.rotary_theta={rotary_theta}: rotary positions need an even width; "
@@ -186,7 +191,7 @@ def check_state_width(state_width: int, rotary_theta: float | None) -> None:
         )
 
 
-def state_widths(options: dict[str, Any], *, dim: int) -> list[dict[str, Any]]:
+def state_widths(options: dict[str, Any], *, dim: int, minimum: int = 1) -> list[dict[str, Any]]:
     """Return `state_choices` of a mixer whose state_width decides: up to the model's width."""
     step = 1 if options.get("rotary_theta") is None else 2
-    return [{"state_width": width} for width in range(step, dim + 1, step)]
+    return [{"state_width": width} for width in range(max(step, minimum), dim + 1, step)]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from attnbench.mixers.around import Gate
 from attnbench.mixers.base import head_count
 from attnbench.mixers.decay import MAX_FORGETTING, DecayInit, init_decay
-from attnbench.mixers.decayed import DecayedAttention, check_state_width, state_widths
+from attnbench.mixers.decayed import DecayedAttention, add_skip, check_state_width, state_widths
 from attnbench.mixers.layers import Projection
 from attnbench.ops.precision import at_least_float32
 from attnbench.ops.scalar_decay import scalar_decay_flops
@@ -101,9 +101,7 @@ class Mamba2(DecayedAttention):
         return -forgetting_BTH.clamp(max=MAX_FORGETTING), step_BTH
 
     def finish(self, mixed_BTHV: Tensor, value_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
-        # In float32 up to the norm: most of what the norm's gradient says of the skip cancels.
-        wide_BTHV = mixed_BTHV + at_least_float32(value_BTHV) * self.skip[:, None]
-        return self.output(self.norm(wide_BTHV).to(value_BTHV.dtype).flatten(2), x_BTD)
+        return super().finish(add_skip(mixed_BTHV, value_BTHV, self.skip), value_BTHV, x_BTD)
 
     def mixing_flops(self, length: int) -> int:
         return scalar_decay_flops(length, self.num_heads, self.key_width, self.value_width)

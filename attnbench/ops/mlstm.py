@@ -30,7 +30,7 @@ class Memory(NamedTuple):
 def recurrent_mlstm(
     query_BTHK: Tensor, key_BTHK: Tensor, value_BTHV: Tensor, log_forget_BTH: Tensor, log_write_BTH: Tensor
 ) -> Tensor:
-    """Compute y by the stabilised definition, position by position, in the gates' dtype; (B, T, H, V)."""
+    """Compute y by the stabilised definition, position by position, in the gates' dtype; (B, T, H, V) of it."""
     wide = log_forget_BTH.dtype
     query, key, value = (x.to(wide) for x in (query_BTHK, key_BTHK, value_BTHV))
     memory_BHKV, normaliser_BHK, maximum_BH, mixed = 0, 0, torch.zeros_like(log_forget_BTH[:, 0]), []
@@ -44,7 +44,7 @@ def recurrent_mlstm(
         total_BH1 = (query[:, t, :, None, :] @ normaliser_BHK[..., None]).squeeze(-1)
         read_BHV = (query[:, t, :, None, :] @ memory_BHKV).squeeze(-2)
         mixed.append(read_BHV / torch.maximum(total_BH1.abs(), (-maximum_BH).exp()[..., None]))
-    return torch.stack(mixed, dim=1).to(value_BTHV.dtype)
+    return torch.stack(mixed, dim=1)
 
 
 def mlstm(
@@ -63,7 +63,8 @@ def mlstm(
         memory: before the first position; None for zeros.
 
     Returns:
-        y (B, T, H, V) in the value's dtype, and the last memory.
+        y (B, T, H, V) in float32 at least, and the last memory. A total may nearly vanish, where y is large; at a norm
+        its gradient then is a small difference of large numbers.
     """
     log_decay_BTH, write_BTH, maximum_BTH = stabilised(
         log_forget_BTH, log_write_BTH, None if memory is None else memory.maximum_BH
@@ -73,8 +74,7 @@ def mlstm(
     before = None if memory is None else torch.cat([memory.memory_BHKV, memory.normaliser_BHK[..., None]], dim=-1)
     mixed, last = scalar_decay(query_BTHK, key_BTHK, columns, log_decay_BTH, before, backend)
     total_BTH1 = torch.maximum(mixed[..., -1:].abs(), (-maximum_BTH).exp()[..., None])
-    mixed_BTHV = (mixed[..., :-1] / total_BTH1).to(value_BTHV.dtype)
-    return mixed_BTHV, Memory(last[..., :-1], last[..., -1], maximum_BTH[:, -1])
+    return mixed[..., :-1] / total_BTH1, Memory(last[..., :-1], last[..., -1], maximum_BTH[:, -1])
 
 
 def stabilised(

@@ -64,6 +64,16 @@ def rotate_both(query_BTHK: Tensor, key_BTHK: Tensor, rotation: Tensor | None) -
     return rotate(query_BTHK, rotation), rotate(key_BTHK, rotation)
 
 
+def turn(x_BTHK: Tensor, angle_BTHA: Tensor) -> Tensor:
+    """Turn channel pairs (2i, 2i + 1), the first A of a head, each by an angle of its own position, sequence and head,
+    and leave the channels after them."""
+    cos, sin = angle_BTHA.cos(), angle_BTHA.sin()
+    turned, kept = x_BTHK.split([2 * angle_BTHA.shape[-1], x_BTHK.shape[-1] - 2 * angle_BTHA.shape[-1]], dim=-1)
+    first, second = at_least_float32(turned).unflatten(-1, (-1, 2)).unbind(-1)
+    turned = torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1).flatten(-2)
+    return torch.cat([turned.to(x_BTHK.dtype), kept], dim=-1)
+
+
 def rotate_packed(packed_BTC: Tensor, rotation: Tensor, num_heads: int) -> Tensor:
     """Turn the first `num_heads` heads of what a projection made, (B, T, C), and leave the channels after them: query
     and key where they lie before the value, for a kernel that reads the three side by side."""

@@ -1,5 +1,7 @@
 """What only the mixers with one decay a head have: their decays, their options, and references from elsewhere."""
 
+import math
+
 import pytest
 import torch
 from library_definitions import library_definition
@@ -8,9 +10,10 @@ from torch import nn
 
 from attnbench.mixers.decay import half_lives
 from attnbench.mixers.decayed import DecayedAttention
+from attnbench.mixers.mamba3 import Mamba3
 from attnbench.settings.errors import UserError
 
-MIXERS = ("retnet", "simple_gla", "mamba2")
+MIXERS = ("retnet", "simple_gla", "mamba2", "mlstm", "mamba3")
 
 
 def built(name: str, **options: object) -> DecayedAttention:
@@ -33,7 +36,7 @@ def test_retnet_is_what_the_library_defines(length):
     query, key, value = mixer.project(x, None)
     parts = ((query / mixer.scale).transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
     expected = library_definition("retention").naive_retention(*parts).transpose(1, 2)
-    assert_near(mixer.mix(query, key, value, *mixer.gates(x), None), expected, 1e-5)
+    assert_near(mixer.mix(query, key, value, *mixer.gates(x), state=None), expected, 1e-5)
 
 
 def test_simple_gla_is_a_root_of_a_gate():
@@ -87,3 +90,35 @@ def test_state_choices_change_the_state_that_counts(name):
 def test_values_of_a_broken_number_of_channels_are_refused():
     with pytest.raises(UserError, match=r"attn\.value_expansion=1\.3: times head_width=32"):
         build("retnet", value_expansion=1.3)
+
+
+def test_mamba_3_is_its_papers_trapezoid():
+    """Its recurrence as the paper writes it, with two positions written at each, and rotations as complex numbers."""
+    mixer, x = built("mamba3", dtype=torch.float64, num_heads=3), example_input(2, 70, dtype=torch.float64)
+    assert isinstance(mixer, Mamba3)
+    query, key, value = mixer.project(x, None)
+    step = nn.functional.softplus(mixer.step_size(x) + mixer.step_bias)
+    decay = (-nn.functional.softplus(mixer.decay(x) + mixer.decay_bias) * step).exp()
+    share = torch.sigmoid(mixer.mixture(x))
+    angle = (step[..., None] * math.pi * torch.tanh(mixer.angle(x))[:, :, None]).cumsum(1)
+    pairs = 2 * angle.shape[-1]
+    assert pairs == 64
+    for part in (query, key):
+        turned = torch.view_as_complex(part[..., :pairs].unflatten(-1, (-1, 2)).contiguous())
+        part[..., :pairs] = torch.view_as_real(turned * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
+    written = key[..., None] * value[..., None, :]
+    memory, mixed = torch.zeros_like(written[:, 0]), []
+    for t in range(70):
+        a, d, lam = (gate[:, t, :, None, None] for gate in (decay, step, share))
+        memory = a * memory + lam * d * written[:, t] + (a * (1 - lam) * d * written[:, t - 1] if t else 0)
+        mixed.append((query[:, t, :, :, None] * memory).sum(-2))
+    y = torch.stack(mixed, dim=1) + mixer.skip[:, None] * value
+    assert_near(mixer(x)[0], mixer.output(y.flatten(2), x), 1e-10)
+
+
+def test_queries_and_keys_of_mamba_3_are_shifted_by_a_bias_of_ones_after_their_norm():
+    mixer, x = built("mamba3"), example_input(2, 5)
+    query, key, _ = mixer.project(x, None)
+    for part in (query, key):
+        assert part.shape == (2, 5, 4, 128)
+        torch.testing.assert_close((part - 1).square().mean(-1), torch.ones(2, 5, 4), rtol=1e-3, atol=0)

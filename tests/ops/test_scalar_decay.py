@@ -8,7 +8,13 @@ from kernel_checks import assert_definition, assert_near, assert_stacked, normal
 from library_definitions import library_definition
 from torch import Tensor
 
-from attnbench.ops.scalar_decay import chunked_scalar_decay, recurrent_scalar_decay, scalar_decay
+from attnbench.ops.scalar_decay import (
+    chunked_scalar_decay,
+    lagged_scalar_decay,
+    recurrent_lagged_scalar_decay,
+    recurrent_scalar_decay,
+    scalar_decay,
+)
 
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 133)
 DECAYS = ("0", "-0.01", "-5", "mixed")
@@ -113,6 +119,50 @@ def test_chunks_compiled():
     torch.compiler.reset()
     compiled = torch.compile(chunked(32), backend="aot_eager", fullgraph=True)
     assert_definition(compiled, recurrent_scalar_decay, inputs(70, "mixed"), 1e-11)
+
+
+def lagged_inputs(length: int, decay: str, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Those of `inputs`, and between decay and memory the weights of writing and of reading oneself."""
+    *tensors, memory = inputs(length, decay, dtype=dtype)
+    weights = (normal(2, length, 3, dtype=memory.dtype, seed=seed).requires_grad_() for seed in (5, 6))
+    return [*tensors, *weights, memory]
+
+
+def lagged(*tensors: Tensor) -> Tensor:
+    return lagged_scalar_decay(*tensors, "torch")[0]
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_positions_that_read_themselves_with_a_weight_of_their_own(length, decay):
+    assert_definition(lagged, recurrent_lagged_scalar_decay, lagged_inputs(length, decay), 1e-11)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.03)], ids=str)
+@pytest.mark.parametrize("decay", DECAYS)
+def test_weights_of_their_own_in_other_precisions(decay, dtype, tolerance):
+    assert_definition(lagged, recurrent_lagged_scalar_decay, lagged_inputs(65, decay, dtype), tolerance)
+
+
+def test_the_last_memory_has_the_last_position_with_its_own_weight():
+    query, key, value, log_decay, write, own, memory = lagged_inputs(40, "mixed")
+    _, last = lagged_scalar_decay(query, key, value, log_decay, write, own, memory, "torch")
+    weight = torch.cat([write[:, :-1], own[:, -1:]], dim=1)
+    assert_near(last, recurrent_scalar_decay(query, key, value * weight[..., None], log_decay, memory)[1], 1e-12)
+
+
+@pytest.mark.parametrize("position", [0, 31, 32, 98])
+def test_a_weight_of_writing_is_not_seen_where_it_is_written(position):
+    tensors = lagged_inputs(100, "mixed", torch.float32)
+    y = lagged(*tensors)
+    gradients = torch.autograd.grad(y[:, : position + 1].sum(), tensors[:6])
+    assert not gradients[4][:, position:].any()
+    assert gradients[5][:, position].any()
+    for gradient in gradients:
+        assert not gradient[:, position + 1 :].any()
+    changed = tensors[4].detach().clone()
+    changed[:, position:] *= -1e6
+    assert torch.equal(lagged(*tensors[:4], changed, *tensors[5:])[:, : position + 1], y[:, : position + 1])
 
 
 @pytest.mark.parametrize("decay", DECAYS)

@@ -52,11 +52,6 @@ def init_decay(log_rate: Tensor, bias: Tensor, decay_init: DecayInit, generator:
     bias.copy_(inverse_softplus(step))
 
 
-def spread_steps(count: int) -> Tensor:
-    """Return `count` values of -log a_t from 0.001 to 0.4, evenly by ratio, the slowest first; one is the slowest."""
-    return torch.logspace(math.log10(0.001), math.log10(0.4), count)
-
-
 def inverse_softplus(step: Tensor) -> Tensor:
     """Return x where softplus(x) is `step`: log(exp(step) - 1), written so that a small step loses no digits."""
     return step + (-torch.expm1(-step)).log()

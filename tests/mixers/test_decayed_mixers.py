@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from library_definitions import library_definition
+from library_forms import naive_form
 from mixer_building import DIM, HEAD_WIDTH, assert_near, build, example_input, read
 from torch import nn
 
@@ -35,7 +35,7 @@ def test_retnet_is_what_the_library_defines(length):
     mixer, x = built("retnet", num_heads=3), example_input(2, length)
     query, key, value = mixer.project(x, None)
     parts = ((query / mixer.scale).transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
-    expected = library_definition("retention").naive_retention(*parts).transpose(1, 2)
+    expected = naive_form("retention").naive_retention(*parts).transpose(1, 2)
     assert_near(mixer.mix(query, key, value, *mixer.gates(x), state=None), expected, 1e-5)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from kernel_checks import assert_definition, assert_near, assert_stacked, normal
-from library_definitions import library_definition
+from library_forms import naive_form
 from torch import Tensor
 
 from attnbench.ops.scalar_decay import (
@@ -168,7 +168,7 @@ def test_a_weight_of_writing_is_not_seen_where_it_is_written(position):
 @pytest.mark.parametrize("decay", DECAYS)
 @pytest.mark.parametrize("length", [1, 63, 65, 133])
 def test_flash_linear_attentions_own_definition_agrees(length, decay):
-    theirs = library_definition("simple_gla")
+    theirs = naive_form("simple_gla")
     query, key, value, log_decay, memory = (x.detach().float() for x in inputs(length, decay))
     # Theirs adds to the memory that it is given in place.
     options = {"scale": 1.0, "initial_state": memory.clone(), "output_final_state": True}

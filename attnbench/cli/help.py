@@ -67,12 +67,12 @@ def groups_of(path: Path) -> list[str]:
 
 
 def scripts_with(name: str) -> list[str]:
-    """Return the scripts that have a group or a setting of this name at the top level: train.py."""
-    scripts = []
-    for path in sorted(CONF.glob("*.yaml")):
-        names = {*groups_of(path), *yaml.safe_load(path.read_text(encoding="utf-8"))} - {"defaults", "hydra"}
-        scripts += [f"{path.stem}.py"] if name in names else []
-    return scripts
+    """Return the scripts that choose a yaml of a group of this name or, where none does, that have such a setting at
+    the top level: train.py."""
+    paths = sorted(CONF.glob("*.yaml"))
+    choosing = [f"{path.stem}.py" for path in paths if name in {*groups_of(path)} - {"hydra"}]
+    having = {f"{path.stem}.py": yaml.safe_load(path.read_text(encoding="utf-8")) for path in paths}
+    return choosing or [script for script, names in having.items() if name in {*names} - {"defaults", "hydra"}]
 
 
 def read_comments(path: Path) -> Comments:

@@ -225,8 +225,11 @@ def _plain(config: DictConfig, hydra_config: Any) -> dict[str, Any]:
 def _trust_path(values: dict[str, Any]) -> None:
     """Trust the class that attn.path names again, for a run that was trained with it."""
     given = values.pop("attn", None)
-    path = given.get("path") if isinstance(given, dict) else None
-    trust([path] if isinstance(path, str) else [])
+    if not isinstance(given, dict):
+        raise UserError(f"attn={given}: unknown setting; train.py has it: python scripts/train.py attn={given}")
+    path = given.get("path")
+    check_value("attn.path", path, kind=str)
+    trust([path] if path is not None else [])
 
 
 def _read(cls: type[Settings], values: Mapping[str, Any], **given: Any) -> Settings:

@@ -7,9 +7,12 @@ from typing import Any
 import outside_layers
 import pytest
 import torch
+from hydra import compose as compose_hydra
+from hydra import initialize_config_dir
 from torch import Tensor, nn
 
-from attnbench.cli.compose import compose
+from attnbench.cli.compose import CONF, compose
+from attnbench.cli.reading import read_evaluation, read_generation
 from attnbench.mixers.contract import breach, causality, gradients, independence, past
 from attnbench.mixers.definition import Case
 from attnbench.mixers.fla_layer import FlaLayer
@@ -208,3 +211,13 @@ def test_the_library_s_version_is_part_of_the_identity(monkeypatch) -> None:
     options = {"layer": "GLA", "options": {}, "backend": "fla"}
     mixer = MixerSettings(name="fla", target=registry.FLA_LAYER, options=options)
     assert code_of([class_named(mixer)], []) == {"sources": {"fla.layers.GLA": "flash-linear-attention 0.6.0"}}
+
+
+@pytest.mark.parametrize(("script", "read"), [("evaluate", read_evaluation), ("generate", read_generation)])
+def test_the_words_of_a_later_command_line_trust_a_class_again(script: str, read: Any, trusted) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        for words in ([], [f"attn.path={PATH}"]):
+            config = compose_hydra(script, ["run=/nowhere", *words], return_hydra_config=True)
+            with pytest.raises(UserError, match=r"^run=/nowhere: config\.yaml cannot be read"):
+                read(config, config.hydra)
+            assert trusted == {PATH.replace(":", ".") for _ in words}

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from kernel_checks import assert_definition, assert_near, assert_stacked, normal
-from library_definitions import library_definition
+from library_forms import naive_form
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -108,7 +108,7 @@ def test_stacked_and_compiled_sub_steps():
 @pytest.mark.parametrize("num_steps", [1, 2, 3])
 @pytest.mark.parametrize("decay", DECAYS)
 def test_both_forms_are_the_library_s_definition(decay, num_steps):
-    theirs = library_definition("gated_delta_product")
+    theirs = naive_form("gated_delta_product")
     query, key, value, log_decay, beta, memory = (x.detach().float() for x in inputs(65, decay, num_steps))
     expected = theirs.naive_recurrent_gated_delta_product(
         query, key, value, log_decay, beta, 1.0, initial_state=memory, num_householder=num_steps
@@ -119,7 +119,7 @@ def test_both_forms_are_the_library_s_definition(decay, num_steps):
 
 
 def test_without_a_decay_it_is_the_library_s_delta_rule():
-    theirs = library_definition("delta_rule")
+    theirs = naive_form("delta_rule")
     query, key, value, log_decay, beta, memory = (x.detach().float() for x in inputs(65, "0"))
     # Theirs scales the query.
     by_heads = [x.transpose(1, 2) for x in (4 * query, key, value, beta)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from library_definitions import library_definition
+from library_forms import naive_form
 from torch import Tensor
 
 from attnbench.mixers.definition import PART_FACTOR, TOLERANCES, position_error, relative_error
@@ -204,14 +204,14 @@ def test_flops_are_products_with_a_key():
 
 @pytest.mark.parametrize("length", [1, 40])
 def test_definition_is_that_of_gla(length):
-    naive = library_definition("gla")
+    naive = naive_form("gla")
     inputs, memory, _ = example("nothing", "mixed", length)
     expected = naive.naive_recurrent_gla(*inputs[:4], initial_state=memory, output_final_state=True)
     check_against_theirs(inputs, memory, expected)
 
 
 def test_definition_is_that_of_kda():
-    naive = library_definition("kda")
+    naive = naive_form("kda")
     inputs, memory, _ = example("key", "mixed", 40)
     assert inputs.erase_strength is not None
     strength = inputs.erase_strength[..., :1]
@@ -223,14 +223,14 @@ def test_definition_is_that_of_kda():
 
 
 def test_definition_is_that_of_gated_deltanet_2():
-    naive = library_definition("gdn2")
+    naive = naive_form("gdn2")
     inputs, memory, _ = example("key", "mixed", 40)
     expected = naive.naive_recurrent_gdn2(*inputs[:6], initial_state=memory, output_final_state=True)
     check_against_theirs(inputs, memory, expected)
 
 
 def test_definition_with_free_erasure_is_that_of_a_diagonal_plus_a_matrix_of_rank_one():
-    naive = library_definition("generalized_delta_rule/dplr")
+    naive = naive_form("generalized_delta_rule/dplr")
     inputs, memory, _ = example("free", "mixed", 40)
     query, key, value, log_decay, *_, erase, read = inputs
     # Its r meets the state before it has decayed.

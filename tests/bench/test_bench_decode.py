@@ -112,8 +112,8 @@ def candidate(name: str) -> language_models.Candidate:
     )
 
 
-# Too small for the low-rank maps of RWKV-7, with which no feed-forward has softmax's parameters.
-@pytest.mark.parametrize("name", [name for name in MIXERS if name != "rwkv7"])
+# At this size no feed-forward is narrow enough for some mixers to have softmax's parameters.
+@pytest.mark.parametrize("name", [name for name in MIXERS if name not in ("rwkv7", "mamba2", "mamba3")])
 def test_a_model_writes_texts_and_tokens_behind_others(name):
     eager, rate, error, captured = generation.measure_text(candidate(name), 12, 2, 2, {"table": "text"})
     assert (rate.metric, rate.settings["form"]) == ("tokens_per_second", "eager")

@@ -92,7 +92,7 @@ def check_compiles_and_stacks(mixer: Mixer) -> None:
     torch.testing.assert_close(actual, expected)
     alone, own = (torch.autograd.grad(loss, list(parameters.values())) for loss in (expected, actual))
     for name, gradient, other in zip(parameters, own, alone, strict=True):
-        assert_near(gradient, other, 2e-5, name)
+        assert_near(gradient, other, 1e-4, name)
     stacked = {name: torch.stack([value, 1.2 * value]).detach() for name, value in parameters.items()}
     stacked = {name: value.requires_grad_() for name, value in stacked.items()}
     losses = torch.vmap(lambda values: torch.func.functional_call(mixer, values, (x,))[0].square().sum())(stacked)

@@ -18,7 +18,7 @@ from attnbench.training.loop import StepReport, text_batch, train
 from attnbench.training.stack import MIN_STEPS_TO_COMPACT, Member, train_stack
 
 TOKENS = torch.arange(600).remainder(7).mul(3).remainder(9).to(torch.int16)
-RUNS = [(0, 6e-3), (1, 6e-3), (0, 3e-3), (2, 1e-3)]
+RUNS = [(0, 1e-3), (1, 1e-3), (0, 5e-4), (2, 3e-4)]
 """Seeds and learning rates, low enough that 50 steps do not make large differences of a rounding."""
 
 QUICK = ("linear", "softmax")

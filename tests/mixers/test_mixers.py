@@ -113,6 +113,9 @@ def test_keeps_its_promises(name, promise, case, dtype):
 def test_keeps_its_promises_with_options(name, change, promise, case):
     if change not in SHARED and promise.check not in (definition, forgetting, pieces, gradients):
         pytest.skip("an option of the recurrence alone")
+    grows = change.get("qk_norm") is False and read(name)[0].needs_qk_norm
+    if grows and promise.check is forgetting and case is EVERY_LENGTH:
+        pytest.skip("keys as large as these make its memory grow until no digit is left")
     assert breach(promise, lambda: build(name, dtype=torch.float64, **change), case) == ""
 
 

@@ -79,24 +79,19 @@ ONE_LENGTH, EVERY_LENGTH = replace(CASE, lengths=(65,)), replace(CASE, lengths=A
 BY_LENGTH = (shape_and_dtype, definition, forgetting, pieces)
 """Promises that are checked at each of a case's lengths: here at one, one more than a chunk of 16, 32 or 64, and among
 the slow tests at all."""
-every_promise = pytest.mark.parametrize(
-    ("promise", "case"),
-    [
-        *(pytest.param(promise, ONE_LENGTH, id=promise.check.__name__) for promise in PROMISES),
-        *(
-            pytest.param(promise, EVERY_LENGTH, id=f"{promise.check.__name__}-every_length", marks=pytest.mark.slow)
-            for promise in PROMISES
-            if promise.check in BY_LENGTH
-        ),
-    ],
-)
+AT_ONE_LENGTH = [pytest.param(promise, ONE_LENGTH, id=promise.check.__name__) for promise in PROMISES]
+AT_EVERY_LENGTH = [
+    pytest.param(promise, EVERY_LENGTH, id=f"{promise.check.__name__}-every_length", marks=pytest.mark.slow)
+    for promise in PROMISES
+    if promise.check in BY_LENGTH
+]
 every_option = pytest.mark.parametrize(
     ("name", "change"), [pair for name in mixer_names() for pair in changes_of(name)], ids=str
 )
 
 
 @every_mixer
-@every_promise
+@pytest.mark.parametrize(("promise", "case"), [*AT_ONE_LENGTH, *AT_EVERY_LENGTH])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_keeps_its_promises(name, promise, case, dtype):
     if promise.needs_state and backend(name) in read(name)[0].trains_only:
@@ -109,13 +104,10 @@ def test_keeps_its_promises(name, promise, case, dtype):
 
 
 @every_option
-@every_promise
+@pytest.mark.parametrize(("promise", "case"), AT_ONE_LENGTH)
 def test_keeps_its_promises_with_options(name, change, promise, case):
     if change not in SHARED and promise.check not in (definition, forgetting, pieces, gradients):
         pytest.skip("an option of the recurrence alone")
-    grows = change.get("qk_norm") is False and read(name)[0].needs_qk_norm
-    if grows and promise.check is forgetting and case is EVERY_LENGTH:
-        pytest.skip("keys as large as these make its memory grow until no digit is left")
     assert breach(promise, lambda: build(name, dtype=torch.float64, **change), case) == ""
 
 

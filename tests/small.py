@@ -38,7 +38,7 @@ from attnbench.training.loop import Batch
 
 MIXERS = sorted(path.stem for path in (CONF / "attn").glob("*.yaml") if ": ???" not in path.read_text())
 """The yamls that are a mixer as they stand, with nothing that must be given."""
-PROFILED = ("flash", "gated_deltanet", "linear", "softmax")
+PROFILED = sorted(yaml.safe_load((CONF / "bench" / "profile.yaml").read_text())["mixers"])
 """Mixers of conf/bench/profile.yaml."""
 BENCHES = sorted(path.stem for path in (CONF / "bench").glob("*.yaml"))
 MODEL = ModelSettings(name="small", dim=32, num_layers=2, head_width=16, feed_forward_width=24)

@@ -27,7 +27,7 @@ class Hybrid:
     layers: list[str]
     """Names of yamls of attn/, each with a count where it has several layers in a row: [gated_deltanet*3, window]."""
     options: dict[str, dict[str, Any]]
-    """Of each mixer by its name, instead of what its yaml has; once read, all that it has, its `_target_` too."""
+    """Options of each mixer by its name, in place of its yaml's; once read, all that it has, its `_target_` too."""
 
 
 def is_hybrid(settings: MixerSettings) -> bool:

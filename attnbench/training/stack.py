@@ -85,11 +85,15 @@ def train_stack(members: Sequence[Member], *, precision: str, captured: bool = F
             # Released before another is made: a recorded step holds memory of its own.
             stack = None
             stack = Stack(waiting, precision, captured=captured)
-        _advance(stack, waiting)
+        interrupted = _advance(stack, waiting)
+        if interrupted is not None:
+            # Those that this step was the last of have kept nothing: they are recorded before the stop.
+            yield from [member for member in waiting if member.is_over and not member.state.validation_due]
+            raise interrupted
 
 
-def _advance(stack: "Stack", waiting: Sequence[Member]) -> None:
-    """Make one step of those that are not over."""
+def _advance(stack: "Stack", waiting: Sequence[Member]) -> Interrupted | None:
+    """Make one step of those that are not over; return the stop that a hook was asked for."""
     reports, interrupted = stack.step(waiting), None
     # All of them before the first hook, which may look at several.
     for member in waiting:
@@ -99,16 +103,14 @@ def _advance(stack: "Stack", waiting: Sequence[Member]) -> None:
             member.look(reports[member])
         except Interrupted as error:
             interrupted = error
-    if interrupted is None:
-        return
-    for member in waiting:
+    for member in waiting if interrupted is not None else ():
         # The stop may have come after its turn; one that has kept its state keeps the same again.
         if not member.is_over:
             try:
                 member.hooks[-1](member.state)
             except Interrupted as error:
                 interrupted = error
-    raise interrupted
+    return interrupted
 
 
 def _is_worth_compacting(members: Sequence[Member], waiting: Sequence[Member]) -> bool:

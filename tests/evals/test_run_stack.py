@@ -44,7 +44,7 @@ def rows_of(job: ProbeJob) -> dict[str, ResultRow]:
 
 
 def numbers_of(job: ProbeJob) -> list[tuple]:
-    """What a training has in its rows wherever it was trained."""
+    """Numbers that a training has in its rows wherever it was trained."""
     return [
         (name, row.measurement.value, row.measurement.status, row.identity.seed, row.identity.config_hash)
         for name, row in rows_of(job).items()
@@ -105,9 +105,16 @@ def test_a_stack_that_does_not_fit_runs_in_halves_and_the_rows_list_the_sizes(tm
         return train(members, **given)
 
     monkeypatch.setattr(runner, "train_stack", small)
-    jobs = jobs_in(tmp_path)
-    run_stack(jobs, shares_device=False)
-    assert sizes == [4, 2, 2]
+    for again in (False, True):
+        sizes.clear()
+        jobs = jobs_in(tmp_path)
+        for job in jobs:
+            # Made again, too, where the files of the time before are there.
+            job.settings = replace(job.settings, rerun=again)
+        before = [job.results.stat().st_mtime_ns if again else 0 for job in jobs]
+        run_stack(jobs, shares_device=False)
+        assert sizes == [4, 2, 2]
+        assert all(job.results.stat().st_mtime_ns > moment for job, moment in zip(jobs, before, strict=True))
     for job in jobs:
         settings = rows_of(job)["selection"].measurement.settings
         assert (settings["stack"], settings["stack_too_large"]) == (2, [4])

@@ -1,4 +1,4 @@
-"""What only the mixers with one decay a head have: their decays, their options, and references from elsewhere."""
+"""Properties of the mixers with one decay a head alone: their decays, their options, and references from elsewhere."""
 
 import math
 

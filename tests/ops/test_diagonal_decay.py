@@ -24,7 +24,7 @@ BATCH, HEADS, KEYS, VALUES = 2, 2, 16, 12
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 133)
 DECAYS = ("0", "-0.01", "-5", "mixed")
 KINDS = ("nothing", "key", "free")
-"""What is erased: e = 0, e = k, or e and r free."""
+"""Kinds of erasing: e = 0, e = k, or e and r free."""
 
 
 def example(kind: str, decay: str, length: int, seed: int = 0) -> tuple[DiagonalInputs, Tensor, Tensor]:

@@ -194,3 +194,13 @@ def test_a_stopped_stack_goes_on_as_if_it_had_never_been_stopped(tmp_path):
     list(train_stack(resumed, precision="float32"))
     for one, whole in zip(resumed, never, strict=True):
         assert_equal_numbers(numbers_of(one.state), numbers_of(whole.state))
+
+
+def test_a_run_whose_last_step_the_stop_meets_is_given_back_before_it(tmp_path):
+    told = {"to stop": False}
+    short, long = member(0, 1e-3, num_steps=5), member(1, 1e-3)
+    long.hooks = [*long.hooks, StopsAt(tmp_path, told, 5)]
+    ending = train_stack([short, long], precision="float32")
+    assert next(ending) is short
+    with pytest.raises(Interrupted):
+        next(ending)

@@ -77,7 +77,7 @@ class ProbeJob(Job):
     too_large: list[int] = field(default_factory=list)
     """Sizes of stacks that ran out of memory before this one."""
     outcome: "Outcome | None" = None
-    """What came of it in a stack; None: it trains itself."""
+    """Result of its training in a stack; None: it trains itself."""
     config_hash: str = field(init=False)
     folder: Path = field(init=False)
     _validation: Batch | None = field(init=False, default=None)

@@ -45,10 +45,12 @@ def run_stack(jobs: Sequence[ProbeJob], *, shares_device: bool, too_large: Seque
         todo = [job for job in jobs if job.rerun or not is_done(job)]
         for job in todo:
             job.stack, job.too_large, job.shares_device = len(todo), list(too_large), True
-        trained = attempt(lambda: _train(todo)) if todo else None
+        recorded: set[ProbeJob] = set()
+        trained = attempt(lambda: _train(todo, recorded)) if todo else None
     if not isinstance(trained, OutOfMemory):
         return
-    left, sizes = [job for job in todo if not is_done(job)], [*too_large, len(todo)]
+    # Not by their files: where all is run again, those of the time before are there.
+    left, sizes = [job for job in todo if job not in recorded], [*too_large, len(todo)]
     if len(todo) == 1:
         _run_one_by_one(left, shares_device, too_large)
         return
@@ -64,8 +66,11 @@ def _run_one_by_one(jobs: Sequence[ProbeJob], shares_device: bool, too_large: Se
         run_jobs([job], shares_device=shares_device)
 
 
-def _train(jobs: Sequence[ProbeJob]) -> None:
+def _train(jobs: Sequence[ProbeJob], recorded: set[ProbeJob]) -> None:
     """Train them as one, and record each when it is over.
+
+    Args:
+        recorded: gets each of them then.
 
     Raises:
         Interrupted: a signal asked to stop; what was not over is kept.
@@ -93,6 +98,7 @@ def _train(jobs: Sequence[ProbeJob]) -> None:
                 pass
             # It is on the disk: its views would keep the memory of a stack that has gone on without it.
             job.outcome = None
+            recorded.add(job)
     if stop.signal is not None:
         raise stop.interruption("trained and scored to the end; the same command goes on from there")
 

@@ -1,5 +1,6 @@
 """Training steps of a probe's small models, alone and in stacks: up to which size another training costs less."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -41,6 +42,7 @@ class StacksBench(TimedBench):
         stacks: trainings in a stack.
         mixers: names of yamls of attn/.
         num_layers: of each model, which has one head and no feed-forward.
+        compiled: forward and backward passes as they are, or through torch.compile, or both.
 
     Raises:
         UserError: a count that is none, or no task, stack or mixer.
@@ -50,21 +52,22 @@ class StacksBench(TimedBench):
     stacks: list[int]
     mixers: list
     num_layers: int
+    compiled: list[bool]
 
     layouts: ClassVar[tuple[Layout, ...]] = (
         Layout(
             title="a training's share of a step, ms",
-            lines=("sequence_length", "width", "stack"),
+            lines=("sequence_length", "width", "compiled", "stack"),
             values=(Values(metric=SHARE),),
         ),
         Layout(
             title="a step of the stack, ms",
-            lines=("sequence_length", "width", "stack"),
+            lines=("sequence_length", "width", "compiled", "stack"),
             values=(Values(metric=STEP),),
         ),
         Layout(
             title="the first step's loss and gradient norm, largest relative error",
-            lines=("sequence_length", "width", "stack"),
+            lines=("sequence_length", "width", "compiled", "stack"),
             values=(Values(metric=MAX_ERROR),),
         ),
     )
@@ -74,16 +77,24 @@ class StacksBench(TimedBench):
     )
     plots: ClassVar[tuple[tuple[str, str], ...]] = ((SHARE, "stack"),)
     headline: ClassVar[tuple[Headline, ...]] = (
-        Headline(SHARE, "ms a training's step", axes=("sequence_length", "width", "stack"), label=("stack",)),
+        Headline(
+            SHARE, "ms a training's step", axes=("sequence_length", "width", "compiled", "stack"), label=("stack",)
+        ),
     )
     smoke: ClassVar[dict[str, Any]] = {
-        **{"tasks": [[16, 2, 16, 4, 32]], "stacks": [1, 2], "mixers": ["softmax", "linear"], "num_layers": 1},
+        **{
+            "tasks": [[16, 2, 16, 4, 32]],
+            "stacks": [1, 2],
+            "mixers": ["softmax", "linear"],
+            "num_layers": 1,
+            "compiled": [False],
+        },
         **{"warmup": 1, "repeats": 3},
     }
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("tasks", "stacks", "mixers"):
+        for name in ("tasks", "stacks", "mixers", "compiled"):
             if not getattr(self, name):
                 raise UserError(f"bench.{name}=[]: must name at least one")
         for task in self.tasks:
@@ -98,8 +109,8 @@ class StacksBench(TimedBench):
     def cells(self) -> Iterator[dict[str, Any]]:
         for length, pairs, width, batch_size, vocabulary_size in self.tasks:
             task = {"sequence_length": length, "num_pairs": pairs, "width": width, "batch_size": batch_size}
-            for stack in self.stacks:
-                yield {**task, "vocabulary_size": vocabulary_size, "stack": stack}
+            for compiled, stack in itertools.product(self.compiled, self.stacks):
+                yield {**task, "vocabulary_size": vocabulary_size, "compiled": compiled, "stack": stack}
 
     def measure(self, cell: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
         width = cell["width"]
@@ -126,7 +137,7 @@ class StacksBench(TimedBench):
                 return [_member(mixer, size, settings, seed, conditions) for seed in range(number)]
 
             yield error_row(_error(members(), members(), conditions), settings)
-            step = _step(members(), conditions)
+            step = _step(members(), conditions, settings["compiled"])
             times = time_repeats(step, conditions.device, **asdict(self.repetition))
             yield time_row(times, settings, STEP)
             low, median, high = (value / number for value in (times.low_ms, times.median_ms, times.high_ms))
@@ -177,13 +188,13 @@ def _rates(one: Member) -> Rates:
     return Rates(one.state, one.settings, one.num_steps)
 
 
-def _step(members: Sequence[Member], conditions: Conditions) -> Callable[[], object]:
+def _step(members: Sequence[Member], conditions: Conditions, compiled: bool) -> Callable[[], object]:
     """Return the step that trains them: of one alone that of `loop.train`."""
     captured = conditions.device.type == "cuda"
     if len(members) > 1:
-        stack = Stack(members, conditions.precision, captured=captured)
+        stack = Stack(members, conditions.precision, compiled=compiled, captured=captured)
         return lambda: stack.step(members)
     [one] = members
-    step = stepper(one.state, one.settings, conditions.precision, captured=captured)
+    step = stepper(one.state, one.settings, conditions.precision, compiled=compiled, captured=captured)
     rates, batch = _rates(one), one.batches(0)
     return lambda: step(batch, rates.next())

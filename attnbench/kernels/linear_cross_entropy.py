@@ -8,6 +8,7 @@ The backward pass only scales those. (Computing the gradient with the loss: as i
 # Launching a kernel gives plain numbers for its constexpr arguments.
 # pyright: reportArgumentType=false
 
+import itertools
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnbench.kernels.batching import join_the_batch
 from attnbench.kernels.launching import launch, register_fake
 
 PART_BYTES = 2**25
@@ -24,7 +26,6 @@ MAX_BLOCK = 4096
 """Logits of a row that a program holds at once."""
 
 
-@torch.library.custom_op("attnbench::linear_cross_entropy", mutates_args=())
 def linear_cross_entropy(
     x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, label_weight_N: Tensor | None, with_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -39,46 +40,79 @@ def linear_cross_entropy(
         the sum, a float32 scalar, and what to scale by its gradient: (N, D) in x's dtype and (V, D) float32; both
         empty unless they were asked for.
     """
-    num_rows, num_symbols = x_ND.shape[0], weight_VD.shape[0]
-    # Rows that are no multiple of 16 bytes long keep a GPU from its fast matrix products, so zeros fill them up.
-    weight = torch.nn.functional.pad(weight_VD.to(x_ND.dtype), (0, 0, 0, -num_symbols % 8))
-    nats_N = torch.empty(num_rows, dtype=torch.float32, device=x_ND.device)
-    of_x, of_weight = _empty_gradients(x_ND, weight_VD, with_gradient)
-    size = max(1, PART_BYTES // (weight.shape[0] * weight.element_size()))
-    for start in range(0, num_rows, size):
-        part = slice(start, start + size)
-        logits = x_ND[part] @ weight.T
-        launch(
-            _loss_and_gradient,
-            (logits.shape[0],),
-            logits,
-            targets_N[part],
-            nats_N[part] if label_weight_N is None else label_weight_N[part],
-            nats_N[part],
-            num_symbols,
-            logits.shape[1],
-            IS_WEIGHTED=label_weight_N is not None,
-            WITH_GRADIENT=with_gradient,
-            BLOCK=min(MAX_BLOCK, triton.next_power_of_2(logits.shape[1])),
-        )
-        if with_gradient:
-            torch.mm(logits, weight, out=of_x[part])
-            of_part = (logits.T @ x_ND[part])[:num_symbols].to(of_weight.dtype)
-            of_weight = of_part if start == 0 else of_weight.add_(of_part)
-    return nats_N.sum(), of_x, of_weight.contiguous()
+    label_weight = label_weight_N[None] if label_weight_N is not None else None
+    results = _of_models(x_ND[None], weight_VD[None], targets_N[None], label_weight, with_gradient)
+    total, of_x, of_weight = results
+    return total[0], of_x[0], of_weight[0]
 
 
-def _empty_gradients(x_ND: Tensor, weight_VD: Tensor, with_gradient: bool) -> tuple[Tensor, Tensor]:
-    shapes = (x_ND.shape, weight_VD.shape) if with_gradient else ((0,), (0,))
-    return x_ND.new_empty(shapes[0]), weight_VD.new_empty(shapes[1], dtype=torch.float32)
-
-
-@register_fake(linear_cross_entropy)
-def _(
-    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, label_weight_N: Tensor | None, with_gradient: bool
+@torch.library.custom_op("attnbench::linear_cross_entropy", mutates_args=())
+def _of_models(
+    x_MND: Tensor, weight_MVD: Tensor, targets_MN: Tensor, label_weight_MN: Tensor | None, with_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    total = torch.empty((), dtype=torch.float32, device=x_ND.device)
-    return total, *_empty_gradients(x_ND, weight_VD, with_gradient)
+    """`linear_cross_entropy` of M models, each with its own rows and weight.
+
+    As many at once as have their logits in the cache; of a model that has more than that, a part of its rows at a time.
+    """
+    (num_models, num_rows, _), num_symbols = x_MND.shape, weight_MVD.shape[1]
+    # Rows that are no multiple of 16 bytes long keep a GPU from its fast matrix products, so zeros fill them up.
+    weight_MVD = torch.nn.functional.pad(weight_MVD.to(x_MND.dtype), (0, 0, 0, -num_symbols % 8))
+    nats_MN = torch.empty(num_models, num_rows, dtype=torch.float32, device=x_MND.device)
+    of_x, of_weight = _empty_gradients(x_MND, weight_MVD[:, :num_symbols], with_gradient)
+    at_once = PART_BYTES // (weight_MVD.shape[1] * weight_MVD.element_size())
+    models_at_once, rows_at_once = max(1, at_once // num_rows), max(1, at_once)
+    for model, row in itertools.product(range(0, num_models, models_at_once), range(0, num_rows, rows_at_once)):
+        part = slice(model, model + models_at_once), slice(row, row + rows_at_once)
+        x, weight = x_MND[part], weight_MVD[part[0]]
+        # A stack of one is a matrix: other kernels serve it.
+        x, weight = (x[0], weight[0]) if len(x) == 1 else (x, weight)
+        logits = x @ weight.mT
+        label_weight = label_weight_MN[part] if label_weight_MN is not None else None
+        nats_MN[part] = _take_loss(logits, targets_MN[part], label_weight, num_symbols, with_gradient)
+        if with_gradient:
+            torch.matmul(logits, weight, out=of_x[part].view_as(x))
+            of_part = (logits.mT @ x)[..., :num_symbols, :].to(of_weight.dtype)
+            if row == 0:
+                of_weight[part[0]] = of_part
+            else:
+                of_weight[part[0]] += of_part
+    return nats_MN.sum(1), of_x, of_weight
+
+
+def _take_loss(
+    logits: Tensor, targets_MN: Tensor, label_weight_MN: Tensor | None, num_symbols: int, with_gradient: bool
+) -> Tensor:
+    """Return the nats of each row of logits (..., V), (M, N); their gradient, if asked for, takes the logits' place."""
+    rows = logits.view(-1, logits.shape[-1])
+    nats_MN = torch.empty(targets_MN.shape, dtype=torch.float32, device=logits.device)
+    launch(
+        _loss_and_gradient,
+        (rows.shape[0],),
+        rows,
+        targets_MN.contiguous(),
+        nats_MN if label_weight_MN is None else label_weight_MN.contiguous(),
+        nats_MN,
+        num_symbols,
+        rows.shape[1],
+        IS_WEIGHTED=label_weight_MN is not None,
+        WITH_GRADIENT=with_gradient,
+        BLOCK=min(MAX_BLOCK, triton.next_power_of_2(rows.shape[1])),
+    )
+    return nats_MN
+
+
+def _empty_gradients(x_MND: Tensor, weight_MVD: Tensor, with_gradient: bool) -> tuple[Tensor, Tensor]:
+    num_models = x_MND.shape[0]
+    shapes = (x_MND.shape, weight_MVD.shape) if with_gradient else ((num_models, 0), (num_models, 0))
+    return x_MND.new_empty(shapes[0]), weight_MVD.new_empty(shapes[1], dtype=torch.float32)
+
+
+@register_fake(_of_models)
+def _(
+    x_MND: Tensor, weight_MVD: Tensor, targets_MN: Tensor, label_weight_MN: Tensor | None, with_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    total = torch.empty(x_MND.shape[0], dtype=torch.float32, device=x_MND.device)
+    return total, *_empty_gradients(x_MND, weight_MVD, with_gradient)
 
 
 def _save_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -87,46 +121,14 @@ def _save_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
     ctx.mark_non_differentiable(*output[1:])
 
 
-def _gradient(ctx: Any, total_gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+def _gradient(ctx: Any, total_gradient_M: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     of_x, of_weight = ctx.saved_tensors
-    return (
-        (of_x * total_gradient).to(of_x.dtype),
-        (of_weight * total_gradient).to(ctx.weight_dtype),
-        None,
-        None,
-        None,
-    )
+    gradient_M11 = total_gradient_M[:, None, None]
+    return (of_x * gradient_M11).to(of_x.dtype), (of_weight * gradient_M11).to(ctx.weight_dtype), None, None, None
 
 
-linear_cross_entropy.register_autograd(_gradient, setup_context=_save_for_gradient)
-
-
-@linear_cross_entropy.register_vmap
-def _(
-    info: Any,
-    in_dims: tuple[int | None, ...],
-    x: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    label_weight: Tensor | None,
-    with_gradient: bool,
-) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """One model after the other: each has a weight of its own, and its products alone fill the device."""
-
-    def of(tensor: Any, axis: int | None, model: int) -> Any:
-        return tensor if axis is None else tensor.select(axis, model)
-
-    results = [
-        linear_cross_entropy(
-            of(x, in_dims[0], model),
-            of(weight, in_dims[1], model),
-            of(targets, in_dims[2], model),
-            of(label_weight, in_dims[3], model),
-            with_gradient,
-        )
-        for model in range(info.batch_size)
-    ]
-    return tuple(torch.stack(each) for each in zip(*results, strict=True)), (0, 0, 0)
+_of_models.register_autograd(_gradient, setup_context=_save_for_gradient)
+join_the_batch(_of_models)
 
 
 @triton.jit

@@ -22,6 +22,8 @@ from attnbench.training.schedule import learning_rates
 
 RATES_AT_A_TIME = 2**12
 """Learning rates that are on the device at once."""
+EPSILON = 1e-8
+"""AdamW's, beside the root of the second moment."""
 
 
 class Batch(NamedTuple):
@@ -154,20 +156,22 @@ def stepper(
         captured: replay it as a CUDA graph. Small models otherwise wait for the host to launch their kernels. Changes
             the speed, not the result; for batches of one shape.
     """
-    # Without padding: our operators want their inputs dense, and would have to copy what was padded.
-    options: dict[str, Any] = {"comprehensive_padding": False}
-    nats = batch_nats
-    if compiled:
-        device = next(state.model.parameters()).device
-        wake_compiler(device)
-        if device.type == "cuda":
-            import_kernels()
-        nats = torch.compile(batch_nats, dynamic=False, options=options)
+    nats = through_compiler(batch_nats, next(state.model.parameters()).device) if compiled else batch_nats
 
     def step(batch: Batch, rate: Tensor) -> StepReport:
         return train_step(state, batch, rate, settings, precision, nats)
 
     return _captured(step) if captured else step
+
+
+def through_compiler(function: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
+    """Return `function` through torch.compile, for inputs of one shape."""
+    wake_compiler(device)
+    if device.type == "cuda":
+        import_kernels()
+    # Without padding: our operators want their inputs dense, and would have to copy what was padded.
+    options: dict[str, Any] = {"comprehensive_padding": False}
+    return torch.compile(function, dynamic=False, options=options)
 
 
 def _captured(step: Step) -> Step:
@@ -258,6 +262,6 @@ def update(
                 beta2=settings.beta2,
                 lr=rate,  # pyright: ignore[reportArgumentType]
                 weight_decay=decay,
-                eps=1e-8,
+                eps=EPSILON,
                 maximize=False,
             )

@@ -4,7 +4,6 @@ Parameters and moments lie stacked, (R, ...), and those of a training are views 
 training (checks, scores, checkpoints) works on the views as if it were alone.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,13 +17,15 @@ from attnbench.machine.precision import computing, multiplying
 from attnbench.model.language_model import LanguageModel
 from attnbench.settings.errors import Interrupted
 from attnbench.settings.schema import TrainSettings
-from attnbench.training.checkpoint import MOMENTS, TrainState
+from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import DivergedError
-from attnbench.training.loop import Batch, Rates, StepReport, batch_nats, clip, update
+from attnbench.training.loop import EPSILON, Batch, Rates, StepReport, batch_nats, through_compiler
 
 MIN_STEPS_TO_COMPACT = 200
 """Steps that may be left from which on a stack leaves out its finished trainings: another recording of the step has to
 come back. Counted, not timed, so that the same trainings are stacked in the same way again."""
+ALIGNMENT = 64
+"""Elements: each parameter of a row begins at a multiple of so many."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -123,19 +124,20 @@ class Stack:
 
     Args:
         members: their states' tensors become views of the stack, bit by bit what they were.
-        captured: replay the step as a CUDA graph.
+        compiled, captured: see `loop.stepper`.
     """
 
-    def __init__(self, members: Sequence[Member], precision: str, *, captured: bool = False) -> None:
+    def __init__(
+        self, members: Sequence[Member], precision: str, *, compiled: bool = False, captured: bool = False
+    ) -> None:
         self.members, self.settings, self.precision = list(members), members[0].settings, precision
         states = [member.state for member in self.members]
         self.device = next(states[0].model.parameters()).device
         self.nats = _Nats(states[0].model)
-        self.parameters = _stack_parameters([state.model for state in states])
-        for kind in MOMENTS:
-            _stack_tensors([getattr(state, kind) for state in states])
+        self.tensors = StackedTensors(states, self.settings.weight_decay)
         self._parts: list[str] = []
         self._last: dict[Member, Batch] = {}
+        self._losses = through_compiler(self._stacked_losses, self.device) if compiled else self._stacked_losses
         self._call = CapturedCall(self._on_tensors) if captured else self._on_tensors
         # Torch's attention on a CPU has no batching rule. It is called a training at a time, as alone, and would warn
         # at every step of its backward pass.
@@ -161,19 +163,20 @@ class Stack:
         return {member: StepReport(loss_R[index], norm_R[index]) for index, member in enumerate(self.members)}
 
     def _on_tensors(self, rates_R: Tensor, is_still_R: Tensor, *parts: Tensor) -> StepReport:
+        parameters = self.tensors.parameters
         with record_function("forward"), computing(self.precision, self.device):
-            loss_R = torch.vmap(self._mean_nats)(self.parameters, *parts)
+            loss_R = self._losses(parameters, *parts)
         # One sum: no training's loss is in another's gradient.
         with record_function("backward"), multiplying(self.precision):
             loss_R.sum().backward()
-        gradients = {name: tensor.grad for name, tensor in self.parameters.items() if tensor.grad is not None}
-        for tensor in self.parameters.values():
-            tensor.grad = None
         with record_function("optimizer"):
-            norms = [
-                self._update(index, gradients, rates_R[index], is_still_R[index]) for index in range(len(self.members))
-            ]
-        return StepReport(loss_R.detach(), torch.stack(norms))
+            norm_R = self.tensors.update(rates_R, is_still_R, self.settings)
+        for tensor in parameters.values():
+            tensor.grad = None
+        return StepReport(loss_R.detach(), norm_R)
+
+    def _stacked_losses(self, parameters: dict[str, Tensor], *parts: Tensor) -> Tensor:
+        return torch.vmap(self._mean_nats)(parameters, *parts)
 
     def _mean_nats(self, parameters: dict[str, Tensor], *parts: Tensor) -> Tensor:
         batch = dict(zip(self._parts, parts, strict=True))
@@ -181,13 +184,6 @@ class Stack:
         count = weight.sum() if weight is not None else batch["targets_BT"].numel()
         named = {f"model.{name}": tensor for name, tensor in parameters.items()}
         return torch.func.functional_call(self.nats, named, kwargs=batch) / count
-
-    def _update(self, index: int, gradients: dict[str, Tensor], rate: Tensor, is_still: Tensor) -> Tensor:
-        """Clip and update one training as it is alone; one that stands still is left as it is."""
-        own = {name: tensor[index] for name, tensor in gradients.items()}
-        norm = clip(own, self.settings.clip_norm)
-        update(self.members[index].state, own, norm.masked_fill(is_still, math.inf), rate, self.settings)
-        return norm
 
 
 class _Nats(nn.Module):
@@ -201,21 +197,74 @@ class _Nats(nn.Module):
         return batch_nats(self.model, Batch(**parts))
 
 
-def _stack_parameters(models: Sequence[LanguageModel]) -> dict[str, Tensor]:
-    """Stack the parameters by name, as leaves that take gradients; each model's become views of its part."""
-    by_model = [dict(model.named_parameters()) for model in models]
-    stacked = {}
-    for name in by_model[0]:
-        tensor = torch.stack([parameters[name].detach() for parameters in by_model])
-        for index, parameters in enumerate(by_model):
-            parameters[name].data = tensor[index]
-        stacked[name] = tensor.requires_grad_()
-    return stacked
+class StackedTensors:
+    """Parameters and moments of R trainings of one shape, each kind as one tensor (R, P).
 
+    All parameters of a training lie in one row, so that clipping and AdamW take as many kernels for all trainings as
+    for one tensor of one.
 
-def _stack_tensors(by_run: Sequence[dict[str, Tensor]]) -> None:
-    """Stack tensors by name, and put views into the dictionaries."""
-    for name in by_run[0]:
-        stacked = torch.stack([tensors[name] for tensors in by_run])
-        for index, tensors in enumerate(by_run):
-            tensors[name] = stacked[index]
+    Args:
+        states: their tensors become views of the rows, bit by bit what they were.
+        weight_decay: of the parameters that take any.
+    """
+
+    def __init__(self, states: Sequence[TrainState], weight_decay: float) -> None:
+        models = [dict(state.model.named_parameters()) for state in states]
+        self.rows, shapes = {}, {name: tensor.shape for name, tensor in models[0].items()}
+        end = 0
+        for name, shape in shapes.items():
+            self.rows[name] = slice(end, end + shape.numel())
+            # Kernels want the addresses of tensors to be multiples of 16 bytes.
+            end += -(-shape.numel() // ALIGNMENT) * ALIGNMENT
+        like = next(iter(models[0].values()))
+        self.parameters_RP, self.first_RP, self.second_RP = (like.new_zeros(len(states), end) for _ in range(3))
+        # A count a parameter, as checkpoints have them; all of a training's are equal.
+        self.count_RN = torch.zeros(len(states), len(shapes), device=like.device)
+        self.decay_P = like.new_zeros(end)
+        self.parameters: dict[str, Tensor] = {}
+        """(R, ...) by name, leaves that take gradients."""
+        undecayed = states[0].model.undecayed()
+        for index, (name, shape) in enumerate(shapes.items()):
+            self.decay_P[self.rows[name]] = 0.0 if name in undecayed else weight_decay
+            view = self._view(self.parameters_RP, name, shape)
+            for row, (state, model) in enumerate(zip(states, models, strict=True)):
+                view[row] = model[name].detach()
+                model[name].data = view[row]
+                for moments, stacked in ((state.first_moment, self.first_RP), (state.second_moment, self.second_RP)):
+                    own = self._view(stacked, name, shape)[row]
+                    moments[name] = own.copy_(moments[name])
+                state.update_count[name] = self.count_RN[row, index].copy_(state.update_count[name])
+            self.parameters[name] = view.detach().requires_grad_()
+
+    def _view(self, stacked_RP: Tensor, name: str, shape: torch.Size) -> Tensor:
+        return stacked_RP[:, self.rows[name]].unflatten(1, shape)
+
+    @torch.no_grad()
+    def update(self, rates_R: Tensor, is_still_R: Tensor, settings: TrainSettings) -> Tensor:
+        """Clip and update each training as `loop.clip` and `loop.update` do it alone; returns the norms (R,) before.
+
+        Args:
+            is_still_R: trainings that are left as they are, as those are whose gradient is not finite.
+        """
+        gradient_RP = torch.zeros_like(self.parameters_RP)
+        for name, tensor in self.parameters.items():
+            if tensor.grad is not None:
+                gradient_RP[:, self.rows[name]] = tensor.grad.flatten(1)
+        norm_R = torch.linalg.vector_norm(gradient_RP, dim=1)
+        moves_R1 = (norm_R.isfinite() & ~is_still_R)[:, None]
+        gradient_RP *= (settings.clip_norm / (norm_R + 1e-6)).clamp(max=1.0)[:, None]
+        # A product with 0 would keep what is not finite.
+        gradient_RP.masked_fill_(~moves_R1, 0.0)
+        moves_R1 = moves_R1.to(gradient_RP.dtype)
+        self.count_RN += moves_R1
+        # One that has never moved divides by no 0.
+        count_R1 = self.count_RN[:, :1].double().clamp(min=1.0)
+        root_R1 = (1 - settings.beta2**count_R1).sqrt().to(gradient_RP.dtype)
+        rates_R1 = rates_R[:, None].to(gradient_RP.dtype) * moves_R1
+        self.first_RP.lerp_(gradient_RP, (1 - settings.beta1) * moves_R1)
+        self.second_RP.lerp_(gradient_RP.square_(), (1 - settings.beta2) * moves_R1)
+        scale_RP = (self.second_RP.sqrt() / root_R1).add_(EPSILON)
+        step_R1 = rates_R1 / (1 - settings.beta1**count_R1).to(gradient_RP.dtype)
+        self.parameters_RP *= 1 - rates_R1 * self.decay_P
+        self.parameters_RP -= step_R1 * self.first_RP / scale_RP
+        return norm_R

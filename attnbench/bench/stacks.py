@@ -42,7 +42,7 @@ class StacksBench(TimedBench):
         stacks: trainings in a stack.
         mixers: names of yamls of attn/.
         num_layers: of each model, which has one head and no feed-forward.
-        compiled: forward and backward passes as they are, or through torch.compile, or both.
+        compiled: a training alone as it is, or through torch.compile, or both.
 
     Raises:
         UserError: a count that is none, or no task, stack or mixer.
@@ -110,7 +110,9 @@ class StacksBench(TimedBench):
         for length, pairs, width, batch_size, vocabulary_size in self.tasks:
             task = {"sequence_length": length, "num_pairs": pairs, "width": width, "batch_size": batch_size}
             for compiled, stack in itertools.product(self.compiled, self.stacks):
-                yield {**task, "vocabulary_size": vocabulary_size, "compiled": compiled, "stack": stack}
+                # Stacks are not compiled.
+                if stack == 1 or not compiled:
+                    yield {**task, "vocabulary_size": vocabulary_size, "compiled": compiled, "stack": stack}
 
     def measure(self, cell: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
         width = cell["width"]
@@ -192,7 +194,7 @@ def _step(members: Sequence[Member], conditions: Conditions, compiled: bool) -> 
     """Return the step that trains them: of one alone that of `loop.train`."""
     captured = conditions.device.type == "cuda"
     if len(members) > 1:
-        stack = Stack(members, conditions.precision, compiled=compiled, captured=captured)
+        stack = Stack(members, conditions.precision, captured=captured)
         return lambda: stack.step(members)
     [one] = members
     step = stepper(one.state, one.settings, conditions.precision, compiled=compiled, captured=captured)

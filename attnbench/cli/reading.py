@@ -86,6 +86,8 @@ def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings
         values["plan"] = {"name": Path(hydra_config.runtime.choices["plan"]).name, **plan, **kept}
         if plan.get("seeds") == "auto":
             values["plan"] |= _seeds_of_looks(hydra_config)
+        if plan.get("stack") == "auto":
+            values["plan"]["stack"] = None
     files = {"exported": values.pop("export", None), "imported": values.pop("import", None)}
     settings = _read(ComparisonSettings, values, **files, command=_typed("compare", hydra_config))
     plan = settings.plan

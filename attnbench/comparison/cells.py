@@ -1,7 +1,7 @@
 """Cells: the units that a comparison runs, each a training or a measurement, complete by its results files alone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,18 +76,6 @@ def execute_together(cells: Sequence[Cell]) -> None:
         return
     for cell in cells:
         execute(cell)
-
-
-def in_stacks(cells: Sequence[Cell], size: int) -> list[tuple[Cell, ...]]:
-    """Group trainings that differ in numbers alone, at most `size` of them, in the order of their first."""
-    if size == 1:
-        return [(cell,) for cell in cells]
-    groups: dict[str, list[Cell]] = {}
-    for cell in cells:
-        job = cell.jobs[0]
-        name = job.shape_hash if isinstance(job, ProbeJob) else job.config_hash
-        groups.setdefault(name, []).append(replace(cell, in_stack=True))
-    return [tuple(group[start : start + size]) for group in groups.values() for start in range(0, len(group), size)]
 
 
 def system_cell(job: SystemJob) -> Cell:

@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 
-from attnbench.comparison.cells import Cell, execute_together, in_stacks
+from attnbench.comparison.cells import Cell, execute_together
 from attnbench.comparison.freeze import check_frozen, described_protocols, freeze
 from attnbench.comparison.looks import look_again
 from attnbench.comparison.plan import Comparison, Compose
 from attnbench.comparison.progress import Progress, list_cells, say_why_again
 from attnbench.comparison.search import rounds
+from attnbench.comparison.stacks import compiled, in_stacks, sizes
 from attnbench.comparison.transfer import export_cells, import_cells
 from attnbench.machine.device import resolve_device
 from attnbench.machine.processes import Outcome, run_in_processes
@@ -116,14 +117,17 @@ def _run_cells(comparison: Comparison, cells: Sequence[Cell], progress: Progress
     settings = comparison.settings
     todo = [cell for cell in cells if settings.rerun or not cell.is_done()]
     progress.skip([cell for cell in cells if cell not in todo])
-    on_cpu = resolve_device(settings.device).type == "cpu"
+    device = resolve_device(settings.device)
+    size_of, on_cpu = sizes(settings.plan.stack, device, comparison.folder), device.type == "cpu"
     for is_timed in (False, True):
         group = [cell for cell in todo if cell.is_timed == is_timed]
         num_workers = 1 if is_timed else max(1, min(settings.plan.num_workers, len(group)))
         if is_timed:
             say_why_again(group)
         group = [replace(cell, shares_device=num_workers > 1) for cell in group]
-        stacks = in_stacks(group, 1 if is_timed else settings.plan.stack)
+        stacks = in_stacks(group, size_of)
+        if settings.plan.stack is None:
+            compiled([cell for stack in stacks for cell in stack], num_workers)
         progress.begin([cell for stack in stacks for cell in stack], num_workers)
         outcomes = run_in_processes(
             execute_together,

@@ -22,6 +22,9 @@ from attnbench.settings.errors import UserError
 COMPILER = "torch._dynamo"
 """Module that the first torch.compile of a process loads."""
 
+_shape: str | None = None
+"""Name of what the last run of this process compiled."""
+
 
 def resolve_device(name: str) -> torch.device:
     """Return the device that `auto`, `cpu`, `cuda` or `cuda:N` names.
@@ -102,13 +105,19 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def start_afresh(device: torch.device) -> None:
+def start_afresh(device: torch.device, shape: str | None = None) -> None:
     """Forget all that earlier runs of this process compiled and held, so that a sweep's jobs do not touch each other.
 
     The compiler gives up on a function after a handful of versions and then runs it uncompiled; and what an earlier
     run had reserved would count into this one's peak.
+
+    Args:
+        shape: name of what is compiled next: if it is that of the run before, what was compiled for that one stays.
     """
-    forget_compiled()
+    global _shape
+    if shape is None or shape != _shape:
+        forget_compiled()
+    _shape = shape
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()

@@ -242,8 +242,9 @@ class PlanSettings:
     """Variant that each is compared with, and that runs again under other seeds as a control; null: all pairs."""
     num_workers: int = setting(1, minimum=1)
     """Number of cells at a time on the device; timed ones run alone."""
-    stack: int = setting(1, minimum=1, maximum=1000)
-    """Trainings of a probe that differ in seed and learning rate alone and make each step together."""
+    stack: int | None = setting(1, minimum=1, maximum=1000)
+    """Trainings of a probe that differ in seed and learning rate alone and make each step together; None, the plan's
+    auto: by what was measured on such a device, see comparison/stacks.py."""
     costs: dict[str, float] = field(default_factory=dict)
     """Seconds that a cell of an evaluation, or of `training`, takes: the first estimate of the time left."""
     dry_run: bool = False

@@ -156,22 +156,20 @@ def stepper(
         captured: replay it as a CUDA graph. Small models otherwise wait for the host to launch their kernels. Changes
             the speed, not the result; for batches of one shape.
     """
-    nats = through_compiler(batch_nats, next(state.model.parameters()).device) if compiled else batch_nats
+    # Without padding: our operators want their inputs dense, and would have to copy what was padded.
+    options: dict[str, Any] = {"comprehensive_padding": False}
+    nats = batch_nats
+    if compiled:
+        device = next(state.model.parameters()).device
+        wake_compiler(device)
+        if device.type == "cuda":
+            import_kernels()
+        nats = torch.compile(batch_nats, dynamic=False, options=options)
 
     def step(batch: Batch, rate: Tensor) -> StepReport:
         return train_step(state, batch, rate, settings, precision, nats)
 
     return _captured(step) if captured else step
-
-
-def through_compiler(function: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
-    """Return `function` through torch.compile, for inputs of one shape."""
-    wake_compiler(device)
-    if device.type == "cuda":
-        import_kernels()
-    # Without padding: our operators want their inputs dense, and would have to copy what was padded.
-    options: dict[str, Any] = {"comprehensive_padding": False}
-    return torch.compile(function, dynamic=False, options=options)
 
 
 def _captured(step: Step) -> Step:

@@ -44,9 +44,13 @@ from attnbench.training.wandb import WandbMirror, beside
 log = logging.getLogger(__name__)
 
 
-def make_ready(device: torch.device) -> None:
-    """Make the device ready for a training: called before anything of it is built, generated or timed."""
-    start_afresh(device)
+def make_ready(device: torch.device, shape: str | None = None) -> None:
+    """Make the device ready for a training: called before anything of it is built, generated or timed.
+
+    Args:
+        shape: see `device.start_afresh`.
+    """
+    start_afresh(device, shape)
     if device.type == "cpu":
         keep_freed_memory()
 

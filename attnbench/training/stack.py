@@ -5,6 +5,7 @@ training (checks, scores, checkpoints) works on the views as if it were alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,8 @@ from attnbench.settings.errors import Interrupted
 from attnbench.settings.schema import TrainSettings
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import DivergedError
-from attnbench.training.loop import EPSILON, Batch, Rates, StepReport, batch_nats, through_compiler
+from attnbench.training.loop import EPSILON, Batch, Rates, StepReport, batch_nats
+from attnbench.training.stack_linear import SplitSums
 
 MIN_STEPS_TO_COMPACT = 200
 """Steps that may be left from which on a stack leaves out its finished trainings: another recording of the step has to
@@ -124,12 +126,10 @@ class Stack:
 
     Args:
         members: their states' tensors become views of the stack, bit by bit what they were.
-        compiled, captured: see `loop.stepper`.
+        captured: replay the step as a CUDA graph.
     """
 
-    def __init__(
-        self, members: Sequence[Member], precision: str, *, compiled: bool = False, captured: bool = False
-    ) -> None:
+    def __init__(self, members: Sequence[Member], precision: str, *, captured: bool = False) -> None:
         self.members, self.settings, self.precision = list(members), members[0].settings, precision
         states = [member.state for member in self.members]
         self.device = next(states[0].model.parameters()).device
@@ -137,7 +137,6 @@ class Stack:
         self.tensors = StackedTensors(states, self.settings.weight_decay)
         self._parts: list[str] = []
         self._last: dict[Member, Batch] = {}
-        self._losses = through_compiler(self._stacked_losses, self.device) if compiled else self._stacked_losses
         self._call = CapturedCall(self._on_tensors) if captured else self._on_tensors
         # Torch's attention on a CPU has no batching rule. It is called a training at a time, as alone, and would warn
         # at every step of its backward pass.
@@ -164,8 +163,9 @@ class Stack:
 
     def _on_tensors(self, rates_R: Tensor, is_still_R: Tensor, *parts: Tensor) -> StepReport:
         parameters = self.tensors.parameters
-        with record_function("forward"), computing(self.precision, self.device):
-            loss_R = self._losses(parameters, *parts)
+        products = SplitSums() if self.device.type == "cuda" else nullcontext()
+        with record_function("forward"), computing(self.precision, self.device), products:
+            loss_R = torch.vmap(self._mean_nats)(parameters, *parts)
         # One sum: no training's loss is in another's gradient.
         with record_function("backward"), multiplying(self.precision):
             loss_R.sum().backward()
@@ -174,9 +174,6 @@ class Stack:
         for tensor in parameters.values():
             tensor.grad = None
         return StepReport(loss_R.detach(), norm_R)
-
-    def _stacked_losses(self, parameters: dict[str, Tensor], *parts: Tensor) -> Tensor:
-        return torch.vmap(self._mean_nats)(parameters, *parts)
 
     def _mean_nats(self, parameters: dict[str, Tensor], *parts: Tensor) -> Tensor:
         batch = dict(zip(self._parts, parts, strict=True))

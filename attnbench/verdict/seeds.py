@@ -24,7 +24,8 @@ from attnbench.settings.errors import UserError
 from attnbench.verdict.statistics import bounded_interval, share_interval, student_interval
 
 PER_RUN = (
-    *("learning_rate", "recipe", "not_applicable", "rate_at_edge", "rate_from", "backend", "stack", "stack_too_large"),
+    *("learning_rate", "recipe", "not_applicable", "rate_at_edge", "rate_from", "backend"),
+    *("stack", "stack_too_large", "compiled"),
     *(MIXER_OPTIONS, EVALUATION_OPTIONS, PROTOCOL),
 )
 """Settings of a run that are no axis, and may differ between the seeds of one figure. Options of an evaluation that do

@@ -10,7 +10,8 @@ import pytest
 import torch
 from probe_settings import probe_settings
 
-from attnbench.comparison.cells import Cell, execute_together, in_stacks
+from attnbench.comparison.cells import Cell, execute_together
+from attnbench.comparison.stacks import in_stacks
 from attnbench.evals.lib import scoring, solving
 from attnbench.evals.runners import stack as runner
 from attnbench.evals.runners.prepare_probe import prepare_probe
@@ -159,21 +160,28 @@ def test_a_stop_keeps_all_of_them_and_they_end_as_if_it_had_never_come(tmp_path,
         assert not (ours.folder / "failed.txt").exists()
 
 
-def test_cells_that_differ_in_numbers_alone_are_stacked(tmp_path):
-    first, other = jobs_in(tmp_path), jobs_in(tmp_path, RUNS[:1], copy_num_steps=7)
-    cells = [Cell(label=job.label, jobs=(job,)) for job in [*first[:2], *other, *first[2:]]]
-    assert [len(group) for group in in_stacks(cells, 1)] == [1] * 5
-    assert [len(group) for group in in_stacks(cells, 3)] == [3, 1, 1]
-    assert [cell.jobs[0] for cell in in_stacks(cells, 3)[0]] == first[:3]
-    assert len({job.config_hash for job in first}) == 4
-    assert first[0].shape_hash == replace(first[1], limit=5).shape_hash != other[0].shape_hash
-
-
 def test_cells_of_a_stack_are_run_as_one(tmp_path):
     jobs = jobs_in(tmp_path)
-    for group in in_stacks([Cell(label=job.label, jobs=(job,)) for job in jobs], 3):
+    for group in in_stacks([Cell(label=job.label, jobs=(job,)) for job in jobs], lambda job: 3):
         execute_together(group)
-    assert [rows_of(job)["selection"].measurement.settings["stack"] for job in jobs] == [3, 3, 3, 1]
+    assert [rows_of(job)["selection"].measurement.settings["stack"] for job in jobs] == [2, 2, 2, 2]
+
+
+@pytest.mark.slow
+def test_compiled_trainings_of_one_shape_are_compiled_once_and_have_the_numbers_of_others(tmp_path):
+    ours, theirs = jobs_in(tmp_path / "compiled"), jobs_in(tmp_path / "alone")
+    torch._dynamo.utils.counters.clear()
+    for job in ours:
+        job.compiled = True
+        run_jobs([job])
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    for job in theirs:
+        run_jobs([job])
+    for own, other in zip(ours, theirs, strict=True):
+        assert all(row.measurement.settings["compiled"] for row in rows_of(own).values())
+        logged, expected = (read_metrics(job.folder / "metrics.jsonl") for job in (own, other))
+        assert logged[0]["loss"] == pytest.approx(expected[0]["loss"], rel=1e-5)
+        assert own.config_hash == other.config_hash
 
 
 def test_one_pass_looks_at_all_trainings_of_a_stack(tmp_path, monkeypatch):

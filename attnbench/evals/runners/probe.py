@@ -76,6 +76,8 @@ class ProbeJob(Job):
     """Trainings that make its steps together with it; None: nothing was asked for but itself."""
     too_large: list[int] = field(default_factory=list)
     """Sizes of stacks that ran out of memory before this one."""
+    compiled: bool = False
+    """Its steps alone go through torch.compile, which changes their result by rounding."""
     outcome: "Outcome | None" = None
     """Result of its training in a stack; None: it trains itself."""
     config_hash: str = field(init=False)
@@ -170,6 +172,7 @@ class ProbeJob(Job):
             "learning_rate": self.train.learning_rate,
             **({"stack": self.stack} if self.stack is not None else {}),
             **({"stack_too_large": self.too_large} if self.too_large else {}),
+            **({"compiled": True} if self.compiled else {}),
             **recipe_settings(self.settings, self.not_applicable),
             MIXER_OPTIONS: mixer_options(self.mixers),
             EVALUATION_OPTIONS: {
@@ -240,7 +243,7 @@ class ProbeJob(Job):
 
     def _train_alone(self, stop: StopRequest) -> "Outcome | OutOfMemory":
         def train() -> Outcome:
-            make_ready(self.device)
+            make_ready(self.device, self.shape_hash if self.compiled else None)
             sequences = TrainingSequences(self.task, self.settings.seed, self.device)
             state, _ = self.training(sequences.batch).run(stop, shares_device=self.shares_device)
             return self.trained(state, sequences)
@@ -284,6 +287,7 @@ class ProbeJob(Job):
             checkpoint_interval=self.task.num_steps,
             # Hundreds of small trainings would bury a project in wandb; a comparison shows their scores there instead.
             mirror=None,
+            compiled=self.compiled,
             captured=self.device.type == "cuda",
         )
 

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from attnbench.settings.errors import UserError
 
-COMPILER = "torch._dynamo"
-"""Module that the first torch.compile of a process loads."""
+COMPILER = "torch._inductor.compile_fx"
+"""Module that the first torch.compile of a process loads. An operator of ours that is called loads others of the
+compiler's, torch._dynamo among them, and compiles nothing."""
 
 _shape: str | None = None
 """Name of what the last run of this process compiled."""
@@ -127,7 +128,7 @@ def start_afresh(device: torch.device, shape: str | None = None) -> None:
 def forget_compiled() -> None:
     """Drop all that torch.compile has made in this process.
 
-    A process that compiles nothing has not loaded the compiler, which takes more than a second.
+    A process that compiles nothing has not loaded the compiler, which takes seconds.
     """
     if COMPILER in sys.modules:
         torch.compiler.reset()

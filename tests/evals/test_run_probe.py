@@ -448,7 +448,7 @@ def test_the_device_is_made_ready_before_sequences_are_generated_and_timed(tmp_p
         return generate(*given)
 
     monkeypatch.setattr(type(job.task), "sequences", sequences)
-    monkeypatch.setattr(run, "start_afresh", lambda device: events.append("ready"))
+    monkeypatch.setattr(run, "start_afresh", lambda device, shape=None: events.append("ready"))
     run_jobs([job])
     assert events[0] == "ready"
     assert events.count("ready") == 1

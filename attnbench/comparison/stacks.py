@@ -20,7 +20,7 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded
 
 MEASURED = ("NVIDIA H200",)
-"""GPUs on which the numbers below were measured, see docs/results/grid_cost-h200."""
+"""GPUs on which the numbers below were measured, by bench=stacks."""
 
 ACTIVATIONS = 10**7
 """Elements of one activation of a stack's step, (R, batch, length, width), with which it fills the device: a training's

@@ -10,21 +10,22 @@ from attnbench.mixers.softmax import Softmax
 
 
 class LosesTheTail(torch.autograd.Function):
-    """The identity, whose gradient is 0 in the positions behind the last whole chunk of 64."""
+    """The identity, whose gradient is 0 in the positions behind the last whole chunk."""
 
     @staticmethod
-    def forward(ctx: Any, x_BTHK: Tensor) -> Tensor:
+    def forward(ctx: Any, x_BTHK: Tensor, chunk: int) -> Tensor:
+        ctx.chunk = chunk
         return x_BTHK.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient_BTHK: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        length = gradient_BTHK.shape[1]
-        return torch.cat([gradient_BTHK[:, : length - length % 64], 0 * gradient_BTHK[:, length - length % 64 :]], 1)
+    def backward(ctx: Any, gradient_BTHK: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        whole = gradient_BTHK.shape[1] // ctx.chunk * ctx.chunk
+        return torch.cat([gradient_BTHK[:, :whole], 0 * gradient_BTHK[:, whole:]], 1), None
 
 
-def lose_the_tail(tensors: tuple[Tensor, ...], part: int) -> list[Tensor]:
+def lose_the_tail(tensors: tuple[Tensor, ...], part: int, chunk: int = 64) -> list[Tensor]:
     """The same tensors, one of which has a wrong gradient."""
-    return [LosesTheTail.apply(tensor) if index == part else tensor for index, tensor in enumerate(tensors)]  # pyright: ignore[reportReturnType]
+    return [LosesTheTail.apply(tensor, chunk) if index == part else tensor for index, tensor in enumerate(tensors)]  # pyright: ignore[reportReturnType]
 
 
 class BrokenSoftmax(Softmax):

@@ -77,7 +77,7 @@ class LosesTheQuery(SeparateProjections):
     """A forward pass whose gradient of the query is wrong behind the last whole chunk of 64."""
 
     def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
-        hook = self.query.register_forward_hook(lambda module, inputs, query: LosesTheTail.apply(query))
+        hook = self.query.register_forward_hook(lambda module, inputs, query: LosesTheTail.apply(query, 64))
         mixed = super().forward(x_BTD, state)
         hook.remove()
         return mixed

@@ -30,7 +30,8 @@ from attnbench.machine.environment import KERNEL_LIBRARIES, environment
 from attnbench.machine.locks import device_lock
 from attnbench.machine.precision import resolve_precision
 from attnbench.mixers.base import Mixer
-from attnbench.mixers.definition import LENGTHS, PART_FACTOR, TOLERANCES, limits, worst
+from attnbench.mixers.definition import LENGTHS, PART_FACTOR, TOLERANCES, limits
+from attnbench.mixers.relative_errors import ROUNDING_FACTOR, worst
 from attnbench.results.files import replace_file
 from attnbench.results.folder import ROOT
 from attnbench.results.job import measured_by
@@ -175,7 +176,9 @@ def _head() -> list[dict[str, Any]]:
     note = (
         "Relative errors |a-b|/|b|, the worst of lengths "
         f"{', '.join(map(str, LENGTHS))}: of the output, of the input's gradient, of either at a single position, of "
-        f"the parameters' gradients. Allowed for the first two and the others: {allowed}. * is what auto chooses."
+        f"the parameters' gradients. Allowed for the first two and the others: {allowed}. Where there is more, an "
+        f"error of up to {ROUNDING_FACTOR:g} times what the same rounding does to the definition is left out, and the "
+        "length is named. * is what auto chooses."
     )
     columns = f"{'mixer':15} {'backend':11} {'precision':9} {'':7}{'output':>8}{'input':>8}{'positn':>8}{'params':>8}"
     return [
@@ -204,6 +207,11 @@ def _say_check(say: Printer, check: Check) -> None:
     say(columns, indent=2, style=STYLES.get(verdict))
     if reason:
         say(reason, indent=6, style=STYLES.get(verdict))
+    lengths = dict.fromkeys(
+        error.settings["sequence_length"] for error in check.errors if error.settings.get("beyond_rounding")
+    )
+    if lengths:
+        say(f"without what rounding does to the definition, at {', '.join(map(str, lengths))}", indent=6)
     for length, errors in check.wrong_lengths().items() if check.kind == "training" else ():
         values = ", ".join(f"{error.value:.1e}" for error in errors)
         say(f"at length {length}: {values} of {errors[-1].settings['parameter']}", indent=6, style=STYLES["wrong"])

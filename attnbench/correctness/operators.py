@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnbench.machine.precision import dtype_of, multiplying
-from attnbench.mixers.definition import exact, relative_error, worst
+from attnbench.mixers.definition import exact
+from attnbench.mixers.relative_errors import relative_error, worst
 from attnbench.ops.delta_rule import recurrent_gated_delta_rule, unit_length
 from attnbench.ops.rotary import rotate, rotation
 from attnbench.ops.softmax_attention import attend, visible

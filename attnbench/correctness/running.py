@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,18 +25,8 @@ from attnbench.machine.device import start_afresh, synchronize
 from attnbench.machine.precision import resolve_precision
 from attnbench.machine.processes import run_in_processes
 from attnbench.mixers.contract import ALL_LENGTHS, PROMISES, breach
-from attnbench.mixers.definition import (
-    MODEL,
-    TOLERANCES,
-    Computed,
-    by_backend,
-    by_definition,
-    by_state,
-    compare,
-    limits,
-    relative_error,
-    worst,
-)
+from attnbench.mixers.definition import MODEL, TOLERANCES, Computed, by_definition, by_state, deviation, limits
+from attnbench.mixers.relative_errors import relative_error, worst
 from attnbench.model.language_model import build_model
 from attnbench.settings.errors import one_line
 from attnbench.settings.schema import MixerSettings, TrainSettings
@@ -86,12 +77,14 @@ def _hold_against_definition(
         key = (check.mixer.name, check.case.name, length)
         if key not in expected:
             expected[key] = by_definition(mixer, length, check.case)
-        deviation = compare(by_backend(mixer, length, check.precision, check.case), expected[key], check.case)
+        held = deviation(mixer, length, check.precision, check.case, expected[key])
         for part, limit in allowed.items():
-            settings = {"sequence_length": length}
+            settings: dict[str, Any] = {"sequence_length": length}
+            if held.is_beyond_rounding:
+                settings |= {"beyond_rounding": True}
             if part == "parameter_gradient":
-                settings |= {"parameter": deviation.parameter}
-            check.errors.append(Error(f"{part}_error", getattr(deviation, part), limit, settings))
+                settings |= {"parameter": held.parameter}
+            check.errors.append(Error(f"{part}_error", getattr(held, part), limit, settings))
 
 
 def _hold_decoding(check: Check, device: torch.device, expected: dict[tuple[str, str, int], Computed]) -> None:

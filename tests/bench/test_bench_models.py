@@ -50,11 +50,11 @@ def test_a_mixer_is_held_against_its_definition_at_the_width_and_precision_that_
 ):
     widths, errors = set(), {}
 
-    def compare(actual, expected, shape):
+    def deviation(mixer, length, precision, shape):
         widths.add(shape.head_width)
         return Deviation(output=errors["at"], input_gradient=0.0, position=0.0, parameter_gradient=0.0, parameter="")
 
-    monkeypatch.setattr(gate, "compare", compare)
+    monkeypatch.setattr(gate, "deviation", deviation)
     # Heads of 128 channels are given no more than those of 64.
     for errors["at"], wrong in ((0.9 * allowed, False), (1.1 * allowed, True)):
         with pytest.raises(gate.GateError) if wrong else nullcontext():

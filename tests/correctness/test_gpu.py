@@ -20,7 +20,7 @@ from attnbench.correctness.checks import build_mixer
 from attnbench.evals.lib.step_cost import Repetition
 from attnbench.machine.device import forget_compiled
 from attnbench.machine.precision import multiplying
-from attnbench.mixers.definition import LENGTHS, MODEL, TOLERANCES, by_backend, by_definition, compare
+from attnbench.mixers.definition import LENGTHS, MODEL, TOLERANCES, deviation
 from attnbench.model.language_model import build_model, resolve_mixer
 from attnbench.ops.attention_kernels import IMPLEMENTATIONS
 from attnbench.settings.errors import UserError
@@ -51,8 +51,8 @@ def test_a_backend_is_the_definition_in_outputs_and_gradients(name, backend, pre
     if (backend, precision) == ("fla", "float32"):
         pytest.skip("it multiplies in TF32, whatever torch's setting is")
     mixer = built(name, backend, precision)
-    deviation = compare(by_backend(mixer, length, precision), by_definition(mixer, length))
-    assert deviation.is_within(TOLERANCES[precision]), deviation
+    held = deviation(mixer, length, precision)
+    assert held.is_within(TOLERANCES[precision]), held
 
 
 @pytest.mark.parametrize("length", [*LENGTHS, 64])

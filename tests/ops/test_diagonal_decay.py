@@ -11,7 +11,8 @@ import torch
 from library_forms import naive_form
 from torch import Tensor
 
-from attnbench.mixers.definition import PART_FACTOR, TOLERANCES, position_error, relative_error
+from attnbench.mixers.definition import PART_FACTOR, TOLERANCES
+from attnbench.mixers.relative_errors import position_error, relative_error
 from attnbench.ops.diagonal_decay import (
     DiagonalInputs,
     chunked_diagonal_decay,

@@ -11,16 +11,8 @@ import torch
 from torch import Tensor
 
 from attnbench.correctness.checks import build_mixer
-from attnbench.mixers.definition import (
-    PART_FACTOR,
-    TOLERANCES,
-    Case,
-    by_backend,
-    by_definition,
-    compare,
-    relative_error,
-    worst,
-)
+from attnbench.mixers.definition import PART_FACTOR, TOLERANCES, Case, deviation
+from attnbench.mixers.relative_errors import relative_error, worst
 from attnbench.settings.schema import MixerSettings
 
 MAX_WEIGHTS = 2**30
@@ -123,8 +115,7 @@ def mixer_error(mixer: MixerSettings, head_width: int, device: torch.device, pre
     """
     case = Case(name="as timed", head_width=head_width)
     layer = build_mixer(mixer, device, case)
-    actual, expected = by_backend(layer, MIXER_LENGTH, precision, case), by_definition(layer, MIXER_LENGTH, case)
-    deviation = compare(actual, expected, case)
-    if not deviation.is_within(TOLERANCES[precision] * case.slack):
-        raise GateError(f"its layer is not its definition: {deviation}")
-    return max(deviation.output, deviation.input_gradient)
+    held = deviation(layer, MIXER_LENGTH, precision, case)
+    if not held.is_within(TOLERANCES[precision] * case.slack):
+        raise GateError(f"its layer is not its definition: {held}")
+    return max(held.output, held.input_gradient)

@@ -61,7 +61,8 @@ class FlaLayer(Adapter):
             raise UserError(f"{words}: needs CUDA and flash-linear-attention ({INSTALL}), not device={device_type}")
         if util.find_spec("fla") is None:
             raise UserError(f"{words}: flash-linear-attention is not installed; run: {INSTALL}")
-        refuse_miscompiled_gates(words, torch.cuda.get_device_capability(), metadata.version("triton"))
+        capability, otherwise = torch.cuda.get_device_capability(), "take a mixer of attnbench's own with backend=torch"
+        refuse_miscompiled_gates(words, capability, metadata.version("triton"), otherwise)
         return backend
 
     @property

@@ -19,19 +19,22 @@ def require_fla(setting: str, device_type: str) -> None:
         raise UserError(f"{setting}: not installed; run: pip install 'flash-linear-attention>=0.6,<0.7'")
 
 
-def refuse_miscompiled_gates(setting: str, capability: tuple[int, int], triton_version: str) -> None:
+def refuse_miscompiled_gates(
+    setting: str, capability: tuple[int, int], triton_version: str, otherwise: str = "use backend=torch"
+) -> None:
     """Raise UserError where Triton miscompiles the library's gated kernels: 3.4.0 to 3.7.0 on Hopper.
 
     The library would raise by itself, but only in the first backward pass.
 
     Args:
         capability: compute capability of the device; Hopper's is 9.
+        otherwise: the way out without another Triton.
     """
     release = tuple(int(part) for part in triton_version.split("+")[0].split(".")[:3] if part.isdigit())
     if capability[0] == 9 and (3, 4, 0) <= release < (3, 7, 1):
         raise UserError(
             f"{setting}: triton {triton_version} miscompiles flash-linear-attention's gated kernels on Hopper; "
-            "install triton>=3.7.1 or use backend=torch"
+            f"install triton>=3.7.1 or {otherwise}"
         )
 
 

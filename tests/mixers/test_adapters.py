@@ -162,6 +162,16 @@ def test_a_layer_of_the_library_says_on_a_cpu_what_it_needs() -> None:
         compose([*TINY[:-1], "attn=fla"])
 
 
+def test_a_compiler_that_is_wrong_about_the_library_is_refused_without_naming_a_backend_it_has_not(monkeypatch) -> None:
+    of_layer = "attnbench.mixers.fla_layer"
+    monkeypatch.setattr(f"{of_layer}.util.find_spec", lambda name: object())
+    monkeypatch.setattr(f"{of_layer}.metadata.version", lambda name: "3.6.0")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
+    words = r"^attn=fla attn\.layer=GLA: triton 3\.6\.0 .*; install triton>=3\.7\.1 or take a mixer of attnbench's own"
+    with pytest.raises(UserError, match=words):
+        FlaLayer.choose_backend({"layer": "GLA", "backend": "auto"}, device_type="cuda", precision="bfloat16")
+
+
 @pytest.fixture
 def library(monkeypatch) -> None:
     """A stand-in with the library's shape: a constructor that swallows every word, an output of three."""

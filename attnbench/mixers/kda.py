@@ -30,7 +30,8 @@ class KimiDeltaAttention(DiagonalMixer):
     -MAX_FORGETTING. With decays that are alike in a head's channels it is Gated DeltaNet.
 
     Its defaults: K = V = 128, convolution over 4, no positions, RMS norm, a sigmoid gate of low rank, both ranks V.
-    Ours differs in maps of low rank without biases but the decay's, and in `decay_init`.
+    Ours differs in maps of low rank without biases but the decay's, an eps of 1e-6 in the norm, theirs 1e-5, and
+    `decay_init`, whose `paper` is as flash-linear-attention 0.6 has it.
 
     Args:
         num_heads: null for dim / head_width; the inner widths need not add up to dim.

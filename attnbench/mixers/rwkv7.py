@@ -51,7 +51,13 @@ class RWKV7(DiagonalMixer):
     residual, which mixes the first layer's values into those of the others, cannot pass a mixer's interface and is left
     out. Its query is not scaled, which to the norm of y matters through the eps alone; the bonus is of the unscaled one
     here too. It norms each head by a group norm with a bias, we by RMS. Its output gate is up(sigmoid(down(x))), ours
-    the sigmoid of up(down(x)). Its matrices begin at zero or orthogonal, ours as all of this bench. `decay_init`.
+    the sigmoid of up(down(x)). Its matrices begin at zero, orthogonal or uniform, its norm's gain at ((1 + layer) /
+    num_layers)^0.7, ours as all of this bench. `decay_init`.
+
+    Initial values are those of its authors' code (RWKV-LM) at the paper's time, but for the bonus, then 0 and now -0.04
+    there. Since then that code, and flash-linear-attention 0.6 with it, begins elsewhere: decay_bias at -5.5 + 6 p + 2.5
+    zigzag, p a power of the channel, rate_bias around -0.19, key_removal around 0.71, key_blend at 1.02, and ranks of
+    2.5 sqrt(dim) and 5 sqrt(dim).
 
     Args:
         num_heads: null for dim / head_width; the inner widths need not add up to dim.
@@ -66,8 +72,8 @@ class RWKV7(DiagonalMixer):
         output_norm: RMS norm with a learned gain over each head's output, before bonus, gate and projection.
         output_gate: multiply the output by silu(gate(x)) or sigmoid(gate(x)); none: no gate.
         token_shift: each map reads a mixture of the position and the one before; false: the position alone.
-        decay_rank, rate_rank, gate_rank: of the maps to log a, alpha and the gate; null: the reference's, about
-            1.8 sqrt(dim) for the first two and 0.6 dim^0.8, in steps of 32.
+        decay_rank, rate_rank, gate_rank: of the maps to log a, alpha and the gate; null: the authors' of that time,
+            about 1.8 sqrt(dim) for the first two and 0.6 dim^0.8, in steps of 32.
         decay_init: initial decay_bias. spread: half-lives of 693 down to 1.7 positions, evenly by ratio over all
             channels, the slowest first. paper: -6.5 to -1.5, by a power of the channel that grows with the layer:
             half-lives of 761 down to 6.3.
@@ -129,7 +135,7 @@ class RWKV7(DiagonalMixer):
         self.bonus = nn.Parameter(torch.empty(shape))
 
     def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
-        """Set the decay's biases as `decay_init` has it, and all else that is no matrix as the paper's code."""
+        """Set the decay's biases as `decay_init` has it, and all else that is no matrix as the class says."""
         depth = self.layer / max(self.num_layers - 1, 1)
         with torch.no_grad():
             self.rate_bias.zero_()

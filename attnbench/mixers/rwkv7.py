@@ -55,9 +55,9 @@ class RWKV7(DiagonalMixer):
     num_layers)^0.7, ours as all of this bench. `decay_init`.
 
     Initial values are those of its authors' code (RWKV-LM) at the paper's time, but for the bonus, then 0 and now -0.04
-    there. Since then that code, and flash-linear-attention 0.6 with it, begins elsewhere: decay_bias at -5.5 + 6 p + 2.5
-    zigzag, p a power of the channel, rate_bias around -0.19, key_removal around 0.71, key_blend at 1.02, and ranks of
-    2.5 sqrt(dim) and 5 sqrt(dim).
+    there. Since then that code, and flash-linear-attention 0.6 with it, begins elsewhere: decay_bias at -5.5 + 6 p +
+    2.5 zigzag, p a power of the channel, rate_bias around -0.19, key_removal around 0.71, key_blend at 1.02, and ranks
+    of 2.5 sqrt(dim) and 5 sqrt(dim).
 
     Args:
         num_heads: null for dim / head_width; the inner widths need not add up to dim.

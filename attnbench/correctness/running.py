@@ -28,7 +28,7 @@ from attnbench.mixers.contract import ALL_LENGTHS, PROMISES, breach
 from attnbench.mixers.definition import MODEL, TOLERANCES, Computed, by_definition, by_state, deviation, limits
 from attnbench.mixers.relative_errors import relative_error, worst
 from attnbench.model.language_model import build_model
-from attnbench.settings.errors import one_line
+from attnbench.settings.errors import UserError, one_line
 from attnbench.settings.schema import MixerSettings, TrainSettings
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.loop import Batch, stepper
@@ -65,7 +65,11 @@ def run(check: Check, device: torch.device, expected: dict[tuple[str, str, int],
         else:
             check.seconds = first_step_seconds(check.mixer, device)
     except Exception as error:
-        check.failure = one_line(error)
+        # A mixer may refuse the value that a case gives to its option.
+        if check.case.options and isinstance(error, UserError):
+            check.refusal = str(error)
+        else:
+            check.failure = one_line(error)
 
 
 def _hold_against_definition(

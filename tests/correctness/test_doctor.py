@@ -264,6 +264,16 @@ def test_every_case_is_one_of_some_mixer(case):
     assert bool(found) == (case.precisions != ("tf32",) and not without)
 
 
+def test_a_value_that_the_mixer_refuses_is_no_wrong_kernel():
+    half = Case(name="half a tap", lengths=(5,), options={"conv_size": 0.5})
+    found = list(case_checks(from_yaml("linear"), half, CPU))
+    assert found
+    for check in found:
+        run(check, CPU, {})
+        assert check.refusal == "attn.conv_size=0.5: must be an integer"
+        assert not check.is_wrong
+
+
 def test_a_first_step_that_fails_is_an_error_and_is_kept(diagnosed, monkeypatch):
     def first_step(mixer, device):
         if mixer.name == "softmax":

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import yaml
 from torch import Tensor
@@ -38,6 +39,8 @@ from attnbench.training.loop import Batch
 
 MIXERS = sorted(path.stem for path in (CONF / "attn").glob("*.yaml") if ": ???" not in path.read_text())
 """The yamls that are a mixer as they stand, with nothing that must be given."""
+OPERATORS = ("fox", "gated_deltanet", "kda", "linear", "mlstm", "simple_gla", "softmax")
+"""A mixer for each operator of ops/ that mixes."""
 PROFILED = sorted(yaml.safe_load((CONF / "bench" / "profile.yaml").read_text())["mixers"])
 """Mixers of conf/bench/profile.yaml."""
 BENCHES = sorted(path.stem for path in (CONF / "bench").glob("*.yaml"))
@@ -51,6 +54,11 @@ TINY_RUN = [
 PATHS = ("outputs_dir=", "data.path=")
 VOCABULARY = [*"abcdefgh\n", "\N{REPLACEMENT CHARACTER}"]
 SEQ_LEN = 16
+
+
+def one_an_operator(names: Sequence[str] = MIXERS) -> list[Any]:
+    """Parameters of a test that takes long and is of code that mixers share: all but OPERATORS are slow."""
+    return [name if name in OPERATORS else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 class WeightReads(TorchDispatchMode):

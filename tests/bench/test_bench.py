@@ -81,6 +81,7 @@ def test_complete_cells_are_not_measured_again_and_cells_cut_off_are(run):
     assert all(path.stat().st_mtime_ns != before[path] for path in paths)
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_a_run_that_was_cut_off_is_published_and_reported_with_the_cells_that_are_missing(tmp_path, run):
     (folder,) = run("attention", "bench.lengths=[16,32,33]")
     (folder / "results.csv").unlink()
@@ -98,6 +99,7 @@ def test_a_run_that_was_cut_off_is_published_and_reported_with_the_cells_that_ar
     assert "results/attention-0001.jsonl" in write_report(folder).read_text()
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_precisions_are_jobs_of_a_sweep_share_a_table_and_are_apart_in_a_report(tmp_path, run, capsys):
     folders = run("attention", "-m", "precision=float32,bfloat16")
     printed = capsys.readouterr().out

@@ -131,6 +131,7 @@ def test_the_page_has_a_table_of_operators_for_every_step(ran):
     assert "Operators of attention: textbook, 32 positions" in titles
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_the_report_draws_the_parts(ran, tmp_path):
     folder, _ = ran
     page = write_report(folder, target=tmp_path).read_text()

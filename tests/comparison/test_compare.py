@@ -592,6 +592,7 @@ def test_a_plan_with_a_reference_runs_it_again_as_a_control_outside_the_family(t
         check_plan(plan(text, seeds=[0, 50], reference="softmax"))
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_a_plan_says_what_it_does_not_test_and_how_many_seeds_that_would_take(text, tmp_path, ran, capsys):
     given = settings(text, tmp_path, evaluations=["copy", "perplexity"], tested=["perplexity"], report=True)
     folder = compared(given)

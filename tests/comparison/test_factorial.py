@@ -17,7 +17,7 @@ FACTORS = {
 }
 VARIANTS = {"softmax": ["attn=softmax"], "odd": ["attn=softmax", "attn.num_heads=3"]}
 
-pytestmark = pytest.mark.usefixtures("one_thread", "given_ceiling")
+pytestmark = pytest.mark.usefixtures("one_thread", "given_ceiling", "without_charts")
 
 
 def test_a_factorial_is_run_and_shown_by_its_effects_and_says_what_it_lacks(text, tmp_path, monkeypatch, capsys):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from decoding import prompt, small_model
 from runs import SETTINGS
-from small import MIXERS, WeightReads, mixer_settings
+from small import MIXERS, WeightReads, mixer_settings, one_an_operator
 
 from attnbench.cli.compose import compose
 from attnbench.evals import inference
@@ -30,7 +30,7 @@ def subject(text: Path, *overrides: str) -> Run:
     return prepare(compose([*SETTINGS, f"data.path={text}", *overrides]))
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", one_an_operator())
 def test_every_setting_has_its_rows(text, name):
     rows = list(Inference(**SETTINGS_OF_TWO).run(subject(text, f"attn={name}", "match=none")))
     assert [(row.metric, *row.settings.values()) for row in rows] == [
@@ -54,8 +54,8 @@ def test_the_speeds_are_tokens_over_time(text, monkeypatch):
     assert speeds[DECODE, 48, 3] == (3 / 2e-3, 3 / 4e-3, 3 / 1e-3)
 
 
-@pytest.mark.parametrize("length", [5, 300])
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("length", [pytest.param(5, marks=pytest.mark.slow), 300])
+@pytest.mark.parametrize("name", one_an_operator())
 def test_what_is_decoded_follows_the_prompt(name, length, monkeypatch):
     """Each step is timed behind the whole prompt, which is read in pieces, and what was decoded since."""
     model, tokens_BT, seen = small_model(name), prompt(length), []

@@ -22,6 +22,7 @@ from mixer_building import (
     output_and_gradients,
     read,
 )
+from small import one_an_operator
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
@@ -74,41 +75,83 @@ def changes_of(name):
 
 
 every_mixer = pytest.mark.parametrize("name", mixer_names())
+one_mixer_an_operator = pytest.mark.parametrize("name", one_an_operator(mixer_names()))
+"""Each tracing takes a second; those of the other mixers are among the slow tests."""
 
 ONE_LENGTH, EVERY_LENGTH = replace(CASE, lengths=(65,)), replace(CASE, lengths=ALL_LENGTHS.lengths)
+"""One more than a chunk of 16, 32 or 64."""
 BY_LENGTH = (shape_and_dtype, definition, forgetting, pieces)
-"""Promises that are checked at each of a case's lengths: here at one, one more than a chunk of 16, 32 or 64, and among
-the slow tests at all."""
-AT_ONE_LENGTH = [pytest.param(promise, ONE_LENGTH, id=promise.check.__name__) for promise in PROMISES]
-AT_EVERY_LENGTH = [
-    pytest.param(promise, EVERY_LENGTH, id=f"{promise.check.__name__}-every_length", marks=pytest.mark.slow)
-    for promise in PROMISES
-    if promise.check in BY_LENGTH
-]
-every_option = pytest.mark.parametrize(
-    ("name", "change"), [pair for name in mixer_names() for pair in changes_of(name)], ids=str
-)
+"""Promises that are checked at each of a case's lengths."""
+OF_NUMBERS = (definition, forgetting, pieces)
+"""Promises that another precision may break: those on what depends on what are of the code, which is the same."""
+CHECKS = tuple(promise.check for promise in PROMISES)
+OF_THE_RECURRENCE = (definition, pieces, gradients)
+"""Promises that an option of the recurrence alone may break; where it forgets, each mixer is looked at as it stands."""
+
+
+def breaches(build_one, case, checked, allowed_to_break=()):
+    """Words on each of these promises that is broken, by the promise's."""
+    promises = [promise for promise in PROMISES if promise.check in checked and promise.check not in allowed_to_break]
+    found = {promise.words: breach(promise, build_one, case) for promise in promises}
+    return {words: broken for words, broken in found.items() if broken}
+
+
+def without_state(name, **change):
+    """Checks of a state, where the backend that is chosen only trains."""
+    only_trains = backend(name, **change) in read(name)[0].trains_only
+    return [promise.check for promise in PROMISES if promise.needs_state] if only_trains else []
+
+
+def slow(*values, name):
+    return pytest.param(*values, id=name, marks=pytest.mark.slow)
 
 
 @every_mixer
-@pytest.mark.parametrize(("promise", "case"), [*AT_ONE_LENGTH, *AT_EVERY_LENGTH])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_keeps_its_promises(name, promise, case, dtype):
-    if promise.needs_state and backend(name) in read(name)[0].trains_only:
-        pytest.skip(f"{backend(name)} only trains")
-    if name == "mlstm" and dtype == torch.bfloat16 and promise.check is definition and case is EVERY_LENGTH:
-        pytest.skip(
-            "where its total nearly vanishes, its output is the rounding of bfloat16 inputs, times a large number"
-        )
-    assert breach(promise, lambda: build(name, dtype=dtype), case) == ""
+@pytest.mark.parametrize(
+    ("dtype", "case", "checked"),
+    [
+        pytest.param(torch.float32, ONE_LENGTH, CHECKS, id="float32"),
+        pytest.param(torch.float64, ONE_LENGTH, OF_NUMBERS, id="float64"),
+        pytest.param(torch.bfloat16, ONE_LENGTH, (shape_and_dtype, *OF_NUMBERS), id="bfloat16"),
+        slow(torch.float64, ONE_LENGTH, CHECKS, name="float64-all"),
+        slow(torch.bfloat16, ONE_LENGTH, CHECKS, name="bfloat16-all"),
+        slow(torch.float32, EVERY_LENGTH, BY_LENGTH, name="float32-every_length"),
+        slow(torch.float64, EVERY_LENGTH, BY_LENGTH, name="float64-every_length"),
+        slow(torch.bfloat16, EVERY_LENGTH, BY_LENGTH, name="bfloat16-every_length"),
+    ],
+)
+def test_keeps_its_promises(name, dtype, case, checked):
+    allowed = without_state(name)
+    if name == "mlstm" and dtype == torch.bfloat16 and case is EVERY_LENGTH:
+        # Where its total nearly vanishes, its output is the rounding of bfloat16 inputs, times a large number.
+        allowed = [*allowed, definition]
+    assert breaches(lambda: build(name, dtype=dtype), case, checked, allowed) == {}
 
 
-@every_option
-@pytest.mark.parametrize(("promise", "case"), AT_ONE_LENGTH)
-def test_keeps_its_promises_with_options(name, change, promise, case):
-    if change not in SHARED and promise.check not in (definition, forgetting, pieces, gradients):
-        pytest.skip("an option of the recurrence alone")
-    assert breach(promise, lambda: build(name, dtype=torch.float64, **change), case) == ""
+BARE = {"rotary_theta": None, "conv_size": 0, "output_norm": False, "output_gate": "none"}
+EVERYTHING = {"rotary_theta": 100.0, "conv_size": 4, "qk_norm": True, "output_norm": True, "output_gate": "sigmoid"}
+"""Nothing, and all that can stand around a mixing, at once; a norm of keys that a recurrence needs stays."""
+
+
+@every_mixer
+@pytest.mark.parametrize("change", [BARE, EVERYTHING], ids=["bare", "everything"])
+def test_keeps_its_promises_with_nothing_and_with_everything_around_it(name, change):
+    allowed = without_state(name, **change)
+    assert breaches(lambda: build(name, dtype=torch.float64, **change), ONE_LENGTH, CHECKS, allowed) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        pytest.param(name, change, id=f"{name}-{change}", marks=[pytest.mark.slow] * (change in SHARED))
+        for name, change in itertools.chain(*map(changes_of, mixer_names()))
+    ],
+)
+def test_keeps_its_promises_with_options(name, change):
+    """One by one those around a mixing are among the slow tests: they are the same code in every mixer."""
+    checked = CHECKS if change in SHARED else OF_THE_RECURRENCE
+    allowed = without_state(name, **change)
+    assert breaches(lambda: build(name, dtype=torch.float64, **change), ONE_LENGTH, checked, allowed) == {}
 
 
 @pytest.mark.parametrize(
@@ -116,9 +159,9 @@ def test_keeps_its_promises_with_options(name, change, promise, case):
 )
 def test_flops_are_those_of_the_definition(name, change):
     """To the operation, where the contract asks for as many within a factor."""
-    mixer, x = build(name, **change), example_input(3, 13)
-    if "_flops(length, self." not in inspect.getsource(type(mixer).mixing_flops):
+    if "_flops(length, self." not in inspect.getsource(read(name)[0].mixing_flops):
         pytest.skip("its definition is no operator of ops/, whose formula torch would count")
+    mixer, x = build(name, **change), example_input(3, 13)
     with FlopCounterMode(display=False) as counter:
         mixer.reference(x)
     weights = sum(module.weight.numel() for module in mixer.modules() if isinstance(module, nn.Linear))
@@ -126,17 +169,17 @@ def test_flops_are_those_of_the_definition(name, change):
 
 
 @every_mixer
-@pytest.mark.parametrize("position", [0, 63, 64, 100])
-def test_sees_all_of_the_past(name, position):
+def test_sees_all_of_the_past(name):
     x = example_input(2, 133).requires_grad_()
     mixer = build(name)
     y, _ = mixer(x)
-    (gradient,) = torch.autograd.grad(y[:, position].square().sum(), x)
-    # Every earlier position counts, the oldest too, of those in the window where there is one.
-    window = getattr(mixer, "window", None)
-    first = 0 if window is None else max(0, position + 1 - window)
-    assert gradient[:, first : position + 1].abs().amax(-1).gt(0).all()
-    assert not gradient[:, :first].any()
+    for position in (0, 63, 64, 100):
+        (gradient,) = torch.autograd.grad(y[:, position].square().sum(), x, retain_graph=True)
+        # Every earlier position counts, the oldest too, of those in the window where there is one.
+        window = getattr(mixer, "window", None)
+        first = 0 if window is None else max(0, position + 1 - window)
+        assert gradient[:, first : position + 1].abs().amax(-1).gt(0).all(), position
+        assert not gradient[:, :first].any(), position
 
 
 BROKEN = {
@@ -218,6 +261,7 @@ def test_vmap_over_stacked_parameters(name):
             assert_near(stacked[key].grad[run], value.grad, 1e-4, key)
 
 
+@pytest.mark.slow
 @every_mixer
 def test_compiles_without_a_break(name):
     mixer = build(name)
@@ -229,11 +273,7 @@ def test_compiles_without_a_break(name):
         assert_near(actual[what], expected, 2e-5, what)
 
 
-EVERYTHING = {"rotary_theta": 100.0, "conv_size": 4, "qk_norm": True, "output_norm": True, "output_gate": "sigmoid"}
-"""All that can stand around a mixing, at once."""
-
-
-@every_mixer
+@one_mixer_an_operator
 def test_compiles_and_stacks_with_everything_around_it(name):
     mixer = build(name, **EVERYTHING)
     if backend(name) in mixer.without_vmap:

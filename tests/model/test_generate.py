@@ -14,7 +14,7 @@ import torch
 from decoding import MODEL, prompt, small_model
 from safetensors.torch import load_file, save_file
 from scripts_here import run_here
-from small import MIXERS, TINY_RUN, VOCABULARY, mixer_settings
+from small import MIXERS, OPERATORS, TINY_RUN, VOCABULARY, mixer_settings
 from torch import Tensor
 
 from attnbench.cli.commands import encode_prompt, write_text
@@ -45,8 +45,15 @@ def writer(model, chosen_by: Sampling, batch_size: int = 3, max_length: int = 33
     return Writer(model, chosen_by, batch_size=batch_size, max_length=max_length, dtype=torch.float32, captured=False)
 
 
-@pytest.mark.parametrize("length", [1, 5, 300])
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize(
+    ("length", "name"),
+    [
+        *((5, name) for name in MIXERS),
+        *((300, name) for name in OPERATORS),
+        *(pytest.param(1, name, marks=pytest.mark.slow) for name in MIXERS),
+        *(pytest.param(300, name, marks=pytest.mark.slow) for name in MIXERS if name not in OPERATORS),
+    ],
+)
 def test_the_text_is_the_same_by_cache_and_by_recomputation(name, length):
     model, prompt_BT = small_model(name), prompt(length)
     by_cache = written(writer(model, sampling()).write(prompt_BT, 30))

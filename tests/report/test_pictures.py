@@ -149,6 +149,7 @@ def test_positions_are_drawn_where_their_bucket_ends(summed):
     assert points == [1, 2, 4, 8, 16, 32, 64, 128, 256]
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_a_sample_a_variant_is_shown_bounded_and_escaped(inputs, experiment):
     (samples,) = [block for block in sample_section(inputs).blocks if isinstance(block, Samples)]
     assert [sample.label for sample in samples.shown] == [f"{name}, seed 0" for name in SKILL]
@@ -167,6 +168,7 @@ def test_a_sample_that_is_none_is_named(experiment, tmp_path):
         sample_section(read_inputs(folder))
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_what_came_out_of_the_control_and_of_freezing_stands_under_the_answer(experiment, tmp_path):
     folder = shutil.copytree(experiment, tmp_path / "demo", ignore=shutil.ignore_patterns("report"))
     record = json.loads((folder / "comparison.json").read_text())

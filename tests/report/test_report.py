@@ -110,6 +110,7 @@ def of(summed, evaluation, metric=None):
     return [f for f in summed if f.evaluation == evaluation and metric in (None, f.metric)]
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_a_sweep_s_trainings_of_one_variant_are_told_apart(tmp_path):
     folder = write_experiment(tmp_path / "sweep", seeds=1, record=False, evaluations=["perplexity", "throughput"])
     for path in sorted(folder.glob("**/results")):
@@ -309,6 +310,7 @@ def test_a_file_that_was_cut_off_is_used_and_named(experiment, tmp_path):
     assert read_inputs(folder).incomplete == ["cells/0-copy-seed0/results/rows.jsonl"]
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_few_seeds_decide_nothing_and_the_seeds_that_would_are_named(tmp_path):
     folder = write_experiment(tmp_path / "demo", seeds=2, evaluations=["recall"], record=False)
     page = Page(write_report(folder))
@@ -399,6 +401,7 @@ def test_an_axis_with_one_value_makes_a_line_a_variant(summed):
     assert [str(line[1]).split(" ")[0] for line in table.lines] == [f.text for f in own]
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_a_plot_with_one_value_is_a_table_on_the_page(tmp_path):
     folder = write_experiment(tmp_path / "demo", evaluations=["recall"], seeds=2, record=False)
     rows = [row for row in read_inputs(folder).rows if row.measurement.settings["num_pairs"] == 16]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from small import MIXERS, VOCABULARY, fresh_state, record
+from small import VOCABULARY, fresh_state, one_an_operator, record
 
 from attnbench.training.sample import NUM_CHARACTERS, NUM_PROMPT, SAMPLE, write_sample
 
@@ -16,7 +16,7 @@ def written(folder, model) -> dict:
     return json.loads((folder / SAMPLE).read_text())
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", one_an_operator())
 def test_a_sample_goes_on_from_the_text_with_known_characters_alike_each_time(name, tmp_path):
     model = fresh_state(name).model
     sample = written(tmp_path / "first", model)

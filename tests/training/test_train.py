@@ -15,7 +15,18 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from small import MIXERS, PROFILED, SEQ_LEN, TRAIN, VOCABULARY, assert_equal_numbers, batch_of, fresh_state, numbers_of
+from small import (
+    MIXERS,
+    PROFILED,
+    SEQ_LEN,
+    TRAIN,
+    VOCABULARY,
+    assert_equal_numbers,
+    batch_of,
+    fresh_state,
+    numbers_of,
+    one_an_operator,
+)
 from torch._dynamo.backends.debugging import aot_eager
 from torch._functorch._aot_autograd.autograd_cache import check_cacheable
 
@@ -459,7 +470,7 @@ def test_a_backward_pass_has_the_products_of_its_forward_pass(precision, product
     assert seen == [products, products]
 
 
-@pytest.mark.parametrize("name", ["softmax", "gated_deltanet"])
+@pytest.mark.parametrize("name", [pytest.param("softmax", marks=pytest.mark.slow), "gated_deltanet"])
 def test_a_compiled_step_trains_to_the_same_losses(name, monkeypatch):
     # Two chunks: at one, torch's fake kernel of softplus's gradient has other strides than its real one, and
     # aot_eager, which alone calls the real one, falls over it.
@@ -488,7 +499,7 @@ def test_a_compiled_step_trains_to_the_same_losses(name, monkeypatch):
     assert len(graphs) == 1
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", one_an_operator())
 def test_what_was_traced_can_be_kept_for_the_next_process(name, monkeypatch):
     """A single operator that torch cannot keep has every process trace the whole step anew, for seconds."""
     checked = []

@@ -48,6 +48,17 @@ def root() -> Path:
     return ROOT
 
 
+@pytest.fixture(scope="session", autouse=True)
+def leaves_short_samples_and_no_pixels_and_waits_for_no_disk() -> Iterator[None]:
+    """Save what takes most of a small training, a sample of 300 characters, most of a report, charts in pixels, and
+    milliseconds for each file. test_sample.py, test_report.py and test_disk.py hold these."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attnbench.report.look.to_png", lambda svg: b"")
+        patch.setattr("attnbench.training.sample.NUM_CHARACTERS", 30)
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def leaves_loaded_modules_out_of_garbage_collection() -> None:
     """Save every measurement, which begins with a collection, a third of a second."""
@@ -82,7 +93,6 @@ def given_ceiling(monkeypatch) -> None:
 def without_charts(monkeypatch) -> None:
     """Let reports have empty charts: drawing them takes seconds."""
     monkeypatch.setattr("attnbench.report.look.to_svg", lambda picture: "<svg/>")
-    monkeypatch.setattr("attnbench.report.look.to_png", lambda svg: b"")
 
 
 @pytest.fixture(autouse=True)

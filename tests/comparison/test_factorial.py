@@ -17,6 +17,9 @@ FACTORS = {
 }
 VARIANTS = {"softmax": ["attn=softmax"], "odd": ["attn=softmax", "attn.num_heads=3"]}
 
+FEW, FEW_VALIDATED = {"perplexity_characters": 200}, "train.validation_characters=200"
+"""Characters that are scored: all of them take longer than the trainings."""
+
 pytestmark = pytest.mark.usefixtures("one_thread", "given_ceiling", "without_charts")
 
 
@@ -25,7 +28,7 @@ def test_a_factorial_is_run_and_shown_by_its_effects_and_says_what_it_lacks(text
     monkeypatch.setenv("COLUMNS", "80")
     plan = PlanSettings(
         name="parts",
-        overrides=[*TINY_RUN, f"data.path={text}", *smoke_words("recall")],
+        overrides=[*TINY_RUN, f"data.path={text}", *smoke_words("recall", "perplexity", **FEW), FEW_VALIDATED],
         variants=expand(VARIANTS, FACTORS, "full"),
         factors=FACTORS,
         rank=[],

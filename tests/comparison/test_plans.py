@@ -40,7 +40,7 @@ def test_the_published_sizes_are_those_of_the_published_table(variant, parameter
     assert built.num_parameters() == pytest.approx(parameters, rel=0.01)
 
 
-@pytest.mark.parametrize(("fraction", "num_variants"), [("half", 24), ("full", 48)])
+@pytest.mark.parametrize(("fraction", "num_variants"), [("half", 24), pytest.param("full", 48, marks=pytest.mark.slow)])
 def test_the_factorial_is_so_many_different_models_of_equal_size(fraction, num_variants):
     own = plan("plan=factorial", f"plan.fraction={fraction}")
     assert len(own.variants) == num_variants

@@ -156,7 +156,7 @@ def test_a_stop_before_anything_is_there_to_save_is_heard_at_once(folder, monkey
     assert left_of(run(settings)) == left_of(run(compose_once(words(folder, outputs="whole"))))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_while_torch_loads_ends_the_command(number, folder):
     process = subprocess.Popen(
         command(*words(folder, outputs="never")), cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True

@@ -81,7 +81,7 @@ def ended(opened: Callable[[], int], streams: set[str], *command: str) -> tuple[
     ("opened", "streams"),
     [
         (closed_pipe, {"stdout", "stderr"}),
-        (full_disk, {"stdout"}),
+        pytest.param(full_disk, {"stdout"}, marks=pytest.mark.slow),
         pytest.param(closed_terminal, {"stdout", "stderr"}, marks=pytest.mark.slow),
         pytest.param(full_disk, {"stderr"}, marks=pytest.mark.slow),
     ],

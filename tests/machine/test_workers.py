@@ -180,7 +180,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_a_parent_that_is_stopped_stops_its_workers_after_they_have_saved(number, tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(PARENT)

@@ -193,6 +193,7 @@ def test_a_model_whose_logits_are_not_finite_writes_nothing(how, folder, monkeyp
     assert said.out.strip() in ("", "the")
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_is_no_error(folder, root):
     command = f"{sys.executable} scripts/generate.py run={folder} device=cpu num_tokens=3000 prompt=the | head -c 9"
     done = subprocess.run(["bash", "-c", command], cwd=root, capture_output=True, text=True, timeout=120)

@@ -162,18 +162,14 @@ def test_the_turns_before_a_cut_off_are_kept(run_little, tmp_path, monkeypatch):
     assert [(speed.status, speed.num_samples) for speed in speeds] == [("ok", 1)] * 2
 
 
-ENDINGS = (signal.SIGHUP, signal.SIGKILL)
-
-
 def is_running(pid: str) -> bool:
     status = Path(f"/proc/{pid}/stat")
     # A zombie, whose new parent has not yet looked, does nothing any more.
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.slow) for number in ENDINGS)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_signal_ends_the_command_and_its_workers(number, tmp_path, overrides):
     script = [sys.executable, "scripts/benchmark_peers.py", "--cases", "flash-cpu-plain", "--seconds", "1000"]
     process = subprocess.Popen(

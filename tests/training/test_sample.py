@@ -6,7 +6,8 @@ import pytest
 import torch
 from small import VOCABULARY, fresh_state, one_an_operator, record
 
-from attnbench.training.sample import NUM_CHARACTERS, NUM_PROMPT, SAMPLE, write_sample
+from attnbench.training import sample as samples
+from attnbench.training.sample import NUM_PROMPT, SAMPLE, write_sample
 
 
 def written(folder, model) -> dict:
@@ -17,11 +18,12 @@ def written(folder, model) -> dict:
 
 
 @pytest.mark.parametrize("name", one_an_operator())
-def test_a_sample_goes_on_from_the_text_with_known_characters_alike_each_time(name, tmp_path):
+def test_a_sample_goes_on_from_the_text_with_known_characters_alike_each_time(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(samples, "NUM_CHARACTERS", 50)
     model = fresh_state(name).model
     sample = written(tmp_path / "first", model)
     assert sample["prompt"] == ("".join(VOCABULARY[:-1]) * NUM_PROMPT)[:NUM_PROMPT]
-    assert len(sample["text"]) == NUM_CHARACTERS
+    assert len(sample["text"]) == 50
     assert set(sample["text"]) <= set(VOCABULARY[:-1])
     assert len(set(sample["text"])) > 1
     assert written(tmp_path / "again", model) == sample

@@ -379,9 +379,7 @@ def test_errors_and_log_lines_are_one_printable_line():
     assert stream.getvalue().removesuffix("\n").isprintable()
 
 
-def test_what_a_terminal_would_obey_leaves_a_report_s_files_spelled_out(tmp_path, monkeypatch):
-    # Made of the drawings that are read here, and what takes longest.
-    monkeypatch.setattr("attnbench.report.look.to_png", lambda svg: b"")
+def test_what_a_terminal_would_obey_leaves_a_report_s_files_spelled_out(tmp_path):
     character = "\x07\x00\x1b[2J\uffff\ud800\u202e"
     for path in write_experiment(tmp_path, seeds=1, evaluations=["copy"], record=False).rglob("rows.jsonl"):
         rows = read_results(path)

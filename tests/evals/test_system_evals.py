@@ -172,6 +172,7 @@ def test_a_system_that_does_not_tell_has_rows_that_say_so(text, monkeypatch):
     assert all(row.status == "unsupported" and "does not say" in row.reason for row in rows)
 
 
+@pytest.mark.slow
 @ON_LINUX
 def test_memory_grows_as_the_length_for_linear_attention(text):
     # So many sequences that what the heap keeps of earlier tests does not show.

@@ -226,6 +226,7 @@ def test_ours_and_a_peer_take_turns_and_end_as_rows_and_a_page(run_little, tmp_p
     assert [path.name for path in (tmp_path / "page").glob("environment-*")] == [f"environment-{environment}.json"]
 
 
+@pytest.mark.slow
 def test_a_peer_that_is_absent_is_left_out_by_name_and_a_case_without_any_is_skipped(run_little, capsys):
     assert run_little(NANOGPT) is None
     assert capsys.readouterr().out.splitlines() == [
@@ -365,6 +366,7 @@ def test_on_a_gpu_the_captured_step_counts_its_pools_and_trains_like_the_referen
     assert len(set(fast)) == len(fast)
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_the_clock_starts_when_the_compiler_s_parts_are_imported():
     parts = ("torch._dynamo.backends.inductor", "torch._inductor.codegen.cuda_combined_scheduling")

@@ -107,6 +107,7 @@ print(second.mode, second.notice, sep="\\n")
     assert not any(KEY.encode() in file.read_bytes() for file in files)
 
 
+@pytest.mark.slow
 def test_a_key_and_a_network_that_hangs_is_offline_at_once(tmp_path):
     script = """
 import socket, wandb
@@ -178,6 +179,7 @@ except UserError as error:
     assert output.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_wandb_offline_said_once_holds_for_auto(tmp_path):
     (tmp_path / "wandb").mkdir()
     (tmp_path / "wandb" / "settings").write_text("[default]\nmode = offline\n")
@@ -253,6 +255,7 @@ def server(monkeypatch):
     stop()
 
 
+@pytest.mark.slow
 def test_a_network_lost_in_the_middle_neither_stops_nor_holds_up_a_run(tmp_path, server):
     script = f"""
 import urllib.request
@@ -291,6 +294,7 @@ run.close()
     assert [json.loads(line)["step"] for line in lines] == [30]
 
 
+@pytest.mark.slow
 def test_a_server_that_refuses_the_key_leaves_the_run_offline(tmp_path, server, monkeypatch):
     monkeypatch.setattr(Server, "status", 401)
     script = """
@@ -309,6 +313,7 @@ except UserError as error:
     assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 1
 
 
+@pytest.mark.slow
 def test_wandbs_own_process_dying_does_not_stop_a_run(tmp_path):
     script = """
 import os, signal, subprocess

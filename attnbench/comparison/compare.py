@@ -25,7 +25,7 @@ from attnbench.comparison.search import rounds
 from attnbench.comparison.stacks import compiled, in_stacks, sizes
 from attnbench.comparison.transfer import export_cells, import_cells
 from attnbench.machine.device import resolve_device
-from attnbench.machine.processes import Outcome, run_in_processes
+from attnbench.machine.processes import IdleWorkers, Outcome, run_in_processes
 from attnbench.machine.signals import interruptible
 from attnbench.report.terminal import print_comparison
 from attnbench.results.files import replace_file
@@ -84,19 +84,20 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
     with (
         interruptible(f"stopped, what is finished is in {folder}; the same command goes on"),
         closing(progress),
+        IdleWorkers() as idle,
     ):
         for cells in rounds(lambda: comparison.wanted(comparison.searches())):
             progress.add([cell for cell in cells if cell.folder not in {known.folder for known in searches}])
-            _run_cells(comparison, cells, progress)
+            _run_cells(comparison, cells, progress, idle)
         scored = comparison.scored()
         try:
-            _run_cells(comparison, comparison.wanted(scored), progress)
+            _run_cells(comparison, comparison.wanted(scored), progress, idle)
             while settings.plan.in_looks and look_again(comparison, scored):
                 known, scored = {cell.folder for cell in scored}, comparison.scored()
                 more = [cell for cell in comparison.wanted(scored) if cell.folder not in known]
                 progress.add(more)
-                _run_cells(comparison, more, progress)
-            _run_cells(comparison, timed, progress)
+                _run_cells(comparison, more, progress, idle)
+            _run_cells(comparison, timed, progress, idle)
         finally:
             # Cut off, too: report.py then shows what there is. Before the rates are known a former record says more.
             # Of all evaluations, whichever of them were to run now: the others' cells are there, or missing.
@@ -112,8 +113,8 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
     return folder
 
 
-def _run_cells(comparison: Comparison, cells: Sequence[Cell], progress: Progress) -> None:
-    """Run those that are not done: timed ones alone, the others `num_workers` at a time."""
+def _run_cells(comparison: Comparison, cells: Sequence[Cell], progress: Progress, idle: IdleWorkers) -> None:
+    """Run those that are not done: timed ones alone, the others `num_workers` at a time, by workers that stay."""
     settings = comparison.settings
     todo = [cell for cell in cells if settings.rerun or not cell.is_done()]
     progress.skip([cell for cell in cells if cell not in todo])
@@ -122,8 +123,9 @@ def _run_cells(comparison: Comparison, cells: Sequence[Cell], progress: Progress
     for is_timed in (False, True):
         group = [cell for cell in todo if cell.is_timed == is_timed]
         num_workers = 1 if is_timed else max(1, min(settings.plan.num_workers, len(group)))
-        if is_timed:
+        if is_timed and group:
             say_why_again(group)
+            idle.end()
         group = [replace(cell, shares_device=num_workers > 1) for cell in group]
         stacks = in_stacks(group, size_of)
         if settings.plan.stack is None:
@@ -137,6 +139,7 @@ def _run_cells(comparison: Comparison, cells: Sequence[Cell], progress: Progress
             # On a CPU the workers share the cores; small models gain little from a second thread anyway.
             num_threads=max(1, torch.get_num_threads() // num_workers) if on_cpu else None,
             fresh=is_timed,
+            idle=idle,
         )
         with closing(outcomes):
             for outcome in outcomes:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from attnbench.machine.signals import SIGNALS, lasting_streams
 from attnbench.settings.errors import Interrupted, UserError
@@ -147,6 +147,36 @@ class _Worker(Generic[Item]):
         return Outcome(item=self.item, seconds=seconds, error=error, result=result), is_alive
 
 
+class IdleWorkers:
+    """Processes of `run_in_processes` that have nothing to do, for its next calls; left as a context, they end.
+
+    A process takes seconds to import torch, and more on a GPU to load its libraries and kernels.
+    """
+
+    def __init__(self) -> None:
+        self._children: dict[Any, list[Child]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def take(self, kind: Any) -> Child | None:
+        """Return one that was started for the same, if there is one."""
+        children = self._children.get(kind)
+        return children.pop() if children else None
+
+    def keep(self, kind: Any, child: Child) -> None:
+        self._children.setdefault(kind, []).append(child)
+
+    def end(self) -> None:
+        """End all, so that nothing of them is in the way of what is timed."""
+        for child in (child for children in self._children.values() for child in children):
+            _end(child, is_alive=True)
+        self._children.clear()
+
+
 def run_in_processes(
     function: Callable[[Item], Any],
     items: Iterable[Item],
@@ -155,6 +185,7 @@ def run_in_processes(
     log: Path,
     num_threads: int | None = None,
     fresh: bool = False,
+    idle: IdleWorkers | None = None,
 ) -> Generator[Outcome[Item], None, None]:
     """Call `function(item)` for every item in other processes, and yield outcomes as they come.
 
@@ -168,15 +199,21 @@ def run_in_processes(
         log: file of their output.
         num_threads: of torch in each; None leaves torch's number.
         fresh: a new process for each item, so that nothing of one is left when the next begins.
+        idle: workers of former calls, which are taken before others are started and come back at the end; None: those
+            of this call end with it.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
+    idle = None if fresh else idle
+    kind = (function, log, num_threads)
     waiting, workers = deque(items), []
     try:
         while waiting or workers:
             while waiting and len(workers) < num_workers:
                 # A worker whose start is interrupted half way would be known to nobody.
                 with _signals_held():
-                    child = Child(_serve, function, str(log), num_threads)
+                    child = idle.take(kind) if idle is not None else None
+                    if child is None:
+                        child = Child(_serve, function, str(log), num_threads)
                     workers.append(_Worker(child, waiting[0], 0.0))
                 workers[-1].next(waiting.popleft())
             ready = wait([worker.child.connection for worker in workers])
@@ -187,8 +224,11 @@ def run_in_processes(
                 if is_alive and waiting and not fresh:
                     worker.next(waiting.popleft())
                 else:
-                    _end(worker.child, is_alive)
                     workers.remove(worker)
+                    if is_alive and idle is not None:
+                        idle.keep(kind, worker.child)
+                    else:
+                        _end(worker.child, is_alive)
                 yield outcome
     finally:
         # Empty unless something ended this early.

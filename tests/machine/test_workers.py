@@ -18,7 +18,7 @@ from worker_acts import act
 
 from attnbench.machine import processes as workers
 from attnbench.machine.locks import folder_lock
-from attnbench.machine.processes import Outcome, run_alone, run_in_processes
+from attnbench.machine.processes import IdleWorkers, Outcome, run_alone, run_in_processes
 from attnbench.machine.timing import CappedChild
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import resolve, trust
@@ -87,6 +87,30 @@ def test_a_fresh_process_for_each_item_or_one_for_all(fresh, num_processes, tmp_
     assert len(found) == 3
     assert len(set(found)) == num_processes
     assert str(os.getpid()) not in found
+
+
+def test_workers_stay_between_calls_until_they_are_not_wanted(tmp_path):
+    mark, settings = ("mark", str(tmp_path)), {"num_workers": 2, "num_threads": 1}
+    with IdleWorkers() as idle:
+        outcomes([mark, mark], tmp_path, idle=idle, **settings)
+        outcomes([mark, mark, ("kill", "")], tmp_path, idle=idle, **settings)
+        # One has died, so that at most one of the two is there; one of another number of threads is another.
+        outcomes([mark], tmp_path, idle=idle, **settings)
+        outcomes([mark], tmp_path, idle=idle, num_workers=1, num_threads=2)
+        outcomes([mark], tmp_path, idle=idle, fresh=True, **settings)
+        first, second, third, other, fresh = (found := pids(tmp_path))[:2], found[2:4], *found[4:]
+        assert set(second) <= set(first)
+        assert third in first
+        assert other not in first
+        assert fresh not in {*first, other}
+        assert is_running(int(third))
+        assert is_running(int(other))
+        idle.end()
+        assert not any(is_running(int(pid)) for pid in found)
+        outcomes([mark], tmp_path, idle=idle, **settings)
+        last = pids(tmp_path)[-1]
+        assert last not in found
+    assert not is_running(int(last))
 
 
 def test_what_workers_print_is_in_the_log_and_not_on_the_terminal(tmp_path, capfd):

@@ -163,24 +163,16 @@ class Mamba3(DecayedAttention):
         return log_decay_BTH, mixture.sigmoid() * step_BTH, (-mixture).sigmoid() * step_BTH, angle_BTHA
 
     def mix(
-        self,
-        query_BTHK: Tensor,
-        key_BTHK: Tensor,
-        value_BTHV: Tensor,
-        log_decay_BTH: Tensor,
-        own_BTH: Tensor,
-        completing_BTH: Tensor,
-        angle_BTHA: Tensor,
-        state: Mamba3State | None,
+        self, query_BTHK: Tensor, key_BTHK: Tensor, value_BTHV: Tensor, *gates: Tensor, state: Mamba3State | None
     ) -> Tensor:
+        log_decay_BTH, own_BTH, completing_BTH, angle_BTHA = gates
         angle_BTHA, memory_BHKV = angle_BTHA.cumsum(1), None
         if state is not None:
             angle_BTHA = angle_BTHA + state.angle_BHA[:, None]
             key_BHK1 = completing_BTH[:, 0, :, None, None] * state.key_BHK[..., None]
             memory_BHKV = state.memory_BHKV + key_BHK1 * state.value_BHV[:, :, None]
         query_BTHK, key_BTHK = turn(query_BTHK, angle_BTHA), turn(key_BTHK, angle_BTHA)
-        write_BTH = own_BTH + next_of(completing_BTH)
-        inputs = (query_BTHK, key_BTHK, value_BTHV, log_decay_BTH, write_BTH, own_BTH)
+        inputs = (query_BTHK, key_BTHK, value_BTHV, log_decay_BTH, own_BTH + next_of(completing_BTH), own_BTH)
         mixed_BTHV, last_BHKV = lagged_scalar_decay(*inputs, memory_BHKV, self.backend)
         if state is not None:
             last = (last_BHKV, key_BTHK[:, -1], value_BTHV[:, -1], angle_BTHA[:, -1].remainder(2 * math.pi))
@@ -188,16 +180,8 @@ class Mamba3(DecayedAttention):
                 before.copy_(after)
         return mixed_BTHV
 
-    def define(
-        self,
-        query_BTHK: Tensor,
-        key_BTHK: Tensor,
-        value_BTHV: Tensor,
-        log_decay_BTH: Tensor,
-        own_BTH: Tensor,
-        completing_BTH: Tensor,
-        angle_BTHA: Tensor,
-    ) -> Tensor:
+    def define(self, query_BTHK: Tensor, key_BTHK: Tensor, value_BTHV: Tensor, *gates: Tensor) -> Tensor:
+        log_decay_BTH, own_BTH, completing_BTH, angle_BTHA = gates
         angle_BTHA = angle_BTHA.cumsum(1)
         memory_BHKV = log_decay_BTH.new_zeros(len(key_BTHK), self.num_heads, self.key_width, self.value_width)
         inputs = (turn(query_BTHK, angle_BTHA), turn(key_BTHK, angle_BTHA), value_BTHV, log_decay_BTH)

@@ -49,12 +49,16 @@ def root() -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def leaves_short_samples_and_no_pixels_and_waits_for_no_disk() -> Iterator[None]:
-    """Save what takes most of a small training, a sample of 300 characters, most of a report, charts in pixels, and
-    milliseconds for each file. test_sample.py, test_report.py and test_disk.py hold these."""
+def does_without_what_takes_longest() -> Iterator[None]:
+    """Save most of a small training, a sample of 300 characters; of throughput, a second of matrix products, whose
+    speed is its unit of arithmetic; of a report, its charts in pixels; and milliseconds for each file that is synced.
+
+    test_sample.py, test_timing.py, test_report.py and test_disk.py hold these.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attnbench.report.look.to_png", lambda svg: b"")
         patch.setattr("attnbench.training.sample.NUM_CHARACTERS", 30)
+        patch.setattr("attnbench.evals.throughput.matrix_product_ceiling", lambda device, precision: 0.1)
+        patch.setattr("attnbench.report.look.to_png", lambda svg: b"")
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
@@ -81,12 +85,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture
-def given_ceiling(monkeypatch) -> None:
-    """Save throughput a second of matrix products, whose speed is its unit of arithmetic."""
-    monkeypatch.setattr("attnbench.evals.throughput.matrix_product_ceiling", lambda device, precision: 0.1)
 
 
 @pytest.fixture

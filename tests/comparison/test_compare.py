@@ -52,7 +52,7 @@ GROUPS = ("copy", "training", "throughput")
 ODD = {"odd": ["attn=softmax", "attn.num_heads=3"]}
 """A variant that no model can be built of."""
 
-pytestmark = pytest.mark.usefixtures("one_thread", "given_ceiling")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def plan(text: Path, evaluations: Iterable[str] = ("copy", "perplexity", "throughput"), **changed: Any) -> PlanSettings:

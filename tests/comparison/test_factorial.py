@@ -20,7 +20,7 @@ VARIANTS = {"softmax": ["attn=softmax"], "odd": ["attn=softmax", "attn.num_heads
 FEW, FEW_VALIDATED = {"perplexity_characters": 200}, "train.validation_characters=200"
 """Characters that are scored: all of them take longer than the trainings."""
 
-pytestmark = pytest.mark.usefixtures("one_thread", "given_ceiling", "without_charts")
+pytestmark = pytest.mark.usefixtures("one_thread", "without_charts")
 
 
 def test_a_factorial_is_run_and_shown_by_its_effects_and_says_what_it_lacks(text, tmp_path, monkeypatch, capsys):

@@ -30,7 +30,7 @@ OVERRIDES = [
     *("train.num_epochs=null", "train.num_steps=6", "train.batch_size=4", "train.warmup_steps=2", "data=text"),
 ]
 
-pytestmark = pytest.mark.usefixtures("one_thread", "given_ceiling")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)

@@ -93,7 +93,7 @@ def made(monkeypatch):
     monkeypatch.setattr(compare, "run_in_processes", run)
 
 
-@pytest.mark.usefixtures("made", "one_thread", "given_ceiling")
+@pytest.mark.usefixtures("made", "one_thread")
 def test_undecided_pairs_alone_get_more_seeds(text, tmp_path):
     folder = compare.compare(plan_in_looks(text, tmp_path), compose_once)
     seeds = Counter(
@@ -138,7 +138,6 @@ def plan_in_looks(text: Path, outputs: Path, **changed):
     return comparison_settings(plan, outputs, **changed)
 
 
-@pytest.mark.usefixtures("given_ceiling")
 def test_looks_are_not_frozen(text, tmp_path):
     with pytest.raises(UserError, match=r"^plan\.seeds=auto: the scores decide how many seeds there are"):
         compare.compare(plan_in_looks(text, tmp_path, freeze=True), compose_once)

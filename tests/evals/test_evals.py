@@ -28,9 +28,6 @@ COUNTED = ("parameters", "state_bytes", "accuracy", "symbol_accuracy", "string_a
 """Metrics that are equal in two equal measurements; others are read from a clock or from the system's memory."""
 
 
-pytestmark = pytest.mark.usefixtures("given_ceiling")
-
-
 def settings(name: str, text: Path, outputs: Path, *overrides: str, **changed: Any) -> RunSettings:
     own = [f"eval=[{name}]", f"data.path={text}", f"outputs_dir={outputs}", *smoke_words(name, **changed)]
     return compose_once([*SMALL, *own, *overrides])

@@ -36,9 +36,6 @@ SMALL = [
 ]
 
 
-pytestmark = pytest.mark.usefixtures("given_ceiling")
-
-
 def settings(outputs: Path, *overrides: str, names: tuple[str, ...] = ("throughput",)) -> RunSettings:
     own = [f"eval=[{','.join(names)}]", f"outputs_dir={outputs}"]
     return compose_once([*SMALL, *own, *smoke_words(*names), *overrides])
@@ -61,7 +58,6 @@ def battery(tmp_path_factory, alone) -> Path:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_model, "run_alone", run_here)
-        patch.setattr("attnbench.evals.throughput.matrix_product_ceiling", lambda device, precision: 0.1)
         return run_model.run(compose_once(words))
 
 

@@ -76,7 +76,7 @@ def test_throughput_has_every_metric_and_they_agree(text):
     assert step.num_samples >= 3
 
 
-def test_throughput_times_the_step_that_trains_on_new_text_at_every_call(text, monkeypatch, given_ceiling):
+def test_throughput_times_the_step_that_trains_on_new_text_at_every_call(text, monkeypatch):
     seen, train_step = [], train.train_step
 
     def watched(state, batch, rate, settings, precision, *compiled):
@@ -104,14 +104,14 @@ def test_one_length_more_changes_no_other_setting(text):
     assert pairs[3:] == [(length, 32768 // length) for length in doublings(512, 32768)]
 
 
-def test_a_text_too_short_for_a_length_is_rows_that_say_so(text, given_ceiling):
+def test_a_text_too_short_for_a_length_is_rows_that_say_so(text):
     rows = rows_of("throughput", subject(text), lengths=[16, 2**15], batch_size=2, constant_tokens=None)
     assert [row.status for row in rows] == ["ok"] * len(UNITS) + ["unsupported"] * len(UNITS)
     assert all("characters and a batch needs 65537" in row.reason for row in rows[len(UNITS) :])
 
 
 @ON_LINUX
-def test_a_step_that_does_not_fit_is_rows_and_the_next_one_is_clean(text, monkeypatch, given_ceiling):
+def test_a_step_that_does_not_fit_is_rows_and_the_next_one_is_clean(text, monkeypatch):
     # Each head's weights alone are 4 x 2048 x 2048 numbers, 64 MiB: more than the heap keeps of other tests.
     monkeypatch.setattr("attnbench.evals.lib.step_cost.available_mib", lambda: 100.0)
     measured = subject(text)

@@ -367,7 +367,6 @@ def test_on_a_gpu_the_captured_step_counts_its_pools_and_trains_like_the_referen
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_the_clock_starts_when_the_compiler_s_parts_are_imported():
     parts = ("torch._dynamo.backends.inductor", "torch._inductor.codegen.cuda_combined_scheduling")
     script = (

@@ -21,6 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 
 from attnbench.kernels import delta_rule_launch, flash_attention, flash_launch, launching
+from attnbench.kernels.cumulative import cumulative_log_forget
 from attnbench.kernels.embedding import embed
 from attnbench.kernels.gated_delta_rule import gated_delta_rule
 from attnbench.kernels.linear_attention import linear_attention
@@ -58,6 +59,12 @@ def turned_and_attended(width: int, dtype: torch.dtype) -> Tensor:
     return flash_attention.packed_flash_attention(empty(3 * HEADS * width, dtype), angles, causal=True, **heads)
 
 
+def forgotten(width: int, dtype: torch.dtype) -> Tensor:
+    heads = empty(3 * HEADS * width, dtype).unflatten(2, (-1, width)).split(HEADS, dim=2)
+    log_forget = torch.empty(1, LENGTH, HEADS, requires_grad=True)
+    return flash_attention.flash_attention(*heads, cumulative_log_forget(log_forget), causal=True)
+
+
 def summed(width: int, dtype: torch.dtype) -> Tensor:
     return linear_attention(empty(3 * HEADS * width, dtype), None, None, HEADS, "elu", 1e-6)[0]
 
@@ -81,6 +88,11 @@ PROBLEMS = {
     "flash, 64 channels, rotated, float32": partial(turned_and_attended, 64, WHOLE),
     "flash, 128 channels, rotated, float32": partial(turned_and_attended, 128, WHOLE),
     "flash, 64 channels, rotated, tf32": partial(turned_and_attended, 64, WHOLE),
+    "flash that forgets, 64 channels, bfloat16": partial(forgotten, 64, HALF),
+    "flash that forgets, 128 channels, bfloat16": partial(forgotten, 128, HALF),
+    "flash that forgets, 64 channels, float32": partial(forgotten, 64, WHOLE),
+    "flash that forgets, 128 channels, float32": partial(forgotten, 128, WHOLE),
+    "flash that forgets, 64 channels, tf32": partial(forgotten, 64, WHOLE),
     "linear, 128 channels, bfloat16": partial(summed, 128, HALF),
     "embedding, bfloat16": partial(embedded, HALF),
     "embedding, float32": partial(embedded, WHOLE),

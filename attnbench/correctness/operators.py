@@ -12,8 +12,9 @@ from attnbench.machine.precision import dtype_of, multiplying
 from attnbench.mixers.definition import exact
 from attnbench.mixers.relative_errors import relative_error, worst
 from attnbench.ops.delta_rule import recurrent_gated_delta_rule, unit_length
+from attnbench.ops.forgetting_attention import forgetting_bias
 from attnbench.ops.rotary import rotate, rotation
-from attnbench.ops.softmax_attention import attend, visible
+from attnbench.ops.softmax_attention import attend, materialised, visible
 
 
 class Problem(NamedTuple):
@@ -138,6 +139,42 @@ def _attention(numbers: _Numbers, dtype: torch.dtype) -> Problem:
     )
 
 
+def _forgetting(numbers: _Numbers, dtype: torch.dtype) -> Problem:
+    """Gates that forget half a position on average, some of them nearly all."""
+    from attnbench.kernels.cumulative import cumulative_log_forget
+    from attnbench.kernels.flash_attention import flash_attention
+
+    def operator(query: Tensor, key: Tensor, value: Tensor, gate: Tensor) -> tuple[Tensor, ...]:
+        sums = cumulative_log_forget(F.logsigmoid(gate))
+        return (flash_attention(query, key, value, sums, causal=True),)
+
+    def definition(query: Tensor, key: Tensor, value: Tensor, gate: Tensor) -> tuple[Tensor, ...]:
+        return (materialised(query, key, value, None, forgetting_bias(F.logsigmoid(gate))),)
+
+    heads = (numbers.normal(2, 133, heads, 48, dtype=dtype) for heads in (4, 2, 2))
+    return Problem((*heads, numbers.normal(2, 133, 4)), operator, definition)
+
+
+def _forgetting_decoding(numbers: _Numbers, dtype: torch.dtype, heads: int = 2) -> Problem:
+    from attnbench.kernels.flash_decoding import forgetting_decoding
+
+    position = torch.tensor(140, device=numbers.device)
+
+    def operator(query: Tensor, key: Tensor, value: Tensor, gate: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        updated = bias.clone()
+        # So many splits also where there is one multiprocessor.
+        return forgetting_decoding(query, key, value, gate, updated, position, splits=3), updated[:, :141]
+
+    def definition(query: Tensor, key: Tensor, value: Tensor, gate: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        updated = torch.cat([bias[:, :140] + gate[:, None], torch.zeros_like(gate)[:, None]], dim=1)
+        filled = (query[:, None], key[:, :141], value[:, :141])
+        return materialised(*filled, None, updated.mT[:, :, None])[:, 0], updated
+
+    cache = (numbers.normal(2, 150, 2, 64, dtype=dtype, learns=False) for _ in range(2))
+    gates = (-numbers.normal(*shape, learns=False).abs() for shape in ((2, heads), (2, 150, heads)))
+    return Problem((numbers.normal(2, heads, 64, dtype=dtype, learns=False), *cache, *gates), operator, definition)
+
+
 def _decoding(numbers: _Numbers, dtype: torch.dtype, heads: int = 2, window: int | None = None) -> Problem:
     from attnbench.kernels.flash_decoding import flash_decoding
 
@@ -189,11 +226,17 @@ OPERATORS: dict[str, Callable[[_Numbers, torch.dtype], Problem]] = {
     "flash_attention": _attention,
     "flash_decoding": _decoding,
     "the same of grouped heads": partial(_decoding, heads=6, window=90),
+    "flash_attention with forget gates": _forgetting,
+    "flash_decoding with forget gates": _forgetting_decoding,
+    "the same of grouped heads with gates": partial(_forgetting_decoding, heads=6),
     "gated_delta_rule_step": _delta_rule_step,
 }
 """Operators that no backend names, by their names on the page."""
 
-IN_TF32 = ("linear_cross_entropy", "flash_attention", "flash_decoding", "the same of grouped heads")
+IN_TF32 = (
+    *("linear_cross_entropy", "flash_attention", "flash_decoding", "the same of grouped heads"),
+    *("flash_attention with forget gates", "flash_decoding with forget gates", "the same of grouped heads with gates"),
+)
 """Operators whose products differ in TF32."""
 
 

@@ -20,6 +20,14 @@ gives y_i and z_i of its own, and
 
 Gradients are sums already: those of the parts are added up. Parts are float32, and added in one order.
 
+Forget gates add C_t - C_s to the score of t and s, with C_t = log f_1 + ... + log f_t (Lin et al., 2025). Then
+
+    dL/dC_u = sum_(s < u) d_us - sum_(t > u) d_tu
+
+The first sum is that of the first kernel, the second that of the second. d_uu, which may be the largest by far and
+would be lost again only up to rounding, is left out of both. C is float64: it grows with the length, and differences
+of it decide.
+
 Two operators. `flash_attention` takes query, key and value as any views whose channels lie side by side.
 `packed_flash_attention` takes what one projection made, [query | key | value], rotates it on the way in, and gives back
 one gradient of the same form: no pass over the memory is spent on rotating, splitting or joining.
@@ -56,21 +64,39 @@ def _check(query: Tensor, key: Tensor, value: Tensor, causal: bool, window: int 
         raise ValueError(f"a window of {window}, causal={causal}: must be at least 1, and needs causal attention")
 
 
+def _check_cumulative(query: Tensor, key: Tensor, cumulative: Tensor, causal: bool) -> None:
+    expected = (query.shape[0], query.shape[2], key.shape[1])
+    if cumulative.shape != expected or cumulative.dtype != torch.float64:
+        raise ValueError(f"cumulative is {cumulative.dtype} {tuple(cumulative.shape)}, must be float64 {expected}")
+    if not causal:
+        raise ValueError("forget gates need causal attention")
+
+
 @torch.library.custom_op("attnbench::flash_attention", mutates_args=())
 def _flash_attention(
-    query_BTHK: Tensor, key_BSGK: Tensor, value_BSGK: Tensor, causal: bool, window: int | None
+    query_BTHK: Tensor,
+    key_BSGK: Tensor,
+    value_BSGK: Tensor,
+    cumulative_BHS: Tensor | None,
+    causal: bool,
+    window: int | None,
 ) -> tuple[Tensor, Tensor]:
     """`flash_attention`, and z as (B, H, T)."""
     _check(query_BTHK, key_BSGK, value_BSGK, causal, window)
-    query, key, value = (channels_side_by_side(x) for x in (query_BTHK, key_BSGK, value_BSGK))
-    return forward(query, key, value, None, causal, window)
+    if cumulative_BHS is not None:
+        _check_cumulative(query_BTHK, key_BSGK, cumulative_BHS, causal)
+        cumulative_BHS = cumulative_BHS.contiguous()
+    inputs = _side_by_side(query_BTHK, key_BSGK, value_BSGK)
+    return forward(inputs, None, cumulative_BHS, causal, window)
+
+
+def _side_by_side(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return channels_side_by_side(query), channels_side_by_side(key), channels_side_by_side(value)
 
 
 @register_fake(_flash_attention)
-def _(
-    query_BTHK: Tensor, key_BSGK: Tensor, value_BSGK: Tensor, causal: bool, window: int | None
-) -> tuple[Tensor, Tensor]:
-    B, T, H, _ = query_BTHK.shape
+def _(query_BTHK: Tensor, key_BSGK: Tensor, value_BSGK: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    B, T, H = query_BTHK.shape[:3]
     return query_BTHK.new_empty(query_BTHK.shape), query_BTHK.new_empty((B, H, T), dtype=torch.float32)
 
 
@@ -80,24 +106,34 @@ def _flash_attention_backward(
     query_BTHK: Tensor,
     key_BSGK: Tensor,
     value_BSGK: Tensor,
+    cumulative_BHS: Tensor | None,
     mixed_BTHK: Tensor,
     logsumexp_BHT: Tensor,
     causal: bool,
     window: int | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of query, key and value, each contiguous."""
-    query, key, value = (channels_side_by_side(x) for x in (query_BTHK, key_BSGK, value_BSGK))
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of query, key, value and C, each contiguous; the last is empty where there are no gates."""
+    query, key, value = inputs = _side_by_side(query_BTHK, key_BSGK, value_BSGK)
     gradients = (query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape))
-    backward(gradients, gradient_BTHK, (query, key, value), None, mixed_BTHK, logsumexp_BHT, causal, window)
-    return gradients
+    cumulative = None if cumulative_BHS is None else cumulative_BHS.contiguous()
+    cumulative_gradient = None if cumulative is None else torch.empty_like(cumulative)
+    gates = (cumulative, cumulative_gradient)
+    backward(gradients, gradient_BTHK, inputs, None, *gates, mixed_BTHK, logsumexp_BHT, causal, window)
+    return *gradients, query.new_empty(0) if cumulative_gradient is None else cumulative_gradient
 
 
 @register_fake(_flash_attention_backward)
 def _(
-    gradient_BTHK: Tensor, query_BTHK: Tensor, key_BSGK: Tensor, value_BSGK: Tensor, *_: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    query, key, value = query_BTHK, key_BSGK, value_BSGK
-    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+    gradient_BTHK: Tensor,
+    query_BTHK: Tensor,
+    key_BSGK: Tensor,
+    value_BSGK: Tensor,
+    cumulative_BHS: Tensor | None,
+    *_: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    query, key, value, cumulative = query_BTHK, key_BSGK, value_BSGK, cumulative_BHS
+    gradients = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+    return *gradients, query.new_empty(0) if cumulative is None else cumulative.new_empty(cumulative.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -110,8 +146,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _gradient(ctx: Any, gradient: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     if gradient is None:
-        return (None,) * 5
-    return (*_flash_attention_backward(gradient, *ctx.saved_tensors, ctx.causal, ctx.window), None, None)
+        return (None,) * 6
+    has_gates = ctx.saved_tensors[3] is not None
+    *gradients, of_cumulative = _flash_attention_backward(gradient, *ctx.saved_tensors, ctx.causal, ctx.window)
+    return *gradients, of_cumulative if has_gates else None, None, None
 
 
 _flash_attention.register_autograd(_gradient, setup_context=_save)
@@ -121,15 +159,24 @@ join_the_batch(_flash_attention)
 
 
 def flash_attention(
-    query_BTHK: Tensor, key_BSGK: Tensor, value_BSGK: Tensor, *, causal: bool, window: int | None = None
+    query_BTHK: Tensor,
+    key_BSGK: Tensor,
+    value_BSGK: Tensor,
+    cumulative_BHS: Tensor | None = None,
+    *,
+    causal: bool,
+    window: int | None = None,
 ) -> Tensor:
     """Attention of H query heads over G key/value heads, each shared by H / G; (B, T, H, K).
 
     Args:
+        cumulative_BHS: C, float64: log f of each query head, summed up to each key's position, that of the key
+            included, as cumulative.py makes it; only differences of it count. None: no
+            gates. They need `causal`.
         causal: a query sees the keys up to its own position, the last query standing at the last key.
         window: of those, the last so many, its own position included; None for all.
     """
-    return _flash_attention(query_BTHK, key_BSGK, value_BSGK, causal, window)[0]
+    return _flash_attention(query_BTHK, key_BSGK, value_BSGK, cumulative_BHS, causal, window)[0]
 
 
 @torch.library.custom_op("attnbench::packed_flash_attention", mutates_args=())
@@ -142,11 +189,11 @@ def _packed_flash_attention(
     window: int | None,
 ) -> tuple[Tensor, Tensor]:
     """`packed_flash_attention`, and z as (B, H, T)."""
-    query, key, value = by_heads(channels_side_by_side(packed_BTC), num_heads, num_key_value_heads)
+    query, key, value = inputs = by_heads(channels_side_by_side(packed_BTC), num_heads, num_key_value_heads)
     _check(query, key, value, causal, window)
     if rotation_2TK is not None:
         _check_rotation(query, rotation_2TK)
-    mixed, logsumexp = forward(query, key, value, rotation_2TK, causal, window)
+    mixed, logsumexp = forward(inputs, rotation_2TK, None, causal, window)
     return mixed.flatten(2), logsumexp
 
 
@@ -191,6 +238,7 @@ def _packed_flash_attention_backward(
         gradient_BTC.unflatten(-1, (num_heads, -1)),
         by_heads(channels_side_by_side(packed_BTC), num_heads, num_key_value_heads),
         rotation_2TK,
+        *(None, None),
         mixed_BTC,
         logsumexp_BHT,
         causal,

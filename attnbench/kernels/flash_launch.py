@@ -101,9 +101,14 @@ def _constants(kernel: str, query: Tensor, key: Tensor, causal: bool, window: in
 
 
 def forward(
-    query: Tensor, key: Tensor, value: Tensor, rotation: Tensor | None, causal: bool, window: int | None
+    inputs: tuple[Tensor, Tensor, Tensor],
+    rotation: Tensor | None,
+    cumulative: Tensor | None,
+    causal: bool,
+    window: int | None,
 ) -> tuple[Tensor, Tensor]:
     """y, contiguous, and z; arguments as in `flash_attention`, `rotation` as in `packed_flash_attention`."""
+    query, key, value = inputs
     (B, T, H, K), S = query.shape, key.shape[1]
     mixed, logsumexp = query.new_empty(query.shape), query.new_empty((B, H, T), dtype=torch.float32)
     ahead = _rotated_ahead(rotation, key)
@@ -115,7 +120,8 @@ def forward(
         flash_forward_kernel,
         grid,
         *_with_strides(query, key if ahead is None else rotated(key, ahead), value),
-        *(rotation, *parts, T, S, K**-0.5),
+        *(rotation, cumulative, *parts, T, S, K**-0.5),
+        FORGETS=cumulative is not None,
         ROTATE_QUERY=rotation is not None,
         ROTATE_KEY=rotation is not None and ahead is None,
         SPLIT=splits > 1,
@@ -146,12 +152,15 @@ def backward(
     gradient: Tensor,
     inputs: tuple[Tensor, Tensor, Tensor],
     rotation: Tensor | None,
+    cumulative: Tensor | None,
+    cumulative_gradient: Tensor | None,
     mixed: Tensor,
     logsumexp: Tensor,
     causal: bool,
     window: int | None,
 ) -> None:
-    """Fill `gradients`, those of the inputs query, key and value before their rotation, given the gradient in y."""
+    """Fill `gradients`, those of the inputs query, key and value before their rotation, given the gradient in y; and,
+    if there are forget gates, `cumulative_gradient`, contiguous."""
     (query_gradient, key_gradient, value_gradient), (query, key, value) = gradients, inputs
     gradient, own_product = channels_side_by_side(gradient), torch.empty_like(logsumexp)
     (B, T, H, K), (S, G) = query.shape, key.shape[1:3]
@@ -169,12 +178,17 @@ def backward(
         key_parts, value_parts = of_parts(key_gradient, key_splits), of_parts(value_gradient, key_splits)
     else:
         query_parts, key_parts, value_parts = gradients
+    row_sum, column_parts = None, cumulative_gradient
+    if cumulative_gradient is not None:
+        row_sum = of_parts(logsumexp, query_splits)
+        column_parts = of_parts(cumulative_gradient, key_splits) if split else cumulative_gradient
     _launch(
         flash_query_gradient_kernel,
         query_grid,
         *_with_strides(query, key if ahead is None else rotated(key, ahead), value),
-        *(rotation, mixed, logsumexp, *_with_strides(gradient), own_product, *_with_strides(query_parts)),
-        *(T, S, K**-0.5),
+        *(rotation, cumulative, mixed, logsumexp, *_with_strides(gradient), own_product, row_sum),
+        *(*_with_strides(query_parts), T, S, K**-0.5),
+        FORGETS=cumulative is not None,
         ROTATE_QUERY=rotate,
         ROTATE_KEY=rotate_repeated,
         SPLIT=split,
@@ -184,8 +198,9 @@ def backward(
         flash_key_value_gradient_kernel,
         key_grid,
         *_with_strides(query if ahead is None else rotated(query, ahead), key, value),
-        *(rotation, logsumexp, *_with_strides(gradient), own_product, *_with_strides(key_parts, value_parts)),
-        *(T, S, K**-0.5),
+        *(rotation, cumulative, logsumexp, *_with_strides(gradient), own_product, row_sum),
+        *(*_with_strides(key_parts, value_parts), column_parts, T, S, K**-0.5),
+        FORGETS=cumulative is not None,
         ROTATE_QUERY=rotate_repeated,
         ROTATE_KEY=rotate,
         SPLIT=split,
@@ -202,6 +217,9 @@ def backward(
             SHARED_BY=H // G,
             **tile,
         )
+        if cumulative_gradient is not None and row_sum is not None and column_parts is not None:
+            torch.sum(column_parts.unflatten(0, (key_splits, B)), 0, dtype=torch.float64, out=cumulative_gradient)
+            cumulative_gradient[:, :, S - T :] += row_sum.unflatten(0, (query_splits, B)).sum(0)
 
 
 def channels_side_by_side(x: Tensor) -> Tensor:

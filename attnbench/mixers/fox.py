@@ -11,8 +11,10 @@ from attnbench.mixers.around import Gate
 from attnbench.mixers.gated_deltanet import DecayInit
 from attnbench.mixers.layers import Projection
 from attnbench.mixers.softmax import Softmax
+from attnbench.ops.forgetting_attention import forgetting_attention, forgetting_prefill, forgetting_step
 from attnbench.ops.precision import accumulation_dtype
-from attnbench.ops.softmax_attention import attend, attention_flops, definition, forgetting_bias, materialised, visible
+from attnbench.ops.softmax_attention import attention_flops, definition
+from attnbench.ops.window_attention import AUTO_RULE, choose_beside_torch
 from attnbench.settings.check import check_value
 
 
@@ -42,11 +44,15 @@ class Fox(Softmax):
     Args:
         num_heads: null for dim / head_width; the inner widths need not add up to dim.
         num_key_value_heads, rotary_theta, conv_size, qk_norm, output_norm, output_gate: as in Softmax.
-        backend: `torch` is all there is.
+        backend: changes the speed, not the result beyond rounding. `torch` writes the weights out. `triton` is Flash's
+            kernel of that name, which adds the gates to the scores itself; it also decodes with a kernel. `auto`:
+            triton on CUDA for heads up to 128 channels, else torch.
         decay_init: forget_bias at the start. spread: -log f of 0.001 to 0.4, evenly by ratio over the heads, the
             slowest first: half-lives of 693 down to 1.7 positions, of 693 with one head. paper: 0, f = 0.5 in each.
     """
 
+    backends: ClassVar[tuple[str, ...]] = ("torch", "triton")
+    auto_rule: ClassVar[str] = AUTO_RULE
     no_weight_decay: ClassVar[frozenset[str]] = frozenset({"forget_bias"})
     has_order: ClassVar[bool] = True
     fills_width: ClassVar[bool] = False
@@ -71,7 +77,6 @@ class Fox(Softmax):
             head_width=head_width,
             num_heads=num_heads,
             num_key_value_heads=num_key_value_heads,
-            backend=backend,
             rotary_theta=rotary_theta,
             conv_size=conv_size,
             qk_norm=qk_norm,
@@ -79,9 +84,22 @@ class Fox(Softmax):
             output_gate=output_gate,
         )
         check_value("attn.decay_init", decay_init, choices=get_args(DecayInit))
+        self.backend = "torch" if backend == "auto" else backend
         self.decay_init: DecayInit = decay_init
         self.forget = Projection(dim, self.num_heads)
         self.forget_bias = nn.Parameter(torch.empty(self.num_heads))
+
+    @classmethod
+    def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
+        """Refuse, beyond what Mixer does, what the kernel of that name cannot do."""
+        super().choose_backend(options, device_type=device_type, precision=precision)
+        return choose_beside_torch(
+            options.get("backend", "auto"),
+            window=None,
+            head_width=options.get("head_width"),
+            device_type=device_type,
+            precision=precision,
+        )
 
     def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
         """Set the bias as `decay_init` has it."""
@@ -99,27 +117,18 @@ class Fox(Softmax):
     def forward(self, x_BTD: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         log_forget_BTH = self.log_decay(x_BTD)
         if state is None:
-            query_BTHK, key_BTHK, value_BTHK = self.project(x_BTD, 0, None)
-            mixed_BTHK = materialised(query_BTHK, key_BTHK, value_BTHK, None, forgetting_bias(log_forget_BTH))
+            mixed_BTHK = forgetting_attention(*self.project(x_BTD, 0, None), log_forget_BTH, self.backend)
             return self.finish(mixed_BTHK, x_BTD), None
         query_BTHK, end = self.prefill(x_BTD, state)
-        start = end - x_BTD.shape[1]
-        bias_BHTS = forgetting_bias(log_forget_BTH, state.bias_BSH[:, :start])
-        # The last query's are what the next one's are counted on from.
-        state.bias_BSH[:, :end] = bias_BHTS[:, :, -1].mT
-        mixed_BTHK = materialised(query_BTHK, state.key_BSHK[:, :end], state.value_BSHK[:, :end], None, bias_BHTS)
+        cache = (state.key_BSHK[:, :end], state.value_BSHK[:, :end])
+        bias_BSH = state.bias_BSH[:, :end]
+        mixed_BTHK = forgetting_prefill(query_BTHK, *cache, log_forget_BTH, bias_BSH, self.backend)
         return self.finish(mixed_BTHK.to(x_BTD.dtype), x_BTD), state
 
-    def step(self, x_BD: Tensor, state: Any) -> tuple[Tensor, Any]:
-        # Entries ahead change too, and are set to 0 where their position is written.
-        state.bias_BSH.add_(self.log_decay(x_BD[:, None]))
-        state.bias_BSH.index_fill_(1, state.position[None], 0.0)
-        return super().step(x_BD, state)
-
-    def mix_newest(self, query_BTHK: Tensor, state: Any) -> Tensor:
-        past_S = state.position - torch.arange(state.key_BSHK.shape[1], device=query_BTHK.device)
-        bias_BH1S = state.bias_BSH.mT[:, :, None]
-        return attend(query_BTHK, state.key_BSHK, state.value_BSHK, visible(past_S, None)[None], bias_BH1S)
+    def mix_newest(self, query_BTHK: Tensor, state: Any, x_BTD: Tensor) -> Tensor:
+        cache = (state.key_BSHK, state.value_BSHK)
+        gates = (self.log_decay(x_BTD), state.bias_BSH)
+        return forgetting_step(query_BTHK, *cache, *gates, state.position, self.backend)
 
     def reference(self, x_BTD: Tensor) -> Tensor:
         inputs = self.project(x_BTD, 0, None)

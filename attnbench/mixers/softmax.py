@@ -105,7 +105,7 @@ class Softmax(Mixer):
         index = self.slot(state.position)
         state.key_BSHK.index_copy_(1, index, key_BTHK.to(state.key_BSHK.dtype))
         state.value_BSHK.index_copy_(1, index, value_BTHK.to(state.value_BSHK.dtype))
-        mixed_BTHK = self.mix_newest(query_BTHK.to(state.key_BSHK.dtype), state)
+        mixed_BTHK = self.mix_newest(query_BTHK.to(state.key_BSHK.dtype), state, x_BD[:, None])
         state.position.add_(1)
         return self.finish(mixed_BTHK.to(x_BD.dtype), x_BD[:, None])[:, 0], state
 
@@ -113,8 +113,8 @@ class Softmax(Mixer):
         """Return where in the cache a position lies, (1,)."""
         return position[None]
 
-    def mix_newest(self, query_BTHK: Tensor, state: Any) -> Tensor:
-        """Attend from the query at `state.position`, T = 1, to the whole cache; (B, 1, H, K)."""
+    def mix_newest(self, query_BTHK: Tensor, state: Any, x_BTD: Tensor) -> Tensor:
+        """Attend from the query at `state.position`, T = 1, to the whole cache; (B, 1, H, K). Gates may read x."""
         return decode(query_BTHK, state.key_BSHK, state.value_BSHK, state.position, self.window, self.backend)
 
     def project(

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from attnbench.mixers.around import Gate
 from attnbench.mixers.softmax import AttentionState, Softmax
-from attnbench.ops.softmax_attention import attend, attention_flops
-from attnbench.ops.window_attention import AUTO_RULE, choose_window, window_attention
+from attnbench.ops.softmax_attention import attention_flops
+from attnbench.ops.window_attention import AUTO_RULE, choose_beside_torch, window_attention, window_step
 from attnbench.settings.check import check_value
 
 
@@ -26,7 +26,7 @@ class Window(Softmax):
         num_heads, num_key_value_heads, rotary_theta, conv_size, qk_norm, output_norm, output_gate: as in Softmax.
         backend: changes the speed, not the result beyond rounding. `torch` writes the weights out, block by block.
             `triton` and `flash_attn` are the kernels that Flash has; CUDA alone. `auto`: triton on CUDA for heads up to
-            128 channels, else torch. All decode by a product over the window.
+            128 channels, else torch. triton decodes with its kernel, the others by a product over the window.
         window: a position sees itself and the window - 1 before it.
 
     Raises:
@@ -73,7 +73,7 @@ class Window(Softmax):
     def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
         """Refuse, beyond what Mixer does, what the kernel of that name cannot do."""
         super().choose_backend(options, device_type=device_type, precision=precision)
-        return choose_window(
+        return choose_beside_torch(
             options.get("backend", "auto"),
             window=options.get("window", 64),
             head_width=options.get("head_width"),
@@ -108,10 +108,8 @@ class Window(Softmax):
     def mix(self, query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor) -> Tensor:
         return window_attention(query_BTHK, key_BSHK, value_BSHK, self.window, self.backend)
 
-    def mix_newest(self, query_BTHK: Tensor, state: Any) -> Tensor:
-        # All that the cache has is in the window, in whatever order; what is not filled yet is ahead.
-        is_filled_S = torch.arange(self.window, device=query_BTHK.device) <= state.position
-        return attend(query_BTHK, state.key_BSHK, state.value_BSHK, is_filled_S[None])
+    def mix_newest(self, query_BTHK: Tensor, state: Any, x_BTD: Tensor) -> Tensor:
+        return window_step(query_BTHK, state.key_BSHK, state.value_BSHK, state.position, self.backend)
 
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> Any:
         return super().init_state(batch_size, self.window, dtype)

@@ -84,20 +84,6 @@ def attend(
     return torch.einsum("bghts,bsgv->btghv", weight_BGHTS, value_BSHV).flatten(2, 3)
 
 
-def forgetting_bias(log_forget_BTH: Tensor, past_BSH: Tensor | None = None) -> Tensor:
-    """Return log f_(s+1) + ... + log f_t for each pair of positions, as a difference of cumulative sums; (B, H, T, S).
-
-    Pairs with s > t get the negative of what was forgotten between them, and are for a mask to leave out.
-
-    Args:
-        log_forget_BTH: of T positions, in float32 at least: a sum over a long text loses its last digits otherwise.
-        past_BSH: of positions before these, the same sum up to the last of them; None where there are none.
-    """
-    sum_BHT = log_forget_BTH.cumsum(1).mT
-    source_BHS = sum_BHT if past_BSH is None else torch.cat([-past_BSH.mT, sum_BHT], dim=2)
-    return sum_BHT[..., None] - source_BHS[:, :, None]
-
-
 def visible(past: Tensor, window: int | None) -> Tensor:
     """Return where a key `past` positions back is seen: not ahead, and within `window`, which counts the query's."""
     return past >= 0 if window is None else (past >= 0) & (past < window)

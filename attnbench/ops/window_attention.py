@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnbench.machine.device import require_triton
 from attnbench.ops.attention_kernels import IMPLEMENTATIONS
-from attnbench.ops.softmax_attention import attend, choose_fused, fused, materialised, visible
+from attnbench.ops.softmax_attention import attend, choose_fused, decode, fused, materialised, visible
 from attnbench.settings.errors import UserError
 
 AUTO_RULE = "CUDA: triton up to 128 channels a head; otherwise torch"
@@ -22,6 +22,13 @@ def window_attention(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, w
     # Below two blocks there is nothing to leave out.
     form = materialised if key_BSHK.shape[1] <= 2 * window else in_blocks
     return form(query_BTHK, key_BSHK, value_BSHK, window)
+
+
+def window_step(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, position: Tensor, backend: str) -> Tensor:
+    """Attend from a single query, T = 1, at `position` to what is filled of a cache that has the window alone, in
+    whatever order; (B, 1, H, K). triton by the kernel that Flash decodes with."""
+    last = position.clamp(max=key_BSHK.shape[1] - 1)
+    return decode(query_BTHK, key_BSHK, value_BSHK, last, None, backend)
 
 
 def in_blocks(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, window: int) -> Tensor:
@@ -45,10 +52,13 @@ def in_blocks(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, window: 
     return mixed_XWHK.unflatten(0, (batch_size, -1)).flatten(1, 2)[:, ahead:length]
 
 
-def choose_window(backend: str, *, window: int, head_width: int | None, device_type: str, precision: str) -> str:
+def choose_beside_torch(
+    backend: str, *, window: int | None, head_width: int | None, device_type: str, precision: str
+) -> str:
     """Resolve `auto` as AUTO_RULE has it, and hold the backend against what its kernel supports.
 
     Args:
+        window: None for none.
         head_width: None where the model, which gives it, is not known yet.
 
     Raises:

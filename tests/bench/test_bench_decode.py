@@ -131,7 +131,7 @@ def test_a_model_writes_texts_and_tokens_behind_others(name):
 
 
 def test_a_model_whose_steps_are_wrong_is_failed(monkeypatch):
-    monkeypatch.setattr(Flash, "mix_newest", lambda self, query_BTHK, state: query_BTHK)
+    monkeypatch.setattr(Flash, "mix_newest", lambda self, query_BTHK, *rest: query_BTHK)
     eager, _ = generation.measure_text(candidate("flash"), 12, 2, 2, {})
     (step,) = generation.measure_context(candidate("flash"), 16, 1, ONCE, {})
     for row in (eager, step):

@@ -9,7 +9,8 @@ from mixer_building import assert_near, build, example_input
 from torch import Tensor
 
 from attnbench.mixers.contract import in_pieces
-from attnbench.ops.softmax_attention import definition, forgetting_bias, materialised
+from attnbench.ops.forgetting_attention import forgetting_bias
+from attnbench.ops.softmax_attention import definition, materialised
 
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 133)
 LOG_FORGET = {"never": 0.0, "slowly": -0.01, "at once": -5.0, "mixed": None}

@@ -16,6 +16,7 @@ OTHERS = {"linear_query_gradient_kernel", "_sum_rows"}
     [
         pytest.param(89, "", ATTENTION | DELTA_RULE | OTHERS, 99, id="the least that takes bfloat16"),
         pytest.param(90, "tf32", ATTENTION, 227, id="Hopper, which has instructions of its own for TF32"),
+        pytest.param(100, "flash that forgets", ATTENTION | {"cumulative_sum_kernel"}, 227, id="Blackwell, with gates"),
         pytest.param(100, "256 x 512", DELTA_RULE, 227, id="Blackwell, which has a memory of its own for sums"),
     ],
 )

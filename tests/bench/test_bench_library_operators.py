@@ -3,7 +3,6 @@
 import pytest
 import torch
 from benches import CPU, bench_options
-from kernel_checks import interpreted
 from torch import Tensor
 
 from attnbench.bench.library_operators import LibraryOperatorsBench
@@ -37,18 +36,6 @@ def test_every_operator_has_our_form_and_names_what_is_not_here(name):
     for row in absent:
         assert row.status == "unsupported"
         assert "needs CUDA" in row.reason or "cannot be imported" in row.reason
-
-
-@interpreted
-@pytest.mark.parametrize("name", ["gated_delta_rule", "fox"])
-def test_our_kernels_stand_beside_it_and_ratios_are_of_what_both_have(name):
-    rows = measured(operators=[name], implementations=["triton", "torch", "without_gates"])
-    assert {row.reason for row in of(rows, "triton")} == {""}
-    assert {row.metric for row in of(rows, "triton")} == METRICS
-    ratios = {(row.settings["numerator"], row.settings["denominator"]) for row in rows if row.metric == "speedup"}
-    assert ratios == {("torch", "triton"), *([("triton", "without_gates")] if name == "fox" else [])}
-    if name == "fox":
-        assert METRICS - {row.metric for row in of(rows, "without_gates")} == {"max_error"}
 
 
 def test_a_backend_that_no_mixer_has_is_refused_and_one_that_it_gets_is_taken(monkeypatch):

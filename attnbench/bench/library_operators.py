@@ -103,7 +103,8 @@ class LibraryOperatorsBench(TimedBench):
             for shape in getattr(self, name):
                 if not isinstance(shape, list) or len(shape) != len(names):
                     raise UserError(f"bench.{name}: {shape} must be [{', '.join(names)}]")
-                check_counts("bench", **{name: shape})
+                counts: dict[str, Any] = {name: shape}
+                check_counts("bench", **counts)
         for shape in self.grouped_shapes:
             if shape[3] % shape[2]:
                 raise UserError(f"bench.grouped_shapes: {shape}: {shape[2]} heads must divide {shape[3]}")

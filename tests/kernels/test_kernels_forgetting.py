@@ -181,9 +181,8 @@ def test_on_a_gpu_in_parts(splits, dtype, monkeypatch) -> None:
 
 def decoded_by_definition(query: Tensor, key: Tensor, value: Tensor, log_forget: Tensor) -> Tensor:
     """The newest position's output, in float64; log f is of every position."""
-    inputs = (x.double() for x in (query[:, None], key, value))
     bias = forgetting_bias(log_forget.double())[:, :, -1:]
-    return materialised(*inputs, None, bias)[:, 0]
+    return materialised(query[:, None].double(), key.double(), value.double(), None, bias)[:, 0]
 
 
 @pytest.mark.parametrize(
@@ -202,8 +201,8 @@ def test_decoding_with_gates_is_that_of_float64(room, position, heads, groups, w
         x[:, position + 1 :] = torch.nan
     at, newest = torch.tensor(position, device=DEVICE), log_forget[:, position]
     mixed = forgetting_decoding(query, key, value, newest, bias, at, splits=splits)
-    filled = [x[:, : position + 1] for x in (key, value)]
-    assert_near(mixed, decoded_by_definition(query, *filled, log_forget), TOLERANCE[dtype])
+    key, value = (x[:, : position + 1] for x in (key, value))
+    assert_near(mixed, decoded_by_definition(query, key, value, log_forget), TOLERANCE[dtype])
     torch.testing.assert_close(bias[:, : position + 1], expected, rtol=1e-5, atol=1e-5)
     assert bias[:, position + 1 :].isnan().all()
 

@@ -5,7 +5,7 @@ and the gated delta rule, which scale them by 1 / sqrt(K) as our kernels do. Wha
 refused by name when it is asked for: nothing else runs in its place.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -58,7 +58,7 @@ class Operator(NamedTuple):
     """All of them get gradients; gates are float32."""
     definition: Function
     """The same in whatever precision its inputs have; in float64 the reference."""
-    functions: dict[str, Callable[[Shape, Conditions], Function | Packed]]
+    functions: Mapping[str, Callable[[Shape, Conditions], Function | Packed]]
     """By the name of the implementation; raise UserError where it cannot run here."""
     by_heads: bool = False
     """True where heads are independent and the definition is of T × T weights: some heads are compared."""
@@ -174,7 +174,8 @@ def _packed_mamba2(shape: Shape) -> Function:
 
 
 def _packed_scalar_decay(mixed: Tensor, log_decay: Tensor, write: Tensor | None, shape: Shape) -> Tensor:
-    from attnbench.ops.scalar_decay import packed_scalar_decay
+    # There with the kernels, as the backend is.
+    from attnbench.ops.scalar_decay import packed_scalar_decay  # pyright: ignore[reportAttributeAccessIssue]
 
     heads = (shape.num_key_heads, shape.head_width)
     return packed_scalar_decay(mixed, log_decay, write, None, None, *heads)[0]

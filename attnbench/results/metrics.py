@@ -11,7 +11,7 @@ KINDS = ("nats", "accuracy", "share")
 
 DEFINITIONS = {
     # Scores
-    "accuracy": "share of the asked-for values that were recalled, of test data",
+    "accuracy": "share of the labels that are right, of test data",
     "symbol_accuracy": "share of the copied symbols that are right, each predicted from the right ones before it",
     "string_accuracy": "share of strings of which every symbol is right",
     "selection": "accuracy on validation data, by which rates are chosen and trainings end",
@@ -63,6 +63,7 @@ AXES = {
     "context": "full: every character is predicted from at least half a window",
     "chance": "score of guessing; of language models that of the characters' frequencies",
     "beyond_training": "longer than any sequence that was trained on",
+    "training_lengths": "length of the strings over that of the longest trained on",
     "budget": "most steps, or sequences, that a training may take",
 }
 """One line for each setting of a row whose name does not say what it is."""

@@ -115,6 +115,10 @@ def test_smoke_settings_are_the_evaluation_s_own(name, text, tmp_path):
         assert given[key] == value
 
 
-def test_every_evaluation_but_inference_is_in_the_battery(text, tmp_path):
+APART = {"inference", "state_tracking"}
+"""Evaluations that are asked for by name."""
+
+
+def test_every_evaluation_but_those_apart_is_in_the_battery(text, tmp_path):
     own = compose_once([*SMALL, "eval=battery", f"data.path={text}", f"outputs_dir={tmp_path}"])
-    assert {*EVALUATIONS} - {evaluation.name for evaluation in own.evaluations} == {"inference"}
+    assert {*EVALUATIONS} - {evaluation.name for evaluation in own.evaluations} == APART

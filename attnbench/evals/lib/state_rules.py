@@ -1,0 +1,182 @@
+"""Rules of state tracking: strings from hashes, and after each step of a string the state that it has led to.
+
+A string's length counts its labelled steps: bits, permutations, numbers, pairs of brackets.
+"""
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+from itertools import permutations
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnbench.data.counters import hashed
+from attnbench.evals.lib.task_data import ABSENT, integers_below
+
+PLUS, MINUS, TIMES, OPEN, CLOSE = range(5)
+"""Symbols of arithmetic, counted from the modulus on."""
+
+NUMBERS, OPERATORS, SHAPE = range(3)
+"""Purposes of a hash, as its first counter."""
+
+
+class Strings(NamedTuple):
+    """Strings and their labels."""
+
+    tokens_BT: Tensor
+    """ABSENT behind the end of a string."""
+    states_BL: Tensor
+    """Anything behind the end."""
+    positions_BL: Tensor
+    """Positions that the states are told at; 0 behind the end."""
+
+
+class Rule(ABC):
+    """A kind of strings, and the state that is to be told."""
+
+    num_symbols: int
+    num_states: int
+    num_inputs: int
+    """Different symbols that a step may have, at least: bounds how many strings there are."""
+
+    @abstractmethod
+    def strings(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Strings:
+        """Make strings of `length_B` steps, each a function of its hash, in tensors with room for `longest`."""
+
+
+class PermutationRule(Rule):
+    """Permutations one after another; the state is the one that all so far come to.
+
+    A permutation's number is its place in the sorted list of the group's. With (p ∘ q)[i] = p[q[i]] the state is
+    s_t = x_t ∘ s_{t-1}, from the identity.
+    """
+
+    def __init__(self, degree: int, *, even: bool = False, most_moved: int | None = None) -> None:
+        """Make the group of `degree` points, or its even half; inputs move at most `most_moved` points."""
+        self.elements = [p for p in permutations(range(degree)) if not even or _is_even(p)]
+        moved = [sum(image != point for point, image in enumerate(p)) for p in self.elements]
+        self.inputs = [n for n, count in enumerate(moved) if most_moved is None or count <= most_moved]
+        self.num_symbols = self.num_states = len(self.elements)
+        self.num_inputs = len(self.inputs)
+
+    @cached_property
+    def table(self) -> Tensor:
+        """Number of x ∘ s by the numbers of s and x."""
+        number = {element: n for n, element in enumerate(self.elements)}
+        return torch.tensor([[number[tuple(x[i] for i in s)] for x in self.elements] for s in self.elements])
+
+    def strings(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Strings:
+        """See Rule; every position has a label."""
+        column_L = torch.arange(longest, device=hash_B.device)
+        inputs_X, table = torch.tensor(self.inputs, device=hash_B.device), self.table.to(hash_B.device)
+        tokens_BL = inputs_X[integers_below(hashed(hash_B[:, None], NUMBERS, column_L), self.num_inputs)]
+        state_B, states = torch.zeros_like(hash_B), []
+        for step in range(longest):
+            state_B = table[state_B, tokens_BL[:, step]]
+            states.append(state_B)
+        is_step_BL = column_L < length_B[:, None]
+        return Strings(tokens_BL.where(is_step_BL, ABSENT), torch.stack(states, 1), column_L.where(is_step_BL, 0))
+
+
+class ArithmeticRule(Rule):
+    """Numbers with +, - or × between them, × binding first; the state is the value so far, modulo `modulus`."""
+
+    def __init__(self, modulus: int) -> None:
+        self.num_states = self.num_inputs = self.modulus = modulus
+        self.num_symbols = modulus + TIMES + 1
+
+    def strings(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Strings:
+        """See Rule; numbers stand at even positions, and have the labels."""
+        column_L = torch.arange(longest, device=hash_B.device)
+        number_BL = integers_below(hashed(hash_B[:, None], NUMBERS, column_L), self.modulus)
+        operator_BL = integers_below(hashed(hash_B[:, None], OPERATORS, column_L), TIMES + 1)
+        sum_B, product_B, states = torch.zeros_like(hash_B), number_BL[:, 0], [number_BL[:, 0]]
+        for step in range(1, longest):
+            # The last product may still grow; what stands before it is a sum that no longer changes.
+            operator_B, number_B = operator_BL[:, step - 1], number_BL[:, step]
+            is_times_B = operator_B == TIMES
+            sum_B = sum_B.where(is_times_B, (sum_B + product_B) % self.modulus)
+            signed_B = number_B.where(operator_B == PLUS, -number_B)
+            product_B = torch.where(is_times_B, product_B * number_B, signed_B) % self.modulus
+            states.append((sum_B + product_B) % self.modulus)
+        tokens_BT = torch.stack([number_BL, self.modulus + operator_BL], dim=2).flatten(1)[:, :-1]
+        is_token_BT = torch.arange(2 * longest - 1, device=hash_B.device) < 2 * length_B[:, None] - 1
+        position_BL = (2 * column_L).where(column_L < length_B[:, None], 0)
+        return Strings(tokens_BT.where(is_token_BT, ABSENT), torch.stack(states, 1), position_BL)
+
+
+class BracketRule(Rule):
+    """Two operands in brackets with +, - or × between them, each a number or such brackets again, a binary tree.
+
+    All trees of as many brackets are equally likely. The state, told at each closing bracket, is the value of what it
+    closes, modulo `modulus`.
+    """
+
+    def __init__(self, modulus: int) -> None:
+        self.num_states = self.num_inputs = self.modulus = modulus
+        self.num_symbols = modulus + CLOSE + 1
+
+    def strings(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Strings:
+        """See Rule; n pairs of brackets take 4n + 1 positions."""
+        num_rows, device = len(hash_B), hash_B.device
+        row_B, zero_B = torch.arange(num_rows, device=device), torch.zeros_like(hash_B)
+        # Of each open bracket the left operand, the operator (ABSENT before it) and one place more, for the root.
+        left_BD = torch.zeros(num_rows, longest + 1, dtype=torch.long, device=device)
+        operator_BD = torch.full_like(left_BD, ABSENT)
+        tokens_BT = torch.full((num_rows, 4 * longest + 1), ABSENT, device=device)
+        # One column past the end takes what is no label.
+        states_BL, positions_BL = torch.zeros(2, num_rows, longest + 1, dtype=torch.long, device=device)
+        depth_B, value_B, told_B = zero_B, zero_B, zero_B
+        to_open_B, awaited_B = length_B, torch.ones_like(hash_B)
+        wants_operand_B = torch.ones(num_rows, dtype=torch.bool, device=device)
+        for position in range(4 * longest + 1):
+            # Of the ways to go on, r (e + 1) of e (2r + e - 1) open a bracket, r brackets and e operands to come.
+            ways_B = (awaited_B * (2 * to_open_B + awaited_B - 1)).clamp(min=1)
+            chance_B = integers_below(hashed(hash_B, SHAPE, position), ways_B)
+            opens_B = wants_operand_B & (chance_B < to_open_B * (awaited_B + 1))
+            is_number_B = wants_operand_B & ~opens_B
+            left_B, operator_B = left_BD[row_B, depth_B], operator_BD[row_B, depth_B]
+            goes_on_B = ~wants_operand_B & (depth_B > 0)
+            is_operator_B, closes_B = goes_on_B & (operator_B == ABSENT), goes_on_B & (operator_B != ABSENT)
+
+            number_B = integers_below(hashed(hash_B, NUMBERS, position), self.modulus)
+            new_operator_B = integers_below(hashed(hash_B, OPERATORS, position), TIMES + 1)
+            token_B = number_B.where(is_number_B, self.modulus + OPEN).where(
+                ~is_operator_B, self.modulus + new_operator_B
+            )
+            token_B = token_B.where(~closes_B, self.modulus + CLOSE)
+            tokens_BT[:, position] = token_B.where(wants_operand_B | goes_on_B, ABSENT)
+
+            sum_B = torch.where(operator_B == PLUS, left_B + value_B, left_B - value_B)
+            closed_B = torch.where(operator_B == TIMES, left_B * value_B, sum_B) % self.modulus
+            left_BD[row_B, depth_B] = value_B.where(is_operator_B, left_B)
+            value_B = number_B.where(is_number_B, value_B).where(~closes_B, closed_B)
+            label_B = told_B.where(closes_B, longest)
+            states_BL[row_B, label_B], positions_BL[row_B, label_B] = value_B, position
+            operator_BD[row_B, depth_B] = new_operator_B.where(is_operator_B, operator_B)
+            depth_B = depth_B + opens_B.long() - closes_B.long()
+            operator_BD[row_B, depth_B] = operator_BD[row_B, depth_B].where(~opens_B, ABSENT)
+            told_B, to_open_B = told_B + closes_B, to_open_B - opens_B.long()
+            awaited_B = awaited_B + opens_B.long() - is_number_B.long()
+            wants_operand_B = opens_B | is_operator_B
+        return Strings(tokens_BT, states_BL[:, :-1], positions_BL[:, :-1])
+
+
+def _is_even(permutation: tuple[int, ...]) -> bool:
+    inversions = sum(a > b for n, a in enumerate(permutation) for b in permutation[n + 1 :])
+    return inversions % 2 == 0
+
+
+MODULUS = 5
+
+RULES: dict[str, Rule] = {
+    "parity": PermutationRule(2),
+    "mod_arithmetic": ArithmeticRule(MODULUS),
+    "mod_arithmetic_brackets": BracketRule(MODULUS),
+    "s3": PermutationRule(3),
+    "a5": PermutationRule(5, even=True),
+    "s5": PermutationRule(5),
+    "s5_swaps": PermutationRule(5, most_moved=2),
+}
+"""Kinds of strings by name; parity is the group of two points, whose permutation 1 exchanges them."""

@@ -1,0 +1,211 @@
+"""State tracking: each rule held against one that reads the symbols of a string by themselves, slowly."""
+
+from itertools import permutations
+
+import pytest
+import torch
+import yaml
+
+from attnbench.cli.compose import CONF, compose
+from attnbench.data.counters import hashed
+from attnbench.evals.lib.state_rules import RULES
+from attnbench.evals.lib.task_data import ABSENT, SPLITS
+from attnbench.evals.state_tracking import StateTracking
+from attnbench.settings.errors import UserError
+
+CPU = torch.device("cpu")
+SYMBOLS = [*"01234", *"+-*()"]
+"""Symbols of arithmetic modulo 5 as Python writes them."""
+
+
+def task(rule, **options):
+    content = yaml.safe_load((CONF / "eval" / "state_tracking.yaml").read_text())
+    content |= {**StateTracking.smoke, "rules": [rule], "max_length": 9, **options}
+    content.pop("_target_")
+    return StateTracking(**content).tasks()[0]
+
+
+def parity(tokens):
+    return {place: tokens[: place + 1].count(1) % 2 for place in range(len(tokens))}
+
+
+def composed(tokens, group):
+    """Number of the arrangement that moving beads about comes to: x takes what lies at place p to place x[p]."""
+    beads, found = list(range(len(group[0]))), {}
+    for place, token in enumerate(tokens):
+        moved = [0] * len(beads)
+        for at, bead in enumerate(beads):
+            moved[group[token][at]] = bead
+        beads = moved
+        found[place] = group.index(tuple(beads.index(bead) for bead in range(len(beads))))
+    return found
+
+
+def value(text):
+    return eval(text, {"__builtins__": {}}) % 5
+
+
+def arithmetic(tokens):
+    text = "".join(SYMBOLS[token] for token in tokens)
+    return {place: value(text[: place + 1]) for place in range(0, len(text), 2)}
+
+
+def bracketed(tokens):
+    text, opened, found = "".join(SYMBOLS[token] for token in tokens), [], {}
+    for place, symbol in enumerate(text):
+        if symbol == "(":
+            opened.append(place)
+        elif symbol == ")":
+            found[place] = value(text[opened.pop() : place + 1])
+    assert not opened
+    return found
+
+
+def alternating():
+    """Products of two exchanges, and of those again: the even permutations."""
+    exchanges = [tuple({a: b, b: a}.get(i, i) for i in range(5)) for a in range(5) for b in range(a)]
+    pairs = {tuple(p[q[i]] for i in range(5)) for p in exchanges for q in exchanges}
+    return sorted({tuple(p[q[i]] for i in range(5)) for p in pairs for q in pairs})
+
+
+SYMMETRIC = {degree: sorted(permutations(range(degree))) for degree in (3, 5)}
+NAIVE = {
+    "parity": parity,
+    "mod_arithmetic": arithmetic,
+    "mod_arithmetic_brackets": bracketed,
+    "s3": lambda tokens: composed(tokens, SYMMETRIC[3]),
+    "a5": lambda tokens: composed(tokens, alternating()),
+    "s5": lambda tokens: composed(tokens, SYMMETRIC[5]),
+    "s5_swaps": lambda tokens: composed(tokens, SYMMETRIC[5]),
+}
+"""From a string's symbols to the state by position, of each rule."""
+
+WIDTH = {"mod_arithmetic": lambda n: 2 * n - 1, "mod_arithmetic_brackets": lambda n: 4 * n + 1}
+"""Positions of n labels, where not n."""
+
+
+def test_every_rule_is_held():
+    assert set(NAIVE) == set(RULES)
+    assert [len(alternating()), RULES["a5"].num_states, RULES["s5"].num_states] == [60, 60, 120]
+
+
+@pytest.mark.parametrize("name", NAIVE)
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_string_s_labels_are_the_states_that_its_symbols_lead_to(name, split):
+    positions_of = WIDTH.get(name, lambda n: n)
+    batch = task(name).sequences(split, 3, 0, 60, CPU)
+    assert batch.tokens_BT.shape == (60, positions_of(9))
+    assert int(batch.tokens_BT.max()) < task(name).vocabulary_size
+    lengths = set()
+    for tokens, targets, weight, positions in zip(*map(torch.Tensor.tolist, batch[:4]), strict=True):
+        length = int(sum(weight))
+        lengths.add(length)
+        assert weight == [1.0] * length + [0.0] * (9 - length)
+        states = NAIVE[name](tokens[: positions_of(length)])
+        assert dict(zip(positions[:length], targets, strict=False)) == states
+        assert positions[:length] == sorted(states)
+        assert set(tokens[positions_of(length) :]) <= {0}
+    assert lengths == set(range(3, 10))
+
+
+@pytest.mark.parametrize("name", NAIVE)
+def test_test_strings_are_of_one_length_and_as_long_as_asked(name):
+    batch = task(name, num_test=20).test_sequences(0, 72, CPU)
+    assert batch.weight_BT.shape == (20, 72)
+    assert (batch.weight_BT == 1).all()
+    for tokens, targets, positions in zip(
+        batch.tokens_BT.tolist(), batch.targets_BT.tolist(), batch.positions_BL.tolist(), strict=True
+    ):
+        assert NAIVE[name](tokens) == dict(zip(positions, targets, strict=True))
+
+
+def test_swaps_move_two_points_or_none_and_all_alike():
+    tokens = task("s5_swaps").test_sequences(0, 9, CPU).tokens_BT.flatten()
+    moved = {n: sum(i != p for i, p in enumerate(SYMMETRIC[5][n])) for n in set(tokens.tolist())}
+    assert sorted(moved.values()) == [0] + [2] * 10
+
+
+def test_all_trees_of_brackets_are_equally_likely():
+    strings = RULES["mod_arithmetic_brackets"].strings(
+        hashed(0, torch.arange(14_000)), torch.full((14_000,), 4), longest=4
+    )
+    shapes = {}
+    for tokens in strings.tokens_BT.tolist():
+        shape = "".join("n" if token < 5 else "" if token < 8 else SYMBOLS[token] for token in tokens)
+        shapes[shape] = shapes.get(shape, 0) + 1
+    assert len(shapes) == 14
+    assert all(abs(count - 1000) < 5 * 31 for count in shapes.values()), shapes
+
+
+@pytest.mark.parametrize("name", NAIVE)
+def test_splits_share_no_string_but_short_ones_and_depend_on_seed_and_index_alone(name):
+    own = task(name, min_length=6, max_length=10)
+    batches = {split: own.sequences(split, 5, 0, 3000, CPU) for split in ("train", "validation")}
+    rule, seen = RULES[name], {}
+    for split, batch in batches.items():
+        lengths = batch.weight_BT.sum(1).long()
+        kept = [n for n, length in enumerate(lengths.tolist()) if rule.num_inputs**length >= 1024]
+        seen[split] = {(int(lengths[n]), *batch.tokens_BT[n].tolist()) for n in kept}
+        assert len(seen[split]) > 100
+    assert not seen["train"] & seen["validation"]
+    part = own.sequences("train", 5, 17, 9, CPU)
+    assert torch.equal(part.tokens_BT, batches["train"].tokens_BT[17:26])
+    assert not torch.equal(own.sequences("train", 6, 17, 9, CPU).tokens_BT, part.tokens_BT)
+    other = task(name, min_length=6, max_length=10).test_sequences(5, 10, CPU)
+    full = batches["train"].weight_BT.sum(1) == 10
+    found = set(map(tuple, other.tokens_BT.tolist()))
+    assert not found & set(map(tuple, batches["train"].tokens_BT[full].tolist()))
+
+
+def test_lengths_are_uniform_and_absent_symbols_end_a_string():
+    lengths = task("s3").sequences("train", 0, 0, 7000, CPU).weight_BT.sum(1).long().bincount()[3:]
+    assert len(lengths) == 7
+    assert all(abs(int(count) - 1000) < 5 * 31 for count in lengths)
+    strings = RULES["parity"].strings(hashed(1, torch.arange(3)), torch.tensor([3, 5, 4]), longest=5)
+    assert (strings.tokens_BT != ABSENT).sum(1).tolist() == [3, 5, 4]
+
+
+class Wrong(torch.nn.Module):
+    """Answers parity, but wrongly in the last quarter."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(2, 1)
+
+    def forward(self, tokens_BT, state=None, positions_BL=None):
+        states_BL = (tokens_BT.cumsum(1) % 2).gather(1, positions_BL)
+        late = torch.arange(states_BL.shape[1]) >= states_BL.shape[1] * 3 / 4
+        return torch.nn.functional.one_hot((states_BL + late) % 2, 2).float(), None
+
+
+def test_the_last_quarter_is_scored_apart():
+    own = task("parity", max_length=8, multiples=[1, 2])
+    rows = list(own.score(Wrong(), 0, CPU))
+    assert [(row.metric, row.settings) for row in rows] == own.axes()
+    found = {(row.settings["length"], row.settings["positions"]): row for row in rows}
+    for length in (8, 16):
+        everywhere, late = found[length, "all"], found[length, "last_quarter"]
+        assert (everywhere.value, late.value) == (0.75, 0.0)
+        assert (everywhere.num_samples, late.num_samples) == (16 * length, 16 * length // 4)
+        assert late.settings["chance"] == 0.5
+    taken = [row for row in rows if StateTracking.primary.takes(row.metric, row.settings)]
+    assert taken == [found[16, "last_quarter"]]
+
+
+REFUSED = {
+    "rules=[]": "must be one or several of parity, mod_arithmetic",
+    "rules=[parity,s4]": "rules=['parity', 's4']: must be one or several of parity",
+    "rules=[s3,s3]": "each once",
+    "max_length=2": "max_length=2: must be at least 4",
+    "min_length=41": "max_length=40: must be at least min_length=41",
+    "max_length=503": "less than 500 above it",
+    "multiples=[0]": "at least 1",
+}
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_a_value_out_of_its_range_is_refused_by_name(override):
+    with pytest.raises(UserError) as caught:
+        compose(["eval=[state_tracking]", "data=embedded", "device=cpu", f"eval.state_tracking.{override}"])
+    assert REFUSED[override] in str(caught.value)
+    assert "\n" not in str(caught.value)

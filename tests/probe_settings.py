@@ -32,7 +32,9 @@ def smoke(name: str) -> dict[str, Any]:
 def smoke_words(*names: str, **changed: Any) -> list[str]:
     """Overrides to these evaluations' smoke settings, with some of them changed: copy_num_steps=20."""
     given = {f"{name}_{key}": (f"eval.{name}.{key}", value) for name in names for key, value in smoke(name).items()}
-    given |= {name: (f"eval.{name.replace('_', '.', 1)}", value) for name, value in changed.items()}
+    for word, value in changed.items():
+        owner = next(name for name in EVALUATIONS if word.startswith(f"{name}_"))
+        given[word] = (f"eval.{owner}.{word.removeprefix(f'{owner}_')}", value)
     return [f"{path}={json.dumps(value, separators=(',', ':'))}" for path, value in given.values()]
 
 

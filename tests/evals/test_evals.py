@@ -115,7 +115,7 @@ def test_smoke_settings_are_the_evaluation_s_own(name, text, tmp_path):
         assert given[key] == value
 
 
-APART = {"inference", "state_tracking"}
+APART = {"inference", "mad", "needle", "state_tracking"}
 """Evaluations that are asked for by name."""
 
 

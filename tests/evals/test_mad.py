@@ -1,0 +1,155 @@
+"""Tasks after MAD: labels held against a reader that goes through each sequence symbol by symbol."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+import yaml
+
+from attnbench.cli.compose import CONF, compose
+from attnbench.evals.lib.mad_rules import MAD_RULES
+from attnbench.evals.lib.task_data import SPLITS
+from attnbench.evals.mad import Mad
+from attnbench.settings.errors import UserError
+
+CPU = torch.device("cpu")
+LENGTHS = {"fuzzy_recall": 60, "noisy_recall": 60, "compression": 12, "memorisation": 20}
+
+
+def task(name, **options):
+    content = yaml.safe_load((CONF / "eval" / "mad.yaml").read_text())
+    content |= {**Mad.smoke, "cells": [[name, LENGTHS[name]]], **options}
+    content.pop("_target_")
+    return Mad(**content).tasks()[0]
+
+
+def noisy(tokens, facts):
+    known, labels = {}, {}
+    for place, (token, after) in enumerate(pairwise(tokens)):
+        if token < 8:
+            assert 8 <= after < 16
+            if token in known:
+                assert known[token] == after
+                labels[place] = after
+            known[token] = after
+    return labels
+
+
+def fuzzy(tokens, facts):
+    known, labels, place = {}, {}, 0
+    while place < len(tokens) and tokens[place] != 16:
+        key = tuple(tokens[place : place + 1 + tokens[place] % 3])
+        assert all(token < 8 for token in key)
+        first = end = place + len(key)
+        while end < len(tokens) and 8 <= tokens[end] < 16:
+            end += 1
+        value = tokens[first:end]
+        assert 1 <= len(value) <= 3
+        if key in known:
+            assert known[key] == value
+            labels |= {first + n - 1: token for n, token in enumerate(value)}
+        known[key] = value
+        place = end
+    assert set(tokens[place:]) <= {16}
+    assert len(known) <= 8
+    return labels
+
+
+def compressed(tokens, facts):
+    kept, asked = tokens[:12], tokens[13:]
+    assert tokens[12] == 16
+    assert sorted(asked) == list(range(17, 29))
+    return {13 + n: kept[token - 17] for n, token in enumerate(asked)}
+
+
+def memorised(tokens, facts):
+    assert set(tokens[1::2]) == {256}
+    return {place: facts[tokens[place - 1]] for place in range(1, len(tokens), 2)}
+
+
+NAIVE = {"fuzzy_recall": fuzzy, "noisy_recall": noisy, "compression": compressed, "memorisation": memorised}
+
+
+def labels_of(batch):
+    for tokens, targets, weight, positions in zip(*map(torch.Tensor.tolist, batch[:4]), strict=True):
+        yield tokens, {p: t for p, t, w in zip(positions, targets, weight, strict=True) if w}, sum(weight)
+
+
+@pytest.mark.parametrize("name", NAIVE)
+def test_every_label_is_what_a_reader_finds_and_no_other(name):
+    assert set(NAIVE) == set(MAD_RULES)
+    facts = {}
+    for split in SPLITS:
+        batch = task(name).sequences(split, 4, 0, 300, CPU)
+        assert int(batch.tokens_BT.max()) < task(name).vocabulary_size
+        for tokens, labels, count in labels_of(batch):
+            if name == "memorisation":
+                for place, value in labels.items():
+                    assert facts.setdefault(tokens[place - 1], value) == value
+                    assert 128 <= value < 256
+            assert labels == NAIVE[name](tokens, facts)
+            assert len(labels) == count > 0
+
+
+def test_facts_are_a_function_of_the_seed_alone():
+    batches = [task("memorisation").sequences("train", seed, 0, 300, CPU) for seed in (1, 2)]
+    facts = [
+        {tokens[place - 1]: value for tokens, labels, _ in labels_of(batch) for place, value in labels.items()}
+        for batch in batches
+    ]
+    assert len(facts[0]) == 128
+    assert sum(facts[0][key] == facts[1][key] for key in facts[0]) < 10
+
+
+def test_noise_takes_a_fifth_of_the_units():
+    tokens_BT = task("noisy_recall").sequences("train", 0, 0, 2000, CPU).tokens_BT
+    # A pair has two symbols: 1 / (1 + 2 × 4) of the symbols.
+    assert float((tokens_BT >= 16).double().mean()) == pytest.approx(1 / 9, abs=0.01)
+
+
+@pytest.mark.parametrize("name", NAIVE)
+def test_splits_are_disjoint_and_a_sequence_depends_on_its_index_alone(name):
+    own = task(name)
+    whole = {split: own.sequences(split, 5, 0, 400, CPU) for split in SPLITS}
+    seen = [set(map(tuple, batch.tokens_BT.tolist())) for batch in whole.values()]
+    assert sum(map(len, seen)) == len(set.union(*seen))
+    for field, expected in enumerate(whole["test"][:4]):
+        assert torch.equal(own.sequences("test", 5, 30, 20, CPU)[field], expected[30:50])
+
+
+class Naive(torch.nn.Module):
+    """Answers 0 everywhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(300, 1)
+
+    def forward(self, tokens_BT, state=None, positions_BL=None):
+        return torch.nn.functional.one_hot(torch.zeros_like(positions_BL), 300).float(), None
+
+
+def test_only_labels_are_counted():
+    own = task("compression", num_test=200)
+    [row] = own.score(Naive(), 0, CPU)
+    targets_BL = own.sequences("test", 0, 0, 200, CPU).targets_BT
+    assert row.value == pytest.approx(float((targets_BL == 0).double().mean()))
+    assert (row.num_samples, row.settings["chance"]) == (200 * 12, 1 / 16)
+    own = task("noisy_recall", num_test=200)
+    [row] = own.score(Naive(), 0, CPU)
+    assert row.num_samples == int(own.sequences("test", 0, 0, 200, CPU).weight_BT.sum())
+    assert [(row.metric, row.settings)] == own.axes()
+
+
+REFUSED = {
+    "cells=[[noisy_recall,53]]": "eval.mad.cells: noisy_recall: length=53: must be at least 54",
+    "cells=[[recall,64]]": "must be a list of [task, length], tasks of fuzzy_recall",
+    "cells=[[compression,8],[compression,9]]": "each task may stand once",
+    "num_train=10": "eval.mad.num_train=10: must be at least 64",
+}
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_a_value_out_of_its_range_is_refused_by_name(override):
+    with pytest.raises(UserError) as caught:
+        compose(["eval=[mad]", "data=embedded", "device=cpu", f"eval.mad.{override}"])
+    assert REFUSED[override] in str(caught.value)

@@ -1,0 +1,96 @@
+"""Needle: its labels held against a search through each sequence."""
+
+import pytest
+import torch
+import yaml
+
+from attnbench.cli.compose import CONF, compose
+from attnbench.evals.lib.task_data import SPLITS
+from attnbench.evals.needle import Needle
+from attnbench.settings.errors import UserError
+
+CPU = torch.device("cpu")
+
+
+def task(**options):
+    content = yaml.safe_load((CONF / "eval" / "needle.yaml").read_text())
+    content |= {**Needle.smoke, **options}
+    content.pop("_target_")
+    return Needle(**content).tasks()[0]
+
+
+def found(tokens, query):
+    """Place of the pair and its value, where `query` is the last position."""
+    keys = [place for place, token in enumerate(tokens[: query + 1]) if token < 16]
+    values = [place for place, token in enumerate(tokens[: query + 1]) if 16 <= token < 32]
+    assert len(keys) == 2
+    assert tokens[keys[0]] == tokens[query]
+    assert keys[1] == query
+    assert values == [keys[0] + 1]
+    return keys[0], tokens[values[0]]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_value_behind_the_key_is_asked_for_at_the_end(split):
+    batch = task().sequences(split, 2, 0, 3000, CPU)
+    assert batch.tokens_BT.shape == (3000, 12)
+    assert (batch.weight_BT == 1).all()
+    places = set()
+    for tokens, [target], [query] in zip(
+        batch.tokens_BT.tolist(), batch.targets_BT.tolist(), batch.positions_BL.tolist(), strict=True
+    ):
+        place, value = found(tokens, query)
+        assert target == value
+        assert set(tokens[query + 1 :]) <= {0}
+        places.add((query + 1, place))
+    assert places == {(length, place) for length in range(8, 13) for place in range(length - 2)}
+
+
+def test_splits_are_disjoint_and_a_sequence_depends_on_its_index_alone():
+    own = task()
+    whole = {split: own.sequences(split, 5, 0, 2000, CPU) for split in SPLITS}
+    seen = [set(map(tuple, batch.tokens_BT.tolist())) for batch in whole.values()]
+    assert sum(map(len, seen)) == len(set.union(*seen))
+    for field, expected in enumerate(whole["train"][:4]):
+        assert torch.equal(own.sequences("train", 5, 30, 20, CPU)[field], expected[30:50])
+
+
+class Near(torch.nn.Module):
+    """Finds the pair if it stands in the first half."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(64, 1)
+
+    def forward(self, tokens_BT, state=None, positions_BL=None):
+        answers = []
+        for tokens in tokens_BT.tolist():
+            place, value = found(tokens, len(tokens) - 1)
+            answers.append(value if place < len(tokens) / 2 else 0)
+        return torch.nn.functional.one_hot(torch.tensor(answers)[:, None], 64).float(), None
+
+
+def test_each_depth_and_length_is_scored_apart():
+    own = task(depths=[0, 40, 70, 100])
+    rows = list(own.score(Near(), 0, CPU))
+    assert [(row.metric, row.settings) for row in rows] == own.axes()
+    assert [row.value for row in rows] == [1, 1, 0, 0] * 2
+    assert {row.num_samples for row in rows} == {16}
+    assert {row.settings["chance"] for row in rows} == {1 / 16}
+    taken = [row for row in rows if Needle.primary.takes(row.metric, row.settings)]
+    hardest = max(taken, key=lambda row: Needle.primary.hardness(row.settings))
+    assert (hardest.settings["length"], hardest.settings["depth"]) == (12, 0)
+
+
+REFUSED = {
+    "depths=[101]": "eval.needle.depths=[101]: must be at most 100",
+    "min_length=3": "eval.needle.min_length=3: must be at least 4",
+    "max_length=15": "eval.needle.max_length=15: must be at least min_length=16",
+}
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_a_value_out_of_its_range_is_refused_by_name(override):
+    with pytest.raises(UserError) as caught:
+        compose(["eval=[needle]", "data=embedded", "device=cpu", f"eval.needle.{override}"])
+    assert REFUSED[override] in str(caught.value)

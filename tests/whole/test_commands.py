@@ -46,7 +46,7 @@ SLOW = ("submitit", "eval=battery")
 """Words of commands that start processes."""
 
 TRAINING = [*TINY_RUN, "data.path=my_text.txt", "logger=none", "device=cpu"]
-FEW = ["eval.parity.lengths=[12]", "eval.parity.num_steps=3", "eval.parity.learning_rates=[1e-3]"]
+FEW = ["eval.echo.delays=[3]", "eval.echo.num_steps=3", "eval.echo.learning_rates=[1e-3]"]
 
 
 def of_script(script: str) -> pytest.MarkDecorator:
@@ -68,7 +68,7 @@ def smoke_of(words: list[str]) -> list[str]:
     named = " ".join(word for word in words if word.startswith("eval="))
     if "battery" in named:
         return smoke_words(*BATTERY)
-    if "parity" in named:
+    if "echo" in named:
         return FEW
     return smoke_words(*([name for name in EVALUATIONS if name in named] or ["perplexity"] * (not named)))
 
@@ -226,8 +226,8 @@ def test_the_python_of_the_pages_runs(folder, trained, monkeypatch, capsys):
     ("variant", "evaluations", "words", "figures"),
     [
         ("fading", ["perplexity", "copy"], smoke_words("perplexity", "copy"), {"copy-symbol_accuracy-length"}),
-        # At one length parity's scores stand in a table alone.
-        ("linear", ["parity", "next_character"], FEW, {"next_character-accuracy-checkpoint"}),
+        # At one delay echo's scores stand in a table alone.
+        ("linear", ["echo", "next_character"], FEW, {"next_character-accuracy-checkpoint"}),
     ],
 )  # fmt: skip
 def test_the_examples_go_through_compare_into_the_report(folder, variant, evaluations, words, figures):

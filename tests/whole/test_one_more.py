@@ -13,7 +13,7 @@ from small import python_path
 ROOMS_OF = {"attn": "mixers", "eval": "evals", "bench": "bench"}
 """Rooms that the classes of a folder of conf/ live in."""
 
-ADDED = {"attn": "fading", "eval": "parity", "bench": "norm"}
+ADDED = {"attn": "fading", "eval": "echo", "bench": "norm"}
 HELD_BY = [
     *("mixers/test_mixers.py", "model/test_model.py", "evals/test_evals.py", "bench/test_bench.py"),
     *("whole/test_readme.py", "whole/test_structure.py", "settings/test_config.py"),
@@ -59,5 +59,5 @@ def test_one_more_of_each_is_two_new_files_and_no_edit(root, tmp_path):
         timeout=300,
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr
-    for name, least in {"fading": 25, "parity": 3, "norm": 1, "test_structure": 5, "test_readme": 5}.items():
+    for name, least in {"fading": 25, "echo": 3, "norm": 1, "test_structure": 5, "test_readme": 5}.items():
         assert len(re.findall(rf"^PASSED .*{name}", done.stdout, re.MULTILINE)) >= least, done.stdout

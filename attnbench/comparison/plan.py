@@ -215,6 +215,8 @@ class Comparison:
 
     def descriptive(self) -> list[str]:
         """Say of each evaluation whose primary metric is not tested how many seeds a test in this plan would take."""
+        if not self.plan.ranked:
+            return ["Nothing is tested in this plan (rank: []), so no difference has a verdict."]
         tested, number = self.primaries(), self.seeds_by_evaluation()[0]
         others = {
             name: cls.primary

@@ -25,8 +25,9 @@ def answer(
         verdicts: of the whole family.
         descriptive: sentences about evaluations that are not tested.
     """
+    unscored = {} if descriptive else {"No verdict": [NOT_SCORED]}
     lines = {
-        **(verdict_lines(verdicts) if verdicts else {"No verdict": [NOT_SCORED]}),
+        **(verdict_lines(verdicts) if verdicts else unscored),
         **({"Descriptive": list(descriptive)} if descriptive else {}),
         **noise_lines(verdicts),
         **beyond_training(figures),

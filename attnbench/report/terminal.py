@@ -42,6 +42,9 @@ TRAINED = (
 )
 """Columns of the table of language models."""
 
+MAX_COLUMNS = 8
+"""Variants that stand side by side; of more there is a line each."""
+
 
 def print_summary(folders: Sequence[Path]) -> None:
     """Print one table a corpus of the runs in `folders` to standard output, what else was measured, and the paths."""
@@ -66,7 +69,13 @@ def _evaluation_table(rows: Sequence[ResultRow]) -> Table:
 
 
 def summary_table(content: Summary, *, with_intervals: bool = False) -> Table:
-    """Make the table of a line a score and a column a variant."""
+    """Make the table of a line a score and a column a variant, or the other way round where there are many variants."""
+    if len(content.lines) > MAX_COLUMNS:
+        lines = [
+            [variant, *(_cell(entry, with_interval=with_intervals) for entry in entries)]
+            for variant, entries in content.lines.items()
+        ]
+        return Table(headers=["variant", *(column.header for column in content.columns)], lines=lines)
     lines = [
         [column.header, *(_cell(entries[index], with_interval=with_intervals) for entries in content.lines.values())]
         for index, column in enumerate(content.columns)
@@ -94,8 +103,8 @@ def print_comparison(
     descriptive: Sequence[str] = (),
     in_looks: bool = False,
 ) -> None:
-    """Print the summary of a comparison to standard output, a line a score and a column a variant, one of which all
-    failed included; of a factorial its effects and corners, as its variants are too many for columns.
+    """Print the summary of a comparison to standard output, with the variants of which all seeds failed; of a factorial
+    its effects and corners.
 
     Args:
         factors: parts of a factorial; empty for another plan.

@@ -605,3 +605,5 @@ def test_a_plan_says_what_it_does_not_test_and_how_many_seeds_that_would_take(te
     assert sentence in " ".join(capsys.readouterr().out.split())
     assert sentence in (folder / "report" / "index.html").read_text()
     assert Comparison(settings(text, tmp_path / "all", evaluations=["copy"]), compose_once).descriptive() == []
+    unranked = Comparison(settings(text, tmp_path / "none", evaluations=["copy"], rank=[]), compose_once)
+    assert unranked.descriptive() == ["Nothing is tested in this plan (rank: []), so no difference has a verdict."]

@@ -194,6 +194,15 @@ def test_the_summary_has_a_line_for_a_variant_that_has_not_run_and_says_how_many
     assert (nothing.columns, nothing.lines) == ([], {})
 
 
+def test_many_variants_have_a_line_each():
+    rows = [row for number in range(9) for row in rows_of(f"variant{number}", 0.5 + number / 100)]
+    table = summary_table(summary(figures(rows), []))
+    assert table.headers == ["variant", "copy at 50"]
+    assert [str(line[0]) for line in table.lines] == [f"variant{number}" for number in range(9)]
+    assert str(table.lines[8][1]) == "0.58"
+    assert summary_table(summary(figures(rows[:8]), [])).headers[1:] == [f"variant{number}" for number in range(8)]
+
+
 def test_what_a_mixer_did_not_get_stands_beside_its_score(capsys):
     settings = {"length": 50, "beyond_training": False}
     bare = {**settings, "not_applicable": ["conv_size", "output_gate"]}

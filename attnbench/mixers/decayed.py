@@ -8,8 +8,14 @@ from torch import Tensor
 from attnbench.mixers.around import Gate, GatedOutput, QueryKeyValue, RotaryPositions, by_heads, head_norm
 from attnbench.mixers.base import Mixer, State
 from attnbench.ops.precision import accumulation_dtype, at_least_float32
-from attnbench.ops.rotary import rotate_both
-from attnbench.ops.scalar_decay import AUTO_RULE, choose_scalar_decay, recurrent_scalar_decay, scalar_decay
+from attnbench.ops.rotary import rotate_both, rotate_packed
+from attnbench.ops.scalar_decay import (
+    AUTO_RULE,
+    choose_scalar_decay,
+    packed_scalar_decay,
+    recurrent_scalar_decay,
+    scalar_decay,
+)
 from attnbench.settings.check import check_value
 from attnbench.settings.errors import UserError
 
@@ -34,7 +40,11 @@ class DecayedAttention(Mixer):
         scale: factor of the query.
     """
 
-    backends: ClassVar[tuple[str, ...]] = ("torch", "fla")
+    is_packed: ClassVar[bool] = True
+    """True where our kernels read query, key and value from where projection and convolution made them: where `project`
+    and `mix` are those of this class, and no norm lies between."""
+
+    backends: ClassVar[tuple[str, ...]] = ("torch", "triton", "fla")
     auto_rule: ClassVar[str] = AUTO_RULE
     without_vmap: ClassVar[frozenset[str]] = frozenset({"fla"})
     has_order: ClassVar[bool] = True
@@ -60,7 +70,7 @@ class DecayedAttention(Mixer):
     ) -> None:
         super().__init__()
         self.num_heads, self.key_width, self.value_width, self.scale = num_heads, key_width, value_width, scale
-        self.backend = "torch" if backend == "auto" else backend
+        self.backend, self.qk_norm = "torch" if backend == "auto" else backend, qk_norm
         keys, width = key_width if shares_keys else num_heads * key_width, num_heads * value_width
         self.query_key_value = QueryKeyValue(dim, keys, keys, width, conv_size=conv_size, activation=activation)
         self.query_norm, self.key_norm = head_norm(key_width, qk_norm), head_norm(key_width, qk_norm)
@@ -72,7 +82,13 @@ class DecayedAttention(Mixer):
     def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
         """Refuse, beyond what Mixer does, what `choose_scalar_decay` refuses."""
         super().choose_backend(options, device_type=device_type, precision=precision)
-        return choose_scalar_decay(options.get("backend", "auto"), device_type=device_type)
+        widths = None if options.get("head_width") is None else cls.widths(options)
+        return choose_scalar_decay(options.get("backend", "auto"), widths=widths, device_type=device_type)
+
+    @classmethod
+    def widths(cls, options: dict[str, Any]) -> tuple[int, float]:
+        """Return the key and value channels a head that the operator gets."""
+        return options["head_width"], options["head_width"] * options.get("value_expansion", 1)
 
     def gates(self, x_BTD: Tensor) -> tuple[Any, ...]:
         """Return, in float32 at least, log a_t of every position, (B, T, H), of a batch of 1 where all have the same;
@@ -84,8 +100,11 @@ class DecayedAttention(Mixer):
         return self.gates(x_BTD)[0]
 
     def forward(self, x_BTD: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
-        query_BTGK, key_BTGK, value_BTHV = self.project(x_BTD, state)
-        mixed_BTHV = self.mix(query_BTGK, key_BTGK, value_BTHV, *self.gates(x_BTD), state=state)
+        if self.backend == "triton" and self.is_packed and not self.qk_norm:
+            mixed_BTHV, value_BTHV = self._mix_packed(x_BTD, state)
+        else:
+            query_BTGK, key_BTGK, value_BTHV = self.project(x_BTD, state)
+            mixed_BTHV = self.mix(query_BTGK, key_BTGK, value_BTHV, *self.gates(x_BTD), state=state)
         if state is not None:
             state.position.add_(x_BTD.shape[1])
         return self.finish(mixed_BTHV, value_BTHV, x_BTD), state
@@ -125,9 +144,25 @@ class DecayedAttention(Mixer):
         memory_BHKV = None if state is None else state.memory_BHKV
         inputs = (query_BTGK, key_BTGK, weighted(value_BTHV, write_BTH), log_decay_BTH)
         mixed_BTHV, last_BHKV = scalar_decay(*inputs, memory_BHKV, self.backend)
-        if state is not None:
+        if state is not None and last_BHKV is not None:
             state.memory_BHKV.copy_(last_BHKV)
         return mixed_BTHV
+
+    def _mix_packed(self, x_BTD: Tensor, state: State | None) -> tuple[Tensor, Tensor]:
+        """Compute the same by our kernels, from where the projection lies; return the value's heads too."""
+        history, memory = (None, None) if state is None else (state.history_BWC, state.memory_BHKV)
+        packed_BTC = self.query_key_value.packed(x_BTD, history)
+        num_groups = self.query_key_value.widths[0] // self.key_width
+        angles = self.positions(x_BTD, 0 if state is None else state.position)
+        if angles is not None:
+            packed_BTC = rotate_packed(packed_BTC, angles, 2 * num_groups)
+        log_decay_BTH, write_BTH = self.gates(x_BTD)
+        shape = (num_groups, self.key_width, self.scale)
+        mixed_BTHV, last_BHKV = packed_scalar_decay(packed_BTC, log_decay_BTH, write_BTH, None, memory, *shape)
+        if state is not None and last_BHKV is not None:
+            state.memory_BHKV.copy_(last_BHKV)
+        value_BTC = packed_BTC[..., -self.num_heads * self.value_width :]
+        return mixed_BTHV, value_BTC.unflatten(-1, (self.num_heads, -1))
 
     def define(
         self,

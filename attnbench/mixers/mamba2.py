@@ -35,7 +35,9 @@ class Mamba2(DecayedAttention):
         num_heads: null for 2 dim / head_width, the paper's expansion by 2; the inner width is num_heads × head_width.
         head_width: channels of value a head.
         state_width: channels of query and key, N.
-        backend: auto | torch | fla. fla is flash-linear-attention's kernel, for CUDA; auto is torch.
+        backend: auto | torch | triton | fla. triton is this bench's own kernel, for CUDA and K = state_width and V =
+            head_width that are multiples of 16, K up to 128; auto takes it there and torch elsewhere. fla is flash-
+            linear-attention's kernel of simple GLA, for CUDA.
         rotary_theta: base of the wavelengths of rotary positions, by which query and key are turned; null for none.
         conv_size: taps of the short convolution over query, key and value; 0 for none.
         qk_norm: RMS norm of query and key, with a learned gain.
@@ -84,6 +86,10 @@ class Mamba2(DecayedAttention):
         self.step_bias = nn.Parameter(torch.empty(self.num_heads))
         self.log_decay_rate = nn.Parameter(torch.empty(self.num_heads))
         self.skip = nn.Parameter(torch.empty(self.num_heads))
+
+    @classmethod
+    def widths(cls, options: dict[str, Any]) -> tuple[int, float]:
+        return options.get("state_width", 128), options["head_width"]
 
     @classmethod
     def state_choices(cls, options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:

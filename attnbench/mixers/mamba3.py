@@ -77,7 +77,9 @@ class Mamba3(DecayedAttention):
         num_heads: null for 2 dim / head_width, the paper's expansion by 2; the inner width is num_heads × head_width.
         head_width: channels of value a head.
         state_width: channels of query and key, N.
-        backend: auto | torch | fla. fla is flash-linear-attention's kernel of simple GLA, for CUDA; auto is torch.
+        backend: auto | torch | triton | fla. triton is this bench's own kernel, for CUDA and K = state_width and V =
+            head_width that are multiples of 16, K up to 128; auto takes it there and torch elsewhere. fla is flash-
+            linear-attention's kernel of simple GLA, for CUDA.
         rotary_theta: base of the wavelengths of rotary positions, by which query and key are turned besides; null for
             none.
         conv_size: taps of a short convolution over query, key and value, with SiLU after it; 0 for neither.
@@ -90,6 +92,7 @@ class Mamba3(DecayedAttention):
             a slow one. paper: rates of 0.69 and steps drawn, by their logarithms, from 0.001..0.1.
     """
 
+    is_packed: ClassVar[bool] = False
     no_weight_decay: ClassVar[frozenset[str]] = frozenset({"decay_bias", "step_bias", "skip"})
 
     def __init__(
@@ -135,6 +138,10 @@ class Mamba3(DecayedAttention):
         self.skip = nn.Parameter(torch.empty(self.num_heads))
 
     @classmethod
+    def widths(cls, options: dict[str, Any]) -> tuple[int, float]:
+        return options.get("state_width", 128), options["head_width"]
+
+    @classmethod
     def state_choices(cls, options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:
         """Vary `state_width`."""
         return state_widths(options, dim=dim, minimum=2)
@@ -174,7 +181,7 @@ class Mamba3(DecayedAttention):
         query_BTHK, key_BTHK = turn(query_BTHK, angle_BTHA), turn(key_BTHK, angle_BTHA)
         inputs = (query_BTHK, key_BTHK, value_BTHV, log_decay_BTH, own_BTH + next_of(completing_BTH), own_BTH)
         mixed_BTHV, last_BHKV = lagged_scalar_decay(*inputs, memory_BHKV, self.backend)
-        if state is not None:
+        if state is not None and last_BHKV is not None:
             last = (last_BHKV, key_BTHK[:, -1], value_BTHV[:, -1], angle_BTHA[:, -1].remainder(2 * math.pi))
             for before, after in zip(state[:4], last, strict=True):
                 before.copy_(after)

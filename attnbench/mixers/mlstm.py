@@ -48,8 +48,9 @@ class MLSTM(DecayedAttention):
         num_heads: null for dim / head_width; the inner widths need not add up to dim.
         head_width: channels of query and key a head, K.
         value_expansion: channels of value a head, V, as a multiple of head_width.
-        backend: auto | torch | fla. fla is flash-linear-attention's kernel of simple GLA with one column more of
-            values, for CUDA; auto is torch.
+        backend: auto | torch | triton | fla. triton is this bench's own kernel, for CUDA and a head_width that is a
+            multiple of 16 up to 128; auto takes it there and torch elsewhere. fla is flash-linear-attention's kernel of
+            simple GLA with one column more of values, for CUDA.
         rotary_theta: base of the wavelengths of rotary positions, by which query and key are turned, in the normaliser
             too, whose absolute value is taken; null for none.
         conv_size: taps of the short convolution over query, key and value; 0 for none, SiLU alone.
@@ -60,6 +61,7 @@ class MLSTM(DecayedAttention):
             693 with one head. paper: biases of f from 3 to 6, half-lives of 14 to 280.
     """
 
+    is_packed: ClassVar[bool] = False
     no_weight_decay: ClassVar[frozenset[str]] = frozenset({"decay_bias"})
 
     def __init__(
@@ -97,6 +99,11 @@ class MLSTM(DecayedAttention):
         self.decay_bias = nn.Parameter(torch.empty(self.num_heads))
 
     @classmethod
+    def widths(cls, options: dict[str, Any]) -> tuple[int, float]:
+        # Of the value any, as the normaliser's column is filled up to 16.
+        return options["head_width"], 16
+
+    @classmethod
     def state_choices(cls, options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:
         """Vary `value_expansion`."""
         return expansions(options, dim=dim, head_width=head_width)
@@ -124,7 +131,7 @@ class MLSTM(DecayedAttention):
         memory = None if state is None else Memory(*state[:3])
         inputs = (query_BTGK, key_BTGK, value_BTHV, log_decay_BTH, write_BTH)
         mixed_BTHV, last = mlstm(*inputs, memory, self.backend)
-        if state is not None:
+        if state is not None and last is not None:
             for before, after in zip(state[:3], last, strict=True):
                 before.copy_(after)
         return mixed_BTHV

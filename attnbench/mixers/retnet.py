@@ -29,7 +29,9 @@ class RetNet(DecayedAttention):
         num_heads: null for dim / head_width; the inner widths need not add up to dim.
         head_width: channels of query and key a head, K.
         value_expansion: channels of value a head, V, as a multiple of head_width.
-        backend: auto | torch | fla. fla is flash-linear-attention's kernel, for CUDA; auto is torch.
+        backend: auto | torch | triton | fla. triton is this bench's own kernel, for CUDA and K and V that are multiples
+            of 16, K up to 128; auto takes it there and torch elsewhere. fla is flash-linear-attention's kernel of
+            simple GLA, for CUDA.
         rotary_theta: base of the rotary positions' wavelengths; null for no positions.
         conv_size: taps of a short convolution over query, key and value; 0 for none.
         qk_norm: RMS norm of query and key over the head width, with a learned gain.

@@ -14,6 +14,7 @@ overflows neither.
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from attnbench.ops.scalar_decay import MAX_FORGETTING, scalar_decay, scalar_decay_flops
@@ -55,7 +56,7 @@ def mlstm(
     log_write_BTH: Tensor,
     memory: Memory | None,
     backend: str,
-) -> tuple[Tensor, Memory]:
+) -> tuple[Tensor, Memory | None]:
     """Compute the same by `scalar_decay`, n being one more column of S, that of a value of 1.
 
     Args:
@@ -63,18 +64,50 @@ def mlstm(
         memory: before the first position; None for zeros.
 
     Returns:
-        y (B, T, H, V) in float32 at least, and the last memory. A total may nearly vanish, where y is large; at a norm
-        its gradient then is a small difference of large numbers.
+        y (B, T, H, V) in float32 at least, and the last memory, None where `scalar_decay` has none. A total may nearly
+        vanish, where y is large; at a norm its gradient then is a small difference of large numbers.
     """
     log_decay_BTH, write_BTH, maximum_BTH = stabilised(
         log_forget_BTH, log_write_BTH, None if memory is None else memory.maximum_BH
     )
+    if backend == "triton" and memory is not None and query_BTHK.shape[1] == 1:
+        return _step_in_place(query_BTHK, key_BTHK, value_BTHV, log_decay_BTH, write_BTH, maximum_BTH, memory)
+    width = value_BTHV.shape[-1]
+    # Our kernels take columns by sixteen.
+    padding = -(width + 1) % 16 if backend == "triton" else 0
     columns = torch.cat([value_BTHV, torch.ones_like(value_BTHV[..., :1])], dim=-1)
-    columns = (columns * write_BTH[..., None]).to(value_BTHV.dtype)
-    before = None if memory is None else torch.cat([memory.memory_BHKV, memory.normaliser_BHK[..., None]], dim=-1)
+    columns = F.pad((columns * write_BTH[..., None]).to(value_BTHV.dtype), (0, padding))
+    before = None
+    if memory is not None:
+        before = F.pad(torch.cat([memory.memory_BHKV, memory.normaliser_BHK[..., None]], dim=-1), (0, padding))
     mixed, last = scalar_decay(query_BTHK, key_BTHK, columns, log_decay_BTH, before, backend)
-    total_BTH1 = torch.maximum(mixed[..., -1:].abs(), (-maximum_BTH).exp()[..., None])
-    return mixed[..., :-1] / total_BTH1, Memory(last[..., :-1], last[..., -1], maximum_BTH[:, -1])
+    y_BTHV = _normalised(mixed[..., :width], mixed[..., width : width + 1], maximum_BTH)
+    after = None if last is None else Memory(last[..., :width], last[..., width], maximum_BTH[:, -1])
+    return y_BTHV, after
+
+
+def _step_in_place(
+    query_B1HK: Tensor,
+    key_B1HK: Tensor,
+    value_B1HV: Tensor,
+    log_decay_B1H: Tensor,
+    write_B1H: Tensor,
+    maximum_B1H: Tensor,
+    memory: Memory,
+) -> tuple[Tensor, Memory]:
+    """Compute a single position by our kernel, which changes S where it is; n is a small part of it."""
+    value = (value_B1HV * write_B1H[..., None]).to(value_B1HV.dtype)
+    mixed, _ = scalar_decay(query_B1HK, key_B1HK, value, log_decay_B1H, memory.memory_BHKV, "triton")
+    decay_BH1, write_BH1 = log_decay_B1H[:, 0, :, None].exp(), write_B1H[:, 0, :, None]
+    normaliser_BHK = decay_BH1 * memory.normaliser_BHK + write_BH1 * key_B1HK[:, 0]
+    total_B1H1 = (query_B1HK * normaliser_BHK[:, None]).sum(-1, keepdim=True)
+    return _normalised(mixed, total_B1H1, maximum_B1H), memory._replace(
+        normaliser_BHK=normaliser_BHK, maximum_BH=maximum_B1H[:, -1]
+    )
+
+
+def _normalised(mixed_BTHV: Tensor, total_BTH1: Tensor, maximum_BTH: Tensor) -> Tensor:
+    return mixed_BTHV / torch.maximum(total_BTH1.abs(), (-maximum_BTH).exp()[..., None])
 
 
 def stabilised(

@@ -13,11 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attnbench.machine.device import require_triton
 from attnbench.ops.fla import require_gated_fla
 from attnbench.ops.precision import at_least_float32
 from attnbench.ops.scan import affine_scan
+from attnbench.settings.errors import UserError
 
-AUTO_RULE = "torch everywhere"
+AUTO_RULE = "triton on CUDA at key widths of 16 to 128 and value widths that 16 divides, otherwise torch"
 
 MAX_FORGETTING = 30.0
 """Largest -log a_t that a mixer should give. It leaves 1e-13 of the memory, nothing in float32. Beyond it sums of log
@@ -53,12 +55,18 @@ def scalar_decay(
     log_decay_BTH: Tensor,
     memory_BHKV: Tensor | None,
     backend: str,
-) -> tuple[Tensor, Tensor]:
-    """Compute y and the last memory with backend `torch`, by the definition for a single position, or `fla`.
+) -> tuple[Tensor, Tensor | None]:
+    """Compute y and the last memory with backend `torch`, by the definition for a single position, `triton` or `fla`.
 
     Args:
-        memory_BHKV: the state before the first position; None for zeros.
+        memory_BHKV: the state before the first position; None for zeros. With triton a single position changes it.
+
+    Returns:
+        y (B, T, H, V) in the value's dtype, and the last memory: with triton and fla None where there was none before.
     """
+    if backend == "triton":
+        mixed_BTC = _packed(query_BTGK, key_BTGK, value_BTHV)
+        return packed_scalar_decay(mixed_BTC, log_decay_BTH, None, None, memory_BHKV, *query_BTGK.shape[2:])
     inputs = (query_BTGK, key_BTGK, value_BTHV, log_decay_BTH)
     if backend == "fla":
         from fla.ops.simple_gla import chunk_simple_gla  # pyright: ignore[reportMissingImports]
@@ -71,6 +79,52 @@ def scalar_decay(
     if memory_BHKV is not None and value_BTHV.shape[1] == 1:
         return recurrent_scalar_decay(*inputs, memory_BHKV)
     return chunked_scalar_decay(*inputs, memory_BHKV, chunk_size(value_BTHV.device.type))
+
+
+def packed_scalar_decay(
+    mixed_BTC: Tensor,
+    log_decay_BTH: Tensor,
+    write_BTH: Tensor | None,
+    own_BTH: Tensor | None,
+    memory_BHKV: Tensor | None,
+    num_groups: int,
+    key_width: int,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the same by our kernels, from the heads of query, key and value side by side, (GK | GK | HV).
+
+    Args:
+        write_BTH: weight of the value that a position writes; None for 1.
+        own_BTH: weight of the value that it reads of itself, see `lagged_scalar_decay`; None for `write_BTH`.
+        memory_BHKV: the state before the first position, and of a single one, in its place, the state after it.
+        scale: factor of the query.
+    """
+    if memory_BHKV is not None and mixed_BTC.shape[1] == 1:
+        from attnbench.kernels.scalar_decay_step import scalar_decay_step
+
+        write_BTH = write_BTH if own_BTH is None else own_BTH
+        write_BH = None if write_BTH is None else write_BTH[:, 0]
+        log_decay_BH = log_decay_BTH[:, 0].expand(len(mixed_BTC), -1)
+        y_BHV = scalar_decay_step(mixed_BTC[:, 0], log_decay_BH, write_BH, memory_BHKV, num_groups, scale)
+        return y_BHV[:, None], memory_BHKV
+    from attnbench.kernels import scalar_decay as kernel
+
+    y_BTHV, last_BHKV = kernel.scalar_decay(
+        mixed_BTC,
+        log_decay_BTH.expand(len(mixed_BTC), -1, -1),
+        write_BTH,
+        own_BTH,
+        memory_BHKV,
+        num_groups=num_groups,
+        key_width=key_width,
+        scale=scale,
+        keep_memory=memory_BHKV is not None,
+    )
+    return y_BTHV, last_BHKV
+
+
+def _packed(query_BTGK: Tensor, key_BTGK: Tensor, value_BTHV: Tensor) -> Tensor:
+    return torch.cat([x.to(value_BTHV.dtype).flatten(2) for x in (query_BTGK, key_BTGK, value_BTHV)], dim=-1)
 
 
 def chunk_size(device_type: str) -> int:
@@ -176,7 +230,7 @@ def lagged_scalar_decay(
     own_BTH: Tensor,
     memory_BHKV: Tensor | None,
     backend: str,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Compute a recurrence whose positions read themselves with a weight of their own:
 
         y_t = a_t S_{t-1}^T q_t + own_t (q_t . k_t) v_t,   S_t = a_t S_{t-1} + write_t k_t v_t^T
@@ -188,9 +242,16 @@ def lagged_scalar_decay(
         memory_BHKV: the state before the first position; None for zeros.
 
     Returns:
-        y (B, T, H, V) in the value's dtype, and the last memory, where the last position has the weight own_T: write_T,
-        which the next position decides, is not read.
+        y (B, T, H, V) in the value's dtype, and the last memory as of `scalar_decay`, where the last position has the
+        weight own_T: write_T, which the next position decides, is not read.
     """
+    if backend == "triton":
+        # The kernels leave the last position in the memory too, with the weight that it writes.
+        write_BTH = torch.cat([write_BTH[:, :-1], own_BTH[:, -1:]], dim=1)
+        mixed_BTC = _packed(query_BTHK, key_BTHK, value_BTHV)
+        return packed_scalar_decay(
+            mixed_BTC, log_decay_BTH, write_BTH, own_BTH, memory_BHKV, *query_BTHK.shape[2:]
+        )  # fmt: skip
     decay_BTH = log_decay_BTH.exp()
     if memory_BHKV is None:
         shape = (value_BTHV.shape[0], *value_BTHV.shape[2:3], key_BTHK.shape[-1], value_BTHV.shape[-1])
@@ -198,6 +259,7 @@ def lagged_scalar_decay(
     written_BTHV = (value_BTHV * write_BTH[..., None]).to(value_BTHV.dtype)
     key, value, log_decay = (_one_late(x) for x in (key_BTHK, written_BTHV, log_decay_BTH))
     mixed_BTHV, before_BHKV = scalar_decay(query_BTHK, key, value, log_decay, memory_BHKV, backend)
+    assert before_BHKV is not None
     score_BTH = (at_least_float32(query_BTHK) * key_BTHK).sum(-1)
     # Both terms in float32, as the sum of many positions and a single one may differ much in size.
     mixed_BTHV = decay_BTH[..., None] * mixed_BTHV + (own_BTH * score_BTH)[..., None] * value_BTHV
@@ -221,12 +283,31 @@ def lagged_scalar_decay_flops(length: int, num_heads: int, key_width: int, value
     return scalar_decay_flops(length, num_heads, key_width, value_width) + 2 * length * num_heads * key_width
 
 
-def choose_scalar_decay(backend: str, *, device_type: str) -> str:
+def has_kernels(key_width: int, value_width: float) -> bool:
+    """Return whether our Triton kernels take so many channels a head."""
+    return key_width in range(16, 129, 16) and value_width > 0 and value_width % 16 == 0
+
+
+def choose_scalar_decay(backend: str, *, widths: tuple[int, float] | None, device_type: str) -> str:
     """Resolve `auto` as AUTO_RULE has it, and hold the backend against what it needs.
 
+    Args:
+        widths: key and value channels a head; None where the model, which gives them, is not known yet.
+
     Raises:
-        UserError: fla without CUDA, the library, or a Triton that compiles its gated kernels correctly.
+        UserError: triton without CUDA or at widths that it has no kernels for; fla without CUDA, the library, or a
+            Triton that compiles its gated kernels correctly.
     """
+    fits = widths is None or has_kernels(*widths)
+    if backend == "auto":
+        return "triton" if device_type == "cuda" and fits else "torch"
+    if backend == "triton":
+        require_triton("attn.backend=triton", device_type)
+        if widths is not None and not fits:
+            raise UserError(
+                "attn.backend=triton: kernels take heads of 16 to 128 key channels and of value channels, both a "
+                f"multiple of 16, not {widths[0]} and {widths[1]:g}; choose attn.backend=torch"
+            )
     if backend == "fla":
         require_gated_fla("attn.backend=fla", device_type)
-    return "torch" if backend == "auto" else backend
+    return backend

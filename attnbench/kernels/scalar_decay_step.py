@@ -1,0 +1,88 @@
+"""One position of linear attention with one decay a head: a single pass over the state, which is read, changed and
+written in place."""
+
+# Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+VALUES = 16
+"""Value channels of a program: so few that even one sequence of few heads has programs for a part of a large GPU."""
+
+
+@torch.library.custom_op("attnbench::scalar_decay_step", mutates_args=("memory_BHKV",))
+def scalar_decay_step(
+    mixed_BC: Tensor,
+    log_decay_BH: Tensor,
+    write_BH: Tensor | None,
+    memory_BHKV: Tensor,
+    num_groups: int,
+    scale: float,
+) -> Tensor:
+    """y of one position, (B, H, V) in the dtype of `mixed_BC`; `recurrent_scalar_decay` is its definition.
+
+    Args:
+        mixed_BC: query, key and value side by side, (GK | GK | HV), in bfloat16 or float32; see `scalar_decay`.
+        write_BH: weight of the position; None for 1.
+        memory_BHKV: the state, float32 and contiguous, which becomes that after this position.
+        scale: factor of the query.
+    """
+    batch, heads, key_width, value_width = memory_BHKV.shape
+    assert memory_BHKV.is_contiguous()
+    assert mixed_BC.shape[1] == 2 * num_groups * key_width + heads * value_width
+    output_BHV = mixed_BC.new_empty(batch, heads, value_width)
+    _step[(batch * heads, triton.cdiv(value_width, VALUES))](
+        mixed_BC.contiguous(),
+        log_decay_BH.float().contiguous(),
+        None if write_BH is None else write_BH.float().contiguous(),
+        memory_BHKV,
+        output_BHV,
+        scale,
+        G=num_groups,
+        H=heads,
+        K=key_width,
+        V=value_width,
+        KEYS=triton.next_power_of_2(key_width),
+        VALUES=VALUES,
+    )
+    return output_BHV
+
+
+@scalar_decay_step.register_fake
+def _(
+    mixed_BC: Tensor,
+    log_decay_BH: Tensor,
+    write_BH: Tensor | None,
+    memory_BHKV: Tensor,
+    num_groups: int,
+    scale: float,
+) -> Tensor:
+    batch, heads, _, value_width = memory_BHKV.shape
+    return mixed_BC.new_empty(batch, heads, value_width)
+
+
+@triton.jit
+def _step(mixed, log_decay, write, memory, output, scale, G: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
+          V: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr):  # fmt: skip
+    """Grid: sequences × heads, blocks of value channels."""
+    program, channels = tl.program_id(0).to(tl.int64), tl.arange(0, KEYS)
+    values = tl.program_id(1) * VALUES + tl.arange(0, VALUES)
+    is_key, is_value = channels < K, values < V
+    sequence, head = program // H, program % H
+    inputs = mixed + sequence * (2 * G * K + H * V)
+    query = inputs + head // (H // G) * K + channels
+    key_K = tl.load(query + G * K, mask=is_key, other=0.0).to(tl.float32)
+    query_K = tl.load(query, mask=is_key, other=0.0).to(tl.float32) * scale
+    value_V = tl.load(inputs + 2 * G * K + head * V + values, mask=is_value, other=0.0).to(tl.float32)
+    if write is not None:
+        value_V *= tl.load(write + program)
+    address = memory + program * K * V + channels[:, None] * V + values[None, :]
+    exists = is_key[:, None] & is_value[None, :]
+    state = tl.load(address, mask=exists, other=0.0) * tl.exp(tl.load(log_decay + program))
+    state += key_K[:, None] * value_V[None, :]
+    tl.store(address, state, mask=exists)
+    y_V = tl.sum(state * query_K[:, None], 0)
+    tl.store(output + program * V + values, y_V.to(output.dtype.element_ty), mask=is_value)

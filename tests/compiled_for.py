@@ -25,6 +25,7 @@ from attnbench.kernels.cumulative import cumulative_log_forget
 from attnbench.kernels.embedding import embed
 from attnbench.kernels.gated_delta_rule import gated_delta_rule
 from attnbench.kernels.linear_attention import linear_attention
+from attnbench.kernels.scalar_decay import scalar_decay
 
 LENGTH, HEADS = 512, 2
 
@@ -69,6 +70,11 @@ def summed(width: int, dtype: torch.dtype) -> Tensor:
     return linear_attention(empty(3 * HEADS * width, dtype), None, None, HEADS, "elu", 1e-6)[0]
 
 
+def decayed(keys: int, values: int, dtype: torch.dtype) -> Tensor:
+    mixed, rates = empty(2 * keys + HEADS * values, dtype), torch.empty(1, LENGTH, HEADS)
+    return scalar_decay(mixed, rates, rates, rates, None, num_groups=1, key_width=keys, scale=1.0)[0]
+
+
 def corrected(keys: int, values: int, dtype: torch.dtype, parallel: bool) -> Tensor:
     mixed, rates = empty(HEADS * (2 * keys + values), dtype), torch.empty(1, LENGTH, HEADS)
     return gated_delta_rule(
@@ -94,6 +100,10 @@ PROBLEMS = {
     "flash that forgets, 128 channels, float32": partial(forgotten, 128, WHOLE),
     "flash that forgets, 64 channels, tf32": partial(forgotten, 64, WHOLE),
     "linear, 128 channels, bfloat16": partial(summed, 128, HALF),
+    "scalar decay, 64 x 64, bfloat16": partial(decayed, 64, 64, HALF),
+    "scalar decay, 128 x 128, bfloat16": partial(decayed, 128, 128, HALF),
+    "scalar decay, 128 x 128, float32": partial(decayed, 128, 128, WHOLE),
+    "scalar decay, 128 x 128, tf32": partial(decayed, 128, 128, WHOLE),
     "embedding, bfloat16": partial(embedded, HALF),
     "embedding, float32": partial(embedded, WHOLE),
 } | {

@@ -14,6 +14,7 @@ from attnbench.mixers.relative_errors import relative_error, worst
 from attnbench.ops.delta_rule import recurrent_gated_delta_rule, unit_length
 from attnbench.ops.forgetting_attention import forgetting_bias
 from attnbench.ops.rotary import rotate, rotation
+from attnbench.ops.scalar_decay import recurrent_scalar_decay
 from attnbench.ops.softmax_attention import attend, materialised, visible
 
 
@@ -214,6 +215,28 @@ def _delta_rule_step(numbers: _Numbers, dtype: torch.dtype) -> Problem:
     return Problem((mixed, -gates[0], gates[1], numbers.normal(5, H, K, V, learns=False)), operator, definition)
 
 
+def _scalar_decay_step(numbers: _Numbers, dtype: torch.dtype) -> Problem:
+    """Two heads of values to a key, whose width is to be padded."""
+    from attnbench.kernels.scalar_decay_step import scalar_decay_step
+
+    G, H, K, V = 2, 4, 48, 80
+
+    def operator(mixed: Tensor, log_decay: Tensor, write: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
+        updated = memory.clone()
+        return scalar_decay_step(mixed, log_decay, write, updated, G, 0.5), updated
+
+    def definition(mixed: Tensor, log_decay: Tensor, write: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
+        query, key, value = mixed[:, None].split([G * K, G * K, H * V], dim=-1)
+        query, key = (x.unflatten(-1, (G, K)) for x in (0.5 * query, key))
+        written = value.unflatten(-1, (H, V)) * write[:, None, :, None]
+        y, last = recurrent_scalar_decay(query, key, written, log_decay[:, None], memory)
+        return y[:, 0], last
+
+    gates = numbers.normal(2, 5, H, learns=False).sigmoid()
+    mixed = numbers.normal(5, 2 * G * K + H * V, dtype=dtype, learns=False)
+    return Problem((mixed, -gates[0], gates[1], numbers.normal(5, H, K, V, learns=False)), operator, definition)
+
+
 OPERATORS: dict[str, Callable[[_Numbers, torch.dtype], Problem]] = {
     "swiglu": _swiglu,
     "embed": _embed,
@@ -230,6 +253,7 @@ OPERATORS: dict[str, Callable[[_Numbers, torch.dtype], Problem]] = {
     "flash_decoding with forget gates": _forgetting_decoding,
     "the same of grouped heads with gates": partial(_forgetting_decoding, heads=6),
     "gated_delta_rule_step": _delta_rule_step,
+    "scalar_decay_step": _scalar_decay_step,
 }
 """Operators that no backend names, by their names on the page."""
 

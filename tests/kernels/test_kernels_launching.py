@@ -20,6 +20,7 @@ from attnbench.kernels.gated_delta_rule import gated_delta_rule
 from attnbench.kernels.linear_attention import linear_attention
 from attnbench.kernels.linear_cross_entropy import linear_cross_entropy
 from attnbench.kernels.rotary import split_rotated, turn_packed
+from attnbench.kernels.scalar_decay import scalar_decay
 from attnbench.kernels.short_convolution import short_convolution
 from attnbench.kernels.swiglu import swiglu
 from attnbench.settings.errors import UserError
@@ -34,6 +35,11 @@ def delta_rule(mixed: Tensor, *, parallel: bool) -> Tensor:
     return gated_delta_rule(
         mixed, -rates.abs(), rates.sigmoid(), num_heads=HEADS, key_width=WIDTH, unit_length=True, parallel=parallel
     )[0]
+
+
+def decayed(mixed: Tensor) -> Tensor:
+    rates, shape = mixed[..., :HEADS], {"num_groups": HEADS, "key_width": WIDTH, "scale": 1.0}
+    return scalar_decay(mixed, -rates.abs(), rates.sigmoid(), None, None, **shape)[0]
 
 
 def logits_of(x: Tensor) -> Tensor:
@@ -74,6 +80,8 @@ OPERATORS = {
     "packed_flash_attention, split": (packed, (3, *MIXED[1:])),
     "linear_attention": (lambda x: linear_attention(x, None, None, HEADS, "elu", 1e-6)[0], MIXED),
     "linear_attention, no quotient": (lambda x: linear_attention(x, None, None, HEADS, "identity", None)[0], MIXED),
+    "scalar_decay": (decayed, MIXED),
+    "scalar_decay, in segments": (decayed, (2, 600, MIXED[2])),
     "gated_delta_rule, walking": (partial(delta_rule, parallel=False), MIXED),
     "gated_delta_rule, parallel": (partial(delta_rule, parallel=True), MIXED),
 }

@@ -12,6 +12,7 @@ from attnbench.kernels.delta_rule_launch import DeltaRule
 from attnbench.kernels.embedding import embed
 from attnbench.kernels.linear_cross_entropy import linear_cross_entropy
 from attnbench.kernels.rotary import split_rotated, turn_packed
+from attnbench.kernels.scalar_decay_launch import ScalarDecay
 from attnbench.kernels.swiglu import swiglu
 from attnbench.machine.precision import multiplying
 from attnbench.model.loss import cross_entropy
@@ -30,8 +31,9 @@ def test_float32_is_multiplied_as_torch_multiplies_it(precision, expected):
             flash_launch._constants("forward", query, query, True, None),
             linear_attention._arguments(mixed, 2, "elu", linear_attention.forward_blocks(mixed, 2)),
             DeltaRule(mixed, rate, rate, 2, 16, False).options("read"),
+            ScalarDecay(mixed, rate, None, None, 2, 16, 1.0).options(num_stages=1),
         ]
-        assert [own["PRECISION"] for own in constants] == [expected] * 3
+        assert [own["PRECISION"] for own in constants] == [expected] * 4
         assert DeltaRule(mixed.bfloat16(), rate, rate, 2, 16, False).options("read")["PRECISION"] == "tf32"
 
 

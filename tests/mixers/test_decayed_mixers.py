@@ -11,6 +11,7 @@ from torch import nn
 from attnbench.mixers.decay import half_lives
 from attnbench.mixers.decayed import DecayedAttention
 from attnbench.mixers.mamba3 import Mamba3
+from attnbench.ops import scalar_decay
 from attnbench.settings.errors import UserError
 
 MIXERS = ("retnet", "simple_gla", "mamba2", "mlstm", "mamba3")
@@ -72,7 +73,31 @@ def test_heads_of_mamba_2_fill_twice_the_models_width():
 def test_the_librarys_kernel_needs_cuda(name):
     with pytest.raises(UserError, match=r"attn\.backend=fla.*needs CUDA.*backend=torch"):
         read(name)[0].choose_backend({"backend": "fla"}, device_type="cpu", precision="float32")
-    assert read(name)[0].choose_backend({"backend": "auto"}, device_type="cuda", precision="float32") == "torch"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "expected"),
+    [
+        ("retnet", {}, "triton"),
+        ("retnet", {"value_expansion": 0.75}, "torch"),
+        ("simple_gla", {"head_width": 256}, "torch"),
+        ("simple_gla", {"head_width": None}, "triton"),
+        ("mamba2", {"state_width": 40}, "torch"),
+        ("mamba3", {"head_width": 48}, "triton"),
+        ("mlstm", {"value_expansion": 0.75}, "triton"),
+    ],
+)
+def test_auto_is_our_kernel_on_cuda_at_the_widths_that_it_has(name, change, expected):
+    mixer_class, options = read(name)
+    options |= {"head_width": 32} | change
+    assert mixer_class.choose_backend(options, device_type="cuda", precision="float32") == expected
+    assert mixer_class.choose_backend(options, device_type="cpu", precision="float32") == "torch"
+
+
+def test_widths_that_our_kernels_do_not_have_are_refused(monkeypatch):
+    monkeypatch.setattr(scalar_decay, "require_triton", lambda *_: None)
+    with pytest.raises(UserError, match=r"attn\.backend=triton.*multiple of 16, not 40 and 32.*backend=torch"):
+        build("mamba2", backend="triton", state_width=40, head_width=32)
 
 
 @pytest.mark.parametrize("name", MIXERS)

@@ -21,6 +21,9 @@ def scalar_decay_step(
     memory_BHKV: Tensor,
     num_groups: int,
     scale: float,
+    late_key_BHK: Tensor | None = None,
+    late_value_BHV: Tensor | None = None,
+    late_BH: Tensor | None = None,
 ) -> Tensor:
     """y of one position, (B, H, V) in the dtype of `mixed_BC`; `recurrent_scalar_decay` is its definition.
 
@@ -29,17 +32,21 @@ def scalar_decay_step(
         write_BH: weight of the position; None for 1.
         memory_BHKV: the state, float32 and contiguous, which becomes that after this position.
         scale: factor of the query.
+        late_key_BHK, late_value_BHV, late_BH: key, value and weight of a pair that is first added to the state, all
+            float32; None for no such pair.
     """
     batch, heads, key_width, value_width = memory_BHKV.shape
     assert memory_BHKV.is_contiguous()
     assert mixed_BC.shape[1] == 2 * num_groups * key_width + heads * value_width
     output_BHV = mixed_BC.new_empty(batch, heads, value_width)
+    late = [None if x is None else x.float().contiguous() for x in (late_key_BHK, late_value_BHV, late_BH)]
     _step[(batch * heads, triton.cdiv(value_width, VALUES))](
         mixed_BC.contiguous(),
         log_decay_BH.float().contiguous(),
         None if write_BH is None else write_BH.float().contiguous(),
         memory_BHKV,
         output_BHV,
+        *late,
         scale,
         G=num_groups,
         H=heads,
@@ -59,14 +66,17 @@ def _(
     memory_BHKV: Tensor,
     num_groups: int,
     scale: float,
+    late_key_BHK: Tensor | None = None,
+    late_value_BHV: Tensor | None = None,
+    late_BH: Tensor | None = None,
 ) -> Tensor:
     batch, heads, _, value_width = memory_BHKV.shape
     return mixed_BC.new_empty(batch, heads, value_width)
 
 
 @triton.jit
-def _step(mixed, log_decay, write, memory, output, scale, G: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
-          V: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr):  # fmt: skip
+def _step(mixed, log_decay, write, memory, output, late_key, late_value, late, scale, G: tl.constexpr, H: tl.constexpr,
+          K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr):  # fmt: skip
     """Grid: sequences × heads, blocks of value channels."""
     program, channels = tl.program_id(0).to(tl.int64), tl.arange(0, KEYS)
     values = tl.program_id(1) * VALUES + tl.arange(0, VALUES)
@@ -81,7 +91,11 @@ def _step(mixed, log_decay, write, memory, output, scale, G: tl.constexpr, H: tl
         value_V *= tl.load(write + program)
     address = memory + program * K * V + channels[:, None] * V + values[None, :]
     exists = is_key[:, None] & is_value[None, :]
-    state = tl.load(address, mask=exists, other=0.0) * tl.exp(tl.load(log_decay + program))
+    state = tl.load(address, mask=exists, other=0.0)
+    if late is not None:
+        late_K = tl.load(late_key + program * K + channels, mask=is_key, other=0.0) * tl.load(late + program)
+        state += late_K[:, None] * tl.load(late_value + program * V + values, mask=is_value, other=0.0)[None, :]
+    state *= tl.exp(tl.load(log_decay + program))
     state += key_K[:, None] * value_V[None, :]
     tl.store(address, state, mask=exists)
     y_V = tl.sum(state * query_K[:, None], 0)

@@ -12,13 +12,14 @@ from attnbench.mixers.base import head_count
 from attnbench.mixers.decay import MAX_FORGETTING, DecayInit, inverse_softplus, spread_steps
 from attnbench.mixers.decayed import DecayedAttention, add_skip, check_state_width, state_widths
 from attnbench.mixers.layers import Projection
-from attnbench.ops.precision import at_least_float32
-from attnbench.ops.rotary import turn
-from attnbench.ops.scalar_decay import (
+from attnbench.ops.lagged_scalar_decay import (
     lagged_scalar_decay,
     lagged_scalar_decay_flops,
+    lagged_scalar_decay_step,
     recurrent_lagged_scalar_decay,
 )
+from attnbench.ops.precision import at_least_float32
+from attnbench.ops.rotary import turn
 from attnbench.settings.check import check_value
 
 MIN_RATE = 1e-4
@@ -176,11 +177,17 @@ class Mamba3(DecayedAttention):
         angle_BTHA, memory_BHKV = angle_BTHA.cumsum(1), None
         if state is not None:
             angle_BTHA = angle_BTHA + state.angle_BHA[:, None]
-            key_BHK1 = completing_BTH[:, 0, :, None, None] * state.key_BHK[..., None]
-            memory_BHKV = state.memory_BHKV + key_BHK1 * state.value_BHV[:, :, None]
         query_BTHK, key_BTHK = turn(query_BTHK, angle_BTHA), turn(key_BTHK, angle_BTHA)
-        inputs = (query_BTHK, key_BTHK, value_BTHV, log_decay_BTH, own_BTH + next_of(completing_BTH), own_BTH)
-        mixed_BTHV, last_BHKV = lagged_scalar_decay(*inputs, memory_BHKV, self.backend)
+        inputs = (query_BTHK, key_BTHK, value_BTHV, log_decay_BTH)
+        if state is not None and self.backend == "triton" and query_BTHK.shape[1] == 1:
+            last_BHKV, late_pair = state.memory_BHKV, (state.key_BHK, state.value_BHV)
+            mixed_BTHV = lagged_scalar_decay_step(*inputs, own_BTH, last_BHKV, late_pair, completing_BTH[:, 0])
+        else:
+            if state is not None:
+                key_BHK1 = completing_BTH[:, 0, :, None, None] * state.key_BHK[..., None]
+                memory_BHKV = state.memory_BHKV + key_BHK1 * state.value_BHV[:, :, None]
+            weights = (own_BTH + next_of(completing_BTH), own_BTH)
+            mixed_BTHV, last_BHKV = lagged_scalar_decay(*inputs, *weights, memory_BHKV, self.backend)
         if state is not None and last_BHKV is not None:
             last = (last_BHKV, key_BTHK[:, -1], value_BTHV[:, -1], angle_BTHA[:, -1].remainder(2 * math.pi))
             for before, after in zip(state[:4], last, strict=True):

@@ -5,8 +5,8 @@
 The state is S (B, H, K, V). The query comes scaled, and the value times whatever weight its position is written with.
 Query and key may have fewer heads than the value, each of theirs then serving as many of the value's side by side.
 
-A constant decay, RetNet's, is of a batch of 1 and broadcast over the others. Where a position reads itself with another
-weight than later positions read it with, as Mamba-3's do, `lagged_scalar_decay` runs the same one position late.
+A constant decay, RetNet's, is of a batch of 1 and broadcast over the others. Positions that read themselves with
+another weight than later positions read them with, as Mamba-3's do, are in lagged_scalar_decay.py.
 """
 
 import torch
@@ -65,7 +65,7 @@ def scalar_decay(
         y (B, T, H, V) in the value's dtype, and the last memory: with triton and fla None where there was none before.
     """
     if backend == "triton":
-        mixed_BTC = _packed(query_BTGK, key_BTGK, value_BTHV)
+        mixed_BTC = packed(query_BTGK, key_BTGK, value_BTHV)
         return packed_scalar_decay(mixed_BTC, log_decay_BTH, None, None, memory_BHKV, *query_BTGK.shape[2:])
     inputs = (query_BTGK, key_BTGK, value_BTHV, log_decay_BTH)
     if backend == "fla":
@@ -123,7 +123,8 @@ def packed_scalar_decay(
     return y_BTHV, last_BHKV
 
 
-def _packed(query_BTGK: Tensor, key_BTGK: Tensor, value_BTHV: Tensor) -> Tensor:
+def packed(query_BTGK: Tensor, key_BTGK: Tensor, value_BTHV: Tensor) -> Tensor:
+    """Return all heads side by side, as our kernels read them, in the value's dtype."""
     return torch.cat([x.to(value_BTHV.dtype).flatten(2) for x in (query_BTGK, key_BTGK, value_BTHV)], dim=-1)
 
 
@@ -198,89 +199,9 @@ def _carry(decay_NX: Tensor, addition_NXKV: Tensor, initial_XKV: Tensor) -> tupl
     return states[:-1], states[-1]
 
 
-def recurrent_lagged_scalar_decay(
-    query_BTHK: Tensor,
-    key_BTHK: Tensor,
-    value_BTHV: Tensor,
-    log_decay_BTH: Tensor,
-    write_BTH: Tensor,
-    own_BTH: Tensor,
-    memory_BHKV: Tensor,
-) -> Tensor:
-    """Compute y, (B, T, H, V), by the definition of `lagged_scalar_decay`, position by position, in the memory's
-    dtype."""
-    query, key, value = (x.to(memory_BHKV.dtype) for x in (query_BTHK, key_BTHK, value_BTHV))
-    decay_BTH, mixed = log_decay_BTH.exp(), []
-    for t in range(query.shape[1]):
-        memory_BHKV = decay_BTH[:, t, :, None, None] * memory_BHKV
-        score_BH1 = (query[:, t, :, None, :] @ key[:, t, :, :, None]).squeeze(-1)
-        read_BHV = (query[:, t, :, None, :] @ memory_BHKV).squeeze(-2)
-        mixed.append(read_BHV + own_BTH[:, t, :, None] * score_BH1 * value[:, t])
-        written_BHV = write_BTH[:, t, :, None] * value[:, t]
-        memory_BHKV = memory_BHKV + key[:, t, :, :, None] @ written_BHV[:, :, None, :]
-    return torch.stack(mixed, dim=1).to(value_BTHV.dtype)
-
-
-def lagged_scalar_decay(
-    query_BTHK: Tensor,
-    key_BTHK: Tensor,
-    value_BTHV: Tensor,
-    log_decay_BTH: Tensor,
-    write_BTH: Tensor,
-    own_BTH: Tensor,
-    memory_BHKV: Tensor | None,
-    backend: str,
-) -> tuple[Tensor, Tensor | None]:
-    """Compute a recurrence whose positions read themselves with a weight of their own:
-
-        y_t = a_t S_{t-1}^T q_t + own_t (q_t . k_t) v_t,   S_t = a_t S_{t-1} + write_t k_t v_t^T
-
-    write_t may depend on position t + 1, as y_t does not on write_t: nothing is added and subtracted again, whose
-    rounding would let it leak. At position t `scalar_decay` of keys, values and decays one position late has S_{t-1}.
-
-    Args:
-        memory_BHKV: the state before the first position; None for zeros.
-
-    Returns:
-        y (B, T, H, V) in the value's dtype, and the last memory as of `scalar_decay`, where the last position has the
-        weight own_T: write_T, which the next position decides, is not read.
-    """
-    if backend == "triton":
-        # The kernels leave the last position in the memory too, with the weight that it writes.
-        write_BTH = torch.cat([write_BTH[:, :-1], own_BTH[:, -1:]], dim=1)
-        mixed_BTC = _packed(query_BTHK, key_BTHK, value_BTHV)
-        return packed_scalar_decay(
-            mixed_BTC, log_decay_BTH, write_BTH, own_BTH, memory_BHKV, *query_BTHK.shape[2:]
-        )  # fmt: skip
-    decay_BTH = log_decay_BTH.exp()
-    if memory_BHKV is None:
-        shape = (value_BTHV.shape[0], *value_BTHV.shape[2:3], key_BTHK.shape[-1], value_BTHV.shape[-1])
-        memory_BHKV = decay_BTH.new_zeros(shape)
-    written_BTHV = (value_BTHV * write_BTH[..., None]).to(value_BTHV.dtype)
-    key, value, log_decay = (_one_late(x) for x in (key_BTHK, written_BTHV, log_decay_BTH))
-    mixed_BTHV, before_BHKV = scalar_decay(query_BTHK, key, value, log_decay, memory_BHKV, backend)
-    assert before_BHKV is not None
-    score_BTH = (at_least_float32(query_BTHK) * key_BTHK).sum(-1)
-    # Both terms in float32, as the sum of many positions and a single one may differ much in size.
-    mixed_BTHV = decay_BTH[..., None] * mixed_BTHV + (own_BTH * score_BTH)[..., None] * value_BTHV
-    own_BHV = own_BTH[:, -1, :, None] * value_BTHV[:, -1]
-    last_BHKV = decay_BTH[:, -1, :, None, None] * before_BHKV + key_BTHK[:, -1, :, :, None] * own_BHV[:, :, None, :]
-    return mixed_BTHV.to(value_BTHV.dtype), last_BHKV
-
-
-def _one_late(x_BTX: Tensor) -> Tensor:
-    """Return zeros and all positions but the last, along the second axis."""
-    return F.pad(x_BTX[:, :-1], (0, 0) * (x_BTX.dim() - 2) + (1, 0))
-
-
 def scalar_decay_flops(length: int, num_heads: int, key_width: int, value_width: int) -> int:
     """Count, a position and head, 2KV each for the outer product added to S and for S^T q; decays count nothing."""
     return length * num_heads * 4 * key_width * value_width
-
-
-def lagged_scalar_decay_flops(length: int, num_heads: int, key_width: int, value_width: int) -> int:
-    """Count as `scalar_decay_flops` and, a position and head, 2K for the product of query and key."""
-    return scalar_decay_flops(length, num_heads, key_width, value_width) + 2 * length * num_heads * key_width
 
 
 def has_kernels(key_width: int, value_width: float) -> bool:

@@ -15,7 +15,8 @@ from attnbench.kernels import scalar_decay_launch
 from attnbench.kernels.scalar_decay import scalar_decay, scalar_decay_backward, scalar_decay_forward
 from attnbench.kernels.scalar_decay_step import scalar_decay_step
 from attnbench.mixers.contract import in_pieces
-from attnbench.ops.scalar_decay import lagged_scalar_decay, recurrent_lagged_scalar_decay, recurrent_scalar_decay
+from attnbench.ops.lagged_scalar_decay import lagged_scalar_decay, recurrent_lagged_scalar_decay
+from attnbench.ops.scalar_decay import recurrent_scalar_decay
 from attnbench.settings.errors import UserError
 from benchmarks.peers.operators import OPERATORS
 
@@ -223,6 +224,17 @@ def test_a_step_is_the_definition_s_and_leaves_the_memory_after_it(widths, num_g
     assert rows[0].dtype == dtype
     assert_near(torch.stack(rows, dim=1), expected, TOLERANCE[dtype])
     assert_near(own, expected_memory, TOLERANCE[torch.float32])
+
+
+def test_a_step_first_adds_what_came_late():
+    mixed, log_decay, write, late, memory = (x.detach() for x in inputs_of(Shape(1, 16, 40, num_heads=2), "mixed"))
+    key, value = normal(1, 2, 16, seed=8), normal(1, 2, 40, seed=9)
+    added = memory + late[:, 0, :, None, None] * key[..., None] * value[:, :, None]
+    own, expected_memory = memory.clone(), added.clone()
+    y = scalar_decay_step(mixed[:, 0], log_decay[:, 0], write[:, 0], own, 1, 1.0, key, value, late[:, 0])
+    expected = scalar_decay_step(mixed[:, 0], log_decay[:, 0], write[:, 0], expected_memory, 1, 1.0)
+    assert_near(y, expected, 1e-6)
+    assert_near(own, expected_memory, 1e-6)
 
 
 @pytest.mark.parametrize("length", [1, 40])

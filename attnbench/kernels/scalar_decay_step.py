@@ -39,14 +39,17 @@ def scalar_decay_step(
     assert memory_BHKV.is_contiguous()
     assert mixed_BC.shape[1] == 2 * num_groups * key_width + heads * value_width
     output_BHV = mixed_BC.new_empty(batch, heads, value_width)
-    late = [None if x is None else x.float().contiguous() for x in (late_key_BHK, late_value_BHV, late_BH)]
+    late = (late_key_BHK, late_value_BHV, late_BH)
+    late_key, late_value, late_weight = (None if x is None else x.float().contiguous() for x in late)
     _step[(batch * heads, triton.cdiv(value_width, VALUES))](
         mixed_BC.contiguous(),
         log_decay_BH.float().contiguous(),
         None if write_BH is None else write_BH.float().contiguous(),
         memory_BHKV,
         output_BHV,
-        *late,
+        late_key,
+        late_value,
+        late_weight,
         scale,
         G=num_groups,
         H=heads,

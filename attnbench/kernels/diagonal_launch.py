@@ -1,0 +1,204 @@
+"""Choice and launch of the kernels with a decay a key channel: the two forms over the same chunks, forward and
+backward."""
+
+# Launching a kernel gives plain numbers for its constexpr arguments.
+# pyright: reportArgumentType=false
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnbench.kernels.delta_rule_launch import NARROW_VALUES, positions_of_chunk
+from attnbench.kernels.diagonal_chunk import chunk_kernel
+from attnbench.kernels.diagonal_gradient import gradient_kernel
+from attnbench.kernels.diagonal_walk import walk_backward_kernel, walk_forward_kernel
+from attnbench.kernels.launching import launch
+from attnbench.kernels.products import float32_product
+
+LAUNCH: dict[str, dict[str, int]] = {
+    # One stage: its loads of what it has stored itself must not come ahead.
+    "chunk": {"num_warps": 4, "num_stages": 1},
+    "walk_forward": {"num_warps": 4, "num_stages": 2},
+    "walk_backward": {"num_warps": 4, "num_stages": 2},
+    "gradient": {"num_warps": 4, "num_stages": 1},
+}
+"""Launch of each kernel: warps of a program and stages of the loads in its loop."""
+
+MOST_CHANNELS = 64
+"""Most channels of a block of keys, where they come in blocks, and of values."""
+
+
+class Prepared(NamedTuple):
+    """Tensors of every chunk that do not depend on the state; see diagonal_chunk.py. D is empty where nothing is
+    erased."""
+
+    sums: Tensor
+    totals: Tensor
+    asking: Tensor
+    """A."""
+    reading: Tensor
+    """D."""
+    leaving: Tensor
+    """Y."""
+    pairs: Tensor
+    """W, and N where something is erased."""
+
+
+class Kept(NamedTuple):
+    """Tensors of every chunk that a gradient needs beside what is prepared."""
+
+    states: Tensor
+    """S, transposed."""
+    corrections: Tensor
+    """F; empty where nothing is erased."""
+
+
+class Gradients(NamedTuple):
+    """Gradients of a rule's inputs and of its first memory; None for what is not there or not wanted."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    log_decay: Tensor
+    reader: Tensor | None
+    beta: Tensor | None
+    memory: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class DiagonalRule:
+    """One call's inputs, contiguous, and what follows from their shapes.
+
+    Args:
+        reader: what is erased; None for nothing or, with `beta`, for beta times the key.
+        beta: strength of erasing and writing; None for 1.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    log_decay: Tensor
+    reader: Tensor | None
+    beta: Tensor | None
+
+    @property
+    def erases(self) -> bool:
+        return self.reader is not None or self.beta is not None
+
+    @property
+    def length(self) -> int:
+        return self.query.shape[1]
+
+    @property
+    def num_heads(self) -> int:
+        return self.query.shape[2]
+
+    @property
+    def sequences(self) -> int:
+        """Independent ones: of every head."""
+        return self.query.shape[0] * self.num_heads
+
+    @property
+    def key_width(self) -> int:
+        return self.query.shape[3]
+
+    @property
+    def value_width(self) -> int:
+        return self.value.shape[3]
+
+    @property
+    def chunk(self) -> int:
+        """Positions of a chunk."""
+        return positions_of_chunk(self.key_width, self.value_width)
+
+    @property
+    def num_chunks(self) -> int:
+        return -(-self.length // self.chunk)
+
+    @property
+    def all_chunks(self) -> int:
+        """Number of chunks of all sequences together."""
+        return self.sequences * self.num_chunks
+
+    @property
+    def keys(self) -> int:
+        """Channels of a block of keys."""
+        return min(MOST_CHANNELS, self.key_width)
+
+    @property
+    def values(self) -> int:
+        """Channels of a block of values, a power of 2 that divides them."""
+        return min(MOST_CHANNELS if self.chunk == 64 else NARROW_VALUES, self.value_width & -self.value_width)
+
+    def options(self, kernel: str, *blocks: str) -> dict[str, Any]:
+        """Return a kernel's constants, and those of its blocks, KEYS or VALUES."""
+        precision = float32_product() if self.query.dtype == torch.float32 else "tf32"
+        options = {"num_heads": self.num_heads, "C": self.chunk, "K": self.key_width, "ERASES": self.erases}
+        sizes = {"V": self.value_width, "KEYS": self.keys, "VALUES": self.values}
+        return options | {name: sizes[name] for name in blocks} | {"PRECISION": precision} | LAUNCH[kernel]
+
+    def empty_prepared(self) -> Prepared:
+        """Return tensors for `forward` to fill."""
+        of_keys, erased = (self.chunk, self.key_width), (self.chunk, self.key_width) if self.erases else (0,)
+        wide = {"dtype": self.log_decay.dtype}
+        return Prepared(
+            sums=self._empty(*of_keys, **wide),
+            totals=self._empty(self.key_width, **wide),
+            asking=self._empty(*of_keys),
+            reading=self._empty(*erased),
+            leaving=self._empty(*of_keys),
+            pairs=self._empty(1 + self.erases, self.chunk, self.chunk),
+        )
+
+    def empty_kept(self) -> Kept:
+        """Return tensors for `forward` to fill."""
+        corrections = (self.chunk, self.value_width) if self.erases else (0,)
+        return Kept(self._empty(self.value_width, self.key_width), self._empty(*corrections))
+
+    def _empty(self, *shape: int, **options: Any) -> Tensor:
+        return self.query.new_empty(self.sequences, self.num_chunks, *shape, **options)
+
+
+def forward(
+    rule: DiagonalRule,
+    initial: Tensor | None,
+    output: Tensor,
+    last: Tensor | None,
+    prepared: Prepared,
+    kept: Kept | None,
+) -> None:
+    """Fill `output`, `last`, what is prepared, and what the gradient needs."""
+    launch(
+        chunk_kernel, (rule.all_chunks,),
+        rule.query, rule.key, rule.reader, rule.log_decay, rule.beta, *prepared, rule.length,
+        **rule.options("chunk", "KEYS"),
+    )  # fmt: skip
+    _, totals, asking, reading, leaving, pairs = prepared
+    states, corrections = (None, None) if kept is None else kept
+    launch(
+        walk_forward_kernel, (rule.sequences, rule.value_width // rule.values),
+        asking, reading, leaving, totals, pairs, rule.value, rule.beta, initial, output, last, states, corrections,
+        rule.length, **rule.options("walk_forward", "V", "VALUES"),
+    )  # fmt: skip
+
+
+def backward(
+    rule: DiagonalRule, prepared: Prepared, kept: Kept, gradient: Tensor, last_gradient: Tensor | None, of: Gradients
+) -> None:
+    """Fill the gradients of the inputs, `of`."""
+    sums, totals, asking, reading, leaving, pairs = prepared
+    of_states = torch.empty_like(kept.states)
+    of_changes = torch.empty_like(kept.corrections) if rule.erases else of.value
+    launch(
+        walk_backward_kernel, (rule.sequences, rule.value_width // rule.values),
+        asking, reading, leaving, totals, pairs, rule.beta, gradient, last_gradient, of.memory, of_states, of_changes,
+        rule.length, **rule.options("walk_backward", "V", "VALUES"),
+    )  # fmt: skip
+    launch(
+        gradient_kernel, (rule.all_chunks, rule.key_width // rule.keys),
+        rule.query, rule.key, rule.reader, rule.value, rule.beta, sums, pairs, *kept, gradient, of_states, of_changes,
+        of.query, of.key, of.reader, of.value, of.log_decay, of.beta, rule.length,
+        **rule.options("gradient", "V", "KEYS", "VALUES"),
+    )  # fmt: skip

@@ -14,12 +14,13 @@ t_j that of those behind j, and s_ij that of those behind j up to i; S (K, V) is
 Where nothing is erased R is 0, b is 1 and F is V. Where the key itself says what is erased, r = b k and what is written
 b v, R is K here, and V the values before that strength.
 
-No sum is ever the difference of two far apart, and no exponent is above zero. Positions i and j > 15 apart, or in other
-blocks, or in other halves of a block, of its halves' halves and so on, meet at the border between: i has what came
-since, j what comes until there. So there are as many levels as bits in an index: that of a pair is the highest bit in
-which both differ. At a level a position is either late, behind its border, or early, and has one factor; the product of
-all late queries with all early keys is that of one matrix, late rows queries and early rows keys, with itself, of which
-the pairs of this level are taken. The others are finite too, whatever decays: none can spoil a gradient.
+A pair's decay is one of factors of its two positions, and these must neither overflow nor lose the pair. Where a whole
+chunk forgets no channel by more than exp(-RANGE), they are exp(s_i - h) and exp(h - s_j), with h half of the sum over
+the chunk. Otherwise pairs in one block of 16 have such factors, by half of the block's sum, or none at all where a
+block forgets more; those farther apart, in other halves of 64, 32 and so on, meet at the border between: i has what
+came since, j what comes until there. So there are as many levels as an index has bits, and a pair's is the highest bit
+in which both indices differ. All factors are finite, so that no pair that does not count can spoil a gradient, and none
+is the exponential of a difference of sums over more than what it counts from.
 
 Positions beyond the sequence's end have zeros throughout (log decay and b too), which changes nothing.
 """
@@ -30,9 +31,12 @@ Positions beyond the sequence's end have zeros throughout (log decay and b too),
 import triton
 import triton.language as tl
 
-from attnbench.kernels.delta_rule_chunk import LENGTHS, load_rows, matrix, on_diagonal, resolvent
+from attnbench.kernels.delta_rule_chunk import LENGTHS, load_rows, matrix, resolvent
 from attnbench.kernels.delta_rule_tiles import chunk_place
 from attnbench.kernels.products import product
+
+RANGE = tl.constexpr(80.0)
+"""Factors of a pair lie within exp(-RANGE / 2) and exp(RANGE / 2): 1e17, far from the ends of bfloat16 and float32."""
 
 
 @triton.jit
@@ -48,65 +52,79 @@ def load_strength(beta, sequence, head, start, length, num_heads, C: tl.constexp
 
 
 @triton.jit
-def load_sums(sums, row, rows, K: tl.constexpr, first, COLUMNS: tl.constexpr, mask):
-    """Rows of a chunk's sums by their indices, from row (int64) and column `first` on; zeros where `mask` is not."""
-    columns = first + tl.arange(0, COLUMNS)
-    return tl.load(sums + ((row + rows)[:, None] * K + columns[None, :]), mask=mask[:, None], other=0.0)
+def chunk_sums(sums, within, row, first, C: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr):
+    """s and t, (C, KEYS), from what `sums` has of every position, `within`: the sum from the start of its block of 16
+    on. Then the exponents of the nearest pairs' factors, 0 for no such pairs, and the level on from which pairs meet at
+    borders.
+
+    Args:
+        row: of the chunk in `sums`, int64; `first` is the column.
+    """
+    BLOCKS: tl.constexpr = C // 16
+    block, last = tl.arange(0, BLOCKS), sums + row * K + first + 15 * K + tl.arange(0, KEYS)[None, :]
+    own = tl.load(last + (block * (16 * K))[:, None])
+    before, behind = tl.zeros((BLOCKS, KEYS), tl.float32), tl.zeros((BLOCKS, KEYS), tl.float32)
+    for apart in tl.static_range(1, BLOCKS):
+        before += tl.load(last + ((block - apart) * (16 * K))[:, None], mask=(block >= apart)[:, None], other=0.0)
+        is_there = (block + apart < BLOCKS)[:, None]
+        behind += tl.load(last + ((block + apart) * (16 * K))[:, None], mask=is_there, other=0.0)
+    total = tl.sum(own, 0)[None, None, :]
+    inside = tl.reshape(within, (BLOCKS, 16, KEYS))
+    since = inside + before[:, None, :]
+    until = tl.minimum(own[:, None, :] - inside, 0.0) + behind[:, None, :]
+    is_mild, is_mild_in_blocks = tl.min(total) >= -RANGE, tl.min(own) >= -RANGE
+    centred = tl.where(is_mild_in_blocks, inside - 0.5 * own[:, None, :], 0.0)
+    centred = tl.where(is_mild, since - 0.5 * total, centred)
+    level = tl.where(is_mild, 6 if C == 64 else 5, tl.where(is_mild_in_blocks, 4, 0))
+    shape: tl.constexpr = (C, KEYS)
+    return tl.reshape(since, shape), tl.reshape(until, shape), tl.reshape(centred, shape), level
 
 
 @triton.jit
-def whole_sums(sums, within, row, first, C: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr):
-    """s, t and the sum over the chunk, (KEYS,), from what `sums` has of every position, `within`: the sum from the
-    start of its block of 16 on."""
-    positions = tl.arange(0, C)
-    block = positions // 16
-    everywhere = block >= 0
-    since = within
-    until = tl.minimum(load_sums(sums, row, block * 16 + 15, K, first, KEYS, everywhere) - within, 0.0)
-    for apart in tl.static_range(1, C // 16):
-        since += load_sums(sums, row, (block - apart) * 16 + 15, K, first, KEYS, block >= apart)
-        until += load_sums(sums, row, (block + apart) * 16 + 15, K, first, KEYS, block + apart < C // 16)
-    columns = first + tl.arange(0, KEYS)
-    total = tl.load(sums + (row + 15) * K + columns)
-    for other in tl.static_range(1, C // 16):
-        total += tl.load(sums + (row + other * 16 + 15) * K + columns)
-    return since, until, total
+def load_total(sums, row, first, C: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr):
+    """s_C, (KEYS,)."""
+    block, columns = tl.arange(0, C // 16), first + tl.arange(0, KEYS)
+    return tl.sum(tl.load(sums + (row + block * 16 + 15)[:, None] * K + columns[None, :]), 0)
 
 
 @triton.jit
-def level_factors(sums, within, row, first, C: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr, HALF: tl.constexpr):
-    """Decay of every position since the border of its level, or until there, and which are late; a level is named by
-    the half of its blocks."""
-    positions = tl.arange(0, C)
-    is_late = (positions & HALF) != 0
-    everywhere = positions >= 0
-    if HALF < 16:
-        border = positions // (2 * HALF) * (2 * HALF) + HALF - 1
-        decay = -tl.abs(within - load_sums(sums, row, border, K, first, KEYS, everywhere))
-    else:
-        block = positions // 16
-        behind = tl.minimum(load_sums(sums, row, block * 16 + 15, K, first, KEYS, everywhere) - within, 0.0)
-        decay = tl.where(is_late[:, None], within, behind)
-        if HALF > 16:
-            # Between a position's own block and the border lies another, or none.
-            other = tl.where(is_late, block - 1, block + 1) * 16 + 15
-            is_between = is_late == ((positions & 16) != 0)
-            decay += load_sums(sums, row, other, K, first, KEYS, is_between)
-    return tl.exp(decay), is_late
+def level_sums(sums, row, first, level, C: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr):
+    """Log decay of every position since the border of its level, or until there."""
+    positions, half = tl.arange(0, C), 1 << level
+    is_late = (positions & half) != 0
+    columns = sums + row * K + first + tl.arange(0, KEYS)[None, :]
+    # Within a block of 16 the border is the middle of its part; else the block's start or end.
+    border = tl.where(level < 4, (positions & -2 * half) + half - 1, positions | 15)
+    is_there = (level < 4) | ~is_late[:, None]
+    # Loaded again, as all that a rarely taken branch has need of would be held in registers otherwise.
+    within = tl.load(columns + positions[:, None] * K)
+    result = -tl.abs(within - tl.load(columns + border[:, None] * K, mask=is_there, other=0.0))
+    # At the level of 32, between a position's own block and the border lies another, or none.
+    other = tl.where(is_late, positions - 16, positions + 16) | 15
+    is_there = ((level > 4) & (is_late == ((positions & 16) != 0)))[:, None]
+    return result + tl.load(columns + other[:, None] * K, mask=is_there, other=0.0)
 
 
 @triton.jit
-def of_level(values, C: tl.constexpr, HALF: tl.constexpr):
-    """Pairs of one level, on both sides of the diagonal; zeros elsewhere."""
+def pair_factors(sums, centred, row, first, level, first_level, C: tl.constexpr, K: tl.constexpr,
+                 KEYS: tl.constexpr):  # fmt: skip
+    """Factors of positions as the later and as the earlier one of a pair; of the nearest pairs for the level before the
+    first."""
+    later, earlier = centred, -centred
+    if level >= first_level:
+        later = level_sums(sums, row, first, level, C, K, KEYS)
+        earlier = later
+    return tl.exp(later), tl.exp(earlier)
+
+
+@triton.jit
+def of_level(values, level, first_level, C: tl.constexpr):
+    """Pairs below the diagonal that have the factors of `pair_factors`; zeros elsewhere."""
     rows = tl.arange(0, C)
     apart = rows[:, None] ^ rows[None, :]
-    return tl.where((apart >= HALF) & (apart < 2 * HALF), values, 0.0)
-
-
-@triton.jit
-def below(values, C: tl.constexpr):
-    rows = tl.arange(0, C)
-    return tl.where(rows[:, None] > rows[None, :], values, 0.0)
+    nearest = tl.where(level < first_level, 1, 1 << level)
+    is_of = (rows[:, None] > rows[None, :]) & (apart >= nearest) & (apart < (1 << (level + 1)))
+    return tl.where(is_of, values, 0.0)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -120,6 +138,7 @@ def chunk_kernel(query, key, reader, log_decay, beta, sums, totals, asking, read
     """
     index, sequence, head, start = chunk_place(length, num_heads, C)
     dtype: tl.constexpr = query.dtype.element_ty
+    LEVELS: tl.constexpr = 6 if C == 64 else 5
     row, stride, count = index * C, num_heads * K, 2 if ERASES else 1
     weight, lower = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
     own = tl.zeros((C,), tl.float32)
@@ -132,28 +151,30 @@ def chunk_kernel(query, key, reader, log_decay, beta, sums, totals, asking, read
         tl.store(matrix(sums, row, K, first, C, KEYS), within)
         # What one thread has written others read below.
         tl.debug_barrier()
-        since, until, total = whole_sums(sums, within, row, first, C, K, KEYS)
-        tl.store(totals + index * K + first + tl.arange(0, KEYS), tl.exp(total))
-        asked, kept = asked.to(tl.float32), kept.to(tl.float32)
-        tl.store(matrix(asking, row, K, first, C, KEYS), (asked * tl.exp(since)).to(dtype))
-        tl.store(matrix(leaving, row, K, first, C, KEYS), (kept * tl.exp(until)).to(dtype))
-        own += tl.sum(asked * kept, 1)
+        columns = first + tl.arange(0, KEYS)
+        tl.store(totals + index * K + columns, tl.exp(load_total(sums, row, first, C, K, KEYS)))
+        since, until, centred, first_level = chunk_sums(sums, within, row, first, C, K, KEYS)
+        wide_asked, wide_kept = asked.to(tl.float32), kept.to(tl.float32)
+        tl.store(matrix(asking, row, K, first, C, KEYS), (wide_asked * tl.exp(since)).to(dtype))
+        tl.store(matrix(leaving, row, K, first, C, KEYS), (wide_kept * tl.exp(until)).to(dtype))
+        own += tl.sum(wide_asked * wide_kept, 1)
         erased = kept
         if ERASES and reader is not None:
-            erased = load_rows(reader + column, sequence, start, length, stride, C, KEYS).to(tl.float32)
-        for level in tl.static_range(0, 6 if C == 64 else 5):
-            factor, is_late = level_factors(sums, within, row, first, C, K, KEYS, 1 << level)
-            met = (tl.where(is_late[:, None], asked, kept) * factor).to(dtype)
-            weight += of_level(product(met, tl.trans(met), PRECISION), C, 1 << level)
+            erased = load_rows(reader + column, sequence, start, length, stride, C, KEYS)
+        for level in range(first_level - 1, LEVELS):
+            later, earlier = pair_factors(sums, centred, row, first, level, first_level, C, K, KEYS)
+            met = tl.trans((kept.to(tl.float32) * earlier).to(dtype))
+            meeting = (asked.to(tl.float32) * later).to(dtype)
+            weight += of_level(product(meeting, met, PRECISION), level, first_level, C)
             if ERASES:
-                met = (tl.where(is_late[:, None], erased, kept) * factor).to(dtype)
-                lower += of_level(product(met, tl.trans(met), PRECISION), C, 1 << level)
+                meeting = (erased.to(tl.float32) * later).to(dtype)
+                lower += of_level(product(meeting, met, PRECISION), level, first_level, C)
     rows = tl.arange(0, C)
-    weight = tl.where(rows[:, None] == rows[None, :], own[:, None], below(weight, C))
+    weight = tl.where(rows[:, None] == rows[None, :], own[:, None], weight)
     tl.store(matrix(pairs, row * count, C, 0, C, C), weight.to(dtype))
     if ERASES:
         strength = load_strength(beta, sequence, head, start, length, num_heads, C)
-        between = resolvent(below(lower, C), strength, C, PRECISION).to(dtype)
+        between = resolvent(lower, strength, C, PRECISION).to(dtype)
         tl.store(matrix(pairs, row * count + C, C, 0, C, C), between)
         for first in range(0, K, KEYS):
             column = head * K + first
@@ -162,7 +183,7 @@ def chunk_kernel(query, key, reader, log_decay, beta, sums, totals, asking, read
             else:
                 erased = load_rows(reader + column, sequence, start, length, stride, C, KEYS).to(tl.float32)
             within = tl.load(matrix(sums, row, K, first, C, KEYS))
-            since, _, _ = whole_sums(sums, within, row, first, C, K, KEYS)
+            since, _, _, _ = chunk_sums(sums, within, row, first, C, K, KEYS)
             erased *= tl.exp(since)
             erased -= product(between, (erased * strength[:, None]).to(dtype), PRECISION)
             tl.store(matrix(reading, row, K, first, C, KEYS), erased.to(dtype))

@@ -16,7 +16,13 @@ from attnbench.kernels.delta_rule_chunk import (
     store_rows,
 )
 from attnbench.kernels.delta_rule_tiles import chunk_place
-from attnbench.kernels.diagonal_chunk import below, level_factors, load_strength, of_level, whole_sums
+from attnbench.kernels.diagonal_chunk import (
+    chunk_sums,
+    load_strength,
+    load_total,
+    of_level,
+    pair_factors,
+)
 from attnbench.kernels.products import product
 
 
@@ -39,89 +45,108 @@ def gradient_kernel(query, key, reader, value, beta, sums, pairs, states, correc
     """
     index, sequence, head, start = chunk_place(length, num_heads, C)
     dtype: tl.constexpr = query.dtype.element_ty
+    LEVELS: tl.constexpr = 6 if C == 64 else 5
     first_key = tl.program_id(1) * KEYS
     row, stride, column = index * C, num_heads * K, head * K + first_key
     strength = load_strength(beta, sequence, head, start, length, num_heads, C)
     of_weight, of_lower = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
-    of_query, of_key = tl.zeros((C, KEYS), tl.float32), tl.zeros((C, KEYS), tl.float32)
-    of_reader, of_total = tl.zeros((C, KEYS), tl.float32), tl.zeros((KEYS,), tl.float32)
     for first in range(0, V, VALUES):
         of_output = load_rows(gradient + head * V + first, sequence, start, length, num_heads * V, C, VALUES)
-        state = tl.load(matrix(states, index * V + first, K, first_key, VALUES, KEYS))
-        after = tl.load(matrix(state_gradients, index * V + first, K, first_key, VALUES, KEYS))
-        of_query = product(of_output, state, PRECISION, of_query)
         if ERASES:
             correction = tl.load(matrix(corrections, row, V, first, C, VALUES))
             of_change = tl.load(matrix(change_gradients, row, V, first, C, VALUES)).to(tl.float32)
             between = tl.load(matrix(pairs, (index * 2 + 1) * C, C, 0, C, C))
             of_correction = correction_gradient(between, strength, of_change, PRECISION)
             of_lower = product(of_correction.to(dtype), tl.trans(correction), PRECISION, of_lower)
-            of_value = (of_correction * strength[:, None]).to(dtype)
-            if first_key == 0:
-                own_rows = value_gradient + head * V + first
-                store_rows(of_value, own_rows, sequence, start, length, num_heads * V, C, VALUES)
-            of_reader = product(of_value, state, PRECISION, of_reader)
+            own_rows = value_gradient + head * V + first
+            of_value = of_correction * strength[:, None]
+            store_rows(of_value, own_rows, sequence, start, length, num_heads * V, C, VALUES)
             change = (correction.to(tl.float32) * strength[:, None]).to(dtype)
         else:
             change = load_rows(value + head * V + first, sequence, start, length, num_heads * V, C, VALUES)
         of_weight = product(of_output, tl.trans(change), PRECISION, of_weight)
-        of_key = product(change, after, PRECISION, of_key)
-        of_total += tl.sum(state.to(tl.float32) * after.to(tl.float32), 0)
     if ERASES and beta is not None:
         positions = start + tl.arange(0, C)
         entries = (sequence.to(tl.int64) * length + positions) * num_heads + head
-        is_own = (positions < length) & (first_key == 0)
-        tl.store(beta_gradient + entries, diagonal(of_lower, C), mask=is_own)
+        tl.store(beta_gradient + entries, diagonal(of_lower, C), mask=positions < length)
 
-    asked = load_rows(query + column, sequence, start, length, stride, C, KEYS).to(tl.float32)
-    kept = load_rows(key + column, sequence, start, length, stride, C, KEYS).to(tl.float32)
+    asked = load_rows(query + column, sequence, start, length, stride, C, KEYS)
+    kept = load_rows(key + column, sequence, start, length, stride, C, KEYS)
     erased = kept
     if ERASES and reader is not None:
-        erased = load_rows(reader + column, sequence, start, length, stride, C, KEYS).to(tl.float32)
+        erased = load_rows(reader + column, sequence, start, length, stride, C, KEYS)
     within = tl.load(matrix(sums, row, K, first_key, C, KEYS))
-    since, until, total = whole_sums(sums, within, row, first_key, C, K, KEYS)
-    of_query *= tl.exp(since)
-    of_key *= tl.exp(until)
-    of_reader *= -tl.exp(since)
-    # Of the log decays: what is added from the end on, and what from the start.
-    inside = asked * of_query
-    if ERASES:
-        inside += erased * of_reader
-    left = kept * of_key
-    of_log_decay = tl.cumsum(left, 0) - left + (of_total * tl.exp(total))[None, :]
-    if ERASES and reader is None:
-        of_key += of_reader
-
     own = diagonal(of_weight, C)[:, None]
-    of_query += own * kept
-    of_key += own * asked
-    of_weight = below(of_weight, C)
-    of_weight = (of_weight + tl.trans(of_weight)).to(dtype)
-    if ERASES:
-        of_lower = below(of_lower * -strength[:, None] * strength[None, :], C)
-        of_lower = (of_lower + tl.trans(of_lower)).to(dtype)
-    for level in tl.static_range(0, 6 if C == 64 else 5):
-        factor, is_late = level_factors(sums, within, row, first_key, C, K, KEYS, 1 << level)
-        sign = tl.where(is_late, 1.0, -1.0)[:, None]
-        met = (tl.where(is_late[:, None], asked, kept) * factor).to(dtype)
-        of_met = product(of_level(of_weight, C, 1 << level).to(dtype), met, PRECISION)
-        inside += sign * met.to(tl.float32) * of_met
-        of_met *= factor
-        of_query += tl.where(is_late[:, None], of_met, 0.0)
-        of_key += tl.where(is_late[:, None], 0.0, of_met)
+    of_query, of_key = own * kept.to(tl.float32), own * asked.to(tl.float32)
+    of_reader, inside = tl.zeros((C, KEYS), tl.float32), tl.zeros((C, KEYS), tl.float32)
+    of_weight, of_lower = of_weight.to(dtype), (of_lower * -strength[:, None] * strength[None, :]).to(dtype)
+    _, _, centred, first_level = chunk_sums(sums, within, row, first_key, C, K, KEYS)
+    for level in range(first_level - 1, LEVELS):
+        later, earlier = pair_factors(sums, centred, row, first_key, level, first_level, C, K, KEYS)
+        meeting, met = (asked.to(tl.float32) * later).to(dtype), (kept.to(tl.float32) * earlier).to(dtype)
+        of_pairs = of_level(of_weight, level, first_level, C).to(dtype)
+        of_meeting = product(of_pairs, met, PRECISION)
+        of_query += later * of_meeting
+        inside += meeting.to(tl.float32) * of_meeting
+        of_met = product(tl.trans(of_pairs), meeting, PRECISION)
         if ERASES:
-            met = (tl.where(is_late[:, None], erased, kept) * factor).to(dtype)
-            of_met = product(of_level(of_lower, C, 1 << level).to(dtype), met, PRECISION)
-            inside += sign * met.to(tl.float32) * of_met
-            of_met *= factor
+            meeting = (erased.to(tl.float32) * later).to(dtype)
+            of_pairs = of_level(of_lower, level, first_level, C).to(dtype)
+            of_meeting = product(of_pairs, met, PRECISION)
+            inside += meeting.to(tl.float32) * of_meeting
             if reader is None:
-                of_key += of_met
+                of_key += later * of_meeting
             else:
-                of_reader += tl.where(is_late[:, None], of_met, 0.0)
-                of_key += tl.where(is_late[:, None], 0.0, of_met)
-    of_log_decay += tl.cumsum(inside, 0, reverse=True)
+                of_reader += later * of_meeting
+            of_met = product(tl.trans(of_pairs), meeting, PRECISION, of_met)
+        of_key += earlier * of_met
+        inside -= met.to(tl.float32) * of_met
+
+    # All threads have stored the values' gradient; and what is needed again is loaded again.
+    tl.debug_barrier()
+    within = tl.load(matrix(sums, row, K, first_key, C, KEYS))
+    since, until, _, _ = chunk_sums(sums, within, row, first_key, C, K, KEYS)
+    since = tl.exp(since)
+    read = tl.zeros((C, KEYS), tl.float32)
+    for first in range(0, V, VALUES):
+        of_output = load_rows(gradient + head * V + first, sequence, start, length, num_heads * V, C, VALUES)
+        state = tl.load(matrix(states, index * V + first, K, first_key, VALUES, KEYS))
+        read = product(of_output, state, PRECISION, read)
+    read *= since
+    of_query += read
+    asked = load_rows(query + column, sequence, start, length, stride, C, KEYS)
+    inside += asked.to(tl.float32) * read
     store_rows(of_query, query_gradient + column, sequence, start, length, stride, C, KEYS)
-    store_rows(of_key, key_gradient + column, sequence, start, length, stride, C, KEYS)
-    if ERASES and reader is not None:
-        store_rows(of_reader, reader_gradient + column, sequence, start, length, stride, C, KEYS)
+    if ERASES:
+        read = tl.zeros((C, KEYS), tl.float32)
+        for first in range(0, V, VALUES):
+            own_rows = value_gradient + head * V + first
+            of_value = load_rows(own_rows, sequence, start, length, num_heads * V, C, VALUES)
+            state = tl.load(matrix(states, index * V + first, K, first_key, VALUES, KEYS))
+            read = product(of_value, state, PRECISION, read)
+        read *= -since
+        erased_rows = key if reader is None else reader
+        erased = load_rows(erased_rows + column, sequence, start, length, stride, C, KEYS)
+        inside += erased.to(tl.float32) * read
+        if reader is None:
+            of_key += read
+        else:
+            store_rows(of_reader + read, reader_gradient + column, sequence, start, length, stride, C, KEYS)
+    written, of_total = tl.zeros((C, KEYS), tl.float32), tl.zeros((KEYS,), tl.float32)
+    for first in range(0, V, VALUES):
+        if ERASES:
+            correction = tl.load(matrix(corrections, row, V, first, C, VALUES))
+            change = (correction.to(tl.float32) * strength[:, None]).to(dtype)
+        else:
+            change = load_rows(value + head * V + first, sequence, start, length, num_heads * V, C, VALUES)
+        state = tl.load(matrix(states, index * V + first, K, first_key, VALUES, KEYS))
+        after = tl.load(matrix(state_gradients, index * V + first, K, first_key, VALUES, KEYS))
+        written = product(change, after, PRECISION, written)
+        of_total += tl.sum(state.to(tl.float32) * after.to(tl.float32), 0)
+    written *= tl.exp(until)
+    store_rows(of_key + written, key_gradient + column, sequence, start, length, stride, C, KEYS)
+    kept = load_rows(key + column, sequence, start, length, stride, C, KEYS)
+    left = kept.to(tl.float32) * written
+    of_total *= tl.exp(load_total(sums, row, first_key, C, K, KEYS))
+    of_log_decay = tl.cumsum(inside, 0, reverse=True) + (tl.cumsum(left, 0) - left + of_total[None, :])
     store_rows(of_log_decay, log_decay_gradient + column, sequence, start, length, stride, C, KEYS)

@@ -19,10 +19,10 @@ from attnbench.kernels.products import float32_product
 
 LAUNCH: dict[str, dict[str, int]] = {
     # One stage: its loads of what it has stored itself must not come ahead.
-    "chunk": {"num_warps": 4, "num_stages": 1},
+    "chunk": {"num_warps": 8, "num_stages": 1},
     "walk_forward": {"num_warps": 4, "num_stages": 2},
     "walk_backward": {"num_warps": 4, "num_stages": 2},
-    "gradient": {"num_warps": 4, "num_stages": 1},
+    "gradient": {"num_warps": 8, "num_stages": 1},
 }
 """Launch of each kernel: warps of a program and stages of the loads in its loop."""
 

@@ -22,6 +22,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 
 from attnbench.kernels import delta_rule_launch, flash_attention, flash_launch, launching
 from attnbench.kernels.cumulative import cumulative_log_forget
+from attnbench.kernels.diagonal_decay import diagonal_decay
 from attnbench.kernels.embedding import embed
 from attnbench.kernels.gated_delta_rule import gated_delta_rule
 from attnbench.kernels.linear_attention import linear_attention
@@ -82,6 +83,13 @@ def corrected(keys: int, values: int, dtype: torch.dtype, parallel: bool) -> Ten
     )[0]  # fmt: skip
 
 
+def decayed(kind: str, keys: int, values: int, dtype: torch.dtype) -> Tensor:
+    query, key, reader = (empty(HEADS * keys, dtype).unflatten(2, (HEADS, keys)) for _ in range(3))
+    log_decay, beta = empty(HEADS * keys, WHOLE).unflatten(2, (HEADS, keys)), empty(HEADS, WHOLE)
+    chosen = {"nothing": (None, None), "beta": (None, beta), "reader": (reader, None)}[kind]
+    return diagonal_decay(query, key, empty(HEADS * values, dtype).unflatten(2, (HEADS, values)), log_decay, *chosen)[0]
+
+
 def embedded(dtype: torch.dtype) -> Tensor:
     return embed(torch.empty(LENGTH, dtype=torch.int64), torch.empty(1000, 256, requires_grad=True), dtype)
 
@@ -110,6 +118,18 @@ PROBLEMS = {
     f"gated_deltanet, {keys} x {values}, {dtype}, {parallel=}": partial(corrected, keys, values, dtype, parallel)
     for keys, values, dtype in ((256, 512, HALF), (256, 32, HALF), (128, 128, WHOLE))
     for parallel in (False, True)
+}
+
+PROBLEMS |= {
+    f"decay a channel, {kind}, {keys} x {values}, {dtype}": partial(decayed, kind, keys, values, dtype)
+    for kind, keys, values, dtype in (
+        ("nothing", 64, 64, HALF),
+        ("beta", 64, 64, HALF),
+        ("reader", 128, 128, HALF),
+        ("beta", 64, 64, WHOLE),
+        ("reader", 128, 128, WHOLE),
+        ("beta", 16, 16, HALF),
+    )
 }
 
 

@@ -12,6 +12,7 @@ from attnbench.machine.precision import dtype_of, multiplying
 from attnbench.mixers.definition import exact
 from attnbench.mixers.relative_errors import relative_error, worst
 from attnbench.ops.delta_rule import recurrent_gated_delta_rule, unit_length
+from attnbench.ops.diagonal_decay import DiagonalInputs, recurrent_diagonal_decay
 from attnbench.ops.forgetting_attention import forgetting_bias
 from attnbench.ops.rotary import rotate, rotation
 from attnbench.ops.scalar_decay import recurrent_scalar_decay
@@ -237,6 +238,27 @@ def _scalar_decay_step(numbers: _Numbers, dtype: torch.dtype) -> Problem:
     return Problem((mixed, -gates[0], gates[1], numbers.normal(5, H, K, V, learns=False)), operator, definition)
 
 
+def _diagonal_decay_step(numbers: _Numbers, dtype: torch.dtype) -> Problem:
+    """What is erased and what reads it are free, as in RWKV-7."""
+    from attnbench.kernels.diagonal_step import diagonal_decay_step
+
+    def operator(*inputs: Tensor) -> tuple[Tensor, ...]:
+        query, key, value, log_decay, reader, eraser, memory = inputs
+        updated = memory.clone()
+        return diagonal_decay_step(query, key, value, log_decay, reader, None, eraser, updated), updated
+
+    def definition(*inputs: Tensor) -> tuple[Tensor, ...]:
+        query, key, value, log_decay, reader, eraser = (x[:, None] for x in inputs[:-1])
+        free = DiagonalInputs(query, key, value, log_decay, erase_BTHK=eraser, read_BTHK=reader)
+        y, last = recurrent_diagonal_decay(free, inputs[-1])
+        return y[:, 0], last
+
+    query, key, reader, eraser = (0.2 * numbers.normal(5, 3, 32, dtype=dtype, learns=False) for _ in range(4))
+    log_decay = -numbers.normal(5, 3, 32, learns=False).sigmoid()
+    value, memory = numbers.normal(5, 3, 48, dtype=dtype, learns=False), numbers.normal(5, 3, 32, 48, learns=False)
+    return Problem((query, key, value, log_decay, reader, eraser, memory), operator, definition)
+
+
 OPERATORS: dict[str, Callable[[_Numbers, torch.dtype], Problem]] = {
     "swiglu": _swiglu,
     "embed": _embed,
@@ -254,6 +276,7 @@ OPERATORS: dict[str, Callable[[_Numbers, torch.dtype], Problem]] = {
     "the same of grouped heads with gates": partial(_forgetting_decoding, heads=6),
     "gated_delta_rule_step": _delta_rule_step,
     "scalar_decay_step": _scalar_decay_step,
+    "diagonal_decay_step": _diagonal_decay_step,
 }
 """Operators that no backend names, by their names on the page."""
 

@@ -54,8 +54,7 @@ def load_strength(beta, sequence, head, start, length, num_heads, C: tl.constexp
 @triton.jit
 def chunk_sums(sums, within, row, first, C: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr):
     """s and t, (C, KEYS), from what `sums` has of every position, `within`: the sum from the start of its block of 16
-    on. Then the exponents of the nearest pairs' factors, 0 for no such pairs, and the level on from which pairs meet at
-    borders.
+    on. Then the exponents of the factors at the first level, and which that is.
 
     Args:
         row: of the chunk in `sums`, int64; `first` is the column.
@@ -88,31 +87,30 @@ def load_total(sums, row, first, C: tl.constexpr, K: tl.constexpr, KEYS: tl.cons
 
 
 @triton.jit
-def level_sums(sums, row, first, level, C: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr):
-    """Log decay of every position since the border of its level, or until there."""
-    positions, half = tl.arange(0, C), 1 << level
+def border_sums(sums, row, first, size, C: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr):
+    """Log decay of every position since the middle of its part of so many positions, or until there."""
+    positions, half = tl.arange(0, C), size // 2
     is_late = (positions & half) != 0
     columns = sums + row * K + first + tl.arange(0, KEYS)[None, :]
-    # Within a block of 16 the border is the middle of its part; else the block's start or end.
-    border = tl.where(level < 4, (positions & -2 * half) + half - 1, positions | 15)
-    is_there = (level < 4) | ~is_late[:, None]
+    # In parts of several blocks of 16 it counts from its own block's start, or to its end.
+    border = tl.where(size <= 16, (positions & -size) + half - 1, positions | 15)
+    is_there = (size <= 16) | ~is_late[:, None]
     # Loaded again, as all that a rarely taken branch has need of would be held in registers otherwise.
     within = tl.load(columns + positions[:, None] * K)
     result = -tl.abs(within - tl.load(columns + border[:, None] * K, mask=is_there, other=0.0))
-    # At the level of 32, between a position's own block and the border lies another, or none.
+    # In a part of 64, between its own block and the middle lies another, or none.
     other = tl.where(is_late, positions - 16, positions + 16) | 15
-    is_there = ((level > 4) & (is_late == ((positions & 16) != 0)))[:, None]
+    is_there = ((size > 32) & (is_late == ((positions & 16) != 0)))[:, None]
     return result + tl.load(columns + other[:, None] * K, mask=is_there, other=0.0)
 
 
 @triton.jit
-def pair_factors(sums, centred, row, first, level, first_level, C: tl.constexpr, K: tl.constexpr,
-                 KEYS: tl.constexpr):  # fmt: skip
-    """Factors of positions as the later and as the earlier one of a pair; of the nearest pairs for the level before the
-    first."""
+def pair_factors(sums, centred, row, first, level, first_level, C: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr):
+    """Factors of positions as the later and as the earlier one of a pair in parts of 2^level positions: at the first
+    level of any pair, at the others of one whose positions lie in different halves."""
     later, earlier = centred, -centred
-    if level >= first_level:
-        later = level_sums(sums, row, first, level, C, K, KEYS)
+    if level > first_level:
+        later = border_sums(sums, row, first, 1 << level, C, K, KEYS)
         earlier = later
     return tl.exp(later), tl.exp(earlier)
 
@@ -120,10 +118,10 @@ def pair_factors(sums, centred, row, first, level, first_level, C: tl.constexpr,
 @triton.jit
 def of_level(values, level, first_level, C: tl.constexpr):
     """Pairs below the diagonal that have the factors of `pair_factors`; zeros elsewhere."""
-    rows = tl.arange(0, C)
+    rows, size = tl.arange(0, C), 1 << level
     apart = rows[:, None] ^ rows[None, :]
-    nearest = tl.where(level < first_level, 1, 1 << level)
-    is_of = (rows[:, None] > rows[None, :]) & (apart >= nearest) & (apart < (1 << (level + 1)))
+    nearest = tl.where(level > first_level, size // 2, 1)
+    is_of = (rows[:, None] > rows[None, :]) & (apart >= nearest) & (apart < size)
     return tl.where(is_of, values, 0.0)
 
 
@@ -161,7 +159,7 @@ def chunk_kernel(query, key, reader, log_decay, beta, sums, totals, asking, read
         erased = kept
         if ERASES and reader is not None:
             erased = load_rows(reader + column, sequence, start, length, stride, C, KEYS)
-        for level in range(first_level - 1, LEVELS):
+        for level in range(first_level, LEVELS + 1):
             later, earlier = pair_factors(sums, centred, row, first, level, first_level, C, K, KEYS)
             met = tl.trans((kept.to(tl.float32) * earlier).to(dtype))
             meeting = (asked.to(tl.float32) * later).to(dtype)

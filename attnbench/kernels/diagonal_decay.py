@@ -59,7 +59,6 @@ def diagonal_decay(
     return output_BTHV, last_BHKV if keep_memory else None
 
 
-
 @torch.library.custom_op("attnbench::diagonal_decay_forward", mutates_args=())
 def diagonal_decay_forward(
     query_BTHK: Tensor,
@@ -149,8 +148,7 @@ def _without_empty(gradients: tuple[Tensor, ...]) -> Gradients:
 
 @register_fake(diagonal_decay_forward)
 def _(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, reader: Tensor | None, beta: Tensor | None,
-      memory: Tensor | None, keep_memory: bool,
-      keep_states: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+      memory: Tensor | None, keep_memory: bool, keep_states: bool) -> Any:  # fmt: skip
     return _forward_outputs(_rule(query, key, value, log_decay, reader, beta), keep_memory, keep_states)
 
 

@@ -1,5 +1,5 @@
-"""Gradients of the delta rule, or of the plain sum, with a decay a key channel, of all chunks at once, when F, S and the
-gradients of b F and S' are known of each."""
+"""Gradients of the delta rule, or of the plain sum, with a decay a key channel, of all chunks at once, when F, S and
+the gradients of b F and S' are known of each."""
 
 # A decorated function is not seen to return.
 # pyright: reportGeneralTypeIssues=false
@@ -81,7 +81,7 @@ def gradient_kernel(query, key, reader, value, beta, sums, pairs, states, correc
     of_reader, inside = tl.zeros((C, KEYS), tl.float32), tl.zeros((C, KEYS), tl.float32)
     of_weight, of_lower = of_weight.to(dtype), (of_lower * -strength[:, None] * strength[None, :]).to(dtype)
     _, _, centred, first_level = chunk_sums(sums, within, row, first_key, C, K, KEYS)
-    for level in range(first_level - 1, LEVELS):
+    for level in range(first_level, LEVELS + 1):
         later, earlier = pair_factors(sums, centred, row, first_key, level, first_level, C, K, KEYS)
         meeting, met = (asked.to(tl.float32) * later).to(dtype), (kept.to(tl.float32) * earlier).to(dtype)
         of_pairs = of_level(of_weight, level, first_level, C).to(dtype)

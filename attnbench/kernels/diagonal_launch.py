@@ -14,20 +14,25 @@ from attnbench.kernels.delta_rule_launch import NARROW_VALUES, positions_of_chun
 from attnbench.kernels.diagonal_chunk import chunk_kernel
 from attnbench.kernels.diagonal_gradient import gradient_kernel
 from attnbench.kernels.diagonal_walk import walk_backward_kernel, walk_forward_kernel
-from attnbench.kernels.launching import launch
+from attnbench.kernels.launching import is_roomy, launch
 from attnbench.kernels.products import float32_product
 
 LAUNCH: dict[str, dict[str, int]] = {
-    # One stage: its loads of what it has stored itself must not come ahead.
+    # One stage: loads of what a program has stored itself must not come ahead.
     "chunk": {"num_warps": 8, "num_stages": 1},
-    "walk_forward": {"num_warps": 4, "num_stages": 2},
-    "walk_backward": {"num_warps": 4, "num_stages": 2},
-    "gradient": {"num_warps": 8, "num_stages": 1},
+    "walk_forward": {"num_warps": 4, "num_stages": 2, "VALUES": 64},
+    "walk_backward": {"num_warps": 4, "num_stages": 2, "VALUES": 64},
+    "gradient": {"num_warps": 8, "num_stages": 1, "VALUES": 64},
 }
-"""Launch of each kernel: warps of a program and stages of the loads in its loop."""
+"""Launch of each kernel: warps of a program, stages of the loads in its loop and, where it has a block of value
+channels, the most of them."""
 
-MOST_CHANNELS = 64
-"""Most channels of a block of keys, where they come in blocks, and of values."""
+CRAMPED_LAUNCH = {"num_stages": 1, "VALUES": 32}
+"""Entries of the walks of a head with keys of more than 256 bytes in their place on a card that is not roomy: to fit
+there into 99 KiB of shared memory, not tuned."""
+
+MOST_KEYS = 64
+"""Most channels of a block of keys, where they come in blocks."""
 
 
 class Prepared(NamedTuple):
@@ -125,19 +130,29 @@ class DiagonalRule:
     @property
     def keys(self) -> int:
         """Channels of a block of keys."""
-        return min(MOST_CHANNELS, self.key_width)
+        return min(MOST_KEYS, self.key_width)
 
-    @property
-    def values(self) -> int:
-        """Channels of a block of values, a power of 2 that divides them."""
-        return min(MOST_CHANNELS if self.chunk == 64 else NARROW_VALUES, self.value_width & -self.value_width)
+    def values(self, kernel: str) -> int:
+        """Return the channels of a kernel's block of values, a power of 2 that divides them."""
+        most = self.launch_of(kernel)["VALUES"] if self.chunk == 64 else NARROW_VALUES
+        return min(most, self.value_width & -self.value_width)
 
-    def options(self, kernel: str, *blocks: str) -> dict[str, Any]:
-        """Return a kernel's constants, and those of its blocks, KEYS or VALUES."""
+    def launch_of(self, kernel: str) -> dict[str, int]:
+        """Return the entry of a kernel for these inputs."""
+        is_wide = self.chunk == 64 and self.key_width * self.query.itemsize > 256
+        if is_wide and kernel.startswith("walk") and not is_roomy(self.query.device):
+            return LAUNCH[kernel] | CRAMPED_LAUNCH
+        return LAUNCH[kernel]
+
+    def options(self, kernel: str) -> dict[str, Any]:
+        """Return a kernel's constants."""
         precision = float32_product() if self.query.dtype == torch.float32 else "tf32"
-        options = {"num_heads": self.num_heads, "C": self.chunk, "K": self.key_width, "ERASES": self.erases}
-        sizes = {"V": self.value_width, "KEYS": self.keys, "VALUES": self.values}
-        return options | {name: sizes[name] for name in blocks} | {"PRECISION": precision} | LAUNCH[kernel]
+        sizes = {"num_heads": self.num_heads, "C": self.chunk, "K": self.key_width, "ERASES": self.erases}
+        if kernel != "chunk":
+            sizes |= {"V": self.value_width, "VALUES": self.values(kernel)}
+        if not kernel.startswith("walk"):
+            sizes["KEYS"] = self.keys
+        return self.launch_of(kernel) | sizes | {"PRECISION": precision}
 
     def empty_prepared(self) -> Prepared:
         """Return tensors for `forward` to fill."""
@@ -173,14 +188,14 @@ def forward(
     launch(
         chunk_kernel, (rule.all_chunks,),
         rule.query, rule.key, rule.reader, rule.log_decay, rule.beta, *prepared, rule.length,
-        **rule.options("chunk", "KEYS"),
+        **rule.options("chunk"),
     )  # fmt: skip
     _, totals, asking, reading, leaving, pairs = prepared
     states, corrections = (None, None) if kept is None else kept
     launch(
-        walk_forward_kernel, (rule.sequences, rule.value_width // rule.values),
+        walk_forward_kernel, (rule.sequences, rule.value_width // rule.values("walk_forward")),
         asking, reading, leaving, totals, pairs, rule.value, rule.beta, initial, output, last, states, corrections,
-        rule.length, **rule.options("walk_forward", "V", "VALUES"),
+        rule.length, **rule.options("walk_forward"),
     )  # fmt: skip
 
 
@@ -192,13 +207,13 @@ def backward(
     of_states = torch.empty_like(kept.states)
     of_changes = torch.empty_like(kept.corrections) if rule.erases else of.value
     launch(
-        walk_backward_kernel, (rule.sequences, rule.value_width // rule.values),
+        walk_backward_kernel, (rule.sequences, rule.value_width // rule.values("walk_backward")),
         asking, reading, leaving, totals, pairs, rule.beta, gradient, last_gradient, of.memory, of_states, of_changes,
-        rule.length, **rule.options("walk_backward", "V", "VALUES"),
+        rule.length, **rule.options("walk_backward"),
     )  # fmt: skip
     launch(
         gradient_kernel, (rule.all_chunks, rule.key_width // rule.keys),
         rule.query, rule.key, rule.reader, rule.value, rule.beta, sums, pairs, *kept, gradient, of_states, of_changes,
         of.query, of.key, of.reader, of.value, of.log_decay, of.beta, rule.length,
-        **rule.options("gradient", "V", "KEYS", "VALUES"),
+        **rule.options("gradient"),
     )  # fmt: skip

@@ -1,5 +1,5 @@
-"""State with a decay a key channel, carried by one program a head, which walks the chunks with it in registers: the form
-for many heads and few chunks. What a chunk's positions do to each other is there before (`chunk_kernel`).
+"""State with a decay a key channel, carried by one program a head, which walks the chunks with it in registers. What a
+chunk's positions do to each other is there before (`chunk_kernel`).
 
 The state is transposed, as in delta_rule_walk.py: rows are channels of the values, columns those of the keys, or
 positions.

@@ -42,7 +42,7 @@ class DiagonalMixer(Mixer):
         norm_eps: added to the mean square in the output norm.
     """
 
-    backends: ClassVar[tuple[str, ...]] = ("torch", "fla")
+    backends: ClassVar[tuple[str, ...]] = ("torch", "triton", "fla")
     auto_rule: ClassVar[str] = AUTO_RULE
     without_vmap: ClassVar[frozenset[str]] = frozenset({"fla"})
     has_order: ClassVar[bool] = True
@@ -81,7 +81,12 @@ class DiagonalMixer(Mixer):
     def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
         """Refuse, beyond what Mixer does, what `choose_diagonal_decay` refuses."""
         super().choose_backend(options, device_type=device_type, precision=precision)
-        return choose_diagonal_decay(options.get("backend", "auto"), device_type)
+        width = options.get("head_width")
+        return choose_diagonal_decay(
+            options.get("backend", "auto"),
+            widths=None if width is None else (width, width * options.get("value_expansion", 1)),
+            device_type=device_type,
+        )
 
     @classmethod
     def state_choices(cls, options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:
@@ -98,9 +103,10 @@ class DiagonalMixer(Mixer):
     def forward(self, x_BTD: Tensor, state: DiagonalState | None = None) -> tuple[Tensor, DiagonalState | None]:
         inputs, gate_BTD = self._inputs(x_BTD, state, self.positions(x_BTD, 0 if state is None else state.position))
         mixed_BTHV, last_memory = diagonal_decay(inputs, None if state is None else state.memory_BHKV, self.backend)
-        if state is not None and last_memory is not None:
+        if state is not None:
             state.position.add_(x_BTD.shape[1])
-            state.memory_BHKV.copy_(last_memory)
+            if last_memory is not None:
+                state.memory_BHKV.copy_(last_memory)
         return self._finish(mixed_BTHV, inputs, gate_BTD), state
 
     def reference(self, x_BTD: Tensor) -> Tensor:

@@ -14,10 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attnbench.machine.device import require_triton
+from attnbench.ops.delta_rule import KEY_WIDTHS
 from attnbench.ops.fla import require_gated_fla
 from attnbench.ops.scan import affine_scan, chunks_of
+from attnbench.settings.errors import UserError
 
-AUTO_RULE = "torch"
+AUTO_RULE = "triton on CUDA at key widths of 16, 32, 64, 128 and values that 16 divides, otherwise torch"
 
 
 class DiagonalInputs(NamedTuple):
@@ -73,12 +76,58 @@ def recurrent_diagonal_decay(inputs: DiagonalInputs, memory_BHKV: Tensor) -> tup
 
 
 def diagonal_decay(inputs: DiagonalInputs, memory_BHKV: Tensor | None, backend: str) -> tuple[Tensor, Tensor | None]:
-    """Compute y and the last memory with backend `torch`, by the definition for a single position, or `fla`."""
+    """Compute y and the last memory with backend `torch`, by the definition for a single position, `triton` or `fla`.
+
+    The last memory may be None, where there was none or the one given has become it.
+    """
     if backend == "fla":
         return _by_fla(inputs, memory_BHKV)
+    if backend == "triton":
+        return _by_kernels(inputs, memory_BHKV)
     if memory_BHKV is not None and inputs.query_BTHK.shape[1] == 1:
         return recurrent_diagonal_decay(inputs, memory_BHKV)
     return chunked_diagonal_decay(inputs, memory_BHKV, chunk_size(inputs.query_BTHK.device.type))
+
+
+def _by_kernels(inputs: DiagonalInputs, memory_BHKV: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Compute the same by our kernels, which erase what the key points to."""
+    query, key, value, log_decay, read, erase = inputs.in_recurrence()
+    beta_BTH = None
+    if inputs.erase_strength is not None and inputs.erase_strength is inputs.write_strength:
+        # One number a head is read by the kernels themselves.
+        beta_BTH = inputs.erase_strength.squeeze(-1) if inputs.erase_strength.shape[-1] == 1 else None
+    if beta_BTH is not None:
+        value, read = inputs.value_BTHV, None
+    if memory_BHKV is not None and query.shape[1] == 1:
+        from attnbench.kernels.diagonal_step import diagonal_decay_step
+
+        tensors = (query, key, value, log_decay, read, beta_BTH, erase)
+        alone = (None if x is None else x.squeeze(1) for x in tensors)
+        return diagonal_decay_step(*alone, memory_BHKV)[:, None], None
+    from attnbench.kernels import diagonal_decay as kernel
+
+    if erase is not None:
+        query, key, value, log_decay, read = _in_two(query, key, value, log_decay, read, erase)
+    mixed, last_memory = kernel.diagonal_decay(
+        query, key, value, log_decay, read, beta_BTH, memory_BHKV, keep_memory=memory_BHKV is not None
+    )
+    return mixed if erase is None else mixed[:, 1::2], last_memory
+
+
+def _in_two(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, read: Tensor | None, erase: Tensor
+) -> tuple[Tensor, ...]:
+    """Lay out 2 T positions, of each two the first decays and erases, and the second writes and is read."""
+    assert read is not None
+    none_BTHK, none_BTHV = torch.zeros_like(query), torch.zeros_like(value)
+    pairs = (
+        (none_BTHK, query),
+        (erase, key),
+        (none_BTHV, value),
+        (log_decay, torch.zeros_like(log_decay)),
+        (read, none_BTHK),
+    )
+    return tuple(torch.stack(pair, dim=2).flatten(1, 2) for pair in pairs)
 
 
 def _by_fla(inputs: DiagonalInputs, memory_BHKV: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -256,12 +305,30 @@ def diagonal_decay_flops(length: int, num_heads: int, key_width: int, value_widt
     return length * num_heads * 2 * num_products * key_width * value_width
 
 
-def choose_diagonal_decay(backend: str, device_type: str) -> str:
+def has_kernels(key_width: int, value_width: float) -> bool:
+    """Return whether our Triton kernels take so many channels a head."""
+    return key_width in KEY_WIDTHS and value_width > 0 and value_width % 16 == 0
+
+
+def choose_diagonal_decay(backend: str, *, widths: tuple[int, float] | None, device_type: str) -> str:
     """Resolve `auto` as AUTO_RULE has it, and hold the backend against what it needs.
 
+    Args:
+        widths: key and value channels a head; None where the model, which gives them, is not known yet.
+
     Raises:
-        UserError: fla without CUDA, the library, or a Triton that compiles its gated kernels correctly.
+        UserError: triton without CUDA or at widths that it has no kernels for; fla without CUDA, the library, or a
+            Triton that compiles its gated kernels correctly.
     """
+    if backend == "auto":
+        return "triton" if device_type == "cuda" and (widths is None or has_kernels(*widths)) else "torch"
+    if backend == "triton":
+        require_triton("attn.backend=triton", device_type)
+        if widths is not None and not has_kernels(*widths):
+            raise UserError(
+                f"attn.backend=triton: kernels take heads of {', '.join(map(str, KEY_WIDTHS))} key channels and a "
+                f"multiple of 16 value channels, not {widths[0]} and {widths[1]:g}; choose attn.backend=torch"
+            )
     if backend == "fla":
         require_gated_fla("attn.backend=fla", device_type)
-    return "torch" if backend == "auto" else backend
+    return backend

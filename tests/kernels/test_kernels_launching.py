@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from triton.runtime.errors import OutOfResources
 
 from attnbench.kernels import flash_launch, launching
+from attnbench.kernels.diagonal_decay import diagonal_decay
 from attnbench.kernels.embedding import embed
 from attnbench.kernels.flash_attention import flash_attention, packed_flash_attention
 from attnbench.kernels.gated_delta_rule import gated_delta_rule
@@ -40,6 +41,12 @@ def delta_rule(mixed: Tensor, *, parallel: bool) -> Tensor:
 def decayed(mixed: Tensor) -> Tensor:
     rates, shape = mixed[..., :HEADS], {"num_groups": HEADS, "key_width": WIDTH, "scale": 1.0}
     return scalar_decay(mixed, -rates.abs(), rates.sigmoid(), None, None, **shape)[0]
+
+
+def decayed_by_channel(mixed: Tensor, *, has_beta: bool = False, has_reader: bool = False) -> Tensor:
+    query, key, value = mixed.unflatten(2, (-1, WIDTH)).split(HEADS, dim=2)
+    beta = mixed[..., :HEADS].sigmoid() if has_beta else None
+    return diagonal_decay(query, key, value, -key.abs(), 0.1 * key if has_reader else None, beta)[0]
 
 
 def logits_of(x: Tensor) -> Tensor:
@@ -84,6 +91,9 @@ OPERATORS = {
     "scalar_decay, in segments": (decayed, (2, 600, MIXED[2])),
     "gated_delta_rule, walking": (partial(delta_rule, parallel=False), MIXED),
     "gated_delta_rule, parallel": (partial(delta_rule, parallel=True), MIXED),
+    "diagonal_decay, nothing erased": (decayed_by_channel, MIXED),
+    "diagonal_decay, one strength": (partial(decayed_by_channel, has_beta=True), MIXED),
+    "diagonal_decay, a reader": (partial(decayed_by_channel, has_reader=True), MIXED),
 }
 """Of a tensor, and the tensor's shape. No two ask an operator the same: the second time nothing would begin."""
 

@@ -1,0 +1,77 @@
+"""One position of the delta rule, or of the plain sum, with a decay a key channel: a single pass over the state, which
+is read, changed and written in place."""
+
+# Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+VALUES = 16
+"""Value channels of a program: so few that even one sequence of few heads has programs for a part of a large GPU."""
+
+
+@torch.library.custom_op("attnbench::diagonal_decay_step", mutates_args=("memory_BHKV",))
+def diagonal_decay_step(
+    query_BHK: Tensor,
+    key_BHK: Tensor,
+    value_BHV: Tensor,
+    log_decay_BHK: Tensor,
+    reader_BHK: Tensor | None,
+    beta_BH: Tensor | None,
+    eraser_BHK: Tensor | None,
+    memory_BHKV: Tensor,
+) -> Tensor:
+    """y of one position, (B, H, V) in the value's dtype; `recurrent_diagonal_decay` is its definition.
+
+    Args:
+        query_BHK: scaled, in bfloat16 or float32, as key, value, reader and eraser are; K is a power of 2, V a multiple
+            of 16.
+        reader_BHK: r; None for 0 or, with beta, for beta times the key, where the value is multiplied by beta too.
+        eraser_BHK: e; None for the key.
+        memory_BHKV: the state, float32 and contiguous, which becomes that after this position.
+    """
+    batch, heads, key_width, value_width = memory_BHKV.shape
+    assert memory_BHKV.is_contiguous()
+    inputs = (query_BHK, key_BHK, value_BHV, log_decay_BHK.float(), reader_BHK, beta_BH, eraser_BHK)
+    output_BHV = torch.empty_like(value_BHV, memory_format=torch.contiguous_format)
+    _step[(batch * heads, value_width // VALUES)](
+        *(None if x is None else x.contiguous() for x in inputs),
+        memory_BHKV,
+        output_BHV,
+        K=key_width,
+        V=value_width,
+        VALUES=VALUES,
+    )
+    return output_BHV
+
+
+@diagonal_decay_step.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, reader: Tensor | None, beta: Tensor | None,
+      eraser: Tensor | None, memory: Tensor) -> Tensor:  # fmt: skip
+    return value.new_empty(value.shape)
+
+
+@triton.jit
+def _step(query, key, value, log_decay, reader, beta, eraser, memory, output,
+          K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr):  # fmt: skip
+    """Grid: sequences × heads, blocks of value channels."""
+    program, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * VALUES
+    channels, values = program * K + tl.arange(0, K), program * V + first + tl.arange(0, VALUES)
+    address = memory + channels[:, None] * V + (first + tl.arange(0, VALUES))[None, :]
+    state = tl.load(address) * tl.exp(tl.load(log_decay + channels))[:, None]
+    kept, change = tl.load(key + channels).to(tl.float32), tl.load(value + values).to(tl.float32)
+    if beta is not None:
+        change = (change - tl.sum(state * kept[:, None], 0)) * tl.load(beta + program)
+    if reader is not None:
+        read = tl.sum(state * tl.load(reader + channels).to(tl.float32)[:, None], 0)
+        if eraser is None:
+            change -= read
+        else:
+            state -= tl.load(eraser + channels).to(tl.float32)[:, None] * read[None, :]
+    state += kept[:, None] * change[None, :]
+    tl.store(address, state)
+    mixed = tl.sum(state * tl.load(query + channels).to(tl.float32)[:, None], 0)
+    tl.store(output + values, mixed.to(output.dtype.element_ty))

@@ -83,7 +83,7 @@ def corrected(keys: int, values: int, dtype: torch.dtype, parallel: bool) -> Ten
     )[0]  # fmt: skip
 
 
-def decayed(kind: str, keys: int, values: int, dtype: torch.dtype) -> Tensor:
+def decayed_by_channel(kind: str, keys: int, values: int, dtype: torch.dtype) -> Tensor:
     query, key, reader = (empty(HEADS * keys, dtype).unflatten(2, (HEADS, keys)) for _ in range(3))
     log_decay, beta = empty(HEADS * keys, WHOLE).unflatten(2, (HEADS, keys)), empty(HEADS, WHOLE)
     chosen = {"nothing": (None, None), "beta": (None, beta), "reader": (reader, None)}[kind]
@@ -121,14 +121,12 @@ PROBLEMS = {
 }
 
 PROBLEMS |= {
-    f"decay a channel, {kind}, {keys} x {values}, {dtype}": partial(decayed, kind, keys, values, dtype)
+    f"decay a channel, {kind}, {keys} x {values}, {dtype}": partial(decayed_by_channel, kind, keys, values, dtype)
     for kind, keys, values, dtype in (
         ("nothing", 64, 64, HALF),
         ("beta", 64, 64, HALF),
         ("reader", 128, 128, HALF),
-        ("beta", 64, 64, WHOLE),
         ("reader", 128, 128, WHOLE),
-        ("beta", 16, 16, HALF),
     )
 }
 
@@ -153,8 +151,9 @@ def main(capability: int, word: str = "") -> None:
     launching.can_compile = lambda inputs: True
     # It holds a CPU's tensors for the interpreter's, which has no products in bfloat16.
     flash_attention._check = lambda *inputs: None
-    for module in (delta_rule_launch, flash_launch):
+    for module in (delta_rule_launch, diagonal_launch, flash_launch):
         module.is_roomy = lambda device: capability // 10 in (9, 10)
+    for module in (delta_rule_launch, flash_launch):
         module.num_multiprocessors = lambda device: 128
     with tempfile.TemporaryDirectory() as cache, FakeTensorMode():
         triton.knobs.cache.dir = cache

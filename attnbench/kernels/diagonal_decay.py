@@ -127,7 +127,7 @@ def _forward_outputs(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     ends = torch.empty_like(rule.value), _empty_memory(rule, keep_memory)
     if keep_states:
-        return *ends, *rule.empty_prepared(), *rule.empty_kept()
+        return *ends, *rule.empty_prepared(), *rule.empty_kept()  # pyright: ignore[reportReturnType]
     nothing = [rule.query.new_empty(0) for _ in range(len(Prepared._fields) + len(Kept._fields))]
     return *ends, *nothing  # pyright: ignore[reportReturnType]
 

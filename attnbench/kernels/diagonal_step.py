@@ -4,6 +4,8 @@ is read, changed and written in place."""
 # Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -36,9 +38,10 @@ def diagonal_decay_step(
     batch, heads, key_width, value_width = memory_BHKV.shape
     assert memory_BHKV.is_contiguous()
     inputs = (query_BHK, key_BHK, value_BHV, log_decay_BHK.float(), reader_BHK, beta_BH, eraser_BHK)
+    tensors: list[Any] = [None if x is None else x.contiguous() for x in inputs]
     output_BHV = torch.empty_like(value_BHV, memory_format=torch.contiguous_format)
     _step[(batch * heads, value_width // VALUES)](
-        *(None if x is None else x.contiguous() for x in inputs),
+        *tensors,
         memory_BHKV,
         output_BHV,
         K=key_width,

@@ -1,6 +1,9 @@
 """Kernels of the decay a key channel against their definition in float64: through Triton's interpreter on a CPU, and on
 a GPU, where a compiler can be wrong."""
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import pytest
 import torch
 from kernel_checks import DEVICE, assert_near, assert_stacked, interpreted
@@ -30,7 +33,7 @@ MIXED = (0.0, -0.01, -0.5, -5.0, -30.0)
 
 def rule_inputs(
     kind: str, length: int, keys: int = 16, values: int = 16, *, batch: int = 1, dtype: torch.dtype = torch.float32
-) -> list[Tensor | None]:
+) -> list[Any]:
     """The operator's inputs by NAMES, with a head for each of DECAYS; keys have length 1."""
     generator, shape = torch.Generator().manual_seed(0), (batch, length, len(DECAYS))
 
@@ -50,16 +53,25 @@ def rule_inputs(
         beta if kind == "beta" else None,
         normal(batch, len(DECAYS), keys, values).float(),
     ]
-    return [None if x is None else x.to(DEVICE).requires_grad_() for x in inputs]
+    return each(lambda x: x.to(DEVICE).requires_grad_(), inputs)
 
 
-def definition(query, key, value, log_decay, reader, beta, memory) -> tuple[Tensor, Tensor]:
+def definition(query: Any, key: Any, value: Any, log_decay: Any, reader: Any, beta: Any, memory: Any) -> Any:
     inputs = DiagonalInputs(query, key, value, log_decay)
     if reader is not None:
         inputs = inputs._replace(erase_BTHK=key, read_BTHK=reader)
     if beta is not None:
         inputs = inputs._replace(erase_strength=beta[..., None], write_strength=beta[..., None])
     return recurrent_diagonal_decay(inputs, memory)
+
+
+def each(function: Callable[..., Tensor], tensors: Iterable[Any]) -> list[Any]:
+    """A function's result for each tensor that is there."""
+    return [None if x is None else function(x) for x in tensors]
+
+
+def kernels(*inputs: Any, keep_memory: bool) -> tuple[Any, Any]:
+    return diagonal_decay(*inputs, keep_memory=keep_memory)
 
 
 def assert_heads_near(actual: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
@@ -70,13 +82,13 @@ def assert_heads_near(actual: Tensor, expected: Tensor, tolerance: float, what: 
         assert_near(own, other, tolerance, f"{what}, head {head}", smallest=1e-3 * float(expected.detach().norm()))
 
 
-def check(inputs: list[Tensor | None], *, given: bool = True) -> None:
+def check(inputs: list[Any], *, given: bool = True) -> None:
     """Outputs and all gradients; without a memory that of the definition is zero."""
-    wide = [None if x is None else x.detach().double().requires_grad_() for x in inputs]
+    wide = each(lambda x: x.detach().double().requires_grad_(), inputs)
     if not given:
         inputs, wide[-1] = [*inputs[:-1], None], torch.zeros_like(wide[-1])
     last = slice(None) if given else slice(1)
-    output, last_memory = diagonal_decay(*inputs, keep_memory=given)
+    output, last_memory = kernels(*inputs, keep_memory=given)
     actual, expected = (output, last_memory)[last], definition(*wide)[last]
     tolerance = TOLERANCE[inputs[0].dtype]
     for own, other, name in zip(actual, expected, ("output", "memory"), strict=False):
@@ -125,10 +137,10 @@ def test_kernels_in_bfloat16(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_output_knows_of_later_inputs(kind):
     """But for the last bits: how much a whole chunk forgets decides by what factors its pairs are computed."""
-    inputs = [None if x is None else x.detach() for x in rule_inputs(kind, 40)]
+    inputs = each(lambda x: x.detach(), rule_inputs(kind, 40))
     whole, _ = diagonal_decay(*inputs)
     for position in (0, 15, 31):
-        changed = [None if x is None else x.clone() for x in inputs]
+        changed = each(lambda x: x.clone(), inputs)
         for x in changed[:-1]:
             if x is not None:
                 x[:, position + 1 :] *= 0.5
@@ -164,7 +176,7 @@ def test_the_operator_is_a_proper_one(kind, given):
 
 @pytest.mark.parametrize(("kind", "unmapped"), [("nothing", None), ("beta", 1), ("reader", 6)])
 def test_stacked_calls_are_each_alone(kind, unmapped):
-    inputs = [None if x is None else x.detach() for x in rule_inputs(kind, 5)]
+    inputs = each(lambda x: x.detach(), rule_inputs(kind, 5))
     there = [index for index, x in enumerate(inputs) if x is not None]
     stacked = [
         inputs[index] if index == unmapped else torch.stack([inputs[index], 0.7 * inputs[index]], dim=1)
@@ -173,7 +185,7 @@ def test_stacked_calls_are_each_alone(kind, unmapped):
 
     def loss(*tensors: Tensor) -> Tensor:
         named = dict(zip(there, tensors, strict=True))
-        output, last = diagonal_decay(*(named.get(index) for index in range(7)), keep_memory=True)
+        output, last = kernels(*(named.get(index) for index in range(7)), keep_memory=True)
         return output.square().sum() + last.square().sum()
 
     in_dims = [None if index == unmapped else 1 for index in there]
@@ -191,7 +203,7 @@ def test_the_operator_reports_the_flops_of_the_recurrence(kind, num_products):
 
 
 def test_a_dtype_that_there_is_not_is_refused():
-    inputs = [None if x is None else x.detach().double() for x in rule_inputs("nothing", 5)]
+    inputs = each(lambda x: x.detach().double(), rule_inputs("nothing", 5))
     with pytest.raises(UserError, match=r"bfloat16 and float32, not torch\.float64.*=torch"):
         diagonal_decay(*inputs)
 
@@ -200,9 +212,9 @@ def test_a_dtype_that_there_is_not_is_refused():
 @pytest.mark.parametrize("kind", [*KINDS, "free"])
 def test_a_step_is_the_definition_s_and_leaves_the_memory_after_it(kind, dtype):
     inputs = rule_inputs("reader" if kind == "free" else kind, 3, 32, 48, batch=2, dtype=dtype)
-    *sequences, memory = (None if x is None else x.detach() for x in inputs)
+    *sequences, memory = each(lambda x: x.detach(), inputs)
     eraser = 0.5 * sequences[2][..., :32].contiguous() if kind == "free" else None
-    wide = [None if x is None else x.double() for x in (*sequences, eraser, memory)]
+    wide = each(lambda x: x.double(), (*sequences, eraser, memory))
     if eraser is None:
         expected, expected_memory = definition(*wide[:6], wide[-1])
     else:
@@ -210,7 +222,7 @@ def test_a_step_is_the_definition_s_and_leaves_the_memory_after_it(kind, dtype):
         expected, expected_memory = recurrent_diagonal_decay(free, wide[-1])
     own = memory.clone()
     tensors = (*sequences, eraser)
-    rows = [diagonal_decay_step(*(None if x is None else x[:, t] for x in tensors), own) for t in range(3)]
+    rows = [diagonal_decay_step(*each(lambda x, t=t: x[:, t], tensors), own) for t in range(3)]
     assert rows[0].dtype == dtype
     assert_near(torch.stack(rows, dim=1), expected, TOLERANCE[dtype])
     assert_near(own, expected_memory, TOLERANCE[dtype])
@@ -226,7 +238,7 @@ def test_backend_triton_takes_all_that_the_operator_does(kind):
     tensors = [query, key, value, log_decay, *(x.detach().requires_grad_() for x in extra), memory]
     wide = [x.detach().double().requires_grad_() for x in tensors]
 
-    def given(tensors: list[Tensor]) -> DiagonalInputs:
+    def given(tensors: Any) -> DiagonalInputs:
         return DiagonalInputs(*tensors[:4], **dict(zip(names, tensors[4:6], strict=True)))
 
     actual, expected = (
@@ -278,7 +290,7 @@ def test_compiled_kernels_give_the_same_bits_again_and_write_everything(kind):
     for _ in range(3):
         # What a kernel leaves unwritten is then not what the run before left there.
         torch.full((2**28,), torch.nan, device="cuda")
-        output, last = diagonal_decay(*inputs, keep_memory=True)
+        output, last = kernels(*inputs, keep_memory=True)
         results.append([output, last, *torch.autograd.grad(output.float().square().sum() + last.sum(), there)])
     for again in results[1:]:
         for first, second in zip(results[0], again, strict=True):

@@ -8,6 +8,7 @@ import pytest
 ATTENTION = {"flash_forward_kernel", "flash_query_gradient_kernel", "flash_key_value_gradient_kernel"}
 DELTA_RULE = {"walk_forward_kernel", "walk_backward_kernel", "scan_forward_kernel", "wide_gradient_kernel"}
 DECAY = {"walk_forward_kernel", "walk_backward_kernel", "gradient_kernel", "carry_kernel"}
+CHANNEL_DECAY = {"chunk_kernel", "walk_forward_kernel", "walk_backward_kernel", "gradient_kernel"}
 OTHERS = {"linear_query_gradient_kernel", "_sum_rows"}
 
 
@@ -15,9 +16,10 @@ OTHERS = {"linear_query_gradient_kernel", "_sum_rows"}
 @pytest.mark.parametrize(
     ("capability", "problems", "kernels", "kib"),
     [
-        pytest.param(89, "", ATTENTION | DELTA_RULE | DECAY | OTHERS, 99, id="the least that takes bfloat16"),
+        pytest.param(89, "", ATTENTION | DELTA_RULE | DECAY | CHANNEL_DECAY | OTHERS, 99, id="the least that takes bfloat16"),
         pytest.param(90, "tf32", ATTENTION, 227, id="Hopper, which has instructions of its own for TF32"),
         pytest.param(100, "flash that forgets", ATTENTION | {"cumulative_sum_kernel"}, 227, id="Blackwell, with gates"),
+        pytest.param(100, "decay a channel", CHANNEL_DECAY, 227, id="the same, with a decay a key channel"),
         pytest.param(100, "256 x 512", DELTA_RULE, 227, id="Blackwell, which has a memory of its own for sums"),
         pytest.param(90, "scalar decay", DECAY, 227, id="Hopper, all kernels of scalar decay"),
         pytest.param(100, "scalar decay", DECAY, 227, id="Blackwell, the same"),

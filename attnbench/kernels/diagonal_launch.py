@@ -142,7 +142,8 @@ class DiagonalRule:
         is_wide = self.chunk == 64 and self.key_width * self.query.itemsize > 256
         if is_wide and kernel.startswith("walk") and not is_roomy(self.query.device):
             return LAUNCH[kernel] | CRAMPED_LAUNCH
-        return LAUNCH[kernel]
+        # Short chunks have no work for more.
+        return LAUNCH[kernel] | {"num_warps": 4 if self.chunk < 64 else LAUNCH[kernel]["num_warps"]}
 
     def options(self, kernel: str) -> dict[str, Any]:
         """Return a kernel's constants."""

@@ -38,12 +38,10 @@ def diagonal_decay_step(
     batch, heads, key_width, value_width = memory_BHKV.shape
     assert memory_BHKV.is_contiguous()
     inputs = (query_BHK, key_BHK, value_BHV, log_decay_BHK.float(), reader_BHK, beta_BH, eraser_BHK)
-    tensors: list[Any] = [None if x is None else x.contiguous() for x in inputs]
     output_BHV = torch.empty_like(value_BHV, memory_format=torch.contiguous_format)
+    tensors: list[Any] = [None if x is None else x.contiguous() for x in (*inputs, memory_BHKV, output_BHV)]
     _step[(batch * heads, value_width // VALUES)](
         *tensors,
-        memory_BHKV,
-        output_BHV,
         K=key_width,
         V=value_width,
         VALUES=VALUES,

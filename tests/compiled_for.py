@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 
-from attnbench.kernels import delta_rule_launch, flash_attention, flash_launch, launching
+from attnbench.kernels import delta_rule_launch, diagonal_launch, flash_attention, flash_launch, launching
 from attnbench.kernels.cumulative import cumulative_log_forget
 from attnbench.kernels.diagonal_decay import diagonal_decay
 from attnbench.kernels.embedding import embed

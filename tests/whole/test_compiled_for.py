@@ -10,13 +10,14 @@ DELTA_RULE = {"walk_forward_kernel", "walk_backward_kernel", "scan_forward_kerne
 DECAY = {"walk_forward_kernel", "walk_backward_kernel", "gradient_kernel", "carry_kernel"}
 CHANNEL_DECAY = {"chunk_kernel", "walk_forward_kernel", "walk_backward_kernel", "gradient_kernel"}
 OTHERS = {"linear_query_gradient_kernel", "_sum_rows"}
+EVERYTHING = ATTENTION | DELTA_RULE | DECAY | CHANNEL_DECAY | OTHERS
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("capability", "problems", "kernels", "kib"),
     [
-        pytest.param(89, "", ATTENTION | DELTA_RULE | DECAY | CHANNEL_DECAY | OTHERS, 99, id="the least that takes bfloat16"),
+        pytest.param(89, "", EVERYTHING, 99, id="the least that takes bfloat16"),
         pytest.param(90, "tf32", ATTENTION, 227, id="Hopper, which has instructions of its own for TF32"),
         pytest.param(100, "flash that forgets", ATTENTION | {"cumulative_sum_kernel"}, 227, id="Blackwell, with gates"),
         pytest.param(100, "decay a channel", CHANNEL_DECAY, 227, id="the same, with a decay a key channel"),

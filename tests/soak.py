@@ -27,7 +27,7 @@ from probe_settings import smoke_words
 from small import comparison_settings, compose_once, in_this_process
 
 from attnbench.cli import compose as config
-from attnbench.comparison import compare
+from attnbench.comparison import cells, compare
 from attnbench.comparison.execute import run
 from attnbench.comparison.plan import Comparison
 from attnbench.evals.lib import solving
@@ -122,7 +122,7 @@ def comparison(text: Path) -> Start:
     Comparison(comparison_settings(plan, text.parent / "composed"), compose_once).searches()
 
     def start(outputs: Path) -> None:
-        compare.run_in_processes = in_this_process
+        cells.run_in_processes = in_this_process
         compare.compare(comparison_settings(plan, outputs), compose_once)
 
     return start

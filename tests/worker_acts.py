@@ -36,6 +36,10 @@ def act(item: tuple[str, str]) -> None:
 
         with folder_lock(Path(where), waits=True):
             pass
+    elif what == "see":
+        # The GPUs that it may use, kept in a file named after it; slowly, so that no worker gets two.
+        time.sleep(0.5)
+        (Path(where) / f"{os.getpid()}-{time.monotonic_ns()}").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     elif what == "resolve":
         resolve(where, object)
     elif what == "stay":

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from attnbench.cli.help import scripts_with
 from attnbench.settings.check import (
     check,
+    check_launcher,
     check_name,
     check_names,
     check_outputs_dir,
@@ -99,6 +100,7 @@ def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings
     if settings.freeze and (settings.exported is not None or settings.plan.dry_run):
         other = "plan.dry_run=true" if settings.plan.dry_run else f"export={settings.exported}"
         raise UserError(f"freeze=true with {other}: do one after the other")
+    check_launcher(settings)
     check_outputs_dir(settings.outputs_dir)
     return settings
 

@@ -1,19 +1,23 @@
 """Cells: the units that a comparison runs, each a training or a measurement, complete by its results files alone."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
+
+import torch
 
 from attnbench.evals.base import CheckpointEvaluation, Evaluation, Probe, SystemEvaluation
 from attnbench.evals.runners.probe import ProbeJob
 from attnbench.evals.runners.stack import run_stack
 from attnbench.evals.runners.system import SystemJob
+from attnbench.machine.device import all_gpus, resolve_device
+from attnbench.machine.processes import IdleWorkers, Outcome, run_in_processes
 from attnbench.results.job import Job, is_done, is_whole, run_jobs
 from attnbench.results.rows import read_results
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import resolve
-from attnbench.settings.schema import EvaluationSettings, RunSettings
+from attnbench.settings.schema import ComparisonSettings, EvaluationSettings, RunSettings
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -76,6 +80,45 @@ def execute_together(cells: Sequence[Cell]) -> None:
         return
     for cell in cells:
         execute(cell)
+
+
+def gpus_and_workers(settings: ComparisonSettings) -> tuple[list[str], int]:
+    """Name the GPUs that workers are spread over, none where they see the one device; and count cells at a time."""
+    gpus = all_gpus(resolve_device(settings.device)) if settings.plan.devices == "all" else []
+    return gpus, settings.plan.num_workers * max(1, len(gpus))
+
+
+def run_here(
+    settings: ComparisonSettings,
+    stacks: Sequence[tuple[Cell, ...]],
+    *,
+    is_timed: bool,
+    log: Path,
+    idle: IdleWorkers | None = None,
+) -> Generator[Outcome[tuple[Cell, ...]], None, None]:
+    """Run stacks in processes of this host: timed ones alone on their device, others `num_workers` at a time on each.
+
+    Args:
+        log: file of their output.
+        idle: workers of former calls, and for later ones.
+    """
+    gpus, at_a_time = gpus_and_workers(settings)
+    number = sum(map(len, stacks))
+    num_workers = max(1, min(max(1, len(gpus)) if is_timed else at_a_time, number))
+    shares = num_workers > max(1, len(gpus))
+    return run_in_processes(
+        execute_together,
+        [tuple(replace(cell, shares_device=shares) for cell in stack) for stack in stacks],
+        num_workers=num_workers,
+        log=log,
+        # On a CPU the workers share the cores; small models gain little from a second thread anyway.
+        num_threads=max(1, torch.get_num_threads() // num_workers)
+        if resolve_device(settings.device).type == "cpu"
+        else None,
+        fresh=is_timed,
+        gpus=gpus,
+        idle=idle,
+    )
 
 
 def system_cell(job: SystemJob) -> Cell:

@@ -10,22 +10,22 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from attnbench.comparison.cells import Cell, execute_together
+from attnbench.comparison.cells import Cell, gpus_and_workers, run_here
 from attnbench.comparison.freeze import check_frozen, described_protocols, freeze
 from attnbench.comparison.looks import look_again
 from attnbench.comparison.plan import Comparison, Compose
 from attnbench.comparison.progress import Progress, list_cells, say_why_again
 from attnbench.comparison.search import rounds
+from attnbench.comparison.slurm import StillRunning, run_on_slurm
+from attnbench.comparison.slurm_task import different_host
 from attnbench.comparison.stacks import compiled, in_stacks, sizes
 from attnbench.comparison.transfer import export_cells, import_cells
 from attnbench.machine.device import resolve_device
-from attnbench.machine.processes import IdleWorkers, Outcome, run_in_processes
+from attnbench.machine.processes import IdleWorkers, Outcome
 from attnbench.machine.signals import interruptible
 from attnbench.report.terminal import print_comparison
 from attnbench.results.files import replace_file
@@ -59,7 +59,11 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
         if settings.exported is not None:
             log.info(f"{export_cells(folder, Path(settings.exported))} cells written to {settings.exported}")
             return folder
-        return _carry_out(settings, compose, folder)
+        try:
+            return _carry_out(settings, compose, folder)
+        except StillRunning as cells:
+            log.info(str(cells))
+            return folder
 
 
 def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> Path:
@@ -77,10 +81,11 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
     if settings.plan.dry_run:
         list_cells(comparison, searches, timed)
         return folder
-    log.info(f"{settings.plan.num_workers} at a time, timed ones alone; their output: {folder}/output.log")
+    if settings.launcher == "local":
+        log.info(f"{_at_a_time(settings)[0]} at a time, timed ones alone; their output: {folder}/output.log")
     # Asked now, so that a mode that cannot be is refused before hours of work and not after.
     mode, _ = choose_mode(settings.logger)
-    progress = Progress(number, settings.plan.num_workers, settings.plan.costs)
+    progress = Progress(number, settings.plan.costs, tells_now=settings.launcher == "local")
     with (
         interruptible(f"stopped, what is finished is in {folder}; the same command goes on"),
         closing(progress),
@@ -114,33 +119,30 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
 
 
 def _run_cells(comparison: Comparison, cells: Sequence[Cell], progress: Progress, idle: IdleWorkers) -> None:
-    """Run those that are not done: timed ones alone, the others `num_workers` at a time, by workers that stay."""
+    """Run those that are not done: timed ones alone on their device, the others `num_workers` at a time on each, by
+    workers that stay."""
     settings = comparison.settings
     todo = [cell for cell in cells if settings.rerun or not cell.is_done()]
     progress.skip([cell for cell in cells if cell not in todo])
-    device = resolve_device(settings.device)
-    size_of, on_cpu = sizes(settings.plan.stack, device, comparison.folder), device.type == "cpu"
+    at_a_time = _at_a_time(settings)
+    size_of = sizes(settings.plan.stack, resolve_device(settings.device), comparison.folder)
     for is_timed in (False, True):
         group = [cell for cell in todo if cell.is_timed == is_timed]
-        num_workers = 1 if is_timed else max(1, min(settings.plan.num_workers, len(group)))
         if is_timed and group:
             say_why_again(group)
             idle.end()
-        group = [replace(cell, shares_device=num_workers > 1) for cell in group]
         stacks = in_stacks(group, size_of)
+        num_workers = max(1, min(at_a_time[is_timed], len(group)))
         if settings.plan.stack is None:
             compiled([cell for stack in stacks for cell in stack], num_workers)
         progress.begin([cell for stack in stacks for cell in stack], num_workers)
-        outcomes = run_in_processes(
-            execute_together,
-            stacks,
-            num_workers=num_workers,
-            log=comparison.folder / "output.log",
-            # On a CPU the workers share the cores; small models gain little from a second thread anyway.
-            num_threads=max(1, torch.get_num_threads() // num_workers) if on_cpu else None,
-            fresh=is_timed,
-            idle=idle,
-        )
+        if settings.launcher == "slurm":
+            outcomes = run_on_slurm(settings, stacks, comparison.folder, is_timed=is_timed)
+        else:
+            if is_timed and group:
+                _check_host(comparison)
+            output = comparison.folder / "output.log"
+            outcomes = run_here(settings, stacks, is_timed=is_timed, log=output, idle=idle)
         with closing(outcomes):
             for outcome in outcomes:
                 for cell in outcome.item:
@@ -148,6 +150,21 @@ def _run_cells(comparison: Comparison, cells: Sequence[Cell], progress: Progress
                     of_cell = Outcome(item=cell, seconds=seconds, error=outcome.error)
                     progress.report(of_cell)
                     _judge(comparison, of_cell)
+
+
+def _check_host(comparison: Comparison) -> None:
+    """Raise UserError where a node of a cluster has measured what this host was to add to."""
+    reason = different_host(comparison.folder / ".slurm", anew=comparison.settings.rerun)
+    if reason is not None:
+        raise UserError(reason)
+
+
+def _at_a_time(settings: ComparisonSettings) -> tuple[int, int]:
+    """Count the cells that run at a time, of those that are not timed, and of those that are."""
+    if settings.launcher == "slurm":
+        return settings.slurm.tasks * settings.plan.num_workers, 1
+    gpus, workers = gpus_and_workers(settings)
+    return workers, max(1, len(gpus))
 
 
 def _judge(comparison: Comparison, outcome: Outcome[Cell]) -> None:

@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from tqdm import tqdm
 
-from attnbench.comparison.cells import Cell
+from attnbench.comparison.cells import Cell, gpus_and_workers
 from attnbench.comparison.plan import Comparison
 from attnbench.evals.runners.probe import ProbeJob
 from attnbench.evals.runners.system import UNHASHED
@@ -50,12 +50,13 @@ class Progress:
 
     Args:
         left: how many cells there are of each evaluation.
-        num_workers: cells at a time, of those that are not timed.
+        tells_now: the cells run in the order in which they were begun.
         costs: seconds a cell of each evaluation, as the plan states them; without one the mean of what has run counts.
     """
 
-    def __init__(self, left: Counter[str], num_workers: int, costs: Mapping[str, float]) -> None:
-        self.left, self.total, self.num_workers, self.costs = left, left.total(), num_workers, costs
+    def __init__(self, left: Counter[str], costs: Mapping[str, float], *, tells_now: bool = True) -> None:
+        self.tells_now = tells_now
+        self.left, self.total, self.costs = left, left.total(), costs
         self.seconds: dict[str, list[float]] = {}
         self.waiting: list[Cell] = []
         self.at_a_time = 1
@@ -86,7 +87,7 @@ class Progress:
         self.left[cell.group] -= 1
         self.waiting.remove(cell)
         # What ran beside others took its time from them too.
-        share = outcome.seconds / (self.num_workers if cell.shares_device else 1)
+        share = outcome.seconds / self.at_a_time
         self.seconds.setdefault(cell.group, []).append(share)
         became = what_came_out(cell) if outcome.error is None else f"failed: {outcome.error}"
         self._show(
@@ -101,7 +102,7 @@ class Progress:
     def _show(self, line: str) -> None:
         left = self.seconds_left()
         parts = [f"about {duration(left)} to go"] if left else []
-        if self.waiting:
+        if self.waiting and self.tells_now:
             parts.append("now " + "; ".join(cell.label for cell in self.waiting[: self.at_a_time]))
         status = ", ".join(parts)
         if self._line is None:
@@ -182,7 +183,7 @@ def list_cells(comparison: Comparison, searches: Sequence[Cell], timed: Sequence
 def _seconds_a_training(comparison: Comparison, groups: Iterable[str]) -> dict[str, float]:
     """Seconds that a comparison waits for one training of an evaluation, the mean over variants and tasks."""
     seconds: dict[str, list[float]] = {}
-    workers, threads = comparison.plan.num_workers, torch.get_num_threads()
+    (_, workers), threads = gpus_and_workers(comparison.settings), torch.get_num_threads()
     on_cpu = resolve_device(comparison.settings.device).type == "cpu"
     # As the workers will share the cores.
     torch.set_num_threads(max(1, threads // workers) if on_cpu else threads)

@@ -51,6 +51,28 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
+def all_gpus(device: torch.device) -> list[str]:
+    """Name every GPU that this process sees, as CUDA_VISIBLE_DEVICES would for another process.
+
+    Args:
+        device: the setting, resolved; cuda alone stands for any of them.
+
+    Raises:
+        UserError: it is no GPU, or one of them, or they are not of one kind: what is timed stands under one name.
+    """
+    if device.type != "cuda" or device.index is not None:
+        raise UserError(f"plan.devices=all: with device={device} there is one; device=cuda has all that are visible")
+    number = torch.cuda.device_count()
+    kinds = sorted({torch.cuda.get_device_name(index) for index in range(number)})
+    if len(kinds) > 1:
+        raise UserError(
+            f"plan.devices=all: the GPUs differ ({', '.join(kinds)}); CUDA_VISIBLE_DEVICES=N,... chooses one kind"
+        )
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    # torch counts no further than the first name that is none.
+    return (named.split(",") if named is not None else [str(index) for index in range(number)])[:number]
+
+
 def share_kernel_cache() -> None:
     """Name the folder of compiled Triton kernels for this process and those that it starts; one that the user has named
     stays.

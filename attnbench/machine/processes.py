@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+"""Environment variable with the GPUs that a process sees, by index or by UUID."""
+
 STOP_SECONDS = 60.0
 """Longest wait for workers to save their work when the whole is interrupted, or their parent has died."""
 
@@ -41,15 +44,18 @@ class Child:
         serve: runs in the child with its end of the pipe, and ends when that is closed.
         given: arguments of `serve` behind the pipe, which can be sent to another process.
         daemon: ended by multiprocessing when this process ends.
+        gpu: the GPU that alone it sees, as CUDA_VISIBLE_DEVICES names it; None: those that this process sees.
     """
 
-    def __init__(self, serve: Callable[..., None], *given: Any, daemon: bool = False) -> None:
+    def __init__(self, serve: Callable[..., None], *given: Any, daemon: bool = False, gpu: str | None = None) -> None:
         # Spawned, not forked: a fork of a process with threads can hang in either.
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         arguments = (serve, theirs, frozenset(TRUSTED), given)
         self.process: BaseProcess = context.Process(target=_begin, args=arguments, daemon=daemon)
-        self.process.start()
+        # In its environment from the beginning: what it loads may ask CUDA for devices before any line of ours runs.
+        with _environment_variable(VISIBLE_GPUS, gpu):
+            self.process.start()
         theirs.close()
 
     def send(self, question: Any) -> None:
@@ -91,6 +97,21 @@ class Child:
         self.process.join()
 
 
+@contextmanager
+def _environment_variable(name: str, value: str | None) -> Iterator[None]:
+    """Set a variable inside, unless its value is None."""
+    before = os.environ.get(name)
+    if value is not None:
+        os.environ[name] = value
+    try:
+        yield
+    finally:
+        if value is not None:
+            del os.environ[name]
+            if before is not None:
+                os.environ[name] = before
+
+
 def _begin(serve: Callable[..., None], connection: Connection, trusted: frozenset[str], given: tuple[Any, ...]) -> None:
     trust(trusted)
     serve(connection, *given)
@@ -128,6 +149,7 @@ class _Worker(Generic[Item]):
     child: Child
     item: Item
     started: float
+    gpu: str | None
 
     def next(self, item: Item) -> None:
         self.item, self.started = item, time.perf_counter()
@@ -186,6 +208,7 @@ def run_in_processes(
     num_threads: int | None = None,
     fresh: bool = False,
     idle: IdleWorkers | None = None,
+    gpus: Sequence[str] = (),
 ) -> Generator[Outcome[Item], None, None]:
     """Call `function(item)` for every item in other processes, and yield outcomes as they come.
 
@@ -201,20 +224,24 @@ def run_in_processes(
         fresh: a new process for each item, so that nothing of one is left when the next begins.
         idle: workers of former calls, which are taken before others are started and come back at the end; None: those
             of this call end with it.
+        gpus: names, as CUDA_VISIBLE_DEVICES has them, that the workers are spread over, each seeing its own alone;
+            none: all see what this process sees.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     idle = None if fresh else idle
-    kind = (function, log, num_threads)
     waiting, workers = deque(items), []
+    # A worker that takes the place of another takes its GPU.
+    free: deque[str | None] = deque(gpus[index % len(gpus)] if gpus else None for index in range(num_workers))
     try:
         while waiting or workers:
             while waiting and len(workers) < num_workers:
                 # A worker whose start is interrupted half way would be known to nobody.
                 with _signals_held():
+                    kind = (function, log, num_threads, free[0])
                     child = idle.take(kind) if idle is not None else None
                     if child is None:
-                        child = Child(_serve, function, str(log), num_threads)
-                    workers.append(_Worker(child, waiting[0], 0.0))
+                        child = Child(_serve, function, str(log), num_threads, gpu=free[0])
+                    workers.append(_Worker(child, waiting[0], 0.0, free.popleft()))
                 workers[-1].next(waiting.popleft())
             ready = wait([worker.child.connection for worker in workers])
             for worker in [worker for worker in workers if worker.child.connection in ready]:
@@ -225,8 +252,9 @@ def run_in_processes(
                     worker.next(waiting.popleft())
                 else:
                     workers.remove(worker)
+                    free.append(worker.gpu)
                     if is_alive and idle is not None:
-                        idle.keep(kind, worker.child)
+                        idle.keep((function, log, num_threads, worker.gpu), worker.child)
                     else:
                         _end(worker.child, is_alive)
                 yield outcome

@@ -20,6 +20,7 @@ from attnbench.settings.schema import (
     LOOKS,
     MAX_PAIRED,
     SELECTION_SEED,
+    ComparisonSettings,
     PlanSettings,
     RunSettings,
 )
@@ -305,6 +306,20 @@ def check_run(settings: RunSettings) -> None:
 def setting_of(word: str) -> str:
     """Return the name in an override, `+GROUP.NAME=VALUE`."""
     return word.lstrip("+~").partition("=")[0]
+
+
+def check_launcher(settings: ComparisonSettings) -> None:
+    """Raise UserError for a launcher's settings that do not fit together."""
+    if settings.launcher == "local":
+        if not settings.wait:
+            raise UserError("wait=false: needs launcher=slurm; what runs on this host ends with the command")
+        return
+    if settings.device == "auto":
+        raise UserError("device=auto: with launcher=slurm name it, device=cpu or device=cuda: this host may be another")
+    if settings.device != "cpu" and settings.slurm.gpus == 0:
+        raise UserError(f"slurm.gpus=0: with device={settings.device} a task needs one; slurm.gpus=1")
+    if settings.rerun and not settings.wait:
+        raise UserError("wait=false: with rerun=true nothing says which cells are this time's; wait for them")
 
 
 def check_plan(plan: PlanSettings) -> None:

@@ -241,7 +241,9 @@ class PlanSettings:
     reference: str | None = None
     """Variant that each is compared with, and that runs again under other seeds as a control; null: all pairs."""
     num_workers: int = setting(1, minimum=1)
-    """Number of cells at a time on the device; timed ones run alone."""
+    """Number of cells at a time on a device; timed ones run alone on theirs."""
+    devices: str = setting("one", choices=("one", "all"))
+    """The device that `device` names, or all GPUs of the host, each with `num_workers` processes."""
     stack: int | None = setting(1, minimum=1, maximum=1000)
     """Trainings of a probe that differ in seed and learning rate alone and make each step together; None, the plan's
     auto: by what was measured on such a device, see comparison/stacks.py."""
@@ -262,6 +264,26 @@ class PlanSettings:
 
 
 @dataclass(slots=True, kw_only=True)
+class SlurmSettings:
+    """Array job of launcher=slurm."""
+
+    partition: str | None = None
+    """Null: the cluster's default."""
+    tasks: int = setting(8, minimum=1, maximum=1000)
+    """Tasks of the array, each with a fixed part of the cells; what is timed is one task, on one node."""
+    minutes: int = setting(600, minimum=3)
+    """Limit of a task."""
+    gpus: int = setting(0, minimum=0)
+    """A task's."""
+    cpus: int | None = setting(None, minimum=1)
+    """A task's; null: as the cluster has it."""
+    requeue: bool = True
+    """A task that is preempted, loses its node, or reaches its limit begins again, without what is finished."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Any other options of sbatch: {account: lab, mem: 32G}."""
+
+
+@dataclass(slots=True, kw_only=True)
 class ComparisonSettings:
     """A plan, and where and how it is carried out."""
 
@@ -278,6 +300,11 @@ class ComparisonSettings:
     """File of such rows, made elsewhere, that are taken over first."""
     freeze: bool = False
     """Write down what will be measured and judged, before anything is scored; nothing is run."""
+    launcher: str = setting("local", choices=("local", "slurm"))
+    """Where the cells run: in processes of this host, or as an array job of a Slurm cluster."""
+    slurm: SlurmSettings = field(default_factory=SlurmSettings)
+    wait: bool = True
+    """False: submit to Slurm, or collect what it has finished, and leave."""
     command: str
     """Command line as typed."""
 

@@ -102,7 +102,7 @@ def recorder(calls: list[tuple[bool, list[Cell]]]) -> Callable[..., Iterator[Out
 def ran(monkeypatch) -> Callable[[], list[Cell]]:
     """Cells that were run since this was asked last, all in this process: processes have tests of their own."""
     calls: list[tuple[bool, list[Cell]]] = []
-    monkeypatch.setattr(compare, "run_in_processes", recorder(calls))
+    monkeypatch.setattr(cells, "run_in_processes", recorder(calls))
 
     def since() -> list[Cell]:
         found = [cell for _, group in calls for cell in group]
@@ -117,7 +117,7 @@ def whole(text, tmp_path_factory) -> tuple[Path, list[tuple[bool, list[Cell]]]]:
     """A finished comparison, which tests only read, and how its cells were run."""
     calls: list[tuple[bool, list[Cell]]] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compare, "run_in_processes", recorder(calls))
+        patch.setattr(cells, "run_in_processes", recorder(calls))
         return compared(settings(text, tmp_path_factory.mktemp("outputs"))), calls
 
 
@@ -468,9 +468,9 @@ def test_progress_says_what_came_out_what_runs_and_how_long_the_rest_takes(text,
 
 
 def test_the_time_left_begins_with_the_plan_s_costs_and_follows_what_runs():
-    progress = Progress(Counter(copy=2, training=1), 1, {"copy": 10.0, "training": 100.0})
+    progress = Progress(Counter(copy=2, training=1), {"copy": 10.0, "training": 100.0})
     assert progress.seconds_left() == 120
-    assert Progress(Counter(copy=2), 1, {}).seconds_left() is None
+    assert Progress(Counter(copy=2), {}).seconds_left() is None
     # Twice as slow as on the machine that the costs are of.
     progress.seconds, progress.left = {"copy": [20.0]}, Counter(copy=1, training=1)
     assert progress.seconds_left() == 20 + 200

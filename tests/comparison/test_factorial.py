@@ -6,7 +6,7 @@ import pytest
 from probe_settings import smoke_words
 from small import TINY_RUN, comparison_settings, compose_once, in_this_process
 
-from attnbench.comparison import compare
+from attnbench.comparison import cells, compare
 from attnbench.settings.errors import UserError
 from attnbench.settings.factorial import expand
 from attnbench.settings.schema import PlanSettings
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "without_charts")
 
 
 def test_a_factorial_is_run_and_shown_by_its_effects_and_says_what_it_lacks(text, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(compare, "run_in_processes", in_this_process)
+    monkeypatch.setattr(cells, "run_in_processes", in_this_process)
     monkeypatch.setenv("COLUMNS", "80")
     plan = PlanSettings(
         name="parts",

@@ -9,7 +9,7 @@ import pytest
 from probe_settings import smoke_words
 from small import comparison_settings, compose_once, in_this_process
 
-from attnbench.comparison import compare
+from attnbench.comparison import cells, compare
 from attnbench.comparison import freeze as freezing
 from attnbench.comparison.publish import publish_comparison
 from attnbench.evals.copy_task import Copy
@@ -40,7 +40,7 @@ def here(monkeypatch):
     def run(function, items, **_):
         yield from in_this_process(function, items)
 
-    monkeypatch.setattr(compare, "run_in_processes", run)
+    monkeypatch.setattr(cells, "run_in_processes", run)
 
 
 def settings(text: Path, outputs: Path, **changed) -> ComparisonSettings:

@@ -13,10 +13,12 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+import torch
 from small import python_path
 from worker_acts import act
 
 from attnbench.machine import processes as workers
+from attnbench.machine.device import all_gpus
 from attnbench.machine.locks import folder_lock
 from attnbench.machine.processes import IdleWorkers, Outcome, run_alone, run_in_processes
 from attnbench.machine.timing import CappedChild
@@ -48,6 +50,39 @@ def wait_for(condition, seconds: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not come"
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_each_worker_sees_a_gpu_of_its_own_also_one_that_takes_another_s_place(tmp_path, monkeypatch, fresh):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    items = [("see", str(tmp_path)), ("kill", ""), *[("see", str(tmp_path))] * 3]
+    outcomes(items, tmp_path, num_workers=2, fresh=fresh, gpus=["5", "7"])
+    seen = [path.read_text() for path in sorted(tmp_path.glob("*-*"))]
+    assert len(seen) == 4
+    assert set(seen) == {"5", "7"}
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,7"
+
+
+def test_without_names_of_gpus_workers_see_those_that_this_process_sees(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    outcomes([("see", str(tmp_path))], tmp_path, num_workers=1)
+    assert [path.read_text() for path in tmp_path.glob("*-*")] == ["5,7"]
+
+
+def test_all_gpus_are_those_that_are_visible_of_one_kind(monkeypatch):
+    kinds = ["H100", "H100", "H200"]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: kinds[index])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert all_gpus(torch.device("cuda")) == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-aa,GPU-bb,none")
+    assert all_gpus(torch.device("cuda")) == ["GPU-aa", "GPU-bb"]
+    for device in ("cpu", "cuda:1"):
+        with pytest.raises(UserError, match=f"plan.devices=all: with device={device} there is one"):
+            all_gpus(torch.device(device))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    with pytest.raises(UserError, match=r"the GPUs differ \(H100, H200\)"):
+        all_gpus(torch.device("cuda"))
 
 
 def test_whatever_ends_an_item_is_its_outcome_and_the_others_run(tmp_path):

@@ -15,7 +15,7 @@ from probe_settings import BATTERY, EVALUATIONS, smoke_words
 from scripts_here import run_here
 from small import BENCHES, TINY_RUN, compose_once, in_this_process, python_path
 
-from attnbench.comparison import compare
+from attnbench.comparison import cells
 from attnbench.evals.base import Probe
 from attnbench.mixers.contract import PROMISES
 from attnbench.results.rows import is_complete
@@ -33,6 +33,11 @@ ELSEWHERE = {
     "python scripts/dashboard.py": "test_dashboard.py, against a local server",
     "python scripts/train.py -m hydra/launcher=submitit_slurm device=cuda hydra.launcher.gpus_per_node=1 "
     "hydra.launcher.timeout_min=600 attn=softmax,linear": "needs a Slurm cluster",
+    "python scripts/compare.py plan=compare device=cuda launcher=slurm slurm.partition=gpu slurm.gpus=1 "
+    "slurm.tasks=16": "needs GPUs; test_slurm.py, on a cluster without",
+    "python scripts/compare.py plan=compare device=cuda plan.devices=all": (
+        "needs GPUs; test_workers.py, that each worker sees one"
+    ),
     "python scripts/train.py attn=linear data=hub data.name=Salesforce/wikitext data.config=wikitext-103-raw-v1": (
         "downloads; test_hub.py loads a folder laid out as one of the Hub's data sets"
     ),
@@ -121,7 +126,7 @@ def plan_words(words: Sequence[str] = ("plan=demo",)) -> list[str]:
 def compared(folder) -> None:
     """A comparison for report.py, export= and import=."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compare, "run_in_processes", in_this_process)
+        patch.setattr(cells, "run_in_processes", in_this_process)
         said = call(folder, "compare.py", "plan=demo", *plan_words())
     header = next(line.split() for line in said.splitlines() if line.lstrip().startswith("softmax"))
     assert header == ["softmax", "flash", "linear", "gated_deltanet"]

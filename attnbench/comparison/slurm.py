@@ -1,0 +1,209 @@
+"""Cells of a plan on a Slurm cluster: an array job whose tasks each run a fixed part of them, submitted by submitit.
+
+A cell is complete by its file. What is under way stands in the plan's folder, so that a command that was cut off, or
+did not wait, collects it:
+
+.slurm/<key>.json, a submission; <key>-<task>.*.jsonl, its outcomes; jobs/, submitit's pickles, scripts and output;
+timed_host, the node that what is timed was measured on.
+"""
+
+import json
+import logging
+import time
+import uuid
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnbench.comparison.cells import Cell
+from attnbench.comparison.queue import array_job, end_of, tasks_in_queue
+from attnbench.comparison.slurm_task import TIMED_HOST, Part, different_host, machine_of, name_of, outcomes_of
+from attnbench.machine.processes import Outcome
+from attnbench.results.files import replace_file
+from attnbench.settings.errors import Interrupted, UserError
+from attnbench.settings.registry import TRUSTED
+from attnbench.settings.schema import ComparisonSettings
+from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 5.0
+"""Between two questions to the controller, which has other users."""
+
+GONE_TWICE = 2
+"""Looks in which a task is not in the queue before it counts as ended: its files may reach this host a little later."""
+
+
+class StillRunning(Exception):  # noqa: N818
+    """Cells are under way on the cluster, and the command was not to wait."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Submission:
+    """Array job that was submitted, and the cells of its tasks."""
+
+    path: Path
+    job: str
+    tasks: list[list[str]]
+    rerun: bool
+
+    @classmethod
+    def read(cls, path: Path) -> "Submission":
+        """Read what `write` wrote.
+
+        Raises:
+            UserError: the file was altered.
+        """
+        try:
+            content = parse_json(read_bounded(path, MAX_JSON_BYTES))
+            return cls(path=path, **{name: content[name] for name in ("job", "tasks", "rerun")})
+        except (OSError, ValueError, KeyError, TypeError):
+            raise UserError(f"{path}: is no record of a Slurm job; without it, its cells are submitted again") from None
+
+    def write(self) -> None:
+        """Keep it for a later command."""
+        replace_file(self.path, json.dumps({"job": self.job, "tasks": self.tasks, "rerun": self.rerun}) + "\n")
+
+    def id_of(self, task: int) -> str:
+        """Name a task as Slurm does."""
+        return f"{self.job}_{task}" if len(self.tasks) > 1 else self.job
+
+    def cells(self) -> list[str]:
+        """The names of all its cells."""
+        return [name for names in self.tasks for name in names]
+
+    def outcomes(self, task: int) -> Path:
+        """The beginning of the files with the outcomes of a task."""
+        return self.path.with_name(f"{self.path.stem}-{task}")
+
+    def records(self) -> list[dict[str, Any]]:
+        """Read the outcomes of all its tasks."""
+        return [record for task in range(len(self.tasks)) for record in outcomes_of(self.outcomes(task))]
+
+
+def run_on_slurm(
+    settings: ComparisonSettings, stacks: Sequence[tuple[Cell, ...]], folder: Path, *, is_timed: bool
+) -> Generator[Outcome[tuple[Cell, ...]], None, None]:
+    """Run cells on the cluster that are not under way there yet, and yield outcomes, each of one cell, as they come.
+
+    Raises:
+        UserError: Slurm or submitit are not there, or refuse the job.
+        StillRunning: with wait=false.
+    """
+    cells = {name_of(cell): cell for stack in stacks for cell in stack}
+    if not cells:
+        return
+    home = folder / ".slurm"
+    home.mkdir(parents=True, exist_ok=True)
+    known = [Submission.read(path) for path in sorted(home.glob("*.json"))]
+    known = [one for one in known if one.rerun == settings.rerun and not cells.keys().isdisjoint(one.cells())]
+    active = _active(known)
+    there = {
+        name
+        for one in known
+        for task, names in enumerate(one.tasks)
+        for name in names
+        # A task that ended without a word of a cell has lost it.
+        if one.id_of(task) in active or name in {record["cell"] for record in one.records()}
+    }
+    missing = [left for stack in stacks if (left := tuple(cell for cell in stack if name_of(cell) not in there))]
+    if missing:
+        known.append(_submit(settings, missing, home, is_timed=is_timed))
+    try:
+        yield from _collect(known, cells, home, waits=settings.wait)
+    except Interrupted:
+        jobs = " ".join(one.job for one in known)
+        log.warning(f"Slurm goes on with job {jobs}: the same command collects it, scancel {jobs} ends it")
+        raise
+    count_doubles(known)
+    for one in known:
+        one.path.unlink(missing_ok=True)
+
+
+def _collect(
+    known: Sequence[Submission], cells: dict[str, Cell], home: Path, *, waits: bool
+) -> Iterator[Outcome[tuple[Cell, ...]]]:
+    """Yield the outcome of each cell once its task has written it, or has ended."""
+    left, gone, said = dict(cells), Counter(), ""
+    jobs = " ".join(one.job for one in known)
+    while True:
+        # Asked before the files are read: what a task that ended had to say is there.
+        active = _active(known)
+        for record in [record for one in known for record in one.records()]:
+            cell = left.pop(record["cell"], None)
+            if cell is not None:
+                yield Outcome(item=(cell,), seconds=record["seconds"], error=record["error"])
+        tasks = {one.id_of(task): names for one in known for task, names in enumerate(one.tasks)}
+        for name, names in tasks.items():
+            lost = [cell for cell in names if cell in left]
+            gone[name] += bool(lost) and name not in active
+            if gone[name] >= GONE_TWICE:
+                output = f"output: {home}/jobs/{name}_0_log.err"
+                error = f"Slurm's task {name} {end_of(name)} before this cell was done; {output}"
+                for cell in [left.pop(cell) for cell in lost]:
+                    yield Outcome(item=(cell,), seconds=0.0, error=None if cell.is_done() else error)
+        if not left:
+            return
+        status = ", ".join(f"{number} {state}" for state, number in Counter(active.values()).items())
+        if status and status != said:
+            log.info(f"Slurm job {jobs}: {status}; {len(left)} cells to go")
+            said = status
+        if not waits and active and not any(1 <= times < GONE_TWICE for times in gone.values()):
+            raise StillRunning(
+                f"{len(left)} cells are with Slurm, job {jobs} ({status}); the same command collects them and goes on"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _active(known: Sequence[Submission]) -> dict[str, str]:
+    """Return the tasks in the queue and their states, once the controller answers."""
+    tasks: dict[str, str] = {}
+    for one in known:
+        while (queue := tasks_in_queue(one.job)) is None:
+            time.sleep(POLL_SECONDS)
+        tasks |= queue
+    return tasks
+
+
+def _submit(
+    settings: ComparisonSettings, stacks: Sequence[tuple[Cell, ...]], home: Path, *, is_timed: bool
+) -> Submission:
+    """Submit stacks as an array job: what is timed in one task, on the host that it was begun on."""
+    number = 1 if is_timed else min(settings.slurm.tasks, len(stacks))
+    host = home / TIMED_HOST
+    if is_timed:
+        different_host(home, anew=settings.rerun)
+    dealt = [stacks[task::number] for task in range(number)]
+    tasks = [[name_of(cell) for stack in part for cell in stack] for part in dealt]
+    submission = Submission(path=home / f"{uuid.uuid4().hex}.json", job="", tasks=tasks, rerun=settings.rerun)
+    machine = machine_of(stacks[0][0]) if is_timed else {}
+    parts = [
+        Part(
+            settings=settings,
+            stacks=part,
+            is_timed=is_timed,
+            outcomes=submission.outcomes(task),
+            machine=machine,
+            trusted=frozenset(TRUSTED),
+        )
+        for task, part in enumerate(dealt)
+    ]
+    node = read_bounded(host, MAX_JSON_BYTES).strip() if is_timed and host.exists() else None
+    submission.job = array_job(parts, settings, home / "jobs", node=node)
+    submission.write()
+    log.info(f"Slurm job {submission.job}: {sum(map(len, tasks))} cells in {number} tasks; their output: {home}/jobs/")
+    return submission
+
+
+def count_doubles(known: Sequence[Submission]) -> None:
+    """Say how many cells two hosts have finished: each has one results file, the later one."""
+    finished: dict[str, list[str]] = {}
+    for record in [record for one in known for record in one.records()]:
+        if record["error"] is None:
+            finished.setdefault(record["cell"], []).append(record["host"])
+    twice = {cell: hosts for cell, hosts in finished.items() if len(hosts) > 1}
+    if twice:
+        hosts = ", ".join(sorted({host for hosts in twice.values() for host in hosts}))
+        log.warning(f"{len(twice)} cells were finished twice (on {hosts}); one result of each is kept")

@@ -83,7 +83,7 @@ class StateTrackingTask(Task):
 
     def _axes(self, multiple: int) -> list[tuple[str, dict[str, Any]]]:
         length = {"length": multiple * self.max_length, "training_lengths": multiple}
-        shared = {**self.settings, **length, "split": "test", "chance": 1 / RULES[self.rule].num_states}
+        shared = {**self.settings, **length, "split": "test", "chance": RULES[self.rule].chance}
         return [("accuracy", {**shared, "positions": positions}) for positions in ("all", "last_quarter")]
 
     def test_sequences(self, seed: int, length: int, device: torch.device) -> Batch:

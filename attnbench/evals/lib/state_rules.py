@@ -40,6 +40,11 @@ class Rule(ABC):
     num_inputs: int
     """Different symbols that a step may have, at least: bounds how many strings there are."""
 
+    @property
+    def chance(self) -> float:
+        """Accuracy of who always says the most frequent state."""
+        return 1 / self.num_states
+
     @abstractmethod
     def strings(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Strings:
         """Make strings of `length_B` steps, each a function of its hash, in tensors with room for `longest`."""
@@ -112,6 +117,9 @@ class BracketRule(Rule):
     All trees of as many brackets are equally likely. The state, told at each closing bracket, is the value of what it
     closes, modulo `modulus`.
     """
+
+    chance = 0.27
+    """Modulo 5: products make 0 the most frequent value."""
 
     def __init__(self, modulus: int) -> None:
         self.num_states = self.num_inputs = self.modulus = modulus

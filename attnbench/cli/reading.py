@@ -52,7 +52,7 @@ def read_settings(config: DictConfig, hydra_config: Any) -> RunSettings:
     Raises:
         UserError: an unknown, deleted, missing or impossible setting, named with its value and what is allowed.
     """
-    values = _plain(config, hydra_config)
+    values = plain(config, hydra_config)
     _give_way(values.get("train"), hydra_config.overrides.task)
     values["recipe"] = _recipe(values.get("recipe"), hydra_config)
     settings = _read(
@@ -75,7 +75,7 @@ def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings
     Raises:
         UserError: as read_settings.
     """
-    values = _plain(config, hydra_config)
+    values = plain(config, hydra_config)
     plan = values.get("plan")
     if isinstance(plan, dict):
         # Nothing can be deleted on a command line.
@@ -90,7 +90,7 @@ def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings
         if plan.get("stack") == "auto":
             values["plan"]["stack"] = None
     files = {"exported": values.pop("export", None), "imported": values.pop("import", None)}
-    settings = _read(ComparisonSettings, values, **files, command=_typed("compare", hydra_config))
+    settings = _read(ComparisonSettings, values, **files, command=typed("compare", hydra_config))
     plan = settings.plan
     if plan.factors:
         check_value("plan.variants", plan.variants, distinct=True)
@@ -120,7 +120,7 @@ def read_doctor(config: DictConfig, hydra_config: Any) -> DoctorSettings:
     Raises:
         UserError: as read_settings.
     """
-    return _read(DoctorSettings, _plain(config, hydra_config))
+    return _read(DoctorSettings, plain(config, hydra_config))
 
 
 def read_bench(config: DictConfig, hydra_config: Any) -> BenchSettings:
@@ -129,10 +129,10 @@ def read_bench(config: DictConfig, hydra_config: Any) -> BenchSettings:
     Raises:
         UserError: as read_settings.
     """
-    values = _plain(config, hydra_config)
+    values = plain(config, hydra_config)
     target = _open("bench", values.pop("bench", None))
     name = Path(hydra_config.runtime.choices["bench"]).name
-    settings = _read(BenchSettings, values, name=name, **target, command=_typed("benchmark", hydra_config))
+    settings = _read(BenchSettings, values, name=name, **target, command=typed("benchmark", hydra_config))
     check_name("bench", settings.name)
     check_outputs_dir(settings.outputs_dir)
     # Imported here: torch takes longer to load than all the checks before this one.
@@ -144,7 +144,7 @@ def read_bench(config: DictConfig, hydra_config: Any) -> BenchSettings:
 
 def read_mixer(config: DictConfig, hydra_config: Any) -> MixerSettings:
     """Read the mixer of a training's configuration, whether or not it can run here."""
-    return _mixer(_plain(config, hydra_config), hydra_config)
+    return _mixer(plain(config, hydra_config), hydra_config)
 
 
 def read_evaluation(config: DictConfig, hydra_config: Any) -> tuple[Path, RunSettings]:
@@ -153,7 +153,7 @@ def read_evaluation(config: DictConfig, hydra_config: Any) -> tuple[Path, RunSet
     Raises:
         UserError: as read_settings; or the folder holds no run.
     """
-    values = _plain(config, hydra_config)
+    values = plain(config, hydra_config)
     _trust_path(values)
     folder = Path(str(values.pop("run", None))).absolute()
     stored = stored_settings(folder)
@@ -172,7 +172,7 @@ def read_generation(config: DictConfig, hydra_config: Any) -> tuple[GenerationSe
     Raises:
         UserError: as read_settings; two prompts, or the folder holds no run.
     """
-    values = _plain(config, hydra_config)
+    values = plain(config, hydra_config)
     _trust_path(values)
     settings = _read(GenerationSettings, values)
     if settings.prompt is not None and settings.prompt_file is not None:
@@ -211,7 +211,7 @@ def stored_settings(folder: Path) -> RunSettings:
         raise UserError(f"{path}: not the config of a run ({str(error).partition(chr(10))[0]})") from None
 
 
-def _plain(config: DictConfig, hydra_config: Any) -> dict[str, Any]:
+def plain(config: DictConfig, hydra_config: Any) -> dict[str, Any]:
     """Return the configuration without Hydra's part, resolved, with nothing deleted or missing.
 
     The classes that the command line's --config-dir names may be built from here on.
@@ -393,7 +393,7 @@ def _check_machine(settings: RunSettings) -> None:
         build(evaluation.target, evaluation.options, Evaluation, group=f"eval.{evaluation.name}")
 
 
-def _typed(script: str, hydra_config: Any) -> str:
+def typed(script: str, hydra_config: Any) -> str:
     """Return the command line as a reader would type it again."""
     folders = [f"--config-dir {os.path.relpath(folder)}" for folder in _config_dirs(hydra_config)]
     return " ".join([f"python scripts/{script}.py", *folders, *map(shlex.quote, hydra_config.overrides.task)])

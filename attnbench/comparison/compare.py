@@ -74,17 +74,33 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
         log.info(f"frozen: {path}; commit it before the first cell is scored, then run the same without freeze=true")
         return folder
     is_frozen = check_frozen(comparison)
+    # Asked now, so that a mode that cannot be is refused before hours of work and not after.
+    mode = "none" if settings.plan.dry_run else choose_mode(settings.logger)[0]
+    files = run_cells(comparison, is_frozen=is_frozen)
+    if settings.plan.dry_run:
+        return folder
+    if not files:
+        raise UserError(f"{folder}: no cell has results; {len(comparison.failures)} failed")
+    _show(comparison, files, mirrored=mode != "none")
+    if comparison.failures:
+        raise UserError(
+            f"{len(comparison.failures)} failed, listed in comparison.json; the same command tries them again"
+        )
+    return folder
+
+
+def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
+    """Run the cells that are not done, write comparison.json, and return the results of all that are."""
+    settings, folder = comparison.settings, comparison.folder
     searches, timed = (comparison.wanted(cells) for cells in (comparison.searches(), comparison.timed()))
     number = Counter(cell.group for cell in (*searches, *timed)) + comparison.num_scored()
     frozen = "frozen" if is_frozen else "not frozen (freeze=true does)"
     log.info(f"plan={settings.plan.name}, {frozen}: {number.total()} cells, in {folder}/")
     if settings.plan.dry_run:
         list_cells(comparison, searches, timed)
-        return folder
+        return []
     if settings.launcher == "local":
         log.info(f"{_at_a_time(settings)[0]} at a time, timed ones alone; their output: {folder}/output.log")
-    # Asked now, so that a mode that cannot be is refused before hours of work and not after.
-    mode, _ = choose_mode(settings.logger)
     progress = Progress(number, settings.plan.costs, tells_now=settings.launcher == "local")
     with (
         interruptible(f"stopped, what is finished is in {folder}; the same command goes on"),
@@ -107,15 +123,7 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
             # Cut off, too: report.py then shows what there is. Before the rates are known a former record says more.
             # Of all evaluations, whichever of them were to run now: the others' cells are there, or missing.
             _record(comparison, scored)
-    files = _files([*scored, *comparison.timed()])
-    if not files:
-        raise UserError(f"{folder}: no cell has results; {len(comparison.failures)} failed")
-    _show(comparison, files, mirrored=mode != "none")
-    if comparison.failures:
-        raise UserError(
-            f"{len(comparison.failures)} failed, listed in comparison.json; the same command tries them again"
-        )
-    return folder
+    return _files([*scored, *comparison.timed()])
 
 
 def _run_cells(comparison: Comparison, cells: Sequence[Cell], progress: Progress, idle: IdleWorkers) -> None:

@@ -32,8 +32,12 @@ MAX_VALUE_CHARACTERS = 60
 """Longest value that a message quotes."""
 
 
-def freeze(comparison: Comparison) -> Path:
+def freeze(comparison: Comparison, *, table: str | None = None, claim: dict[str, Any] | None = None) -> Path:
     """Write freeze.json into the plan's folder; nothing is trained.
+
+    Args:
+        table: name under which its seeds are booked; None: the plan's.
+        claim: of a finding, its settings, which are frozen too.
 
     Raises:
         UserError: the plan is frozen, or has scores; a variant cannot run here; it has no seeds, or seeds that another
@@ -55,7 +59,7 @@ def freeze(comparison: Comparison) -> Path:
         if not comparison.seeds_of(search):
             setting = "plan.seeds" if search.evaluation == TRAINING else "plan.probe_seeds"
             raise UserError(f"{setting}=[]: a plan that is frozen names the seeds of {search.evaluation}")
-    check_blocks(plan.name, sorted(seeds), read_blocks(ROOT / BLOCKS))
+    check_blocks(table or plan.name, sorted(seeds), read_blocks(ROOT / BLOCKS))
     check_family(comparison.family(), comparison.primaries(), *comparison.seeds_by_evaluation())
     scored = _scored_folders(comparison.folder)
     if scored:
@@ -70,14 +74,14 @@ def freeze(comparison: Comparison) -> Path:
         "frozen": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit,
         "dirty": dirty,
-        **frozen_content(comparison),
+        **frozen_content(comparison, claim),
     }
     comparison.folder.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(content, indent=1) + "\n")
     return path
 
 
-def check_frozen(comparison: Comparison) -> bool:
+def check_frozen(comparison: Comparison, *, claim: dict[str, Any] | None = None) -> bool:
     """Tell if the plan is frozen.
 
     Raises:
@@ -87,7 +91,7 @@ def check_frozen(comparison: Comparison) -> bool:
     if not path.exists():
         return False
     then = {name: value for name, value in read_object(path).items() if name not in (*MADE_BY, "plan")}
-    difference = _difference(then, json.loads(json.dumps(frozen_content(comparison))))
+    difference = _difference(then, json.loads(json.dumps(frozen_content(comparison, claim))))
     if difference is not None:
         raise UserError(
             f"{path}: {difference}; a plan that was frozen runs as it was, and a changed one under another name with "
@@ -96,7 +100,7 @@ def check_frozen(comparison: Comparison) -> bool:
     return True
 
 
-def frozen_content(comparison: Comparison) -> dict[str, Any]:
+def frozen_content(comparison: Comparison, claim: dict[str, Any] | None = None) -> dict[str, Any]:
     """Describe everything that a frozen plan may not change; the rates are not known yet."""
     plan, primaries = comparison.plan, comparison.primaries()
     pairs = [(evaluation, first, second, primaries[evaluation]) for evaluation, first, second in comparison.family()]
@@ -119,6 +123,7 @@ def frozen_content(comparison: Comparison) -> dict[str, Any]:
         "protocols": described_protocols(comparison),
         "cells": comparison.cells_to_score(),
         "timed": [cell.label for cell in comparison.timed()],
+        **({"claim": claim} if claim is not None else {}),
     }  # fmt: skip
 
 

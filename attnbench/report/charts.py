@@ -98,6 +98,30 @@ def draw_bars(values: Sequence[Datum], parts: Sequence[str], shown: Sequence[str
     return _specification(layers, {"parts": list(values)}, height=44 * len(shown) + 16, description=description)
 
 
+def draw_bounds(values: Sequence[Datum], description: str) -> dict[str, Any]:
+    """Draw a line a figure: its bounds, itself, and a tick at each limit that it is held against.
+
+    Args:
+        values: `variant` (words for the figure), `value`, `low`, `high`, `text`; of a limit `variant` and `limit`.
+    """
+    names = alt.Axis(title=None, labelFontSize=13, labelLimit=260, domain=False, ticks=False)
+    order = list(dict.fromkeys(value["variant"] for value in values))
+    y, number = alt.Y("variant:N", sort=order, axis=names), alt.Axis(title=None, tickCount=5)
+    tooltip = [alt.Tooltip("variant:N", title="figure"), alt.Tooltip("text:N", title="with its bounds")]
+    base = alt.Chart(alt.NamedData("figures")).encode(y=y)
+    limits = alt.Chart(alt.NamedData("limits")).encode(y=y, x=alt.X("limit:Q", axis=number))
+    layers = [
+        base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", axis=number, scale=alt.Scale(zero=False)), x2="high:Q"),
+        base.mark_point(filled=True, size=80, opacity=1).encode(x="value:Q", tooltip=tooltip),
+        limits.mark_tick(thickness=3, size=26, color="#D55E00"),
+    ]
+    data = {
+        "figures": [value for value in values if "value" in value],
+        "limits": [value for value in values if "limit" in value],
+    }
+    return _specification(layers, data, height=44 * len(order) + 16, description=description)
+
+
 def _specification(
     layers: Sequence[alt.Chart], data: dict[str, list[Datum]], *, height: int, description: str
 ) -> dict[str, Any]:

@@ -99,25 +99,39 @@ def write_page(
         *evaluation_sections(over_seeds, verdicts, protocol, variants),
         Section(title="How it was made", blocks=[], parts=making_parts(inputs, over_seeds)),
     ]
-    shown = {f"section-{index}": section for index, section in enumerate(filter(None, sections))}
+    write_csv([*inputs.rows, *inputs.control, *to_rows(over_seeds)], target / "results.csv")
+    return write_sections(
+        list(filter(None, sections)),
+        target=target,
+        title=protocol.plan,
+        variants=variants,
+        facts=_facts(inputs, over_seeds),
+        command=protocol.command,
+    )
+
+
+def write_sections(
+    sections: Sequence[Section], *, target: Path, title: str, variants: Sequence[str], facts: list[str], command: str
+) -> Path:
+    """Write index.html of these sections, and their charts into figures/; return the path of the page."""
+    shown = {f"section-{index}": section for index, section in enumerate(sections)}
     pictures = [picture for section in shown.values() for picture in _pictures(section)]
     _write_figures(pictures, target)
-    write_csv([*inputs.rows, *inputs.control, *to_rows(over_seeds)], target / "results.csv")
     scripts = [look.runtime(), (HERE / "page.js").read_text(encoding="utf-8")] if pictures else []
     page = render(
-        plan=protocol.plan,
+        plan=title,
         policy=_policy(scripts),
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         scripts=[Markup(script) for script in scripts],
         data={
             "charts": {picture.name: picture.spec for picture in pictures},
             "themes": {"light": look.config(dark=False), "dark": look.config(dark=True)},
-            "variants": charts.with_printable_text(variants),
+            "variants": charts.with_printable_text(list(variants)),
         },
-        facts=_facts(inputs, over_seeds),
+        facts=facts,
         sections=shown,
         anchors={section.evaluation: id for id, section in shown.items() if section.evaluation},
-        command=protocol.command,
+        command=command,
     )
     replace_file(target / "index.html", page)
     return target / "index.html"

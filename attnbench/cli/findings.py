@@ -1,0 +1,54 @@
+"""Findings from a command line: which are wanted, and each yaml of conf/finding checked."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+
+from attnbench.cli.reading import plain, typed
+from attnbench.settings.check import check_outputs_dir, read
+from attnbench.settings.errors import UserError, did_you_mean
+from attnbench.settings.finding import FindingSettings, FindingsSettings, read_finding
+
+
+def named_words(words: Sequence[str]) -> list[str]:
+    """Return a command line whose plain words are the names: `parity nope_copy` as `names=[parity,nope_copy]`.
+
+    A word behind an option, as the folder behind --config-dir, is the option's.
+    """
+    before = ["", *words]
+    names = [
+        word
+        for word, last in zip(words, before, strict=False)
+        if "=" not in word and word[:1] not in "-+~" and not (last.startswith("-") and "=" not in last)
+    ]
+    return [*(word for word in words if word not in names), *([f"names=[{','.join(names)}]"] if names else [])]
+
+
+def read_findings(config: DictConfig, hydra_config: Any) -> tuple[FindingsSettings, list[FindingSettings]]:
+    """Check the configuration of findings.py; return it, and the findings that it asks for.
+
+    Raises:
+        UserError: as read_settings; or a finding that is unknown, or whose parts do not fit together.
+    """
+    values = plain(config, hydra_config)
+    chosen = hydra_config.runtime.choices.get("finding")
+    if chosen is not None:
+        raise UserError(f"finding={chosen}: findings are named as plain words, {chosen}, or by names=[{chosen}]")
+    settings = read(FindingsSettings, values, given={"command": typed("findings", hydra_config)})
+    check_outputs_dir(settings.outputs_dir)
+    known = sorted(GlobalHydra.instance().config_loader().get_group_options("finding"))
+    for name in settings.names or []:
+        if name not in known:
+            raise UserError(f"names: {name} is no finding{did_you_mean(name, known)}; there are {', '.join(known)}")
+    findings = [_finding(name) for name in settings.names or known]
+    return settings, [it for it in findings if settings.names or settings.full or it.core]
+
+
+def _finding(name: str) -> FindingSettings:
+    config = hydra.compose("findings", [f"finding={name}"])
+    values: Any = OmegaConf.to_container(config.finding, resolve=True, throw_on_missing=True)
+    return read_finding(Path(name).name, values)

@@ -1,0 +1,141 @@
+"""Findings carried out: each as a plan of its own, cell by cell as compare.py does, then decided and written down."""
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from attnbench.comparison.compare import run_cells
+from attnbench.comparison.freeze import check_frozen, freeze
+from attnbench.comparison.plan import Comparison, Compose
+from attnbench.machine.device import resolve_device
+from attnbench.results.files import replace_file
+from attnbench.results.folder import holding
+from attnbench.results.rows import ResultRow, read_results
+from attnbench.settings.check import check_plan
+from attnbench.settings.errors import UserError
+from attnbench.settings.finding import FindingSettings, FindingsSettings
+from attnbench.settings.schema import ComparisonSettings, LoggerSettings, PlanSettings
+from attnbench.verdict.claims import Decision, decide, variant_at
+from attnbench.verdict.finding import NOT_RUN
+
+log = logging.getLogger(__name__)
+
+TABLE = "findings"
+"""Name under which docs/results/SEEDS books the seeds of all findings, and of their folder under outputs/."""
+
+
+def run_findings(settings: FindingsSettings, findings: Sequence[FindingSettings], compose: Compose) -> Path:
+    """Decide findings, print a line each, and write findings.json and the page; return their folder.
+
+    Raises:
+        UserError: a finding that was named cannot run here, or was frozen and is changed now.
+    """
+    folder = Path(settings.outputs_dir) / TABLE
+    ready = {finding.name: _ready(settings, finding, compose) for finding in findings}
+    obstacles = {name: it for name, it in ready.items() if isinstance(it, str)}
+    if settings.names and obstacles:
+        name, reason = next(iter(obstacles.items()))
+        raise UserError(f"{name}: {reason}")
+    decisions, rows = [], []
+    for finding in findings:
+        comparison = ready[finding.name]
+        if isinstance(comparison, str):
+            decisions.append(Decision(finding=finding, verdict=NOT_RUN, reason=comparison))
+        elif settings.freeze:
+            log.info(f"frozen: {freeze(comparison, table=TABLE, claim=asdict(finding))}")
+            continue
+        else:
+            decision, of_finding = _carry_out(comparison, finding, settings)
+            decisions.append(decision)
+            rows += of_finding
+        print(decisions[-1].line, flush=True)
+    if not settings.freeze:
+        _write(folder, settings, decisions, rows)
+    return folder
+
+
+def plan_of(settings: FindingsSettings, finding: FindingSettings) -> ComparisonSettings:
+    """Return a finding as settings of compare.py: each variant at the rate that the finding names, nothing ranked."""
+    words = {
+        variant_at(name, rate, finding): [*variant.words, f"eval.{finding.evaluation}.learning_rates=[{rate!r}]"]
+        for name, variant in finding.variants.items()
+        for rate in variant.rates
+    }
+    plan = PlanSettings(
+        name=finding.name,
+        overrides=finding.overrides,
+        variants=words,
+        evaluations=[finding.evaluation],
+        seeds=settings.seeds,
+        probe_seeds=settings.seeds,
+        learning_rates=[1e-3],
+        rank=[],
+        num_workers=settings.num_workers,
+        stack=settings.stack,
+    )
+    check_plan(plan)
+    return ComparisonSettings(
+        plan=plan,
+        logger=LoggerSettings(mode="none"),
+        outputs_dir=str(Path(settings.outputs_dir) / TABLE),
+        device=settings.device,
+        rerun=settings.rerun,
+        report=False,
+        exported=None,
+        imported=None,
+        command=settings.command,
+    )
+
+
+def _ready(settings: FindingsSettings, finding: FindingSettings, compose: Compose) -> Comparison | str:
+    """Resolve the cells of a finding, or say why it cannot run here."""
+    device = resolve_device(settings.device).type
+    if finding.needs:
+        return f"needs {', '.join(finding.needs)}"
+    if device not in finding.minutes:
+        return f"device={device}: too slow to decide it; it takes {' or '.join(finding.minutes)}"
+    try:
+        comparison = Comparison(plan_of(settings, finding), compose)
+    except UserError as error:
+        return str(error)
+    return "; ".join(f"{name}: {reason}" for name, reason in comparison.failures.items()) or comparison
+
+
+def _carry_out(
+    comparison: Comparison, finding: FindingSettings, settings: FindingsSettings
+) -> tuple[Decision, list[ResultRow]]:
+    is_frozen = check_frozen(comparison, claim=asdict(finding))
+    with holding(comparison.folder, waits=False):
+        files = run_cells(comparison, is_frozen=is_frozen)
+    rows = [row for path in files for row in read_results(path)]
+    return decide(finding, rows, settings.seeds), rows
+
+
+def _write(folder: Path, settings: FindingsSettings, decisions: Sequence[Decision], rows: Sequence[ResultRow]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"command": settings.command, "seeds": settings.seeds, "findings": list(map(_described, decisions))}
+    replace_file(folder / "findings.json", json.dumps(content, indent=1) + "\n")
+    if settings.report:
+        from attnbench.report.findings import write_findings
+
+        page = write_findings(decisions, rows, target=folder, command=settings.command)
+        log.info(f"report, for a browser: {page}")
+
+
+def _described(decision: Decision) -> dict[str, Any]:
+    finding = decision.finding
+    return {
+        "name": finding.name,
+        "statement": finding.statement,
+        "source": finding.source,
+        "verdict": decision.verdict,
+        "reason": decision.reason,
+        "contrasts": [
+            {"figure": it.label.removesuffix(":"), **asdict(it.estimate), "asked": it.asked, "verdict": it.verdict,
+             "seeds_needed": it.seeds_needed}
+            for it in decision.tested
+        ],
+    }  # fmt: skip

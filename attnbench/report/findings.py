@@ -1,0 +1,77 @@
+"""The page of findings: each claim with its source, its figures against their limits, its verdict."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from attnbench.report import words
+from attnbench.report.blocks import Block, Lines, Note, Picture, Pictures, Section
+from attnbench.report.charts import draw_bounds
+from attnbench.report.drawing import Datum
+from attnbench.report.page import write_sections
+from attnbench.results.rows import ResultRow, write_csv
+from attnbench.results.tables import Table, TableCell
+from attnbench.verdict.claims import Decision, Tested
+from attnbench.verdict.finding import FAIL, NOT_RUN, PASS, UNDECIDED
+
+WIDEST = 4.0
+"""End of the axis for a bound that is infinite, in multiples of the farthest number that is drawn."""
+
+LEGEND = "a line from the lower to the upper bound, each one-sided 95 %; the upright tick is the limit"
+
+
+def write_findings(decisions: Sequence[Decision], rows: Sequence[ResultRow], *, target: Path, command: str) -> Path:
+    """Write index.html, results.csv and figures/ of these findings; return the path of the page."""
+    write_csv(rows, target / "results.csv")
+    devices = list(dict.fromkeys(row.identity.device for row in rows))
+    counts = {verdict: sum(it.verdict == verdict for it in decisions) for verdict in (PASS, FAIL, UNDECIDED, NOT_RUN)}
+    return write_sections(
+        [_answer(decisions), *map(_section, decisions)],
+        target=target,
+        title="Findings",
+        variants=[],
+        facts=[*(f"{count} {verdict}" for verdict, count in counts.items() if count), *devices],
+        command=command,
+    )
+
+
+def _answer(decisions: Sequence[Decision]) -> Section:
+    lines = [
+        [it.finding.name, it.finding.statement, it.finding.source,
+         TableCell(text=it.verdict, mark="lost" if it.verdict == FAIL else "")]
+        for it in decisions
+    ]  # fmt: skip
+    headers = ["Finding", "Claim", "Source", "Verdict"]
+    table = Table(title="Claims and verdicts", headers=headers, lines=lines, num_labels=len(headers))
+    note = (
+        "PASS: the bound lies on the stated side of its limit. FAIL: the opposite bound excludes it, which is as good "
+        "a result. UNDECIDED: neither. Of several figures all must pass. Bounds are one-sided 95 %."
+    )
+    return Section(title="The answer", blocks=[table, Note(note)])
+
+
+def _section(decision: Decision) -> Section:
+    finding = decision.finding
+    facts = {"Source": words.without_addresses(finding.source), "Setting": finding.setting, "Verdict": decision.verdict}
+    blocks: list[Block] = [Note(f"{finding.statement}.", kind=""), facts]
+    if decision.tested:
+        blocks += [Pictures([_picture(decision)]), Lines({"Figures": [it.text for it in decision.tested]})]
+    else:
+        blocks.append(Note(f"Not run: {decision.reason}."))
+    return Section(title=finding.name, blocks=[*blocks, Note(f"{finding.otherwise}.", heading="For another answer: ")])
+
+
+def _picture(decision: Decision) -> Picture:
+    values = [datum for it in decision.tested for datum in _data(it)]
+    description = "; ".join(it.text for it in decision.tested)
+    name = f"finding-{decision.finding.name}"
+    spec = draw_bounds(values, description)
+    return Picture(name=name, title=decision.finding.name, spec=spec, description=description, legend=LEGEND)
+
+
+def _data(tested: Tested) -> list[Datum]:
+    found, label = tested.estimate, tested.label.removesuffix(":")
+    limits = [limit for limit in tested.limits if math.isfinite(limit)]
+    end = WIDEST * max(found.value, found.low, *limits)
+    figure = {"variant": label, "value": found.value, "low": found.low, "high": min(found.high, end)}
+    return [{**figure, "text": tested.text}, *({"variant": label, "limit": limit} for limit in limits)]

@@ -1,0 +1,180 @@
+"""Findings at smoke size: carried out through a plan's cells, decided, written down, and what is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from probe_settings import smoke_words
+from small import compose_once, in_this_process
+
+from attnbench.cli.findings import named_words
+from attnbench.comparison import compare
+from attnbench.comparison.findings import run_findings
+from attnbench.evals.copy_task import CopyTask
+from attnbench.settings.errors import UserError
+from attnbench.settings.finding import FindingsSettings, read_finding
+from attnbench.verdict.finding import FAIL, NOT_RUN, PASS, UNDECIDED
+
+OVERRIDES = [
+    *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32"),
+    *("match=none", "data=text"),
+]
+
+pytestmark = pytest.mark.usefixtures("one_thread", "given_ceiling")
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    """Cells run in this process: processes have tests of their own."""
+
+    def run(function, items, **_):
+        yield from in_this_process(function, items)
+
+    monkeypatch.setattr(compare, "run_in_processes", run)
+
+
+def finding(text: Path, **changed):
+    """Claim that a model of softmax without a convolution copies strings after ten steps, which it does not."""
+    values = {
+        "statement": "Softmax copies after ten steps",
+        "source": "nobody",
+        "setting": "smoke",
+        "otherwise": "It would have to learn faster",
+        "core": True,
+        "minutes": {"cpu": 1.0},
+        "evaluation": "copy",
+        "overrides": [*OVERRIDES, f"data.path={text}", *smoke_words("copy")],
+        "variants": {
+            "plain": {"words": ["attn=softmax", "attn.conv_size=0"], "rates": [1e-2]},
+        },
+        "contrasts": [contrast()],
+    } | changed
+    return read_finding("little", values)
+
+
+def contrast(**changed) -> dict:
+    values = {"kind": "reaches", "variants": ["plain"], "metric": "symbol_accuracy", "settings": {"length": 5}}
+    return {**values, "threshold": 0.95, **changed}
+
+
+def settings(outputs: Path, num_seeds: int = 3, **changed) -> FindingsSettings:
+    given = FindingsSettings(
+        names=None, full=False, freeze=False, seeds=[*range(num_seeds)], device="cpu", outputs_dir=str(outputs),
+        report=False, rerun=False, command="python scripts/findings.py little",
+    )  # fmt: skip
+    return replace(given, **changed)
+
+
+def decided(given: FindingsSettings, *findings) -> list[dict]:
+    folder = run_findings(given, findings, compose_once)
+    return json.loads((folder / "findings.json").read_text())["findings"]
+
+
+def test_a_false_finding_fails_with_its_figures(text, tmp_path, capsys):
+    [found] = decided(settings(tmp_path), finding(text))
+    assert found["verdict"] == FAIL
+    [figure] = found["contrasts"]
+    assert (figure["value"], figure["num_seeds"], figure["asked"]) == (0.0, 3, ">= 0.7")
+    assert figure["high"] == pytest.approx(0.632, abs=1e-3)
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("FAIL      little: share of seeds of plain with symbol accuracy >= 0.95")
+    assert "[0, 0.632]" in line
+
+
+def test_nothing_runs_twice_and_the_page_has_each_interval(text, tmp_path):
+    given = settings(tmp_path, 2)
+    folder = run_findings(given, [finding(text)], compose_once)
+    results = {path: path.stat().st_mtime_ns for path in folder.glob("little/cells/*/results/*.jsonl")}
+    assert len(results) == 2
+    run_findings(replace(given, report=True), [finding(text)], compose_once)
+    assert results == {path: path.stat().st_mtime_ns for path in folder.glob("little/cells/*/results/*.jsonl")}
+    page = (folder / "index.html").read_text()
+    for words in (
+        "Softmax copies after ten steps",
+        "It would have to learn faster",
+        "finding-little",
+        "asked &gt;= 0.7",
+    ):
+        assert words in page
+    assert (folder / "figures" / "finding-little.svg").exists()
+    assert len((folder / "results.csv").read_text().splitlines()) > 2
+
+
+def test_one_without_power_is_undecided_and_says_how_many_seeds_more(text, tmp_path, capsys):
+    [found] = decided(settings(tmp_path, 2), finding(text, contrasts=[contrast(kind="misses")]))
+    assert found["verdict"] == UNDECIDED
+    assert found["contrasts"][0]["seeds_needed"] > 2
+    assert "seeds more would decide" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("labels", ["right", "shuffled"])
+def test_a_true_finding_passes_and_with_shuffled_labels_it_does_not(labels, text, tmp_path, monkeypatch):
+    def shuffled(self, split, seed, start, count, device):
+        batch = sequences(self, split, seed, start, count, device)
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed + start))
+        return batch._replace(targets_BL=batch.targets_BL[order])
+
+    sequences = CopyTask.sequences
+    if labels == "shuffled":
+        monkeypatch.setattr(CopyTask, "sequences", shuffled)
+    learns = smoke_words("copy", num_steps=120, max_length=1, test_lengths=[1], batch_size=32)
+    claim = contrast(settings={"length": 1}, threshold=0.5, at_least=0.3)
+    overrides = [*OVERRIDES, f"data.path={text}", *learns]
+    [found] = decided(settings(tmp_path), finding(text, overrides=overrides, contrasts=[claim]))
+    assert (found["verdict"] == PASS) == (labels == "right"), found
+
+
+def test_frozen_it_may_not_be_changed(text, tmp_path):
+    given = settings(tmp_path, 2)
+    run_findings(replace(given, freeze=True), [finding(text)], compose_once)
+    assert not [*(tmp_path / "findings" / "little").glob("cells/*")]
+    with pytest.raises(UserError, match=r"claim\.contrasts\[0\]\.threshold was frozen as 0\.95 and is 0\.9 now"):
+        run_findings(given, [finding(text, contrasts=[contrast(threshold=0.9)])], compose_once)
+
+
+def test_seeds_that_another_table_has_booked_are_not_frozen(text, tmp_path):
+    run_findings(settings(tmp_path, freeze=True, seeds=[200]), [finding(text)], compose_once)
+    with pytest.raises(UserError, match="100 is booked"):
+        run_findings(settings(tmp_path / "other", freeze=True, seeds=[100]), [finding(text)], compose_once)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [({"minutes": {"cuda": 1.0}}, "device=cpu: too slow to decide it; it takes cuda"),
+     ({"evaluation": "strings", "overrides": []}, "strings"),
+     ({"needs": ["a probe of that"]}, "needs a probe of that"),
+     ({"variants": {"plain": {"words": ["attn=softmaxx"], "rates": [1e-2]}}}, "softmaxx")],
+    ids=["device", "probe", "lack", "mixer"],
+)  # fmt: skip
+def test_what_cannot_run_is_said_in_one_line(changed, reason, text, tmp_path):
+    claim = finding(text, **changed)
+    [found] = decided(settings(tmp_path), claim)
+    assert found["verdict"] == NOT_RUN
+    assert reason in found["reason"]
+    with pytest.raises(UserError, match=f"^little: .*{reason}") as refused:
+        run_findings(settings(tmp_path, names=["little"]), [claim], compose_once)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [({"threshold": 1.5}, r"threshold=1\.5: symbol_accuracy lies in 0 to 1$"),
+     ({"at_least": 1.5}, r"at_least=1\.5: must lie inside 0 to 1"),
+     ({"variants": ["other"]}, "other must be one of plain, conv"),
+     ({"kind": "difference", "variants": ["plain", "conv"], "threshold": None}, "takes at_least, at_most, or both"),
+     ({"kind": "difference"}, r"variants=\['plain'\]: kind=difference takes 2"),
+     ({"kind": "window", "at_least": 1.0}, "plain has 1 rates; a window alone takes several"),
+     ({"kind": "beats"}, "kind=beats: must be one of reaches, misses")],
+)  # fmt: skip
+def test_a_contrast_that_cannot_be_tested_is_one_line(changed, message, text):
+    variants = {name: {"words": ["attn=softmax"], "rates": [1e-2]} for name in ("plain", "conv")}
+    with pytest.raises(UserError, match=message) as refused:
+        finding(text, variants=variants, contrasts=[contrast(**changed)])
+    assert "\n" not in str(refused.value)
+
+
+def test_plain_words_are_names():
+    assert named_words(["a", "device=cpu", "b"]) == ["device=cpu", "names=[a,b]"]
+    assert named_words(["--config-dir", "mine", "full=true"]) == ["--config-dir", "mine", "full=true"]

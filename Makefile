@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CPU_TORCH := https://download.pytorch.org/whl/cpu/torch/
 
-.PHONY: help demo doctor soak memory test test-kernels test-slow test-browser fuzz audit check clean
+.PHONY: help demo findings doctor soak memory test test-kernels test-slow test-browser fuzz audit check clean
 .DEFAULT_GOAL := help
 
 help: ## list these targets
@@ -14,6 +14,9 @@ help: ## list these targets
 
 demo: $(STAMP) ## all four mixers through all six evaluations on this machine's CPU, no download, and a report (minutes)
 	$(BIN)/python scripts/compare.py plan=demo device=cpu logger=offline
+
+findings: $(STAMP) ## published claims that a CPU decides, ten seeds each, and a page (minutes)
+	$(BIN)/python scripts/findings.py device=cpu num_workers=2
 
 doctor: $(STAMP) ## what this machine can run, and whether each kernel runs it right (a minute)
 	$(BIN)/python scripts/doctor.py

@@ -62,7 +62,7 @@ def plan_of(settings: FindingsSettings, finding: FindingSettings) -> ComparisonS
     words = {
         variant_at(name, rate, finding): [*variant.words, f"eval.{finding.evaluation}.learning_rates=[{rate!r}]"]
         for name, variant in finding.variants.items()
-        for rate in variant.rates
+        for rate in variant.rates or []
     }
     plan = PlanSettings(
         name=finding.name,
@@ -97,6 +97,9 @@ def _ready(settings: FindingsSettings, finding: FindingSettings, compose: Compos
         return f"needs {', '.join(finding.needs)}"
     if device not in finding.minutes:
         return f"device={device}: too slow to decide it; it takes {' or '.join(finding.minutes)}"
+    unsearched = [name for name, variant in finding.variants.items() if variant.rates is None]
+    if unsearched:
+        return f"no learning rate was searched for {', '.join(unsearched)} yet"
     try:
         comparison = Comparison(plan_of(settings, finding), compose)
     except UserError as error:

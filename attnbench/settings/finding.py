@@ -20,8 +20,14 @@ class VariantSettings:
 
     words: list[str]
     """The rest of its command line, as a plan has it."""
-    rates: list[float] = field(metadata={"distinct": True, "most": MAX_VARIANTS, "above": 0})
-    """One, found on seeds that are not scored; several where the claim is about the window of rates that work."""
+    rates: list[float] | None = field(metadata={"distinct": True, "most": MAX_VARIANTS, "above": 0})
+    """One, found on seeds that are not scored; several where the claim is about the window of rates that work; null:
+    not searched yet."""
+
+    @property
+    def in_window(self) -> bool:
+        """True where it is trained at several rates."""
+        return self.rates is not None and len(self.rates) > 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,9 +148,9 @@ def _check_contrast(where: str, contrast: ContrastSettings, variants: Mapping[st
     number = {"difference": 2, "ratio": 2, "correlation": len(contrast.variants)}.get(contrast.kind, 1)
     if len(contrast.variants) != number or not number:
         raise UserError(f"{where}.variants={contrast.variants}: kind={contrast.kind} takes {number or 'some'}")
-    grids = [it for it in contrast.variants if (len(variants[it].rates) > 1) != (contrast.kind == "window")]
+    grids = [it for it in contrast.variants if variants[it].in_window != (contrast.kind == "window")]
     if grids:
-        raise UserError(f"{where}: {grids[0]} has {len(variants[grids[0]].rates)} rates; a window alone takes several")
+        raise UserError(f"{where}: {grids[0]} has rates={variants[grids[0]].rates}; a window alone takes several")
     needs_threshold = contrast.kind not in ("difference", "ratio")
     if needs_threshold != (contrast.threshold is not None):
         takes = "one" if needs_threshold else "null"

@@ -91,7 +91,7 @@ def decide(finding: FindingSettings, rows: Iterable[ResultRow], seeds: Sequence[
 
 def variant_at(name: str, rate: float, finding: FindingSettings) -> str:
     """Name the variant of a plan that is scored at a rate; its own name where it has no other."""
-    return name if len(finding.variants[name].rates) == 1 else f"{name}-lr{rate:g}"
+    return f"{name}-lr{rate:g}" if finding.variants[name].in_window else name
 
 
 class _MissingError(Exception):
@@ -128,7 +128,7 @@ def _estimate(
     if contrast.kind == "ratio":
         return ratio(scores(first), scores(contrast.variants[1]))
     if contrast.kind == "window":
-        rates = finding.variants[first].rates
+        rates = finding.variants[first].rates or []
         return window({rate: scores(variant_at(first, rate, finding)) for rate in rates}, threshold)
     return _capacity(contrast, scored, seeds)
 

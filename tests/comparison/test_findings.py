@@ -144,9 +144,10 @@ def test_seeds_that_another_table_has_booked_are_not_frozen(text, tmp_path):
     ("changed", "reason"),
     [({"minutes": {"cuda": 1.0}}, "device=cpu: too slow to decide it; it takes cuda"),
      ({"evaluation": "strings", "overrides": []}, "strings"),
+     ({"variants": {"plain": {"words": ["attn=softmax"], "rates": None}}}, "no learning rate was searched for plain"),
      ({"needs": ["a probe of that"]}, "needs a probe of that"),
      ({"variants": {"plain": {"words": ["attn=softmaxx"], "rates": [1e-2]}}}, "softmaxx")],
-    ids=["device", "probe", "lack", "mixer"],
+    ids=["device", "probe", "rate", "lack", "mixer"],
 )  # fmt: skip
 def test_what_cannot_run_is_said_in_one_line(changed, reason, text, tmp_path):
     claim = finding(text, **changed)
@@ -165,7 +166,7 @@ def test_what_cannot_run_is_said_in_one_line(changed, reason, text, tmp_path):
      ({"variants": ["other"]}, "other must be one of plain, conv"),
      ({"kind": "difference", "variants": ["plain", "conv"], "threshold": None}, "takes at_least, at_most, or both"),
      ({"kind": "difference"}, r"variants=\['plain'\]: kind=difference takes 2"),
-     ({"kind": "window", "at_least": 1.0}, "plain has 1 rates; a window alone takes several"),
+     ({"kind": "window", "at_least": 1.0}, r"plain has rates=\[0\.01\]; a window alone takes several"),
      ({"kind": "beats"}, "kind=beats: must be one of reaches, misses")],
 )  # fmt: skip
 def test_a_contrast_that_cannot_be_tested_is_one_line(changed, message, text):

@@ -1,0 +1,40 @@
+"""The yamls of conf/finding: what they say fits together, their power is what the simulation gives."""
+
+import pytest
+import simulate_findings
+from small import MIXERS
+
+from attnbench.cli.compose import CONF
+
+FINDINGS = {finding.name: finding for finding in simulate_findings.findings()}
+CORE = {
+    *("parity", "mod_arithmetic", "conv_recall", "rate_window", "recall_state", "nope_copy", "selective_copy"),
+    *("induction", "gate_kda"),
+}
+ON_A_CPU = {"parity", "conv_recall", "nope_copy"}
+
+
+def test_the_core_and_what_a_cpu_decides_are_those_that_are_published():
+    assert {name for name, finding in FINDINGS.items() if finding.core} == CORE
+    assert {name for name, finding in FINDINGS.items() if "cpu" in finding.minutes} == ON_A_CPU
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_a_yaml_names_mixers_that_there_are_and_their_claim_in_sentences(name):
+    finding = FINDINGS[name]
+    words = [word for variant in finding.variants.values() for word in variant.words if word.startswith("attn=")]
+    assert {word.removeprefix("attn=") for word in words} <= {*MIXERS}
+    for text in (finding.statement, finding.otherwise):
+        assert text[0].isupper()
+        assert not text.endswith(".")
+    tested = {name for contrast in finding.contrasts for name in contrast.variants}
+    assert tested == {*finding.variants}
+    assert (CONF / "finding" / f"{name}.yaml").read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("name", [name for name, finding in FINDINGS.items() if finding.power is not None])
+def test_the_power_that_a_yaml_states_is_the_simulated_one(name):
+    finding = FINDINGS[name]
+    found = simulate_findings.power(finding, num_draws=40)
+    assert finding.power.simulated == pytest.approx(found, abs=0.1)
+    assert finding.power.simulated >= 0.8

@@ -121,7 +121,7 @@ def capacity_correlation(
         held = [max((load for load, ok in zip(loads, row, strict=True) if ok), default=0) for row in means >= threshold]
         # Models that all hold as much say nothing about size.
         constant = len(set(held)) == 1
-        return 0.0 if constant else float(spearmanr([sizes[name] for name in names], held).statistic)
+        return 0.0 if constant else float(spearmanr([sizes[name] for name in names], held)[0])  # pyright: ignore[reportArgumentType]
 
     return _resampled(values, correlation)
 

@@ -1,10 +1,15 @@
 """The yamls of conf/finding: what they say fits together, their power is what the simulation gives."""
 
+from dataclasses import replace
+
 import pytest
 import simulate_findings
 from small import MIXERS
 
-from attnbench.cli.compose import CONF
+from attnbench.cli.compose import CONF, compose
+from attnbench.comparison.findings import plan_of
+from attnbench.comparison.plan import Comparison
+from attnbench.settings.finding import FindingsSettings
 
 FINDINGS = {finding.name: finding for finding in simulate_findings.findings()}
 CORE = {
@@ -32,9 +37,25 @@ def test_a_yaml_names_mixers_that_there_are_and_their_claim_in_sentences(name):
     assert (CONF / "finding" / f"{name}.yaml").read_text().startswith("# ")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FINDINGS)
+def test_the_cells_of_every_finding_can_be_built_at_some_rate(name, tmp_path):
+    finding = FINDINGS[name]
+    variants = {it: replace(given, rates=given.rates or [1e-2]) for it, given in finding.variants.items()}
+    settings = FindingsSettings(
+        names=None, full=True, freeze=False, seeds=[0], device="cpu", outputs_dir=str(tmp_path), report=False,
+        rerun=False, command="",
+    )  # fmt: skip
+    comparison = Comparison(plan_of(settings, replace(finding, variants=variants)), compose)
+    assert not comparison.failures
+    assert all(job.matched is not None for job in comparison.trainings())
+
+
 @pytest.mark.parametrize("name", [name for name, finding in FINDINGS.items() if finding.power is not None])
 def test_the_power_that_a_yaml_states_is_the_simulated_one(name):
     finding = FINDINGS[name]
     found = simulate_findings.power(finding, num_draws=40)
+    assert finding.power is not None
+    assert finding.power.simulated is not None
     assert finding.power.simulated == pytest.approx(found, abs=0.1)
     assert finding.power.simulated >= 0.8

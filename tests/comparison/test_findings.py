@@ -114,12 +114,13 @@ def test_a_true_finding_passes_and_with_shuffled_labels_it_does_not(labels, text
     def shuffled(self, split, seed, start, count, device):
         batch = sequences(self, split, seed, start, count, device)
         order = torch.randperm(count, generator=torch.Generator().manual_seed(seed + start))
-        return batch._replace(targets_BL=batch.targets_BL[order])
+        return batch._replace(targets_BT=batch.targets_BT[order])
 
     sequences = CopyTask.sequences
     if labels == "shuffled":
         monkeypatch.setattr(CopyTask, "sequences", shuffled)
-    learns = smoke_words("copy", num_steps=120, max_length=1, test_lengths=[1], batch_size=32)
+    sizes = {"num_steps": 120, "max_length": 1, "test_lengths": [1], "batch_size": 32}
+    learns = [*smoke_words("copy"), *(f"eval.copy.{name}={value}" for name, value in sizes.items())]
     claim = contrast(settings={"length": 1}, threshold=0.5, at_least=0.3)
     overrides = [*OVERRIDES, f"data.path={text}", *learns]
     [found] = decided(settings(tmp_path), finding(text, overrides=overrides, contrasts=[claim]))

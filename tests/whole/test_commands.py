@@ -23,6 +23,10 @@ from attnbench.settings.registry import build
 
 ELSEWHERE = {
     "make demo": "by hand before every release: it takes minutes",
+    "make findings": "by hand before every release: it takes minutes; test_findings.py, at smoke size",
+    "python scripts/findings.py conv_recall freeze=true": "test_findings.py, at smoke size",
+    "python scripts/findings.py conv_recall": "test_findings.py, at smoke size",
+    "python scripts/findings.py full=true": "test_findings.py, at smoke size",
     "make test": "these tests are it",
     "source .venv/bin/activate": "changes the shell alone",
     "python scripts/train.py attn=gated_deltanet eval=battery": "below, with the example mixer",

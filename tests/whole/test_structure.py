@@ -9,8 +9,15 @@ from sources import imports, imports_of
 from attnbench import ROOMS
 
 DOORS = {
-    "hydra": {"cli/compose.py", "cli/launch.py", "cli/mistakes.py", "cli/sweeps.py"},
-    "omegaconf": {"cli/compose.py", "cli/launch.py", "cli/mistakes.py", "cli/reading.py", "cli/sweeps.py"},
+    "hydra": {"cli/compose.py", "cli/findings.py", "cli/launch.py", "cli/mistakes.py", "cli/sweeps.py"},
+    "omegaconf": {
+        "cli/compose.py",
+        "cli/findings.py",
+        "cli/launch.py",
+        "cli/mistakes.py",
+        "cli/reading.py",
+        "cli/sweeps.py",
+    },
     "wandb": {"training/wandb.py"},
     "wandb_workspaces": {"report/wandb.py"},
     "datasets": {"data/hub.py"},

@@ -209,3 +209,12 @@ def test_a_value_out_of_its_range_is_refused_by_name(override):
         compose(["eval=[state_tracking]", "data=embedded", "device=cpu", f"eval.state_tracking.{override}"])
     assert REFUSED[override] in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("rule", ["parity", "s3", "mod_arithmetic", "mod_arithmetic_brackets"])
+def test_chance_is_the_share_of_the_most_frequent_state(rule):
+    own = task(rule, max_length=12, multiples=[2], num_test=2000)
+    batch = own.test_sequences(0, 24, CPU)
+    late_BL = batch.targets_BT[:, 18:]
+    share = float(late_BL.flatten().bincount().max()) / late_BL.numel()
+    assert share == pytest.approx(RULES[rule].chance, abs=0.015)

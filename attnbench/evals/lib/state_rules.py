@@ -40,10 +40,8 @@ class Rule(ABC):
     num_inputs: int
     """Different symbols that a step may have, at least: bounds how many strings there are."""
 
-    @property
-    def chance(self) -> float:
-        """Accuracy of who always says the most frequent state."""
-        return 1 / self.num_states
+    chance: float
+    """Accuracy of who always says the most frequent state."""
 
     @abstractmethod
     def strings(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Strings:
@@ -64,6 +62,7 @@ class PermutationRule(Rule):
         self.inputs = [n for n, count in enumerate(moved) if most_moved is None or count <= most_moved]
         self.num_symbols = self.num_states = len(self.elements)
         self.num_inputs = len(self.inputs)
+        self.chance = 1 / self.num_states
 
     @cached_property
     def table(self) -> Tensor:
@@ -90,6 +89,7 @@ class ArithmeticRule(Rule):
     def __init__(self, modulus: int) -> None:
         self.num_states = self.num_inputs = self.modulus = modulus
         self.num_symbols = modulus + TIMES + 1
+        self.chance = 1 / modulus
 
     def strings(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Strings:
         """See Rule; numbers stand at even positions, and have the labels."""

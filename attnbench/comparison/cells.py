@@ -1,7 +1,7 @@
 """Cells: the units that a comparison runs, each a training or a measurement, complete by its results files alone."""
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ class Cell:
     rate: float = 0.0
     is_timed: bool = False
     """True where it runs alone on its device, in a process that did nothing else."""
-    shares_device: bool = False
+    shares_device: bool = field(default=False, compare=False)
     in_stack: bool = False
     """True where stacks were asked for, be it one of one."""
 

@@ -1,7 +1,6 @@
 """Cases: implementations that are compared with each other, and their shapes."""
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 OURS = "attnbench"
@@ -69,38 +68,18 @@ def _models(name: str, attn: str, model: tuple[str, ...], seq_len: int, batch_si
     return Case(name=name, device=device, overrides=(f"attn={attn}", *model, *shape), peers=peers)
 
 
-def _operators(
-    name: str, kind: str, attn: str, peers: tuple[tuple[str, str], ...], shape_BTHK: tuple[int, int, int, int]
-) -> Case:
-    """An operator by itself beside others.
-
-    Args:
-        kind: of ours, see operators.py.
-        attn: a mixer that has this operator, for the settings alone.
-        peers: a name in tables and a kind of each.
-    """
-    batch_size, length, *_ = shape_BTHK
+def _operators(shape_BTHK: tuple[int, int, int, int]) -> Case:
+    batch_size, length, heads, width = shape_BTHK
     options = {"shape": list(shape_BTHK)}
     return Case(
-        name=f"{name}-{'x'.join(map(str, shape_BTHK))}",
-        device="cpu" if "-cpu" in name else "cuda",
-        overrides=(f"attn={attn}", f"seq_len={length}", f"train.batch_size={batch_size}"),
-        kind=kind,
+        name=f"delta-rule-cpu-{batch_size}x{length}x{heads}x{width}",
+        device="cpu",
+        overrides=("attn=gated_deltanet", f"seq_len={length}", f"train.batch_size={batch_size}"),
+        kind="chunked_delta_rule",
         options=options,
-        peers=tuple(Peer(name=peer, kind=other, options=options) for peer, other in peers),
+        peers=(Peer(name="fla naive chunks", kind="naive_delta_rule", options=options),),
     )
 
-
-_delta_rule = partial(
-    _operators, "delta-rule-cpu", "chunked_delta_rule", "gated_deltanet", (("fla naive chunks", "naive_delta_rule"),)
-)
-_scalar_decay = partial(
-    _operators,
-    "scalar-decay",
-    "scalar_decay",
-    "simple_gla",
-    (("fla chunk_simple_gla", "fla_simple_gla"), ("our torch form, compiled", "torch_scalar_decay")),
-)
 
 CASES = {
     case.name: case
@@ -120,7 +99,6 @@ CASES = {
             *("flash-cpu-nanogpt", "flash", ("model=4m",), 256, 8),
             Peer(name="nanoGPT", kind="nanogpt", options={"compiled": False}),
         ),
-        *map(_delta_rule, ((8, 256, 4, 64), (2, 2048, 4, 64), (32, 256, 4, 32))),
-        *map(_scalar_decay, ((128, 256, 4, 64), (2, 16384, 12, 64))),
+        *map(_operators, ((8, 256, 4, 64), (2, 2048, 4, 64), (32, 256, 4, 32))),
     )
 }

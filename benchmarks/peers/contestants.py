@@ -26,8 +26,7 @@ from benchmarks.peers.cases import CASES
 from benchmarks.peers.steps import Order
 from benchmarks.peers.worker import LIMIT_SECONDS, Worker, WorkerError
 
-OUR_KINDS = ("ours", "chunked_delta_rule", "scalar_decay", "torch_scalar_decay")
-FLA_KINDS = ("fla", "naive_delta_rule", "fla_simple_gla")
+OUR_KINDS, FLA_KINDS = ("ours", "chunked_delta_rule"), ("fla", "naive_delta_rule")
 """Kinds of an order that are ours, and that flash-linear-attention's packages are for."""
 
 CACHES = "attnbench-caches-"

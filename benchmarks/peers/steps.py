@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from attnbench.data.batches import Batches
 from attnbench.data.vocabulary import Corpus, load_corpus
@@ -15,13 +16,13 @@ from attnbench.machine.device import keep_freed_memory, resolve_device
 from attnbench.machine.precision import resolve_compile, resolve_precision
 from attnbench.model.language_model import build_meta, build_model, resolve_mixer
 from attnbench.model.matching import TOLERANCE, match_model, solve_width
+from attnbench.ops.delta_rule import chunk_size, chunked_gated_delta_rule
 from attnbench.results.folder import data_root
 from attnbench.settings.schema import MixerSettings, ModelSettings, RunSettings
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.loop import Batch, stepper
 from attnbench.training.schedule import learning_rates
-from benchmarks.peers.models import FlaModel, NanoGPT, PlainGPT
-from benchmarks.peers.operators import OPERATORS
+from benchmarks.peers.models import FlaModel, NanoGPT, Operator, PlainGPT, naive_delta_rule
 
 NUM_SCHEDULED = 10_000
 """Steps of the schedule of rates, of which a measurement sees the beginning."""
@@ -32,7 +33,7 @@ class Order:
     """One step to build; plain data, so that it can be sent as JSON."""
 
     kind: str
-    """ours, plain_gpt, nanogpt, fla, or an operator of `OPERATORS`."""
+    """ours, plain_gpt, nanogpt, fla, chunked_delta_rule or naive_delta_rule."""
     overrides: list[str]
     """Settings as train.py's command line has them: shape, data, schedule, device."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -81,9 +82,8 @@ def build(order: Order, settings: RunSettings) -> Built:
     precision = resolve_precision(settings.train.precision, device.type)
     if device.type == "cpu":
         keep_freed_memory()
-    if order.kind in OPERATORS:
-        step = OPERATORS[order.kind](tuple(order.options["shape"]), device, precision)
-        return Built(step, 0, order.kind, order.kind, None, precision, None)
+    if order.kind in ("chunked_delta_rule", "naive_delta_rule"):
+        return _operator(order, device)
     corpus = load_corpus(settings.data, settings.seq_len, data_root())
     batches = Batches(corpus.tokens["train"], settings.seq_len, settings.train.batch_size, settings.seed, device)
     torch.manual_seed(settings.seed)
@@ -201,3 +201,39 @@ def _peer_model(order: Order, settings: RunSettings, vocabulary_size: int) -> nn
         options = {name: value for name, value in order.options.items() if name != "model"}
         return FlaModel(*shape, name=order.options["model"], options=options)
     return {"plain_gpt": PlainGPT, "nanogpt": NanoGPT}[order.kind](*shape, **order.options)
+
+
+def chunked_delta_rule(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
+    """Our chunked form with the chunk size that the mixer uses."""
+    scaled = query * query.shape[-1] ** -0.5
+    return chunked_gated_delta_rule(scaled, key, value, log_decay, beta, None, chunk_size(query.device.type))[0]
+
+
+def example_inputs(shape_BTHK: tuple[int, int, int, int], device: torch.device | str = "cpu") -> list[Tensor]:
+    """Query and key of length 1, value normal, decays of 0.8 to 1, beta in 0..1; all asking for gradients; V = K."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(shape_BTHK, generator=generator) for _ in range(3))
+    log_decay, beta = (torch.rand(shape_BTHK[:3], generator=generator) for _ in range(2))
+    inputs = [normalize(query, dim=-1), normalize(key, dim=-1), value, -0.2 * log_decay, beta]
+    return [x.to(device).requires_grad_() for x in inputs]
+
+
+def _operator(order: Order, device: torch.device) -> Built:
+    """Forward and backward of an operator, with a full gradient of its output, as in a model."""
+    operator: Operator = chunked_delta_rule if order.kind == "chunked_delta_rule" else naive_delta_rule()
+    inputs = example_inputs(tuple(order.options["shape"]), device)
+
+    def step(number: int) -> Tensor:
+        output = operator(*inputs)
+        torch.autograd.grad(output, inputs, torch.ones_like(output))
+        return output.detach().sum()
+
+    return Built(
+        step=step,
+        parameters=0,
+        mixer="GatedDeltaNet",
+        backend=order.kind,
+        feed_forward_width=None,
+        precision="float32",
+        corpus=None,
+    )

@@ -10,7 +10,7 @@ from probe_settings import smoke_words
 from small import compose_once, in_this_process
 
 from attnbench.cli.findings import named_words
-from attnbench.comparison import compare
+from attnbench.comparison import cells
 from attnbench.comparison.findings import run_findings
 from attnbench.evals.copy_task import CopyTask
 from attnbench.settings.errors import UserError
@@ -22,7 +22,7 @@ OVERRIDES = [
     *("match=none", "data=text"),
 ]
 
-pytestmark = pytest.mark.usefixtures("one_thread", "given_ceiling")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def here(monkeypatch):
     def run(function, items, **_):
         yield from in_this_process(function, items)
 
-    monkeypatch.setattr(compare, "run_in_processes", run)
+    monkeypatch.setattr(cells, "run_in_processes", run)
 
 
 def finding(text: Path, **changed):

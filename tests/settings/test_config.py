@@ -356,6 +356,7 @@ GROUPS = {
     "compare": {"logger", "plan"},
     "doctor": set(),
     "evaluate": {"eval"},
+    "findings": {"finding"},
     "generate": set(),
     "train": {"attn", "data", "eval", "experiment", "logger", "model", "recipe", "train"},
 }

@@ -28,6 +28,7 @@ ELSEWHERE = {
     "python scripts/findings.py conv_recall": "test_findings.py, at smoke size",
     "python scripts/findings.py full=true": "test_findings.py, at smoke size",
     "make test": "these tests are it",
+    "pip install 'flash-linear-attention>=0.6,<0.7' flash-qla": "needs a GPU; rows of what is absent say so",
     "source .venv/bin/activate": "changes the shell alone",
     "python scripts/train.py attn=gated_deltanet eval=battery": "below, with the example mixer",
     "wandb leet": "test_mirror.py, which looks at an offline run with it",

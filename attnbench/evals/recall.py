@@ -35,9 +35,6 @@ BLANK = 0
 NEARNESS = 0.99
 """p(slot) ∝ slot^-0.99: what follows the pairs soon is asked for most, as words recur in text."""
 
-LONG = 512
-"""Positions from which on the batch is `long_batch_size`."""
-
 KEYS, VALUES, SLOTS, QUERIES, FILLER = range(5)
 """Purposes of a hash, as its first counter."""
 
@@ -55,6 +52,9 @@ class RecallTask(Task):
     query takes the first; slots count from 1 and are drawn without replacement with p(slot) ∝ slot^(a - 1), a = 0.01.
     All other positions hold blanks, or random values, which may be those of pairs: the answers are never shown.
 
+    With `drawn_order` the first pair is asked for in the slot that is drawn first, and so on, as Arora et al. do: the
+    earlier a pair stands, the sooner, as a rule, it is asked for.
+
     Sequence i of every split has pair count i of `pairs`, round and round, and test_sequences have one count only; a
     sequence of a given count is a function of (split, seed, index).
     """
@@ -66,6 +66,7 @@ class RecallTask(Task):
     num_test: int
     """Test sequences for each number of pairs."""
     random_filler: bool
+    drawn_order: bool = False
 
     @property
     def num_values(self) -> int:
@@ -119,7 +120,9 @@ class RecallTask(Task):
         value_BP = half + choose(hashed(hash_B, VALUES), self.num_values, most)
         num_slots_B = self.length // 2 - pairs_B
         slot_BP = choose_by_power(hashed(hash_B, SLOTS), num_slots_B, self.length // 2, most, NEARNESS)
-        asked_BP = shuffled(hashed(hash_B, QUERIES), present_BP)
+        asked_BP = column_P.expand_as(key_BP)
+        if not self.drawn_order:
+            asked_BP = shuffled(hashed(hash_B, QUERIES), present_BP)
         query_BP = 2 * (pairs_B1 + slot_BP - 1)
 
         # One position past the end of each row takes what is absent.
@@ -218,8 +221,8 @@ class Recall(Probe):
     ) -> None:
         check_value("eval.recall.preset", preset, choices=tuple(PRESETS))
         given = {"cells": cells, "widths": widths, "vocabulary_size": vocabulary_size, "num_train": num_train}
-        given |= {"num_test": num_test, "filler": filler}
-        given |= {"batch_size": batch_size, "long_batch_size": batch_size}
+        check_value("eval.recall.batch_size", batch_size, minimum=1)
+        given |= {"num_test": num_test, "filler": filler, "batch_sizes": {0: batch_size} if batch_size else None}
         sizes = replace(PRESETS[preset], **{name: value for name, value in given.items() if value is not None})
         check_sizes(sizes)
         check_counts("eval.recall", num_layers=num_layers)
@@ -288,7 +291,7 @@ def _task(
         ),
         vocabulary_size=sizes.vocabulary_size,
         num_steps=num_steps,
-        batch_size=sizes.batch_size if length < LONG else sizes.long_batch_size,
+        batch_size=sizes.batch_size(length),
         num_train_sequences=sizes.num_train,
         mixer_options=wishes,
         fixed_steps=fixed_steps,
@@ -296,4 +299,5 @@ def _task(
         pairs=pairs if isinstance(pairs, list) else [pairs],
         num_test=sizes.num_test,
         random_filler=sizes.filler == "random",
+        drawn_order=sizes.drawn_order,
     )

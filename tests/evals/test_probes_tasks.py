@@ -1,6 +1,7 @@
 """The synthetic tasks: their random numbers, splits and targets, and how they are scored."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -40,6 +41,7 @@ TASKS = {
     "copy": copy_task,
     "selective copy": lambda: copy_task(selective=True),
     "recall": recall_task,
+    "recall in drawn order": lambda: replace(recall_task(filler="blank", cells=[[40, 9]]), drawn_order=True),
     "recall of blanks": lambda: recall_task(filler="blank", cells=[[40, 9]]),
 }
 
@@ -283,6 +285,16 @@ def test_no_pair_is_asked_for_before_the_others():
     assert abs(chi_square(counts[counts > 0], torch.full((6,), 1000.0))) < 5
 
 
+def test_in_drawn_order_the_first_pair_has_the_slot_that_is_drawn_first():
+    task = replace(recall_task(cells=[[14, 2]], num_test=6000), drawn_order=True)
+    batch = task.test_sequences(0, 2, CPU)
+    assert torch.equal(batch.targets_BT, batch.tokens_BT[:, 1:4:2])
+    assert torch.equal(batch.tokens_BT.gather(1, batch.positions_BL), batch.tokens_BT[:, :4:2])
+    weight = torch.arange(1, 6).double() ** -0.99
+    counts = (batch.positions_BL[:, 0] // 2 - 2).bincount(minlength=5)
+    assert abs(chi_square(counts, 6000 * weight / weight.sum())) < 5
+
+
 GOLDEN = [
     ("copy", "train", 0, "26 21 20 8 17 3 3 19 27 21 20 8 17 3 3 19 28 28 28 28 28"),
     ("copy", "test", 2, "26 7 5 4 16 7 6 27 7 5 4 16 7 6 28 28 28 28 28 28 28 28"),
@@ -401,6 +413,11 @@ def test_presets_are_those_of_the_battery():
     assert len(zoology) == 16
     assert zoology[2] == (256, [16], 64, 8192, 50_000, 1_000, 1000, 256, False)
     assert zoology[-1] == (512, [64], 512, 8192, 50_000, 1_000, 5000, 128, False)
+    full = sizes("zoology_full", widths=[64])
+    assert [(length, steps, batch) for length, *_, steps, batch, _ in full] == [
+        *((64, 12_500, 512), (128, 12_500, 512), (256, 25_000, 256), (512, 50_000, 128)),
+    ]
+    assert {(train, test, filler) for *_, train, test, _, _, filler in full} == {(100_000, 3_000, False)}
     assert sizes("zoology", batch_size=32, cells=[[512, 64]], widths=[16])[0][-2] == 32
 
 
@@ -443,6 +460,7 @@ REFUSED = {
     "eval.recall.cells=[[32,4],[32,4]]": ["[[32, 4], [32, 4]]", "once"],
     "eval.recall.cells=[]": ["eval.recall.cells=[]", "null"],
     "eval.recall.widths=[64,64]": ["eval.recall.widths=[64, 64]", "twice"],
+    "eval.recall.batch_size=0": ["eval.recall.batch_size=0", "at least 1"],
     "eval.recall.filler=noise": ["eval.recall.filler=noise", "blank, random"],
     "eval.recall.vocabulary_size=3": ["eval.recall.vocabulary_size=3", "at least 4"],
 }

@@ -19,39 +19,58 @@ class Sizes:
     vocabulary_size: int
     num_train: int
     num_test: int
-    batch_size: int
-    long_batch_size: int
-    """Batch size of sequences of 512 positions and more."""
+    batch_sizes: dict[int, int]
+    """Sequences a step, by the length from which on it is so."""
     filler: str
+    drawn_order: bool = False
+    """See RecallTask."""
+
+    def batch_size(self, length: int) -> int:
+        """Return the sequences a step at a length."""
+        return self.batch_sizes[max(start for start in self.batch_sizes if start <= length)]
 
 
 def _small_sizes(cell: list[Any], width: int) -> Sizes:
-    batches = {"batch_size": 64, "long_batch_size": 64}
-    return Sizes(
-        cells=[cell], widths=[width], vocabulary_size=64, num_train=20_000, num_test=3_000, filler="random", **batches
-    )
+    counts = {"vocabulary_size": 64, "num_train": 20_000, "num_test": 3_000}
+    return Sizes(cells=[cell], widths=[width], batch_sizes={0: 64}, filler="random", **counts)
+
+
+ZOOLOGY_CELLS = [[64, 4], [128, 8], [256, 16], [512, 64]]
+ZOOLOGY_WIDTHS = [64, 128, 256, 512]
 
 
 PRESETS = {
     "small": _small_sizes([32, 4], width=32),
     "published": _small_sizes([64, [3, 5, 8, 10, 15]], width=64),
     "zoology": Sizes(
-        cells=[[64, 4], [128, 8], [256, 16], [512, 64]],
-        widths=[64, 128, 256, 512],
+        cells=ZOOLOGY_CELLS,
+        widths=ZOOLOGY_WIDTHS,
         vocabulary_size=8192,
         num_train=50_000,
         num_test=1_000,
-        batch_size=256,
-        long_batch_size=128,
+        batch_sizes={0: 256, 512: 128},
         filler="blank",
+    ),
+    "zoology_full": Sizes(
+        cells=ZOOLOGY_CELLS,
+        widths=ZOOLOGY_WIDTHS,
+        vocabulary_size=8192,
+        num_train=100_000,
+        num_test=3_000,
+        batch_sizes={0: 512, 256: 256, 512: 128},
+        filler="blank",
+        drawn_order=True,
     ),
 }
 """small is learnt on a CPU in a minute; published has the numbers of pairs of that table, at which language models that
-were never trained to recall are at chance; zoology is the task of Arora et al. (2024), at which mixers part."""
+were never trained to recall are at chance; zoology is the task of Arora et al. (2024), at which mixers part.
+
+zoology_full has the sequences, batches, filler, order of queries and steps (64 epochs) of their figure 2. Theirs beside
+it are rates from 1e-4 to 1e-2, and learned positions and a dropout of 0.1 for attention."""
 
 
 def check_sizes(sizes: Sizes) -> None:
-    counts = {name: getattr(sizes, name) for name in ("num_train", "num_test", "batch_size")}
+    counts = {name: getattr(sizes, name) for name in ("num_train", "num_test")}
     check_counts("eval.recall", **counts)
     check_counts("eval.recall", 4, vocabulary_size=sizes.vocabulary_size)
     check_value("eval.recall.filler", sizes.filler, choices=("blank", "random"))

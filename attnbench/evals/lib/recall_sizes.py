@@ -31,8 +31,15 @@ class Sizes:
 
 
 def _small_sizes(cell: list[Any], width: int) -> Sizes:
-    counts = {"vocabulary_size": 64, "num_train": 20_000, "num_test": 3_000}
-    return Sizes(cells=[cell], widths=[width], batch_sizes={0: 64}, filler="random", **counts)
+    return Sizes(
+        cells=[cell],
+        widths=[width],
+        vocabulary_size=64,
+        num_train=20_000,
+        num_test=3_000,
+        batch_sizes={0: 64},
+        filler="random",
+    )
 
 
 ZOOLOGY_CELLS = [[64, 4], [128, 8], [256, 16], [512, 64]]

@@ -10,7 +10,7 @@ from torch import Tensor
 from attnbench.data.counters import hashed
 from attnbench.evals.base import Probe, Task
 from attnbench.evals.lib.options import check_training, mixer_wishes, probe_deviation
-from attnbench.evals.lib.recall_sizes import PRESETS, Sizes, budget, check_sizes
+from attnbench.evals.lib.recall_sizes import DRAWN, PRESETS, Sizes, budget, check_sizes
 from attnbench.evals.lib.scoring import accuracy, correct_labels
 from attnbench.evals.lib.task_data import (
     SPLITS,
@@ -52,7 +52,7 @@ class RecallTask(Task):
     query takes the first; slots count from 1 and are drawn without replacement with p(slot) ∝ slot^(a - 1), a = 0.01.
     All other positions hold blanks, or random values, which may be those of pairs: the answers are never shown.
 
-    With `drawn_order` the first pair is asked for in the slot that is drawn first, and so on, as Arora et al. do: the
+    With the query order `drawn`, that of Arora et al., the first pair has the slot that is drawn first, and so on: the
     earlier a pair stands, the sooner, as a rule, it is asked for.
 
     Sequence i of every split has pair count i of `pairs`, round and round, and test_sequences have one count only; a
@@ -66,7 +66,8 @@ class RecallTask(Task):
     num_test: int
     """Test sequences for each number of pairs."""
     random_filler: bool
-    drawn_order: bool = False
+    query_order: str | None = None
+    """None: random."""
 
     @property
     def num_values(self) -> int:
@@ -121,7 +122,7 @@ class RecallTask(Task):
         num_slots_B = self.length // 2 - pairs_B
         slot_BP = choose_by_power(hashed(hash_B, SLOTS), num_slots_B, self.length // 2, most, NEARNESS)
         asked_BP = column_P.expand_as(key_BP)
-        if not self.drawn_order:
+        if self.query_order != DRAWN:
             asked_BP = shuffled(hashed(hash_B, QUERIES), present_BP)
         query_BP = 2 * (pairs_B1 + slot_BP - 1)
 
@@ -299,5 +300,5 @@ def _task(
         pairs=pairs if isinstance(pairs, list) else [pairs],
         num_test=sizes.num_test,
         random_filler=sizes.filler == "random",
-        drawn_order=sizes.drawn_order,
+        query_order=sizes.query_order,
     )

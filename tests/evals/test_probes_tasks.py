@@ -12,6 +12,7 @@ from attnbench.cli.compose import CONF, compose
 from attnbench.data.counters import hashed
 from attnbench.evals.copy_task import BLANK, PADDING, SEPARATOR, START, Copy
 from attnbench.evals.lib import scoring, task_data
+from attnbench.evals.lib.recall_sizes import DRAWN
 from attnbench.evals.lib.scoring import correct_labels, mean_accuracy
 from attnbench.evals.lib.task_data import ABSENT, SPLITS, choose, choose_by_power, integers_below, split_of
 from attnbench.evals.recall import BLANK as NOTHING
@@ -41,7 +42,7 @@ TASKS = {
     "copy": copy_task,
     "selective copy": lambda: copy_task(selective=True),
     "recall": recall_task,
-    "recall in drawn order": lambda: replace(recall_task(filler="blank", cells=[[40, 9]]), drawn_order=True),
+    "recall in drawn order": lambda: replace(recall_task(filler="blank", cells=[[40, 9]]), query_order=DRAWN),
     "recall of blanks": lambda: recall_task(filler="blank", cells=[[40, 9]]),
 }
 
@@ -286,7 +287,7 @@ def test_no_pair_is_asked_for_before_the_others():
 
 
 def test_in_drawn_order_the_first_pair_has_the_slot_that_is_drawn_first():
-    task = replace(recall_task(cells=[[14, 2]], num_test=6000), drawn_order=True)
+    task = replace(recall_task(cells=[[14, 2]], num_test=6000), query_order=DRAWN)
     batch = task.test_sequences(0, 2, CPU)
     assert torch.equal(batch.targets_BT, batch.tokens_BT[:, 1:4:2])
     assert torch.equal(batch.tokens_BT.gather(1, batch.positions_BL), batch.tokens_BT[:, :4:2])

@@ -9,6 +9,9 @@ from attnbench.settings.errors import UserError
 MAX_LENGTH = 2**15
 """Positions of a sequence: choose_by_power counts in whole numbers, which overflow beyond."""
 
+DRAWN = "drawn"
+"""Order of queries in which the first pair has the slot that is drawn first."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
@@ -22,7 +25,7 @@ class Sizes:
     batch_sizes: dict[int, int]
     """Sequences a step, by the length from which on it is so."""
     filler: str
-    drawn_order: bool = False
+    query_order: str | None = None
     """See RecallTask."""
 
     def batch_size(self, length: int) -> int:
@@ -66,7 +69,7 @@ PRESETS = {
         num_test=3_000,
         batch_sizes={0: 512, 256: 256, 512: 128},
         filler="blank",
-        drawn_order=True,
+        query_order=DRAWN,
     ),
 }
 """small is learnt on a CPU in a minute; published has the numbers of pairs of that table, at which language models that

@@ -135,8 +135,8 @@ def test_whatever_happens_every_cell_is_there_once_and_as_a_local_run_has_it(clu
     cluster.restart_controller()
     # It may have come back by itself, when it registered with the controller that was restarted.
     cluster.succeeds("scontrol", "update", "nodename=n2", "state=resume")
-    # Drained, a node ends what it has.
-    wait_until(lambda: bool(running(cluster)), "a running task")
+    # Drained, a node ends what it has. Slurm begins a task again two minutes after its node was lost, no sooner.
+    wait_until(lambda: bool(running(cluster)), "a running task", seconds=240)
     assert cluster.succeeds("scontrol", "update", "nodename=n1", "state=drain", "reason=test")
     # A task is killed while the command waits: its cells failed, the others are run.
     wait_until(lambda: bool(running(cluster)), "a running task")

@@ -30,7 +30,7 @@ LEAST, MOST = 4, 40
 """Trainings in a stack. Fewer gain nothing over one after the other; at more the share of a step falls no more."""
 
 COMPILE_SECONDS, SECONDS_SAVED = 15.0, 0.5e-9
-"""Of torch.compile for one shape with empty caches; and what it saves of a training's own step, by element of an
+"""Seconds of torch.compile for one shape with empty caches; and those it saves of a step alone, by element of an
 activation."""
 
 Size = Callable[[ProbeJob], int]
@@ -110,9 +110,10 @@ def in_stacks(cells: Sequence[Cell], size_of: Size) -> list[tuple[Cell, ...]]:
 
 
 def compiled(cells: Sequence[Cell], num_workers: int) -> None:
-    """Have those of the trainings compiled that are made one by one and in such a number that it is worth it."""
+    """Mark the trainings that are made one by one, in their rows too; so many that it is worth it are compiled."""
     number = Counter(job.shape_hash for cell in cells for job in cell.jobs if isinstance(job, ProbeJob))
     for cell in cells:
         for job in cell.jobs:
             if isinstance(job, ProbeJob) and not cell.in_stack:
+                job.stack = 1
                 job.compiled = is_worth_compiling(job, number[job.shape_hash], num_workers)

@@ -239,7 +239,7 @@ def _scalar_decay_step(numbers: _Numbers, dtype: torch.dtype) -> Problem:
 
 
 def _diagonal_decay_step(numbers: _Numbers, dtype: torch.dtype) -> Problem:
-    """What is erased and what reads it are free, as in RWKV-7."""
+    """Free vectors for erasing and for reading what is erased, as in RWKV-7."""
     from attnbench.kernels.diagonal_step import diagonal_decay_step
 
     def operator(*inputs: Tensor) -> tuple[Tensor, ...]:

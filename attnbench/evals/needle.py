@@ -47,7 +47,7 @@ class NeedleTask(Task):
     max_length: int
     test_lengths: list[int]
     depths: list[int]
-    """Of the pair in tests, in percent: 0 at the start."""
+    """Places of the pair in tests, in percent of the filler: 0 at the start."""
     num_test: int
     """Test sequences at each length and depth."""
 

@@ -186,8 +186,14 @@ class IdleWorkers:
 
     def take(self, kind: Any) -> Child | None:
         """Return one that was started for the same, if there is one."""
-        children = self._children.get(kind)
-        return children.pop() if children else None
+        children = self._children.get(kind, [])
+        while children:
+            child = children.pop()
+            if child.process.is_alive():
+                return child
+            # It has died since, for want of memory say: the next item is none of its outcomes.
+            _end(child, is_alive=False)
+        return None
 
     def keep(self, kind: Any, child: Child) -> None:
         self._children.setdefault(kind, []).append(child)

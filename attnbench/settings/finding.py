@@ -75,7 +75,7 @@ class FindingSettings:
     """Sentence: what would have to be true for the other answer."""
     core: bool
     needs: list[str] = field(default_factory=list)
-    """What this version of attnbench lacks for it, in words; empty where it can be run."""
+    """Things that attnbench lacks for it, in words; empty where it can be run."""
     minutes: dict[str, float | None]
     """Type of device that decides it to its minutes of one; null: not measured."""
     evaluation: str

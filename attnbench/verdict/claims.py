@@ -37,7 +37,7 @@ class Tested:
     outside: bool
     verdict: str
     seeds_needed: int | None
-    """Of an undecided one, the seeds in all that would decide; None: more than 100."""
+    """Seeds in all that would decide an undecided one; None: more than 100."""
 
     @property
     def asked(self) -> str:

@@ -76,4 +76,5 @@ def test_trainings_are_compiled_where_it_saves_more_than_it_takes(
     assert not any(job.compiled for job in jobs)
     compiled(cells_of(jobs), num_workers)
     assert {job.compiled for job in jobs} == {expected}
+    assert {job.row_settings()["stack"] for job in jobs} == {1}
     assert ("compiled" in jobs[0].row_settings()) == expected

@@ -159,7 +159,7 @@ def test_rounding_of_a_gradient_that_is_nothing_at_one_position_is_no_error(sett
 
 
 VANISHING = Case(name="narrow", head_width=16, lengths=(65,))
-"""Of a first position q . k comes to nearly 0, and the output's norm makes much of the rounding of q and k."""
+"""Case in which q . k of a first position is nearly 0, and the output's norm makes much of the rounding of q and k."""
 
 
 @pytest.mark.parametrize("name", ["retnet", "gla"])
@@ -176,7 +176,7 @@ def test_rounding_that_a_norm_makes_much_of_is_no_error(name):
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("name", ["retnet", "gla"])
 def test_rounding_there_excuses_no_wrong_gradient_elsewhere(name, part, monkeypatch):
-    """Of query, key, value and, where it is no constant, decay, at the last 25 of 65 positions."""
+    """Lose those of query, key, value and, where it is no constant, decay, at the last 25 of 65 positions."""
     if name == "retnet":
         right = scalar_decay.chunked_scalar_decay
         wrong = lambda *inputs: right(*broken_mixers.lose_the_tail(inputs[:4], part, 40), *inputs[4:])  # noqa: E731

@@ -21,7 +21,7 @@ from attnbench.settings.errors import UserError
 # Triton's interpreter cuts bfloat16 off where a GPU rounds, which is twice as far.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2 if torch.cuda.is_available() else 6e-2}
 KINDS = ("nothing", "beta", "reader")
-"""What is erased: nothing, what the key points to by one strength a head, or what a reader of its own does."""
+"""Kinds of erasing: nothing, along the key by one strength a head, or along a reader of its own."""
 
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 133)
 NAMES = ("query", "key", "value", "log_decay", "reader", "beta", "memory")
@@ -150,7 +150,7 @@ def test_no_output_knows_of_later_inputs(kind):
 
 
 def test_chunks_that_forget_too_much_for_one_product_and_those_just_short_of_it():
-    """Of 32 positions, one product holds a sum of -80, and blocks of 16 as much."""
+    """Sums of log decays around -80, which is the most that one product of a chunk, or of a block of 16, holds."""
     for rate in (2.4, 2.6, 4.9, 5.1):
         inputs = rule_inputs("beta", 40)
         inputs[3] = torch.full_like(inputs[3], -rate).requires_grad_()

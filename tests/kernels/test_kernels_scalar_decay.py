@@ -27,7 +27,7 @@ DECAYS = ("0", "-0.01", "-5", "mixed")
 
 
 class Shape(NamedTuple):
-    """Of a call."""
+    """Inputs of a call."""
 
     length: int
     key_width: int = 16
@@ -160,7 +160,7 @@ def test_a_call_without_gradients_keeps_no_states():
 
 
 def test_nothing_is_left_unwritten_and_again_it_is_the_same_bits(monkeypatch, segments):
-    """What a kernel does not write shows as NaN."""
+    """Memory that a kernel does not write shows as NaN."""
     new, empty = torch.Tensor.new_empty, torch.empty_like
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda x, *shape, **how: new(x, *shape, **how).fill_(torch.nan))
     monkeypatch.setattr(torch, "empty_like", lambda x: empty(x).fill_(torch.nan))

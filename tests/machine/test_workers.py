@@ -140,7 +140,14 @@ def test_workers_stay_between_calls_until_they_are_not_wanted(tmp_path):
         assert fresh not in {*first, other}
         assert is_running(int(third))
         assert is_running(int(other))
+        # One that dies while it waits costs no item its outcome.
+        for pid in {third, other}:
+            os.kill(int(pid), signal.SIGKILL)
+        wait_for(lambda: not is_running(int(third)) and not is_running(int(other)))
+        [outcome] = outcomes([mark], tmp_path, idle=idle, **settings)
+        assert outcome.error is None
         idle.end()
+        found = pids(tmp_path)
         assert not any(is_running(int(pid)) for pid in found)
         outcomes([mark], tmp_path, idle=idle, **settings)
         last = pids(tmp_path)[-1]

@@ -7,7 +7,7 @@ from fuzz_kinds import KINDS
 from attnbench.machine.timing import CappedChild
 
 NUM_INPUTS = {"texts": 50, "parquet": 125, "checkpoints": 15, "results": 40, "overrides": 40}
-"""Of every run; three times as many among the slow tests."""
+"""Inputs of every run; three times as many among the slow tests."""
 
 
 @pytest.fixture(scope="module")

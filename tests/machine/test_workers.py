@@ -40,9 +40,15 @@ def pids(folder: Path) -> list[str]:
 
 
 def is_running(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/stat")
-    # A zombie, whose new parent has not yet looked, does nothing any more.
-    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+    process = Path(f"/proc/{pid}")
+    try:
+        state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+        threads = list((process / "task").iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    # A zombie, whose parent has not yet looked, does nothing any more; but a killed process is one as soon as its first
+    # thread is gone, and its parent hears of it when the last one is.
+    return state != "Z" or len(threads) > 1
 
 
 def wait_for(condition, seconds: float = 20.0) -> None:

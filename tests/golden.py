@@ -1,4 +1,4 @@
-"""Golden rows of a short training, a probe, a plan and an operator table, to compare with those of this code.
+"""Golden rows of a short training, a probe, a plan, an operator table and each mixer, to compare with this code's.
 
     python tests/golden.py --write
 
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from hydra import compose as compose_hydra
 from hydra import initialize_config_dir
+from mixer_building import mixer_names
 from probe_settings import smoke_words
 from small import bench_words, comparison_settings
 
@@ -30,6 +31,7 @@ from attnbench.settings.schema import PlanSettings
 from attnbench.training.log import read_metrics
 
 GOLDEN = Path(__file__).parent / "stored" / "golden.json"
+PARTS = ("training", "probe", "plan", "bench", "mixers")
 TOLERANCE = 1e-5
 """Relative: versions of torch and processors round otherwise."""
 
@@ -63,19 +65,15 @@ def text() -> str:
     return " ".join(words[(7 * index + index * index // 11) % len(words)] for index in range(1500))
 
 
-def measure(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Measure all golden rows; results are left in the folder."""
+def measure(folder: Path, parts: Iterable[str] = PARTS) -> dict[str, list[dict[str, Any]]]:
+    """Measure golden rows; results are left in the folder."""
     (folder / "text.txt").write_text(text(), encoding="utf-8")
+    measures = {"training": _training, "probe": _probe, "plan": _plan, "bench": _bench, "mixers": _mixers}
     before = torch.get_num_threads()
     # Sums of another order have other last digits.
     torch.set_num_threads(1)
     try:
-        return {
-            "training": list(_training(folder)),
-            "probe": list(_probe(folder)),
-            "plan": list(_plan(folder)),
-            "bench": list(_bench(folder)),
-        }
+        return {part: list(measures[part](folder)) for part in parts}
     finally:
         torch.set_num_threads(before)
 
@@ -129,6 +127,18 @@ def _bench(folder: Path) -> Iterator[dict[str, Any]]:
         if measurement.metric == "max_error" and measurement.value is not None:
             content["error"] = "within bound" if measurement.value <= ERROR_BOUND else measurement.value
         yield content
+
+
+def _mixers(folder: Path) -> Iterator[dict[str, Any]]:
+    """Folder, with its hash, and losses of a short training of each mixer and of a hybrid."""
+    hybrid = ["attn=hybrid", "attn.layers=[gated_deltanet,window]", "attn.options.window.window=8"]
+    for attention in [*([f"attn={name}"] for name in mixer_names()), hybrid]:
+        # Most have more parameters at this width than can be matched.
+        words = [*MODEL, f"data.path={folder / 'text.txt'}", f"outputs_dir={folder / 'mixers'}", "match=none"]
+        trained = run(compose([*words, "model.num_layers=2", *attention]))
+        log = read_metrics(trained / "metrics.jsonl")
+        losses = {name: [row[name] for row in log if name in row] for name in ("loss", "nats_per_character")}
+        yield {"run": trained.name, **losses}
 
 
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,8 @@ import pytest
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory) -> dict[str, list[dict]]:
-    return json.loads(json.dumps(golden.measure(tmp_path_factory.mktemp("golden"))))
+    quick = [part for part in golden.PARTS if part != "mixers"]
+    return json.loads(json.dumps(golden.measure(tmp_path_factory.mktemp("golden"), quick)))
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +21,14 @@ def stored() -> dict[str, list[dict]]:
 def test_rows_are_the_golden_ones(name, measured, stored):
     lines = golden.differences({name: stored[name]}, {name: measured[name]})
     assert stored[name]
+    assert not lines, "\n".join([golden.MEANING, *lines])
+
+
+@pytest.mark.slow
+def test_trainings_of_all_mixers_are_the_golden_ones(tmp_path, stored):
+    measured = json.loads(json.dumps(golden.measure(tmp_path, ["mixers"])))
+    lines = golden.differences({"mixers": stored["mixers"]}, measured)
+    assert len(stored["mixers"]) == len(golden.mixer_names()) + 1
     assert not lines, "\n".join([golden.MEANING, *lines])
 
 

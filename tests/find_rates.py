@@ -1,4 +1,6 @@
-"""Rates of a finding's variants by compare.py's search: `python tests/find_rates.py NAME 3e-3,1e-2,3e-2 --device cpu`.
+"""Rates of a finding's variants by compare.py's search.
+
+    python tests/find_rates.py conv_recall recall=3e-3,1e-2,3e-2 --device cpu
 
 Trains on seeds from 1,000,000 alone and scores nothing. Prints each variant's score at each rate, and the chosen one,
 which goes into the finding's yaml before it is frozen.
@@ -14,6 +16,7 @@ from attnbench.comparison.cells import execute
 from attnbench.comparison.findings import plan_of
 from attnbench.comparison.plan import Comparison
 from attnbench.comparison.search import rounds
+from attnbench.results.rows import TRAINING
 from attnbench.settings.finding import FindingsSettings
 
 
@@ -21,7 +24,7 @@ def main() -> None:
     """Search, variant by variant."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", choices=[finding.name for finding in findings()])
-    parser.add_argument("rates", help="1e-3,1e-2")
+    parser.add_argument("rates", nargs="+", help="recall=1e-3,1e-2; of the language models training=2e-3,4e-3")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--outputs", default="outputs/rates")
@@ -33,9 +36,15 @@ def main() -> None:
     )  # fmt: skip
     # A finding names one rate, the last word of each variant; here a grid stands in its place.
     plan = plan_of(settings, finding)
-    grid = f"eval.{finding.evaluation}.learning_rates=[{given.rates}]"
-    variants = {name: [*variant.words, grid] for name, variant in finding.variants.items()}
-    plan.plan = replace(plan.plan, variants=variants, num_search_seeds=given.seeds)
+    grids = dict(word.split("=") for word in given.rates)
+    of_training = grids.pop(TRAINING, None)
+    words = [f"eval.{name}.learning_rates=[{grid}]" for name, grid in grids.items()]
+    plan.plan = replace(
+        plan.plan,
+        variants={name: [*variant.words, *words] for name, variant in finding.variants.items()},
+        learning_rates=[float(rate) for rate in of_training.split(",")] if of_training else None,
+        num_search_seeds=given.seeds,
+    )
     comparison = Comparison(plan, compose)
     for search in comparison.all_searches():
         for cells in rounds(search.cells):

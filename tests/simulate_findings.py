@@ -1,21 +1,24 @@
 """Power of findings by simulation, as a Markdown table: `python tests/simulate_findings.py [name ...]`.
 
-Each variant's scores are drawn about the mean and with the spread that its yaml assumes, normal and cut to 0..1; the
-tests are those of attnbench/verdict. Findings whose yaml assumes no scores are left out.
+Each variant's scores are drawn about the mean and with the spread that its yaml assumes, normal and cut to the metric's
+range; the tests are those of attnbench/verdict. Findings whose yaml assumes no scores are left out.
 """
 
 import argparse
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import yaml
 from omegaconf import OmegaConf
 from small import identity_of
 
 from attnbench.cli.compose import CONF
 from attnbench.results.rows import Measurement, ResultRow
-from attnbench.settings.finding import FindingSettings, read_finding
-from attnbench.verdict.claims import decide
+from attnbench.settings.finding import RANGES, ContrastSettings, FindingSettings, read_finding
+from attnbench.verdict.claims import decide, variant_at
 from attnbench.verdict.finding import PASS
 
 NUM_SEEDS = 10
@@ -35,20 +38,57 @@ def power(finding: FindingSettings, num_draws: int, num_seeds: int = NUM_SEEDS) 
     rng, seeds = np.random.default_rng(0), range(num_seeds)
     passed = 0
     for _ in range(num_draws):
-        rows = [
-            _row(name, contrast.metric, contrast.settings, seed, score)
-            for name, (mean, spread) in finding.power.scores.items()
-            for seed, score in zip(seeds, np.clip(rng.normal(mean, spread, num_seeds), 0, 1), strict=True)
+        drawn = {key: rng.normal(mean, spread, num_seeds) for key, (mean, spread) in finding.power.scores.items()}
+        # A score that two contrasts are about is one row.
+        rows = {
+            json.dumps([variant, metric, settings, seed]): _row(variant, metric, settings, seed, float(value))
             for contrast in finding.contrasts
-            if name in contrast.variants
-        ]
-        passed += decide(finding, rows, seeds).verdict == PASS
+            for variant, metric, settings, values in _scores(finding, contrast, drawn)
+            for seed, value in zip(seeds, values, strict=True)
+        }
+        passed += decide(finding, rows.values(), seeds).verdict == PASS
     return passed / num_draws
 
 
-def _row(variant: str, metric: str, settings: dict, seed: int, score: float) -> ResultRow:
-    measurement = Measurement(metric=metric, value=float(score), unit="", settings=dict(settings))
-    return ResultRow(identity=replace(identity_of(), variant=variant, seed=seed), measurement=measurement)
+Score = tuple[str, str, dict[str, Any], np.ndarray]
+"""Variant, metric, settings, and a value a seed."""
+
+
+def _scores(finding: FindingSettings, contrast: ContrastSettings, drawn: Mapping[str, np.ndarray]) -> Iterator[Score]:
+    """Yield the scores that a contrast is about, from what the yaml assumes under the name of the variant, of the
+    variant and the metric, of the variant at a rate, or, as pairs that its state holds, of the variant and a width."""
+    low, high = RANGES.get(contrast.metric, (-np.inf, np.inf))
+    if contrast.evaluation is not None:
+        contrast = replace(contrast, settings={**contrast.settings, "of": contrast.evaluation})
+    for name in contrast.variants:
+        if contrast.kind == "correlation":
+            yield from _held(finding, contrast, {key: it for key, it in drawn.items() if key.startswith(f"{name}, ")})
+            continue
+        rates = finding.variants[name].rates or {"": [0.0]}
+        for variant in {variant_at(name, {probe: rate}, finding) for probe, grid in rates.items() for rate in grid}:
+            values = drawn.get(f"{variant} {contrast.metric}", drawn.get(variant))
+            assert values is not None, variant
+            yield variant, contrast.metric, contrast.settings, np.clip(values, low, high)
+
+
+def _held(finding: FindingSettings, contrast: ContrastSettings, drawn: Mapping[str, np.ndarray]) -> Iterator[Score]:
+    """Yield accuracies of models of several widths that recall as many pairs as their state holds, and its size."""
+    [cells] = [word.partition("=")[2] for word in finding.overrides if word.startswith("eval.recall.cells=")]
+    for key, pairs in drawn.items():
+        name, _, width = key.partition(", width ")
+        settings = {"width": int(width)}
+        yield name, "state_bytes", settings, np.full(len(pairs), int(width) ** 2)
+        for _, load in yaml.safe_load(cells):
+            values = np.clip(pairs / load, 0, 1)
+            yield name, contrast.metric, {**contrast.settings, **settings, "num_pairs": load}, values
+
+
+def _row(variant: str, metric: str, settings: dict[str, Any], seed: int, value: float) -> ResultRow:
+    axes = {name: value for name, value in settings.items() if name != "of"}
+    identity = replace(identity_of(), variant=variant, seed=seed)
+    if "of" in settings:
+        identity = replace(identity, evaluation=settings["of"])
+    return ResultRow(identity=identity, measurement=Measurement(metric=metric, value=value, unit="", settings=axes))
 
 
 def main() -> None:

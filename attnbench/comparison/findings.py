@@ -2,8 +2,9 @@
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from attnbench.comparison.plan import Comparison, Compose
 from attnbench.machine.device import resolve_device
 from attnbench.results.files import replace_file
 from attnbench.results.folder import holding
-from attnbench.results.rows import ResultRow, read_results
+from attnbench.results.rows import TRAINING, ResultRow, read_results
 from attnbench.settings.check import check_plan
 from attnbench.settings.errors import UserError
 from attnbench.settings.finding import FindingSettings, FindingsSettings
@@ -58,20 +59,20 @@ def run_findings(settings: FindingsSettings, findings: Sequence[FindingSettings]
 
 
 def plan_of(settings: FindingsSettings, finding: FindingSettings) -> ComparisonSettings:
-    """Return a finding as settings of compare.py: each variant at the rate that the finding names, nothing ranked."""
+    """Return a finding as settings of compare.py: each variant at the rates that the finding names, nothing ranked."""
     words = {
-        variant_at(name, rate, finding): [*variant.words, f"eval.{finding.evaluation}.learning_rates=[{rate!r}]"]
+        variant_at(name, rates, finding): [*variant.words, *starmap(_rate_word, rates.items())]
         for name, variant in finding.variants.items()
-        for rate in variant.rates or []
+        for rates in _combined(variant.rates or {})
     }
     plan = PlanSettings(
         name=finding.name,
         overrides=finding.overrides,
         variants=words,
-        evaluations=[finding.evaluation],
+        evaluations=finding.evaluations,
         seeds=settings.seeds,
         probe_seeds=settings.seeds,
-        learning_rates=[1e-3],
+        learning_rates=None,
         rank=[],
         num_workers=settings.num_workers,
         stack=settings.stack,
@@ -90,6 +91,15 @@ def plan_of(settings: FindingsSettings, finding: FindingSettings) -> ComparisonS
     )
 
 
+def _combined(rates: Mapping[str, Sequence[float]]) -> Iterator[dict[str, float]]:
+    """Yield each choice of one rate for every name; a window is of one name alone."""
+    return (dict(zip(rates, chosen, strict=True)) for chosen in product(*rates.values())) if rates else iter(())
+
+
+def _rate_word(name: str, rate: float) -> str:
+    return f"train.learning_rate={rate!r}" if name == TRAINING else f"eval.{name}.learning_rates=[{rate!r}]"
+
+
 def _ready(settings: FindingsSettings, finding: FindingSettings, compose: Compose) -> Comparison | str:
     """Resolve the cells of a finding, or say why it cannot run here."""
     device = resolve_device(settings.device).type
@@ -104,6 +114,14 @@ def _ready(settings: FindingsSettings, finding: FindingSettings, compose: Compos
         comparison = Comparison(plan_of(settings, finding), compose)
     except UserError as error:
         return str(error)
+    known = {
+        variant_at(name, rates, finding): rates
+        for name, it in finding.variants.items()
+        for rates in _combined(it.rates or {})
+    }
+    unsearched = [search.name for search in comparison.all_searches() if search.evaluation not in known[search.variant]]
+    if unsearched:
+        return f"no learning rate was searched for {', '.join(unsearched)} yet"
     return "; ".join(f"{name}: {reason}" for name, reason in comparison.failures.items()) or comparison
 
 

@@ -88,9 +88,8 @@ class Comparison:
             for search in searches_of_probe(settings, evaluation, self.plan.num_search_seeds)
         ]
         if kinds.of_checkpoints:
-            searches.append(
-                search_of_training(run, kinds.of_checkpoints, self.plan.learning_rates, self.plan.num_search_seeds)
-            )
+            grid = self.plan.learning_rates or [settings.train.learning_rate]
+            searches.append(search_of_training(run, kinds.of_checkpoints, grid, self.plan.num_search_seeds))
         return Variant(run, kinds, searches, [SystemJob(run, evaluation) for evaluation in kinds.system])
 
     def _is_shared(self, variant: str, evaluation: str) -> bool:

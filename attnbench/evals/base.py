@@ -125,6 +125,8 @@ class Task(ABC):
     """Wishes, like {"conv_size": 4}: a mixer without such a setting does not get it, and its rows say so."""
     fixed_steps: bool = False
     """All steps are made, with a cosine; otherwise a training that has solved the task ends, see `solving`."""
+    check_interval_steps: int | None = None
+    """Steps between two looks at validation data, whose rows then say how fast accuracy rose; None: as `solving`."""
 
     @abstractmethod
     def sequences(self, split: str, seed: int, start: int, count: int, device: torch.device) -> Batch:

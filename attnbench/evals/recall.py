@@ -168,6 +168,7 @@ class Recall(Probe):
         num_test: test sequences for each number of pairs.
         filler: between the queries: blank or random.
         reuse_rate: the cell (512,64) takes over the rate found at (256,16) where that is run at the same width.
+        check_interval_steps: between two looks at validation data; with a number the rows say how fast accuracy rose.
         conv_size, output_gate: of every mixer that has them; null leaves each its own.
         initial_deviation: of the projections; null: see options.probe_deviation.
 
@@ -213,6 +214,7 @@ class Recall(Probe):
         batch_size: int | None,
         filler: str | None,
         reuse_rate: bool,
+        check_interval_steps: int | None,
         num_layers: int,
         conv_size: int | None,
         output_gate: Gate | None,
@@ -230,6 +232,7 @@ class Recall(Probe):
         check_value("eval.recall.num_steps", num_steps, minimum=1)
         check_value("eval.recall.budgets", [n for steps in budgets.values() for n in steps.values()], minimum=1)
         check_counts("eval.recall", 0, conv_size=conv_size)
+        check_value("eval.recall.check_interval_steps", check_interval_steps, minimum=1)
         check_training("eval.recall", learning_rates, precision)
         self.learning_rates, self.precision = [float(rate) for rate in learning_rates], precision
         self.reuse_rate = reuse_rate
@@ -240,6 +243,7 @@ class Recall(Probe):
                 width,
                 num_steps=num_steps or budget(budgets, preset, cell),
                 fixed_steps=fixed_steps,
+                check_interval_steps=check_interval_steps,
                 num_layers=num_layers,
                 wishes=mixer_wishes(conv_size, output_gate),
                 deviation=initial_deviation,
@@ -273,6 +277,7 @@ def _task(
     *,
     num_steps: int,
     fixed_steps: bool,
+    check_interval_steps: int | None,
     num_layers: int,
     wishes: dict[str, Any],
     deviation: float | None,
@@ -296,6 +301,7 @@ def _task(
         num_train_sequences=sizes.num_train,
         mixer_options=wishes,
         fixed_steps=fixed_steps,
+        check_interval_steps=check_interval_steps,
         length=length,
         pairs=pairs if isinstance(pairs, list) else [pairs],
         num_test=sizes.num_test,

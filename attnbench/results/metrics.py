@@ -18,6 +18,7 @@ DEFINITIONS = {
     "solved": "1 where selection was 0.95 or more at two checks in a row and the test score at the end is too, else 0",
     "steps_to_95": "steps until selection was 0.95 at two checks in a row; the whole budget where it never was",
     "samples_to_95": "training sequences until then",
+    "rise_share": "share of the steps to a selection of 0.9 that came after 0.1; 1 where it never was 0.9",
     "steps_trained": "steps until the training ended, at most its budget",
     "nats_per_character": "mean of -log p of the next character",
     "perplexity": "exp of the nats a character, over the whole split",

@@ -332,7 +332,8 @@ def check_plan(plan: PlanSettings) -> None:
     for where, words in (("plan.overrides", plan.overrides), *plan.variants.items()):
         for word in words:
             source = GIVEN_BY_PLANS.get(setting_of(word))
-            if source is not None:
+            is_own_rate = setting_of(word) == "train.learning_rate" and plan.learning_rates is None
+            if source is not None and not is_own_rate:
                 raise UserError(f"{where}: {word} would count for nothing; a comparison takes {source}")
     check_value("plan.only", plan.only, choices=plan.evaluations)
     check_value("plan.rank", plan.rank, choices=plan.variants)

@@ -20,14 +20,14 @@ class VariantSettings:
 
     words: list[str]
     """The rest of its command line, as a plan has it."""
-    rates: list[float] | None = field(metadata={"distinct": True, "most": MAX_VARIANTS, "above": 0})
-    """One, found on seeds that are not scored; several where the claim is about the window of rates that work; null:
-    not searched yet."""
+    rates: dict[str, list[float]] | None
+    """By probe, or by `training` for the language model: one, found on seeds that are not scored; several where the
+    claim is about the window of rates that work; null: not searched yet."""
 
     @property
     def in_window(self) -> bool:
         """True where it is trained at several rates."""
-        return self.rates is not None and len(self.rates) > 1
+        return any(len(grid) > 1 for grid in (self.rates or {}).values())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,6 +43,8 @@ class ContrastSettings:
 
     kind: str = setting(choices=KINDS)
     variants: list[str] = field(metadata={"distinct": True})
+    evaluation: str | None = None
+    """The one that measures the metric; null: the only one of the finding."""
     metric: str
     settings: dict[str, Any] = field(default_factory=dict)
     """The row: {"length": 100}. Of a correlation those of the scores."""
@@ -58,7 +60,9 @@ class PowerSettings:
     """Probability of PASS if the source's effect is true, by tests/simulate_findings.py."""
 
     scores: dict[str, list[float]]
-    """Mean and spread over seeds that are assumed of each variant's score, normal and inside the metric's range."""
+    """Mean and spread over seeds that are assumed of each score, normal and inside the metric's range: by variant, by
+    variant and metric ("softmax solved"), by variant and rate ("softmax-lr0.01"); or of the pairs that the state of
+    each width holds ("deltanet, width 16")."""
     simulated: float | None = setting(None, minimum=0, maximum=1)
 
 
@@ -78,7 +82,7 @@ class FindingSettings:
     """Things that attnbench lacks for it, in words; empty where it can be run."""
     minutes: dict[str, float | None]
     """Type of device that decides it to its minutes of one; null: not measured."""
-    evaluation: str
+    evaluations: list[str] = field(metadata={"distinct": True})
     overrides: list[str]
     variants: dict[str, VariantSettings]
     contrasts: list[ContrastSettings]
@@ -134,11 +138,25 @@ def _check_finding(finding: FindingSettings) -> None:
     check_value(f"{where}.minutes", list(finding.minutes), kind=list[str], choices=("cpu", "cuda"))
     if not finding.contrasts or not finding.variants:
         raise UserError(f"{where}.contrasts: a finding names variants, and at least one contrast of them")
+    for name, variant in finding.variants.items():
+        _check_rates(f"{where}.variants.{name}.rates", variant, finding)
     for index, contrast in enumerate(finding.contrasts):
-        _check_contrast(f"{where}.contrasts[{index}]", contrast, finding.variants)
-    unknown = set(finding.power.scores if finding.power else []) - {*finding.variants}
+        at = f"{where}.contrasts[{index}]"
+        _check_contrast(at, contrast, finding.variants)
+        check_value(f"{at}.evaluation", contrast.evaluation, choices=finding.evaluations)
+        if contrast.evaluation is None and len(finding.evaluations) > 1:
+            raise UserError(f"{at}.evaluation: must be one of {', '.join(finding.evaluations)}")
+    of_variants = tuple(f"{name}{end}" for name in finding.variants for end in ("\n", " ", ", ", "-lr"))
+    unknown = [key for key in (finding.power.scores if finding.power else []) if not f"{key}\n".startswith(of_variants)]
     if unknown:
         raise UserError(f"{where}.power.scores: {min(unknown)} must be one of {', '.join(finding.variants)}")
+
+
+def _check_rates(where: str, variant: VariantSettings, finding: FindingSettings) -> None:
+    for name, grid in (variant.rates or {}).items():
+        check_value(f"{where}.{name}", grid, distinct=True, most=MAX_VARIANTS, above=0)
+    if variant.in_window and len(finding.evaluations) > 1:
+        raise UserError(f"{where}={variant.rates}: several rates are of a finding of one evaluation")
 
 
 def _check_contrast(where: str, contrast: ContrastSettings, variants: Mapping[str, VariantSettings]) -> None:

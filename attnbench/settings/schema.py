@@ -230,8 +230,9 @@ class PlanSettings:
     in_looks: bool = False
     """Set by plan.seeds=auto: of `seeds` and `probe_seeds`, the most that any look has, the first alone are scored, and
     more where a pair is undecided; see LOOKS."""
-    learning_rates: list[float] = field(metadata={"distinct": True, "most": MAX_VARIANTS, "above": 0})
-    """Grid of language models; one value is no search. A probe's grid stands in the probe's yaml."""
+    learning_rates: list[float] | None = field(metadata={"distinct": True, "most": MAX_VARIANTS, "above": 0})
+    """Grid of language models; one value is no search; null: each variant's own train.learning_rate. A probe's grid
+    stands in the probe's yaml."""
     num_search_seeds: int = setting(3, minimum=1, maximum=100)
     """Seeds that learning rates are searched with, SELECTION_SEED and up."""
     rank: list[str] | None = None

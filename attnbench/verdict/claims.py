@@ -1,7 +1,7 @@
 """A finding decided from rows: each of its contrasts as an estimate, its limits and a verdict."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from attnbench.results.rows import ResultRow
@@ -89,9 +89,9 @@ def decide(finding: FindingSettings, rows: Iterable[ResultRow], seeds: Sequence[
     return Decision(finding=finding, verdict=judge_all([it.verdict for it in tested]), tested=tested)
 
 
-def variant_at(name: str, rate: float, finding: FindingSettings) -> str:
-    """Name the variant of a plan that is scored at a rate; its own name where it has no other."""
-    return f"{name}-lr{rate:g}" if finding.variants[name].in_window else name
+def variant_at(name: str, rates: Mapping[str, float], finding: FindingSettings) -> str:
+    """Name the variant of a plan that is scored at these rates; its own name where it has no others."""
+    return "-lr".join([name, *(f"{rate:g}" for rate in rates.values())]) if finding.variants[name].in_window else name
 
 
 class _MissingError(Exception):
@@ -121,6 +121,8 @@ def _estimate(
         return _values(_one(contrast, scored, variant), seeds)
 
     first, threshold = contrast.variants[0], contrast.threshold or 0.0
+    if contrast.evaluation is not None:
+        scored = [figure for figure in scored if figure.evaluation == contrast.evaluation]
     if contrast.kind in ("reaches", "misses"):
         return share_of_seeds(scores(first), threshold)
     if contrast.kind == "difference":
@@ -128,8 +130,8 @@ def _estimate(
     if contrast.kind == "ratio":
         return ratio(scores(first), scores(contrast.variants[1]))
     if contrast.kind == "window":
-        rates = finding.variants[first].rates or []
-        return window({rate: scores(variant_at(first, rate, finding)) for rate in rates}, threshold)
+        [(name, grid)] = (finding.variants[first].rates or {}).items()
+        return window({rate: scores(variant_at(first, {name: rate}, finding)) for rate in grid}, threshold)
     return _capacity(contrast, scored, seeds)
 
 

@@ -28,7 +28,7 @@ def test_the_core_and_what_a_cpu_decides_are_those_that_are_published():
 def test_a_yaml_names_mixers_that_there_are_and_their_claim_in_sentences(name):
     finding = FINDINGS[name]
     words = [word for variant in finding.variants.values() for word in variant.words if word.startswith("attn=")]
-    assert {word.removeprefix("attn=") for word in words} <= {*MIXERS}
+    assert {word.removeprefix("attn=") for word in words} <= {*MIXERS, "hybrid"}
     for text in (finding.statement, finding.otherwise):
         assert text[0].isupper()
         assert not text.endswith(".")
@@ -41,7 +41,8 @@ def test_a_yaml_names_mixers_that_there_are_and_their_claim_in_sentences(name):
 @pytest.mark.parametrize("name", FINDINGS)
 def test_the_cells_of_every_finding_can_be_built_at_some_rate(name, tmp_path):
     finding = FINDINGS[name]
-    variants = {it: replace(given, rates=given.rates or [1e-2]) for it, given in finding.variants.items()}
+    rates = {name: [1e-2] for name in finding.evaluations if name != "perplexity"} | {"training": [2e-3]}
+    variants = {it: replace(given, rates=given.rates or rates) for it, given in finding.variants.items()}
     settings = FindingsSettings(
         names=None, full=True, freeze=False, seeds=[0], device="cpu", outputs_dir=str(tmp_path), report=False,
         rerun=False, command="",

@@ -44,10 +44,10 @@ def finding(text: Path, **changed):
         "otherwise": "It would have to learn faster",
         "core": True,
         "minutes": {"cpu": 1.0},
-        "evaluation": "copy",
+        "evaluations": ["copy"],
         "overrides": [*OVERRIDES, f"data.path={text}", *smoke_words("copy")],
         "variants": {
-            "plain": {"words": ["attn=softmax", "attn.conv_size=0"], "rates": [1e-2]},
+            "plain": {"words": ["attn=softmax", "attn.conv_size=0"], "rates": {"copy": [1e-2]}},
         },
         "contrasts": [contrast()],
     } | changed
@@ -144,10 +144,10 @@ def test_seeds_that_another_table_has_booked_are_not_frozen(text, tmp_path):
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [({"minutes": {"cuda": 1.0}}, "device=cpu: too slow to decide it; it takes cuda"),
-     ({"evaluation": "strings", "overrides": []}, "strings"),
+     ({"evaluations": ["strings"], "overrides": []}, "strings"),
      ({"variants": {"plain": {"words": ["attn=softmax"], "rates": None}}}, "no learning rate was searched for plain"),
      ({"needs": ["a probe of that"]}, "needs a probe of that"),
-     ({"variants": {"plain": {"words": ["attn=softmaxx"], "rates": [1e-2]}}}, "softmaxx")],
+     ({"variants": {"plain": {"words": ["attn=softmaxx"], "rates": {"copy": [1e-2]}}}}, "softmaxx")],
     ids=["device", "probe", "rate", "lack", "mixer"],
 )  # fmt: skip
 def test_what_cannot_run_is_said_in_one_line(changed, reason, text, tmp_path):
@@ -167,11 +167,11 @@ def test_what_cannot_run_is_said_in_one_line(changed, reason, text, tmp_path):
      ({"variants": ["other"]}, "other must be one of plain, conv"),
      ({"kind": "difference", "variants": ["plain", "conv"], "threshold": None}, "takes at_least, at_most, or both"),
      ({"kind": "difference"}, r"variants=\['plain'\]: kind=difference takes 2"),
-     ({"kind": "window", "at_least": 1.0}, r"plain has rates=\[0\.01\]; a window alone takes several"),
+     ({"kind": "window", "at_least": 1.0}, r"plain has rates={'copy': \[0\.01\]}; a window alone takes several"),
      ({"kind": "beats"}, "kind=beats: must be one of reaches, misses")],
 )  # fmt: skip
 def test_a_contrast_that_cannot_be_tested_is_one_line(changed, message, text):
-    variants = {name: {"words": ["attn=softmax"], "rates": [1e-2]} for name in ("plain", "conv")}
+    variants = {name: {"words": ["attn=softmax"], "rates": {"copy": [1e-2]}} for name in ("plain", "conv")}
     with pytest.raises(UserError, match=message) as refused:
         finding(text, variants=variants, contrasts=[contrast(**changed)])
     assert "\n" not in str(refused.value)
@@ -180,3 +180,31 @@ def test_a_contrast_that_cannot_be_tested_is_one_line(changed, message, text):
 def test_plain_words_are_names():
     assert named_words(["a", "device=cpu", "b"]) == ["device=cpu", "names=[a,b]"]
     assert named_words(["--config-dir", "mine", "full=true"]) == ["--config-dir", "mine", "full=true"]
+
+
+def test_a_finding_of_a_probe_and_a_language_model_has_a_rate_for_each(text, tmp_path):
+    words = [*OVERRIDES, f"data.path={text}", *smoke_words("copy", "perplexity"), "train.num_epochs=null"]
+    several = {
+        "evaluations": ["copy", "perplexity"],
+        "overrides": [*words, "train.num_steps=2", "train.warmup_steps=1"],
+        "contrasts": [
+            contrast(evaluation="copy"),
+            {
+                **{"kind": "misses", "variants": ["plain"], "evaluation": "perplexity"},
+                **{"metric": "nats_per_character", "threshold": 1.0},
+                "settings": {"split": "test", "checkpoint": "best", "context": "full", "sequence_length": 32},
+            },
+        ],
+    }
+    plain = {"words": ["attn=softmax", "attn.conv_size=0"], "rates": {"copy": [1e-2], "training": [3e-3]}}
+    run_findings(settings(tmp_path, 1), [finding(text, **several, variants={"plain": plain})], compose_once)
+    folder = tmp_path / "findings" / "little"
+    [model] = folder.glob("*/config.yaml")
+    [probe] = folder.glob("cells/*/config.yaml")
+    assert "learning_rate: 0.003" in model.read_text()
+    assert "learning_rate: 0.01" in probe.read_text()
+    half = {"plain": {**plain, "rates": {"copy": [1e-2]}}}
+    [found] = decided(settings(tmp_path, 1), finding(text, **several, variants=half))
+    assert found["reason"] == "no learning rate was searched for training plain yet"
+    with pytest.raises(UserError, match=r"contrasts\[0\]\.evaluation: must be one of copy, perplexity"):
+        finding(text, **several | {"contrasts": [contrast()]}, variants=half)

@@ -116,6 +116,22 @@ def test_steps_to_95_are_those_of_the_first_check_of_two_in_a_row(tmp_path, monk
     assert [(row["step"], row["selection"]) for row in logged] == [(2, 0.95), (4, 0.1), (6, 0.96), (8, 0.97), (10, 0.2)]
 
 
+def test_the_share_of_the_steps_in_which_accuracy_rises_is_a_row_where_checks_are_asked_for(tmp_path, monkeypatch):
+    plain = probe_settings(tmp_path, name="recall", recall_num_steps=10)
+    settings = probe_settings(tmp_path, name="recall", recall_num_steps=10, recall_check_interval_steps=2)
+    assert prepared(settings).config_hash != prepared(plain).config_hash
+    assert prepared(settings).protocol()["stop"]["check_steps"] == 2
+    for seen, value in (([0.05, 0.3, 0.2, 0.91, 0.9], 0.5), ([0.05, 0.3, 0.2, 0.89, 0.9], 0.6), ([0.2] * 5, None)):
+        checks = iter([*seen, seen[-1]])
+        monkeypatch.setattr(probe, "mean_accuracy", lambda *_, checks=checks: next(checks))
+        found = {row.measurement.metric: row.measurement for row in rows(replace(settings, rerun=True))}
+        rise = found["rise_share"]
+        assert rise.value == pytest.approx(value) if value is not None else rise.status == "not_reached"
+        assert rise.settings["budget"] == 1.0
+    monkeypatch.setattr(probe, "mean_accuracy", lambda *_: 0.5)
+    assert "rise_share" not in {row.measurement.metric for row in rows(plain)}
+
+
 @pytest.mark.parametrize(
     ("seen", "reached", "last"),
     [

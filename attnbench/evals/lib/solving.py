@@ -5,6 +5,8 @@ twice the steps that reaching it took: the constant rate then falls, inside the 
 reached the threshold, and the accuracy of whose test data passes it in the end.
 """
 
+from collections.abc import Iterable
+
 from attnbench.training.checkpoint import TrainState
 
 SOLVED = 0.95
@@ -26,9 +28,35 @@ STOP_RULE = {
 """The rule by its numbers, see `results.protocol`."""
 
 
-def is_check(step: int) -> bool:
+RISE = (0.1, 0.9)
+"""Values of `selection` that a rise in accuracy is timed between."""
+
+
+def stop_rule(interval: int | None) -> dict[str, float]:
+    """Return the rule by its numbers, where `interval` steps lie between checks; None: as many as here."""
+    return STOP_RULE if interval is None else {**STOP_RULE, "check_steps": interval, "late_factor": 1}
+
+
+def is_check(step: int, interval: int | None = None) -> bool:
     """Tell if `selection` is looked at after so many steps."""
+    if interval is not None:
+        return step % interval == 0
     return step % (CHECK_STEPS if step <= EARLY_STEPS else LATE_FACTOR * CHECK_STEPS) == 0
+
+
+def rise_share(selections: Iterable[tuple[int, float]]) -> float | None:
+    """Return the share of the steps to the upper end of RISE that lie between its ends; None: it was not reached.
+
+    Args:
+        selections: step and value of every check, in order.
+    """
+    low, high = RISE
+    begun = None
+    for step, selection in selections:
+        begun = step if begun is None and selection >= low else begun
+        if begun is not None and selection >= high:
+            return (step - begun) / step
+    return None
 
 
 def is_over(state: TrainState, selection: float) -> bool:

@@ -15,7 +15,7 @@ from attnbench.evals.base import NUM_SELECTION, Task
 from attnbench.evals.lib.rows import without_numbers
 from attnbench.evals.lib.scoring import mean_accuracy
 from attnbench.evals.lib.sequences import TrainingSequences
-from attnbench.evals.lib.solving import SOLVED, STOP_RULE, is_check, is_over
+from attnbench.evals.lib.solving import RISE, SOLVED, is_check, is_over, rise_share, stop_rule
 from attnbench.machine.precision import computing
 from attnbench.machine.signals import StopRequest
 from attnbench.machine.timing import OutOfMemory, attempt
@@ -34,12 +34,15 @@ from attnbench.settings.schema import SELECTION_SEED, EvaluationSettings, MixerS
 from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import DivergedError
+from attnbench.training.log import read_metrics
 from attnbench.training.loop import Batch
 from attnbench.training.prepare import hashed_model, mixer_options, recipe_settings
 from attnbench.training.run import Training, budget, make_ready
 from attnbench.training.schedule import shortened
 
 VALIDATION = {"split": "validation"}
+RISE_SETTINGS = {**VALIDATION, "budget": 1.0}
+"""Settings of `rise_share`: where accuracy never rose, it took all steps."""
 SHARE = {"split": "test", "chance": 0.0}
 """Settings of `solved`: a seed that diverged has not."""
 
@@ -182,7 +185,7 @@ class ProbeJob(Job):
         }
 
     def protocol(self) -> dict[str, Any]:
-        return protocol_of(self.primary, None if self.task.fixed_steps else STOP_RULE)
+        return protocol_of(self.primary, None if self.task.fixed_steps else stop_rule(self.task.check_interval_steps))
 
     def config(self) -> dict[str, Any]:
         return {
@@ -282,7 +285,7 @@ class ProbeJob(Job):
             settings=self.train,
             num_steps=self.task.num_steps,
             measure=lambda state: {"selection": selection(state)},
-            is_due=is_check,
+            is_due=lambda step: is_check(step, self.task.check_interval_steps),
             new_end=self._new_end,
             checkpoint_interval=self.task.num_steps,
             # Hundreds of small trainings would bury a project in wandb; a comparison shows their scores there instead.
@@ -332,6 +335,8 @@ class ProbeJob(Job):
         yield Measurement(metric="selection", value=self.selection(state), unit="", settings=VALIDATION)
         yield Measurement(metric="steps_trained", value=state.step, unit="step")
         yield from self._times(state)
+        if self.task.check_interval_steps is not None:
+            yield self._rise()
         if not self.is_scored:
             return
         scores = []
@@ -363,6 +368,16 @@ class ProbeJob(Job):
         for metric, (unit, per_step, settings) in self._budgets().items():
             yield Measurement(metric=metric, value=state.reached_step * per_step, unit=unit, settings=settings)
 
+    def _rise(self) -> Measurement:
+        """Measure in how much of the steps that accuracy took its rise lies."""
+        log = read_metrics(self.folder / "metrics.jsonl")
+        value = rise_share((row["step"], row["selection"]) for row in log if "selection" in row)
+        if value is None:
+            reason = f"selection was not {RISE[1]} at any check"
+            [row] = without_numbers({"rise_share": ""}, RISE_SETTINGS, "not_reached", reason)
+            return row
+        return Measurement(metric="rise_share", value=value, unit="", settings=RISE_SETTINGS)
+
     def _budgets(self) -> dict[str, tuple[str, int, dict[str, Any]]]:
         """Unit, units a step, and settings of each time to the threshold, with the budget that stands in for it."""
         units = {"steps_to_95": ("step", 1), "samples_to_95": ("sequence", self.task.batch_size)}
@@ -379,6 +394,8 @@ class ProbeJob(Job):
         """The rows of `_scores` without numbers."""
         yield from without_numbers({"selection": ""}, VALIDATION, status, reason)
         yield from self._times_without_numbers(status, reason)
+        if self.task.check_interval_steps is not None:
+            yield from without_numbers({"rise_share": ""}, RISE_SETTINGS, status, reason)
         for metric, settings in [*self.task.axes(), ("solved", SHARE)] if self.is_scored else []:
             yield from without_numbers({metric: ""}, settings, status, reason)
 

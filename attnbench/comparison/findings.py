@@ -46,7 +46,7 @@ def run_findings(settings: FindingsSettings, findings: Sequence[FindingSettings]
         if isinstance(comparison, str):
             decisions.append(Decision(finding=finding, verdict=NOT_RUN, reason=comparison))
         elif settings.freeze:
-            log.info(f"frozen: {freeze(comparison, table=TABLE, claim=asdict(finding))}")
+            log.info(f"frozen: {freeze(comparison, table=TABLE, claim=_claim(finding))}")
             continue
         else:
             decision, of_finding = _carry_out(comparison, finding, settings)
@@ -100,6 +100,11 @@ def _rate_word(name: str, rate: float) -> str:
     return f"train.learning_rate={rate!r}" if name == TRAINING else f"eval.{name}.learning_rates=[{rate!r}]"
 
 
+def _claim(finding: FindingSettings) -> dict[str, Any]:
+    """Return what is frozen of a finding: everything but how long it takes, which is known once it has run."""
+    return {name: value for name, value in asdict(finding).items() if name != "minutes"}
+
+
 def _ready(settings: FindingsSettings, finding: FindingSettings, compose: Compose) -> Comparison | str:
     """Resolve the cells of a finding, or say why it cannot run here."""
     device = resolve_device(settings.device).type
@@ -128,7 +133,7 @@ def _ready(settings: FindingsSettings, finding: FindingSettings, compose: Compos
 def _carry_out(
     comparison: Comparison, finding: FindingSettings, settings: FindingsSettings
 ) -> tuple[Decision, list[ResultRow]]:
-    is_frozen = check_frozen(comparison, claim=asdict(finding))
+    is_frozen = check_frozen(comparison, claim=_claim(finding))
     with holding(comparison.folder, waits=False):
         files = run_cells(comparison, is_frozen=is_frozen)
     rows = [row for path in files for row in read_results(path)]

@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 TABLE = "findings"
 """Name under which docs/results/SEEDS books the seeds of all findings, and of their folder under outputs/."""
 
+FINDINGS = "findings.json"
+"""Verdicts and figures, in that folder."""
+
 
 def run_findings(settings: FindingsSettings, findings: Sequence[FindingSettings], compose: Compose) -> Path:
     """Decide findings, print a line each, and write findings.json and the page; return their folder.
@@ -143,7 +146,7 @@ def _carry_out(
 def _write(folder: Path, settings: FindingsSettings, decisions: Sequence[Decision], rows: Sequence[ResultRow]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     content = {"command": settings.command, "seeds": settings.seeds, "findings": list(map(_described, decisions))}
-    replace_file(folder / "findings.json", json.dumps(content, indent=1) + "\n")
+    replace_file(folder / FINDINGS, json.dumps(content, indent=1) + "\n")
     if settings.report:
         from attnbench.report.findings import write_findings
 
@@ -157,11 +160,13 @@ def _described(decision: Decision) -> dict[str, Any]:
         "name": finding.name,
         "statement": finding.statement,
         "source": finding.source,
+        "setting": finding.setting,
+        "otherwise": finding.otherwise,
         "verdict": decision.verdict,
         "reason": decision.reason,
         "contrasts": [
             {"figure": it.label.removesuffix(":"), **asdict(it.estimate), "asked": it.asked, "verdict": it.verdict,
-             "seeds_needed": it.seeds_needed}
+             "seeds_needed": it.seeds_needed, "text": it.text}
             for it in decision.tested
         ],
     }  # fmt: skip

@@ -1,14 +1,16 @@
-"""Published pages of comparisons and of trainings, in docs/results/<table>-<machine>/.
+"""Published pages of comparisons, of findings and of trainings, in docs/results/<table>-<machine>/.
 
-That of a comparison also has comparison.json and cells.jsonl: report.py makes its report from the folder again.
+That of a comparison also has comparison.json and cells.jsonl: report.py makes its report from the folder again. That of
+findings has freeze.json and cells.jsonl in a folder a finding.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from attnbench.comparison.findings import FINDINGS
 from attnbench.comparison.freeze import FREEZE
 from attnbench.comparison.transfer import export_cells
 from attnbench.report import words
@@ -18,7 +20,7 @@ from attnbench.results.page import bullets, listed_values, made_by, write_page
 from attnbench.results.rows import same_corpus
 from attnbench.results.tables import MetricColumn, Table, comparison_table, read_folders
 from attnbench.settings.errors import UserError
-from attnbench.settings.text import markdown_text, read_object
+from attnbench.settings.text import MAX_JSON_BYTES, markdown_text, parse_json, read_bounded, read_object
 from attnbench.verdict.ranking import Verdict
 from attnbench.verdict.seeds import figures, to_rows
 from attnbench.verdict.summary import summary, verdicts_of
@@ -111,6 +113,74 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
         files={"comparison.json": json.dumps(record, indent=1) + "\n", **frozen},
     )
     export_cells(experiment, target / "cells.jsonl")
+
+
+def publish_findings(folder: Path, target: Path, *, title: str, note: str = "") -> None:
+    """Write the page of findings: claim, source, picture, figures and verdict of each, and the cells of those that ran.
+
+    Args:
+        folder: outputs/findings, with its findings.json and the page that findings.py wrote.
+        note: what a reader must know besides; a paragraph of its own.
+
+    Raises:
+        UserError: there are no findings, or none of them has cells.
+    """
+    record = read_object(folder / FINDINGS)
+    findings = record["findings"]
+    inputs = {it["name"]: read_inputs(folder / it["name"]) for it in findings if it["contrasts"]}
+    rows = [row for it in inputs.values() for row in it.rows]
+    if not rows:
+        raise UserError(f"{folder}: no finding was run to its end; there is nothing to publish")
+    headers = ["finding", "claim", "source", "verdict"]
+    table = Table(title="", headers=headers, lines=[_claim_line(it) for it in findings], num_labels=len(headers))
+    devices, commits = (listed_values(rows, name) for name in ("device", "commit"))
+    files = {FINDINGS: json.dumps(record, indent=1) + "\n"}
+    for name in inputs:
+        for path in (folder / "figures" / f"finding-{name}.svg", folder / name / FREEZE):
+            if path.exists():
+                files[f"{name}/{path.name}"] = read_bounded(path, MAX_JSON_BYTES)
+    for name in inputs:
+        export_cells(folder / name, target / name / "cells.jsonl")
+    write_page(
+        target,
+        title=title,
+        parts=[
+            table,
+            "PASS: the bound lies on the stated side of its limit. FAIL: the opposite bound excludes it, which is as "
+            "good a result. UNDECIDED: neither. Of several figures all must pass. Bounds are one-sided 95 %.",
+            note,
+            *(part for it in findings for part in _finding_parts(it, files)),
+            made_by(
+                [record["command"]],
+                f"on {devices}, at commit {commits}. results.csv has every row, findings.json every figure; in a "
+                "folder a finding, freeze.json is what was written down before a score, and cells.jsonl has its cells.",
+            ),
+        ],
+        rows=rows,
+        environments={
+            name: stamp for it in inputs.values() for name, stamp in it.environments.items() if stamp is not None
+        },
+        files=files,
+    )
+
+
+def _claim_line(finding: Mapping[str, Any]) -> list[str]:
+    return [finding["name"], finding["statement"], finding["source"], finding["verdict"]]
+
+
+def _finding_parts(finding: Mapping[str, Any], files: Mapping[str, str]) -> list[str]:
+    name, texts = finding["name"], [it["text"] for it in finding["contrasts"]]
+    picture, freeze = f"{name}/finding-{name}.svg", parse_json(files.get(f"{name}/{FREEZE}", "null"))
+    frozen = f"Frozen on {freeze['frozen']} at commit {freeze['commit']}, before the first score." if freeze else ""
+    return [
+        f"## {name}: {finding['verdict']}",
+        markdown_text(f"{finding['statement']} ({finding['source']})."),
+        markdown_text(f"The setting: {finding['setting']}."),
+        markdown_text(frozen),
+        f"![{markdown_text('; '.join(texts))}]({picture})" if picture in files else "",
+        bullets(texts or [f"Not run: {finding['reason']}"]),
+        markdown_text(f"For another answer: {finding['otherwise']}."),
+    ]
 
 
 def _comparison_parts(table: Table, verdicts: Sequence[Verdict], note: str, inputs: Inputs) -> list[str | Table]:

@@ -12,7 +12,10 @@ from small import compose_once, in_this_process
 from attnbench.cli.findings import named_words
 from attnbench.comparison import cells
 from attnbench.comparison.findings import run_findings
+from attnbench.comparison.publish import publish_findings
+from attnbench.comparison.transfer import import_cells
 from attnbench.evals.copy_task import CopyTask
+from attnbench.results.rows import read_csv
 from attnbench.settings.errors import UserError
 from attnbench.settings.finding import FindingsSettings, read_finding
 from attnbench.verdict.finding import FAIL, NOT_RUN, PASS, UNDECIDED
@@ -208,3 +211,30 @@ def test_a_finding_of_a_probe_and_a_language_model_has_a_rate_for_each(text, tmp
     assert found["reason"] == "no learning rate was searched for training plain yet"
     with pytest.raises(UserError, match=r"contrasts\[0\]\.evaluation: must be one of copy, perplexity"):
         finding(text, **several | {"contrasts": [contrast()]}, variants=half)
+
+
+def test_published_findings_have_their_verdicts_figures_cells_and_what_was_frozen(text, tmp_path):
+    claims = [finding(text), replace(finding(text, minutes={"cuda": 1.0}), name="other")]
+    run_findings(settings(tmp_path, 2, seeds=[200, 201], freeze=True), claims[:1], compose_once)
+    folder = run_findings(settings(tmp_path, 2, seeds=[200, 201], report=True), claims, compose_once)
+    target = tmp_path / "page"
+    publish_findings(folder, target, title="Findings here", note="Of a test.")
+    page = (target / "README.md").read_text()
+    for words in (
+        "# Findings here",
+        "| little | Softmax copies after ten steps | nobody | UNDECIDED |",
+        "## little: UNDECIDED",
+        "before the first score",
+        "(little/finding-little.svg)",
+        "## other: not run",
+        "Not run: device=cpu: too slow to decide it",
+        "For another answer: It would have to learn faster.",
+        "    python scripts/findings.py little",
+    ):
+        assert words in page
+    assert import_cells(target / "little" / "cells.jsonl", tmp_path / "again") == 2
+    assert (target / "little" / "freeze.json").exists()
+    assert len(read_csv(target / "results.csv")) > 2
+    assert list(target.glob("environment-*.json"))
+    with pytest.raises(UserError, match=r"nothing to publish"):
+        publish_findings(run_findings(settings(tmp_path / "none"), claims[1:], compose_once), target, title="None")

@@ -15,4 +15,4 @@ def main(settings: RunSettings) -> Path:
 
 
 if __name__ == "__main__":
-    launch(main, "train", print_summary)
+    launch(main, "train", print_summary, together=True)

@@ -5,7 +5,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from attnbench.cli.help import list_groups, list_settings
 from attnbench.cli.mistakes import EXPECTED, explain
 from attnbench.cli.reading import read_settings
 from attnbench.cli.sweeps import Outcome, SweepOutcomes
+from attnbench.machine.ranks import ALONE, ranks_here, silent
 from attnbench.machine.signals import interruptible, lasting_streams
 from attnbench.settings.errors import Interrupted, UserError, mendable, printable
 from attnbench.settings.schema import CONF
@@ -40,6 +41,8 @@ def launch(
     config_name: str,
     summarise: Callable[[Sequence[Path]], None] | None = None,
     read: Callable[[DictConfig, Any], Any] = read_settings,
+    *,
+    together: bool = False,
 ) -> None:
     """Run a script: compose its settings, call `main` once a job, and exit with 0 only if every job succeeds.
 
@@ -47,7 +50,31 @@ def launch(
         main: does one job and returns the folder of its results.
         summarise: called at the end with the folders of all jobs, in whatever process they ran.
         read: makes the argument of `main` from the composed configuration.
+        together: `main` may be called in several processes of torchrun's; of these that of rank 0 alone prints.
     """
+    with ExitStack() as stack:
+        try:
+            ranks = ranks_here()
+            if ranks.follows:
+                stack.enter_context(silent())
+            if ranks != ALONE and not together:
+                raise UserError(
+                    f"torchrun: {config_name}.py runs in one process; train.py alone trains one model on several GPUs, "
+                    "and plan.devices=all of compare.py gives each a share of the cells"
+                )
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise SystemExit(2) from None
+        # The rank that speaks has shown it.
+        _launch(main, config_name, None if ranks.follows else summarise, read)
+
+
+def _launch(
+    main: Callable[[Any], Path],
+    config_name: str,
+    summarise: Callable[[Sequence[Path]], None] | None,
+    read: Callable[[DictConfig, Any], Any],
+) -> None:
     _show_log()
     keep_environment_out()
     _explain_settings(config_name)

@@ -16,6 +16,7 @@ from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from attnbench.machine.ranks import ALONE, ranks_here
 from attnbench.results.files import replace_file
 
 SUBMITIT = ("submitit_local", "submitit_slurm")
@@ -47,6 +48,13 @@ class SweepOutcomes(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Make the folder, on the disk of the outputs; refuse a device that nobody chose."""
         words, launcher = config.hydra.overrides.task, config.hydra.runtime.choices["hydra/launcher"]
+        if launcher in SUBMITIT and ranks_here() != ALONE:
+            print(
+                f"error: hydra/launcher={launcher}: torchrun's processes run a sweep's jobs one after another; leave "
+                "it out",
+                file=sys.stderr,
+            )
+            raise SystemExit(2)
         is_chosen = config.device != "auto" or any(word.startswith("device=") for word in words)
         if launcher in SUBMITIT and (not is_chosen or "device=auto" in words):
             # No exception: Hydra turns those of callbacks into warnings.

@@ -12,7 +12,9 @@ from attnbench.comparison.search import rounds, searches_of_probe
 from attnbench.evals.runners.checkpoint import EvaluationJob, language_model_jobs
 from attnbench.evals.runners.system import SystemJob
 from attnbench.machine.device import resolve_device, start_afresh
+from attnbench.machine.group import Group, device_type_of, join
 from attnbench.machine.processes import run_alone
+from attnbench.machine.ranks import ALONE, ranks_here
 from attnbench.machine.signals import interruptible
 from attnbench.results.files import replace_file
 from attnbench.results.folder import holding
@@ -20,6 +22,8 @@ from attnbench.results.job import is_done, run_jobs
 from attnbench.settings.schema import RunSettings
 from attnbench.settings.text import MAX_JSON_BYTES, read_bounded
 from attnbench.training.checkpoint import is_final
+from attnbench.training.follow import follow
+from attnbench.training.lead import check_ranks, leading
 from attnbench.training.prepare import Run, prepare, reopen
 from attnbench.training.run import TrainingJob
 
@@ -29,16 +33,31 @@ log = logging.getLogger(__name__)
 def run(settings: RunSettings) -> Path:
     """Train, unless a finished run of the same settings is there, and evaluate; returns the run's folder.
 
-    What needs no checkpoint (probes, speed, memory) has folders of its own under cells/.
+    What needs no checkpoint (probes, speed, memory) has folders of its own under cells/. Among processes that torchrun
+    has started this one trains its share of the language model; that of rank 0 does all else.
 
     Raises:
-        UserError: a corpus that cannot be read, a training that diverged, a damaged checkpoint.
+        UserError: a corpus that cannot be read, a training that diverged, a damaged checkpoint, a process of torchrun's
+            that has ended.
         Interrupted: a signal asked to stop, and the state is kept.
     """
+    ranks = ranks_here()
+    if ranks == ALONE:
+        return _run(settings)
+    check_ranks(settings.train, ranks)
+    group = join(ranks, device_type_of(settings.device, ranks))
+    if ranks.follows:
+        follow(group, settings)
+        return Path(settings.outputs_dir)
+    with leading(group):
+        return _run(settings, group)
+
+
+def _run(settings: RunSettings, group: Group | None = None) -> Path:
     kinds = by_kind(settings)
     run = prepare(replace(settings, evaluations=kinds.of_checkpoints))
     # A run that another process trains is not waited for, one that is only evaluated is.
-    run_jobs(language_model_jobs(run), waits=is_final(run.checkpoints))
+    run_jobs(language_model_jobs(run, group), waits=is_final(run.checkpoints))
     _run_cells(run, settings, kinds)
     return run.folder
 

@@ -17,6 +17,7 @@ class CapturedCall(Generic[Result]):
     Args:
         function: reads nothing from the device. Tensors that it uses besides its inputs are used at their addresses: a
             change in place shows at the next call, a new tensor does not.
+        others_ask: threads besides this one, as NCCL's watchdog, ask the device meanwhile, and may.
 
     Raises:
         ValueError: an input of another shape than the first one's.
@@ -25,8 +26,9 @@ class CapturedCall(Generic[Result]):
     NUM_WARMUP = 3
     """Ordinary calls before the recording, in which kernels are loaded and libraries allocate their workspaces."""
 
-    def __init__(self, function: Callable[..., Result]) -> None:
+    def __init__(self, function: Callable[..., Result], *, others_ask: bool = False) -> None:
         self.function, self.num_calls = function, 0
+        self.mode = "thread_local" if others_ask else "global"
         # Work warmed up on the default stream cannot be recorded. One stream: each has separate memory.
         self.stream = torch.cuda.Stream()
         self._recording: tuple[torch.cuda.CUDAGraph, list[Tensor], Result] | None = None
@@ -58,6 +60,6 @@ class CapturedCall(Generic[Result]):
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode=self.mode):
             result = self.function(*kept)
         return graph, kept, result

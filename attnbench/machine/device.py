@@ -51,23 +51,22 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def all_gpus(device: torch.device) -> list[str]:
+def all_gpus(device: torch.device, wish: str = "plan.devices=all") -> list[str]:
     """Name every GPU that this process sees, as CUDA_VISIBLE_DEVICES would for another process.
 
     Args:
         device: the setting, resolved; cuda alone stands for any of them.
+        wish: the user's words that ask for them, for messages.
 
     Raises:
         UserError: it is no GPU, or one of them, or they are not of one kind: what is timed stands under one name.
     """
     if device.type != "cuda" or device.index is not None:
-        raise UserError(f"plan.devices=all: with device={device} there is one; device=cuda has all that are visible")
+        raise UserError(f"{wish}: with device={device} there is one; device=cuda has all that are visible")
     number = torch.cuda.device_count()
     kinds = sorted({torch.cuda.get_device_name(index) for index in range(number)})
     if len(kinds) > 1:
-        raise UserError(
-            f"plan.devices=all: the GPUs differ ({', '.join(kinds)}); CUDA_VISIBLE_DEVICES=N,... chooses one kind"
-        )
+        raise UserError(f"{wish}: the GPUs differ ({', '.join(kinds)}); CUDA_VISIBLE_DEVICES=N,... chooses one kind")
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     # torch counts no further than the first name that is none.
     return (named.split(",") if named is not None else [str(index) for index in range(number)])[:number]

@@ -142,10 +142,14 @@ class StopRequest:
 
     Before there is anything to save, and in the function of `unless_stopped`, a signal ends the work at once. A second
     signal ends the process.
+
+    Args:
+        announced: a line at once says that it will stop; of several processes not all are to say so.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, announced: bool = True) -> None:
         self.signal: int | None = None
+        self.announced = announced
         self.saves = False
         """True where a stop waits for a save: a first step may compile for minutes, and ends without loss."""
         self._only_reads = False
@@ -181,7 +185,7 @@ class StopRequest:
                 return
             os._exit(128 + number)
         self.signal = number
-        if self.saves:
+        if self.saves and self.announced:
             print(f"\n{signal.Signals(number).name}: saving, then stopping", file=sys.stderr, flush=True)
         if self._only_reads or not self.saves:
             self._only_reads = False

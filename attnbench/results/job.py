@@ -6,6 +6,7 @@ outputs/<experiment>/.../  config.yaml environment.json train.log failed.txt res
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,12 @@ class Job(ABC):
     @abstractmethod
     def columns(self) -> dict[str, Any]:
         """Columns of `Identity` that only the job knows: mixer, variant, backend, model, parameters, seq_len, seed,
-        precision and corpus; and `run` where that is not the name of the folder."""
+        precision and corpus; `run` where that is not the name of the folder, and `num_devices` where a model may have
+        been trained on several."""
+
+    def devices(self) -> list[torch.device]:
+        """All that it computes on, in an order that is the same for every job."""
+        return [self.device]
 
     def row_settings(self) -> dict[str, Any]:
         """Settings of all its rows, beside those of each measurement."""
@@ -102,7 +108,10 @@ def run_jobs(jobs: Sequence[Job], *, shares_device: bool = False, waits: bool = 
         UserError: what a job raised, or its failure once all have their rows.
         Interrupted: a signal asked to stop, and what is worth it is kept.
     """
-    with recording(jobs[0].folder, waits=waits), device_lock(jobs[0].device, shared=shares_device):
+    with ExitStack() as held:
+        held.enter_context(recording(jobs[0].folder, waits=waits))
+        for device in jobs[0].devices():
+            held.enter_context(device_lock(device, shared=shares_device))
         for job in jobs:
             job.shares_device = shares_device
             # Asked inside: another process may have finished it while this one waited.

@@ -36,7 +36,7 @@ UNFINISHED = re.compile(rf"\.(final|({STEP}|{BEST})-{NUMBER})\.(partial|removed)
 """Names of a checkpoint while it is written, and while it is removed."""
 FIRST_COUNTERS = ("step", "seconds", "warm_steps", "warm_seconds", "best_step", "best_nats")
 COUNTERS = (
-    *(*FIRST_COUNTERS, "shared_device", "num_metrics_rows", "validation_due"),
+    *(*FIRST_COUNTERS, "shared_device", "num_devices", "num_metrics_rows", "validation_due"),
     *("last_step", "passed_step", "reached_step"),
 )
 """Fields of TrainState in state.json; the first checkpoints of this format have FIRST_COUNTERS alone."""
@@ -60,7 +60,10 @@ class TrainState:
     warm_seconds: float = 0.0
     """The same without each sitting's first step, which compiles."""
     shared_device: bool = False
-    """Others ran on the device during one of the sittings: the seconds are no speed."""
+    """Others ran on the device during one of the sittings, or these had several numbers of devices: the seconds are no
+    speed."""
+    num_devices: int = 1
+    """Those of the last sitting."""
     best_step: int = 0
     best_nats: float | None = None
     """Validation nats a character at `best_step`."""

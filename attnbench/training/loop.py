@@ -12,6 +12,7 @@ from attnbench.data.batches import Batches
 from attnbench.kernels import import_kernels
 from attnbench.machine.cuda_graph import CapturedCall
 from attnbench.machine.device import wake_compiler
+from attnbench.machine.group import Group
 from attnbench.machine.precision import computing, multiplying
 from attnbench.model.dropout import row_keys
 from attnbench.model.language_model import LanguageModel
@@ -82,18 +83,22 @@ def train(
     hooks: Sequence[Hook],
     compiled: bool = False,
     captured: bool = False,
+    group: Group | None = None,
+    goes_on: Callable[[TrainState], bool] | None = None,
 ) -> None:
     """Take `state` to step `num_steps`, or to the last step that a hook gives it, in place.
 
     Args:
         batches: the batch of each step, a function of the step alone, so that a resumed run sees what it would have.
         precision: resolved, see `precision.resolve_precision`.
-        compiled, captured: see `stepper`.
+        compiled, captured, group: see `stepper`.
+        goes_on: asked before every step; None: until the last one.
     """
     rates = Rates(state, settings, num_steps)
-    step = stepper(state, settings, precision, compiled=compiled, captured=captured)
+    step = stepper(state, settings, precision, compiled=compiled, captured=captured, group=group)
+    goes_on = goes_on or (lambda state: state.step < state.end(num_steps))
     state.model.train()
-    while state.step < state.end(num_steps):
+    while goes_on(state):
         report = step(batches(state.step), rates.next())
         state.step += 1
         for hook in hooks:
@@ -130,16 +135,24 @@ def train_step(
     settings: TrainSettings,
     precision: str,
     nats: Callable[[LanguageModel, Batch], Tensor] = batch_nats,
+    group: Group | None = None,
 ) -> StepReport:
     """Forward, backward, clip, update. Nothing here waits for the device.
 
-    A profiler shows all that the step does under one of three labels: forward, backward, optimizer.
+    A profiler shows all that the step does under one of three labels: forward, backward, optimizer; and a fourth,
+    reduction, where there is a group.
 
     Args:
+        batch: of a group this rank's rows, as many as every other's.
         rate: a scalar on the device, so that a captured step can be given another.
         nats: `batch_nats`, or the same compiled.
+        group: other processes that train the same model: gradients and loss are added up once, after all micro-batches.
     """
-    loss, gradients = loss_and_gradients(state.model, batch, settings.micro_batch_size, precision, nats)
+    num_ranks = group.size if group is not None else 1
+    loss, gradients = loss_and_gradients(state.model, batch, settings.micro_batch_size, precision, nats, num_ranks)
+    if group is not None:
+        with record_function("reduction"):
+            group.add_up([loss, *gradients.values()])
     with record_function("optimizer"):
         norm = clip(gradients, settings.clip_norm)
         update(state, gradients, norm, rate, settings)
@@ -147,7 +160,13 @@ def train_step(
 
 
 def stepper(
-    state: TrainState, settings: TrainSettings, precision: str, *, compiled: bool = False, captured: bool = False
+    state: TrainState,
+    settings: TrainSettings,
+    precision: str,
+    *,
+    compiled: bool = False,
+    captured: bool = False,
+    group: Group | None = None,
 ) -> Step:
     """The step that trains `state`, and the one to time.
 
@@ -155,6 +174,7 @@ def stepper(
         compiled: forward, loss and backward through torch.compile, as one graph. Changes the result by rounding.
         captured: replay it as a CUDA graph. Small models otherwise wait for the host to launch their kernels. Changes
             the speed, not the result; for batches of one shape.
+        group: see `train_step`; what NCCL does is captured too.
     """
     # Without padding: our operators want their inputs dense, and would have to copy what was padded.
     options: dict[str, Any] = {"comprehensive_padding": False}
@@ -167,18 +187,18 @@ def stepper(
         nats = torch.compile(batch_nats, dynamic=False, options=options)
 
     def step(batch: Batch, rate: Tensor) -> StepReport:
-        return train_step(state, batch, rate, settings, precision, nats)
+        return train_step(state, batch, rate, settings, precision, nats, group)
 
-    return _captured(step) if captured else step
+    return _captured(step, others_ask=group is not None) if captured else step
 
 
-def _captured(step: Step) -> Step:
+def _captured(step: Step, *, others_ask: bool) -> Step:
     names: list[str] = []
 
     def on_tensors(rate: Tensor, *parts: Tensor) -> StepReport:
         return step(Batch(**dict(zip(names, parts, strict=True))), rate)
 
-    call = CapturedCall(on_tensors)
+    call = CapturedCall(on_tensors, others_ask=others_ask)
 
     def replayed(batch: Batch, rate: Tensor) -> StepReport:
         given = {name: part for name, part in batch._asdict().items() if part is not None}
@@ -195,19 +215,26 @@ def loss_and_gradients(
     micro_batch_size: int | None,
     precision: str,
     nats: Callable[[LanguageModel, Batch], Tensor] = batch_nats,
+    num_ranks: int = 1,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean nats over all labels of the batch, and its gradients by name.
 
     Micro-batches add up sums over the batch's own count of labels, so that their number does not change the result.
 
+    Args:
+        num_ranks: processes that have as many labels each; the result is then this one's part of the mean over all.
+
     Raises:
-        ValueError: the model has dropout, and the batch brings no keys.
+        ValueError: the model has dropout, and the batch brings no keys; or the labels of other ranks may be more, or
+            fewer.
     """
+    if num_ranks > 1 and batch.weight_BT is not None:
+        raise ValueError("several ranks, and weights: the count of labels on the other ranks is not known")
     if model.dropout and batch.dropout_B is None:
         raise ValueError(f"dropout={model.dropout}: the batch has no keys; text_batch makes batches that have them")
     parameters = dict(model.named_parameters())
     size = batch.tokens_BT.shape[0]
-    count = batch.weight_BT.sum() if batch.weight_BT is not None else batch.targets_BT.numel()
+    count = batch.weight_BT.sum() if batch.weight_BT is not None else batch.targets_BT.numel() * num_ranks
     losses = []
     for start in range(0, size, micro_batch_size or size):
         part = batch.rows(slice(start, start + (micro_batch_size or size)))

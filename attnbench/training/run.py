@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attnbench.data.batches import Batches, evaluation_batches, first_characters, num_evaluation_batches
 from attnbench.machine.device import keep_freed_memory, peak_memory_mib, start_afresh, uncompiled
+from attnbench.machine.group import Group
 from attnbench.machine.signals import StopRequest
 from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.mixers.contract import check_causality
@@ -33,6 +34,7 @@ from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.divergence import located
 from attnbench.training.hooks import Checkpoints, DivergedError, Estimate, Logging, Stopwatch, Validation, make_up
+from attnbench.training.lead import Leader
 from attnbench.training.log import MetricsLog, ProgressBar, stream_metrics, watched
 from attnbench.training.loop import Batch, text_batch, train
 from attnbench.training.prepare import Run, resolved_config, row_settings
@@ -84,6 +86,12 @@ class Training:
     captured: bool = False
     estimated: bool = False
     """True where a line after a few steps tells how long it will take."""
+    group: Group | None = None
+    """The processes that train it together, this one as their rank 0."""
+    shares: Callable[[int], Batch] | None = None
+    """This rank's rows of each step's batch; None: all."""
+    config_hash: str = ""
+    """See `lead.Leader`."""
 
     def run(self, stop: StopRequest, *, shares_device: bool = False) -> tuple[TrainState, Stopwatch]:
         """Train from the last kept state to the end, on a device that `make_ready` was called for.
@@ -99,16 +107,24 @@ class Training:
         with ExitStack() as stack:
             stack.enter_context(stop.listening())
             member, stopwatch = self.begin(stop, stack, shares_device=shares_device)
+            hooks, goes_on = member.hooks, None
+            if self.group is not None:
+                leader = Leader(self.group, stop, member.state, self.num_steps, self.config_hash)
+                stack.enter_context(leader)
+                hooks, goes_on = [leader.stepped, *hooks], leader.goes_on
+                stopwatch.restart()
             try:
                 train(
                     member.state,
-                    self.batches,
+                    self.shares or self.batches,
                     self.settings,
                     precision=self.record.precision,
                     num_steps=self.num_steps,
-                    hooks=member.hooks,
+                    hooks=hooks,
                     compiled=self.compiled,
                     captured=self.captured,
+                    group=self.group,
+                    goes_on=goes_on,
                 )
             except DivergedError as error:
                 raise self.located(error, member.state) from None
@@ -126,7 +142,12 @@ class Training:
             layers = [block.mixer for block in model.layers]
             check_causality(record.mixers, layers, record.model.dim, record.seq_len, record.precision)
         state = resumed or TrainState.fresh(model)
-        state.shared_device |= shares_device
+        num_devices = num_devices_of(self.group)
+        if resumed is not None and state.num_devices != num_devices:
+            log.info(f"was on {state.num_devices} devices, and goes on with {num_devices}: no row says its speed")
+        # A speed over sittings of which each had another is that of none.
+        state.shared_device |= shares_device or (resumed is not None and state.num_devices != num_devices)
+        state.num_devices = num_devices
         stopwatch = Stopwatch(state, self.device)
         hooks = self._hooks(state, stopwatch, stop, stack, is_resumed=resumed is not None)
         stopwatch.restart()
@@ -179,8 +200,8 @@ class TrainingJob(Job):
 
     evaluation = TRAINING
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, run: Run, group: Group | None = None) -> None:
+        self.run, self.group = run, group
         settings = run.settings
         self.label = f"training {settings.mixer.name}"
         self.experiment, self.config_hash = settings.experiment, run.config_hash
@@ -192,7 +213,14 @@ class TrainingJob(Job):
         return self.run.settings.rerun or not checkpoint.is_final(self.run.checkpoints)
 
     def columns(self) -> dict[str, Any]:
-        return self.run.columns()
+        # Rows that are made again are of the training that left its checkpoint.
+        num_devices = num_devices_of(self.group) if self.rerun else trained_on(self.run)
+        return {**self.run.columns(), "num_devices": num_devices}
+
+    def devices(self) -> list[torch.device]:
+        if self.group is None or self.device.type == "cpu":
+            return [self.device]
+        return [torch.device(self.device.type, index) for index in range(self.group.size)]
 
     def row_settings(self) -> dict[str, Any]:
         return row_settings(self.run)
@@ -224,25 +252,27 @@ class TrainingJob(Job):
 
     def training(self) -> Training:
         """Make the training."""
-        run = self.run
-        batches = Batches(run.corpus.tokens["train"], run.seq_len, run.train.batch_size, run.seed, run.device)
+        run, group = self.run, self.group
         return Training(
             name=run.mixer,
             folder=run.folder,
             device=run.device,
             record=run.record(),
             build=run.new_model,
-            batches=lambda step: text_batch(batches, step, run.settings.model.dropout),
+            batches=batches_of(run),
             settings=run.train,
             num_steps=run.num_steps,
-            measure=_validation(run),
+            measure=_validation(run, num_devices_of(group)),
             is_due=lambda step: step % run.validation_interval == 0,
             new_end=lambda state, _: _new_end(run, state),
             checkpoint_interval=run.validation_interval,
             mirror=lambda is_resumed: _mirror(run, is_resumed),
             compiled=run.compile,
-            captured=run.compile and run.device.type == "cuda",
+            captured=is_captured(run),
             estimated=run.device.type == "cpu",
+            group=group,
+            shares=batches_of(run, group) if group is not None else None,
+            config_hash=run.config_hash,
         )
 
     def rows(self) -> Iterator[Measurement]:
@@ -255,7 +285,8 @@ class TrainingJob(Job):
             log.info(f"{self.results}: made again from {final}, without peak memory and the first step's time")
             yield from _measurements(run, counters, stopwatch=None)
             return
-        stop = StopRequest()
+        # Of several processes one line says that all have stopped.
+        stop = StopRequest(announced=self.group is None)
         make_ready(self.device)
         try:
             trained = attempt(lambda: self.training().run(stop, shares_device=self.shares_device))
@@ -286,6 +317,31 @@ class TrainingJob(Job):
             )
 
 
+def num_devices_of(group: Group | None) -> int:
+    """Devices that a training has together."""
+    return group.size if group is not None else 1
+
+
+def trained_on(run: Run) -> int:
+    """Return how many devices the last sitting of a finished training had; 1 where it is not finished."""
+    if not checkpoint.is_final(run.checkpoints):
+        return 1
+    return checkpoint.load_counters(run.checkpoints / "final").get("num_devices", 1)
+
+
+def batches_of(run: Run, group: Group | None = None) -> Callable[[int], Batch]:
+    """The batch of each step of a language model's training, or this rank's rows of it."""
+    rank, num_ranks = (group.rank, group.size) if group is not None else (0, 1)
+    shape = run.seq_len, run.train.batch_size
+    batches = Batches(run.corpus.tokens["train"], *shape, run.seed, run.device, rank, num_ranks)
+    return lambda step: text_batch(batches, step, run.settings.model.dropout)
+
+
+def is_captured(run: Run) -> bool:
+    """True where the step is replayed as a CUDA graph, with the reduction of several GPUs in it."""
+    return run.compile and run.device.type == "cuda"
+
+
 def _new_end(run: Run, state: TrainState) -> int | None:
     """Return the last step where `patience_validations` have gone by since the lowest loss."""
     patience = run.train.patience_validations
@@ -294,11 +350,11 @@ def _new_end(run: Run, state: TrainState) -> int | None:
     return shortened(run.train, run.num_steps, state.step)
 
 
-def _validation(run: Run) -> Callable[[TrainState], dict[str, Any]]:
-    """The measurement of the validation split."""
+def _validation(run: Run, num_devices: int) -> Callable[[TrainState], dict[str, Any]]:
+    """The measurement of the validation split, by one device, with as many rows at once as it trains with."""
     tokens_N, part = _validation_tokens(run)
     tokens_N = tokens_N.to(run.device)
-    shape = run.seq_len, run.train.batch_size
+    shape = run.seq_len, run.train.batch_size // num_devices
     number = num_evaluation_batches(len(tokens_N), *shape)
 
     def measure(state: TrainState) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from attnbench.evals.base import CheckpointEvaluation
 from attnbench.evals.lib.rows import until_out_of_memory
+from attnbench.machine.group import Group
 from attnbench.results.identity import code_of, hash_with_code
 from attnbench.results.job import Job
 from attnbench.results.protocol import protocol_of
@@ -14,7 +15,7 @@ from attnbench.settings.registry import build, resolve
 from attnbench.settings.schema import EvaluationSettings
 from attnbench.training.checkpoint import is_final
 from attnbench.training.prepare import Run, row_settings
-from attnbench.training.run import TrainingJob
+from attnbench.training.run import TrainingJob, trained_on
 
 
 class EvaluationJob(Job):
@@ -31,7 +32,7 @@ class EvaluationJob(Job):
         self.plots, self.primary = cls.plots, cls.primary
 
     def columns(self) -> dict[str, Any]:
-        return self.run.columns()
+        return {**self.run.columns(), "num_devices": trained_on(self.run)}
 
     def row_settings(self) -> dict[str, Any]:
         return row_settings(self.run, self.settings)
@@ -51,6 +52,10 @@ class EvaluationJob(Job):
         yield from built.failed(self.run, failed.status, failed.reason)
 
 
-def language_model_jobs(run: Run) -> tuple[Job, ...]:
-    """The training of a language model and the evaluations of its checkpoints that its settings name."""
-    return TrainingJob(run), *(EvaluationJob(run, evaluation) for evaluation in run.settings.evaluations)
+def language_model_jobs(run: Run, group: Group | None = None) -> tuple[Job, ...]:
+    """The training of a language model and the evaluations of its checkpoints that its settings name.
+
+    Args:
+        group: the processes that train it together; what evaluates it is this one alone.
+    """
+    return TrainingJob(run, group), *(EvaluationJob(run, evaluation) for evaluation in run.settings.evaluations)

@@ -1,0 +1,142 @@
+"""Processes of one host that train one model together: they agree on words, and add up tensors.
+
+Words are host integers and go through gloo; tensors through NCCL on GPUs and through gloo on a CPU.
+"""
+
+import atexit
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from attnbench.machine.device import all_gpus, resolve_device
+from attnbench.machine.ranks import Ranks
+from attnbench.settings.errors import UserError, memory_reason, one_line
+
+STEP_TIMEOUT = timedelta(minutes=30)
+"""Longest wait for another rank's part of a step, the first of which may compile, and for its start."""
+WORD_TIMEOUT = timedelta(days=30)
+"""Longest wait for a word: the others wait while rank 0 validates and evaluates. A rank that has ended closes its
+connections, which ends the wait at once."""
+CLOSED = ("closed by peer", "reset by peer", "Broken pipe")
+"""Phrases of gloo's errors where that has happened."""
+
+
+class LostError(UserError):
+    """Another process of the training has ended, or does not answer."""
+
+
+class Group:
+    """All processes of a training.
+
+    Args:
+        device_type: cuda or cpu; on cuda each rank has the GPU of its number.
+
+    Attributes:
+        is_lost: a rank has ended, or has left the others within a step: nothing can be agreed on any more.
+    """
+
+    def __init__(self, ranks: Ranks, device_type: str) -> None:
+        self.rank, self.size = ranks.rank, ranks.size
+        self.backend = "nccl" if device_type == "cuda" else "gloo"
+        self.is_lost = False
+        # All ranks are on this host, whose name need not resolve, and whose other interfaces may have a firewall.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        own = None
+        if device_type == "cuda":
+            own = torch.device("cuda", self.rank)
+            # Kernels, graphs and NCCL take the current device.
+            torch.cuda.set_device(own)
+        try:
+            dist.init_process_group(self.backend, timeout=STEP_TIMEOUT, device_id=own)
+            self._words = dist.new_group(backend="gloo", timeout=WORD_TIMEOUT)
+        except (RuntimeError, ValueError) as error:
+            raise LostError(f"the {self.size} processes of torchrun do not meet ({one_line(error)})") from error
+        atexit.register(self._leave)
+
+    def agree(self, *words: int) -> list[int]:
+        """Return the largest of all ranks' words, each of 63 bits, and not before every rank has given its own.
+
+        Raises:
+            LostError: a rank has ended.
+        """
+        tensor = torch.tensor(words, dtype=torch.int64)
+        with self._watched():
+            dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._words)
+        return tensor.tolist()
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each by its sum over all ranks, equal to the bit on each; can be captured in a CUDA graph.
+
+        As one flat tensor, of which there is a second copy meanwhile: with many small ones the latency of each counts.
+
+        Raises:
+            LostError: a rank has ended; on GPUs only where the host waits for it.
+        """
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        with self._watched():
+            dist.all_reduce(flat)
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        shaped = [part.view_as(tensor) for tensor, part in zip(tensors, parts, strict=True)]
+        torch._foreach_copy_(list(tensors), shaped)  # pyright: ignore[reportPrivateImportUsage]
+
+    def share(self, tensors: Sequence[Tensor]) -> None:
+        """Give every rank those of rank 0.
+
+        Raises:
+            LostError: a rank has ended.
+        """
+        with self._watched(), torch.no_grad():
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if memory_reason(error) is not None:
+                raise
+            self.is_lost = True
+            has_ended = any(words in str(error) for words in CLOSED)
+            what = "has ended" if has_ended else f"does not answer ({one_line(error)})"
+            raise LostError(
+                f"another of the {self.size} processes {what}; the same command goes on from the last checkpoint"
+            ) from error
+
+    def _leave(self) -> None:
+        # Of a group that has lost a rank nobody answers any more.
+        if not self.is_lost:
+            dist.destroy_process_group()
+
+
+def device_type_of(name: str, ranks: Ranks) -> str:
+    """Return cuda or cpu, the type of device that the setting `device` gives every rank.
+
+    Raises:
+        UserError: it names one GPU, or there are fewer GPUs than ranks, or of several kinds: what is timed stands under
+            one name.
+    """
+    device = resolve_device(name)
+    if device.type == "cpu":
+        return device.type
+    if device.index is not None:
+        raise UserError(f"device={name}: each of the {ranks.size} processes has a GPU of its own; device=cuda or auto")
+    kinds = all_gpus(device, "torchrun")
+    if len(kinds) < ranks.size:
+        raise UserError(
+            f"torchrun --nproc_per_node={ranks.size}: this machine has {len(kinds)} CUDA devices, and each process "
+            "needs one; device=cpu works without"
+        )
+    return device.type
+
+
+@cache
+def join(ranks: Ranks, device_type: str) -> Group:
+    """Make the group of this process, once: a sweep's jobs share it. Waits for all ranks."""
+    return Group(ranks, device_type)

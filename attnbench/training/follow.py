@@ -1,0 +1,90 @@
+"""Every rank but 0 in a training by several processes: it takes its share of the steps, and writes nothing."""
+
+import traceback
+from dataclasses import replace
+
+from attnbench.machine.group import Group, LostError
+from attnbench.machine.ranks import speak
+from attnbench.machine.signals import StopRequest
+from attnbench.settings.errors import Interrupted, UserError, mendable, printable
+from attnbench.settings.schema import RunSettings
+from attnbench.training.checkpoint import TrainState
+from attnbench.training.lead import Word, shared_tensors
+from attnbench.training.loop import StepReport, train
+from attnbench.training.prepare import Run, prepare
+from attnbench.training.run import batches_of, is_captured, make_ready
+
+
+def follow(group: Group, settings: RunSettings) -> None:
+    """Take part in every training of one job of rank 0.
+
+    Args:
+        settings: the job's, with the setting `device` that rank 0 has.
+
+    Raises:
+        Interrupted: rank 0 has ended the command.
+        LostError: another process has ended; said on standard error, as is any other error.
+    """
+    try:
+        if group.backend == "nccl":
+            settings = replace(settings, device=f"cuda:{group.rank}")
+        while True:
+            word, _, payload = group.agree(0, 0, 0)
+            if word == Word.QUIT:
+                raise Interrupted("rank 0 has ended the command", 0)
+            if word == Word.DONE:
+                return
+            _take_part(group, settings, f"{payload:08x}")
+    except Exception as error:
+        group.is_lost = True
+        text = mendable(error)
+        # Of what is no user's mistake the way there is worth more than one line.
+        text = printable(f"error: {text}") if text is not None else traceback.format_exc()
+        speak(f"process {group.rank} of {group.size}: {text}")
+        raise
+
+
+def _take_part(group: Group, settings: RunSettings, config_hash: str) -> None:
+    """Train along from the state that rank 0 has to the last step that it makes."""
+    stop = StopRequest(announced=False)
+    with stop.listening():
+        try:
+            run = prepare(settings)
+            if run.config_hash != config_hash:
+                raise UserError(
+                    f"trains {run.config_hash}, and rank 0 {config_hash}: the corpus, the code or the devices differ"
+                )
+            make_ready(run.device)
+            _train(run, group, stop)
+        except LostError:
+            if stop.signal is None:
+                raise
+            raise stop.interruption("stopped") from None
+
+
+def _train(run: Run, group: Group, stop: StopRequest) -> None:
+    state = TrainState.fresh(run.new_model())
+    _, _, state.step = group.agree(0, 0, 0)
+    group.share(shared_tensors(state))
+
+    def goes_on(state: TrainState) -> bool:
+        word, _, last_step = group.agree(0, stop.signal or 0, 0)
+        state.last_step = last_step or None
+        return word == Word.STEP
+
+    def stepped(state: TrainState, report: StepReport) -> None:
+        # From now on rank 0 stops this one, once it has saved.
+        stop.saves = True
+
+    train(
+        state,
+        batches_of(run, group),
+        run.train,
+        precision=run.precision,
+        num_steps=run.num_steps,
+        hooks=[stepped],
+        compiled=run.compile,
+        captured=is_captured(run),
+        group=group,
+        goes_on=goes_on,
+    )

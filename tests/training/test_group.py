@@ -24,6 +24,7 @@ from attnbench.results.rows import ResultRow, read_results
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.schema import RunSettings
 from attnbench.training import follow, loop
+from attnbench.training import run as run_training
 from attnbench.training.checkpoint import TrainState, load_counters
 from attnbench.training.log import read_metrics
 
@@ -253,7 +254,6 @@ def test_a_process_that_is_killed_ends_the_other_with_a_line(killed, folder, alo
 
 
 def test_a_training_that_diverges_ends_for_both_and_says_where(folder):
-    """Rank 0 looks for the culprit in the rows of both."""
     settings = settings_of(folder, "diverged", "attn=softmax", "train.learning_rate=1e38", "train.warmup_steps=0")
     (code, lines), (code_of_other, lines_of_other) = together(settings)
     assert (code, code_of_other) == (1, 0), lines_of_other
@@ -301,6 +301,20 @@ def test_one_process_is_one_whoever_started_it(monkeypatch):
     assert ranks_here() == ALONE
     set_variables(monkeypatch, variables(1, 2, 29500))
     assert ranks_here() == Ranks(rank=1, size=2)
+
+
+@pytest.mark.slow
+def test_four_processes_drop_out_and_end_early_as_one_does(folder, one_thread, monkeypatch):
+    """A mask is a function of the row's number in the whole batch. Of a last step that comes nearer, on which the
+    learning rates depend, the others hear from rank 0."""
+    monkeypatch.setattr(run_training, "_new_end", lambda run, state: 14 if state.step == 10 else None)
+    given = ["attn=softmax", "model.dropout=0.2", "train.decay_fraction=0.5"]
+    alone, four = (settings_of(folder, f"early{size}", *given) for size in (1, 4))
+    ended = together(four, size=4)
+    assert [code for code, _ in ended] == [0] * 4, ended
+    expected = losses(run(alone))
+    assert len(expected) == 14
+    assert losses(folder_of(four)) == pytest.approx(expected, abs=1e-5)
 
 
 def set_variables(monkeypatch, given: Mapping[str, str | None]) -> None:

@@ -3,9 +3,10 @@
 import logging
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ FULL_ERROR = "HYDRA_FULL_ERROR"
 INTERRUPTED = "interrupted; the same command goes on from what is finished"
 """Message outside training, where there is nothing to save; training handles signals itself."""
 
+RANK_0_SECONDS = 10.0
+"""Time that rank 0 has to say an error before a rank that says nothing ends of the same one."""
+
 RERUN = "--experimental-rerun"
 """Hydra's option that unpickles the file that it names: whoever wrote the file then runs what they like."""
 
@@ -52,21 +56,22 @@ def launch(
         read: makes the argument of `main` from the composed configuration.
         together: `main` may be called in several processes of torchrun's; of these that of rank 0 alone prints.
     """
-    with ExitStack() as stack:
+    try:
+        ranks = ranks_here()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    if not ranks.follows:
+        _launch(main, config_name, summarise, read, together or ranks == ALONE)
+        return
+    with silent():
         try:
-            ranks = ranks_here()
-            if ranks.follows:
-                stack.enter_context(silent())
-            if ranks != ALONE and not together:
-                raise UserError(
-                    f"torchrun: {config_name}.py runs in one process; train.py alone trains one model on several GPUs, "
-                    "and plan.devices=all of compare.py gives each a share of the cells"
-                )
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            raise SystemExit(2) from None
-        # The rank that speaks has shown it.
-        _launch(main, config_name, None if ranks.follows else summarise, read)
+            _launch(main, config_name, None, read, together)
+        except SystemExit as end:
+            if end.code in (1, 2):
+                # Most errors are those of all ranks, and torchrun ends the others once one has ended.
+                time.sleep(RANK_0_SECONDS)
+            raise
 
 
 def _launch(
@@ -74,7 +79,9 @@ def _launch(
     config_name: str,
     summarise: Callable[[Sequence[Path]], None] | None,
     read: Callable[[DictConfig, Any], Any],
+    is_allowed: bool,
 ) -> None:
+    """Launch in this process, where the script may run in it."""
     _show_log()
     keep_environment_out()
     _explain_settings(config_name)
@@ -90,6 +97,11 @@ def _launch(
     exit_code = 0
     try:
         with interruptible(INTERRUPTED), _errors_of_hydra_raised():
+            if not is_allowed:
+                raise UserError(
+                    f"torchrun: {config_name}.py runs in one process; train.py alone trains one model on several GPUs, "
+                    "and plan.devices=all of compare.py gives each a share of the cells"
+                )
             _refuse_rerun(sys.argv[1:])
             sys.argv[1:] = prepared_words(sys.argv[1:])
             job()

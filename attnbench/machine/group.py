@@ -19,10 +19,12 @@ from attnbench.machine.ranks import Ranks
 from attnbench.settings.errors import UserError, memory_reason, one_line
 
 STEP_TIMEOUT = timedelta(minutes=30)
-"""Longest wait for another rank's part of a step, the first of which may compile, and for its start."""
+"""Longest wait for another rank's part of a step, the first of which may compile, and of rank 0 for any other.
+
+A rank that has ended closes its connections, which ends the wait at once.
+"""
 WORD_TIMEOUT = timedelta(days=30)
-"""Longest wait for a word: the others wait while rank 0 validates and evaluates. A rank that has ended closes its
-connections, which ends the wait at once."""
+"""Longest wait for a word of rank 0, which meanwhile validates and evaluates."""
 CLOSED = ("closed by peer", "reset by peer", "Broken pipe")
 """Phrases of gloo's errors where that has happened."""
 
@@ -54,7 +56,7 @@ class Group:
             torch.cuda.set_device(own)
         try:
             dist.init_process_group(self.backend, timeout=STEP_TIMEOUT, device_id=own)
-            self._words = dist.new_group(backend="gloo", timeout=WORD_TIMEOUT)
+            self._words = dist.new_group(backend="gloo", timeout=WORD_TIMEOUT if ranks.follows else STEP_TIMEOUT)
         except (RuntimeError, ValueError) as error:
             raise LostError(f"the {self.size} processes of torchrun do not meet ({one_line(error)})") from error
         atexit.register(self._leave)

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import torch
 from runs import ROOT, environment, launched, words, write_text
 from small import compose_once
 
+from attnbench.cli.launch import RANK_0_SECONDS
 from attnbench.comparison.execute import run
 from attnbench.machine import group as groups
 from attnbench.machine.ranks import ALONE, Ranks, ranks_here
@@ -253,6 +255,19 @@ def test_a_process_that_is_killed_ends_the_other_with_a_line(killed, folder, alo
     assert losses(folder_of(settings)) == pytest.approx(losses(alone("softmax")), abs=1e-5)
 
 
+@pytest.mark.slow
+def test_a_process_that_does_not_answer_is_given_up(folder, monkeypatch):
+    monkeypatch.setattr(groups, "STEP_TIMEOUT", timedelta(seconds=5))
+
+    def sleep(rank: int, state: TrainState) -> None:
+        if rank == 1 and state.step == AT:
+            time.sleep(12)
+
+    ended = together(settings_of(folder, "sleeps", "attn=softmax"), sleep)
+    assert [code for code, _ in ended] == [1, 1]
+    assert "error: another of the 2 processes does not answer (" in ended[0][1]
+
+
 def test_a_training_that_diverges_ends_for_both_and_says_where(folder):
     settings = settings_of(folder, "diverged", "attn=softmax", "train.learning_rate=1e38", "train.warmup_steps=0")
     (code, lines), (code_of_other, lines_of_other) = together(settings)
@@ -349,6 +364,8 @@ def test_every_process_needs_a_gpu(device, kinds, message, monkeypatch):
 
 
 def test_other_commands_refuse_several_processes_and_one_says_so(folder, monkeypatch, capsys):
+    waited = []
+    monkeypatch.setattr("time.sleep", waited.append)
     for rank, said in ((0, "error: torchrun: train.py runs in one process; "), (1, "")):
         set_variables(monkeypatch, variables(rank, 2, 29500))
         # The tests' own launcher is one of a command that does not say that it may be several.
@@ -356,6 +373,8 @@ def test_other_commands_refuse_several_processes_and_one_says_so(folder, monkeyp
         stderr = capsys.readouterr().err
         assert stderr.startswith(said)
         assert stderr.count("\n") == bool(said)
+        # torchrun ends the others as soon as one has ended: that which speaks must have spoken.
+        assert waited == ([] if said else [RANK_0_SECONDS])
 
 
 @pytest.mark.slow

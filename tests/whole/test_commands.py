@@ -43,6 +43,7 @@ ELSEWHERE = {
     "python scripts/compare.py plan=compare device=cuda plan.devices=all": (
         "needs GPUs; test_workers.py, that each worker sees one"
     ),
+    "torchrun --nproc_per_node=2 scripts/train.py attn=gated_deltanet": "test_group.py, on a CPU",
     "python scripts/train.py attn=linear data=hub data.name=Salesforce/wikitext data.config=wikitext-103-raw-v1": (
         "downloads; test_hub.py loads a folder laid out as one of the Hub's data sets"
     ),

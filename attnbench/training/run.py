@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +157,12 @@ class Training:
 
     def located(self, error: DivergedError, state: TrainState) -> DivergedError:
         """See `divergence.located`."""
-        folder = self.folder / "checkpoint"
-        return located(error, state, self.batches, self.settings, self.record.precision, folder)
+        folder, settings = self.folder / "checkpoint", self.settings
+        if self.group is not None:
+            # This process looks at the rows of all, as many at once as it had.
+            num_rows = settings.batch_size // self.group.size
+            settings = replace(settings, micro_batch_size=min(settings.micro_batch_size or num_rows, num_rows))
+        return located(error, state, self.batches, settings, self.record.precision, folder)
 
     def _hooks(
         self, state: TrainState, stopwatch: Stopwatch, stop: StopRequest, stack: ExitStack, *, is_resumed: bool
@@ -259,7 +263,8 @@ class TrainingJob(Job):
             device=run.device,
             record=run.record(),
             build=run.new_model,
-            batches=batches_of(run),
+            # Of several processes the whole batch is wanted only where they diverge, and is not kept beside the shares.
+            batches=batches_of(run) if group is None else lambda step: batches_of(run)(step),
             settings=run.train,
             num_steps=run.num_steps,
             measure=_validation(run, num_devices_of(group)),

@@ -57,8 +57,9 @@ def _take_part(group: Group, settings: RunSettings, config_hash: str) -> None:
             make_ready(run.device)
             _train(run, group, stop)
         except LostError:
-            if stop.signal is None:
+            if stop.signal is None or stop.saves:
                 raise
+            # The signal has ended rank 0 as well, which has nothing to save yet.
             raise stop.interruption("stopped") from None
 
 

@@ -63,7 +63,7 @@ class Leader:
 
     def __init__(self, group: Group, stop: StopRequest, state: TrainState, num_steps: int, config_hash: str) -> None:
         self.group, self.stop, self.state, self.num_steps, self.config_hash = group, stop, state, num_steps, config_hash
-        self._is_stepping, self._has_ended = True, False
+        self._is_stepping, self._has_ended, self._first_step = True, False, state.step
 
     def __enter__(self) -> "Leader":
         self.group.agree(Word.TRAIN, 0, int(self.config_hash, 16))
@@ -76,7 +76,14 @@ class Leader:
     def goes_on(self, state: TrainState) -> bool:
         """Tell the others that there is a next step, or none, and return whether there is; see `loop.train`."""
         is_next = state.step < state.end(self.num_steps)
-        _, signal, _ = self.group.agree(Word.STEP if is_next else Word.END, self.stop.signal or 0, state.last_step or 0)
+        word = Word.STEP if is_next else Word.END
+        try:
+            _, signal, _ = self.group.agree(word, self.stop.signal or 0, state.last_step or 0)
+        except LostError:
+            if self.stop.signal is None or state.step > self._first_step + 1:
+                raise
+            # A signal to all ended another at once, which was still in its first step.
+            raise self.stop.interruption("stopped before a step was kept; the same command goes on") from None
         self._is_stepping, self._has_ended = is_next, not is_next
         if self.stop.signal is None and signal:
             self.stop.signal = signal

@@ -235,6 +235,28 @@ def test_a_signal_to_any_process_stops_all_at_one_step(asked, folder, alone):
     assert losses(folder_of(settings)) == pytest.approx(losses(alone("softmax")), abs=1e-5)
 
 
+@pytest.mark.slow
+def test_a_signal_while_one_is_in_its_first_step_ends_both(folder):
+    """Rank 0 has done the step, and waits; the other, which may still compile, ends at once."""
+    settings, path = settings_of(folder, "first", "attn=softmax"), folder / "first.pid"
+
+    def stop(rank: int, state: TrainState) -> None:
+        if rank == 0:
+            path.write_text(str(os.getpid()))
+            return
+
+        def update(*arguments) -> None:
+            time.sleep(1)
+            os.kill(int(path.read_text()), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        loop.update = update
+
+    (code, lines), (code_of_other, _) = together(settings, stop)
+    assert (code, code_of_other) == (143, 143)
+    assert lines.splitlines()[-1] == "stopped before a step was kept; the same command goes on"
+
+
 @pytest.mark.parametrize("killed", [pytest.param(0, marks=SLOW), 1])
 def test_a_process_that_is_killed_ends_the_other_with_a_line(killed, folder, alone):
     settings = settings_of(folder, f"killed{killed}", "attn=softmax", "train.micro_batch_size=1")

@@ -413,7 +413,13 @@ def test_torchrun_sweeps(folder):
 
 
 @pytest.mark.slow
-def test_compiled_steps_are_the_same(folder, one_thread):
+def test_compiled_steps_are_the_same(folder, one_thread, monkeypatch):
+    """Traced and differentiated as a whole, without the compiler's code, which two processes make for a minute."""
+
+    def traced(function, *, dynamic, options, compile=torch.compile):
+        return compile(function, dynamic=dynamic, backend="aot_eager")
+
+    monkeypatch.setattr(torch, "compile", traced)
     plain, compiled = (
         settings_of(folder, f"compiled-{name}", "attn=softmax", "model.num_layers=1", f"train.compile={name}")
         for name in ("false", "true")

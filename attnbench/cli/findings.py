@@ -14,7 +14,7 @@ from attnbench.settings.errors import UserError, did_you_mean
 from attnbench.settings.finding import FindingSettings, FindingsSettings, read_finding
 
 
-def named_words(words: Sequence[str]) -> list[str]:
+def named_words(words: Sequence[str], setting: str = "names") -> list[str]:
     """Return a command line whose plain words are the names: `parity nope_copy` as `names=[parity,nope_copy]`.
 
     A word behind an option, as the folder behind --config-dir, is the option's.
@@ -25,7 +25,7 @@ def named_words(words: Sequence[str]) -> list[str]:
         for word, last in zip(words, before, strict=False)
         if "=" not in word and word[:1] not in "-+~" and not (last.startswith("-") and "=" not in last)
     ]
-    return [*(word for word in words if word not in names), *([f"names=[{','.join(names)}]"] if names else [])]
+    return [*(word for word in words if word not in names), *([f"{setting}=[{','.join(names)}]"] if names else [])]
 
 
 def read_findings(config: DictConfig, hydra_config: Any) -> tuple[FindingsSettings, list[FindingSettings]]:

@@ -9,16 +9,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from attnbench.settings.errors import UserError
+
+if TYPE_CHECKING:
+    # What only asks who holds a folder needs no torch, which takes longer to load than to ask.
+    import torch
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def device_lock(device: torch.device, *, shared: bool) -> Iterator[None]:
+def device_lock(device: "torch.device", *, shared: bool) -> Iterator[None]:
     """Wait until the GPU is free, and hold it inside; the lock ends with the process, however that ends.
 
     A CPU has no lock: other programs use it anyway.
@@ -47,8 +50,10 @@ def device_lock(device: torch.device, *, shared: bool) -> Iterator[None]:
         os.close(descriptor)
 
 
-def lock_path(device: torch.device) -> Path:
+def lock_path(device: "torch.device") -> Path:
     """Return the lock's file, one for each physical device of this machine, whatever index a process sees it under."""
+    import torch
+
     return Path(tempfile.gettempdir()) / f"attnbench-{torch.cuda.get_device_properties(device).uuid}.lock"
 
 
@@ -110,3 +115,25 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
     except FileNotFoundError:
         return False
+
+
+def folder_holder(folder: Path) -> str:
+    """Return who holds a folder, in words; empty where nobody does. Writes nothing.
+
+    A lock that a process of another host has written counts as held: nobody here can ask if it still runs.
+    """
+    try:
+        descriptor = os.open(folder / ".lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        owner = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip()
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return owner or "a process that just began"
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
+    host = owner.partition(" on ")[2].partition(" since ")[0]
+    return f"{owner}, if that still runs" if host and host != socket.gethostname() else ""

@@ -321,10 +321,18 @@ def is_complete(path: Path) -> bool:
     if not path.exists():
         return False
     with _naming_the_way_out():
-        lines = read_json_lines(path)
-        if not _completeness(lines):
-            return False
-        _check_sum(lines)
+        return are_complete(read_json_lines(path))
+
+
+def are_complete(lines: JsonLines) -> bool:
+    """Tell if the lines of a results file end with the record that they are complete.
+
+    Raises:
+        UserError: they were altered after they were written.
+    """
+    if not _completeness(lines):
+        return False
+    _check_sum(lines)
     return True
 
 

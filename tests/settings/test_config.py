@@ -358,6 +358,7 @@ GROUPS = {
     "evaluate": {"eval"},
     "findings": {"finding"},
     "generate": set(),
+    "runs": set(),
     "train": {"attn", "data", "eval", "experiment", "logger", "model", "recipe", "train"},
 }
 SHOWN = {"train": ["eval=[throughput,memory,copy,recall,perplexity,inference]"], "benchmark": ["bench=decode"]}

@@ -35,6 +35,7 @@ ELSEWHERE = {
     "wandb sync wandb/offline-run-*": "needs wandb's server",
     "python scripts/prepare_data.py": "downloads; test_wikitext.py, from a folder and without a network",
     "python scripts/doctor.py": "test_doctor.py, on all mixers",
+    "python scripts/runs.py 'compare=[1a2b3c4d,9f0e]'": "test_runs_shown.py, on runs of these names",
     "python scripts/dashboard.py": "test_dashboard.py, against a local server",
     "python scripts/train.py -m hydra/launcher=submitit_slurm device=cuda hydra.launcher.gpus_per_node=1 "
     "hydra.launcher.timeout_min=600 attn=softmax,linear": "needs a Slurm cluster",
@@ -197,6 +198,13 @@ def test_a_comparison_is_what_its_line_says(folder, compared, command):
         assert "to do" in said
 
 
+@of_script("runs.py")
+def test_runs_are_listed_and_removed(folder, trained, compared, command):
+    words = words_of(command.partition("|")[0])
+    last = call(folder, "runs.py", *words).splitlines()[0].split("\t")[-1]
+    assert last == ("lost" if "prune=unfinished" in words else "scores" if "demo" in words else "bytes")
+
+
 @of_script("report.py")
 def test_a_report_is_made(folder, compared, command):
     assert "index.html" in call(folder, "report.py", *words_of(command))
@@ -276,6 +284,7 @@ def test_every_command_is_run_here_or_elsewhere():
         "evaluate",
         "generate",
         "compare",
+        "runs",
         "report",
         "doctor",
         "benchmark_peers",

@@ -1,0 +1,253 @@
+"""Runs and cells as runs.py shows them: tables on a terminal, columns with tabs between where nobody looks."""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from attnbench.report.runs_beside import comparison_tables, score_text
+from attnbench.report.words import metric_name
+from attnbench.results.pruning import LOST, Pruning, Removal, plan_pruning, remove
+from attnbench.results.rows import TRAINING, ResultRow, is_search
+from attnbench.results.runs import Run, find_runs, keep, select
+from attnbench.results.tables import NOTHING, Table, print_table
+from attnbench.settings.errors import printable
+from attnbench.settings.runs import STATUSES, RunsSettings
+from attnbench.settings.schema import SELECTION_SEED
+
+MIB = 2**20
+HALF_A_YEAR = 183 * 86400
+MAX_NOTES = 10
+"""Reasons that stand below a table; of more their number."""
+
+
+def show_runs(settings: RunsSettings) -> Path:
+    """List, compare or remove runs, as the settings ask; return the folder that was looked at.
+
+    Raises:
+        UserError: an experiment, variant, evaluation or run that is not there, or files that cannot be read.
+    """
+    outputs, filters = Path(settings.outputs_dir), settings.filters()
+    show = _print_to_terminal if sys.stdout.isatty() else _print_columns
+    runs = keep(find_runs(outputs, filters.get("experiments")), filters)
+    if settings.compare is not None:
+        first, second = (select(runs, name) for name in settings.compare)
+        show(comparison_tables(first, second, in_full=show is _print_columns))
+    elif settings.prune is not None:
+        _prune(runs, settings.prune, outputs, show, dry_run=settings.dry_run)
+    elif show is _print_columns:
+        show([_columns(runs) if filters else overview(runs, in_full=True)])
+    else:
+        show(list_tables(runs) if filters else [overview(runs)])
+    return outputs
+
+
+def _print_to_terminal(tables: Iterable[Table]) -> None:
+    console = Console()
+    for table in tables:
+        print_table(table, console)
+
+
+def _print_columns(tables: Iterable[Table]) -> None:
+    """Print headers and lines with tabs between; notes go to standard error."""
+    for table in tables:
+        for line in [table.headers, *table.lines]:
+            print("\t".join(printable(str(cell)) for cell in line))
+        for note in table.notes:
+            print(printable(note), file=sys.stderr)
+
+
+def overview(runs: Sequence[Run], *, in_full: bool = False) -> Table:
+    """Make the table of a line an experiment, the one that was changed last at the end.
+
+    Args:
+        in_full: bytes and times as a program reads them.
+    """
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.experiment, []).append(run)
+    states = [status for status in STATUSES[1:] if in_full or any(run.status == status for run in runs)]
+    ordered = sorted(groups.items(), key=lambda entry: max(run.modified for run in entry[1]))
+    lines = [
+        [
+            name,
+            str(sum(not run.is_cell for run in group)),
+            str(sum(run.is_cell for run in group)),
+            *(str(sum(run.status == status for run in group)) for status in states),
+            _when(max(run.modified for run in group), in_full=in_full),
+            _size(sum(run.num_bytes for run in group), in_full=in_full),
+        ]
+        for name, group in ordered
+    ]
+    headers = ["experiment", "runs", "cells", *states, "last change", "bytes" if in_full else "MiB"]
+    total = sum(run.num_bytes for run in runs)
+    notes = [f"{len(runs)} runs and cells, {_size(total)} MiB; runs.py NAME lists those of one experiment."]
+    return Table(headers=headers, lines=lines, notes=[] if in_full else notes)
+
+
+def list_tables(runs: Sequence[Run]) -> list[Table]:
+    """Make a table of a line a run for each experiment and kind of run, the one that was changed last at the end."""
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.experiment, _kind(run)), []).append(run)
+    if not groups:
+        return [Table(headers=["run"], lines=[], notes=["No run is as asked for."])]
+    return [_list(f"{experiment}: {kind}", group) for (experiment, kind), group in groups.items()]
+
+
+def _kind(run: Run) -> str:
+    """Name the table of a listing that a run belongs into."""
+    evaluation = next(iter(run.scores), None)
+    if run.is_cell or (evaluation is not None and TRAINING not in run.scores):
+        return evaluation or run.what.partition("-")[0]
+    return "language models"
+
+
+def _list(title: str, runs: Sequence[Run]) -> Table:
+    by_run = [{_score_key(name, row): score_text(row) for name, row in _shown(run).items()} for run in runs]
+    columns = list(dict.fromkeys(key for scores in by_run for key in scores))
+    with_state = any(run.status != "finished" for run in runs)
+    lines = []
+    for run, scores in zip(runs, by_run, strict=True):
+        state = [_state(run)] if with_state else []
+        lines.append([*_labels(run), *state, *(scores.get(column, NOTHING) for column in columns)])
+    headers = [*LABELS, *(["state"] if with_state else []), *map(_score_name, columns)]
+    searches = ["s0, s1: seeds of a search of the learning rate."] if any(is_search(_seed(run)) for run in runs) else []
+    reasons = [f"{run.hash} {run.status}: {run.reason}" for run in runs if run.reason]
+    more = [f"{len(reasons) - MAX_NOTES} more have a reason."] if len(reasons) > MAX_NOTES else []
+    return Table(
+        title=title, headers=headers, lines=lines, notes=[*searches, *reasons[:MAX_NOTES], *more], num_labels=2
+    )
+
+
+LABELS = ("run", "what", "seed", "when", "MiB")
+
+
+def _labels(run: Run) -> list[str]:
+    """Fill the columns of LABELS."""
+    seed = NOTHING if run.seed is None else str(run.seed)
+    seed = f"s{_seed(run) - SELECTION_SEED}" if is_search(_seed(run)) else seed
+    return [run.hash, run.what, seed, _when(run.modified), _size(run.num_bytes)]
+
+
+def _seed(run: Run) -> int:
+    return run.seed or 0
+
+
+def _shown(run: Run) -> Mapping[str, ResultRow]:
+    """Take the scores of a run; a training's loss where nothing else was measured, as in a search."""
+    return {name: row for name, row in run.scores.items() if name != TRAINING} or run.scores
+
+
+def _score_key(evaluation: str, row: ResultRow) -> tuple[str, str, str]:
+    measurement = row.measurement
+    return evaluation, measurement.metric, str(measurement.settings.get("split", ""))
+
+
+def _score_name(key: tuple[str, str, str]) -> str:
+    _, metric, split = key
+    return f"{split} {metric_name(metric)}".strip()
+
+
+def _state(run: Run) -> str:
+    at_step = run.status in ("unfinished", "running") and run.step is not None
+    return f"{run.status}, step {run.step:,}" if at_step else run.status
+
+
+def _columns(runs: Sequence[Run]) -> Table:
+    """Make the table of a line a run for a program: nothing is rounded, and every score has its name."""
+    headers = ["path", "experiment", "what", "seed", "status", "step", "changed", "bytes", "scores"]
+    lines = [
+        [
+            str(run.folder),
+            run.experiment,
+            run.what,
+            "" if run.seed is None else str(run.seed),
+            run.status,
+            "" if run.step is None else str(run.step),
+            _when(run.modified, in_full=True),
+            str(run.num_bytes),
+            " ".join(
+                f"{name}.{row.measurement.metric}={score_text(row, in_full=True)}" for name, row in run.scores.items()
+            ),
+        ]
+        for run in runs
+    ]
+    return Table(headers=headers, lines=lines)
+
+
+def _when(seconds: float, *, in_full: bool = False) -> str:
+    """Write a time of this machine's clock: of the last half year without the year, of another without the hour."""
+    moment = datetime.fromtimestamp(seconds).astimezone()
+    if in_full:
+        return moment.isoformat(timespec="seconds")
+    is_recent = abs(time.time() - seconds) < HALF_A_YEAR
+    return f"{moment.day:>2} {moment:%b %H:%M}" if is_recent else f"{moment.day:>2} {moment:%b  %Y}"
+
+
+def _size(num_bytes: int, *, in_full: bool = False) -> str:
+    if in_full:
+        return str(num_bytes)
+    return f"{num_bytes / MIB:,.0f}" if num_bytes >= 10 * MIB else f"{num_bytes / MIB:.1f}"
+
+
+def _prune(
+    runs: Sequence[Run], kind: str, outputs: Path, show: Callable[[Iterable[Table]], None], *, dry_run: bool
+) -> None:
+    pruning = plan_pruning(runs, kind, outputs)
+    in_full = show is _print_columns
+    show([pruning_table(pruning, kind, dry_run=dry_run, in_full=in_full)])
+    if dry_run:
+        return
+    gone, num_bytes = 0, 0
+    for removal, reason in remove(pruning, kind, outputs):
+        if reason:
+            print(printable(f"left: {removal.run.folder}: {reason}"), file=sys.stderr)
+        else:
+            gone, num_bytes = gone + 1, num_bytes + removal.num_bytes
+    print(f"removed: {_counted(gone)}, {_size(num_bytes)} MiB", file=sys.stderr if in_full else sys.stdout)
+
+
+def pruning_table(pruning: Pruning, kind: str, *, dry_run: bool, in_full: bool = False) -> Table:
+    """Make the table of what goes, a line a folder, with what is lost and what stays in its notes.
+
+    Args:
+        dry_run: it only would go.
+        in_full: paths and bytes as a program reads them.
+    """
+    is_whole = kind in ("unfinished", "failed")
+    lines = [_removal_line(removal, is_whole=is_whole, in_full=in_full) for removal in pruning.removals]
+    lost = ["lost"] if is_whole else []
+    headers = ["path", "bytes", *lost] if in_full else [*LABELS, *lost]
+    num_bytes = sum(removal.num_bytes for removal in pruning.removals)
+    would = "would be removed" if dry_run else "to remove"
+    what = "" if is_whole else f"{'checkpoints' if kind == 'checkpoints' else 'weights'} of "
+    notes = [f"{would}: {what}{_counted(len(lines))}, {_size(num_bytes)} MiB."]
+    notes += [f"Lost with them: {LOST[kind]}."] if lines else []
+    notes += [
+        f"{removal.run.hash} stays with what is not attnbench's: {', '.join(removal.remains[:MAX_NOTES])}."
+        for removal in pruning.removals
+        if removal.remains
+    ]
+    notes += [f"Stays: {_named(kept)}: {reason}." for reason, kept in pruning.kept.items()]
+    notes += ["dry_run=false removes them."] if dry_run and lines else []
+    return Table(title="" if in_full else kind, headers=headers, lines=lines, notes=notes, num_labels=2)
+
+
+def _removal_line(removal: Removal, *, is_whole: bool, in_full: bool) -> list[str]:
+    loss = [removal.loss] if is_whole else []
+    if in_full:
+        return [str(removal.run.folder), str(removal.num_bytes), *loss]
+    run = removal.run
+    return [*_labels(run)[:-1], _size(removal.num_bytes), *loss]
+
+
+def _named(runs: Sequence[Run]) -> str:
+    return runs[0].folder.name if len(runs) == 1 else f"{len(runs)} folders, {runs[0].folder.name} first"
+
+
+def _counted(number: int) -> str:
+    return "1 folder" if number == 1 else f"{number} folders"

@@ -1,0 +1,190 @@
+"""Removal of runs and checkpoints: what would go and what is lost with it, and the removal itself.
+
+Nothing goes but what attnbench writes under names of its own, in folders that say that they are a run's: what else lies
+there stays, links are not followed, and what a process holds is not touched. No finished results go.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnbench.machine.locks import folder_holder, folder_lock
+from attnbench.results.files import half_replaced
+from attnbench.results.runs import RESULTS, Run, read_run
+from attnbench.settings.errors import UserError
+from attnbench.settings.text import MAX_YAML_BYTES, read_bounded
+
+CONFIG = "config.yaml"
+
+FILES = re.compile(
+    r"(config\.yaml|environment(-[0-9a-f]{8})?\.json|train\.log|output\.log|metrics\.jsonl|sample\.json|cells\.txt"
+    r"|failed\.txt)"
+)
+"""Files of a run, beside those in results/ and checkpoint/."""
+
+CHECKPOINT = re.compile(r"(final|(step|best)-[0-9]{8,})|\.(final|(step|best)-[0-9]{8,})\.(partial|removed)")
+"""Folders in checkpoint/, whole and while they are written or removed."""
+
+LOST = {
+    "unfinished": "what they have trained so far: the same command begins anew",
+    "failed": "what they have trained so far, and why they failed: the same command begins anew",
+    "checkpoints": "nothing that a command reads: their results are complete, and stay",
+    "weights": "evaluate.py and generate.py refuse these runs, and what needs a model again trains it anew; results stay",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """One folder and what goes of it."""
+
+    run: Run
+    paths: list[Path]
+    """Files, and folders that go with all that is in them."""
+    num_bytes: int
+    loss: str
+    """What goes with it, in words."""
+    remains: list[str]
+    """Names in the folder that are not attnbench's, and for which it stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruning:
+    """What would go of some runs, and what stays although it might be meant."""
+
+    removals: list[Removal]
+    kept: dict[str, list[Run]]
+    """By reason."""
+
+
+def plan_pruning(runs: Sequence[Run], kind: str, outputs: Path) -> Pruning:
+    """Say what would go, of the runs that `kind` is about; see settings.runs.PRUNED."""
+    removals, kept = [], {}
+    holders = {name: folder_holder(outputs / name) for name in dict.fromkeys(run.experiment for run in runs)}
+    for run in (run for run in runs if _is_meant(run, kind)):
+        holder = run.reason if run.status == "running" else holders[run.experiment]
+        reason = f"in use by {holder}" if holder else _obstacle(run, kind)
+        if reason:
+            kept.setdefault(reason, []).append(run)
+        else:
+            removals.append(_removal(run, kind))
+    return Pruning(removals=removals, kept=kept)
+
+
+def _is_meant(run: Run, kind: str) -> bool:
+    if kind in ("unfinished", "failed"):
+        return run.status in (kind, "running")
+    return run.is_cell == (kind == "checkpoints") and any(map(_is_checkpoint, _inside(run, "checkpoint")))
+
+
+def _obstacle(run: Run, kind: str) -> str:
+    """Return why a run that nobody holds stays; empty where it may go."""
+    if not _is_ours(run):
+        return "no config.yaml or results file in it says that attnbench made it"
+    if run.status == "damaged":
+        return "its results were altered, or cannot be read"
+    if kind in ("unfinished", "failed") and (run.scores or (run.folder / "checkpoint" / "final").exists()):
+        return "it holds results, or a finished training"
+    if kind in ("checkpoints", "weights") and run.status != "finished":
+        return f"{run.status}: the same command may go on from its checkpoint"
+    return ""
+
+
+def _is_ours(run: Run) -> bool:
+    """Tell if the folder's own files say that it is the run that its name says."""
+    if any((found := RESULTS.fullmatch(path.name)) and found["hash"] == run.hash for path in _inside(run, "results")):
+        return True
+    try:
+        config = read_bounded(run.folder / CONFIG, MAX_YAML_BYTES)
+    except (OSError, ValueError, UserError):
+        return False
+    return re.search(rf"^ *config_hash: '?{run.hash}'?$", config, flags=re.MULTILINE) is not None
+
+
+def _inside(run: Run, name: str) -> list[Path]:
+    """List what lies in a folder of the run; nothing where it is none, or a link."""
+    folder = run.folder / name
+    return sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
+
+
+def _removal(run: Run, kind: str) -> Removal:
+    paths = [path for path in _inside(run, "checkpoint") if _is_checkpoint(path)]
+    remains = []
+    if kind in ("unfinished", "failed"):
+        paths += [path for path in _inside(run, "results") if RESULTS.fullmatch(path.name) and _is_file(path)]
+        files = [path for path in sorted(run.folder.iterdir()) if FILES.fullmatch(path.name) and _is_file(path)]
+        # The file by which the folder is known for a run's goes last: what a removal that is cut off leaves can go too.
+        paths += [*half_replaced(run.folder), *sorted(files, key=lambda path: path.name == CONFIG)]
+        remains = _remains(run, paths)
+    num_bytes = sum(map(_size, paths))
+    return Removal(run=run, paths=paths, num_bytes=num_bytes, loss=_loss(run, kind), remains=remains)
+
+
+def _loss(run: Run, kind: str) -> str:
+    if kind in ("checkpoints", "weights"):
+        return "weights"
+    step = f"{run.step} steps" if run.step is not None else "no step kept"
+    return f"{step}; {run.reason}" if run.reason else step
+
+
+def _remains(run: Run, paths: Sequence[Path]) -> list[str]:
+    """Name the files that are not attnbench's, as the user knows them."""
+    gone = {*paths, run.folder / ".lock"}
+    left = []
+    for parent, folders, names in os.walk(run.folder):
+        folders[:] = [name for name in folders if Path(parent, name) not in gone]
+        left += [Path(parent, name) for name in [*names, *folders] if Path(parent, name) not in gone]
+    is_ours = {run.folder / "results", run.folder / "checkpoint"}
+    return sorted(path.relative_to(run.folder).as_posix() for path in left if path not in is_ours or path.is_symlink())
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return CHECKPOINT.fullmatch(path.name) is not None and path.is_dir() and not path.is_symlink()
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder."""
+    if not path.is_dir():
+        return path.lstat().st_size
+    return sum(Path(parent, name).lstat().st_size for parent, _, names in os.walk(path) for name in names)
+
+
+def remove(pruning: Pruning, kind: str, outputs: Path) -> Iterator[tuple[Removal, str]]:
+    """Remove what the plan says, and yield each with the reason why it was left after all; empty where it is gone.
+
+    Each folder is held while it is removed and looked at once more: another process may have gone on with it.
+    """
+    for removal in pruning.removals:
+        run = removal.run
+        try:
+            with folder_lock(outputs / run.experiment, waits=False), folder_lock(run.folder, waits=False):
+                now = read_run(run.folder, run.experiment, is_held=True)
+                reason = _obstacle(now, kind) if _is_meant(now, kind) else "another command has gone on with it"
+                for path in _removal(now, kind).paths if not reason else ():
+                    _remove(path)
+        except (UserError, OSError) as error:
+            reason = str(error) if isinstance(error, UserError) else f"{error.filename}: {error.strerror}"
+        if not reason:
+            # Not while the lock lies in it; a folder with anything left stays.
+            for folder in (run.folder / "checkpoint", run.folder / "results", run.folder):
+                with suppress(OSError):
+                    folder.rmdir()
+        yield removal, reason
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, or a folder: under another name first, so that one that has its name is whole."""
+    if not path.is_dir():
+        path.unlink()
+        return
+    hidden = path if path.name.startswith(".") else path.with_name(f".{path.name}.removed")
+    if hidden != path:
+        path.rename(hidden)
+    shutil.rmtree(hidden)

@@ -1,0 +1,271 @@
+"""Runs and cells that lie under outputs/, as a list has them: read without torch, and without writing anything.
+
+A run's folder ends in the eight hex digits of its identity and holds what attnbench writes there; others are passed by.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any
+
+from attnbench.machine.locks import folder_holder
+from attnbench.results.files import read_json_lines
+from attnbench.results.rows import TRAINING, ResultRow, are_complete
+from attnbench.settings.errors import UserError
+from attnbench.settings.text import MAX_YAML_BYTES, read_bounded
+
+NAME = re.compile(r"(?P<what>.+?)(-seed(?P<seed>[0-9]{1,10}))?-(?P<hash>[0-9a-f]{8})")
+"""Name of a run's or a cell's folder."""
+
+RESULTS = re.compile(r"(?P<evaluation>.+)-(?P<hash>[0-9a-f]{8}|[0-9]{4})\.jsonl")
+"""Name of a results file; of operator tables it has the number of its cell."""
+
+STEP = re.compile(r"step-([0-9]{8,})")
+
+MAX_DEPTH = 4
+"""Folders between outputs/ and a cell: outputs/findings/parity/cells/NAME."""
+
+MAX_NEAR = 4
+"""Names that a message about an unknown or ambiguous one lists."""
+
+PREFERRED = ({"split": "test"}, {"split": "validation"}, {"checkpoint": "best"}, {"context": "full"})
+"""Settings by which the row is chosen that stands for a results file: each, in turn, where any row has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One folder: a language model with the evaluations of it, a probe's training, or a measurement."""
+
+    folder: Path
+    experiment: str
+    """Folder under outputs/ that it belongs to."""
+    what: str
+    """Its name without seed and hash: variant, model and length, or evaluation, variant, task and rate."""
+    hash: str
+    seed: int | None
+    is_cell: bool
+    """It lies in cells/: nothing reads its checkpoint once its results are there."""
+    status: str
+    """See settings.runs.STATUSES."""
+    reason: str = ""
+    """Holder of a running one, end of a failed one, fault of a damaged one."""
+    step: int | None = None
+    """Step of the last checkpoint to resume from."""
+    modified: float
+    """Last change of a file, in seconds since 1970."""
+    num_bytes: int
+    """Of all files in it; what links lead to does not count."""
+    scores: Mapping[str, ResultRow] = field(default_factory=dict)
+    """By evaluation with complete results, the row that stands for it."""
+
+
+def find_runs(outputs: Path, experiments: Collection[str] | None = None) -> list[Run]:
+    """List all runs under outputs/, those of an experiment together, the oldest first. Links to folders are passed by.
+
+    Args:
+        experiments: names; None: all.
+
+    Raises:
+        UserError: there is no such folder, or no such experiment in it.
+    """
+    if not outputs.is_dir():
+        raise UserError(f"outputs_dir={outputs}: no such folder; what train.py and compare.py make lies there")
+    folders = list(_run_folders(outputs, MAX_DEPTH))
+    by_experiment: dict[str, list[Path]] = {}
+    for folder in folders:
+        by_experiment.setdefault(experiment_of(folder, outputs), []).append(folder)
+    for name in experiments or ():
+        if name not in by_experiment:
+            raise UserError(f"experiment={name}: no runs in {outputs / name}{_near(name, by_experiment)}")
+    wanted = sorted(by_experiment) if experiments is None else list(dict.fromkeys(experiments))
+    return [
+        run
+        for name in wanted
+        for run in sorted((read_run(folder, name) for folder in by_experiment[name]), key=lambda run: run.modified)
+    ]
+
+
+def experiment_of(folder: Path, outputs: Path) -> str:
+    """Return the experiment of a run's folder, in which it or the cells/ around it lies: demo, findings/parity."""
+    parent = folder.parent.parent if folder.parent.name == "cells" else folder.parent
+    return parent.relative_to(outputs).as_posix()
+
+
+def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            inside = [entry for entry in entries if entry.name[0] != "." and entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        # Somebody else's, or removed in this moment.
+        return
+    for entry in inside:
+        path = Path(entry.path)
+        if NAME.fullmatch(entry.name) and any(
+            (path / name).exists() for name in ("config.yaml", "train.log", "results")
+        ):
+            yield path
+        elif depth > 1:
+            yield from _run_folders(path, depth - 1)
+
+
+def read_run(folder: Path, experiment: str, *, is_held: bool = False) -> Run:
+    """Read one folder as it is in this moment, be it torn, locked or altered.
+
+    Args:
+        is_held: by this process.
+    """
+    named = NAME.fullmatch(folder.name)
+    assert named is not None, folder
+    sizes = dict(_files(folder))
+    scores, is_torn, fault = _scores(folder, sizes)
+    steps = [STEP.fullmatch(path.name) for path in {path.parent for path in sizes}]
+    holder, failure = "" if is_held else folder_holder(folder), _first_line(folder / "failed.txt")
+    status, reason = (
+        ("running", holder)
+        if holder
+        else ("damaged", fault)
+        if fault
+        else ("failed", failure)
+        if failure
+        else ("finished" if scores and not is_torn else "unfinished", "")
+    )
+    return Run(
+        folder=folder,
+        experiment=experiment,
+        what=named["what"],
+        hash=named["hash"],
+        seed=int(named["seed"]) if named["seed"] is not None else None,
+        is_cell=folder.parent.name == "cells",
+        status=status,
+        reason=reason,
+        step=max((int(found[1]) for found in steps if found), default=None),
+        modified=max((stat.st_mtime for stat in sizes.values()), default=0.0),
+        num_bytes=sum(stat.st_size for stat in sizes.values()),
+        scores=scores,
+    )
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield the files below a folder, links themselves and not what they lead to."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = Path(parent, name)
+            try:
+                yield path, path.lstat()
+            except OSError:
+                continue
+
+
+def _scores(folder: Path, files: Mapping[Path, os.stat_result]) -> tuple[dict[str, ResultRow], bool, str]:
+    """Read the row that stands for each evaluation, of several files of one the last; if a file is cut off; and the
+    fault of one that was altered."""
+    scores, is_torn, fault = {}, False, ""
+    for path in sorted(files, key=lambda path: files[path].st_mtime_ns):
+        named = RESULTS.fullmatch(path.name)
+        if named is None or path.parent != folder / "results" or not S_ISREG(files[path].st_mode):
+            continue
+        try:
+            lines = read_json_lines(path)
+            if not are_complete(lines):
+                is_torn = True
+            elif len(lines.objects) > 1:
+                scores[named["evaluation"]] = ResultRow.from_dict(_chosen(lines.objects[:-1]))
+        except (UserError, ValueError) as error:
+            fault = str(error)
+    return scores, is_torn, fault
+
+
+def _chosen(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Choose the row that stands for a file: of test data, the best checkpoint, full context, or else the first."""
+    for wanted in PREFERRED:
+        preferred = [content for content in objects if _has(content.get("settings"), wanted)]
+        objects = preferred or objects
+    return objects[0]
+
+
+def _has(settings: Any, wanted: Mapping[str, Any]) -> bool:
+    return isinstance(settings, dict) and wanted.items() <= settings.items()
+
+
+def _first_line(path: Path) -> str:
+    """Return the first line of a failed.txt; empty where there is none."""
+    try:
+        return next(iter(read_bounded(path, MAX_YAML_BYTES).splitlines()), "no reason was kept")
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, UserError) as error:
+        return f"{path.name} cannot be read ({getattr(error, 'strerror', error)})"
+
+
+def keep(runs: Iterable[Run], filters: Mapping[str, Collection[str]]) -> list[Run]:
+    """Keep the runs of these variants, evaluations and statuses; each filter that is absent keeps all.
+
+    Raises:
+        UserError: a variant or an evaluation that no run has, with those that there are.
+    """
+    runs = list(runs)
+    for name, is_of, names_of in (("variant", _is_of_variant, _variants), ("evaluation", _is_of_evaluation, _scored)):
+        for value in filters.get(name, ()):
+            if not any(is_of(run, value) for run in runs):
+                raise UserError(
+                    f"{name}={value}: no run of it{_near(value, {it for run in runs for it in names_of(run)})}"
+                )
+        if name in filters:
+            runs = [run for run in runs if any(is_of(run, value) for value in filters[name])]
+    return [run for run in runs if "status" not in filters or run.status in filters["status"]]
+
+
+def _variants(run: Run) -> set[str]:
+    return {row.identity.variant for row in run.scores.values()}
+
+
+def _scored(run: Run) -> set[str]:
+    return {*run.scores}
+
+
+def _is_of_variant(run: Run, variant: str) -> bool:
+    # Without results nothing but the folder's name says whose it is.
+    return variant in _variants(run) if run.scores else f"-{variant}-" in f"-{run.what}-"
+
+
+def _is_of_evaluation(run: Run, evaluation: str) -> bool:
+    if run.scores:
+        return evaluation in run.scores
+    return run.what.startswith(f"{evaluation}-") if run.is_cell else evaluation == TRAINING
+
+
+def select(runs: Sequence[Run], name: str) -> Run:
+    """Find the run that a path, a name, or the beginning of a name or hash stands for.
+
+    Raises:
+        UserError: no run is meant, or several are; names some.
+    """
+    path = Path(name).resolve()
+    exact = [run for run in runs if run.folder.resolve() == path or name in (run.folder.name, run.hash)]
+    named = [run for run in runs if run.folder.name.startswith(name) or run.hash.startswith(name)] if name else []
+    meant = exact or named
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        shown = [f"{run.experiment}/{run.folder.name}" for run in meant[:MAX_NEAR]]
+        more = [f"{len(meant) - MAX_NEAR} more"] if len(meant) > MAX_NEAR else []
+        way_out = "a longer beginning, or the path of one, says which" if not exact else "the path of one says which"
+        raise UserError(f"compare: {name} is {', '.join([*shown, *more])}; {way_out}")
+    beginnings = {text[: len(name)]: text for run in runs for text in (run.folder.name, run.hash)}
+    near = difflib.get_close_matches(name, beginnings, n=MAX_NEAR, cutoff=0.6)
+    shown = f"near it: {', '.join(beginnings[it] for it in near)}" if near else "runs.py lists them"
+    raise UserError(f"compare: {name} is no run; {shown}")
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    """End a message about an unknown name with those near it or, where none is, some that there are."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=MAX_NEAR, cutoff=0.6)
+    if near:
+        return f"; near it: {', '.join(near)}"
+    shown = [*known[:MAX_NEAR], *([f"{len(known) - MAX_NEAR} more"] if len(known) > MAX_NEAR else [])]
+    return f"; there is {', '.join(shown)}" if shown else "; there is none"

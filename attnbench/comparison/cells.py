@@ -13,6 +13,7 @@ from attnbench.evals.runners.stack import run_stack
 from attnbench.evals.runners.system import SystemJob
 from attnbench.machine.device import all_gpus, resolve_device
 from attnbench.machine.processes import IdleWorkers, Outcome, run_in_processes
+from attnbench.results.corpora import on_corpus
 from attnbench.results.job import Job, is_done, is_whole, run_jobs
 from attnbench.results.rows import read_results
 from attnbench.settings.errors import UserError
@@ -121,9 +122,9 @@ def run_here(
     )
 
 
-def system_cell(job: SystemJob) -> Cell:
-    """One system evaluation of one variant."""
-    return Cell(label=job.label, jobs=(job,), is_timed=True)
+def system_cell(job: SystemJob, corpus: str | None = None) -> Cell:
+    """One system evaluation of one variant, and the name of its corpus where it is one of several."""
+    return Cell(label=on_corpus(job.label, corpus), jobs=(job,), is_timed=True)
 
 
 class ByKind(NamedTuple):

@@ -23,6 +23,10 @@ class Variant(NamedTuple):
     kinds: ByKind
     searches: list[Search]
     timed: list[SystemJob]
+    elsewhere: dict[str, Run]
+    """By corpus the same variant on it, where the plan has several; `run` is on the first."""
+    trained: tuple[str, ...]
+    """System evaluations that train models, and are repeated on each corpus."""
 
 
 def shared_cells(variants: Mapping[str, Variant]) -> Shared:

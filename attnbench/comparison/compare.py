@@ -30,7 +30,7 @@ from attnbench.machine.signals import interruptible
 from attnbench.report.terminal import print_comparison
 from attnbench.results.files import replace_file
 from attnbench.results.folder import holding
-from attnbench.results.rows import read_results, started_at
+from attnbench.results.rows import started_at
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ComparisonSettings
 from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded
@@ -186,9 +186,8 @@ def _judge(comparison: Comparison, outcome: Outcome[Cell]) -> None:
 def _show(comparison: Comparison, files: Sequence[Path], *, mirrored: bool) -> None:
     """Print the summary, write the report, show it in wandb; imports these two, which a comparison can go without."""
     settings, folder, plan = comparison.settings, comparison.folder, comparison.plan
-    rows = [row for path in files for row in read_results(path)]
     print_comparison(
-        rows,
+        comparison.read_rows(files),
         list(plan.variants),
         rank=plan.ranked,
         reference=plan.reference,
@@ -227,6 +226,7 @@ def _record(comparison: Comparison, scored: Sequence[Cell]) -> None:
         "in_looks": plan.in_looks,
         "control_seeds": comparison.control_seeds(),
         "shared": comparison.shared_by_evaluation(),
+        **({"corpora": asdict(comparison.corpora)} if comparison.corpora is not None else {}),
         "evaluations": _described(comparison),
         "protocols": described_protocols(comparison),
         "first_scored": _first_scored(shown),

@@ -123,6 +123,7 @@ def frozen_content(comparison: Comparison, claim: dict[str, Any] | None = None) 
         "protocols": described_protocols(comparison),
         "cells": comparison.cells_to_score(),
         "timed": [cell.label for cell in comparison.timed()],
+        **({"corpora": asdict(comparison.corpora)} if comparison.corpora is not None else {}),
         **({"claim": claim} if claim is not None else {}),
     }  # fmt: skip
 

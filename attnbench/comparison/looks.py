@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from attnbench.comparison.cells import Cell
 from attnbench.comparison.plan import Comparison
-from attnbench.results.rows import TRAINING, read_results
+from attnbench.results.rows import TRAINING
 from attnbench.settings.schema import LOOKS
 from attnbench.verdict.control import control_of
 from attnbench.verdict.ranking import next_look
@@ -21,7 +21,7 @@ def look_again(comparison: Comparison, scored: Sequence[Cell]) -> bool:
     Args:
         scored: the cells so far, run as far as they could be.
     """
-    rows = [row for cell in scored for path in cell.rows_there() for row in read_results(path)]
+    rows = comparison.read_rows(path for cell in scored for path in cell.rows_there())
     rows, _ = control_of(rows, comparison.control_seeds())
     verdicts = verdicts_of(
         figures(rows, comparison.shared_by_evaluation()),
@@ -36,6 +36,7 @@ def look_again(comparison: Comparison, scored: Sequence[Cell]) -> bool:
         wanted, pair = next_look(verdict), verdict.pair
         if wanted is None:
             continue
+        # More seeds of a language model are more on every corpus.
         evaluation = pair.evaluation if pair.evaluation in searched else TRAINING
         for key in ((evaluation, pair.first), (evaluation, pair.second)):
             if wanted > comparison.num_seeds.get(key, min(LOOKS)):

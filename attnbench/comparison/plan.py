@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,14 +12,15 @@ from typing import Any
 from attnbench.comparison.cells import Cell, by_kind, system_cell
 from attnbench.comparison.coinciding import Shared, Variant, shared_cells
 from attnbench.comparison.search import Choice, Search, search_of_training, searches_of_probe
-from attnbench.evals.base import Evaluation
+from attnbench.evals.base import Evaluation, SystemEvaluation
 from attnbench.evals.runners.probe import ProbeJob
 from attnbench.evals.runners.system import SystemJob
+from attnbench.results.corpora import Corpora, split_name
 from attnbench.results.metrics import Primary
-from attnbench.results.rows import TRAINING
+from attnbench.results.rows import TRAINING, ResultRow, read_results
 from attnbench.settings.check import setting_of
 from attnbench.settings.errors import UserError
-from attnbench.settings.registry import resolve
+from attnbench.settings.registry import build, resolve
 from attnbench.settings.schema import LOOKS, ComparisonSettings, RunSettings
 from attnbench.training.prepare import corpus_label, prepare
 from attnbench.training.run import TrainingJob
@@ -57,7 +58,7 @@ class Comparison:
         errors = {}
         for name, words in self.plan.variants.items():
             try:
-                self.variants[name] = self._variant(self._settings(name, words, compose))
+                self.variants[name] = self._variant(name, words, compose)
             except UserError as error:
                 errors[name] = str(error)
         if not self.variants:
@@ -66,13 +67,19 @@ class Comparison:
         if len(set(corpora.values())) > 1:
             named = ", ".join(f"{name} reads {corpus}" for name, corpus in corpora.items())
             raise UserError(f"plan.variants: scores on different corpora compare nothing; {named}")
+        self.corpora = self._corpora()
         self.shared = shared_cells(self.variants)
         variants = self.variants.values()
         searches = [search for variant in variants for search in variant.searches]
         timed = [job for variant in variants for job in variant.timed]
+        names = self.corpora.names if self.corpora is not None else {}
         self._searches = [search for search in searches if not self._is_shared(search.variant, search.evaluation)]
         self._timed = self._in_order(
-            [system_cell(job) for job in timed if not self._is_shared(job.run.mixer, job.evaluation)]
+            [
+                system_cell(job, names.get(corpus_label(job.run.corpus)) if self._is_repeated(job.evaluation) else None)
+                for job in timed
+                if not self._is_shared(job.run.mixer, job.evaluation)
+            ]
         )
         for line in same_models(self.shared):
             log.info(f"{line}: run once")
@@ -80,17 +87,67 @@ class Comparison:
         for name, reason in errors.items():
             self.fail(name, reason)
 
-    def _variant(self, settings: RunSettings) -> Variant:
-        run, kinds = prepare(settings), by_kind(settings)
+    def _variant(self, name: str, words: Sequence[str], compose: Compose) -> Variant:
+        """Resolve a variant, on every corpus."""
+        corpora = self.plan.corpora or [None]
+        on_each = {
+            corpus: self._settings(name, [*words, *([f"data={corpus}"] if corpus is not None else [])], compose)
+            for corpus in corpora
+        }
+        runs = {corpus: prepare(settings) for corpus, settings in on_each.items()}
+        settings, run = on_each[corpora[0]], runs[corpora[0]]
+        kinds, num_seeds = by_kind(settings), self.plan.num_search_seeds
         searches = [
-            search
-            for evaluation in kinds.probes
-            for search in searches_of_probe(settings, evaluation, self.plan.num_search_seeds)
+            search for evaluation in kinds.probes for search in searches_of_probe(settings, evaluation, num_seeds)
         ]
+        is_one = len(corpora) == 1
         if kinds.of_checkpoints:
             grid = self.plan.learning_rates or [settings.train.learning_rate]
-            searches.append(search_of_training(run, kinds.of_checkpoints, grid, self.plan.num_search_seeds))
-        return Variant(run, kinds, searches, [SystemJob(run, evaluation) for evaluation in kinds.system])
+            searches += [
+                search_of_training(on_it, kinds.of_checkpoints, grid, num_seeds, None if is_one else corpus)
+                for corpus, on_it in runs.items()
+            ]
+        trained = [it for it in kinds.system if build(it.target, it.options, SystemEvaluation).trains]
+        timed = [
+            SystemJob(on_it, evaluation)
+            for evaluation in kinds.system
+            for on_it in (runs.values() if evaluation in trained else [run])
+        ]
+        elsewhere = {str(corpus): on_it for corpus, on_it in runs.items()} if not is_one else {}
+        return Variant(run, kinds, searches, timed, elsewhere, tuple(it.name for it in trained))
+
+    def _corpora(self) -> Corpora | None:
+        """Describe the corpora; None for a plan of one.
+
+        Raises:
+            UserError: two of them are one text.
+        """
+        if len(self.plan.corpora or []) < 2:
+            return None
+        variants = list(self.variants.values())
+        names: dict[str, str] = {}
+        for corpus, run in variants[0].elsewhere.items():
+            label = corpus_label(run.corpus)
+            if label in names:
+                raise UserError(
+                    f"plan.corpora: {names[label]} and {corpus} are one text, {label}; leave one of them out"
+                )
+            names[label] = corpus
+        trained = [name for variant in variants for name in variant.trained]
+        return Corpora(names=names, evaluations=list(dict.fromkeys([TRAINING, *self._of_checkpoints(), *trained])))
+
+    def _is_repeated(self, evaluation: str) -> bool:
+        """True where there is one on each of several corpora."""
+        return self.corpora is not None and evaluation in self.corpora.evaluations
+
+    def names_of(self, evaluation: str) -> list[str]:
+        """List the names of an evaluation in verdicts and reports: one, or one on each corpus."""
+        return self.corpora.named(evaluation) if self.corpora is not None else [evaluation]
+
+    def read_rows(self, paths: Iterable[Path]) -> list[ResultRow]:
+        """Read results, each evaluation by its name in verdicts."""
+        rows = [row for path in paths for row in read_results(path)]
+        return self.corpora.by_corpus(rows) if self.corpora is not None else rows
 
     def _is_shared(self, variant: str, evaluation: str) -> bool:
         """True where the cells of a variant in an evaluation are another's."""
@@ -103,7 +160,8 @@ class Comparison:
     def shared_by_evaluation(self) -> Shared:
         """`shared` by the evaluations that rows name: those of a model's checkpoints are shared as its training is."""
         of_training = self.shared.get(TRAINING)
-        return self.shared | {name: of_training for name in self._of_checkpoints() if of_training is not None}
+        shared = self.shared | {name: of_training for name in self._of_checkpoints() if of_training is not None}
+        return {name: by_variant for evaluation, by_variant in shared.items() for name in self.names_of(evaluation)}
 
     def _settings(self, name: str, words: Sequence[str], compose: Compose) -> RunSettings:
         words = [f"device={self.settings.device}", *self.plan.overrides, *words]
@@ -193,14 +251,19 @@ class Comparison:
         ]
 
     def evaluations(self) -> dict[str, type[Evaluation]]:
-        """List the classes of the plan's evaluations by name, in its order."""
+        """List the classes of the plan's evaluations by name, in its order; on several corpora one on each."""
         listed = {entry.name: entry for variant in self.variants.values() for entry in variant.run.settings.evaluations}
-        return {name: resolve(listed[name].target, Evaluation) for name in self.plan.evaluations if name in listed}
+        known = [evaluation for evaluation in self.plan.evaluations if evaluation in listed]
+        return {
+            name: resolve(listed[evaluation].target, Evaluation)
+            for evaluation in known
+            for name in self.names_of(evaluation)
+        }
 
     def primaries(self) -> dict[str, Primary]:
         """List the primary metrics that are tested, by evaluation."""
         tested = self.plan.evaluations if self.plan.tested is None else self.plan.tested
-        by_evaluation = {name: cls.primary for name, cls in self.evaluations().items() if name in tested}
+        by_evaluation = {name: cls.primary for name, cls in self.evaluations().items() if split_name(name)[0] in tested}
         return {name: primary for name, primary in by_evaluation.items() if primary is not None}
 
     def family(self, evaluations: Sequence[str] | None = None) -> list[tuple[str, str, str]]:
@@ -233,7 +296,10 @@ class Comparison:
     def seeds_by_evaluation(self) -> tuple[dict[str, int], dict[str, str]]:
         """Count the seeds of every evaluation, and name the setting that they stand in."""
         of_checkpoints = set(self._of_checkpoints())
-        settings = {name: "plan.seeds" if name in of_checkpoints else "plan.probe_seeds" for name in self.evaluations()}
+        settings = {
+            name: "plan.seeds" if split_name(name)[0] in of_checkpoints else "plan.probe_seeds"
+            for name in self.evaluations()
+        }
         number = {"plan.seeds": len(self.plan.seeds), "plan.probe_seeds": len(self.plan.probe_seeds)}
         return {name: number[setting] for name, setting in settings.items()}, settings
 
@@ -241,7 +307,12 @@ class Comparison:
         """Describe the rules that the rows of each evaluation are measured under now, see `results.protocol`."""
         jobs = [job for search in self._searches for job in search.cell(search.grid[0], 0, None).jobs]
         known = {job.evaluation: job.protocol() for job in [*jobs, *(cell.jobs[0] for cell in self._timed)]}
-        return {name: protocol for name, protocol in known.items() if protocol is not None}
+        return {
+            name: protocol
+            for evaluation, protocol in known.items()
+            if protocol is not None
+            for name in self.names_of(evaluation)
+        }
 
     def trainings(self) -> list[ProbeJob | TrainingJob]:
         """One training of each score, to estimate how long they take."""

@@ -14,8 +14,10 @@ from attnbench.comparison.findings import FINDINGS
 from attnbench.comparison.freeze import FREEZE
 from attnbench.comparison.transfer import export_cells
 from attnbench.report import words
+from attnbench.report.corpora import corpora_lines
 from attnbench.report.inputs import Inputs, primaries, read_inputs
 from attnbench.report.terminal import TRAINED, summary_table
+from attnbench.results.corpora import as_measured
 from attnbench.results.page import bullets, listed_values, made_by, write_page
 from attnbench.results.rows import same_corpus
 from attnbench.results.tables import MetricColumn, Table, comparison_table, read_folders
@@ -108,7 +110,7 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
         parts=_comparison_parts(
             summary_table(summary(over_seeds, verdicts, protocol.variants), with_intervals=True), verdicts, note, inputs
         ),
-        rows=[*inputs.rows, *inputs.control, *to_rows(over_seeds)],
+        rows=as_measured([*inputs.rows, *inputs.control, *to_rows(over_seeds)]),
         environments={name: stamp for name, stamp in inputs.environments.items() if stamp is not None},
         files={"comparison.json": json.dumps(record, indent=1) + "\n", **frozen},
     )
@@ -193,6 +195,7 @@ def _comparison_parts(table: Table, verdicts: Sequence[Verdict], note: str, inpu
         "the 20th and 80th percentile. Bold is better than every other variant.",
         inputs.frozen,
         bullets([words.verdict_sentence(verdict) for verdict in verdicts]),
+        bullets([sentence for sentences in corpora_lines(verdicts).values() for sentence in sentences]),
         made_by(
             [protocol.command],
             f"on {devices}{corpus}, at commit {commits}. "

@@ -12,6 +12,7 @@ from attnbench.evals.lib.solving import SOLVED
 from attnbench.evals.runners.checkpoint import language_model_jobs
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.evals.runners.probe import ProbeJob, trained_label
+from attnbench.results.corpora import on_corpus
 from attnbench.results.rows import TRAINING, read_results
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED, EvaluationSettings, RunSettings
@@ -93,6 +94,8 @@ class Search:
     """The training at a rate and a seed and, of a probe, with the step at which it leaves the search, see `_known`."""
     first_stage: Callable[[float], Cell] | None = None
     """The cheaper training at a rate that decides which NUM_FINALISTS rates go on; None: all do."""
+    corpus: str | None = None
+    """The corpus, where the plan has several."""
     source: "Search | None" = None
     """The neighbouring task whose rate this one takes over; None: it searches."""
 
@@ -197,7 +200,8 @@ class Search:
         if self.source is not None:
             taken_from = dict(self.source.settings)
             return replace(self.source.choice(), settings=dict(self.settings), taken_from=taken_from)
-        given = {"variant": self.variant, "evaluation": self.evaluation, "settings": dict(self.settings)}
+        evaluation = on_corpus(self.evaluation, self.corpus)
+        given = {"variant": self.variant, "evaluation": evaluation, "settings": dict(self.settings)}
         if not self._is_searched:
             return Choice(**given, grid=sorted(self.grid), scores={}, chosen=self.grid[0], at_edge=False)
         known, _ = self._first()
@@ -287,14 +291,20 @@ def _mean(scores: Sequence[float | None]) -> float | None:
 
 
 def search_of_training(
-    run: Run, evaluations: Sequence[EvaluationSettings], grid: Sequence[float], num_seeds: int = 1
+    run: Run,
+    evaluations: Sequence[EvaluationSettings],
+    grid: Sequence[float],
+    num_seeds: int = 1,
+    corpus: str | None = None,
 ) -> Search:
     """The search of a language model: one epoch of one seed for all rates, then the best NUM_FINALISTS in full.
 
     Args:
         evaluations: of its checkpoints, where it is scored.
         num_seeds: of the second stage; where it is 1 all rates are tried in full.
+        corpus: its name, where the plan has several.
     """
+    name = on_corpus(f"training {run.mixer}", corpus)
 
     def cell(rate: float, seed: int, num_steps: int | None = None) -> Cell:
         settings, is_scored = run.settings, seed < SELECTION_SEED
@@ -304,7 +314,7 @@ def search_of_training(
         wanted = list(evaluations) if is_scored else []
         length = replace(run, num_steps=num_steps or run.num_steps)
         at_rate = with_identity(length, replace(settings, train=train, seed=seed, evaluations=wanted, logger=logger))
-        label = f"training {run.mixer}, {trained_label(rate, seed)}{', one epoch' if num_steps else ''}"
+        label = f"{name}, {trained_label(rate, seed)}{', one epoch' if num_steps else ''}"
         return Cell(label=label, jobs=language_model_jobs(at_rate), rate=train.learning_rate)
 
     def first_stage(rate: float) -> Cell:
@@ -312,8 +322,9 @@ def search_of_training(
         return cell(rate, SELECTION_SEED, run.steps_per_epoch if is_shorter else None)
 
     return Search(
-        name=f"training {run.mixer}",
+        name=name,
         variant=run.mixer,
+        corpus=corpus,
         evaluation=TRAINING,
         settings={},
         grid=grid,

@@ -97,6 +97,11 @@ class SystemEvaluation(Evaluation, ABC):
     own_sizes: ClassVar[bool] = False
     """True where its models have sizes of their own, so that its rows are not of the run's model."""
 
+    @property
+    def trains(self) -> bool:
+        """True where it trains models, so that its numbers depend on the text and not on its speed alone."""
+        return False
+
     @abstractmethod
     def run(self, subject: Subject) -> Iterator[Measurement]:
         """Yield each number as soon as it is known; what does not fit is a row, and the next setting starts clean."""

@@ -112,6 +112,11 @@ class Scaling(SystemEvaluation):
         self.units = COSTS if train_tokens is None else COSTS | LOSS
         self.repetition = Repetition(warmup=warmup, repeats=repeats, max_seconds=max_seconds)
 
+    @property
+    def trains(self) -> bool:
+        """True where sizes are trained to compare their losses."""
+        return self.train_tokens is not None
+
     def run(self, subject: Subject) -> Iterator[Measurement]:
         """Size after size, and at the end the power law."""
         settle(subject)

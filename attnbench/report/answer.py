@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 
 from attnbench.report import words
+from attnbench.report.corpora import corpora_lines
 from attnbench.report.surroundings import surroundings
+from attnbench.results.corpora import split_name
 from attnbench.results.rows import ResultRow
 from attnbench.results.tables import format_number
 from attnbench.verdict.ranking import Noise, Verdict, noise_floor
@@ -27,6 +29,7 @@ def answer(
     """
     unscored = {} if descriptive else {"No verdict": [NOT_SCORED]}
     lines = {
+        **corpora_lines(verdicts),
         **(verdict_lines(verdicts) if verdicts else unscored),
         **({"Descriptive": list(descriptive)} if descriptive else {}),
         **noise_lines(verdicts),
@@ -44,7 +47,9 @@ def noise_lines(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
 
 def beyond_training(figures: Sequence[Figure]) -> dict[str, list[str]]:
     """Write the scores at lengths that were not trained on."""
-    sentences = [text for text in (_perplexity_beyond(figures), _copying_beyond(figures)) if text]
+    of_text = [name for name in dict.fromkeys(f.evaluation for f in figures) if split_name(name)[0] == "perplexity"]
+    on_each = [_perplexity_beyond([f for f in figures if f.evaluation == name], name) for name in of_text]
+    sentences = [text for text in (*on_each, _copying_beyond(figures)) if text]
     return {"Beyond training": sentences} if sentences else {}
 
 
@@ -139,9 +144,9 @@ def _floor(noise: Sequence[Noise]) -> str:
     return f"Found with a probability of 0.8 would be a difference of at least: {floors}."
 
 
-def _perplexity_beyond(figures: Sequence[Figure]) -> str:
+def _perplexity_beyond(figures: Sequence[Figure], evaluation: str) -> str:
     """Write the test perplexities at eight times the trained length, or at the longest below it that was measured."""
-    trained = {figure.identity.seq_len for figure in figures if figure.evaluation == "perplexity"}
+    trained = {figure.identity.seq_len for figure in figures}
     # Variants that were trained at several lengths have no common multiple.
     length = trained.pop() if len(trained) == 1 else None
     if length is None:
@@ -149,7 +154,7 @@ def _perplexity_beyond(figures: Sequence[Figure]) -> str:
     wanted = [
         figure
         for figure in figures
-        if (figure.evaluation, figure.metric, figure.settings.get("split")) == ("perplexity", "perplexity", "test")
+        if (figure.metric, figure.settings.get("split")) == ("perplexity", "test")
         and length < figure.settings.get("sequence_length", 0) <= FULL_LENGTHS * length
         and "position_bucket" not in figure.settings
     ]
@@ -158,7 +163,7 @@ def _perplexity_beyond(figures: Sequence[Figure]) -> str:
         return ""
     reached = longest[0].settings["sequence_length"]
     where = f"at {reached:,} characters, {format_number(reached / length)} times the trained length"
-    return f"Perplexity {where}: {_values(longest, descending=False)}."
+    return f"{words.heading(evaluation)} {where}: {_values(longest, descending=False)}."
 
 
 def _copying_beyond(figures: Sequence[Figure]) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.machine.environment import environment_id
+from attnbench.results.corpora import Corpora
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import ALL_SEEDS, DEVICE, ResultRow, is_complete, read_csv, read_results
 from attnbench.settings.check import check_options, read
@@ -74,6 +75,8 @@ class Protocol:
     """The seeds came by plan.seeds=auto."""
     control_seeds: list[int] = field(default_factory=list)
     """Seeds of the reference under which it is its own control."""
+    corpora: Corpora | None = None
+    """Corpora, where the plan has several; evaluations of language models are then named with theirs."""
     factors: list[str] = field(default_factory=list)
     """Parts of a factorial; empty for another plan."""
     files: list[str] | None
@@ -144,6 +147,8 @@ def read_inputs(folder: Path, *, keep: Callable[[ResultRow, Path], bool] | None 
     if record is None:
         rows = distinguish_variants(rows)
     protocol = _protocol(record, rows, folder)
+    if protocol.corpora is not None:
+        rows = protocol.corpora.by_corpus(rows)
     shown, control = control_of(rows, protocol.control_seeds)
     place = {name: index for index, name in enumerate(protocol.variants)}
     folders = dict.fromkeys([folder, *(path.parent.parent for path in files)])
@@ -232,6 +237,8 @@ def _protocol(record: dict[str, Any] | None, rows: Sequence[ResultRow], folder: 
             check_options(Rate, rate, group="rates")
         given["rates"] = [Rate(**rate) for rate in given.get("rates", [])]
         given["evaluations"] = {name: _about(**entry) for name, entry in given.get("evaluations", {}).items()}
+        if given.get("corpora") is not None:
+            given["corpora"] = read(Corpora, given["corpora"], "corpora")
         check_options(Protocol, given, given=defaults, group="")
     except (TypeError, ValueError, AttributeError, UserError) as error:
         path = folder / "comparison.json"

@@ -10,6 +10,7 @@ from attnbench.report.blocks import Block, Note, Picture, Pictures, Sample, Samp
 from attnbench.report.charts import draw
 from attnbench.report.drawing import Axis, Datum, Drawing, position_axis, share_axis, value_axis
 from attnbench.report.inputs import Inputs, Rate
+from attnbench.results.corpora import on_corpus, split_name
 from attnbench.results.metrics import DEFINITIONS, Primary
 from attnbench.results.rows import TRAINING, ResultRow, is_search
 from attnbench.results.tables import NOTHING, Table, TableCell
@@ -72,7 +73,7 @@ def _rate_picture(group: Sequence[Rate], variants: Sequence[str]) -> Picture:
     ]
     grid = sorted({value for rate in group for value in rate.grid})
     values = [datum["value"] for datum in (*lines, *dots)]
-    what = "nats per character" if first.evaluation == TRAINING else "selection"
+    what = "nats per character" if _is_training(first.evaluation) else "selection"
     task = words.where(first.settings)
     title = f"{_task(first.evaluation)}: {what} by learning rate" + (f", {task}" if task else "")
     failed = [f"{rate.variant} at {name}" for rate in group for name, score in rate.scores.items() if score is None]
@@ -81,13 +82,13 @@ def _rate_picture(group: Sequence[Rate], variants: Sequence[str]) -> Picture:
         description=f"{title}; chosen: {', '.join(chosen)}.",
         labels={rate.variant: rate.variant for rate in group},
         x=position_axis(grid, "learning rate"),
-        y=value_axis(values) if first.evaluation == TRAINING else share_axis(),
+        y=value_axis(values) if _is_training(first.evaluation) else share_axis(),
         lines=lines,
         dots=dots,
         rings=rings,
     )
     return Picture(
-        name="-".join(["rates", first.evaluation, *(f"{k}_{v}" for k, v in first.settings.items())]).replace("/", "_"),
+        name=_file_name("-".join(["rates", first.evaluation, *(f"{k}_{v}" for k, v in first.settings.items())])),
         title=title,
         spec=draw(drawing, variants),
         description=drawing.description,
@@ -97,7 +98,14 @@ def _rate_picture(group: Sequence[Rate], variants: Sequence[str]) -> Picture:
 
 
 def _task(evaluation: str) -> str:
-    return "Language model" if evaluation == TRAINING else words.heading(evaluation)
+    if not _is_training(evaluation):
+        return words.heading(evaluation)
+    return on_corpus("Language model", split_name(evaluation)[1])
+
+
+def _is_training(evaluation: str) -> bool:
+    """Tell if it is the training of language models, on whichever corpus."""
+    return split_name(evaluation)[0] == TRAINING
 
 
 def _windows(rates: Sequence[Rate]) -> Table:
@@ -142,10 +150,11 @@ def curve_section(
         if row.identity.run in inputs.folders and not is_search(row.identity.seed):
             groups.setdefault(row.identity.run, []).append(row)
     pictures = []
-    for evaluation in dict.fromkeys([TRAINING, *primaries]):
+    trainings = [row.identity.evaluation for row in inputs.rows if _is_training(row.identity.evaluation)]
+    for evaluation in dict.fromkeys([*trainings, *primaries]):
         found = _settings_of(evaluation, figures, primaries)
         trained = [rows for rows in groups.values() if any(_is_of(row, evaluation, found) for row in rows)]
-        is_text = evaluation == TRAINING
+        is_text = _is_training(evaluation)
         curves = [c for rows in trained if (c := _curve(inputs.folders[rows[0].identity.run], rows, is_text))]
         if curves:
             pictures.append(_curve_picture(evaluation, found, curves, variants))
@@ -157,7 +166,7 @@ def _settings_of(
     evaluation: str, figures: Sequence[Figure], primaries: Mapping[str, Primary]
 ) -> tuple[str, dict[str, Any]] | None:
     """Return metric and setting of the score that is compared; None for language models, and where there is none."""
-    if evaluation == TRAINING:
+    if _is_training(evaluation):
         return None
     of_it = [figure for figure in figures if figure.evaluation == evaluation]
     scores = primary_figures(of_it, primaries[evaluation], [figure.variant for figure in of_it])
@@ -168,7 +177,7 @@ def _is_of(row: ResultRow, evaluation: str, score: tuple[str, dict[str, Any]] | 
     if row.identity.evaluation != evaluation:
         return False
     if score is None:
-        return evaluation == TRAINING
+        return _is_training(evaluation)
     # An option of its evaluation may be an axis of the figure alone.
     return row.measurement.metric == score[0] and axes(row.measurement.settings).items() <= score[1].items()
 
@@ -217,7 +226,7 @@ def _curve_picture(
         is_thin=True,
     )
     return Picture(
-        name=f"curves-{evaluation}".replace("/", "_"),
+        name=_file_name(f"curves-{evaluation}"),
         title=title,
         spec=draw(drawing, variants),
         description=drawing.description,
@@ -225,10 +234,14 @@ def _curve_picture(
     )
 
 
+def _file_name(name: str) -> str:
+    return name.replace("/", "_").replace(" ", "_")
+
+
 def sample_section(inputs: Inputs) -> Section | None:
     """Show the text that the language model of each variant wrote, of its first seed that left one."""
     shown: dict[str, Sample] = {}
-    runs = {row.identity.run: row.identity for row in inputs.rows if row.identity.evaluation == TRAINING}
+    runs = {row.identity.run: row.identity for row in inputs.rows if _is_training(row.identity.evaluation)}
     for run, identity in sorted(runs.items(), key=lambda item: str(item[1].seed).zfill(8)):
         path = inputs.folders.get(run, Path()) / SAMPLE
         if run not in inputs.folders or is_search(identity.seed) or identity.variant in shown or not path.exists():
@@ -237,7 +250,7 @@ def sample_section(inputs: Inputs) -> Section | None:
         prompt, text = content.get("prompt"), content.get("text")
         if not isinstance(prompt, str) or not isinstance(text, str):
             raise UserError(f"{path}: is no sample of text; the file may be removed")
-        label = f"{identity.variant}, seed {identity.seed}"
+        label = on_corpus(f"{identity.variant}, seed {identity.seed}", split_name(identity.evaluation)[1])
         shown[identity.variant] = Sample(label=label, prompt=prompt[:MAX_TEXT], text=text[:MAX_TEXT])
     order = {name: index for index, name in enumerate(inputs.protocol.variants)}
     samples = sorted(shown.items(), key=lambda item: order.get(item[0], len(order)))

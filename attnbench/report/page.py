@@ -10,6 +10,7 @@ from markupsafe import Markup
 from attnbench.report import charts, look, words
 from attnbench.report.answer import answer
 from attnbench.report.blocks import Block, Lines, Note, Picture, Pictures, Scores, Section
+from attnbench.report.corpora import corpora_section
 from attnbench.report.effects import effect_section
 from attnbench.report.inputs import Inputs, primaries, read_inputs
 from attnbench.report.learning import curve_section, rate_section, sample_section
@@ -17,6 +18,7 @@ from attnbench.report.making import making_parts, mixed_commits
 from attnbench.report.sections import evaluation_sections, position_section, summary_notes
 from attnbench.report.template import render
 from attnbench.report.tradeoffs import tradeoffs
+from attnbench.results.corpora import as_measured, split_name
 from attnbench.results.files import replace_file
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import TRAINING, write_csv
@@ -89,6 +91,7 @@ def write_page(
     scores = Scores(summary(over_seeds, verdicts, variants))
     sections = [
         Section(title="The answer", blocks=answer),
+        corpora_section(verdicts),
         effect_section(inputs, over_seeds),
         tradeoffs(inputs.rows, over_seeds, known, variants),
         rate_section(protocol.rates, known, variants),
@@ -99,7 +102,7 @@ def write_page(
         *evaluation_sections(over_seeds, verdicts, protocol, variants),
         Section(title="How it was made", blocks=[], parts=making_parts(inputs, over_seeds)),
     ]
-    write_csv([*inputs.rows, *inputs.control, *to_rows(over_seeds)], target / "results.csv")
+    write_csv(as_measured([*inputs.rows, *inputs.control, *to_rows(over_seeds)]), target / "results.csv")
     return write_sections(
         list(filter(None, sections)),
         target=target,
@@ -160,10 +163,11 @@ def _facts(inputs: Inputs, over_seeds: Sequence[Figure]) -> list[str]:
     """Count variants, evaluations and seeds, and name the devices."""
     identities = [row.identity for row in inputs.rows]
     num_seeds = max(len(figure.values) for figure in over_seeds)
-    evaluations = {identity.evaluation for identity in identities} - {TRAINING}
+    evaluations = {split_name(identity.evaluation)[0] for identity in identities} - {TRAINING}
     return [
         _counted(len(inputs.protocol.variants), "variant"),
         *([_counted(len(evaluations), "evaluation")] if evaluations else []),
+        *([f"{len(inputs.protocol.corpora.names)} corpora"] if inputs.protocol.corpora is not None else []),
         f"up to {_counted(num_seeds, 'seed')}" if num_seeds > 1 else "1 seed",
         words.listed(dict.fromkeys(identity.device for identity in identities)),
     ]

@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from attnbench.report import words
+from attnbench.results.corpora import split_name
 from attnbench.results.rows import MIXER_OPTIONS, ResultRow, is_search
 from attnbench.results.tables import NOTHING, Table
 from attnbench.settings.schema import RecipeSettings
@@ -59,7 +60,7 @@ def _options(rows: Sequence[ResultRow]) -> dict[str, dict[str, tuple[str, dict[s
     for row in rows:
         options, identity = row.measurement.settings.get(MIXER_OPTIONS), row.identity
         if isinstance(options, dict) and not is_search(identity.seed):
-            by_variant = found.setdefault(identity.evaluation, {})
+            by_variant = found.setdefault(split_name(identity.evaluation)[0], {})
             by_variant.setdefault(identity.variant, (identity.mixer, options))
     return found
 

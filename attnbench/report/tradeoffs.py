@@ -10,6 +10,7 @@ from attnbench.report.blocks import Block, Note, Picture, Pictures, Section
 from attnbench.report.charts import draw
 from attnbench.report.drawing import WIDE_AXIS, Axis, Datum, Drawing, round_numbers, share_axis, value_axis
 from attnbench.report.plotted import figure_words, labels_of
+from attnbench.results.corpora import split_name
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import MIXER_OPTIONS, ResultRow, is_search
 from attnbench.results.tables import Table, format_interval
@@ -65,7 +66,7 @@ def _is_cost_of(cost: Figure, score: Figure) -> bool:
         return cost.evaluation == score.evaluation and cost.settings.items() <= score.settings.items()
     if cost.evaluation == "throughput":
         return cost.settings.get("sequence_length") == score.identity.seq_len
-    return cost.evaluation == "scaling" and cost.settings.get("model") == score.identity.model
+    return split_name(cost.evaluation)[0] == "scaling" and cost.settings.get("model") == score.identity.model
 
 
 def _windows(rows: Sequence[ResultRow]) -> dict[tuple[str, str], str]:
@@ -133,7 +134,7 @@ def _picture(
     )
     notes = (_place(points), "joined: one mixer with several windows" if lines else "")
     return Picture(
-        name=f"{evaluation}-{cost}".replace("/", "_"),
+        name=f"{evaluation}-{cost}".replace("/", "_").replace(" ", "_"),
         title=_title(evaluation, cost, points),
         spec=draw(drawing, variants),
         description=drawing.description,

@@ -13,6 +13,7 @@ import yaml
 from attnbench.report import words
 from attnbench.report.inputs import Inputs, about, read_inputs
 from attnbench.report.plots import Plot, plots_of
+from attnbench.results.corpora import as_measured
 from attnbench.results.files import replace_file
 from attnbench.results.rows import COLUMNS
 from attnbench.settings.errors import UserError
@@ -86,7 +87,7 @@ def _config(inputs: Inputs) -> dict[str, Any]:
 def _table(inputs: Inputs) -> list[list[Any]]:
     """List all rows as results.csv has them; settings as text, in which wandb's tables can search."""
     lines = []
-    for row in inputs.rows:
+    for row in as_measured(inputs.rows):
         content = row.to_dict()
         lines.append([*{**content, "settings": json.dumps(content["settings"], sort_keys=True)}.values()])
     return lines

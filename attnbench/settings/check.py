@@ -322,6 +322,19 @@ def check_launcher(settings: ComparisonSettings) -> None:
         raise UserError("wait=false: with rerun=true nothing says which cells are this time's; wait for them")
 
 
+def _check_corpora(plan: PlanSettings) -> None:
+    if plan.corpora is None:
+        return
+    for corpus in plan.corpora:
+        check_name("plan.corpora", corpus)
+    for where, words in (("plan.overrides", plan.overrides), *plan.variants.items()):
+        for word in words:
+            if setting_of(word).split(".")[0] == "data":
+                raise UserError(f"{where}: {word} beside plan.corpora: a corpus is a yaml of data/, named there alone")
+    if plan.factors and len(plan.corpora) > 1:
+        raise UserError(f"plan.corpora={plan.corpora}: a factorial has one corpus; give it a plan for each")
+
+
 def check_plan(plan: PlanSettings) -> None:
     """Raise UserError for a plan whose parts do not fit together."""
     check_name("plan.name", plan.name)
@@ -336,6 +349,7 @@ def check_plan(plan: PlanSettings) -> None:
             if source is not None and not is_own_rate:
                 raise UserError(f"{where}: {word} would count for nothing; a comparison takes {source}")
     check_value("plan.only", plan.only, choices=plan.evaluations)
+    _check_corpora(plan)
     check_value("plan.rank", plan.rank, choices=plan.variants)
     check_value("plan.reference", plan.reference, choices=plan.variants)
     if not set(plan.tested or []) <= set(plan.evaluations):

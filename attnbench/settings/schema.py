@@ -28,6 +28,9 @@ CONTROL_SHIFT = 50
 LOOKS = {5: 0.005, 10: 0.015, 20: 0.03}
 """Seeds after which plan.seeds=auto looks at the scores, and the error of the family that each look may spend."""
 
+MAX_CORPORA = 16
+"""Largest number of corpora in one plan."""
+
 MAX_PAIRED = 6
 """Largest number of variants compared pair by pair; more are compared with a reference alone."""
 
@@ -220,6 +223,9 @@ class PlanSettings:
     them, and whose `variants` here are those at every corner."""
     fraction: str = setting("full", choices=("full", "half"))
     """Corners of a factorial: all, or half of them."""
+    corpora: list[str] | None = field(default=None, metadata={"distinct": True, "most": MAX_CORPORA})
+    """Names of conf/data: language models are trained and evaluated on each, with verdicts of each; null: the one that
+    the overrides name."""
     evaluations: list[str] = field(metadata={"distinct": True})
     """Names of conf/eval, in the order in which they are run."""
     only: list[str] | None = None

@@ -6,11 +6,12 @@ An evaluation's columns are the `headline` of its class; one without gets a colu
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
 
+from attnbench.results.corpora import on_corpus, split_name
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import TRAINING
 from attnbench.results.tables import NOTHING, Headline
@@ -138,12 +139,15 @@ def headline_columns(figures: Sequence[Figure], evaluation: str) -> list[Column]
     figures = [figure for figure in figures if figure.evaluation == evaluation]
     if not figures:
         return []
-    headlines = OF_TRAINING if evaluation == TRAINING else getattr(evaluation_class(evaluation), "headline", ())
-    return [column for headline in headlines or (_default(figures),) for column in _columns(figures, headline)]
+    measured, corpus = split_name(evaluation)
+    headlines = OF_TRAINING if measured == TRAINING else getattr(evaluation_class(evaluation), "headline", ())
+    columns = [column for headline in headlines or (_default(figures),) for column in _columns(figures, headline)]
+    return [replace(column, header=on_corpus(column.header, corpus)) for column in columns]
 
 
 def evaluation_class(name: str) -> Any:
-    """Find the class of an evaluation or a bench of conf/; None for one from elsewhere."""
+    """Find the class of an evaluation or a bench of conf/, on whichever corpus; None for one from elsewhere."""
+    name, _ = split_name(name)
     # Looked up among the files that are there, because the name comes from the rows.
     for group in ("eval", "bench"):
         path = {path.stem: path for path in (CONF / group).glob("*.yaml")}.get(name)

@@ -35,6 +35,7 @@ ELSEWHERE = {
     "wandb sync wandb/offline-run-*": "needs wandb's server",
     "python scripts/prepare_data.py": "downloads; test_wikitext.py, from a folder and without a network",
     "python scripts/doctor.py": "test_doctor.py, on all mixers",
+    "python scripts/compare.py plan=compare 'plan.corpora=[wikitext2,embedded]'": "test_corpora.py, at smoke size",
     "python scripts/runs.py 'compare=[1a2b3c4d,9f0e]'": "test_runs_shown.py, on runs of these names",
     "python scripts/dashboard.py": "test_dashboard.py, against a local server",
     "python scripts/train.py -m hydra/launcher=submitit_slurm device=cuda hydra.launcher.gpus_per_node=1 "

@@ -1,0 +1,122 @@
+"""Verdicts over corpora in words and in a table: on how many one is better, and what a mixed model makes of all."""
+
+import math
+from collections.abc import Sequence
+
+from attnbench.report.blocks import Note, Section
+from attnbench.results.tables import NOTHING, Table, TableCell, format_interval, format_within
+from attnbench.verdict.corpora import OverCorpora, over_corpora
+from attnbench.verdict.ranking import Verdict
+from attnbench.verdict.statistics import Interval
+
+HOW_FITTED = (
+    "Over corpora: one mean of all differences by seed, with the corpus as random group (MixedLM of statsmodels, by "
+    "REML), and Student’s 95 % interval with one degree of freedom less than there are corpora. It is no test of the "
+    "family, and adds no verdict."
+)
+"""What stands below the table."""
+
+PHRASES = {"equivalent": "equivalent", "undecided": "undecided", "none": "without a verdict"}
+
+
+def corpora_lines(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
+    """Write on how many corpora each pair is better, and the mixed model over them; empty for a plan of one corpus."""
+    sentences = [f"{_counts(it)}. {_model(it)}" for it in over_corpora(verdicts)]
+    return {"Over corpora": sentences} if sentences else {}
+
+
+def _is_turned(it: OverCorpora) -> bool:
+    """Tell if the second is named first: it is better more often."""
+    return len(it.outcomes.get("worse", [])) > len(it.outcomes.get("better", []))
+
+
+def _counts(it: OverCorpora) -> str:
+    """Write `linear is better than softmax in 3 of 4 corpora (a, b, d), undecided in 1 (c), perplexity`."""
+    outcomes, turned = it.outcomes, _is_turned(it)
+    first, second = (it.second, it.first) if turned else (it.first, it.second)
+    better, worse = ("worse", "better") if turned else ("better", "worse")
+    total = f" of {len(it.verdicts)} corpora"
+    if better in outcomes:
+        opening = f"{first} is better than {second} in {it.evaluation}"
+        parts = ["", *(["worse"] if worse in outcomes else []), *(name for name in PHRASES if name in outcomes)]
+    else:
+        opening = f"{first} and {second} in {it.evaluation}"
+        parts = [name for name in PHRASES if name in outcomes]
+    shown = []
+    for name in parts:
+        corpora = outcomes[{"": better, "worse": worse}.get(name, name)]
+        phrase = PHRASES.get(name, name)
+        shown.append(f"{phrase} in {len(corpora)}{total} ({', '.join(corpora)})".lstrip())
+        total = ""
+    return f"{opening}{' ' if better in outcomes else ': '}{', '.join(shown)}"
+
+
+def _model(it: OverCorpora) -> str:
+    if it.estimate is None:
+        return f"There is no mixed model: {it.obstacle}."
+    interval = _turned(it.estimate) if _is_turned(it) else it.estimate
+    between = f"{100 * math.expm1(it.between or 0.0):.2g} %"
+    return (
+        f"By a mixed model {_percent(interval)} of perplexity over corpora, which is no test; it varies by "
+        f"{between} from corpus to corpus."
+    )
+
+
+def _turned(interval: Interval) -> Interval:
+    low, high = interval.low, interval.high
+    return Interval(mean=-interval.mean, low=None if high is None else -high, high=None if low is None else -low)
+
+
+def _percent(interval: Interval) -> str:
+    mean, low, high = (
+        None if value is None else 100 * math.expm1(value) for value in (interval.mean, interval.low, interval.high)
+    )
+    assert mean is not None
+    return f"{format_within(mean, low, high, '+')} % {format_interval(low, high, '+')}"
+
+
+def corpora_section(verdicts: Sequence[Verdict]) -> Section | None:
+    """Make the table of a line a pair and a column a corpus, with the mixed model behind; None for a plan of one."""
+    found = over_corpora(verdicts)
+    if not found:
+        return None
+    corpora = list(dict.fromkeys(corpus for it in found for corpus in it.verdicts))
+    lines = [
+        [
+            f"{it.first} − {it.second}",
+            it.evaluation,
+            *(_cell(it.verdicts.get(corpus)) for corpus in corpora),
+            TableCell(text=f"{_percent(it.estimate)} of perplexity")
+            if it.estimate is not None
+            else TableCell(text=NOTHING, notes=(it.obstacle,)),
+        ]
+        for it in found
+    ]
+    table = Table(
+        title="Verdicts on each corpus",
+        headers=["Pair", "Evaluation", *corpora, "Over corpora"],
+        lines=lines,
+        num_labels=2,
+    )
+    return Section(title="Over corpora", blocks=[table, Note(HOW_FITTED)])
+
+
+def _cell(verdict: Verdict | None) -> TableCell:
+    if verdict is None:
+        return TableCell(text=NOTHING)
+    if verdict.outcome == "none":
+        return TableCell(text="no verdict", notes=(verdict.reason,))
+    outcome = "equivalent" if verdict.is_equivalent and verdict.winner is None else verdict.outcome
+    mark = "best" if verdict.outcome == "better" else ""
+    return TableCell(text=outcome, notes=(_difference(verdict),), mark=mark)
+
+
+def _difference(verdict: Verdict) -> str:
+    """Write the difference of the pair as it is named, first minus second, whoever is better."""
+    if verdict.difference is None:
+        return ""
+    interval = Interval(mean=verdict.difference, low=verdict.low, high=verdict.high)
+    if verdict.pair.primary.kind == "nats":
+        return _percent(interval)
+    ends = interval.low, interval.high
+    return f"{format_within(interval.mean, *ends, '+')} {format_interval(*ends, '+')}"

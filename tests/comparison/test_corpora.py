@@ -18,6 +18,7 @@ from small import comparison_settings, in_this_process
 
 from attnbench.cli.compose import CONF, compose
 from attnbench.comparison import cells, compare
+from attnbench.comparison.plan import Comparison
 from attnbench.comparison.publish import publish_comparison
 from attnbench.comparison.transfer import import_cells
 from attnbench.report.inputs import primaries, read_inputs
@@ -92,8 +93,8 @@ def compared(my_conf, tmp_path_factory) -> tuple[Path, str]:
     """A finished comparison, which tests only read, and what it printed."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        evaluations = ("copy", "perplexity")
-        folder = carried_out(settings(tmp_path_factory.mktemp("outputs"), evaluations=evaluations), my_conf)
+        changed = {"evaluations": ("copy", "perplexity"), "reference": None}
+        folder = carried_out(settings(tmp_path_factory.mktemp("outputs"), **changed), my_conf)
     return folder, said.getvalue()
 
 
@@ -104,8 +105,8 @@ def record(folder: Path) -> dict[str, Any]:
 def test_language_models_are_trained_on_each_corpus_and_probes_once(compared):
     folder, _ = compared
     trained = Counter(re.sub(r"-seed.*", "", path.name) for path in folder.glob("*-T16-*"))
-    # Two seeds of each variant and two of the control, on three corpora.
-    assert trained == {"softmax-tiny-T16": 12, "plain-tiny-T16": 6}
+    # Two seeds of each variant, on three corpora.
+    assert trained == {"softmax-tiny-T16": 6, "plain-tiny-T16": 6}
     assert Counter(path.name.split("-seed")[0] for path in (folder / "cells").iterdir()) == {
         "copy-softmax-lr0.01": 1,
         "copy-plain-lr0.01": 1,
@@ -123,9 +124,9 @@ def test_a_verdict_of_each_corpus_and_their_count(compared):
     over_seeds = figures(inputs.rows)
     known = primaries(over_seeds, inputs.protocol)
     assert list(known) == [f"perplexity on {name}" for name in CORPORA]
-    verdicts = verdicts_of(over_seeds, rank=["softmax", "plain"], reference="softmax", primaries=known)
+    verdicts = verdicts_of(over_seeds, rank=["softmax", "plain"], reference=None, primaries=known)
     assert [(it.pair.evaluation, it.pair.first, it.num_seeds) for it in verdicts] == [
-        (f"perplexity on {name}", "plain", 2) for name in CORPORA
+        (f"perplexity on {name}", "softmax", 2) for name in CORPORA
     ]
     (total,) = over_corpora(verdicts)
     assert sorted(name for names in total.outcomes.values() for name in names) == sorted(CORPORA)
@@ -133,7 +134,6 @@ def test_a_verdict_of_each_corpus_and_their_count(compared):
     assert re.search(r"Over corpora: (plain|softmax) (is better than|and) (softmax|plain).* in \d of 3 corpora", text)
     assert "mixed model" in text
     assert all(f"test PPL on {name}" in text for name in CORPORA)
-    assert "Control: softmax against itself" in text
 
 
 def test_rows_stand_under_their_own_evaluation_and_corpus_and_are_read_again(compared, tmp_path):
@@ -153,15 +153,12 @@ def test_rows_stand_under_their_own_evaluation_and_corpus_and_are_read_again(com
     again = read_inputs(tmp_path / "published")
     names = {row.identity.evaluation for row in again.rows}
     assert names == {"copy", *(f"{it} on {name}" for it in ("training", "perplexity") for name in CORPORA)}
-    assert import_cells(tmp_path / "published" / "cells.jsonl", tmp_path / "elsewhere") == 2 + 2 * 18
+    assert import_cells(tmp_path / "published" / "cells.jsonl", tmp_path / "elsewhere") == 2 + 2 * 12
 
 
 def test_cells_are_those_of_a_plan_on_one_corpus_alone(compared, my_conf, tmp_path):
     folder, _ = compared
-    alone = carried_out(
-        settings(tmp_path, corpora=None, overrides=[*plan().overrides, "data=cats"], evaluations=["perplexity"]),
-        my_conf,
-    )
+    alone = carried_out(settings(tmp_path, corpora=None, words=["data=cats"], reference=None), my_conf)
     there = {path.name for path in alone.glob("*-T16-*")}
     assert there
     assert there < {path.name for path in folder.glob("*-T16-*")}
@@ -169,7 +166,7 @@ def test_cells_are_those_of_a_plan_on_one_corpus_alone(compared, my_conf, tmp_pa
     assert "corpora" not in known
     assert list(known["protocols"]) == ["training", "perplexity"]
     # And one corpus under plan.corpora is as before, not one of several.
-    one = carried_out(settings(tmp_path, corpora=["cats"]), my_conf)
+    one = carried_out(settings(tmp_path, corpora=["cats"], reference=None), my_conf)
     assert one == alone
     assert {path.name for path in one.glob("*-T16-*")} == there
     assert {name: value for name, value in record(one).items() if name != "seconds"} == {
@@ -188,6 +185,20 @@ def test_a_frozen_plan_names_its_corpora(my_conf, tmp_path):
     assert "training plain on dogs, seed 902" in {cell["label"] for cell in frozen["cells"]}
     with pytest.raises(UserError, match=r"freeze.json: family was frozen as .*|freeze.json: .*was frozen"):
         carried_out(settings(tmp_path, corpora=["embedded", "cats"], seeds=[900, 901, 902]), my_conf)
+
+
+def test_what_trains_in_a_system_evaluation_is_repeated_and_what_is_timed_alone_is_not(my_conf, tmp_path):
+    scaling = [*smoke_words("scaling"), "eval.scaling.names=[tiny]"]
+    on_each = [f"scaling softmax on {name}" for name in CORPORA]
+    for train_tokens, labels in ((1000, on_each), ("null", ["scaling softmax"])):
+        words = [*OVERRIDES, *scaling, f"eval.scaling.train_tokens={train_tokens}"]
+        given = {"overrides": words, "variants": {"softmax": ["attn=softmax"]}, "tested": None}
+        comparison = Comparison(
+            settings(tmp_path, evaluations=("scaling", "perplexity"), **given),
+            lambda words: compose(words, config_dir=my_conf),
+        )
+        assert [cell.label for cell in comparison.timed()] == labels
+        assert len({cell.folder for cell in comparison.timed()}) == len(labels)
 
 
 MISTAKES = {
@@ -226,6 +237,7 @@ def test_mistakes_are_one_line_before_anything_is_trained(my_conf, tmp_path, mis
     assert not list(tmp_path.glob("little/*-T16-*"))
 
 
+@pytest.mark.slow
 def test_two_comparisons_on_corpora_are_compared_corpus_by_corpus(compared, tmp_path, capsys):
     folder, _ = compared
     other = Path(shutil.copytree(folder, tmp_path / "other"))
@@ -235,9 +247,12 @@ def test_two_comparisons_on_corpora_are_compared_corpus_by_corpus(compared, tmp_
     assert all(f"perplexity on {name}" in text for name in CORPORA)
 
 
-def test_only_searches_of_each_corpus_choose_its_rate(my_conf, tmp_path):
+@pytest.mark.slow
+def test_only_searches_of_each_corpus_choose_its_rate(my_conf, tmp_path, capsys):
     given = settings(tmp_path, learning_rates=[1e-3, 4e-3], num_search_seeds=1, corpora=["cats", "dogs"])
     folder = carried_out(given, my_conf)
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"Control: softmax against itself .*in perplexity on cats, perplexity on dogs", said)
     rates = record(folder)["rates"]
     assert [(rate["variant"], rate["evaluation"]) for rate in rates] == [
         (variant, f"training on {corpus}") for variant in ("softmax", "plain") for corpus in ("cats", "dogs")

@@ -44,10 +44,10 @@ def test_the_mixed_model_of_equally_many_seeds_is_student_s_test_of_means(corpor
     assert not isinstance(fitted, str)
     interval, deviation = fitted
     means = [np.mean(group) for group in groups]
-    half = t.ppf(0.975, corpora - 1) * np.std(means, ddof=1) / math.sqrt(corpora)
-    assert interval.mean == pytest.approx(np.mean(means), rel=1e-6)
-    assert interval.low == pytest.approx(np.mean(means) - half, rel=1e-3, abs=1e-3 * half)
-    assert interval.high == pytest.approx(np.mean(means) + half, rel=1e-3, abs=1e-3 * half)
+    half = float(t.ppf(0.975, corpora - 1) * np.std(means, ddof=1) / math.sqrt(corpora))
+    assert interval.mean == pytest.approx(float(np.mean(means)), rel=1e-6)
+    assert interval.low == pytest.approx(float(np.mean(means) - half), rel=1e-3, abs=1e-3 * half)
+    assert interval.high == pytest.approx(float(np.mean(means) + half), rel=1e-3, abs=1e-3 * half)
     of_means = np.var(means, ddof=1) - np.mean([np.var(group, ddof=1) for group in groups]) / seeds
     assert deviation == pytest.approx(math.sqrt(of_means), rel=1e-2)
 

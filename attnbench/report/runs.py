@@ -89,10 +89,11 @@ def overview(runs: Sequence[Run], *, in_full: bool = False) -> Table:
 
 
 def list_tables(runs: Sequence[Run]) -> list[Table]:
-    """Make a table of a line a run for each experiment and kind of run, the one that was changed last at the end."""
+    """Make a table for each experiment, kind of run and corpus: a line a run, the one changed last at the end."""
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        groups.setdefault((run.experiment, _kind(run)), []).append(run)
+        kind, corpus = _kind(run), _corpus(run)
+        groups.setdefault((run.experiment, f"{kind}, {corpus}" if corpus else kind), []).append(run)
     if not groups:
         return [Table(headers=["run"], lines=[], notes=["No run is as asked for."])]
     return [_list(f"{experiment}: {kind}", group) for (experiment, kind), group in groups.items()]
@@ -104,6 +105,11 @@ def _kind(run: Run) -> str:
     if run.is_cell or (evaluation is not None and TRAINING not in run.scores):
         return evaluation or run.what.partition("-")[0]
     return "language models"
+
+
+def _corpus(run: Run) -> str:
+    """Name the corpus of a run's scores; empty where they are of none, or there are none."""
+    return next((row.identity.corpus for row in run.scores.values() if row.identity.corpus is not None), "")
 
 
 def _list(title: str, runs: Sequence[Run]) -> Table:
@@ -159,7 +165,7 @@ def _state(run: Run) -> str:
 
 def _columns(runs: Sequence[Run]) -> Table:
     """Make the table of a line a run for a program: nothing is rounded, and every score has its name."""
-    headers = ["path", "experiment", "what", "seed", "status", "step", "changed", "bytes", "scores"]
+    headers = ["path", "experiment", "what", "seed", "status", "step", "changed", "bytes", "corpus", "scores"]
     lines = [
         [
             str(run.folder),
@@ -170,6 +176,7 @@ def _columns(runs: Sequence[Run]) -> Table:
             "" if run.step is None else str(run.step),
             _when(run.modified, in_full=True),
             str(run.num_bytes),
+            _corpus(run),
             " ".join(
                 f"{name}.{row.measurement.metric}={score_text(row, in_full=True)}" for name, row in run.scores.items()
             ),

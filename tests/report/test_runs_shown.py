@@ -78,7 +78,12 @@ def test_a_terminal_shows_a_line_a_run_with_its_score_and_reason(outputs):
     assert r"44440000 failed: UserError: \x1b[31mred\x1b[0m\u202e" in " ".join(text.split())
 
 
-def test_hundreds_of_columns_of_names_stay_within_the_terminal(outputs):
+def test_another_corpus_is_another_table(outputs):
+    titles = [table.title for table in list_tables(find_runs(outputs))]
+    assert titles == ["demo: perplexity, text:a@0", "demo: perplexity, text:other@1", "demo: language models"]
+
+
+def test_long_names_stay_within_the_terminal(outputs):
     long = outputs / "demo" / "cells" / f"{'recall-' + 'x' * 60}-num_pairs16-lr0.03-seed1000001-55550000"
     (long / "results").mkdir(parents=True)
     (long / "train.log").touch()
@@ -123,6 +128,7 @@ def test_a_program_gets_every_run_in_full(outputs):
     assert [line["status"] for line in lines].count("finished") == 3
     by_path = {line["path"]: line for line in lines}
     first = by_path[str(outputs / "demo" / "softmax-4m-T256-seed0-11110000")]
+    assert first["corpus"] == "text:a@0"
     assert first["scores"] == "perplexity.nats_per_character=2.5"
     assert all(os.path.isdir(path) for path in by_path)
     code, said, errors = run_here("runs.py", "compare=[1111,2222]", f"outputs_dir={outputs}")

@@ -1,0 +1,291 @@
+"""Source files of a model that is exported: of the package's own files, the definitions that it runs.
+
+From the classes of a model on, every name that a definition uses is followed to where it is defined. Of an nn.Module
+the methods are copied whose names anything copied mentions, and those that override torch's. A definition whose torch
+form is the whole of it is copied as it stands, comments and all; one with branches for kernels is written anew.
+
+The files lie side by side, attnbench/ops/scan.py as ops_scan.py, with relative imports: that is what the loader of
+transformers finds.
+"""
+
+import ast
+import copy
+import functools
+import importlib
+import importlib.util
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from attnbench.export.torch_form import TorchForm
+from attnbench.settings.errors import UserError
+
+ROOT = "attnbench"
+WHOLE = "attnbench.export."
+"""Modules that are written to be exported, and are copied with all their methods."""
+HEADER = "# {} of attnbench (MIT licence, see LICENSE), as far as this model runs it."
+
+
+class Group:
+    """A definition of a file or of a class, with the string that documents it, and its torch form.
+
+    Args:
+        statements: one, or an assignment and its string.
+    """
+
+    def __init__(self, statements: list[ast.stmt], form: TorchForm) -> None:
+        self.statements, first = statements, statements[0]
+        self.cls = first if isinstance(first, ast.ClassDef) else None
+        self.members = [Group(statements, form) for statements in _grouped(self.cls.body)] if self.cls else []
+        self.changed = [] if self.cls else [form.visit(copy.deepcopy(statement)) for statement in statements]
+        self.names = _defined(first)
+
+    @functools.cached_property
+    def registers_at(self) -> str | None:
+        """Name of the definition of this file at which it registers something: `scan` of `@scan.register_fake`."""
+        first = self.statements[0]
+        calls = first.decorator_list if isinstance(first, ast.FunctionDef) else [getattr(first, "value", None)]
+        for call in calls if not self.names else []:
+            function = call.func if isinstance(call, ast.Call) else call
+            if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+                return function.value.id
+        return None
+
+
+class Source:
+    """A file of the package, by its definitions."""
+
+    def __init__(self, name: str, text: str, own: frozenset[str]) -> None:
+        self.name, self.lines, self.form = name, text.splitlines(), TorchForm(own)
+        statements = ast.parse(text).body
+        self.docstring = statements[0] if ast.get_docstring(ast.Module(statements, [])) is not None else None
+        self.imports = dict(_imports(statements))
+        self.groups = [Group(statements, self.form) for statements in _grouped(statements)]
+        self.statements = {
+            (type(node), _first_line(node), node.col_offset): node
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.stmt)
+        }
+        self.definitions = {name: group for group in self.groups for name in group.names}
+        self.called: dict[str, frozenset[str] | None] = {}
+
+    def is_kept(self, group: Group, names: set[str]) -> bool:
+        """True for a definition that is needed, and for what registers something at one."""
+        return any(name in names for name in group.names) or group.registers_at in names
+
+    def torch_form(self, group: Group, mentioned: set[str]) -> list[ast.stmt]:
+        """Return what is copied of a group, of an nn.Module with those members alone that something needs."""
+        if group.cls is None:
+            return group.changed
+        trimmed = copy.copy(group.cls)
+        trimmed.body = [it for member in self.members(group, mentioned) for it in member.changed]
+        return [trimmed]
+
+    def members(self, group: Group, mentioned: set[str]) -> list[Group]:
+        """Return the members of a class that are copied."""
+        called = self._called_by_torch(group.names[0])
+        if called is None:
+            return group.members
+        return [it for it in group.members if not it.names or any(name in mentioned | called for name in it.names)]
+
+    def _called_by_torch(self, class_name: str) -> frozenset[str] | None:
+        """Return the names that a module's bases from outside have; None for what is no nn.Module."""
+        if class_name not in self.called:
+            is_whole = self.name.startswith(WHOLE)
+            cls = object if is_whole else getattr(importlib.import_module(self.name), class_name)
+            outside = [base for base in cls.__mro__ if base.__module__.partition(".")[0] not in self.form.own]
+            names = frozenset(name for base in outside for name in vars(base))
+            self.called[class_name] = names if issubclass(cls, (nn.Module, torch.autograd.Function)) else None
+        return self.called[class_name]
+
+    def text(self, names: set[str], mentioned: set[str], flat: dict[str, str]) -> str:
+        """Return the file as it is exported.
+
+        Args:
+            names: definitions of this file that are needed.
+            flat: name of each copied module to that of its file.
+        """
+        kept = [group for group in self.groups if self.is_kept(group, names)]
+        used = names_in([it for group in kept for it in self.torch_form(group, mentioned)]) - set(self.definitions)
+        head = [HEADER.format(self.name.replace(".", "/") + ".py")]
+        head += self._verbatim(self.docstring) if self.docstring is not None else []
+        written = (line for group in kept for line in self._written(group, mentioned))
+        return "\n".join([*head, "", *self._import_lines(used, flat), *written]) + "\n"
+
+    def _import_lines(self, used: set[str], flat: dict[str, str]) -> list[str]:
+        """Return the imports of some names, one line a module, those of copied files last."""
+        lines, named = [], dict[str, list[str]]()
+        for local, (module, name) in self.imports.items():
+            if local not in used:
+                continue
+            alias = f" as {local}" if local not in (name, module) else ""
+            if name is None:
+                lines.append(f"import {module}{alias}")
+            else:
+                named.setdefault(f".{flat[module]}" if module in flat else module, []).append(f"{name}{alias}")
+        for module in sorted(named, key=lambda module: (module.startswith("."), module)):
+            line = f"from {module} import {', '.join(named[module])}"
+            broken = [f"from {module} import (", *(f"    {name}," for name in named[module]), ")"]
+            lines += [line] if len(line) <= 120 else broken
+        return lines
+
+    def _written(self, group: Group, mentioned: set[str]) -> list[str]:
+        """Return the lines of a definition, with the empty lines and comments above it."""
+        first = group.statements[0]
+        if group.cls is None:
+            return [line for statement in group.changed for line in self._statement(statement, first.col_offset)]
+        head = self._head(group.cls)
+        members = (self._written(member, mentioned) for member in self.members(group, mentioned))
+        return [*self._above(first), *head, *itertools.chain(*members)]
+
+    def _statement(self, statement: ast.stmt, indent: int) -> list[str]:
+        """Return the lines of a statement: as it stands in the file where it is there, otherwise written anew."""
+        position = (_first_line(statement), statement.col_offset) if hasattr(statement, "lineno") else (0, 0)
+        original = self.statements.get((type(statement), *position))
+        if original is not None and ast.dump(original) == ast.dump(statement):
+            return _moved([*self._above(original), *self._verbatim(original)], indent - original.col_offset)
+        if isinstance(original, ast.FunctionDef) and isinstance(statement, ast.FunctionDef):
+            body = (line for inner in statement.body for line in self._statement(inner, indent + 4))
+            decorators = [" " * indent + "@" + ast.unparse(it) for it in statement.decorator_list]
+            head = self._head(original)[original.lineno - _first_line(original) :]
+            return [*self._above(original), *decorators, *_moved(head, indent - original.col_offset), *body]
+        return [" " * indent + line for line in ast.unparse(ast.fix_missing_locations(statement)).splitlines()]
+
+    def _head(self, definition: ast.FunctionDef | ast.ClassDef) -> list[str]:
+        """Return the lines of a definition above its body."""
+        first = definition.body[0]
+        return self.lines[_first_line(definition) - 1 : _first_line(first) - 1 - len(self._above(first))]
+
+    def _verbatim(self, statement: ast.stmt) -> list[str]:
+        return self.lines[_first_line(statement) - 1 : statement.end_lineno]
+
+    def _above(self, statement: ast.stmt) -> list[str]:
+        start = end = _first_line(statement) - 1
+        while start and self.lines[start - 1].strip().startswith("#"):
+            start -= 1
+        while start and not self.lines[start - 1].strip():
+            start -= 1
+        return self.lines[start:end]
+
+
+def copied_sources(roots: dict[str, str], needed: Iterable[tuple[str, str]], own: frozenset[str]) -> dict[str, str]:
+    """Return the files of a model, by their names.
+
+    Args:
+        roots: text of modules that are copied as a whole, by name: `attnbench.export.modeling`.
+        needed: further definitions, (module, name).
+        own: roots of the packages that are copied.
+
+    Raises:
+        UserError: a definition imports what an exported model may not have, outside a function.
+    """
+    sources = {name: Source(name, text, own) for name, text in roots.items()}
+    wanted = {name: {it for group in source.groups for it in group.names} for name, source in sources.items()}
+    for module, name in needed:
+        wanted.setdefault(module, set()).add(name)
+    mentioned: set[str] = set()
+    before = -1
+    while before != (before := sum(map(len, wanted.values())) + len(mentioned)):
+        for module in list(wanted):
+            if module not in sources:
+                sources[module] = Source(module, _read(module), own)
+            source = sources[module]
+            groups = [group for group in source.groups if source.is_kept(group, wanted[module])]
+            kept = [it for group in groups for it in source.torch_form(group, mentioned)]
+            mentioned |= attributes_in(kept)
+            for name in names_in(kept):
+                _follow(source, name, wanted)
+    flat = {name: file_of(name) for name in wanted}
+    return {f"{flat[name]}.py": sources[name].text(wanted[name], mentioned, flat) for name in wanted}
+
+
+def _follow(source: Source, name: str, wanted: dict[str, set[str]]) -> None:
+    if name in source.definitions:
+        wanted[source.name].add(name)
+    elif name in source.imports:
+        module, imported_name = source.imports[name]
+        if not source.form.may_import(module if imported_name is None else f"{module}.{imported_name}"):
+            raise UserError(
+                f"{source.name}: imports {module} outside a function, so it cannot be exported; kernels and libraries "
+                "are imported where they are called"
+            )
+        if module.partition(".")[0] in source.form.own and imported_name is not None:
+            wanted.setdefault(module, set()).add(imported_name)
+
+
+def file_of(module: str) -> str:
+    """Return the name of a module's copy: `ops_scan` of `attnbench.ops.scan`."""
+    if module.startswith(WHOLE):
+        return f"{module.removeprefix(WHOLE)}_{ROOT}"
+    return module.removeprefix(f"{ROOT}.").replace(".", "_")
+
+
+def names_in(statements: Sequence[ast.AST]) -> set[str]:
+    """Return every name in some statements."""
+    return {node.id for statement in statements for node in ast.walk(statement) if isinstance(node, ast.Name)}
+
+
+def attributes_in(statements: Sequence[ast.AST]) -> set[str]:
+    """Return every attribute that some statements mention, `getattr(x, "name")` included."""
+    found = set()
+    for node in (node for statement in statements for node in ast.walk(statement)):
+        if isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
+            found |= {it.value for it in node.args if isinstance(it, ast.Constant) and isinstance(it.value, str)}
+    return found
+
+
+@functools.cache
+def _read(module: str) -> str:
+    spec = importlib.util.find_spec(module)
+    path = Path(spec.origin if spec is not None and spec.origin is not None else "")
+    if path.suffix != ".py":
+        raise UserError(f"{module}: has no source file, so it cannot be exported")
+    return path.read_text(encoding="utf-8")
+
+
+def read_source(module: str) -> str:
+    """Return the source of a module without importing it."""
+    return _read(module)
+
+
+def _imports(statements: Sequence[ast.stmt]) -> Iterator[tuple[str, tuple[str, str | None]]]:
+    for statement in statements:
+        if isinstance(statement, ast.Import):
+            for alias in statement.names:
+                yield alias.asname or alias.name.partition(".")[0], (alias.name, None)
+        elif isinstance(statement, ast.ImportFrom) and statement.module is not None:
+            yield from ((alias.asname or alias.name, (statement.module, alias.name)) for alias in statement.names)
+
+
+def _grouped(statements: Sequence[ast.stmt]) -> list[list[ast.stmt]]:
+    groups: list[list[ast.stmt]] = []
+    for statement in statements:
+        is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        if is_text and groups and isinstance(groups[-1][0], (ast.Assign, ast.AnnAssign)):
+            groups[-1].append(statement)
+        else:
+            groups.append([statement])
+    return groups
+
+
+def _defined(statement: ast.stmt) -> list[str]:
+    """Return the names that a statement defines; none for a call, or for a function that nobody calls by its name."""
+    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+        return [statement.name] if statement.name != "_" else []
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    return [it.id for target in targets if target is not None for it in ast.walk(target) if isinstance(it, ast.Name)]
+
+
+def _moved(lines: list[str], shift: int) -> list[str]:
+    """Return lines moved to the right, or to the left where the shift is below 0."""
+    return [(" " * shift + line if shift > 0 else line[-shift:]) if line.strip() else line for line in lines]
+
+
+def _first_line(statement: ast.stmt) -> int:
+    decorators = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(decorator.lineno for decorator in decorators)])

@@ -1,0 +1,113 @@
+"""Syntax trees of the torch form of our code: what is left of a function where there are no kernels.
+
+A layer asks `on_kernels`, a mixer has its `backend`: both are known here, False and "torch", and the branches that they
+rule out are gone. What imports a kernel or a library all the same raises instead.
+"""
+
+import ast
+import sys
+from collections.abc import Collection
+from typing import Any
+
+BACKEND = "torch"
+KERNELS = "attnbench.kernels"
+LIBRARIES = ("torch", "transformers")
+"""Roots of what an exported file may import, beside Python's own library."""
+BLOCKS = ("body", "orelse", "finalbody")
+ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+REFUSAL = "raise RuntimeError('an exported model computes in torch alone')"
+NAMESPACE = "attnbench::"
+
+
+class TorchForm(ast.NodeTransformer):
+    """Rewriting of a definition to its torch form.
+
+    Args:
+        own: roots of packages whose modules are copied, attnbench among them.
+    """
+
+    def __init__(self, own: Collection[str]) -> None:
+        self.own = own
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        return ast.Constant(False) if isinstance(node.func, ast.Name) and node.func.id == "on_kernels" else node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        self.generic_visit(node)
+        first, second, operator = node.left, node.comparators[0], node.ops[0]
+        name = first.id if isinstance(first, ast.Name) else first.attr if isinstance(first, ast.Attribute) else ""
+        if name != "backend" or not isinstance(second, ast.Constant) or not isinstance(operator, (ast.Eq, ast.NotEq)):
+            return node
+        return ast.Constant((second.value == BACKEND) == isinstance(operator, ast.Eq))
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        self.generic_visit(node)
+        is_known = isinstance(node.op, ast.Not) and isinstance(node.operand, ast.Constant)
+        return ast.Constant(not node.operand.value) if is_known else node  # pyright: ignore[reportAttributeAccessIssue]
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        self.generic_visit(node)
+        # False decides a conjunction and leaves a disjunction as it is; True the other way round.
+        deciding = isinstance(node.op, ast.Or)
+        values = [
+            value for value in node.values if not (isinstance(value, ast.Constant) and value.value is not deciding)
+        ]
+        if any(isinstance(value, ast.Constant) for value in values):
+            return ast.Constant(deciding)
+        node.values = values
+        return node if len(values) > 1 else values[0] if values else ast.Constant(not deciding)
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        self.generic_visit(node)
+        if not isinstance(node.test, ast.Constant):
+            return node
+        return node.body if node.test.value else node.orelse
+
+    def visit_If(self, node: ast.If) -> Any:
+        self.generic_visit(node)
+        if not isinstance(node.test, ast.Constant):
+            return node
+        return node.body if node.test.value else node.orelse
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        """Name an operator after the module that holds its copy: two operators of one name would be one."""
+        if not isinstance(node.value, str) or not node.value.startswith(NAMESPACE):
+            return node
+        name = node.value.removeprefix(NAMESPACE)
+        return ast.parse(f"__name__.replace('.', '_') + '::{name}'", mode="eval").body
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        self.generic_visit(node)
+        for inner in ast.walk(node):
+            for block in BLOCKS:
+                statements = getattr(inner, block, None)
+                if isinstance(statements, list) and (statements or block == "body"):
+                    setattr(inner, block, self._cut(statements))
+        return node
+
+    def _cut(self, statements: list[ast.stmt]) -> list[ast.stmt]:
+        """Leave out what is never reached, and refuse where a kernel or a library is imported."""
+        kept: list[ast.stmt] = []
+        for statement in statements:
+            if any(not self.may_import(name) for name in imported(statement)):
+                return [*kept, *ast.parse(REFUSAL).body]
+            kept.append(statement)
+            if isinstance(statement, ENDS):
+                break
+        return kept or [ast.Pass()]
+
+    def may_import(self, module: str) -> bool:
+        """True for a module that an exported file may import, or that is copied."""
+        root = module.partition(".")[0]
+        is_kernel = f"{module}.".startswith(f"{KERNELS}.")
+        return not is_kernel and (root in self.own or root in LIBRARIES or root in sys.stdlib_module_names)
+
+
+def imported(statement: ast.stmt) -> list[str]:
+    """Return the modules that an import statement names."""
+    if isinstance(statement, ast.Import):
+        return [alias.name for alias in statement.names]
+    if isinstance(statement, ast.ImportFrom) and statement.module is not None:
+        return [f"{statement.module}.{alias.name}" for alias in statement.names]
+    return []

@@ -33,6 +33,7 @@ ROOMS = (
     "bench",
     "report",
     "comparison",
+    "export",
     "cli",
 )
 """Folders of the package in the order of the flow: a file imports from its own room and from rooms before it."""

@@ -27,7 +27,7 @@ from attnbench.settings.hybrid import backends_of, parts_of
 from attnbench.settings.registry import trust
 from attnbench.settings.schema import GenerationSettings, MixerSettings, RunSettings
 from attnbench.settings.text import printable_text, read_bounded
-from attnbench.training.checkpoint import best_folder, is_final
+from attnbench.training.checkpoint import checkpoint_of
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def write_text(settings: GenerationSettings, trained: RunSettings) -> Path:
     """
     folder = Path(settings.run).absolute()
     model, record = load_checkpoint(
-        _checkpoint(folder, settings.checkpoint),
+        checkpoint_of(folder, settings.checkpoint),
         device=trained.device,
         precision=trained.train.precision,
         backend=_common_backend(trained.mixer),
@@ -133,14 +133,6 @@ def sample(
     _check_states(model)
     with _continued(settings, model, record, read_prompt(settings)) as tokens:
         return decode(torch.cat(list(tokens)), tuple(record.vocabulary))
-
-
-def _checkpoint(folder: Path, which: str) -> Path:
-    """Return the folder of a run's checkpoint, final or best; raises UserError where there is none."""
-    checkpoints = folder / "checkpoint"
-    if not is_final(checkpoints):
-        raise UserError(f"run={folder}: has no finished training; the train.py command that made it goes on with it")
-    return best_folder(checkpoints) if which == "best" else checkpoints / "final"
 
 
 def _device_of(model: LanguageModel) -> torch.device:

@@ -35,6 +35,7 @@ from attnbench.settings.schema import (
     ComparisonSettings,
     DoctorSettings,
     EvaluationSettings,
+    ExportSettings,
     GenerationSettings,
     MixerSettings,
     RunSettings,
@@ -185,6 +186,16 @@ def read_generation(config: DictConfig, hydra_config: Any) -> tuple[GenerationSe
     trained = replace(stored, device=settings.device, mixer=mixer)
     _check_machine(trained)
     return settings, trained
+
+
+def read_export(config: DictConfig, hydra_config: Any) -> tuple[ExportSettings, RunSettings]:
+    """Check the configuration of export.py; return its settings, and those of the run.
+
+    Raises:
+        UserError: as read_settings; or the folder holds no run.
+    """
+    settings = _read(ExportSettings, {**plain(config, hydra_config), "command": typed("export", hydra_config)})
+    return settings, stored_settings(Path(settings.run).absolute())
 
 
 def stored_settings(folder: Path) -> RunSettings:

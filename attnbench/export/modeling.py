@@ -15,7 +15,7 @@ from attnbench.export.mixers import MIXERS
 from attnbench.mixers.base import State
 from attnbench.model.language_model import LanguageModel
 
-FIRST_ROOM = 256
+FIRST_ROOM = 64
 """Positions that a new state has room for, beyond those that it reads at once."""
 
 

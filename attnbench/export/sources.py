@@ -14,7 +14,7 @@ import functools
 import importlib
 import importlib.util
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -143,8 +143,10 @@ class Source:
 
     def _statement(self, statement: ast.stmt, indent: int) -> list[str]:
         """Return the lines of a statement: as it stands in the file where it is there, otherwise written anew."""
-        position = (_first_line(statement), statement.col_offset) if hasattr(statement, "lineno") else (0, 0)
-        original = self.statements.get((type(statement), *position))
+        is_new = not hasattr(statement, "lineno")
+        original = (
+            None if is_new else self.statements.get((type(statement), _first_line(statement), statement.col_offset))
+        )
         if original is not None and ast.dump(original) == ast.dump(statement):
             return _moved([*self._above(original), *self._verbatim(original)], indent - original.col_offset)
         if isinstance(original, ast.FunctionDef) and isinstance(statement, ast.FunctionDef):
@@ -171,27 +173,24 @@ class Source:
         return self.lines[start:end]
 
 
-def copied_sources(roots: dict[str, str], needed: Iterable[tuple[str, str]], own: frozenset[str]) -> dict[str, str]:
+def copied_sources(roots: dict[str, str], own: frozenset[str]) -> dict[str, str]:
     """Return the files of a model, by their names.
 
     Args:
         roots: text of modules that are copied as a whole, by name: `attnbench.export.modeling`.
-        needed: further definitions, (module, name).
         own: roots of the packages that are copied.
 
     Raises:
         UserError: a definition imports what an exported model may not have, outside a function.
     """
     sources = {name: Source(name, text, own) for name, text in roots.items()}
-    wanted = {name: {it for group in source.groups for it in group.names} for name, source in sources.items()}
-    for module, name in needed:
-        wanted.setdefault(module, set()).add(name)
+    wanted = {name: set(source.definitions) for name, source in sources.items()}
     mentioned: set[str] = set()
     before = -1
     while before != (before := sum(map(len, wanted.values())) + len(mentioned)):
         for module in list(wanted):
             if module not in sources:
-                sources[module] = Source(module, _read(module), own)
+                sources[module] = Source(module, read_source(module), own)
             source = sources[module]
             groups = [group for group in source.groups if source.is_kept(group, wanted[module])]
             kept = [it for group in groups for it in source.torch_form(group, mentioned)]
@@ -240,17 +239,17 @@ def attributes_in(statements: Sequence[ast.AST]) -> set[str]:
 
 
 @functools.cache
-def _read(module: str) -> str:
+def read_source(module: str) -> str:
+    """Return the source of a module without running it.
+
+    Raises:
+        UserError: it has none.
+    """
     spec = importlib.util.find_spec(module)
     path = Path(spec.origin if spec is not None and spec.origin is not None else "")
     if path.suffix != ".py":
         raise UserError(f"{module}: has no source file, so it cannot be exported")
     return path.read_text(encoding="utf-8")
-
-
-def read_source(module: str) -> str:
-    """Return the source of a module without importing it."""
-    return _read(module)
 
 
 def _imports(statements: Sequence[ast.stmt]) -> Iterator[tuple[str, tuple[str, str | None]]]:

@@ -247,14 +247,18 @@ def _build_layers(mixers: Sequence[MixerSettings], model: ModelSettings) -> list
 
 def build_layer(settings: MixerSettings, model: ModelSettings, layer: int) -> Mixer:
     """Build the mixer of one layer, its weights not initialised."""
-    sizes: dict[str, Any] = {
+    return build(settings.target, settings.options, Mixer, **layer_sizes(model, layer))
+
+
+def layer_sizes(model: ModelSettings, layer: int) -> dict[str, Any]:
+    """Return what the model gives to a mixer whose constructor names it."""
+    return {
         "dim": model.dim,
         "head_width": model.head_width,
         "layer": layer,
         "layer_index": layer,
         "num_layers": model.num_layers,
     }
-    return build(settings.target, settings.options, Mixer, **sizes)
 
 
 def build_model(

@@ -343,6 +343,19 @@ class BenchSettings:
 
 
 @dataclass(slots=True, kw_only=True)
+class ExportSettings:
+    """Folder that export.py makes of a run, for other libraries."""
+
+    run: str
+    format: str = setting(choices=("huggingface",))
+    checkpoint: str = setting(choices=("final", "best"))
+    to: str | None
+    """Folder to make; null: one in the run's."""
+    command: str
+    """Command line as typed."""
+
+
+@dataclass(slots=True, kw_only=True)
 class GenerationSettings:
     """Text that generate.py writes: its model, its prompt, its sampling."""
 

@@ -194,6 +194,21 @@ def _counters(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
     return counters
 
 
+def checkpoint_of(run: Path, which: str) -> Path:
+    """Return the folder of a finished training's checkpoint.
+
+    Args:
+        which: final, or best: that of the lowest validation loss.
+
+    Raises:
+        UserError: there is none.
+    """
+    folder = run / "checkpoint"
+    if not is_final(folder):
+        raise UserError(f"run={run}: has no finished training; the train.py command that made it goes on with it")
+    return best_folder(folder) if which == "best" else folder / "final"
+
+
 def best_folder(folder: Path) -> Path:
     """The checkpoint of the lowest validation loss.
 

@@ -1,0 +1,123 @@
+"""Model card of an exported run: what it is, how it is loaded, its scores and verdicts, and under which licence."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from attnbench.model.stored import ModelRecord
+from attnbench.report.answer import verdict_lines
+from attnbench.report.inputs import primaries, read_inputs
+from attnbench.results.rows import ResultRow
+from attnbench.results.tables import Table, format_interval, format_number, to_markdown
+from attnbench.settings.errors import printable
+from attnbench.settings.hybrid import classes_of
+from attnbench.settings.schema import ExportSettings, RunSettings
+from attnbench.settings.text import markdown_text
+from attnbench.verdict.seeds import axes, figures
+from attnbench.verdict.summary import primary_metrics, verdicts_of
+
+HEAD = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [attnbench]
+---
+"""
+USE = """```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("FOLDER", trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained("FOLDER", trust_remote_code=True)
+inputs = tokenizer("the history of", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=200)[0]))
+```
+
+`trust_remote_code=True` runs the Python files of this folder: read them first. They are attnbench's, without its
+kernels, and need torch and transformers (from version 5 on) alone. The model reads texts without padding, those of a
+batch of one length. `generate` goes through the mixers' states, a step a token."""
+LICENCE = "The code in this folder is attnbench's, under the MIT licence (LICENSE). The weights were trained on {}."
+WIKITEXT = "WikiText-2, which is CC BY-SA 3.0 and GFDL (Merity et al., 2016)"
+OTHER = "{}, whose licence is for its owner to say"
+
+
+def model_card(
+    run: Path,
+    trained: RunSettings,
+    record: ModelRecord,
+    rows: Sequence[ResultRow],
+    settings: ExportSettings,
+    num_parameters: int,
+) -> str:
+    """Write README.md.
+
+    Args:
+        run: the run's folder.
+        trained: its settings.
+        record: of the model that is exported.
+        rows: all results of the run.
+    """
+    corpus = markdown_text(record.corpus)
+    model = [
+        ["mixer", f"{trained.mixer.name}, as {classes_of(record.mixers)}, {len(record.mixers)} layers"],
+        ["parameters", f"{num_parameters:,}"],
+        ["width, feed-forward", f"{record.model.dim}, {record.model.feed_forward_width}"],
+        ["vocabulary", f"{len(record.vocabulary) - 1} characters and one symbol for all others"],
+        ["trained on", f"{record.corpus}, sequences of {record.seq_len} characters, {record.precision}"],
+        ["trained under", f"seed {trained.seed}, learning rate {trained.train.learning_rate:g}"],
+        ["checkpoint", settings.checkpoint],
+    ]
+    licence = WIKITEXT if record.corpus.startswith("wikitext2") else OTHER.format(corpus)
+    verdicts = _verdicts(run, rows)
+    parts = [
+        f"# {markdown_text(run.name)}",
+        "A character-level language model that attnbench trained.",
+        to_markdown(Table(headers=["", ""], lines=model, num_labels=2)),
+        "## Use",
+        USE,
+        "## Scores",
+        _scores(rows, settings.checkpoint),
+        *(["## Verdicts", *verdicts] if verdicts else []),
+        "## Licence",
+        LICENCE.format(licence),
+        "## Made by",
+        f"    {printable(settings.command)}",
+    ]
+    return HEAD + "\n" + "\n\n".join(parts) + "\n"
+
+
+def _scores(rows: Sequence[ResultRow], checkpoint: str) -> str:
+    """Write a table of each evaluation's primary metric, or say that there is none; results.csv has every row."""
+    known = primary_metrics(dict.fromkeys(row.identity.evaluation for row in rows))
+    lines = []
+    for row in rows:
+        measured, primary = row.measurement, known.get(row.identity.evaluation)
+        settings = measured.settings
+        if primary is None or measured.metric != primary.metric or settings.get("checkpoint", checkpoint) != checkpoint:
+            continue
+        if not {name: it for name, it in primary.settings.items() if name != "checkpoint"}.items() <= settings.items():
+            continue
+        where = ", ".join(f"{name} {value}" for name, value in sorted(axes(settings).items()))
+        value = f"{measured.status}: {measured.reason}" if measured.value is None else format_number(measured.value)
+        interval = format_interval(measured.low, measured.high)
+        lines.append([row.identity.evaluation, measured.metric, where, value, interval])
+    if not lines:
+        return "None was measured; results.csv has the rows of the training."
+    table = Table(headers=["evaluation", "metric", "at", "value", "95 % interval"], lines=lines, num_labels=3)
+    return f"{to_markdown(table)}\n\nresults.csv has every row."
+
+
+def _verdicts(run: Path, rows: Sequence[ResultRow]) -> list[str]:
+    """Write what the comparison that the run is part of says of its variant, as a list; empty where it is of none."""
+    if not rows or not (run.parent / "comparison.json").is_file():
+        return []
+    inputs, variant = read_inputs(run.parent), rows[0].identity.variant
+    over_seeds, protocol = figures(inputs.rows, inputs.protocol.shared), inputs.protocol
+    verdicts = verdicts_of(
+        over_seeds,
+        rank=protocol.rank,
+        reference=protocol.reference,
+        primaries=primaries(over_seeds, protocol),
+        in_looks=protocol.in_looks,
+    )
+    of_it = [verdict for verdict in verdicts if variant in (verdict.pair.first, verdict.pair.second)]
+    sentences = [f"- {term}: {markdown_text(it)}" for term, group in verdict_lines(of_it).items() for it in group]
+    head = f"Of the comparison {markdown_text(protocol.plan)}, over its seeds:"
+    return [head, "\n".join(sentences)] if sentences else []

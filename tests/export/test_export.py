@@ -1,0 +1,212 @@
+"""export.py: a folder that transformers loads without attnbench, with the same logits, text and tokens."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from outside_mixers import settings_of
+from safetensors.torch import load_file
+from scripts_here import run_here
+from small import MIXERS, TINY_RUN, compose_once, mixer_settings, python_path
+from torch import Tensor
+
+from attnbench import load_checkpoint
+from attnbench.comparison.execute import run
+from attnbench.data.vocabulary import encode
+from attnbench.export.huggingface import export_run, in_torch, source_files
+from attnbench.machine.precision import computing
+from attnbench.model.language_model import LanguageModel
+from attnbench.model.sampling import Sampling, Writer
+from attnbench.settings.errors import UserError
+from attnbench.settings.schema import ExportSettings, MixerSettings, RunSettings
+
+needs_transformers = pytest.mark.skipif(not util.find_spec("transformers"), reason="transformers is not installed")
+HYBRID = "hybrid"
+FAST = ("flash", "gated_deltanet")
+TEXT = "the cat runs over a <green> tree\n\N{REPLACEMENT CHARACTER}é cat"
+TOLERANCE = {"logits": 1e-5, "reloaded": 1e-5, "pieces": 1e-4}
+"""Pieces are rounded otherwise than the whole, in attnbench too."""
+Export = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, text) -> Callable[[str], tuple[Path, RunSettings]]:
+    """Train a small model of a mixer, once."""
+    outputs, done = tmp_path_factory.mktemp("trained"), {}
+
+    def train(name: str) -> tuple[Path, RunSettings]:
+        if name not in done:
+            layers = ["attn.layers=[gated_deltanet,window]"] if name == HYBRID else []
+            learnt = ["train.num_steps=12", "train.learning_rate=3e-2", "train.warmup_steps=2"]
+            words = [f"attn={name}", *layers, *TINY_RUN, *learnt, "data.vocabulary_size=20", f"data.path={text}"]
+            settings = compose_once([*words, f"outputs_dir={outputs}", "logger=none", "device=cpu", "eval=[]"])
+            done[name] = run(settings), settings
+        return done[name]
+
+    return train
+
+
+@pytest.fixture
+def exported(trained, tmp_path) -> Export:
+    """Export a small model, beside its run."""
+
+    def export(name: str, **changed: Any) -> Path:
+        folder, settings = trained(name)
+        how = {"run": str(folder), "format": "huggingface", "checkpoint": "final", "to": str(tmp_path / name)}
+        return export_run(ExportSettings(**{**how, "command": "python scripts/export.py", **changed}), settings)
+
+    return export
+
+
+def prompt(length: int) -> Tensor:
+    return torch.randint(0, 13, (2, length), generator=torch.Generator().manual_seed(length))
+
+
+def looked_at(folders: Sequence[Path], out: Path) -> list[dict[str, Any]]:
+    """What a process without attnbench makes of exported folders."""
+    for folder in folders:
+        inputs = {"tokens": prompt(11).tolist(), "text": TEXT}
+        (folder / "inputs.json").write_text(json.dumps(inputs))
+    out.mkdir()
+    environment = {**python_path(), "HF_HOME": str(out / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(Path(__file__).parents[1] / "exported.py"), str(out), *map(str, folders)]
+    done = subprocess.run(command, cwd=out, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((out / f"{folder.name}.json").read_text()) for folder in folders]
+
+
+def expected_of(model: LanguageModel, vocabulary: list[str], num_tokens: int) -> tuple[Tensor, list[list[int]]]:
+    """Logits, and the text that attnbench writes, the most likely character each time."""
+    sampling = Sampling(batch_size=2, num_characters=len(vocabulary) - 1)
+    writer = Writer(model, sampling, batch_size=2, max_length=11 + num_tokens, dtype=torch.float32, captured=False)
+    with torch.no_grad(), computing("float32", torch.device("cpu")):
+        logits_BTC, _ = model(prompt(11))
+        return logits_BTC, torch.stack(list(writer.write(prompt(11), num_tokens)), dim=1).tolist()
+
+
+@needs_transformers
+@pytest.mark.parametrize(
+    "names",
+    [
+        FAST,
+        *(
+            pytest.param(names, marks=pytest.mark.slow)
+            for others in [[name for name in (*MIXERS, HYBRID) if name not in FAST]]
+            for names in (tuple(others[start : start + 4]) for start in range(0, len(others), 4))
+        ),
+    ],
+    ids="-".join,
+)
+def test_it_computes_and_writes_the_same_where_attnbench_is_not(trained, exported, tmp_path, names):
+    folders = [exported(name) for name in names]
+    for name, found in zip(names, looked_at(folders, tmp_path / "out"), strict=True):
+        model, record = load_checkpoint(trained(name)[0] / "checkpoint" / "final", device="cpu", precision="float32")
+        logits_BTC, written = expected_of(model, record.vocabulary, len(found["written"][0]))
+        for form, tolerance in TOLERANCE.items():
+            difference = (torch.tensor(found[form]) - logits_BTC).abs().max().item()
+            print(f"{name}: {form} differ by at most {difference:.1e} of {logits_BTC.abs().max():.1f}")
+            assert difference <= tolerance, (name, form)
+        assert found["written"] == written, name
+        assert found["without_state"] == [line[: len(found["without_state"][0])] for line in written], name
+        assert found["beams"] == found["beams_without_state"], name
+        assert len({token for line in written for token in line}) > 1
+        ids = encode(TEXT, tuple(record.vocabulary)).tolist()
+        assert found["token_ids"] == found["ids_again"] == ids
+        assert found["text"] == "".join(record.vocabulary[token] for token in ids)
+        assert found["untrained"] == []
+        assert found["modules"] == ["torch", "transformers_modules"]
+        assert "attention_mask: has zeros, and the model reads no padding" in found["refused"]["padding"]
+        assert "RMSNorm: no weights for weight; from_pretrained loads a whole model" in found["refused"]["missing"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run={run}", "format=onnx"], "format=onnx: must be one of huggingface"),
+        (["run={folder}"], "config.yaml cannot be read (No such file or directory); give the folder of a run"),
+        (["run={unfinished}"], "has no finished training; the train.py command that made it goes on with it"),
+        (["run={run}", "to={run}"], "is there already, and is no empty folder; remove it or name another"),
+        (["run={run}", "to={run}/config.yaml"], "is there already, and is no empty folder"),
+        (["run={run}", "to={run}/config.yaml/there"], "config.yaml: File exists"),
+        (["run={run}", "checkpoint=last"], "checkpoint=last: must be one of final, best"),
+        (["run={run}", "attn=linear"], "attn=linear: unknown setting"),
+    ],
+)
+def test_a_mistake_is_one_line(trained, tmp_path, words, message):
+    run_folder, _ = trained("flash")
+    unfinished = tmp_path / "unfinished"
+    unfinished.mkdir()
+    (unfinished / "config.yaml").write_bytes((run_folder / "config.yaml").read_bytes())
+    places = {"run": run_folder, "folder": tmp_path, "unfinished": unfinished}
+    code, _, errors = run_here("export.py", *(word.format(**places) for word in words), cwd=tmp_path)
+    assert code
+    assert message in errors
+    assert len(errors.splitlines()) == 1, errors
+
+
+def test_the_command_makes_a_folder_in_the_run_s_and_not_twice(trained):
+    folder, _ = trained("flash")
+    code, _, errors = run_here("export.py", f"run={folder}", "checkpoint=best")
+    assert not code, errors
+    made = folder / "huggingface"
+    card = (made / "README.md").read_text()
+    assert f"python scripts/export.py run={folder} checkpoint=best" in card
+    assert "| mixer | flash, as Softmax, 4 layers |" in card
+    assert (made / "LICENSE").read_text().startswith("MIT License")
+    assert (made / "results.csv").read_text().count("\n") > 3
+    weights = load_file(made / "model.safetensors")
+    best = next((folder / "checkpoint").glob("best-*"))
+    assert {name.removeprefix("model."): x.tolist() for name, x in weights.items()} == {
+        name: x.tolist() for name, x in load_file(best / "weights.safetensors").items()
+    }
+    code, _, errors = run_here("export.py", f"run={folder}")
+    assert code
+    assert "is there already" in errors
+    assert not [path for path in folder.iterdir() if path.name.startswith(".huggingface")]
+
+
+@pytest.mark.parametrize(
+    ("mixer", "message"),
+    [
+        (
+            MixerSettings(name="fla", target="attnbench.mixers.fla_layer.FlaLayer", options={"layer": "GatedDeltaNet"}),
+            "attn=fla: holds fla.layers.GatedDeltaNet, a layer of another library, which is not exported",
+        ),
+        (
+            MixerSettings(name="module", target="attnbench.mixers.module.Module", options={"path": "mine:Layer"}),
+            "attn=module: holds mine.Layer, a layer of another library, which is not exported",
+        ),
+    ],
+)
+def test_an_adapter_is_refused_by_name(trained, tmp_path, mixer, message):
+    folder, settings = trained("flash")
+    wanted = ExportSettings(
+        run=str(folder), format="huggingface", checkpoint="final", to=str(tmp_path / "made"), command=""
+    )
+    with pytest.raises(UserError, match=message):
+        export_run(wanted, replace(settings, mixer=mixer))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_kernel_s_window_has_no_form_in_torch():
+    flash = mixer_settings("flash")
+    windowed = replace(flash, options={**flash.options, "window": 8, "backend": "triton"})
+    assert in_torch(flash).target == "attnbench.mixers.softmax.Softmax"
+    with pytest.raises(UserError, match=r"attn=flash: Flash with these options has sdpa, .* no form in torch alone"):
+        in_torch(windowed)
+
+
+def test_a_mixer_from_outside_leaves_with_what_lies_beside_it(tmp_path):
+    mixer = settings_of("SeparateProjections")["mixer"]
+    files = source_files([replace(mixer, options={"backend": "torch"})])
+    assert "class SeparateProjections(Mixer):" in files["outside_mixers.py"]
+    assert "from .mixers_base import Mixer, head_count" in files["outside_mixers.py"]
+    assert "LosesTheTail" not in "".join(files.values())
+    assert '"SeparateProjections": SeparateProjections' in files["mixers_attnbench.py"]

@@ -9,9 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnbench.cli.commands import load_checkpoint, sample
+    from attnbench.cli.commands import sample
     from attnbench.cli.compose import compose
     from attnbench.comparison.execute import run
+    from attnbench.model.stored import load_checkpoint
     from attnbench.results.tables import read_folders
     from attnbench.training.prepare import prepare
 
@@ -47,7 +48,7 @@ part takes part in, so that a result of earlier numbers is measured again and ne
 
 DEFINED_IN = {
     "compose": "cli.compose",
-    "load_checkpoint": "cli.commands",
+    "load_checkpoint": "model.stored",
     "prepare": "training.prepare",
     "read_folders": "results.tables",
     "run": "comparison.execute",

@@ -3,9 +3,8 @@
 import logging
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,16 @@ import torch
 from torch import Tensor
 
 from attnbench.data.vocabulary import decode, encode
-from attnbench.machine.device import resolve_device
 from attnbench.machine.environment import device_name
 from attnbench.machine.locks import device_lock
-from attnbench.machine.precision import computing, dtype_of, resolve_precision
+from attnbench.machine.precision import computing, dtype_of
 from attnbench.machine.signals import lose, raising
-from attnbench.model.language_model import LanguageModel, resolve_mixer
+from attnbench.model.language_model import LanguageModel
 from attnbench.model.sampling import Sampling, Writer, write_by_recomputation
-from attnbench.model.stored import ModelRecord, load_model, load_record
+from attnbench.model.stored import ModelRecord, load_checkpoint
 from attnbench.settings.check import check
 from attnbench.settings.errors import UserError, printable
 from attnbench.settings.hybrid import backends_of, parts_of
-from attnbench.settings.registry import trust
 from attnbench.settings.schema import GenerationSettings, MixerSettings, RunSettings
 from attnbench.settings.text import printable_text, read_bounded
 from attnbench.training.checkpoint import checkpoint_of
@@ -71,41 +68,6 @@ def _common_backend(mixer: MixerSettings) -> str:
     """Return the backend that a mixer's settings name; auto where a hybrid's mixers name several."""
     named = {part.options.get("backend", "auto") for part in parts_of(mixer).values()}
     return named.pop() if len(named) == 1 else "auto"
-
-
-def load_checkpoint(
-    folder: Path | str,
-    *,
-    device: str = "auto",
-    precision: str = "auto",
-    backend: str = "auto",
-    trusted: Collection[str] = (),
-) -> tuple[LanguageModel, ModelRecord]:
-    """Load a trained model for this device, and its record with the kernels and the precision that are used here.
-
-    Args:
-        folder: a run's checkpoint/final or checkpoint/best-<step>.
-        device, precision, backend: as the settings `device`, `train.precision` and `attn.backend`.
-        trusted: classes outside attnbench that may be built, beside those of a `compose([...], config_dir=...)`.
-
-    Raises:
-        UserError: there is no such checkpoint, it was altered, or it cannot run here.
-    """
-    trust(trusted)
-    folder, resolved = Path(folder), resolve_device(device)
-    record = load_record(folder)
-    record.precision = resolve_precision(precision, resolved.type)
-    record.mixers = [
-        resolve_mixer(
-            replace(mixer, options={**mixer.options, "backend": backend}),
-            record.model,
-            device_type=resolved.type,
-            precision=record.precision,
-        )
-        for mixer in record.mixers
-    ]
-    model, _ = load_model(folder, device=resolved, mixers=record.mixers)
-    return model.eval(), record
 
 
 def sample(

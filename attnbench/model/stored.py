@@ -10,9 +10,9 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from attnbench.model.language_model import LanguageModel, build_meta
+from attnbench.machine.device import resolve_device
+from attnbench.machine.precision import resolve_precision
+from attnbench.model.language_model import LanguageModel, build_meta, resolve_mixer
 from attnbench.results.files import sync
 from attnbench.settings.check import read
 from attnbench.settings.earlier import current_mixer
 from attnbench.settings.errors import UserError
+from attnbench.settings.registry import trust
 from attnbench.settings.schema import MixerSettings, ModelSettings, setting
 from attnbench.settings.text import MAX_JSON_BYTES, open_regular, parse_json, read_bounded
 
@@ -114,6 +117,41 @@ def load_model(
     model.to_empty(device=device)
     fill(dict(model.named_parameters()), weights, folder)
     return model, record
+
+
+def load_checkpoint(
+    folder: Path | str,
+    *,
+    device: str = "auto",
+    precision: str = "auto",
+    backend: str = "auto",
+    trusted: Collection[str] = (),
+) -> tuple[LanguageModel, ModelRecord]:
+    """Load a trained model for this device, and its record with the kernels and the precision that are used here.
+
+    Args:
+        folder: a run's checkpoint/final or checkpoint/best-<step>.
+        device, precision, backend: as the settings `device`, `train.precision` and `attn.backend`.
+        trusted: classes outside attnbench that may be built, beside those of a `compose([...], config_dir=...)`.
+
+    Raises:
+        UserError: there is no such checkpoint, it was altered, or it cannot run here.
+    """
+    trust(trusted)
+    folder, resolved = Path(folder), resolve_device(device)
+    record = load_record(folder)
+    record.precision = resolve_precision(precision, resolved.type)
+    record.mixers = [
+        resolve_mixer(
+            replace(mixer, options={**mixer.options, "backend": backend}),
+            record.model,
+            device_type=resolved.type,
+            precision=record.precision,
+        )
+        for mixer in record.mixers
+    ]
+    model, _ = load_model(folder, device=resolved, mixers=record.mixers)
+    return model.eval(), record
 
 
 def load_record(folder: Path) -> ModelRecord:

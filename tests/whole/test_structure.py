@@ -25,6 +25,7 @@ DOORS = {
     "altair": {"report/charts.py"},
     "vl_convert": {"report/look.py"},
     "transformers": {"export/configuration.py", "export/modeling.py"},
+    "lm_eval": {"export/harness.py", "export/lm_eval.py"},
     "benchmarks": set(),
 }
 """Libraries that some files alone may import."""

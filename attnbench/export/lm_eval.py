@@ -1,0 +1,32 @@
+"""The command of lm-evaluation-harness with the model `attnbench`: `python -m attnbench.export.lm_eval --model ...`.
+
+The harness looks for models in its own list alone: its command `lm_eval` knows none of another package.
+"""
+
+import sys
+from importlib import util
+
+from attnbench.settings.errors import UserError, printable
+
+MODEL = "attnbench"
+
+
+def main() -> None:
+    """Run the harness's command line; a mistake is one line."""
+    if util.find_spec("lm_eval") is None:
+        raise SystemExit("error: lm-evaluation-harness is not installed; run: pip install 'lm-eval>=0.4.13,<0.5'")
+    # The list of the harness's own models, which it fills only while it is empty.
+    import lm_eval.models  # pyright: ignore[reportMissingImports]  # noqa: F401
+    from lm_eval.__main__ import cli_evaluate  # pyright: ignore[reportMissingImports]
+    from lm_eval.api.registry import model_registry  # pyright: ignore[reportMissingImports]
+
+    model_registry.register(MODEL, target="attnbench.export.harness:AttnbenchLM")
+    try:
+        cli_evaluate()
+    except UserError as error:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

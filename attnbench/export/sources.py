@@ -189,30 +189,43 @@ def copied_sources(roots: dict[str, str], own: frozenset[str]) -> dict[str, str]
     before = -1
     while before != (before := sum(map(len, wanted.values())) + len(mentioned)):
         for module in list(wanted):
-            if module not in sources:
-                sources[module] = Source(module, read_source(module), own)
-            source = sources[module]
+            source = _source(module, sources, own)
             groups = [group for group in source.groups if source.is_kept(group, wanted[module])]
             kept = [it for group in groups for it in source.torch_form(group, mentioned)]
             mentioned |= attributes_in(kept)
             for name in names_in(kept):
-                _follow(source, name, wanted)
+                if name in source.definitions:
+                    wanted[module].add(name)
+                elif name in source.imports:
+                    defined_in, defined_as = _origin(source, name, sources)
+                    if defined_as is not None and defined_in.partition(".")[0] in own:
+                        wanted.setdefault(defined_in, set()).add(defined_as)
     flat = {name: file_of(name) for name in wanted}
     return {f"{flat[name]}.py": sources[name].text(wanted[name], mentioned, flat) for name in wanted}
 
 
-def _follow(source: Source, name: str, wanted: dict[str, set[str]]) -> None:
-    if name in source.definitions:
-        wanted[source.name].add(name)
-    elif name in source.imports:
-        module, imported_name = source.imports[name]
-        if not source.form.may_import(module if imported_name is None else f"{module}.{imported_name}"):
-            raise UserError(
-                f"{source.name}: imports {module} outside a function, so it cannot be exported; kernels and libraries "
-                "are imported where they are called"
-            )
-        if module.partition(".")[0] in source.form.own and imported_name is not None:
-            wanted.setdefault(module, set()).add(imported_name)
+def _source(module: str, sources: dict[str, Source], own: frozenset[str]) -> Source:
+    if module not in sources:
+        sources[module] = Source(module, read_source(module), own)
+    return sources[module]
+
+
+def _origin(source: Source, name: str, sources: dict[str, Source]) -> tuple[str, str | None]:
+    """Return where an imported name is defined, and have it imported from there: a file that only passes it on, with
+    none of its own definitions needed, is not copied."""
+    module, imported_name = source.imports[name]
+    if not source.form.may_import(module if imported_name is None else f"{module}.{imported_name}"):
+        raise UserError(
+            f"{source.name}: imports {module} outside a function, so it cannot be exported; kernels and libraries "
+            "are imported where they are called"
+        )
+    while imported_name is not None and module.partition(".")[0] in source.form.own:
+        passing_on = _source(module, sources, source.form.own)
+        if imported_name in passing_on.definitions or imported_name not in passing_on.imports:
+            break
+        module, imported_name = passing_on.imports[imported_name]
+    source.imports[name] = (module, imported_name)
+    return source.imports[name]
 
 
 def file_of(module: str) -> str:

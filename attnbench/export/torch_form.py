@@ -6,7 +6,6 @@ rule out are gone. What imports a kernel or a library all the same raises instea
 
 import ast
 import sys
-from collections.abc import Collection
 from typing import Any
 
 BACKEND = "torch"
@@ -26,7 +25,7 @@ class TorchForm(ast.NodeTransformer):
         own: roots of packages whose modules are copied, attnbench among them.
     """
 
-    def __init__(self, own: Collection[str]) -> None:
+    def __init__(self, own: frozenset[str]) -> None:
         self.own = own
 
     def visit_Call(self, node: ast.Call) -> ast.AST:

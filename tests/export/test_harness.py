@@ -71,6 +71,7 @@ def test_bits_per_byte_of_a_local_document_are_those_of_our_evaluation(finished,
 
     folder, split = finished
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (tmp_path / "document.jsonl").write_text(json.dumps({"text": split[1:]}) + "\n")
     (tmp_path / "words.yaml").write_text(TASK.replace("FILE", str(tmp_path / "document.jsonl")))
     # The first character of a split is nobody's prediction: here it is the context of the first that is.

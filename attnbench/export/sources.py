@@ -251,7 +251,6 @@ def attributes_in(statements: Sequence[ast.AST]) -> set[str]:
     return found
 
 
-@functools.cache
 def read_source(module: str) -> str:
     """Return the source of a module without running it.
 

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,9 @@ ELSEWHERE = {
     "python scripts/doctor.py": "test_doctor.py, on all mixers",
     "python scripts/compare.py plan=compare 'plan.corpora=[wikitext2,embedded]'": "test_corpora.py, at smoke size",
     "python scripts/runs.py 'compare=[1a2b3c4d,9f0e]'": "test_runs_shown.py, on runs of these names",
+    "python -m attnbench.export.lm_eval --model attnbench --model_args run=outputs/default/RUN --tasks wikitext": (
+        "downloads; test_harness.py, on a local document"
+    ),
     "python scripts/dashboard.py": "test_dashboard.py, against a local server",
     "python scripts/train.py -m hydra/launcher=submitit_slurm device=cuda hydra.launcher.gpus_per_node=1 "
     "hydra.launcher.timeout_min=600 attn=softmax,linear": "needs a Slurm cluster",
@@ -178,6 +182,15 @@ def test_a_prompt_is_continued(folder, trained, command, monkeypatch):
     assert said.count("the history of") == (4 if "num_samples=4" in words else 1)
 
 
+@of_script("export.py")
+def test_a_run_leaves(folder, trained, command):
+    said = call(folder, "export.py", *words_of(command))
+    made = folder / "my_model" if "my_model" in command else trained / "huggingface"
+    assert f"{made.name}/: " in said
+    assert (made / "modeling_attnbench.py").exists()
+    shutil.rmtree(made)
+
+
 @of_script("compare.py")
 def test_a_comparison_is_what_its_line_says(folder, compared, command):
     words = words_of(command)
@@ -284,6 +297,7 @@ def test_every_command_is_run_here_or_elsewhere():
         "train.py",
         "evaluate",
         "generate",
+        "export",
         "compare",
         "runs",
         "report",

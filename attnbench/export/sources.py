@@ -26,7 +26,7 @@ from attnbench.settings.errors import UserError
 ROOT = "attnbench"
 WHOLE = "attnbench.export."
 """Modules that are written to be exported, and are copied with all their methods."""
-HEADER = "# {} of attnbench (MIT licence, see LICENSE), as far as this model runs it."
+HEADER, LICENSED = "# {}, as far as this model runs it.", " attnbench's, under the MIT licence: see LICENSE."
 
 
 class Group:
@@ -110,7 +110,8 @@ class Source:
         """
         kept = [group for group in self.groups if self.is_kept(group, names)]
         used = names_in([it for group in kept for it in self.torch_form(group, mentioned)]) - set(self.definitions)
-        head = [HEADER.format(self.name.replace(".", "/") + ".py")]
+        licence = LICENSED if self.name.partition(".")[0] == ROOT else ""
+        head = [HEADER.format(self.name.replace(".", "/") + ".py") + licence]
         head += self._verbatim(self.docstring) if self.docstring is not None else []
         written = (line for group in kept for line in self._written(group, mentioned))
         return "\n".join([*head, "", *self._import_lines(used, flat), *written]) + "\n"

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 from outside_mixers import settings_of
+from pages import write_files
 from safetensors.torch import load_file
 from scripts_here import run_here
 from small import MIXERS, TINY_RUN, compose_once, mixer_settings, python_path
 from torch import Tensor
 
 from attnbench import load_checkpoint
+from attnbench.cli.compose import compose
 from attnbench.comparison.execute import run
 from attnbench.data.vocabulary import encode
 from attnbench.export.huggingface import export_run, in_torch, source_files
@@ -212,3 +214,21 @@ def test_a_mixer_from_outside_leaves_with_what_lies_beside_it(tmp_path):
     assert "from .mixers_base import Mixer, head_count" in files["outside_mixers.py"]
     assert "LosesTheTail" not in "".join(files.values())
     assert '"SeparateProjections": SeparateProjections' in files["mixers_attnbench.py"]
+
+
+@needs_transformers
+@pytest.mark.slow
+def test_the_mixer_that_the_page_adds_leaves_too(tmp_path, text, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_files(tmp_path, "docs/adding_a_mixer.md")
+    monkeypatch.syspath_prepend(tmp_path)
+    small = [*TINY_RUN, f"data.path={text}", "logger=none", "device=cpu", "eval=[]"]
+    settings = compose(["attn=fading", *small], config_dir="my_conf")
+    folder = run(settings)
+    how = {"format": "huggingface", "checkpoint": "final", "to": str(tmp_path / "made"), "command": ""}
+    made = export_run(ExportSettings(run=str(folder), **how), settings)
+    model, record = load_checkpoint(folder / "checkpoint" / "final", device="cpu")
+    (found,) = looked_at([made], tmp_path / "out")
+    logits_BTC, written = expected_of(model, record.vocabulary, len(found["written"][0]))
+    assert (torch.tensor(found["reloaded"]) - logits_BTC).abs().max() <= TOLERANCE["reloaded"]
+    assert found["written"] == written

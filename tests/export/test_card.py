@@ -1,0 +1,52 @@
+"""Model card: scores and verdicts of a run, escaped, and nothing invented where there are none."""
+
+from pathlib import Path
+
+import pytest
+from report_rows import HOSTILE, write_experiment
+from small import compose_once, record
+
+from attnbench.export.card import model_card
+from attnbench.results.tables import read_folders
+from attnbench.settings.schema import ExportSettings
+
+
+def card_of(run: Path, corpus: str = "wikitext2-v1@d2e97c40770b") -> str:
+    of_model = record()
+    of_model.corpus = corpus
+    settings = ExportSettings(
+        run=str(run), format="huggingface", checkpoint="best", to=None, command="python export.py"
+    )
+    rows = read_folders([run]) if (run / "results").exists() else []
+    return model_card(run, compose_once(["attn=softmax"]), of_model, rows, settings, 1234)
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory) -> Path:
+    return write_experiment(tmp_path_factory.mktemp("made"), seeds=5, evaluations=["perplexity", "copy"])
+
+
+def test_it_has_scores_and_the_verdicts_of_the_comparison(experiment):
+    card = card_of(experiment / "0-perplexity-seed0")
+    assert "| perplexity | nats_per_character |" in card
+    (better,) = [line for line in card.splitlines() if line.startswith("- Better: softmax is better than linear")]
+    assert "perplexity" in better
+    # Verdicts of other pairs are not this model's.
+    assert "linear is better than" not in card
+    assert "gated_deltanet is better than" not in card
+    assert "WikiText-2, which is CC BY-SA 3.0" in card
+    assert "    python export.py\n" in card
+
+
+def test_what_others_wrote_is_escaped(experiment):
+    card = card_of(experiment / f"{3}-perplexity-seed0", corpus="text:<b>[x](y)|")
+    assert HOSTILE not in card
+    assert "<script" not in card
+    assert "&lt;b>[x]\\(y)\\|" in card
+
+
+def test_without_results_it_says_so(tmp_path):
+    card = card_of(tmp_path / "softmax-run", corpus="text:mine@0123456789ab")
+    assert "None was measured" in card
+    assert "## Verdicts" not in card
+    assert "text:mine@0123456789ab, whose licence is for its owner to say." in card

@@ -32,7 +32,7 @@ from attnbench.settings.schema import ExportSettings, MixerSettings, RunSettings
 needs_transformers = pytest.mark.skipif(not util.find_spec("transformers"), reason="transformers is not installed")
 HYBRID = "hybrid"
 FAST = ("flash", "gated_deltanet")
-TEXT = "the cat runs over a <green> tree\n\N{REPLACEMENT CHARACTER}é cat"
+TEXT = "the cat runs over a <green> tree\n\n\N{REPLACEMENT CHARACTER}é cat"
 TOLERANCE = {"logits": 1e-5, "reloaded": 1e-5, "pieces": 1e-4}
 """Pieces are rounded otherwise than the whole, in attnbench too."""
 Export = Callable[..., Path]

@@ -3,24 +3,26 @@
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from attnbench.data.vocabulary import decode, encode
+from attnbench.data.tokenizer import Tokenizer
 from attnbench.machine.environment import device_name
 from attnbench.machine.locks import device_lock
 from attnbench.machine.precision import computing, dtype_of
 from attnbench.machine.signals import lose, raising
 from attnbench.model.language_model import LanguageModel
 from attnbench.model.sampling import Sampling, Writer, write_by_recomputation
-from attnbench.model.stored import ModelRecord, load_checkpoint
+from attnbench.model.stored import ModelRecord, load_checkpoint, tokenizer_of
 from attnbench.settings.check import check
-from attnbench.settings.errors import UserError, printable
+from attnbench.settings.errors import UserError
 from attnbench.settings.hybrid import backends_of, parts_of
 from attnbench.settings.schema import GenerationSettings, MixerSettings, RunSettings
 from attnbench.settings.text import printable_text, read_bounded
@@ -29,8 +31,6 @@ from attnbench.training.checkpoint import checkpoint_of
 log = logging.getLogger(__name__)
 
 MAX_PROMPT_BYTES = 2**24
-MAX_NAMED = 10
-"""Largest number of a prompt's unknown characters that a message names."""
 
 
 def write_text(settings: GenerationSettings, trained: RunSettings) -> Path:
@@ -55,11 +55,12 @@ def write_text(settings: GenerationSettings, trained: RunSettings) -> Path:
     prompt = read_prompt(settings)
     started = time.perf_counter()
     with _continued(settings, model, record, prompt) as tokens:
-        num_written = _show(prompt, tokens, record.vocabulary, settings.num_samples)
+        tokenizer = tokenizer_of(record)
+        num_written = _show(prompt, tokens, tokenizer, settings.num_samples)
     log.info(
         f"{trained.mixer.name} ({backends_of(record.mixers)}), {record.precision}, "
         f"{device_name(_device_of(model))}: "
-        f"{settings.num_samples} × {num_written} characters in {time.perf_counter() - started:.2f} s"
+        f"{settings.num_samples} × {num_written} {tokenizer.units} in {time.perf_counter() - started:.2f} s"
     )
     return folder
 
@@ -94,7 +95,7 @@ def sample(
     check(settings)
     _check_states(model)
     with _continued(settings, model, record, read_prompt(settings)) as tokens:
-        return decode(torch.cat(list(tokens)), tuple(record.vocabulary))
+        return tokenizer_of(record).decode(torch.cat(list(tokens)).tolist())
 
 
 def _device_of(model: LanguageModel) -> torch.device:
@@ -108,7 +109,7 @@ def _continued(
     """Yield the tokens that follow a prompt, made as they are taken; inside, the device computes in the precision of
     the record."""
     device = _device_of(model)
-    tokens_T = encode_prompt(prompt, record.vocabulary).to(device)
+    tokens_T = encode_prompt(prompt, tokenizer_of(record)).to(device)
     with ExitStack() as stack:
         stack.enter_context(device_lock(device, shared=True))
         if device.type == "cuda":
@@ -150,19 +151,14 @@ def _read_standard_input() -> str:
     return content.decode()
 
 
-def encode_prompt(text: str, vocabulary: Sequence[str]) -> Tensor:
+def encode_prompt(text: str, tokenizer: Tokenizer) -> Tensor:
     """Return the tokens of a prompt, (T,) int64 on the CPU.
 
     Raises:
         UserError: characters that are not in the vocabulary, by name.
     """
-    known = set(vocabulary[:-1])
-    strange = list(dict.fromkeys(character for character in text if character not in known))
-    if strange:
-        names = [f"{printable(c)} (U+{ord(c):04X})" for c in strange[:MAX_NAMED]]
-        names += [f"{len(strange) - MAX_NAMED} more"] if len(strange) > MAX_NAMED else []
-        raise UserError(f"the prompt has {', '.join(names)}: not among the {len(known)} characters of the run's corpus")
-    return torch.from_numpy(encode(text, tuple(vocabulary))).long()
+    tokenizer.check_known(text)
+    return torch.from_numpy(tokenizer.encode(text).astype(np.int64))
 
 
 def _check_states(model: LanguageModel) -> None:
@@ -178,8 +174,8 @@ def _tokens(
     prompt_BT, device = tokens_T.expand(settings.num_samples, -1), tokens_T.device
     sampling = FiniteSampling(
         batch_size=settings.num_samples,
-        # Neither the unknown symbol nor what pads the embedding is a character.
-        num_characters=len(record.vocabulary) - 1,
+        # Neither the unknown symbol nor what pads the embedding can be written.
+        num_characters=tokenizer_of(record).num_writable,
         temperature=settings.temperature,
         top_k=settings.top_k,
         seed=settings.seed,
@@ -232,29 +228,32 @@ class FiniteSampling(Sampling):
             )
 
 
-def _show(prompt: str, tokens: Iterator[Tensor], vocabulary: Sequence[str], num_samples: int) -> int:
+def _show(prompt: str, tokens: Iterator[Tensor], tokenizer: Tokenizer, num_samples: int) -> int:
     """Print one text as it is written, several one after another when all are; nothing that a terminal obeys.
 
     Returns:
-        Number of characters made of each, fewer where nobody reads on.
+        Number of tokens made of each, fewer where nobody reads on.
 
     Raises:
         UserError: standard output cannot be written to.
     """
-    names, output, count = tuple(vocabulary), raising(sys.stdout), 0
+    output, count = raising(sys.stdout), 0
+    # A token may be a part of a character.
+    decoder = getincrementaldecoder("utf-8")("replace")
     try:
         if num_samples == 1:
             print(printable_text(prompt), end="", flush=True, file=output)
             for token_B in tokens:
                 count += 1
-                print(printable_text(decode(token_B, names)), end="", flush=True, file=output)
-            print(file=output)
+                text = decoder.decode(tokenizer.to_bytes(token_B.tolist()))
+                print(printable_text(text), end="", flush=True, file=output)
+            print(printable_text(decoder.decode(b"", final=True)), file=output)
         else:
             written_BT = torch.stack(list(tokens), dim=1)
             count = written_BT.shape[1]
             for index, token_T in enumerate(written_BT, start=1):
                 print(f"--- {index} of {num_samples}", file=output)
-                print(printable_text(prompt + decode(token_T, names)), file=output)
+                print(printable_text(prompt + tokenizer.decode(token_T.tolist())), file=output)
         output.flush()
     except OSError as error:
         lose(output)

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from attnbench.data.tokenizer import Tokenizer, from_state
 from attnbench.machine.device import resolve_device
 from attnbench.machine.precision import resolve_precision
 from attnbench.model.language_model import LanguageModel, build_meta, resolve_mixer
@@ -46,11 +47,26 @@ class ModelRecord:
     model: ModelSettings
     """After matching."""
     vocabulary: list[str]
+    """Of data.tokenizer=characters, otherwise empty."""
     vocabulary_size: int = setting(minimum=1, maximum=2**24)
     corpus: str
     seq_len: int = setting(minimum=1)
     precision: str
     match: str = "none"
+    tokenizer: dict[str, Any] | None = None
+    """State of any other tokenizer: {"kind": "bytes"}, or {"kind": "bpe", "tokenizer": CONTENT OF tokenizer.json}."""
+
+
+def tokenizer_of(record: ModelRecord) -> Tokenizer:
+    """Make the tokenizer of a language model.
+
+    Raises:
+        ValueError: the record has none, or more ids than the model has symbols.
+    """
+    made = from_state(record.tokenizer or {"kind": "characters", "vocabulary": record.vocabulary})
+    if made.size > record.vocabulary_size or (record.tokenizer is not None and record.vocabulary):
+        raise ValueError(f"its tokenizer has {made.size} ids, its vocabulary_size is {record.vocabulary_size}")
+    return made
 
 
 def write_files(
@@ -218,8 +234,7 @@ def _record(path: Path) -> ModelRecord:
         content = parse_json(read_bounded(path, MAX_JSON_BYTES))
         mixers = [current_mixer(read(MixerSettings, entry, "mixers")) for entry in content.pop("mixers")]
         record = read(ModelRecord, content, "record", given={"mixers": mixers})
-        if any(len(symbol) != 1 for symbol in record.vocabulary) or len(record.vocabulary) > record.vocabulary_size:
-            raise ValueError("its vocabulary is no list of single characters, or longer than vocabulary_size")
+        tokenizer_of(record)
         return record
     except FileNotFoundError:
         raise UserError(f"{path}: missing, so {path.parent} is no complete checkpoint") from None

@@ -6,11 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from attnbench.data.vocabulary import decode
 from attnbench.machine.precision import computing, dtype_of
 from attnbench.model.language_model import LanguageModel
 from attnbench.model.sampling import Sampling, Writer, write_by_recomputation
-from attnbench.model.stored import ModelRecord
+from attnbench.model.stored import ModelRecord, tokenizer_of
 from attnbench.results.files import replace_file
 
 SAMPLE = "sample.json"
@@ -20,7 +19,7 @@ NUM_PROMPT, NUM_CHARACTERS, TEMPERATURE, SEED = 64, 300, 0.8, 0
 
 
 def write_sample(folder: Path, model: LanguageModel, record: ModelRecord, tokens_N: Tensor) -> None:
-    """Write what the model continues the first characters of a text with: alike for all models of one vocabulary.
+    """Write what the model continues the first tokens of a text with: alike for all models of one tokenizer.
 
     {"prompt": "...", "text": "...", "temperature": 0.8, "seed": 0}
 
@@ -28,10 +27,10 @@ def write_sample(folder: Path, model: LanguageModel, record: ModelRecord, tokens
         model: left in the mode of evaluation.
         tokens_N: of the text.
     """
-    device, vocabulary = model.embedding.weight.device, tuple(record.vocabulary)
+    device, tokenizer = model.embedding.weight.device, tokenizer_of(record)
     prompt_BT = tokens_N[:NUM_PROMPT].long()[None].to(device)
     sampling = Sampling(
-        batch_size=1, num_characters=len(vocabulary) - 1, temperature=TEMPERATURE, seed=SEED, device=device
+        batch_size=1, num_characters=tokenizer.num_writable, temperature=TEMPERATURE, seed=SEED, device=device
     )
     model.eval()
     with torch.no_grad(), computing(record.precision, device):
@@ -41,6 +40,11 @@ def write_sample(folder: Path, model: LanguageModel, record: ModelRecord, tokens
             length, dtype = prompt_BT.shape[1] + NUM_CHARACTERS, dtype_of(record.precision)
             writer = Writer(model, sampling, batch_size=1, max_length=length, dtype=dtype, captured=False)
             tokens = writer.write(prompt_BT, NUM_CHARACTERS)
-        text = decode(torch.cat(list(tokens)), vocabulary)
-    content = {"prompt": decode(prompt_BT[0], vocabulary), "text": text, "temperature": TEMPERATURE, "seed": SEED}
+        text = tokenizer.decode(torch.cat(list(tokens)).tolist())
+    content = {
+        "prompt": tokenizer.decode(prompt_BT[0].tolist()),
+        "text": text,
+        "temperature": TEMPERATURE,
+        "seed": SEED,
+    }
     replace_file(folder / SAMPLE, json.dumps(content) + "\n")

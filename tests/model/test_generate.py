@@ -22,6 +22,7 @@ from attnbench.cli.compose import compose
 from attnbench.cli.launch import launch
 from attnbench.cli.reading import read_generation
 from attnbench.comparison.execute import run
+from attnbench.data.tokenizer import Characters
 from attnbench.machine.precision import computing
 from attnbench.model.language_model import build_model, resolve_mixer
 from attnbench.model.sampling import Sampling, Writer, write_by_recomputation
@@ -263,10 +264,10 @@ def test_a_run_of_a_mixer_from_outside_says_which_words_are_missing(folder, scri
 
 
 def test_a_character_that_a_prompt_has_is_a_token():
-    assert encode_prompt("ab", ["a", "b", "?"]).tolist() == [0, 1]
+    assert encode_prompt("ab", Characters("ab?")).tolist() == [0, 1]
     with pytest.raises(UserError, match=r"\? \(U\+003F\)"):
         # The last of a vocabulary stands for what it does not have.
-        encode_prompt("a?", ["a", "b", "?"])
+        encode_prompt("a?", Characters("ab?"))
 
 
 @pytest.mark.gpu

@@ -1,0 +1,186 @@
+"""Tokenizers: a text as token ids, ids as text, and the bytes that an id stands for. Knows no torch.
+
+`characters` has an id for each character of the train split, `bytes` one for each byte of UTF-8, and `bpe` those and
+pieces of words that are frequent in the train split (data/bpe.py, which needs the package `tokenizers`).
+"""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from attnbench.settings.errors import UserError, printable
+
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+"""Last symbol of a vocabulary of characters, for those that the train split does not have."""
+
+NUM_CODE_POINTS = 0x110000
+NUM_BYTES = 256
+
+MAX_NAMED = 10
+"""Largest number of unknown characters that a message names."""
+
+
+class Tokenizer(ABC):
+    """Text as ids and back. Ids are 0 ... size - 1; an embedding may be padded beyond them."""
+
+    kind: ClassVar[str]
+    """The value of data.tokenizer."""
+    units: ClassVar[str]
+    """What ids stand for, as a message names several."""
+    size: int
+    """Number of ids."""
+    num_writable: int
+    """Number of ids that a model may write, the first ones: all but the one of unknown characters."""
+    num_bytes_V: np.ndarray
+    """Bytes of UTF-8 that each id stands for, (size,) int64; 0 for unknown characters, which may have any number."""
+    num_characters_V: np.ndarray
+    """Characters that begin in each id, (size,) int64: those of a text add up, also where an id is part of one."""
+
+    @abstractmethod
+    def encode_utf8(self, text: bytes) -> np.ndarray:
+        """Return the ids of a text in valid UTF-8, of `dtype`."""
+
+    @abstractmethod
+    def to_bytes(self, ids: Iterable[int]) -> bytes:
+        """Return the UTF-8 of ids, which of some ids in the middle of a text may be no whole characters.
+
+        An id past the last, of a padded embedding, is UNKNOWN.
+        """
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return what `from_state` makes the same tokenizer of, as JSON has it."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The smallest of uint8, uint16 and uint32 that has every id."""
+        return np.dtype(next(kind for kind in (np.uint8, np.uint16, np.uint32) if self.size - 1 <= np.iinfo(kind).max))
+
+    @property
+    def fingerprint(self) -> str:
+        """12 hex digits of a hash: equal ones give the same ids for every text."""
+        return hashlib.sha256(json.dumps(self.state(), sort_keys=True).encode()).hexdigest()[:12]
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the ids of any text, of `dtype`.
+
+        Raises:
+            UnicodeEncodeError: it has halves of surrogate pairs, which only a vocabulary of characters has an id for.
+        """
+        return self.encode_utf8(text.encode())
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ids; bytes that are no whole character are UNKNOWN."""
+        return self.to_bytes(ids).decode("utf-8", "replace")
+
+    def check_known(self, text: str) -> None:
+        """Raise UserError for a text that has no ids but that of unknown characters."""
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UserError("the prompt is no UTF-8") from None
+
+
+class Characters(Tokenizer):
+    """An id a character: its place in `vocabulary`, whose last symbol, UNKNOWN, stands for all others."""
+
+    kind = units = "characters"
+
+    def __init__(self, vocabulary: Sequence[str]) -> None:
+        self.vocabulary = tuple(vocabulary)
+        self.size, self.num_writable = len(self.vocabulary), len(self.vocabulary) - 1
+        self.num_bytes_V = np.array([len(_utf8(symbol)) for symbol in self.vocabulary], dtype=np.int64)
+        self.num_bytes_V[-1:] = 0
+        self.num_characters_V = np.ones(self.size, dtype=np.int64)
+        characters = self.vocabulary[:-1]
+        self._id_of = np.full(NUM_CODE_POINTS, max(0, self.size - 1), dtype=self.dtype)
+        self._id_of[[ord(character) for character in characters]] = np.arange(len(characters))
+
+    @classmethod
+    def of(cls, code_points: np.ndarray) -> "Characters":
+        """Make the vocabulary of these characters, in the order of their code points."""
+        return cls((*map(chr, code_points), UNKNOWN))
+
+    def encode_utf8(self, text: bytes) -> np.ndarray:
+        if text.isascii():
+            return self._id_of[np.frombuffer(text, dtype=np.uint8)]
+        return self._id_of[code_points(text.decode())]
+
+    def encode(self, text: str) -> np.ndarray:
+        return self._id_of[code_points(text)]
+
+    def to_bytes(self, ids: Iterable[int]) -> bytes:
+        return _utf8("".join(self.vocabulary[min(index, self.size - 1)] for index in ids))
+
+    def state(self) -> dict[str, Any]:
+        return {"kind": self.kind, "vocabulary": list(self.vocabulary)}
+
+    def check_known(self, text: str) -> None:
+        known = set(self.vocabulary[:-1])
+        strange = list(dict.fromkeys(character for character in text if character not in known))
+        if strange:
+            names = [f"{printable(c)} (U+{ord(c):04X})" for c in strange[:MAX_NAMED]]
+            names += [f"{len(strange) - MAX_NAMED} more"] if len(strange) > MAX_NAMED else []
+            raise UserError(
+                f"the prompt has {', '.join(names)}: not among the {len(known)} characters of the run's corpus"
+            )
+
+
+class Bytes(Tokenizer):
+    """An id a byte of UTF-8."""
+
+    kind = units = "bytes"
+
+    def __init__(self) -> None:
+        self.size = self.num_writable = NUM_BYTES
+        self.num_bytes_V = np.ones(NUM_BYTES, dtype=np.int64)
+        self.num_characters_V = num_starts([bytes([byte]) for byte in range(NUM_BYTES)])
+
+    def encode_utf8(self, text: bytes) -> np.ndarray:
+        return np.frombuffer(text, dtype=np.uint8)
+
+    def to_bytes(self, ids: Iterable[int]) -> bytes:
+        return b"".join(bytes([index]) if index < NUM_BYTES else _utf8(UNKNOWN) for index in ids)
+
+    def state(self) -> dict[str, Any]:
+        return {"kind": self.kind}
+
+
+def from_state(state: dict[str, Any]) -> Tokenizer:
+    """Make a tokenizer of its `state`, which may be a stranger's.
+
+    Raises:
+        ValueError: it is none.
+        UserError: the package `tokenizers` is not installed, and it is needed.
+    """
+    match state:
+        case {"kind": "characters", "vocabulary": list(vocabulary), **rest} if not rest:
+            if any(not isinstance(symbol, str) or len(symbol) != 1 for symbol in vocabulary):
+                raise ValueError("its vocabulary is no list of single characters")
+            return Characters(vocabulary)
+        case {"kind": "bytes", **rest} if not rest:
+            return Bytes()
+        case {"kind": "bpe", "tokenizer": dict(content), **rest} if not rest:
+            from attnbench.data.bpe import Bpe
+
+            return Bpe(content)
+    raise ValueError("it is no tokenizer")
+
+
+def code_points(text: str) -> np.ndarray:
+    """Return the code points of a text, (characters,) uint32."""
+    # surrogatepass: a prompt from a command line can hold halves of a pair; they become UNKNOWN like any stranger.
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+
+
+def num_starts(pieces: Iterable[bytes]) -> np.ndarray:
+    """Return how many characters begin in each piece of UTF-8, int64."""
+    return np.array([sum(byte & 0xC0 != 0x80 for byte in piece) for piece in pieces], dtype=np.int64)
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

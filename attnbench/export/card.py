@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnbench.model.stored import ModelRecord
+from attnbench.data.tokenizer import Tokenizer
+from attnbench.model.stored import ModelRecord, tokenizer_of
 from attnbench.report.answer import verdict_lines
 from attnbench.report.inputs import primaries, read_inputs
 from attnbench.results.rows import ResultRow
@@ -59,8 +60,8 @@ def model_card(
         ["mixer", f"{trained.mixer.name}, as {classes_of(record.mixers)}, {len(record.mixers)} layers"],
         ["parameters", f"{num_parameters:,}"],
         ["width, feed-forward", f"{record.model.dim}, {record.model.feed_forward_width}"],
-        ["vocabulary", f"{len(record.vocabulary) - 1} characters and one symbol for all others"],
-        ["trained on", f"{record.corpus}, sequences of {record.seq_len} characters, {record.precision}"],
+        ["tokenizer", _tokenizer(tokenizer_of(record))],
+        ["trained on", f"{record.corpus}, sequences of {record.seq_len} tokens, {record.precision}"],
         ["trained under", f"seed {trained.seed}, learning rate {trained.train.learning_rate:g}"],
         ["checkpoint", settings.checkpoint],
     ]
@@ -68,7 +69,7 @@ def model_card(
     verdicts = _verdicts(run, rows)
     parts = [
         f"# {markdown_text(run.name)}",
-        "A character-level language model that attnbench trained.",
+        "A language model that attnbench trained.",
         to_markdown(Table(headers=["", ""], lines=model, num_labels=2)),
         "## Use",
         USE,
@@ -81,6 +82,11 @@ def model_card(
         f"    {printable(settings.command)}",
     ]
     return HEAD + "\n" + "\n\n".join(parts) + "\n"
+
+
+def _tokenizer(tokenizer: Tokenizer) -> str:
+    others = " and one symbol for all others" if tokenizer.num_writable < tokenizer.size else ""
+    return f"{tokenizer.kind}: {tokenizer.num_writable:,} {tokenizer.units}{others}"
 
 
 def _scores(rows: Sequence[ResultRow], checkpoint: str) -> str:

@@ -11,12 +11,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from attnbench.data.batches import evaluation_batches
-from attnbench.export.text import Characters
+from attnbench.export.text import encode, extra_nats, first_context
 from attnbench.machine.locks import device_lock
 from attnbench.machine.precision import computing, dtype_of
 from attnbench.model.loss import character_nats
 from attnbench.model.sampling import Sampling, Writer
-from attnbench.model.stored import load_checkpoint
+from attnbench.model.stored import load_checkpoint, tokenizer_of
 from attnbench.settings.check import check_value
 from attnbench.settings.errors import UserError
 from attnbench.training.checkpoint import checkpoint_of
@@ -45,8 +45,8 @@ class AttnbenchLM(LM):
         run: folder of the run.
         checkpoint: final, or best: that of the lowest validation loss.
         window: most positions that the model reads at once; None: as many as it was trained on.
-        first_context: text before the first character of a document and before a continuation without context; None:
-            `Characters.first_context`.
+        prefix: text before the first character of a document and before a continuation without context; None: that of
+            `text.first_context`.
         device, precision, backend: as the settings `device`, `train.precision` and `attn.backend`.
         batch_size: windows at a time, or auto.
         seed: of sampled text.
@@ -60,7 +60,7 @@ class AttnbenchLM(LM):
         run: str,
         checkpoint: str = "final",
         window: int | None = None,
-        first_context: str | None = None,
+        prefix: str | None = None,
         device: str = "auto",
         precision: str = "auto",
         backend: str = "auto",
@@ -73,11 +73,11 @@ class AttnbenchLM(LM):
         check_value("window", window, kind=int | None, minimum=1)
         folder = checkpoint_of(Path(run).absolute(), checkpoint)
         self.model, self.record = load_checkpoint(folder, device=device, precision=precision, backend=backend)
-        self.text = Characters(self.record.vocabulary)
+        self.tokenizer = tokenizer_of(self.record)
         self.window, self.seed = window or self.record.seq_len, seed
-        if first_context == "":
-            raise UserError("first_context=: must be at least one character: the model predicts what follows something")
-        self.first_T = self.text.encode(self.text.first_context() if first_context is None else first_context)
+        if prefix == "":
+            raise UserError("prefix=: must be at least one character: the model predicts what follows something")
+        self.prefix_T = encode(self.tokenizer, first_context(self.tokenizer) if prefix is None else prefix)
         is_auto = str(batch_size).startswith("auto")
         self.batch_size = max(1, BATCH_TOKENS // self.window) if is_auto else int(batch_size)
         check_value("batch_size", self.batch_size, minimum=1)
@@ -98,7 +98,7 @@ class AttnbenchLM(LM):
                     is_greedy[window.request] &= bool(greedy_T[-window.num_scored :].all())
         results = []
         for request, value, greedy in zip(requests, nats, is_greedy, strict=True):
-            extra = self.text.extra_nats(request.args[1])
+            extra = extra_nats(self.tokenizer, request.args[1])
             results.append((-(value + extra), greedy and not extra))
             self.cache_hook.add_partial("loglikelihood", request.args, results[-1])
         return results
@@ -106,8 +106,8 @@ class AttnbenchLM(LM):
     def _windows(self, request: int, context: str, continuation: str) -> Iterator[Window]:
         """Yield what is read for a continuation: all of it at once, behind as much of its context as fits; of one
         longer than the window pieces, one after the other, each behind the last token of the one before."""
-        before_T = self.text.encode(context) if context else self.first_T
-        scored_T = self.text.encode(continuation)
+        before_T = encode(self.tokenizer, context) if context else self.prefix_T
+        scored_T = encode(self.tokenizer, continuation)
         whole_T = torch.cat([before_T, scored_T])
         if 0 < len(scored_T) <= self.window:
             start = max(0, len(whole_T) - 1 - self.window)
@@ -129,22 +129,22 @@ class AttnbenchLM(LM):
             logits_BTC, _ = self.model(inputs_BT)
         log_p_BTC = logits_BTC.float().log_softmax(-1)
         nats_BT = -log_p_BTC.gather(-1, targets_BT[..., None])[..., 0]
-        greedy_BT = log_p_BTC[..., : self.text.num_written].argmax(-1) == targets_BT
+        greedy_BT = log_p_BTC[..., : self.tokenizer.num_writable].argmax(-1) == targets_BT
         parts = ([x_T[:length] for x_T, length in zip(x.cpu(), lengths, strict=True)] for x in (nats_BT, greedy_BT))
         nats, greedy = parts
         return nats, greedy
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return log p of each document in nats, in the windows of the perplexity evaluation, one after the other, over
-        the first context and the document."""
+        the prefix and the document."""
         results = []
         with device_lock(self._device, shared=True):
             for request in tqdm(requests, disable=disable_tqdm, desc="loglikelihood_rolling"):
                 (document,) = request.args
-                tokens_N = torch.cat([self.first_T, self.text.encode(document)]).to(self._device)
+                tokens_N = torch.cat([self.prefix_T, encode(self.tokenizer, document)]).to(self._device)
                 batches = evaluation_batches(tokens_N, self.window, self.batch_size)
-                nats_N = character_nats(self.model, batches, self.record.precision)[len(self.first_T) - 1 :]
-                results.append(-(nats_N.double().sum().item() + self.text.extra_nats(document)))
+                nats_N = character_nats(self.model, batches, self.record.precision)[len(self.prefix_T) - 1 :]
+                results.append(-(nats_N.double().sum().item() + extra_nats(self.tokenizer, document)))
                 self.cache_hook.add_partial("loglikelihood_rolling", request.args, results[-1])
         return results
 
@@ -169,10 +169,10 @@ class AttnbenchLM(LM):
         until = options.get("until") or []
         stops = [until] if isinstance(until, str) else list(until)
         num_tokens = int(options.get("max_gen_toks") or MAX_WRITTEN)
-        context_T = (self.text.encode(context) if context else self.first_T)[-self.window :].to(self._device)
+        context_T = (encode(self.tokenizer, context) if context else self.prefix_T)[-self.window :].to(self._device)
         sampling = Sampling(
             batch_size=1,
-            num_characters=self.text.num_written,
+            num_characters=self.tokenizer.num_writable,
             temperature=float(options.get("temperature") or 1.0) if options.get("do_sample") else 0.0,
             top_k=options.get("top_k"),
             seed=self.seed,
@@ -186,10 +186,12 @@ class AttnbenchLM(LM):
             dtype=dtype_of(self.record.precision),
             captured=False,
         )
-        written = ""
+        written, token_ids = "", []
         with computing(self.record.precision, self._device):
             for token_B in writer.write(context_T[None], num_tokens):
-                written += self.text.decode(token_B)
+                # Anew from all of them: a token may be a part of a character.
+                token_ids += token_B.tolist()
+                written = self.tokenizer.decode(token_ids)
                 ends = [at for at in (written.find(stop) for stop in stops if stop) if at >= 0]
                 if ends:
                     return written[: min(ends)]

@@ -24,7 +24,7 @@ from attnbench.export.torch_form import BACKEND
 from attnbench.mixers.adapter import Adapter
 from attnbench.mixers.base import Mixer
 from attnbench.model.language_model import function_of, layer_sizes
-from attnbench.model.stored import ModelRecord, load_model, load_record
+from attnbench.model.stored import ModelRecord, load_model, load_record, tokenizer_of
 from attnbench.results.files import sync
 from attnbench.results.folder import ROOT
 from attnbench.results.rows import write_csv
@@ -62,7 +62,7 @@ def export_run(settings: ExportSettings, trained: RunSettings) -> Path:
     rows = read_folders([run])
     texts = {
         **source_files(record.mixers),
-        **tokenizer_files(record.vocabulary),
+        **tokenizer_files(tokenizer_of(record)),
         "config.json": _as_json(configuration(record)),
         "generation_config.json": _as_json(generation(record)),
         "README.md": model_card(run, trained, record, rows, settings, model.num_parameters()),
@@ -164,8 +164,9 @@ def _options(mixer: MixerSettings, sizes: dict[str, Any]) -> dict[str, Any]:
 
 
 def generation(record: ModelRecord) -> dict[str, Any]:
-    """Return the content of generation_config.json: greedy, and never a symbol that stands for no character."""
-    return {"do_sample": False, "suppress_tokens": list(range(len(record.vocabulary) - 1, record.vocabulary_size))}
+    """Return the content of generation_config.json: greedy, and never a symbol that stands for no text."""
+    never = list(range(tokenizer_of(record).num_writable, record.vocabulary_size))
+    return {"do_sample": False, **({"suppress_tokens": never} if never else {})}
 
 
 def _as_json(content: dict[str, Any]) -> str:

@@ -1,40 +1,68 @@
-"""Tokenizer files that Hugging Face's AutoTokenizer loads, without code of ours: the characters of a vocabulary."""
+"""Tokenizer files that Hugging Face's AutoTokenizer loads, without code of ours."""
 
 import json
-from collections.abc import Sequence
 from typing import Any
+
+from attnbench.data.bpe import BYTE_OF, Bpe
+from attnbench.data.tokenizer import Characters, Tokenizer
+from attnbench.settings.errors import UserError
 
 OTHERWISE = "<unknown>"
 """Name of the unknown symbol where its own is a character of the corpus."""
 
+EMPTY = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None}
 
-def tokenizer_files(vocabulary: Sequence[str]) -> dict[str, str]:
-    """Return the text of each file of a tokenizer by its name.
+CONFIG = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "model_input_names": ["input_ids", "attention_mask"],
+    "clean_up_tokenization_spaces": False,
+}
 
-    Args:
-        vocabulary: single characters by their tokens, and last the symbol for every other character.
+
+def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
+    """Return the text of each file of a tokenizer by its name."""
+    return {
+        "tokenizer.json": json.dumps(content_of(tokenizer), ensure_ascii=False, indent=1) + "\n",
+        "tokenizer_config.json": json.dumps(CONFIG, indent=2) + "\n",
+    }
+
+
+def content_of(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the content of tokenizer.json, which gives the same tokens for every text in UTF-8.
+
+    Raises:
+        UserError: a tokenizer of another kind.
     """
-    *characters, unknown = vocabulary
+    if isinstance(tokenizer, Bpe):
+        return tokenizer.content
+    if isinstance(tokenizer, Characters):
+        return _characters(tokenizer)
+    if tokenizer.kind == "bytes":
+        return _bytes()
+    raise UserError(f"data.tokenizer={tokenizer.kind}: has no form that transformers loads, so it cannot be exported")
+
+
+def _characters(tokenizer: Characters) -> dict[str, Any]:
+    *characters, unknown = tokenizer.vocabulary
     unknown = OTHERWISE if unknown in characters else unknown
     tokens = {symbol: token for token, symbol in enumerate([*characters, unknown])}
-    content = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
+    return {
+        **EMPTY,
         # A piece a character, line ends included.
         "pre_tokenizer": {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False},
         "post_processor": None,
         "decoder": {"type": "Fuse"},
         "model": {"type": "WordLevel", "vocab": tokens, "unk_token": unknown},
     }
-    config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_input_names": ["input_ids", "attention_mask"],
-        "clean_up_tokenization_spaces": False,
-    }
+
+
+def _bytes() -> dict[str, Any]:
+    """Byte-pair encoding without a pair."""
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {
-        "tokenizer.json": json.dumps(content, ensure_ascii=False, indent=1) + "\n",
-        "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
+        **EMPTY,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": BYTE_OF, "merges": []},
     }

@@ -14,7 +14,7 @@ from small import TINY_RUN, compose_once, python_path
 
 from attnbench import load_checkpoint, sample
 from attnbench.comparison.execute import run
-from attnbench.export.text import BYTE_NATS
+from attnbench.export.text import BYTE_NATS, encode
 from attnbench.results.tables import read_folders
 from attnbench.settings.errors import UserError
 from attnbench.training.prepare import prepare
@@ -59,7 +59,7 @@ def instances(kind: str, *arguments: tuple):
 
 def log_p(lm, text: str) -> torch.Tensor:
     """log p of each token after the first, all of them read at once."""
-    tokens_T = lm.text.encode(text)
+    tokens_T = encode(lm.tokenizer, text)
     with torch.no_grad():
         logits_TC = lm.model(tokens_T[None, :-1])[0][0]
     return logits_TC.log_softmax(-1).gather(-1, tokens_T[1:, None])[:, 0]
@@ -76,7 +76,7 @@ def test_bits_per_byte_of_a_local_document_are_those_of_our_evaluation(finished,
     (tmp_path / "words.yaml").write_text(TASK.replace("FILE", str(tmp_path / "document.jsonl")))
     # The first character of a split is nobody's prediction: here it is the context of the first that is.
     found = simple_evaluate(
-        language_model(first_context=split[0], batch_size=32),
+        language_model(prefix=split[0], batch_size=32),
         tasks=["words"],
         task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
         bootstrap_iters=0,
@@ -97,7 +97,6 @@ def test_bits_per_byte_of_a_local_document_are_those_of_our_evaluation(finished,
 def test_an_unknown_character_costs_the_unknown_symbol_and_its_bytes(language_model):
     lm = language_model()
     text, same_tokens = "cat \u00e9\N{GRINNING FACE} dog", "cat \N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER} dog"
-    assert lm.text.first_context() == " "
     (found,) = lm.loglikelihood_rolling(instances("loglikelihood_rolling", (text,)))
     expected = log_p(lm, " " + same_tokens).sum().item() - (2 + 4) * math.log(256)
     assert found == pytest.approx(expected, abs=1e-3)

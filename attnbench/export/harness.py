@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from attnbench.data.batches import evaluation_batches
-from attnbench.export.text import encode, extra_nats, first_context
+from attnbench.export.text import encode, extra_nats, first_context, split
 from attnbench.machine.locks import device_lock
 from attnbench.machine.precision import computing, dtype_of
 from attnbench.model.loss import character_nats
@@ -106,8 +106,8 @@ class AttnbenchLM(LM):
     def _windows(self, request: int, context: str, continuation: str) -> Iterator[Window]:
         """Yield what is read for a continuation: all of it at once, behind as much of its context as fits; of one
         longer than the window pieces, one after the other, each behind the last token of the one before."""
-        before_T = encode(self.tokenizer, context) if context else self.prefix_T
-        scored_T = encode(self.tokenizer, continuation)
+        before_T, scored_T = split(self.tokenizer, context, continuation)
+        before_T = before_T if len(before_T) else self.prefix_T
         whole_T = torch.cat([before_T, scored_T])
         if 0 < len(scored_T) <= self.window:
             start = max(0, len(whole_T) - 1 - self.window)

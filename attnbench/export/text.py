@@ -19,6 +19,15 @@ def encode(tokenizer: Tokenizer, text: str) -> Tensor:
     return torch.from_numpy(tokenizer.encode(text).astype(np.int64))
 
 
+def split(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[Tensor, Tensor]:
+    """Return the tokens of a context and of its continuation: those of both together, of which the ones that the
+    context has by itself come first. A piece of a word that lies across is the continuation's."""
+    alone_T, whole_T = encode(tokenizer, context), encode(tokenizer, context + continuation)
+    size = min(len(alone_T), len(whole_T))
+    num_common = int((alone_T[:size] == whole_T[:size]).long().cumprod(0).sum())
+    return whole_T[:num_common], whole_T[num_common:]
+
+
 def extra_nats(tokenizer: Tokenizer, text: str) -> float:
     """Return the nats of a text beyond those of its tokens: of each byte of UTF-8 that no token stands for.
 

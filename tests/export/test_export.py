@@ -15,17 +15,19 @@ from outside_mixers import settings_of
 from pages import write_files
 from safetensors.torch import load_file
 from scripts_here import run_here
-from small import MIXERS, TINY_RUN, compose_once, mixer_settings, python_path
+from small import MIXERS, TINY_RUN, compose_once, mixer_settings, python_path, rewrite_checkpoint
 from torch import Tensor
 
 from attnbench import load_checkpoint
 from attnbench.cli.compose import compose
 from attnbench.comparison.execute import run
-from attnbench.data.vocabulary import encode
+from attnbench.data.bpe import train_bpe
+from attnbench.data.tokenizer import Bytes
 from attnbench.export.huggingface import export_run, in_torch, source_files
 from attnbench.machine.precision import computing
 from attnbench.model.language_model import LanguageModel
 from attnbench.model.sampling import Sampling, Writer
+from attnbench.model.stored import tokenizer_of
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ExportSettings, MixerSettings, RunSettings
 
@@ -46,7 +48,7 @@ def trained(tmp_path_factory, text) -> Callable[[str], tuple[Path, RunSettings]]
     def train(name: str) -> tuple[Path, RunSettings]:
         if name not in done:
             layers = ["attn.layers=[gated_deltanet,window]"] if name == HYBRID else []
-            learnt = ["train.num_steps=20", "train.batch_size=4", "train.learning_rate=3e-2"]
+            learnt = ["model.num_layers=2", "train.num_steps=20", "train.batch_size=4", "train.learning_rate=3e-2"]
             words = [f"attn={name}", *layers, *TINY_RUN, *learnt, "data.vocabulary_size=20", f"data.path={text}"]
             settings = compose_once([*words, f"outputs_dir={outputs}", "logger=none", "device=cpu", "eval=[]"])
             done[name] = run(settings), settings
@@ -84,9 +86,9 @@ def looked_at(folders: Sequence[Path], out: Path) -> list[dict[str, Any]]:
     return [json.loads((out / f"{folder.name}.json").read_text()) for folder in folders]
 
 
-def expected_of(model: LanguageModel, vocabulary: list[str], num_tokens: int) -> tuple[Tensor, list[list[int]]]:
-    """Logits, and the text that attnbench writes, the most likely character each time."""
-    sampling = Sampling(batch_size=2, num_characters=len(vocabulary) - 1)
+def expected_of(model: LanguageModel, num_writable: int, num_tokens: int) -> tuple[Tensor, list[list[int]]]:
+    """Logits, and the text that attnbench writes, the most likely token each time."""
+    sampling = Sampling(batch_size=2, num_characters=num_writable)
     writer = Writer(model, sampling, batch_size=2, max_length=11 + num_tokens, dtype=torch.float32, captured=False)
     with torch.no_grad(), computing("float32", torch.device("cpu")):
         logits_BTC, _ = model(prompt(11))
@@ -110,7 +112,7 @@ def test_it_computes_and_writes_the_same_where_attnbench_is_not(trained, exporte
     folders, tokens = [exported(name) for name in names], set()
     for name, found in zip(names, looked_at(folders, tmp_path / "out"), strict=True):
         model, record = load_checkpoint(trained(name)[0] / "checkpoint" / "final", device="cpu", precision="float32")
-        logits_BTC, written = expected_of(model, record.vocabulary, len(found["written"][0]))
+        logits_BTC, written = expected_of(model, len(record.vocabulary) - 1, len(found["written"][0]))
         for form, tolerance in TOLERANCE.items():
             difference = (torch.tensor(found[form]) - logits_BTC).abs().max().item()
             print(f"{name}: {form} differ by at most {difference:.1e} of {logits_BTC.abs().max():.1f}")
@@ -119,9 +121,9 @@ def test_it_computes_and_writes_the_same_where_attnbench_is_not(trained, exporte
         assert found["without_state"] == [line[: len(found["without_state"][0])] for line in written], name
         assert found["beams"] == found["beams_without_state"], name
         tokens |= {token for line in written for token in line}
-        ids = encode(TEXT, tuple(record.vocabulary)).tolist()
+        ids = tokenizer_of(record).encode(TEXT).tolist()
         assert found["token_ids"] == found["ids_again"] == ids
-        assert found["text"] == "".join(record.vocabulary[token] for token in ids)
+        assert found["text"] == tokenizer_of(record).decode(ids)
         assert found["untrained"] == []
         assert found["modules"] == ["torch", "transformers_modules"]
         assert "attention_mask: has zeros, and the model reads no padding" in found["refused"]["padding"]
@@ -162,7 +164,7 @@ def test_the_command_makes_a_folder_in_the_run_s_and_not_twice(trained):
     made = folder / "huggingface"
     card = (made / "README.md").read_text()
     assert f"python scripts/export.py run={folder} checkpoint=best" in card
-    assert "| mixer | flash, as Softmax, 4 layers |" in card
+    assert "| mixer | flash, as Softmax, 2 layers |" in card
     assert (made / "LICENSE").read_text().startswith("MIT License")
     assert (made / "results.csv").read_text().count("\n") > 3
     weights = load_file(made / "model.safetensors")
@@ -229,6 +231,29 @@ def test_the_mixer_that_the_page_adds_leaves_too(tmp_path, text, monkeypatch):
     made = export_run(ExportSettings(run=str(folder), **how), settings)
     model, record = load_checkpoint(folder / "checkpoint" / "final", device="cpu")
     (found,) = looked_at([made], tmp_path / "out")
-    logits_BTC, written = expected_of(model, record.vocabulary, len(found["written"][0]))
+    logits_BTC, written = expected_of(model, len(record.vocabulary) - 1, len(found["written"][0]))
     assert (torch.tensor(found["reloaded"]) - logits_BTC).abs().max() <= TOLERANCE["reloaded"]
     assert found["written"] == written
+
+
+@needs_transformers
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_a_model_of_other_tokens_leaves_too(tmp_path, text, kind):
+    words = ["attn=flash", *TINY_RUN, "data.vocabulary_size=300", f"data.path={text}", f"outputs_dir={tmp_path}"]
+    settings = compose_once([*words, "logger=none", "device=cpu", "eval=[]"])
+    folder = run(settings)
+    # Its embedding has room for other tokens than those that it was trained on.
+    tokenizer = Bytes() if kind == "bytes" else train_bpe([text.read_bytes()], 270)
+    final = folder / "checkpoint" / "final"
+    content = json.loads((final / "config.json").read_text()) | {"vocabulary": [], "tokenizer": tokenizer.state()}
+    rewrite_checkpoint(final, "config.json", json.dumps(content).encode())
+    how = {"format": "huggingface", "checkpoint": "final", "to": str(tmp_path / "made"), "command": ""}
+    made = export_run(ExportSettings(run=str(folder), **how), settings)
+    (found,) = looked_at([made], tmp_path / "out")
+    model, _ = load_checkpoint(final, device="cpu")
+    logits_BTC, written = expected_of(model, tokenizer.num_writable, len(found["written"][0]))
+    assert (torch.tensor(found["reloaded"]) - logits_BTC).abs().max() <= TOLERANCE["reloaded"]
+    assert found["written"] == written
+    assert found["token_ids"] == found["ids_again"] == tokenizer.encode(TEXT).tolist()
+    assert found["text"] == TEXT

@@ -4,8 +4,9 @@ import math
 
 import pytest
 
+from attnbench.data.bpe import train_bpe
 from attnbench.data.tokenizer import Bytes, Characters
-from attnbench.export.text import BYTE_NATS, extra_nats, first_context
+from attnbench.export.text import BYTE_NATS, extra_nats, first_context, split
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
@@ -25,3 +26,17 @@ def test_before_the_first_character_stands_one_that_is_known():
     assert first_context(Characters([*" xy", UNKNOWN])) == " "
     assert first_context(Characters([*"xy", UNKNOWN])) == UNKNOWN
     assert first_context(Bytes()) == "\n"
+
+
+def test_a_piece_of_a_word_across_the_end_of_a_context_is_the_continuation_s():
+    bpe = train_bpe([b"the cat sees the dog and the cat " * 50], 270)
+    whole = bpe.encode("the cat").tolist()
+    before_T, after_T = split(bpe, "the ", "cat")
+    assert [*before_T.tolist(), *after_T.tolist()] == whole
+    assert bpe.decode(before_T.tolist()) == "the"
+    assert bpe.decode(after_T.tolist()) == " cat"
+    for tokenizer in (Bytes(), Characters([*"acht ", UNKNOWN])):
+        before_T, after_T = split(tokenizer, "the ", "cat")
+        assert tokenizer.encode("the ").tolist() == before_T.tolist()
+        assert tokenizer.encode("cat").tolist() == after_T.tolist()
+    assert [len(tokens_T) for tokens_T in split(bpe, "", "cat")] == [0, len(bpe.encode("cat"))]

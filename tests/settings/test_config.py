@@ -356,6 +356,7 @@ GROUPS = {
     "compare": {"logger", "plan"},
     "doctor": set(),
     "evaluate": {"eval"},
+    "export": set(),
     "findings": {"finding"},
     "generate": set(),
     "runs": set(),

@@ -7,15 +7,12 @@ modeling_attnbench.py and what it imports, README.md results.csv LICENSE
 import inspect
 import json
 import logging
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-from safetensors.torch import save_file
 
 from attnbench.export.card import model_card
 from attnbench.export.sources import copied_sources, read_source
@@ -24,7 +21,7 @@ from attnbench.export.torch_form import BACKEND
 from attnbench.mixers.adapter import Adapter
 from attnbench.mixers.base import Mixer
 from attnbench.model.language_model import function_of, layer_sizes
-from attnbench.model.stored import ModelRecord, load_model, load_record, tokenizer_of
+from attnbench.model.stored import ModelRecord, load_model, load_record, save_tensors, tokenizer_of
 from attnbench.results.files import sync
 from attnbench.results.folder import ROOT
 from attnbench.results.rows import write_csv
@@ -69,14 +66,16 @@ def export_run(settings: ExportSettings, trained: RunSettings) -> Path:
         "LICENSE": _licence(),
     }
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    beside = target.with_name(f".{target.name}.partial")
+    # What a process that was killed left half written.
+    shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir()
     try:
         for name, text in texts.items():
             (beside / name).write_text(text, encoding="utf-8")
         write_csv(rows, beside / "results.csv")
         tensors = {f"model.{name}": x.detach().contiguous() for name, x in model.named_parameters()}
-        save_file(tensors, beside / "model.safetensors", metadata={"format": "pt"})
+        save_tensors(tensors, beside / "model.safetensors", {"format": "pt"})
         for path in [*beside.iterdir(), beside]:
             sync(path)
         beside.rename(target)

@@ -2,7 +2,7 @@
 
 From the classes of a model on, every name that a definition uses is followed to where it is defined. Of an nn.Module
 the methods are copied whose names anything copied mentions, and those that override torch's. A definition whose torch
-form is the whole of it is copied as it stands, comments and all; one with branches for kernels is written anew.
+form is the whole of it is copied as it stands, comments and all; a statement with branches for kernels is written anew.
 
 The files lie side by side, attnbench/ops/scan.py as ops_scan.py, with relative imports: that is what the loader of
 transformers finds.
@@ -14,12 +14,12 @@ import functools
 import importlib
 import importlib.util
 import itertools
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from attnbench.export.syntax import attributes_in, defined, first_line, grouped, imports_of, moved, names_in
 from attnbench.export.torch_form import TorchForm
 from attnbench.settings.errors import UserError
 
@@ -34,14 +34,16 @@ class Group:
 
     Args:
         statements: one, or an assignment and its string.
+        is_member: of a class; a class there is copied as a whole.
     """
 
-    def __init__(self, statements: list[ast.stmt], form: TorchForm) -> None:
+    def __init__(self, statements: list[ast.stmt], form: TorchForm, *, is_member: bool = False) -> None:
         self.statements, first = statements, statements[0]
-        self.cls = first if isinstance(first, ast.ClassDef) else None
-        self.members = [Group(statements, form) for statements in _grouped(self.cls.body)] if self.cls else []
+        self.cls = first if isinstance(first, ast.ClassDef) and not is_member else None
+        members = grouped(self.cls.body) if self.cls is not None else []
+        self.members = [Group(statements, form, is_member=True) for statements in members]
         self.changed = [] if self.cls else [form.visit(copy.deepcopy(statement)) for statement in statements]
-        self.names = _defined(first)
+        self.names = defined(first)
 
     @functools.cached_property
     def registers_at(self) -> str | None:
@@ -62,10 +64,14 @@ class Source:
         self.name, self.lines, self.form = name, text.splitlines(), TorchForm(own)
         statements = ast.parse(text).body
         self.docstring = statements[0] if ast.get_docstring(ast.Module(statements, [])) is not None else None
-        self.imports = dict(_imports(statements))
-        self.groups = [Group(statements, self.form) for statements in _grouped(statements)]
+        self.groups = [Group(statements, self.form) for statements in grouped(statements)]
+        self.imports = dict(imports_of(statements, name))
+        # Those of copied modules in functions stand above them in the copy.
+        for local, source in imports_of(self.form.own_imports, name):
+            if self.imports.setdefault(local, source) != source:
+                raise UserError(f"{name}: imports two things as {local}, so it cannot be exported; rename one")
         self.statements = {
-            (type(node), _first_line(node), node.col_offset): node
+            (type(node), first_line(node), node.col_offset): node
             for node in ast.walk(ast.parse(text))
             if isinstance(node, ast.stmt)
         }
@@ -139,34 +145,34 @@ class Source:
         if group.cls is None:
             return [line for statement in group.changed for line in self._statement(statement, first.col_offset)]
         head = self._head(group.cls)
-        members = (self._written(member, mentioned) for member in self.members(group, mentioned))
-        return [*self._above(first), *head, *itertools.chain(*members)]
+        members = [self._written(member, mentioned) for member in self.members(group, mentioned)]
+        return [*self._above(first), *head, *(itertools.chain(*members) if members else ["    pass"])]
 
     def _statement(self, statement: ast.stmt, indent: int) -> list[str]:
         """Return the lines of a statement: as it stands in the file where it is there, otherwise written anew."""
         is_new = not hasattr(statement, "lineno")
         original = (
-            None if is_new else self.statements.get((type(statement), _first_line(statement), statement.col_offset))
+            None if is_new else self.statements.get((type(statement), first_line(statement), statement.col_offset))
         )
         if original is not None and ast.dump(original) == ast.dump(statement):
-            return _moved([*self._above(original), *self._verbatim(original)], indent - original.col_offset)
+            return moved([*self._above(original), *self._verbatim(original)], indent - original.col_offset)
         if isinstance(original, ast.FunctionDef) and isinstance(statement, ast.FunctionDef):
             body = (line for inner in statement.body for line in self._statement(inner, indent + 4))
             decorators = [" " * indent + "@" + ast.unparse(it) for it in statement.decorator_list]
-            head = self._head(original)[original.lineno - _first_line(original) :]
-            return [*self._above(original), *decorators, *_moved(head, indent - original.col_offset), *body]
+            head = self._head(original)[original.lineno - first_line(original) :]
+            return [*self._above(original), *decorators, *moved(head, indent - original.col_offset), *body]
         return [" " * indent + line for line in ast.unparse(ast.fix_missing_locations(statement)).splitlines()]
 
     def _head(self, definition: ast.FunctionDef | ast.ClassDef) -> list[str]:
         """Return the lines of a definition above its body."""
         first = definition.body[0]
-        return self.lines[_first_line(definition) - 1 : _first_line(first) - 1 - len(self._above(first))]
+        return self.lines[first_line(definition) - 1 : first_line(first) - 1 - len(self._above(first))]
 
     def _verbatim(self, statement: ast.stmt) -> list[str]:
-        return self.lines[_first_line(statement) - 1 : statement.end_lineno]
+        return self.lines[first_line(statement) - 1 : statement.end_lineno]
 
     def _above(self, statement: ast.stmt) -> list[str]:
-        start = end = _first_line(statement) - 1
+        start = end = first_line(statement) - 1
         while start and self.lines[start - 1].strip().startswith("#"):
             start -= 1
         while start and not self.lines[start - 1].strip():
@@ -213,19 +219,29 @@ def _source(module: str, sources: dict[str, Source], own: frozenset[str]) -> Sou
 
 def _origin(source: Source, name: str, sources: dict[str, Source]) -> tuple[str, str | None]:
     """Return where an imported name is defined, and have it imported from there: a file that only passes it on, with
-    none of its own definitions needed, is not copied."""
-    module, imported_name = source.imports[name]
-    if not source.form.may_import(module if imported_name is None else f"{module}.{imported_name}"):
+    none of its own definitions needed, is not copied.
+
+    Raises:
+        UserError: what is imported may not be, or cannot be found.
+    """
+    module, name_there = source.imports[name]
+    own, full_name = source.form.own, module if name_there is None else f"{module}.{name_there}"
+    if not source.form.may_import(full_name):
         raise UserError(
             f"{source.name}: imports {module} outside a function, so it cannot be exported; kernels and libraries "
             "are imported where they are called"
         )
-    while imported_name is not None and module.partition(".")[0] in source.form.own:
-        passing_on = _source(module, sources, source.form.own)
-        if imported_name in passing_on.definitions or imported_name not in passing_on.imports:
+    while module.partition(".")[0] in own:
+        passing_on = _source(module, sources, own) if name_there is not None else None
+        if passing_on is not None and name_there in passing_on.definitions:
             break
-        module, imported_name = passing_on.imports[imported_name]
-    source.imports[name] = (module, imported_name)
+        if passing_on is None or name_there not in passing_on.imports:
+            raise UserError(
+                f"{source.name}: imports {full_name}, which is no class, function or value of a file, so it cannot be "
+                "exported; from MODULE import NAME names what it needs"
+            )
+        module, name_there = passing_on.imports[name_there]
+    source.imports[name] = (module, name_there)
     return source.imports[name]
 
 
@@ -234,22 +250,6 @@ def file_of(module: str) -> str:
     if module.startswith(WHOLE):
         return f"{module.removeprefix(WHOLE)}_{ROOT}"
     return module.removeprefix(f"{ROOT}.").replace(".", "_")
-
-
-def names_in(statements: Sequence[ast.AST]) -> set[str]:
-    """Return every name in some statements."""
-    return {node.id for statement in statements for node in ast.walk(statement) if isinstance(node, ast.Name)}
-
-
-def attributes_in(statements: Sequence[ast.AST]) -> set[str]:
-    """Return every attribute that some statements mention, `getattr(x, "name")` included."""
-    found = set()
-    for node in (node for statement in statements for node in ast.walk(statement)):
-        if isinstance(node, ast.Attribute):
-            found.add(node.attr)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
-            found |= {it.value for it in node.args if isinstance(it, ast.Constant) and isinstance(it.value, str)}
-    return found
 
 
 def read_source(module: str) -> str:
@@ -263,41 +263,3 @@ def read_source(module: str) -> str:
     if path.suffix != ".py":
         raise UserError(f"{module}: has no source file, so it cannot be exported")
     return path.read_text(encoding="utf-8")
-
-
-def _imports(statements: Sequence[ast.stmt]) -> Iterator[tuple[str, tuple[str, str | None]]]:
-    for statement in statements:
-        if isinstance(statement, ast.Import):
-            for alias in statement.names:
-                yield alias.asname or alias.name.partition(".")[0], (alias.name, None)
-        elif isinstance(statement, ast.ImportFrom) and statement.module is not None:
-            yield from ((alias.asname or alias.name, (statement.module, alias.name)) for alias in statement.names)
-
-
-def _grouped(statements: Sequence[ast.stmt]) -> list[list[ast.stmt]]:
-    groups: list[list[ast.stmt]] = []
-    for statement in statements:
-        is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-        if is_text and groups and isinstance(groups[-1][0], (ast.Assign, ast.AnnAssign)):
-            groups[-1].append(statement)
-        else:
-            groups.append([statement])
-    return groups
-
-
-def _defined(statement: ast.stmt) -> list[str]:
-    """Return the names that a statement defines; none for a call, or for a function that nobody calls by its name."""
-    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
-        return [statement.name] if statement.name != "_" else []
-    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-    return [it.id for target in targets if target is not None for it in ast.walk(target) if isinstance(it, ast.Name)]
-
-
-def _moved(lines: list[str], shift: int) -> list[str]:
-    """Return lines moved to the right, or to the left where the shift is below 0."""
-    return [(" " * shift + line if shift > 0 else line[-shift:]) if line.strip() else line for line in lines]
-
-
-def _first_line(statement: ast.stmt) -> int:
-    decorators = getattr(statement, "decorator_list", [])
-    return min([statement.lineno, *(decorator.lineno for decorator in decorators)])

@@ -27,6 +27,8 @@ class TorchForm(ast.NodeTransformer):
 
     def __init__(self, own: frozenset[str]) -> None:
         self.own = own
+        self.own_imports: list[ast.stmt] = []
+        """Imports of copied modules that stood in functions, and are left out there."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -89,8 +91,12 @@ class TorchForm(ast.NodeTransformer):
         """Leave out what is never reached, and refuse where a kernel or a library is imported."""
         kept: list[ast.stmt] = []
         for statement in statements:
-            if any(not self.may_import(name) for name in imported(statement)):
+            names = imported(statement)
+            if any(not self.may_import(name) for name in names):
                 return [*kept, *ast.parse(REFUSAL).body]
+            if any(name.partition(".")[0] in self.own for name in names) or getattr(statement, "level", 0):
+                self.own_imports.append(statement)
+                continue
             kept.append(statement)
             if isinstance(statement, ENDS):
                 break
@@ -107,6 +113,6 @@ def imported(statement: ast.stmt) -> list[str]:
     """Return the modules that an import statement names."""
     if isinstance(statement, ast.Import):
         return [alias.name for alias in statement.names]
-    if isinstance(statement, ast.ImportFrom) and statement.module is not None:
+    if isinstance(statement, ast.ImportFrom) and not statement.level:
         return [f"{statement.module}.{alias.name}" for alias in statement.names]
     return []

@@ -13,6 +13,7 @@ import pytest
 import torch
 from outside_mixers import settings_of
 from pages import write_files
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from scripts_here import run_here
 from small import MIXERS, TINY_RUN, compose_once, mixer_settings, python_path, rewrite_checkpoint
@@ -176,6 +177,21 @@ def test_the_command_makes_a_folder_in_the_run_s_and_not_twice(trained):
     assert code
     assert "is there already" in errors
     assert not [path for path in folder.iterdir() if path.name.startswith(".huggingface")]
+
+
+def test_on_a_full_disk_nothing_is_left(exported, tmp_path, monkeypatch):
+    def full(*_):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("attnbench.model.stored.save_file", full)
+    (tmp_path / ".flash.partial").mkdir()
+    (tmp_path / ".flash.partial" / "left").touch()
+    with pytest.raises(OSError, match="No space left on device"):
+        exported("flash")
+    assert not [*tmp_path.iterdir()]
+    monkeypatch.undo()
+    assert exported("flash").is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == ["flash"]
 
 
 @pytest.mark.parametrize(

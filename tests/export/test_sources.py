@@ -122,6 +122,32 @@ def test_of_a_file_what_is_needed_is_left_and_branches_for_kernels_are_gone(writ
     assert "custom_op(__name__.replace('.', '_') + '::nothing'" in text
 
 
+def test_imports_in_functions_relative_ones_and_classes_in_classes_are_copied(written, tmp_path):
+    package = tmp_path / "leaving_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "helpers.py").write_text(HELPERS)
+    (package / "layers.py").write_text(
+        "from torch import nn\n\n\nclass Layer(nn.Module):\n    class Inner:\n        width = 3\n\n"
+        "    def forward(self, x):\n        from .helpers import helped\n\n"
+        "        return helped(x) * self.Inner.width\n"
+    )
+    model = "from leaving_package.layers import Layer\n\n\nclass Model:\n    layer = Layer\n"
+    files = copied_sources({"attnbench.export.model": model}, frozenset({"attnbench", "leaving_package"}))
+    assert "\nfrom .leaving_package_helpers import helped\n" in files["leaving_package_layers.py"]
+    assert "    class Inner:\n        width = 3\n" in files["leaving_package_layers.py"]
+    assert body_of(files["leaving_package_layers.py"], "forward") == "return helped(x) * self.Inner.width"
+    assert "def helped(x):" in files["leaving_package_helpers.py"]
+
+
+@pytest.mark.parametrize("line", ["import leaving_helpers as helped", "from leaving_helpers import made as helped"])
+def test_what_is_no_definition_of_a_file_is_refused(written, line):
+    helpers = HELPERS + "\nglobals()['made'] = helped\n"
+    written(layers=LAYERS.replace("from leaving_passed_on import helped", line), helpers=helpers)
+    with pytest.raises(UserError, match="which is no class, function or value of a file, so it cannot be exported"):
+        copied_sources({"attnbench.export.model": MODEL}, OWN)
+
+
 @pytest.mark.parametrize("line", ["from attnbench.kernels.swiglu import swiglu as helped", "from fla import helped"])
 def test_a_library_outside_a_function_is_refused(written, line, monkeypatch):
     text = LAYERS.replace("from leaving_passed_on import helped", line)

@@ -14,6 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save_file
+
 from attnbench.export.card import model_card
 from attnbench.export.sources import copied_sources, read_source
 from attnbench.export.tokenizer import tokenizer_files
@@ -21,7 +23,7 @@ from attnbench.export.torch_form import BACKEND
 from attnbench.mixers.adapter import Adapter
 from attnbench.mixers.base import Mixer
 from attnbench.model.language_model import function_of, layer_sizes
-from attnbench.model.stored import ModelRecord, load_model, load_record, save_tensors, tokenizer_of
+from attnbench.model.stored import ModelRecord, errors_of_the_system, load_model, load_record, tokenizer_of
 from attnbench.results.files import sync
 from attnbench.results.folder import ROOT
 from attnbench.results.rows import write_csv
@@ -75,7 +77,9 @@ def export_run(settings: ExportSettings, trained: RunSettings) -> Path:
             (beside / name).write_text(text, encoding="utf-8")
         write_csv(rows, beside / "results.csv")
         tensors = {f"model.{name}": x.detach().contiguous() for name, x in model.named_parameters()}
-        save_tensors(tensors, beside / "model.safetensors", {"format": "pt"})
+        weights = beside / "model.safetensors"
+        with errors_of_the_system(weights):
+            save_file(tensors, weights, metadata={"format": "pt"})
         for path in [*beside.iterdir(), beside]:
             sync(path)
         beside.rename(target)

@@ -81,9 +81,9 @@ def write_files(
     Args:
         counters: further entries of state.json.
     """
-    save_tensors({name: x.detach().contiguous() for name, x in model.named_parameters()}, folder / WEIGHTS)
+    _save_tensors({name: x.detach().contiguous() for name, x in model.named_parameters()}, folder / WEIGHTS)
     if optimizer is not None:
-        save_tensors(optimizer, folder / OPTIMIZER)
+        _save_tensors(optimizer, folder / OPTIMIZER)
     (folder / "config.json").write_text(json.dumps(asdict(record), ensure_ascii=False), encoding="utf-8")
     checksums = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
     content = {"format": FORMAT, **counters, "sha256": checksums}
@@ -92,14 +92,17 @@ def write_files(
         sync(path)
 
 
-def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file.
+def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    with errors_of_the_system(path):
+        save_file(tensors, path)
 
-    Raises:
-        OSError: it cannot be written; the library's own error has no number and no name.
-    """
+
+@contextmanager
+def errors_of_the_system(path: Path) -> Iterator[None]:
+    """Raise an OSError of this path where safetensors, inside, cannot write: its own error has no number and no
+    name."""
     try:
-        save_file(tensors, path, metadata)
+        yield
     except SafetensorError as error:
         number = re.search(r"\(os error (\d+)\)", str(error))
         if number is None:

@@ -180,10 +180,10 @@ def test_the_command_makes_a_folder_in_the_run_s_and_not_twice(trained):
 
 
 def test_on_a_full_disk_nothing_is_left(exported, tmp_path, monkeypatch):
-    def full(*_):
+    def full(*_, metadata):
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("attnbench.model.stored.save_file", full)
+    monkeypatch.setattr("attnbench.export.huggingface.save_file", full)
     (tmp_path / ".flash.partial").mkdir()
     (tmp_path / ".flash.partial" / "left").touch()
     with pytest.raises(OSError, match="No space left on device"):

@@ -19,7 +19,7 @@ from attnbench.machine.locks import device_lock
 from attnbench.machine.precision import computing, dtype_of
 from attnbench.machine.signals import lose, raising
 from attnbench.model.language_model import LanguageModel
-from attnbench.model.sampling import Sampling, Writer, write_by_recomputation
+from attnbench.model.sampling import Sampling, Writer, check_states, write_by_recomputation
 from attnbench.model.stored import ModelRecord, load_checkpoint, tokenizer_of
 from attnbench.settings.check import check
 from attnbench.settings.errors import UserError
@@ -51,7 +51,7 @@ def write_text(settings: GenerationSettings, trained: RunSettings) -> Path:
         backend=_common_backend(trained.mixer),
     )
     if not settings.recompute:
-        _check_states(model)
+        check_states(model)
     prompt = read_prompt(settings)
     started = time.perf_counter()
     with _continued(settings, model, record, prompt) as tokens:
@@ -93,7 +93,7 @@ def sample(
         **{"recompute": False, "backend": None, "device": device},
     )
     check(settings)
-    _check_states(model)
+    check_states(model)
     with _continued(settings, model, record, read_prompt(settings)) as tokens:
         return tokenizer_of(record).decode(torch.cat(list(tokens)).tolist())
 
@@ -159,13 +159,6 @@ def encode_prompt(text: str, tokenizer: Tokenizer) -> Tensor:
     """
     tokenizer.check_known(text)
     return torch.from_numpy(tokenizer.encode(text).astype(np.int64))
-
-
-def _check_states(model: LanguageModel) -> None:
-    for block in model.layers:
-        backend = getattr(block.mixer, "backend", "")
-        if backend in block.mixer.trains_only:
-            raise UserError(f"backend={backend}: only trains, it takes no state; choose another, or recompute=true")
 
 
 def _tokens(

@@ -15,7 +15,7 @@ from attnbench.export.text import encode, extra_nats, first_context, split
 from attnbench.machine.locks import device_lock
 from attnbench.machine.precision import computing, dtype_of
 from attnbench.model.loss import character_nats
-from attnbench.model.sampling import Sampling, Writer
+from attnbench.model.sampling import Sampling, Writer, check_states
 from attnbench.model.stored import load_checkpoint, tokenizer_of
 from attnbench.settings.check import check_value
 from attnbench.settings.errors import UserError
@@ -155,6 +155,7 @@ class AttnbenchLM(LM):
         Of the context the last `window` tokens are read; what is written may go on beyond the window.
         """
         results = []
+        check_states(self.model)
         with device_lock(self._device, shared=True):
             for request in tqdm(requests, disable=disable_tqdm, desc="generate_until"):
                 results.append(self._written(*request.args))

@@ -8,10 +8,19 @@ from torch import Tensor
 from attnbench.machine.cuda_graph import CapturedCall
 from attnbench.mixers.base import State
 from attnbench.model.language_model import LanguageModel
+from attnbench.settings.errors import UserError
 
 READ_LENGTH = 256
 """Largest number of positions at a time while a prompt is read into a state: a mixer whose prefill of all of them at
 once does not fit writes all the same."""
+
+
+def check_states(model: LanguageModel) -> None:
+    """Raise UserError, with the way out, for a model of which a layer takes no state."""
+    for block in model.layers:
+        backend = getattr(block.mixer, "backend", "")
+        if backend in block.mixer.trains_only:
+            raise UserError(f"backend={backend}: only trains, it takes no state; choose another, or recompute=true")
 
 
 class Sampling:

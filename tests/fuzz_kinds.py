@@ -25,7 +25,7 @@ from small import fresh_state, record
 from attnbench.cli.compose import compose
 from attnbench.cli.reading import stored_settings
 from attnbench.comparison.transfer import export_cells, import_cells
-from attnbench.data.texts import read_text, read_user_texts
+from attnbench.data.texts import find_user_texts, read_text
 from attnbench.model.stored import load_model
 from attnbench.report.inputs import read_inputs
 from attnbench.results.rows import ResultsWriter, read_csv, read_results, write_csv
@@ -126,9 +126,9 @@ class Parquet(Kind):
 
     def read(self, content: bytes, original: int) -> None:
         if original == 3:
-            read_text(self.put("corpus.arrow", content))
+            str(read_text(self.put("corpus.arrow", content)))
         else:
-            read_user_texts(self.put("corpus.parquet", content), 0.1, 0.1)
+            find_user_texts(self.put("corpus.parquet", content), 0.1, 0.1).read()
 
 
 class Checkpoints(Kind):

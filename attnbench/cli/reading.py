@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from attnbench.cli.help import scripts_with
 from attnbench.settings.check import (
+    LENGTHS,
     check,
     check_launcher,
     check_name,
@@ -261,11 +262,10 @@ def _read(cls: type[Settings], values: Mapping[str, Any], **given: Any) -> Setti
 
 
 def _give_way(train: Any, words: Sequence[str]) -> None:
-    """Set to null whichever of num_epochs and num_steps only a yaml gives, where the command line gives the other."""
-    lengths = ("num_epochs", "num_steps")
-    named = [name for name in lengths if any(setting_of(word) == f"train.{name}" for word in words)]
-    if isinstance(train, dict) and len(named) == 1 and train.get(named[0]) is not None:
-        train |= {name: None for name in lengths if name not in named}
+    """Set to null whichever of LENGTHS only a yaml gives, where the command line gives another."""
+    named = [name for name in LENGTHS if any(setting_of(word) == f"train.{name}" for word in words)]
+    if isinstance(train, dict) and any(train.get(name) is not None for name in named):
+        train |= {name: None for name in LENGTHS if name not in named}
 
 
 def _named_options(hydra_config: Any) -> list[str]:

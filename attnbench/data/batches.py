@@ -9,16 +9,20 @@ from torch import Tensor
 
 from attnbench.settings.errors import UserError
 
+MAX_MOVED_BYTES = 4 * 2**30
+"""Largest split that lies on the device as a whole."""
+
 
 class Batches:
     """Training batches of one split: batch n is a function of (seed, n), whatever was requested before.
 
     The split is cut into blocks of `seq_len` that do not overlap; each block's targets are its inputs shifted by one,
-    so the last one reaches a character further. Every epoch takes the blocks in a new order, each once, and drops
+    so the last one reaches a token further. Every epoch takes the blocks in a new order, each once, and drops
     those that do not fill a batch.
 
     Args:
-        tokens_N: a split's tokens, which are moved to `device` and stay there: a batch is a gather.
+        tokens_N: a split's tokens, which are moved to `device` and stay there: a batch is a gather. More than
+            MAX_MOVED_BYTES stay where they are, and each batch is moved.
         batch_size: rows of a batch over all ranks.
         rank: this process among `num_ranks`; it takes rows rank::num_ranks, so any number of ranks sees the same data.
 
@@ -47,15 +51,16 @@ class Batches:
             )
         if batch_size < num_ranks:
             raise UserError(f"train.batch_size={batch_size}: must be at least the number of processes, {num_ranks}")
-        self.tokens_N = tokens_N.to(device)
-        self.offsets_T = torch.arange(seq_len, device=device)
+        is_moved = tokens_N.nbytes <= MAX_MOVED_BYTES
+        self.device, self.tokens_N = torch.device(device), tokens_N.to(device) if is_moved else tokens_N
+        self.offsets_T = torch.arange(seq_len, device=self.tokens_N.device)
         self._epoch: int | None = None
         self._order = torch.empty(0, dtype=torch.int64)
 
     def train_batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of this rank at `step` (from 0), each (B, T) int64 on the device.
 
-        Copies to the device once an epoch, and never waits for it.
+        Copies to the device once an epoch, and never waits for it; see `tokens_N` for a longer text.
         """
         epoch, batch = divmod(step, self.batches_per_epoch)
         if epoch != self._epoch:
@@ -63,7 +68,8 @@ class Batches:
             self._epoch = epoch
         blocks_B = self._order[batch * self.batch_size : (batch + 1) * self.batch_size][self.rank :: self.num_ranks]
         index_BT = blocks_B[:, None] * self.seq_len + self.offsets_T
-        return self.tokens_N[index_BT].long(), self.tokens_N[index_BT + 1].long()
+        inputs_BT, targets_BT = self.tokens_N[index_BT].long(), self.tokens_N[index_BT + 1].long()
+        return inputs_BT.to(self.device), targets_BT.to(self.device)
 
 
 def block_order(num_blocks: int, seed: int, epoch: int) -> Tensor:
@@ -74,24 +80,16 @@ def block_order(num_blocks: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(num_blocks, generator=generator)
 
 
-def first_characters(tokens_N: Tensor, wanted: int | None) -> tuple[Tensor, dict[str, int]]:
-    """Return the first tokens of a split, and their number as a row's setting: all, and no setting, where `wanted` is
-    None or not below the length."""
-    if wanted is None or wanted >= len(tokens_N):
-        return tokens_N, {}
-    return tokens_N[:wanted], {"characters": wanted}
-
-
-def num_evaluation_batches(num_characters: int, seq_len: int, batch_size: int) -> int:
-    """Return the number of batches that `evaluation_batches` yields of so many characters."""
-    return math.ceil((num_characters - 1) / (seq_len * batch_size))
+def num_evaluation_batches(num_tokens: int, seq_len: int, batch_size: int) -> int:
+    """Return the number of batches that `evaluation_batches` yields of so many tokens."""
+    return math.ceil((num_tokens - 1) / (seq_len * batch_size))
 
 
 def evaluation_batches(tokens_N: Tensor, seq_len: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield a whole split in order: each of its N - 1 predictable characters is a target of weight 1 exactly once.
+    """Yield a whole split in order: each of its N - 1 predictable tokens is a target of weight 1 exactly once.
 
     Inputs and targets are (B, T) int64, their weights (B, T) float32, on the device of `tokens_N`. All have one shape,
-    for the sake of compiled models; padding at the end has weight 0 and repeats the last character, behind everything
+    for the sake of compiled models; padding at the end has weight 0 and repeats the last token, behind everything
     that is scored in its row.
     """
     num_targets = len(tokens_N) - 1

@@ -63,6 +63,9 @@ class Bpe(Tokenizer):
         parts = [self._encoded(chunk.decode()) for chunk in chunks([text])]
         return np.concatenate(parts) if parts else np.empty(0, self.dtype)
 
+    def chunks(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        return chunks(pieces)
+
     def _encoded(self, text: str) -> np.ndarray:
         if OTHER_WHITE_SPACE.search(text):
             return np.array(self._encoder.encode(text).ids, self.dtype)

@@ -2,14 +2,16 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pyarrow as pa
+
 from attnbench.data.pieces import Text
-from attnbench.data.texts import ROWS_AT_A_TIME, SPLITS, Texts, check_column, cut, text_of
+from attnbench.data.texts import SPLITS, Source, Texts, check_column, cut, holding_text, naming, text_of
 from attnbench.machine.environment import answers
 from attnbench.settings.errors import UserError
 
@@ -19,30 +21,43 @@ MAX_REASON_CHARACTERS = 300
 """Largest part of a library's message that an error of ours repeats."""
 
 
-def read_hub(name: str, config: str | None, column: str, validation_fraction: float, test_fraction: float) -> Texts:
-    """Read a data set of the Hub, OWNER/NAME, or a folder that is laid out as one.
+def find_hub(
+    name: str, config: str | None, files: str | None, column: str, validation_fraction: float, test_fraction: float
+) -> Source:
+    """Load a data set of the Hub, OWNER/NAME, or a folder that is laid out as one, into the package's cache.
 
     Its splits called train, validation and test are taken as they are. One that is missing is cut by its fraction from
     the end of train, or of the only split there is; others are left out.
 
+    Args:
+        files: those of the data set to load, a name or pattern there; None: all.
+
     Raises:
         UserError: it is neither in reach nor in the cache, or has no such configuration, no such column, or no train.
     """
-    loaded, origin = _load(name, config), f"data.name={name}"
+    loaded, origin = _load(name, config, files), f"data.name={name}"
     train = "train" if "train" in loaded else next(iter(loaded))
     if train != "train" and len(loaded) > 1:
         raise UserError(f"{origin}: has no train split, only {', '.join(loaded)}; give its files as data=text")
-    there = {split: _text(loaded[split], column, origin) for split in SPLITS[1:] if split in loaded and split != train}
-    fractions = [
-        0.0 if split in there else fraction
-        for split, fraction in (("validation", validation_fraction), ("test", test_fraction))
-    ]
-    splits = {**cut(_text(loaded[train], column, origin), *fractions), **there}
-    called = Path(name).resolve().name if Path(name).is_dir() else name
-    return Texts(name=":".join(filter(None, ("hub", called, config))), origin=origin, splits=splits)
+    for rows in loaded.values():
+        check_column(origin, rows.features.arrow_schema, column, "name another as data.column")
+
+    def read() -> Texts:
+        there = [split for split in SPLITS[1:] if split in loaded and split != train]
+        fractions = [
+            0.0 if split in there else fraction
+            for split, fraction in (("validation", validation_fraction), ("test", test_fraction))
+        ]
+        splits = cut(_text(loaded[train], column, origin), *fractions)
+        splits |= {split: _text(loaded[split], column, origin) for split in there}
+        called = Path(name).resolve().name if Path(name).is_dir() else name
+        return Texts(name=":".join(filter(None, ("hub", called, config, files))), origin=origin, splits=splits)
+
+    label = "-".join(filter(None, (Path(name).name, config)))
+    return Source(label=label, files=[path for rows in loaded.values() for path in _tables(rows)], read=read)
 
 
-def _load(name: str, config: str | None) -> Any:
+def _load(name: str, config: str | None, files: str | None) -> Any:
     """Load the data set's splits; where the Hub cannot be reached, from the package's cache."""
     is_folder = Path(name).is_dir()
     if not is_folder and not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
@@ -51,10 +66,11 @@ def _load(name: str, config: str | None) -> Any:
 
     import datasets.config
 
-    called = f"data.name={name}" + (f" data.config={config}" if config else "")
+    called = f"data.name={name}" + (f" data.config={config}" if config else "") + (f" data.files={files}" * bool(files))
     try:
         with _offline(datasets.config, bool(obstacle)):
-            return datasets.load_dataset(name, config)
+            # From the disk whatever the package's own limit is: a text is larger than memory.
+            return datasets.load_dataset(name, config, data_files=files, keep_in_memory=False)
     # Each library below it (HTTP, file systems, yaml, Arrow) has other errors, and they have no common root.
     except Exception as error:
         if obstacle:
@@ -65,11 +81,25 @@ def _load(name: str, config: str | None) -> Any:
         raise UserError(f"{called}: cannot be loaded ({_said(error)}); correct data.name and data.config") from None
 
 
+def _tables(rows: Any) -> list[Path]:
+    """Return the files of the package's cache that hold a split."""
+    return [Path(file["filename"]) for file in rows.cache_files]
+
+
 def _text(rows: Any, column: str, origin: str) -> Text:
     """Return the text of one split."""
-    check_column(origin, rows.features.arrow_schema, column, "name another as data.column")
-    tables = rows.select_columns([column]).with_format("arrow").iter(batch_size=ROWS_AT_A_TIME)
-    return text_of(origin, (batch for table in tables for batch in table.to_batches()), column)
+
+    def read() -> Iterator[bytes]:
+        yield from holding_text(origin, text_of(origin, _batches(_tables(rows)), column))
+
+    return Text(read)
+
+
+def _batches(tables: Iterable[Path]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of files that the package has written, without mapping them into memory, as itself does."""
+    for table in tables:
+        with naming(table), pa.OSFile(str(table)) as file, pa.ipc.open_stream(file) as stream:
+            yield from stream
 
 
 @contextmanager

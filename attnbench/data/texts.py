@@ -3,7 +3,7 @@
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from attnbench.data.pieces import PIECE_BYTES, Text, joined
+from attnbench.data.pieces import PIECE_BYTES, Text, is_blank, joined, read_utf8
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import open_regular
 
 SPLITS = ("train", "validation", "test")
-MAX_TEXT_BYTES = 4 * 2**30
-"""Largest text of one file, decompressed; a character-level model trains for weeks on it."""
+MAX_TEXT_BYTES = 64 * 2**30
+"""Largest text of one file, decompressed; a model trains for months on it."""
 
 MAX_FOOTER_BYTES, MAX_FOOTER_ENTRIES = 2**22, 2**20
 """Largest text and list in a parquet file's metadata; larger ones are refused before memory is allocated for them."""
@@ -48,6 +48,18 @@ class Texts:
     """Text of each split, in the order of SPLITS."""
 
 
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Source:
+    """Corpus before anything of it is read."""
+
+    label: str
+    """Name in the names of folders."""
+    files: list[Path]
+    """Files whose names, sizes and dates tell if it is still the same."""
+    read: Callable[[], Texts]
+    """Opens it, and reads as much as its name and the ends of its splits need."""
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Turn errors of the file or folder `path` into a UserError of one line that names it."""
@@ -71,30 +83,41 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def read_text(path: Path) -> Text:
-    """Read the text of one file, by its suffix.
+    """Return the text of one file, by its suffix.
 
     A .txt file is taken as it is. A .parquet file has a string column `text`, as has a .arrow file of
     the `datasets` library; rows that are not blank are joined by a line end (which doubles the one that a row of
     WikiText ends with: so did the published experiment).
 
-    Raises:
+    Raises, when it is read:
         UserError: the file cannot be read, is not what its suffix says, holds no text, or its column is not as above.
     """
-    with naming(path), open_regular(path) as stream:
-        text = _characters(path, stream) if path.suffix == ".txt" else _rows(path, stream)
-    if text.is_blank():
-        raise UserError(f"{path}: holds no text; remove it or give another file")
-    return text
+
+    def read() -> Iterator[bytes]:
+        with naming(path), open_regular(path) as stream:
+            yield from holding_text(path, _characters(path, stream) if path.suffix == ".txt" else _rows(path, stream))
+
+    return Text(read)
 
 
-def _characters(path: Path, stream: BinaryIO) -> Text:
+def holding_text(origin: Path | str, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Pass the pieces on; raise UserError at the end where they are blank."""
+    has_text = False
+    for piece in pieces:
+        has_text = has_text or not is_blank(piece)
+        yield piece
+    if not has_text:
+        raise UserError(f"{origin}: holds no text; remove it or give another file")
+
+
+def _characters(path: Path, stream: BinaryIO) -> Iterator[bytes]:
     num_bytes = os.fstat(stream.fileno()).st_size
     if num_bytes > MAX_TEXT_BYTES:
         raise UserError(f"{path}: holds more than {MAX_TEXT_BYTES} bytes of text; give a part of it")
-    return Text.read(stream)
+    return read_utf8(stream)
 
 
-def _rows(path: Path, stream: BinaryIO) -> Text:
+def _rows(path: Path, stream: BinaryIO) -> Iterator[bytes]:
     if path.suffix == ".arrow":
         # As a whole: from a file, memory is taken for whatever length a message claims.
         batches = pa.ipc.open_stream(stream.read())
@@ -133,13 +156,13 @@ def check_column(origin: Path | str, schema: pa.Schema, column: str = "text", wa
         raise UserError(f"{origin}: column '{column}' holds {kind}, must hold strings; convert it")
 
 
-def text_of(origin: Path | str, batches: Iterable[pa.RecordBatch], column_name: str = "text") -> Text:
+def text_of(origin: Path | str, batches: Iterable[pa.RecordBatch], column_name: str = "text") -> Iterator[bytes]:
     """Join the rows that are not blank by line ends; they are counted before they are decoded.
 
     Raises:
         UserError: more than MAX_TEXT_BYTES, or a null.
     """
-    text, num_bytes, num_nulls = Text(), 0, 0
+    line_end, num_bytes, num_nulls = b"", 0, 0
     for batch in batches:
         column = batch.column(column_name)
         row_ends = np.cumsum(_row_bytes(column))
@@ -153,11 +176,11 @@ def text_of(origin: Path | str, batches: Iterable[pa.RecordBatch], column_name: 
             last = max(first + 1, int(np.searchsorted(row_ends, piece_end, side="right")))
             rows = [row for row in column.slice(first, last - first).to_pylist() if row and not row.isspace()]
             if rows:
-                text.append("\n" * bool(text.pieces) + "\n".join(rows))
+                yield line_end + "\n".join(rows).encode()
+                line_end = b"\n"
             first = last
     if num_nulls:
         raise UserError(f"{origin}: column '{column_name}' has {num_nulls} nulls; remove these rows or make them ''")
-    return text
 
 
 def _row_bytes(column: pa.Array) -> np.ndarray:
@@ -220,20 +243,22 @@ def cut(text: Text, validation_fraction: float, test_fraction: float) -> dict[st
             f"data.validation_fraction={validation_fraction} and data.test_fraction={test_fraction} leave nothing"
             " to train on; their sum must be below 1"
         )
-    num_characters = len(text)
-    validation_start = text.line_start(0, round(num_characters * (1 - validation_fraction - test_fraction)))
-    test_start = num_characters
-    if test_fraction:
-        test_start = text.line_start(validation_start, round(num_characters * (1 - test_fraction)))
-    return {
-        "train": text.between(0, validation_start),
-        "validation": text.between(validation_start, test_start),
-        "test": text.between(test_start, num_characters),
-    }
+    num_bytes, num_characters = text.size
+    wanted = [round(num_characters * (1 - validation_fraction - test_fraction))] * bool(validation_fraction)
+    wanted += [round(num_characters * (1 - test_fraction))] * bool(test_fraction)
+    starts = [*text.line_starts(wanted), num_bytes]
+    # A split without a share is empty.
+    return parts_of(text, starts[0], starts[bool(validation_fraction)])
 
 
-def read_user_texts(path: Path, validation_fraction: float, test_fraction: float) -> Texts:
-    """Read the user's file, or folder of files: .txt or .parquet.
+def parts_of(text: Text, validation_start: int, test_start: int) -> dict[str, Text]:
+    """Split `text` at two bytes."""
+    edges = [0, validation_start, test_start, text.size.num_bytes]
+    return {split: text.part(*edges[index : index + 2]) for index, split in enumerate(SPLITS)}
+
+
+def find_user_texts(path: Path, validation_fraction: float, test_fraction: float) -> Source:
+    """Find the user's file, or folder of files: .txt or .parquet.
 
     Files named for the splits (train.txt, validation.txt, test.txt, or parquet likewise) keep them; otherwise the
     files are joined in the order of their names and the splits are cut from the end.
@@ -252,15 +277,19 @@ def read_user_texts(path: Path, validation_fraction: float, test_fraction: float
     strays = [file.name for file in files if not any(file in parts for parts in named.values())]
     if named and strays:
         raise UserError(f"{path}: {strays[0]} belongs to no split, other files do; move it away or rename it")
-    if named:
-        splits = read_splits(path, named, SPLITS if test_fraction else ("train", "validation"))
-    else:
-        splits = cut(joined(map(read_text, files)), validation_fraction, test_fraction)
-    return Texts(name=f"text:{path.resolve().stem}", origin=str(path), splits=splits)
+
+    def read() -> Texts:
+        if named:
+            splits = read_splits(path, named, SPLITS if test_fraction else ("train", "validation"))
+        else:
+            splits = cut(joined(map(read_text, files)), validation_fraction, test_fraction)
+        return Texts(name=f"text:{path.resolve().stem}", origin=str(path), splits=splits)
+
+    return Source(label=path.resolve().stem, files=files, read=read)
 
 
-def embedded_texts(root: Path, validation_fraction: float, test_fraction: float) -> Texts:
-    """Read English prose that needs no download: CPython's language reference, from its `help()`.
+def find_embedded(root: Path, validation_fraction: float, test_fraction: float) -> Source:
+    """Find English prose that needs no download: CPython's language reference, from its `help()`.
 
     About 370 thousand characters. They differ between versions of Python, and so does the corpus's fingerprint.
     Written once under `root`/data as parquet, a line a row like WikiText-2, and read like it from then on.
@@ -268,8 +297,12 @@ def embedded_texts(root: Path, validation_fraction: float, test_fraction: float)
     path = root / "data" / "embedded" / f"distinct-python-{python_version()}.parquet"
     if not path.exists():
         _write_rows(path, _embedded_rows())
-    splits = cut(read_text(path), validation_fraction, test_fraction)
-    return Texts(name="embedded", origin=str(path), splits=splits)
+
+    def read() -> Texts:
+        splits = cut(read_text(path), validation_fraction, test_fraction)
+        return Texts(name="embedded", origin=str(path), splits=splits)
+
+    return Source(label="embedded", files=[path], read=read)
 
 
 def _embedded_rows() -> list[str]:

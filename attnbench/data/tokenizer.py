@@ -65,6 +65,10 @@ class Tokenizer(ABC):
         """12 hex digits of a hash: equal ones give the same ids for every text."""
         return hashlib.sha256(json.dumps(self.state(), sort_keys=True).encode()).hexdigest()[:12]
 
+    def chunks(self, pieces: Iterable[bytes]) -> Iterable[bytes]:
+        """Cut a text into parts whose ids, one after the other, are those of the whole, however it comes in pieces."""
+        return pieces
+
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of any text, of `dtype`.
 
@@ -101,9 +105,12 @@ class Characters(Tokenizer):
         self._id_of[[ord(character) for character in characters]] = np.arange(len(characters))
 
     @classmethod
-    def of(cls, code_points: np.ndarray) -> "Characters":
-        """Make the vocabulary of these characters, in the order of their code points."""
-        return cls((*map(chr, code_points), UNKNOWN))
+    def of(cls, pieces: Iterable[bytes]) -> "Characters":
+        """Make the vocabulary of all characters of a text, in the order of their code points."""
+        seen = np.zeros(NUM_CODE_POINTS, dtype=bool)
+        for piece in pieces:
+            seen[np.frombuffer(piece, dtype=np.uint8) if piece.isascii() else code_points(piece.decode())] = True
+        return cls((*map(chr, np.flatnonzero(seen)), UNKNOWN))
 
     def encode_utf8(self, text: bytes) -> np.ndarray:
         if text.isascii():

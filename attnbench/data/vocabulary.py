@@ -1,158 +1,297 @@
-"""Vocabulary of a text, and its tokens, one tensor a split."""
+"""A corpus: the texts that the settings name as tokens, one tensor a split, and their tokenizer."""
 
 import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attnbench.data.hub import read_hub
-from attnbench.data.pieces import Text
-from attnbench.data.texts import SPLITS, Texts, embedded_texts, read_user_texts
-from attnbench.data.wikitext import read_wikitext2
+from attnbench.data import shards
+from attnbench.data.enwik import FILES, find_enwik
+from attnbench.data.hub import find_hub
+from attnbench.data.pieces import KEPT_BYTES, Size, Text, num_characters, walk
+from attnbench.data.shards import Split, Tokens
+from attnbench.data.texts import SPLITS, Source, Texts, find_embedded, find_user_texts
+from attnbench.data.tokenizer import Bytes, Characters, Tokenizer, from_state
+from attnbench.data.wikitext import find_wikitext2
+from attnbench.results.files import replace_file
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import DataSettings
+from attnbench.settings.text import read_object
 
-UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-"""Last symbol of every vocabulary, for characters that the train split does not have."""
+NATS_OF_A_BYTE = math.log(256)
+"""Charge for each byte of a character that a tokenizer does not know: that of a guess among all bytes."""
 
-NUM_CODE_POINTS = 0x110000
+
+@dataclass(slots=True, kw_only=True)
+class Lengths:
+    """Length of some of a split's tokens, in other units."""
+
+    num_tokens: int
+    num_characters: int
+    num_bytes: float
+    """Of UTF-8. Characters that the tokenizer does not know count with the mean of those of their split."""
+    num_unknown_bytes: float
+    """Of these characters alone."""
+
+    def nats_per_character(self, nats: float) -> float:
+        """Convert nats a token."""
+        # Of characters exactly the number that was given.
+        return nats * (self.num_tokens / self.num_characters)
+
+    def bits_per_byte(self, nats: float) -> float:
+        """Convert nats a token; what the tokenizer does not know costs eight bits a byte more."""
+        total = nats * self.num_tokens + NATS_OF_A_BYTE * self.num_unknown_bytes
+        return total / self.num_bytes / math.log(2)
 
 
 @dataclass(slots=True, kw_only=True)
 class Corpus:
-    """Text as tokens, one a character."""
+    """Text as tokens."""
 
     name: str
-    """wikitext2-raw-v1, wikitext2-v1, embedded, text:<file>, hub:<owner>/<name>:<configuration>, or parquet:<folder>
-    for other files in WikiText-2's form."""
+    """wikitext2-raw-v1, wikitext2-v1, embedded, text:<file>, hub:<owner>/<name>:<configuration>, enwik8, text8, or
+    parquet:<folder> for other files in WikiText-2's form; then :bytes or :bpe-<size> where a token is no character."""
     fingerprint: str
-    """12 hex digits of a hash over the names and texts of the splits: equal texts, equal fingerprint."""
-    vocabulary: tuple[str, ...]
-    """Characters of the train split in the order of their code points, then UNKNOWN; a token is an index here."""
+    """12 hex digits of a hash over the names and texts of the splits, and over the tokenizer where a token is no
+    character: equal tokens, equal fingerprint."""
+    tokenizer: Tokenizer
     vocabulary_size: int
-    """Number of symbols of the embedding: those of `vocabulary`, or more where the settings pad it."""
+    """Number of symbols of the embedding: those of the tokenizer, or more where the settings pad it."""
     tokens: dict[str, Tensor]
-    """Tokens of each split, on the CPU: (number of characters,), of the smallest of uint8, int16 and int32 that fits;
-    empty for a test split that is not there."""
-    num_unknown: dict[str, int]
-    """Number of UNKNOWN symbols in each split."""
+    """Tokens of each split, on the CPU: (number of tokens,), of the smallest of uint8, uint16 and uint32 that fits;
+    empty for a test split that is not there. Of a long text they are mapped from data/tokens."""
+    splits: dict[str, Split]
+    """Sizes of each split."""
+    train_count_V: Tensor
+    """How often each token is in the train split, (tokenizer.size,) int64."""
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """Characters of the train split in the order of their code points, then UNKNOWN; none of other tokenizers."""
+        return self.tokenizer.vocabulary if isinstance(self.tokenizer, Characters) else ()
+
+    @property
+    def num_unknown(self) -> dict[str, int]:
+        """Number of UNKNOWN symbols in each split."""
+        return {split: sizes.num_unknown for split, sizes in self.splits.items()}
 
     def encode(self, text: str) -> Tensor:
-        """Return the tokens of any text, (number of characters,) int64 on the CPU."""
-        return torch.from_numpy(encode(text, self.vocabulary)).long()
+        """Return the tokens of any text, (number of tokens,) int64 on the CPU."""
+        return torch.from_numpy(self.tokenizer.encode(text).astype(np.int64))
 
     def decode(self, tokens_T: Tensor) -> str:
         """Return the text of tokens on any device; padding symbols read as UNKNOWN."""
-        return decode(tokens_T, self.vocabulary)
+        return self.tokenizer.decode(tokens_T.tolist())
+
+    def count(self, tokens_N: Tensor) -> Tensor:
+        """Return how often each token is among some on the CPU, (tokenizer.size,) int64."""
+        return torch.from_numpy(shards.count_ids(tokens_N.numpy(), self.tokenizer.size))
+
+    def lengths(self, split: str, count_V: Tensor) -> Lengths:
+        """Return the lengths of tokens of a split, from how often each is among them."""
+        counted = Split.of(self.tokenizer, count_V.numpy(), 0)
+        sizes = self.splits[split]
+        unknown = counted.num_unknown * sizes.num_unknown_bytes / sizes.num_unknown if sizes.num_unknown else 0.0
+        return Lengths(
+            num_tokens=counted.num_tokens,
+            num_characters=counted.num_characters,
+            num_bytes=unknown - counted.num_unknown_bytes,
+            num_unknown_bytes=unknown,
+        )
+
+    def first_characters(self, split: str, wanted: int | None) -> tuple[Tensor, dict[str, int]]:
+        """Return the first tokens of a split that have so many characters at most, and their number as a row's setting:
+        all, and no setting, where `wanted` is None or not below the length."""
+        tokens_N = self.tokens[split]
+        if wanted is None or wanted >= self.splits[split].num_characters:
+            return tokens_N, {}
+        # A token of bytes may have none.
+        first_N = tokens_N[: 4 * wanted].int().numpy()
+        ends_N = np.cumsum(self.tokenizer.num_characters_V[first_N])
+        number = int(np.searchsorted(ends_N, wanted, side="right"))
+        return tokens_N[:number], {"characters": wanted}
 
 
 def load_corpus(settings: DataSettings, seq_len: int, root: Path) -> Corpus:
-    """Read the corpus that `settings` names.
+    """Read the corpus that `settings` names, or open its tokens where they were made before.
 
     Args:
-        seq_len: every split must hold at least this many characters and one more, except a test split that is not
-            wanted (data.test_fraction=0).
+        seq_len: every split must hold at least this many tokens and one more, except a test split that is not wanted
+            (data.test_fraction=0).
         root: the project's folder with data/; a relative data.path starts at the working directory.
 
     Raises:
         UserError: the text is missing, unreadable, malformed or too short, with the file and the way out.
     """
-    texts = _read_texts(settings, root)
+    tokens = _tokens(_find(settings, root), settings, root)
+    tokenizer, ids = tokens.tokenizer, tokens.ids
     for split in SPLITS:
-        is_wanted = split != "test" or len(texts.splits[split]) or settings.test_fraction
-        if is_wanted and len(texts.splits[split]) <= seq_len:
+        is_wanted = split != "test" or len(ids[split]) or settings.test_fraction
+        if is_wanted and len(ids[split]) <= seq_len:
             raise UserError(
-                f"{texts.origin}: its {split} split has {len(texts.splits[split])} characters and seq_len={seq_len}"
+                f"{tokens.origin}: its {split} split has {len(ids[split])} {tokenizer.units} and seq_len={seq_len}"
                 f" needs {seq_len + 1}; give a longer text or a smaller seq_len"
             )
-    vocabulary, fingerprint = build_vocabulary(texts.splits["train"]), fingerprint_of(texts)
-    vocabulary_size = settings.vocabulary_size or len(vocabulary)
-    if vocabulary_size < len(vocabulary):
+    vocabulary_size = settings.vocabulary_size or tokenizer.size
+    if vocabulary_size < tokenizer.size:
+        unknown = ", the unknown one included" if tokenizer.kind == "characters" else ""
         raise UserError(
-            f"data.vocabulary_size={vocabulary_size}: {texts.name} has {len(vocabulary)} symbols, the unknown one"
-            " included; give at least as many, or null"
+            f"data.vocabulary_size={vocabulary_size}: {tokens.name} has {tokenizer.size} symbols{unknown}; give at"
+            " least as many, or null"
         )
-    # Frees the text piece by piece, so that text and tokens are never in memory as a whole together.
-    encoded = {split: encode_pieces(texts.splits[split], vocabulary) for split in SPLITS}
+    name, fingerprint = tokens.name, tokens.fingerprint
+    if tokenizer.kind != "characters":
+        name += ":bytes" if tokenizer.kind == "bytes" else f":bpe-{tokenizer.size}"
+        fingerprint = hashlib.sha256(f"{fingerprint} {tokenizer.fingerprint}".encode()).hexdigest()[:12]
     return Corpus(
-        name=texts.name,
+        name=name,
         fingerprint=fingerprint,
-        vocabulary=vocabulary,
+        tokenizer=tokenizer,
         vocabulary_size=vocabulary_size,
-        tokens={split: torch.from_numpy(tokens) for split, (tokens, _) in encoded.items()},
-        num_unknown={split: num_unknown for split, (_, num_unknown) in encoded.items()},
+        tokens={split: torch.from_numpy(ids[split]) for split in SPLITS},
+        splits=tokens.splits,
+        train_count_V=torch.from_numpy(tokens.train_count_V),
     )
 
 
-def _read_texts(settings: DataSettings, root: Path) -> Texts:
+def _find(settings: DataSettings, root: Path) -> Source:
     path = None if settings.path is None else Path(settings.path).expanduser()
     fractions = settings.validation_fraction, settings.test_fraction
     if settings.name == "wikitext2":
-        return read_wikitext2(path, root)
+        return find_wikitext2(path, root)
+    if settings.name in FILES:
+        return find_enwik(settings.name, path, root)
     if settings.name == "embedded":
         if path is not None:
             raise UserError(f"data.path={path}: data=embedded reads no file; leave it out, or use data=text")
-        return embedded_texts(root, *fractions)
+        return find_embedded(root, *fractions)
     if settings.name != "text":
-        return read_hub(settings.name, settings.config, settings.column, *fractions)
+        return find_hub(settings.name, settings.config, settings.files, settings.column, *fractions)
     if path is None:
         raise UserError("data.path=null: data=text needs data.path=FILE_OR_FOLDER of .txt or .parquet")
-    return read_user_texts(path, *fractions)
+    return find_user_texts(path, *fractions)
 
 
-def fingerprint_of(texts: Texts) -> str:
-    """Return 12 hex digits of a hash over the names and texts of the splits."""
-    digest = hashlib.sha256()
-    for split in SPLITS:
-        text = texts.splits[split]
+def _tokens(source: Source, settings: DataSettings, root: Path) -> Tokens:
+    """Open the tokens of a corpus, or make them: in memory where that takes about a second, otherwise on the disk."""
+    names = ("name", "config", "files", "column", "validation_fraction", "test_fraction", "tokenizer")
+    key = {name: getattr(settings, name) for name in names}
+    # Of other tokenizers it only pads the embedding.
+    key["vocabulary_size"] = settings.vocabulary_size if settings.tokenizer == "bpe" else None
+    folder = shards.folder_of(root, source.label, key, source.files)
+    if shards.is_made(folder):
+        return shards.opened(folder)
+    texts = source.read()
+    sizes = _sizes(texts.splits)
+    if settings.tokenizer != "bpe" and sum(size.num_bytes for size in sizes.values()) <= KEPT_BYTES:
+        return _in_memory(texts, sizes, _tokenizer(settings, texts, None))
+    with shards.making(folder):
+        # Another process may have made it meanwhile.
+        if not shards.is_made(folder):
+            tokenizer = _tokenizer(settings, texts, folder / "bpe.json")
+            fingerprint, splits = _hashed(texts.splits, sizes)
+            num_bytes = {split: size.num_bytes for split, size in sizes.items()}
+            shards.make(folder, splits, num_bytes, tokenizer, texts.name, texts.origin, fingerprint.hexdigest)
+    return shards.opened(folder)
+
+
+def _tokenizer(settings: DataSettings, texts: Texts, path: Path | None) -> Tokenizer:
+    """Return the tokenizer, from the train split where it depends on it.
+
+    Args:
+        path: keeps one that takes long to make.
+    """
+    if settings.tokenizer == "bytes":
+        return Bytes()
+    if settings.tokenizer == "characters":
+        return Characters.of(texts.splits["train"])
+    assert path is not None
+    if path.exists():
+        try:
+            return from_state(read_object(path))
+        except ValueError as error:
+            raise UserError(f"{path}: {error}; remove {path.parent}, the same command makes it anew") from None
+    # Imported here: it needs a package that only this tokenizer needs.
+    from attnbench.data.bpe import train_bpe
+
+    if settings.vocabulary_size is None:
+        raise UserError("data.vocabulary_size=null: data.tokenizer=bpe needs it, 8192 say")
+    tokenizer = train_bpe(texts.splits["train"], settings.vocabulary_size)
+    replace_file(path, json.dumps(tokenizer.state()))
+    return tokenizer
+
+
+def _sizes(splits: Mapping[str, Text]) -> dict[str, Size]:
+    """Count all splits, in one pass."""
+    sizes = dict.fromkeys(splits, Size(0, 0))
+    for split, piece in walk(splits):
+        size = sizes[split]
+        sizes[split] = Size(size.num_bytes + len(piece), size.num_characters + num_characters(piece))
+    return sizes
+
+
+class Fingerprint:
+    """Hash over the names and texts of splits, 12 hex digits of it."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def begin(self, split: str, num_bytes: int) -> None:
+        """Begin a split."""
         # The length keeps a text from running into the next split's name.
-        digest.update(f"{split} {text.num_bytes}\n".encode())
-        for piece in text.pieces:
-            digest.update(piece)
-    return digest.hexdigest()[:12]
+        self._digest.update(f"{split} {num_bytes}\n".encode())
+
+    def read(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        """Pass the pieces on."""
+        for piece in pieces:
+            self._digest.update(piece)
+            yield piece
+
+    def hexdigest(self) -> str:
+        """Return 12 hex digits."""
+        return self._digest.hexdigest()[:12]
 
 
-def _code_points(text: str) -> np.ndarray:
-    # surrogatepass: a prompt from a command line can hold halves of a pair; they become UNKNOWN like any stranger.
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+def _hashed(
+    splits: Mapping[str, Text], sizes: Mapping[str, Size]
+) -> tuple[Fingerprint, Iterator[tuple[str, Iterator[bytes]]]]:
+    """Return the texts of the splits in their order, each to be read before the next, and the hash of what was read."""
+    fingerprint = Fingerprint()
+
+    def read() -> Iterator[tuple[str, Iterator[bytes]]]:
+        there = groupby(walk(splits), key=lambda item: item[0])
+        split, pieces = next(there, ("", iter(())))
+        for name in splits:
+            fingerprint.begin(name, sizes[name].num_bytes)
+            if name == split:
+                yield name, fingerprint.read(piece for _, piece in pieces)
+                split, pieces = next(there, ("", iter(())))
+            else:
+                yield name, iter(())
+
+    return fingerprint, read()
 
 
-def build_vocabulary(text: Text) -> tuple[str, ...]:
-    """Return every character of `text` in the order of code points, then UNKNOWN."""
-    seen = np.zeros(NUM_CODE_POINTS, dtype=bool)
-    for piece in text:
-        seen[_code_points(piece)] = True
-    return (*map(chr, np.flatnonzero(seen)), UNKNOWN)
-
-
-def encode(text: str, vocabulary: tuple[str, ...]) -> np.ndarray:
-    """Return the index of every character in `vocabulary`, the last for an unknown one; dtype as in `Corpus.tokens`."""
-    return _token_of(vocabulary)[_code_points(text)]
-
-
-def encode_pieces(text: Text, vocabulary: tuple[str, ...]) -> tuple[np.ndarray, int]:
-    """Do the same for a text that is used up; return also the number of unknown characters."""
-    token_of, num_unknown, start = _token_of(vocabulary), 0, 0
-    tokens_N = np.empty(len(text), dtype=token_of.dtype)
-    for piece in text.given_up():
-        tokens = token_of[_code_points(piece)]
-        tokens_N[start : start + len(tokens)] = tokens
-        start, num_unknown = start + len(tokens), num_unknown + int((tokens == len(vocabulary) - 1).sum())
-    return tokens_N, num_unknown
-
-
-def _token_of(vocabulary: tuple[str, ...]) -> np.ndarray:
-    """Return the token of every code point."""
-    kind = next(kind for kind in (np.uint8, np.int16, np.int32) if len(vocabulary) - 1 <= np.iinfo(kind).max)
-    token_of = np.full(NUM_CODE_POINTS, len(vocabulary) - 1, dtype=kind)
-    characters = vocabulary[:-1]
-    token_of[[ord(character) for character in characters]] = np.arange(len(characters))
-    return token_of
-
-
-def decode(tokens_T: Tensor, vocabulary: tuple[str, ...]) -> str:
-    """Return the text of tokens on any device; a token past the vocabulary, of a padded embedding, is UNKNOWN."""
-    return "".join(vocabulary[min(token, len(vocabulary) - 1)] for token in tokens_T.tolist())
+def _in_memory(texts: Texts, sizes: Mapping[str, Size], tokenizer: Tokenizer) -> Tokens:
+    ids: dict[str, np.ndarray] = {}
+    fingerprint, splits = _hashed(texts.splits, sizes)
+    for split, pieces in splits:
+        parts = [tokenizer.encode_utf8(piece) for piece in pieces]
+        ids[split] = np.concatenate([np.empty(0, tokenizer.dtype), *parts])
+    count_V = {split: shards.count_ids(ids[split], tokenizer.size) for split in ids}
+    return Tokens(
+        name=texts.name,
+        origin=texts.origin,
+        fingerprint=fingerprint.hexdigest(),
+        tokenizer=tokenizer,
+        ids=ids,
+        splits={split: Split.of(tokenizer, count_V[split], sizes[split].num_bytes) for split in ids},
+        train_count_V=count_V["train"],
+    )

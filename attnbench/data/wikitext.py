@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from attnbench.data.hub import download, read_hub, unreachable
+from attnbench.data.hub import download, find_hub, unreachable
 from attnbench.data.pieces import Text
-from attnbench.data.texts import SPLITS, Texts, naming, read_splits, split_files
+from attnbench.data.texts import SPLITS, Source, Texts, naming, read_splits, split_files
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import open_regular
 
@@ -32,10 +32,10 @@ WAY_OUT = (
 )
 
 
-def read_wikitext2(path: Path | None, root: Path) -> Texts:
-    """Read WikiText-2 from `path`, or from the first usual folder that has it (see `find`).
+def find_wikitext2(path: Path | None, root: Path) -> Source:
+    """Find WikiText-2 in `path`, or in the first usual folder that has it (see `find`), or on the Hub.
 
-    The name is that of the version that was read, by the numbers of characters. Other parquet files in a folder that
+    The name is that of the version that is read, by the numbers of characters. Other parquet files in a folder that
     the user gave train as well, under the folder's name.
     """
     folder, files = (path, split_files(path)) if path is not None else find(root)
@@ -43,26 +43,35 @@ def read_wikitext2(path: Path | None, root: Path) -> Texts:
         return _loaded(root)
     if not files:
         raise UserError(f"data.path={path}: has no train.parquet nor train-00000-of-00001.parquet; correct data.path")
-    splits = read_splits(folder, files)
-    version = version_of(splits)
-    name = f"wikitext2-{'raw-v1' if version == 'raw' else 'v1'}" if version else f"parquet:{folder.resolve().name}"
-    return Texts(name=name, origin=str(folder), splits=splits)
+
+    def read() -> Texts:
+        splits = read_splits(folder, files)
+        version = version_of(splits)
+        name = f"wikitext2-{'raw-v1' if version == 'raw' else 'v1'}" if version else f"parquet:{folder.resolve().name}"
+        return Texts(name=name, origin=str(folder), splits=splits)
+
+    return Source(label="wikitext2", files=[file for parts in files.values() for file in parts], read=read)
 
 
 def version_of(splits: dict[str, Text]) -> str | None:
     """Return "raw" or "v1" if the splits have the known numbers of characters, otherwise None."""
-    lengths = tuple(len(splits[split]) for split in SPLITS)
+    lengths = tuple(splits[split].size.num_characters for split in SPLITS)
     return next((version for version, characters in CHARACTERS.items() if characters == lengths), None)
 
 
-def _loaded(root: Path) -> Texts:
+def _loaded(root: Path) -> Source:
     """Load it from the Hub, through `datasets`, which keeps it in its cache."""
     if obstacle := unreachable():
         looked_at = f"neither in {root / 'data'} nor in the Hugging Face cache {_cache_home()}"
         raise UserError(f"WikiText-2 is {looked_at}: {obstacle}; {WAY_OUT}")
-    splits = read_hub(REPOSITORY, FOLDERS["raw"], "text", 0.0, 0.0).splits
-    _check_characters(splits, "raw", REPOSITORY)
-    return Texts(name="wikitext2-raw-v1", origin=REPOSITORY, splits=splits)
+    loaded = find_hub(REPOSITORY, FOLDERS["raw"], None, "text", 0.0, 0.0)
+
+    def read() -> Texts:
+        splits = loaded.read().splits
+        _check_characters(splits, "raw", REPOSITORY)
+        return Texts(name="wikitext2-raw-v1", origin=REPOSITORY, splits=splits)
+
+    return Source(label="wikitext2", files=loaded.files, read=read)
 
 
 def find(root: Path) -> tuple[Path | None, dict[str, list[Path]]]:
@@ -126,7 +135,7 @@ def check_published(folder: Path, version: str) -> None:
 
 def _check_characters(splits: dict[str, Text], version: str, origin: str) -> None:
     if version_of(splits) != version:
-        counts = ", ".join(f"{split} {len(splits[split]):,}" for split in SPLITS)
+        counts = ", ".join(f"{split} {splits[split].size.num_characters:,}" for split in SPLITS)
         raise UserError(f"{origin}: is not WikiText-2 {version}, by its characters ({counts}); get it again")
 
 

@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from attnbench.data.batches import evaluation_batches, first_characters, num_evaluation_batches
+from attnbench.data.batches import evaluation_batches, num_evaluation_batches
+from attnbench.data.vocabulary import Corpus, Lengths
 from attnbench.evals.base import CheckpointEvaluation, Subject
 from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.model.language_model import LanguageModel
@@ -21,28 +23,31 @@ from attnbench.training.log import watched
 
 NO_TEST_SPLIT = "the corpus has no test split (data.test_fraction=0)"
 
-UNITS = {"perplexity": "1", "bits_per_character": "bit", "nats_per_character": "nat"}
+UNITS = {"perplexity": "1", "bits_per_character": "bit", "nats_per_character": "nat", "bits_per_byte": "bit"}
 
 FULL_CONTEXT = {"context": "full"}
-"""Setting of the scores of characters that are predicted from at least half a window each."""
+"""Setting of the scores of tokens that are predicted from at least half a window each."""
 
 NUM_BLOCKS = 20
 """Blocks of text that an interval is taken over: longer ones than articles, so that they are about independent."""
 
 
 class Perplexity(CheckpointEvaluation):
-    """exp of (sum of nats over sum of characters), also as nats and as bits a character.
+    """exp of (sum of nats over sum of tokens), also as nats and bits a character and as bits a byte of UTF-8.
 
-    The split is cut into windows that follow each other. Over all positions, every character but the split's first is
+    Of data.tokenizer=characters, where a token is a character, the first three are one number. Bits a byte are
+    comparable whatever the tokenizer; a character that it does not know costs eight bits a byte beside its nats.
+
+    The split is cut into windows that follow each other. Over all positions, every token but the split's first is
     predicted once, from those before it in its window. With full context, the last half of each window counts, and the
-    last half of windows that lie half a window further on in place of each first half: every character from half a
+    last half of windows that lie half a window further on in place of each first half: every token from half a
     window on is predicted once, from half a window to a whole one (`context: full` in the rows). Intervals of single
-    rows are over blocks of text. `chance` is what the frequencies of the training split's characters reach.
+    rows are over blocks of text. `chance` is what the frequencies of the training split's tokens reach.
 
     Args:
         extrapolation: multiples of the training length at which the final model is measured too, on the test split.
         characters: of each split that are read, the first ones; None: all. Rows of a part name it.
-        batch_tokens: characters in one forward pass; changes the memory, not the result.
+        batch_tokens: tokens in one forward pass; changes the memory, not the result.
 
     Raises:
         UserError: a multiple that is no positive whole number, or fewer than two characters.
@@ -94,7 +99,8 @@ class Perplexity(CheckpointEvaluation):
         """Yield the rows of windows longer than those that were trained on."""
         places, num_test = self._places(subject, "test", "final", length), len(self._part(subject, "test")[0])
         if length > num_test:
-            reason = f"of the test split {num_test} characters are read" if num_test else NO_TEST_SPLIT
+            units = subject.corpus.tokenizer.units
+            reason = f"of the test split {num_test} {units} are read" if num_test else NO_TEST_SPLIT
             yield from _without_numbers(places, "unsupported", reason)
             return
         scores = attempt(lambda: self._nats(model, subject, "test", length))
@@ -104,7 +110,7 @@ class Perplexity(CheckpointEvaluation):
         yield from _measurements(places, *scores)
 
     def _nats(self, model: LanguageModel, subject: Subject, split: str, length: int) -> tuple[Tensor, Tensor]:
-        """Return the nats of each character over all positions, and with full context; see `full_context`."""
+        """Return the nats of each token over all positions, and with full context; see `full_context`."""
         batch_size, (tokens_N, _) = max(1, self.batch_tokens // length), self._part(subject, split)
         tokens_N = tokens_N.to(subject.device)
 
@@ -118,38 +124,48 @@ class Perplexity(CheckpointEvaluation):
         return all_N, full_context(all_N, nats, length)
 
     def _part(self, subject: Subject, split: str) -> tuple[Tensor, dict[str, int]]:
-        return first_characters(subject.corpus.tokens[split], self.characters)
+        return subject.corpus.first_characters(split, self.characters)
 
     def _places(self, subject: Subject, split: str, checkpoint: str, length: int) -> list["Place"]:
         """Return where the scores of a split belong: over all positions, and with full context."""
         tokens_N, part = self._part(subject, split)
         axes = {"split": split, "checkpoint": checkpoint, "sequence_length": length, **part}
-        train_N, num_symbols = subject.corpus.tokens["train"], len(subject.corpus.vocabulary)
         return [
-            Place(axes | context, length, unigram_nats(train_N, tokens_N[1 + start :], num_symbols))
+            Place(axes | context, length, subject.corpus, tokens_N[1 + start :])
             for context, start in (({}, 0), (FULL_CONTEXT, length // 2))
         ]
 
 
-class Place(NamedTuple):
-    """Where scores belong: their settings, and what they are compared with."""
+@dataclass(slots=True)
+class Place:
+    """Where scores belong: their settings, and the tokens that are scored, (N,)."""
 
     axes: dict[str, Any]
     length: int
-    unigram: float | None
+    corpus: Corpus
+    tokens_N: Tensor
+    unigram: float | None = field(init=False)
+    lengths: Lengths = field(init=False)
+
+    def __post_init__(self) -> None:
+        count_V = self.corpus.count(self.tokens_N)
+        self.lengths = self.corpus.lengths(self.axes["split"], count_V)
+        self.unigram = unigram_nats(self.corpus.train_count_V, count_V)
 
     def settings(self, metric: str) -> dict[str, Any]:
         """Return the settings of the metric's row, the level of chance among them."""
-        return self.axes if self.unigram is None else {**self.axes, "chance": round(_in(metric, self.unigram), 6)}
+        if self.unigram is None:
+            return self.axes
+        return {**self.axes, "chance": round(_in(metric, self.unigram, self.lengths), 6)}
 
 
 def full_context(all_N: Tensor, nats: Callable[[int], Tensor], length: int) -> Tensor:
-    """Return the nats of every character from half a window on, each at a position in the last half of its window.
+    """Return the nats of every token from half a window on, each at a position in the last half of its window.
 
     Half-windows of the text come in turn from the windows behind `all_N` and from those that begin half a window later.
 
     Args:
-        all_N: nats of each character in windows one after the other.
+        all_N: nats of each token in windows one after the other.
         nats: the same of the text from an index on.
     """
     half, shift = length // 2, length - length // 2
@@ -160,13 +176,16 @@ def full_context(all_N: Tensor, nats: Callable[[int], Tensor], length: int) -> T
     return full_N
 
 
-def unigram_nats(train_N: Tensor, tokens_N: Tensor, num_symbols: int) -> float | None:
-    """Return the nats a character of the symbols' frequencies in the training split, each counted once more than it
-    stands there; None for no characters."""
-    if not len(tokens_N):
+def unigram_nats(train_count_V: Tensor, count_V: Tensor) -> float | None:
+    """Return the nats a token of the tokens' frequencies in the training split, each counted once more than it stands
+    there; None for no tokens.
+
+    Args:
+        count_V: how often each token is among those that are scored.
+    """
+    if not count_V.any():
         return None
-    share_V = (torch.bincount(train_N, minlength=num_symbols) + 1).double()
-    count_V = torch.bincount(tokens_N, minlength=num_symbols).double()
+    share_V, count_V = (train_count_V + 1).double(), count_V.double()
     return float(-(count_V * (share_V / share_V.sum()).log()).sum() / count_V.sum())
 
 
@@ -193,25 +212,30 @@ def _without_numbers(places: Iterable[Place], status: str, reason: str) -> Itera
 def _measurements(places: Iterable[Place], all_N: Tensor, full_N: Tensor) -> Iterator[Measurement]:
     for place, nats_N in zip(places, (all_N, full_N), strict=True):
         if not len(nats_N):
-            reason = f"{len(all_N) + 1} characters are read, and no window of {place.length} is half full"
+            units = place.corpus.tokenizer.units
+            reason = f"{len(all_N) + 1} {units} are read, and no window of {place.length} is half full"
             yield from _without_numbers([place], "unsupported", reason)
             continue
         ends = block_interval(nats_N, place.length)
         for metric in UNITS:
-            yield _measurement(metric, nats_N, place.settings(metric), ends)
+            yield _measurement(metric, nats_N, place.settings(metric), place.lengths, ends)
         if place.axes["split"] == "test" and place.axes["checkpoint"] == "final" and nats_N is all_N:
             yield from _by_position(nats_N, place)
 
 
 def _measurement(
-    metric: str, nats_N: Tensor, settings: dict[str, Any], ends: tuple[float, float] | None = None
+    metric: str,
+    nats_N: Tensor,
+    settings: dict[str, Any],
+    lengths: Lengths,
+    ends: tuple[float, float] | None = None,
 ) -> Measurement:
     mean, unit = float(nats_N.double().mean()), UNITS[metric]
-    value = _in(metric, mean)
+    value = _in(metric, mean, lengths)
     if not math.isfinite(value):
-        reason = f"{mean:.4g} nats a character"
+        reason = f"{mean:.4g} nats a token"
         return Measurement(metric=metric, value=None, unit=unit, settings=settings, status="diverged", reason=reason)
-    low, high = (_in(metric, end) for end in ends) if ends is not None else (None, None)
+    low, high = (_in(metric, end, lengths) for end in ends) if ends is not None else (None, None)
     if high == math.inf:
         low = high = None
     return Measurement(
@@ -219,10 +243,13 @@ def _measurement(
     )
 
 
-def _in(metric: str, nats: float) -> float:
-    """Convert nats a character into the metric."""
+def _in(metric: str, nats: float, lengths: Lengths) -> float:
+    """Convert nats a token into the metric."""
     if metric == "perplexity":
         return perplexity(nats)
+    if metric == "bits_per_byte":
+        return lengths.bits_per_byte(nats)
+    nats = lengths.nats_per_character(nats)
     return nats / math.log(2) if metric == "bits_per_character" else nats
 
 
@@ -233,5 +260,7 @@ def _by_position(nats_N: Tensor, place: Place) -> Iterator[Measurement]:
     while start < min(place.length, len(nats_N)):
         end = min(stop, place.length)
         bucket = {**place.axes, "position_bucket": f"{start}-{end - 1}"}
-        yield _measurement("nats_per_character", nats_N[(start <= position_N) & (position_N < end)], bucket)
+        inside_N = nats_N[(start <= position_N) & (position_N < end)]
+        # Of tokens as long as those of all positions are in the mean.
+        yield _measurement("nats_per_character", inside_N, bucket, place.lengths)
         start, stop = stop, 2 * stop

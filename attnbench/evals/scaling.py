@@ -50,7 +50,7 @@ class Scaling(SystemEvaluation):
         names: which of them are measured, in this order.
         batch_size: sequences a step, of the run's seq_len.
         warmup, repeats, max_seconds: as throughput's.
-        train_tokens: characters to train each size on; null: none.
+        train_tokens: tokens to train each size on; null: none.
         learning_rates: of that training; every other setting of it is the run's own.
         num_search_seeds, num_seeds: trainings of each size and rate in the search, and of each size after it.
         warmup_steps: of the learning rate.
@@ -176,9 +176,9 @@ class Scaling(SystemEvaluation):
         return Size(scored=scored, learning_rate=rate, rate_at_edge=is_edge)
 
     def _train(self, subject: Subject, size: ModelSettings, rate: float, seed: int, split: str) -> "Trained":
-        """Train on `train_tokens` characters, and take the loss on a split."""
+        """Train on `train_tokens` tokens, and take the loss on a split."""
         start_afresh(subject.device)
-        tokens, length = subject.corpus.tokens, subject.seq_len
+        corpus, tokens, length = subject.corpus, subject.corpus.tokens, subject.seq_len
         num_steps = max(1, (self.train_tokens or 0) // (self.batch_size * length))
         model = subject.new_model(size, seed)
         state = TrainState.fresh(model)
@@ -195,9 +195,10 @@ class Scaling(SystemEvaluation):
         )
         text = evaluation_batches(tokens[split].to(subject.device), length, self.batch_size)
         nats_T, count_T = split_nats(model, text, subject.precision)
+        nats = float(nats_T.sum() / count_T.sum())
         return Trained(
             parameters=model.num_parameters() - model.embedding.weight.numel(),
-            nats=float(nats_T.sum() / count_T.sum()),
+            nats=corpus.lengths(split, corpus.count(tokens[split][1:])).nats_per_character(nats),
             num_labels=round(float(count_T.sum())),
             num_skipped=num_steps - int(torch.stack([*state.update_count.values()]).min()),
         )

@@ -47,11 +47,11 @@ def perplexity(nats: float) -> float:
 def split_nats(
     model: LanguageModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]], precision: str
 ) -> tuple[Tensor, Tensor]:
-    """Return sums of nats and numbers of characters over a split, by position in the block: two (T,) float64 on the
+    """Return sums of nats and numbers of tokens over a split, by position in the block: two (T,) float64 on the
     CPU.
 
     Args:
-        batches: (inputs_BT, targets_BT, weight_BT), absent characters with weight 0.
+        batches: (inputs_BT, targets_BT, weight_BT), absent tokens with weight 0.
         precision: as the model was trained, see `computing`.
     """
     nats_T, count_T = torch.zeros(1), torch.zeros(1)
@@ -64,7 +64,7 @@ def split_nats(
 
 @torch.no_grad()
 def character_nats(model: LanguageModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]], precision: str) -> Tensor:
-    """Return the nats of each character of a split in the order of the text, (N,) float32 on the CPU; arguments as of
+    """Return the nats of each token of a split in the order of the text, (N,) float32 on the CPU; arguments as of
     `split_nats`."""
     parts = [nats_BT[weight_BT > 0].cpu() for nats_BT, weight_BT in _batch_nats(model, batches, precision)]
     return torch.cat(parts) if parts else torch.empty(0)

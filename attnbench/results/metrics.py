@@ -20,9 +20,10 @@ DEFINITIONS = {
     "samples_to_95": "training sequences until then",
     "rise_share": "share of the steps to a selection of 0.9 that came after 0.1; 1 where it never was 0.9",
     "steps_trained": "steps until the training ended, at most its budget",
-    "nats_per_character": "mean of -log p of the next character",
-    "perplexity": "exp of the nats a character, over the whole split",
+    "nats_per_character": "sum of -log p of the next token, over the number of characters",
+    "perplexity": "exp of the nats a token, over the whole split; a token is a character if data.tokenizer says so",
     "bits_per_character": "nats a character divided by log 2",
+    "bits_per_byte": "bits a byte of UTF-8, comparable whatever the tokenizer; 8 for each byte it does not know",
     "rate_window": "decades of learning rates in total that reach 90 % of the best score, gaps left out",
     "rate_sensitivity": "mean loss of score against the best one, over the rates within a decade of the chosen one",
     # Models
@@ -43,7 +44,7 @@ DEFINITIONS = {
     "achieved_tflops": "arithmetic that the mixer's own formula counts, a second",
     "ceiling_fraction": "achieved TFLOP/s as a share of one large matrix product's on this device in this precision",
     "prefill_tokens_per_second": "positions of a prompt a second",
-    "decode_tokens_per_second": "characters that are written a second, of all sequences",
+    "decode_tokens_per_second": "tokens that are written a second, of all sequences",
     "scaling_exponent": "a of loss = irreducible + b N ^ -a, N the parameters without embedding",
     "irreducible_nats_per_character": "loss that the fit leaves to a model of any size",
     # Operators
@@ -61,8 +62,8 @@ DEFINITIONS = {
 
 AXES = {
     "position_bucket": "positions 1, 2, 3 to 4, 5 to 8, ... of a window, each mark at the last of its bucket",
-    "context": "full: every character is predicted from at least half a window",
-    "chance": "score of guessing; of language models that of the characters' frequencies",
+    "context": "full: every token is predicted from at least half a window",
+    "chance": "score of guessing; of language models that of the tokens' frequencies",
     "beyond_training": "longer than any sequence that was trained on",
     "training_lengths": "length of the strings over that of the longest trained on",
     "budget": "most steps, or sequences, that a training may take",

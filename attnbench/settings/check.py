@@ -34,6 +34,9 @@ VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 GIVEN_BY_MODEL = ("dim", "layer", "layer_index", "num_layers")
 """Parameters of a mixer that no yaml sets."""
 
+LENGTHS = ("num_epochs", "num_steps", "num_tokens")
+"""Settings of train that say how long it is, of which one is given."""
+
 GIVEN_BY_PLANS = {
     "train.learning_rate": "its rates from plan.learning_rates",
     "seed": "its seeds from plan.seeds and plan.probe_seeds",
@@ -266,10 +269,10 @@ def check_run(settings: RunSettings) -> None:
     check_names(settings)
     check_outputs_dir(settings.outputs_dir)
     train, data = settings.train, settings.data
-    if (train.num_epochs is None) == (train.num_steps is None):
-        raise UserError(
-            f"train.num_epochs={train.num_epochs} and train.num_steps={train.num_steps}: set one, the other null"
-        )
+    lengths = {name: getattr(train, name) for name in LENGTHS}
+    if sum(length is not None for length in lengths.values()) != 1:
+        named = ", ".join(f"train.{name}={'null' if length is None else length}" for name, length in lengths.items())
+        raise UserError(f"{named}: set one, the others null")
     if train.patience_validations is not None and train.decay_fraction is None:
         raise UserError(
             f"train.patience_validations={train.patience_validations}: ends a constant rate, and "
@@ -291,11 +294,17 @@ def check_run(settings: RunSettings) -> None:
         )
     if is_hub and data.path is not None:
         raise UserError(f"data.path={data.path}: data=hub reads data.name={data.name}; leave it out, or use data=text")
-    for name, usual in (("config", None), ("column", "text")):
+    for name, usual in (("config", None), ("files", None), ("column", "text")):
         if not is_hub and getattr(data, name) != usual:
             raise UserError(f"data.{name}={getattr(data, name)}: data.name={data.name} has none; only data=hub has")
     if data.name == "text" and data.path is None:
         raise UserError("data.path=null: data=text needs a .txt or parquet file, or a folder of them")
+    if data.tokenizer == "bpe" and data.vocabulary_size is None:
+        raise UserError("data.vocabulary_size=null: with data.tokenizer=bpe give the number of tokens, 8192 say")
+    if data.tokenizer != "characters" and data.vocabulary_size is not None and data.vocabulary_size < 256:
+        raise UserError(
+            f"data.vocabulary_size={data.vocabulary_size}: data.tokenizer={data.tokenizer} has 256 at least"
+        )
     if data.validation_fraction + data.test_fraction > 0.9:
         raise UserError(
             f"data.validation_fraction={data.validation_fraction} and data.test_fraction={data.test_fraction}: "

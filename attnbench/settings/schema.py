@@ -59,27 +59,36 @@ class ModelSettings:
     is 0, none. Probes have none."""
 
 
+TOKENIZERS = ("characters", "bytes", "bpe")
+
+
 @dataclass(slots=True, kw_only=True)
 class DataSettings:
     """Corpus that a model is trained on."""
 
     name: str
-    """wikitext2, embedded, text, or OWNER/NAME of a data set on the Hugging Face Hub, or a folder laid out as one."""
+    """wikitext2, embedded, text, enwik8, text8, or OWNER/NAME of a data set on the Hugging Face Hub, or a folder laid
+    out as one."""
+    tokenizer: str = setting("characters", choices=TOKENIZERS)
+    """A token is a character of the train split, a byte of UTF-8, or, with bpe, bytes that are often together."""
     config: str | None = None
     """Configuration of a data set on the Hub; null: the only one."""
+    files: str | None = None
+    """Files of a data set on the Hub, a name or pattern there; null: all of the configuration."""
     column: str = "text"
     """Column of a data set on the Hub that holds the text."""
     path: str | None = None
     """A folder of parquet files or, for `text`, a file or folder of .txt or parquet; null: the usual places."""
     vocabulary_size: int | None = setting(None, minimum=2, maximum=2**24)
-    """Number of symbols that the embedding is padded to; null: the corpus's vocabulary."""
+    """Number of symbols that the embedding is padded to; null: the tokenizer's. With bpe, which needs it, the number of
+    tokens that are learned."""
     validation_fraction: float = setting(0.05, above=0, maximum=0.5)
     test_fraction: float = setting(0.05, minimum=0, maximum=0.5)
     """Shares of the characters, cut from the end; used where the corpus comes without these splits. 0 leaves the test
     split empty."""
 
 
-CORPORA = ("wikitext2", "embedded", "text")
+CORPORA = ("wikitext2", "embedded", "text", "enwik8", "text8")
 """Values of `DataSettings.name` that are no data set on the Hub."""
 
 
@@ -94,7 +103,9 @@ class TrainSettings:
 
     num_epochs: int | None = setting(None, minimum=1)
     num_steps: int | None = setting(None, minimum=1, maximum=MAX_STEPS)
-    """Exactly one of the two is given."""
+    num_tokens: int | None = setting(None, minimum=1)
+    """Tokens that are trained on, of as many passes as that takes; the last step is made whole. Exactly one of the
+    three is given."""
     batch_size: int = setting(128, minimum=1)
     """Sequences per optimizer step."""
     micro_batch_size: int | None = setting(None, minimum=1)

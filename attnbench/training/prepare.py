@@ -1,5 +1,6 @@
 """From settings to a run with everything resolved: device, kernel, corpus, matched model, identity, folder."""
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -18,6 +19,7 @@ from attnbench.model.stored import ModelRecord, load_model
 from attnbench.results.folder import data_root
 from attnbench.results.identity import TRAINED, code_of, config_hash, hashed_options
 from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS
+from attnbench.settings.check import LENGTHS
 from attnbench.settings.errors import UserError
 from attnbench.settings.hybrid import backends_of, classes_of, with_backends
 from attnbench.settings.registry import class_named
@@ -32,7 +34,7 @@ from attnbench.settings.schema import (
 from attnbench.settings.text import MAX_YAML_BYTES, parse_yaml, read_bounded
 from attnbench.training.checkpoint import best_folder, is_final
 
-NOT_HASHED = ("log_interval_steps", "checkpoint_interval_seconds", "num_epochs", "num_steps", "precision", "compile")
+NOT_HASHED = ("log_interval_steps", "checkpoint_interval_seconds", *LENGTHS, "precision", "compile")
 """Training settings that change no number, or stand in the hash as what they were resolved to."""
 
 TYPES_OF_RESOLVED = dict.fromkeys(("backend", "precision", "device", "corpus", "config_hash"), str) | {"compile": bool}
@@ -90,6 +92,7 @@ class Run:
             model=self.matched.model,
             vocabulary=list(self.corpus.vocabulary),
             vocabulary_size=self.corpus.vocabulary_size,
+            tokenizer=self.corpus.tokenizer.state() if self.corpus.tokenizer.kind != "characters" else None,
             corpus=corpus_label(self.corpus),
             seq_len=self.settings.seq_len,
             precision=self.precision,
@@ -143,11 +146,7 @@ def prepare(settings: RunSettings) -> Run:
     corpus = load_corpus(settings.data, settings.seq_len, data_root())
     matched = _matched(settings, settings.model, device, precision, corpus)
     steps_per_epoch = _steps_per_epoch(corpus, settings)
-    num_steps = settings.train.num_steps or steps_per_epoch * (settings.train.num_epochs or 1)
-    if num_steps > MAX_STEPS:
-        raise UserError(
-            f"train.num_epochs={settings.train.num_epochs}: {num_steps} steps, at most {MAX_STEPS} are made"
-        )
+    num_steps = _num_steps(settings, steps_per_epoch)
     prepared = Run(
         settings=settings,
         device=device,
@@ -167,6 +166,18 @@ def prepare(settings: RunSettings) -> Run:
 def _steps_per_epoch(corpus: Corpus, settings: RunSettings) -> int:
     num_blocks = (len(corpus.tokens["train"]) - 1) // settings.seq_len
     return max(1, num_blocks // settings.train.batch_size)
+
+
+def _num_steps(settings: RunSettings, steps_per_epoch: int) -> int:
+    """Resolve the length of a training to steps, the last of them whole."""
+    train = settings.train
+    num_steps = train.num_steps or steps_per_epoch * (train.num_epochs or 1)
+    if train.num_tokens is not None:
+        num_steps = math.ceil(train.num_tokens / (train.batch_size * settings.seq_len))
+    if num_steps > MAX_STEPS:
+        given = next(name for name in LENGTHS if getattr(train, name) is not None)
+        raise UserError(f"train.{given}={getattr(train, given)}: {num_steps} steps, at most {MAX_STEPS} are made")
+    return num_steps
 
 
 def with_identity(prepared: Run, settings: RunSettings) -> Run:
@@ -291,6 +302,7 @@ def resolved_config(prepared: Run) -> dict[str, Any]:
             "corpus": corpus_label(prepared.corpus),
             "vocabulary_size": prepared.corpus.vocabulary_size,
             "num_unknown": prepared.corpus.num_unknown,
+            "num_bytes": {split: sizes.num_bytes for split, sizes in prepared.corpus.splits.items()},
             "config_hash": prepared.config_hash,
             **code_of_training(prepared),
         },

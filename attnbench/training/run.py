@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.data.batches import Batches, evaluation_batches, first_characters, num_evaluation_batches
+from attnbench.data.batches import Batches, evaluation_batches, num_evaluation_batches
 from attnbench.machine.device import keep_freed_memory, peak_memory_mib, start_afresh, uncompiled
 from attnbench.machine.group import Group
 from attnbench.machine.signals import StopRequest
@@ -358,6 +358,7 @@ def _new_end(run: Run, state: TrainState) -> int | None:
 def _validation(run: Run, num_devices: int) -> Callable[[TrainState], dict[str, Any]]:
     """The measurement of the validation split, by one device, with as many rows at once as it trains with."""
     tokens_N, part = _validation_tokens(run)
+    lengths = run.corpus.lengths("validation", run.corpus.count(tokens_N[1:]))
     tokens_N = tokens_N.to(run.device)
     shape = run.seq_len, run.train.batch_size // num_devices
     number = num_evaluation_batches(len(tokens_N), *shape)
@@ -368,14 +369,15 @@ def _validation(run: Run, num_devices: int) -> Callable[[TrainState], dict[str, 
         with uncompiled():
             nats_T, count_T = split_nats(state.model, batches, run.precision)
         nats = float(nats_T.sum() / count_T.sum())
-        return {"nats_per_character": nats, "perplexity": perplexity(nats), **part}
+        scores = {"nats_per_character": lengths.nats_per_character(nats), "perplexity": perplexity(nats)}
+        return {**scores, "bits_per_byte": lengths.bits_per_byte(nats), **part}
 
     return measure
 
 
 def _validation_tokens(run: Run) -> tuple[Tensor, dict[str, int]]:
     """Tokens that validations read, and the settings of their rows where these are a part."""
-    return first_characters(run.corpus.tokens["validation"], run.train.validation_characters)
+    return run.corpus.first_characters("validation", run.train.validation_characters)
 
 
 def _mirror(run: Run, is_resumed: bool) -> WandbMirror:

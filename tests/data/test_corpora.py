@@ -12,8 +12,8 @@ import pytest
 from corpora_on_disk import LINES, ROOT, from_path, write_parquet, write_splits
 
 from attnbench.data import pieces
-from attnbench.data.pieces import Text
-from attnbench.data.texts import cut, embedded_texts, read_text
+from attnbench.data.pieces import Text, read_utf8, walk
+from attnbench.data.texts import cut, find_embedded, read_text
 from attnbench.data.vocabulary import load_corpus
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import DataSettings
@@ -29,22 +29,22 @@ def test_blank_rows_go_and_the_others_are_joined_by_a_line_end(tmp_path):
 def test_an_interpreter_without_its_topics_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(UserError, match=r"Python 3\..* lacks its module pydoc_data.topics"):
-        embedded_texts(tmp_path, 0.05, 0.05)
+        find_embedded(tmp_path, 0.05, 0.05)
 
 
 def test_embedded_prose_is_written_once_as_parquet_and_read_from_there(tmp_path):
-    first = embedded_texts(tmp_path, 0.05, 0.05)
+    first = str(find_embedded(tmp_path, 0.05, 0.05).read().splits["train"])
     (path,) = (tmp_path / "data" / "embedded").iterdir()
     assert pq.read_schema(path).names == ["text"]
     write_parquet(path, ["another line\n"] * 50)
-    assert embedded_texts(tmp_path, 0.05, 0.05).splits["train"].pieces[0].startswith(b"another line")
+    assert find_embedded(tmp_path, 0.05, 0.05).read().splits["train"].size.num_bytes < 1000
     path.unlink()
-    assert embedded_texts(tmp_path, 0.05, 0.05) == first
+    assert str(find_embedded(tmp_path, 0.05, 0.05).read().splits["train"]) == first
 
 
 @pytest.mark.parametrize("fractions", [(0.05, 0.05), (0.2, 0.3)])
 def test_no_128_characters_of_validation_or_test_stand_in_train(tmp_path, fractions):
-    splits = {split: str(text) for split, text in embedded_texts(tmp_path, *fractions).splits.items()}
+    splits = {split: str(text) for split, text in find_embedded(tmp_path, *fractions).read().splits.items()}
     windows = {split: {text[start : start + 128] for start in range(len(text) - 127)} for split, text in splits.items()}
     # Nothing within a split stands twice either, so that another cut finds none.
     assert {split: len(text) - 127 - len(windows[split]) for split, text in splits.items()} == dict.fromkeys(splits, 0)
@@ -57,34 +57,43 @@ def test_no_128_characters_of_validation_or_test_stand_in_train(tmp_path, fracti
 def test_a_data_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "data").write_text("in the way")
     with pytest.raises(UserError, match=r"data/embedded/distinct-python-3\..*cannot be written"):
-        embedded_texts(tmp_path, 0.05, 0.05)
+        find_embedded(tmp_path, 0.05, 0.05)
 
 
 def test_a_cut_moves_to_the_start_of_its_line_and_inside_a_line_without_end():
     splits = cut(Text.of("aaaa\nbbbb\ncccc\ndddd\n"), 0.25, 0.3)
     assert [*map(str, splits.values())] == ["aaaa\n", "bbbb\n", "cccc\ndddd\n"]
     assert [*splits] == ["train", "validation", "test"]
-    assert [len(text) for text in cut(Text.of("x" * 100), 0.1, 0.2).values()] == [70, 10, 20]
+    assert [text.size.num_characters for text in cut(Text.of("x" * 100), 0.1, 0.2).values()] == [70, 10, 20]
     assert [*map(str, cut(Text.of("aaaa\nbbbb\ncc"), 0.4, 0).values())] == ["aaaa\n", "bbbb\ncc", ""]
     with pytest.raises(UserError, match="leave nothing to train on"):
         cut(Text.of("x" * 100), 0.5, 0.5)
 
 
+@pytest.mark.parametrize("kept", [0, 2**26])
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
-def test_a_text_in_pieces_is_the_text(size, monkeypatch):
+def test_a_text_in_pieces_is_the_text(size, kept, monkeypatch):
     monkeypatch.setattr(pieces, "PIECE_BYTES", size)
-    whole = "aé\n\u4e2d\U0001f600b\n\ncc\udfff".replace("\udfff", "\n")
-    for text in (Text.of(whole), Text.read(io.BytesIO(whole.encode()))):
-        assert (str(text), len(text), text.num_bytes) == (whole, len(whole), len(whole.encode()))
+    monkeypatch.setattr(pieces, "KEPT_BYTES", kept)
+    whole = "aé\n\u4e2d\U0001f600b\n\ncc\n"
+    for text in (Text.of(whole), Text(lambda: read_utf8(io.BytesIO(whole.encode())))):
+        for _ in range(2):
+            assert str(text) == whole
+        assert text.size == (len(whole.encode()), len(whole))
         for first in range(len(whole) + 1):
             for last in range(first, len(whole) + 1):
-                assert str(text.between(first, last)) == whole[first:last]
-                assert text.line_start(first, last) == (whole.rfind("\n", first, last) + 1 or last)
-        assert "".join(text.given_up()) == whole
-        assert len(text) == 0
+                start, stop = (len(whole[:index].encode()) for index in (first, last))
+                assert str(text.part(start, stop)) == whole[first:last]
+                lines = text.line_starts([first, last])
+                expected = whole.rfind("\n", 0, first) + 1 or first
+                behind = whole.rfind("\n", expected, last) + 1 or last
+                assert lines == [len(whole[:index].encode()) for index in (expected, behind)]
+                parts = {"a": text.part(0, start), "b": text.part(start, stop), "c": text.part(stop, 99)}
+                walked = {name: b"".join(piece for other, piece in walk(parts) if other == name) for name in parts}
+                assert [part.decode() for part in walked.values()] == [whole[:first], whole[first:last], whole[last:]]
     for broken, start in ((b"ab\xe4\xb8c", 2), (b"abc\xe4\xb8", 3), (b"\x80", 0), (b"a\xf0\x9f\x98\x80\xff", 5)):
         with pytest.raises(UnicodeDecodeError) as caught:
-            Text.read(io.BytesIO(broken))
+            b"".join(read_utf8(io.BytesIO(broken)))
         assert caught.value.start == start
 
 
@@ -150,7 +159,7 @@ def bad_parquet(tmp_path: Path, kind: str) -> Path:
 def test_a_bad_parquet_file_is_named_in_one_line(tmp_path, kind, message):
     path = bad_parquet(tmp_path, kind)
     with pytest.raises(UserError, match=message) as caught:
-        read_text(path)
+        str(read_text(path))
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
 
@@ -163,7 +172,7 @@ def test_a_damaged_arrow_file_does_not_end_the_process(tmp_path):
     with pa.ipc.new_stream(path, batch.schema) as stream:
         stream.write_batch(batch)
     with pytest.raises(UserError, match=r"wikitext-train\.arrow: cannot be read, cut off or not \.arrow"):
-        read_text(path)
+        str(read_text(path))
 
 
 def test_a_bad_text_file_is_named(tmp_path):

@@ -6,8 +6,9 @@ from corpora_on_disk import LINES, RAW, ROOT, V1, from_path, needs_real_data, wr
 
 from attnbench.data import wikitext
 from attnbench.data.batches import Batches, block_order, evaluation_batches
-from attnbench.data.texts import read_user_texts
-from attnbench.data.vocabulary import UNKNOWN, encode, load_corpus
+from attnbench.data.texts import find_user_texts
+from attnbench.data.tokenizer import UNKNOWN, Characters
+from attnbench.data.vocabulary import load_corpus
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import DataSettings
 
@@ -28,7 +29,7 @@ def test_wikitext2_v1_has_its_known_counts():
         "test": 1_254_974,
     }
     assert corpus.vocabulary_size == len(corpus.vocabulary) == 283 + 1
-    assert corpus.tokens["train"].dtype == torch.int16
+    assert corpus.tokens["train"].dtype == torch.uint16
     assert corpus.decode(corpus.tokens["train"][:28]) == " = Valkyria Chronicles III ="[:28]
     assert corpus.num_unknown == {"train": 0, "validation": 0, "test": 0}
     assert corpus.fingerprint == "d2e97c40770b"
@@ -75,7 +76,7 @@ def test_files_named_for_splits_keep_them_and_others_are_joined(tmp_path):
 
     for name in ("train", "validation", "test"):
         (tmp_path / f"{name}.txt").rename(tmp_path / f"chapter-{name}.txt")
-    joined = read_user_texts(tmp_path, 0.1, 0.1)
+    joined = find_user_texts(tmp_path, 0.1, 0.1).read()
     assert "".join(map(str, joined.splits.values())) == "\n".join(["yyyy" * 9, "abcd" * 9, "abxd" * 9])
 
 
@@ -106,13 +107,18 @@ def test_the_fingerprint_follows_the_texts_and_their_splits(tmp_path):
 
 
 def test_a_large_vocabulary_gets_wider_tokens():
-    characters = tuple(chr(0x4E00 + number) for number in range(2**15 - 1))
-    assert encode(characters[-1] + "a", (*characters, UNKNOWN)).tolist() == [32766, 32767]
-    assert encode("a", (*characters, UNKNOWN)).dtype == "int16"
-    assert encode("a", (*characters, "b", UNKNOWN)).tolist() == [32768]
-    assert encode("\u4e02" + "a", (*characters[:255], UNKNOWN)).tolist() == [2, 255]
-    assert encode("a", (*characters[:255], UNKNOWN)).dtype == "uint8"
-    assert encode("a", (*characters[:256], UNKNOWN)).tolist() == [256]
+    characters = [chr(0x10000 + number) for number in range(2**16)]
+
+    def encode(text, *symbols):
+        return Characters([*symbols, UNKNOWN]).encode(text)
+
+    assert encode(characters[-2] + "a", *characters[:-1]).tolist() == [2**16 - 2, 2**16 - 1]
+    assert encode("a", *characters[:-1]).dtype == "uint16"
+    assert encode("a", *characters, "b").tolist() == [2**16 + 1]
+    assert encode("a", *characters, "b").dtype == "uint32"
+    assert encode(characters[2] + "a", *characters[:255]).tolist() == [2, 255]
+    assert encode("a", *characters[:255]).dtype == "uint8"
+    assert encode("a", *characters[:256]).tolist() == [256]
 
 
 def test_the_vocabulary_is_padded_and_never_cut(tmp_path):

@@ -124,7 +124,7 @@ def test_what_datasets_loads_is_checked_and_a_failure_is_one_line(away, monkeypa
     source = publish(monkeypatch, away / "hub" / wikitext.FOLDERS["raw"])
     asked = []
 
-    def load(name: str, config: str, load_dataset=datasets.load_dataset):
+    def load(name: str, config: str, load_dataset=datasets.load_dataset, **options):
         asked.append((name, config))
         return load_dataset(str(source))
 

@@ -99,7 +99,8 @@ def measure_step(
 def lacks_text(subject: Subject, length: int, batch_size: int) -> str | None:
     """The reason where the train split does not fill one batch, otherwise None."""
     there, needed = len(subject.corpus.tokens["train"]), length * batch_size + 1
-    return None if there >= needed else f"the train split has {there} characters and a batch needs {needed}"
+    units = subject.corpus.tokenizer.units
+    return None if there >= needed else f"the train split has {there} {units} and a batch needs {needed}"
 
 
 def _measure(

@@ -1,0 +1,306 @@
+"""Tokens on the disk: equal to those in memory, made once, whatever cuts them off; and files that are not theirs."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from corpora_on_disk import LINES, write_splits
+from small import python_path
+
+from attnbench.data import bpe, pieces, shards, vocabulary
+from attnbench.data.vocabulary import Corpus, load_corpus
+from attnbench.settings.errors import UserError
+from attnbench.settings.schema import DataSettings
+
+TEXT = "".join(f"line {number * number % 977} – naïve, and 中{number % 7}\n" for number in range(4000))
+CUT = {"validation_fraction": 0.1, "test_fraction": 0.1}
+TOKENIZERS = [{"tokenizer": "characters"}, {"tokenizer": "bytes"}, {"tokenizer": "bpe", "vocabulary_size": 300}]
+
+
+@pytest.fixture
+def on_disk(monkeypatch):
+    """Every text is long."""
+    monkeypatch.setattr(vocabulary, "KEPT_BYTES", 0)
+    monkeypatch.setattr(pieces, "KEPT_BYTES", 0)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(bpe, "CHUNK_BYTES", 700)
+    monkeypatch.setattr(shards, "SAVED_BYTES", 20_000)
+
+
+def write(tmp_path: Path, text: str = TEXT) -> Path:
+    path = tmp_path / "novel.txt"
+    path.write_bytes(text.encode())
+    return path
+
+
+def load(root: Path, **settings) -> Corpus:
+    given = {"path": str(root / "novel.txt"), **CUT, "tokenizer": "characters", **settings}
+    return load_corpus(DataSettings(name="text", **given), 8, root)
+
+
+def folder_in(root: Path) -> Path:
+    (folder,) = (root / "data" / "tokens").iterdir()
+    return folder
+
+
+def equal(one: Corpus, other: Corpus) -> bool:
+    assert (one.name, one.fingerprint, one.splits) == (other.name, other.fingerprint, other.splits)
+    assert one.tokenizer.state() == other.tokenizer.state()
+    assert torch.equal(one.train_count_V, other.train_count_V)
+    return all(torch.equal(one.tokens[split], other.tokens[split]) for split in one.tokens)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS[:2], ids=str)
+def test_tokens_on_the_disk_are_those_in_memory(tmp_path, monkeypatch, kind):
+    write(tmp_path)
+    in_memory = load(tmp_path, **kind)
+    assert not (tmp_path / "data").exists()
+    monkeypatch.setattr(vocabulary, "KEPT_BYTES", 0)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 1000)
+    made, found = load(tmp_path, **kind), load(tmp_path, **kind)
+    assert equal(made, in_memory)
+    assert equal(found, in_memory)
+    assert sorted(path.name for path in folder_in(tmp_path).iterdir()) == [
+        *("test.tokens", "tokens.json", "train.tokens", "validation.tokens"),
+    ]
+    whole = "".join(made.decode(made.tokens[split]) for split in ("train", "validation", "test"))
+    assert whole == TEXT
+    assert made.splits["train"].num_bytes == len(made.decode(made.tokens["train"]).encode())
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS, ids=str)
+def test_what_is_made_is_not_read_again_and_a_changed_text_is(tmp_path, on_disk, monkeypatch, kind):
+    path = write(tmp_path)
+    made = load(tmp_path, **kind)
+    monkeypatch.setattr(vocabulary, "walk", lambda *_: pytest.fail("the text was read"))
+    assert equal(load(tmp_path, **kind), made)
+    monkeypatch.undo()
+    monkeypatch.setattr(vocabulary, "KEPT_BYTES", 0)
+    stat = path.stat()
+    write(tmp_path, TEXT.replace("line 5", "lime 5"))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    assert load(tmp_path, **kind).fingerprint != made.fingerprint
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS, ids=str)
+@pytest.mark.parametrize("stopped_at", [1, 30, 85, 110])
+def test_what_was_cut_off_goes_on(tmp_path, on_disk, monkeypatch, kind, stopped_at):
+    path = write(tmp_path)
+    whole, add, count = load(tmp_path, **kind), shards._Shard.add, 0
+    shutil.rmtree(folder_in(tmp_path))
+
+    def stop(shard, text):
+        nonlocal count
+        count += 1
+        if count == stopped_at:
+            shard.file.write(b"torn")
+            raise KeyboardInterrupt
+        add(shard, text)
+
+    monkeypatch.setattr(shards._Shard, "add", stop)
+    with pytest.raises(KeyboardInterrupt):
+        load(tmp_path, **kind)
+    first, folder = count, folder_in(tmp_path)
+    assert not shards.is_made(folder)
+    assert (folder / "train.tokens.partial").exists()
+    if kind["tokenizer"] == "bpe":
+        monkeypatch.setattr(bpe, "train_bpe", lambda *_: pytest.fail("it was trained again"))
+    stopped_at, count = 0, 0
+    assert equal(load(tmp_path, **kind), whole)
+    # All but what came since the progress was saved.
+    total = len(path.read_bytes())
+    assert count <= total // 600 + 3 - max(0, first - 1 - 20_000 // 600)
+
+
+def test_a_partial_file_that_was_altered_is_made_anew(tmp_path, on_disk, monkeypatch, caplog):
+    write(tmp_path)
+    whole = load(tmp_path)
+    folder = folder_in(tmp_path)
+    for damage in ("flip", "cut", "gone"):
+        shutil.rmtree(folder)
+        with monkeypatch.context() as context:
+            context.setattr(shards, "header_of", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                load(tmp_path)
+        partial = folder / "train.tokens.partial"
+        content = bytearray(partial.read_bytes())
+        content[9000] ^= 1
+        partial.write_bytes({"flip": bytes(content), "cut": bytes(content[:5000]), "gone": b""}[damage])
+        caplog.clear()
+        assert equal(load(tmp_path), whole)
+        assert "train.tokens.partial: was altered since it was written, and is made anew" in caplog.text
+
+
+def broken(folder: Path, kind: str, other: Path) -> None:
+    train, index = folder / "train.tokens", folder / "tokens.json"
+    content = bytearray(train.read_bytes())
+    stat = train.stat()
+    # Not written into: the tokens that were opened are mapped from it.
+    shutil.copyfile(train, folder / "copy")
+    (folder / "copy").replace(train)
+    match kind:
+        case "torn":
+            train.write_bytes(content[:-3])
+        case "altered":
+            content[5000] ^= 1
+            train.write_bytes(content)
+            os.utime(train, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+        case "another split's":
+            shutil.copyfile(folder / "test.tokens", train)
+        case "another text's":
+            shutil.copyfile(other / "train.tokens", train)
+        case "missing":
+            train.unlink()
+        case "no header":
+            train.write_bytes(b"\0" * len(content))
+        case "index":
+            index.write_text(index.read_text()[:-20])
+        case "sizes":
+            known = json.loads(index.read_text())
+            index.write_text(json.dumps({**known, "splits": {"train": 3}}))
+        case "counts":
+            known = json.loads(index.read_text())
+            index.write_text(json.dumps({**known, "train_counts": [1]}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("torn", "train.tokens is torn"),
+        ("altered", "train.tokens was altered after it was written"),
+        ("another split's", "train.tokens is of another text, tokenizer or split"),
+        ("another text's", "train.tokens is of another text, tokenizer or split"),
+        ("missing", "train.tokens: missing"),
+        ("no header", "is of another text, tokenizer or split"),
+        ("index", "cannot be read as JSON"),
+        ("sizes", "does not fit its folder"),
+        ("counts", "does not fit its folder"),
+    ],
+)
+def test_shards_that_are_not_theirs_are_refused_in_one_line(tmp_path, on_disk, kind, message):
+    write(tmp_path)
+    (tmp_path / "other").mkdir()
+    write(tmp_path / "other", TEXT[::-1])
+    load(tmp_path / "other")
+    made = load(tmp_path)
+    folder = folder_in(tmp_path)
+    broken(folder, kind, folder_in(tmp_path / "other"))
+    with pytest.raises(UserError, match=message) as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
+    shutil.rmtree(folder)
+    assert equal(load(tmp_path), made)
+
+
+def test_a_touched_shard_is_compared_and_taken(tmp_path, on_disk):
+    write(tmp_path)
+    made = load(tmp_path)
+    os.utime(folder_in(tmp_path) / "train.tokens")
+    assert equal(load(tmp_path), made)
+
+
+def test_a_disk_that_is_full_or_read_only_is_one_line(tmp_path, on_disk, monkeypatch):
+    write(tmp_path)
+    whole = load(tmp_path)
+    shutil.rmtree(folder_in(tmp_path))
+    fsync, count = os.fsync, 0
+
+    def full(descriptor):
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise OSError(28, "No space left on device")
+        fsync(descriptor)
+
+    with monkeypatch.context() as context:
+        context.setattr(os, "fsync", full)
+        with pytest.raises(UserError, match=r"No space left on device; tokens are kept in data/tokens.* goes on"):
+            load(tmp_path)
+    assert equal(load(tmp_path), whole)
+    shutil.rmtree(tmp_path / "data")
+    (tmp_path / "data").write_text("in the way")
+    with pytest.raises(UserError, match=r"data.*: Not a directory; tokens are kept in data/tokens"):
+        load(tmp_path)
+
+
+def _load_in_a_process(root: Path, results) -> None:
+    vocabulary.KEPT_BYTES = 0
+    made = shards.make
+
+    def slow(*arguments):
+        time.sleep(1)
+        results.put("made")
+        made(*arguments)
+
+    shards.make = slow
+    results.put(load(root).fingerprint)
+
+
+def test_two_processes_make_it_once(tmp_path, on_disk):
+    write(tmp_path)
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    processes = [context.Process(target=_load_in_a_process, args=(tmp_path, results)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    said = [results.get(timeout=60) for _ in range(3)]
+    for process in processes:
+        process.join(60)
+    assert said.count("made") == 1
+    assert len(set(said)) == 2
+
+
+STOPPED = """
+import os, signal, sys
+from pathlib import Path
+from attnbench.data import shards, vocabulary
+from attnbench.machine.signals import ending_in_one_line
+from attnbench.settings.schema import DataSettings
+vocabulary.KEPT_BYTES, shards.SAVED_BYTES = 0, 20_000
+root, stops = Path(sys.argv[1]), sys.argv[2:]
+save = shards._Shard.save
+def saved(shard):
+    save(shard)
+    if stops and shard.num_bytes > 100_000:
+        os.kill(os.getpid(), getattr(signal, stops.pop()))
+shards._Shard.save = saved
+with ending_in_one_line():
+    settings = DataSettings(name="text", path=str(root / "novel.txt"), tokenizer="bpe", vocabulary_size=300)
+    print(vocabulary.load_corpus(settings, 8, root).fingerprint)
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_ends_it_in_one_line_and_the_same_command_goes_on(tmp_path):
+    write(tmp_path, TEXT * 4)
+    said = []
+    for stops in (["SIGINT"], ["SIGTERM"], ["SIGKILL"], [], []):
+        done = subprocess.run(
+            [sys.executable, "-c", STOPPED, str(tmp_path), *stops],
+            env=python_path(Path(__file__).parents[2]),
+            capture_output=True,
+            text=True,
+        )
+        expected = {"SIGINT": 130, "SIGTERM": 143, "SIGKILL": -signal.SIGKILL}[stops[0]] if stops else 0
+        assert done.returncode == expected, done.stderr
+        assert stops == ["SIGKILL"] or len((done.stdout + done.stderr).splitlines()) == 1, done.stderr
+        said.append(done.stdout)
+    assert said[3] == said[4] != ""
+
+
+def test_splits_that_have_files_and_a_missing_one(tmp_path, on_disk):
+    write_splits(tmp_path / "set")
+    (tmp_path / "set" / "test-00000-of-00001.parquet").unlink()
+    settings = DataSettings(name="text", path=str(tmp_path / "set"), test_fraction=0, tokenizer="bytes")
+    made, found = (load_corpus(settings, 8, tmp_path) for _ in range(2))
+    assert equal(made, found)
+    assert len(found.tokens["test"]) == 0
+    assert found.decode(found.tokens["validation"]) == "\n".join(LINES)

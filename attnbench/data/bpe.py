@@ -17,9 +17,12 @@ from attnbench.data.tokenizer import NUM_BYTES, UNKNOWN, Tokenizer, num_starts
 from attnbench.settings.errors import UserError
 
 MAX_TRAINING_BYTES = 100 * 10**6
-"""Length of the text, from the beginning of the train split, that merges are learned from."""
+"""Longest text, from the beginning of the train split, that merges are learned from."""
 
-MAX_CACHED_WORDS = 2**19
+MAX_WORD_BYTES = 2**21
+"""Most that its different words may have together: learning takes more than a hundred times as much memory."""
+
+MAX_CACHED_WORDS = 2**18
 CHUNK_BYTES = 2**16
 """Longest text that is encoded at once."""
 
@@ -91,7 +94,7 @@ def train_bpe(pieces: Iterable[bytes], vocabulary_size: int) -> Bpe:
     """Learn the merges of a text; a function of the text and the size alone, and of the package's version.
 
     Args:
-        pieces: of the train split, each of whole characters; the first MAX_TRAINING_BYTES are read.
+        pieces: of the train split, each of whole characters; read as far as MAX_TRAINING_BYTES and MAX_WORD_BYTES.
 
     Raises:
         UserError: fewer than 256 symbols, or more than the text has pairs for.
@@ -107,7 +110,7 @@ def train_bpe(pieces: Iterable[bytes], vocabulary_size: int) -> Bpe:
         initial_alphabet=sorted(package.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    encoder.train_from_iterator((chunk.decode() for chunk in _first(chunks(pieces))), trainer)
+    encoder.train_from_iterator(_first(chunks(pieces)), trainer)
     trained = Bpe(json.loads(encoder.to_str()))
     if trained.size < vocabulary_size:
         raise UserError(
@@ -117,12 +120,17 @@ def train_bpe(pieces: Iterable[bytes], vocabulary_size: int) -> Bpe:
     return trained
 
 
-def _first(texts: Iterable[bytes]) -> Iterator[bytes]:
-    num_bytes = 0
-    for text in texts:
-        num_bytes += len(text)
-        if num_bytes > MAX_TRAINING_BYTES:
+def _first(texts: Iterable[bytes]) -> Iterator[str]:
+    """Yield the first texts, as many as merges are learned from."""
+    num_bytes = num_word_bytes = 0
+    seen: set[str] = set()
+    for content in texts:
+        text = content.decode()
+        new = {*MIXED_WORDS.findall(text)} - seen
+        num_bytes, num_word_bytes = num_bytes + len(content), num_word_bytes + sum(len(word.encode()) for word in new)
+        if num_bytes > MAX_TRAINING_BYTES or num_word_bytes > MAX_WORD_BYTES:
             return
+        seen |= new
         yield text
 
 

@@ -74,6 +74,11 @@ class Text:
             num_bytes, characters = num_bytes + len(piece), characters + num_characters(piece)
         return Size(num_bytes, characters)
 
+    @property
+    def num_bytes(self) -> int:
+        """Length in bytes; of a part without reading it."""
+        return self.size.num_bytes if self.whole is self else int(self.stop) - self.start
+
     def line_starts(self, wanted: list[int]) -> list[int]:
         """Return for each of these characters of a whole text, which rise, the byte at which its line starts; where
         that is not behind the result before, the byte of the character itself."""

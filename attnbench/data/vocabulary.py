@@ -15,7 +15,7 @@ from torch import Tensor
 from attnbench.data import shards
 from attnbench.data.enwik import FILES, find_enwik
 from attnbench.data.hub import find_hub
-from attnbench.data.pieces import KEPT_BYTES, Size, Text, num_characters, walk
+from attnbench.data.pieces import KEPT_BYTES, Text, walk
 from attnbench.data.shards import Split, Tokens
 from attnbench.data.texts import SPLITS, Source, Texts, find_embedded, find_user_texts
 from attnbench.data.tokenizer import Bytes, Characters, Tokenizer, from_state
@@ -189,15 +189,14 @@ def _tokens(source: Source, settings: DataSettings, root: Path) -> Tokens:
     if shards.is_made(folder):
         return shards.opened(folder)
     texts = source.read()
-    sizes = _sizes(texts.splits)
-    if settings.tokenizer != "bpe" and sum(size.num_bytes for size in sizes.values()) <= KEPT_BYTES:
-        return _in_memory(texts, sizes, _tokenizer(settings, texts, None))
+    num_bytes = {split: text.num_bytes for split, text in texts.splits.items()}
+    if settings.tokenizer != "bpe" and sum(num_bytes.values()) <= KEPT_BYTES:
+        return _in_memory(texts, num_bytes, _tokenizer(settings, texts, None))
     with shards.making(folder):
         # Another process may have made it meanwhile.
         if not shards.is_made(folder):
             tokenizer = _tokenizer(settings, texts, folder / "bpe.json")
-            fingerprint, splits = _hashed(texts.splits, sizes)
-            num_bytes = {split: size.num_bytes for split, size in sizes.items()}
+            fingerprint, splits = _hashed(texts.splits, num_bytes)
             shards.make(folder, splits, num_bytes, tokenizer, texts.name, texts.origin, fingerprint.hexdigest)
     return shards.opened(folder)
 
@@ -228,15 +227,6 @@ def _tokenizer(settings: DataSettings, texts: Texts, path: Path | None) -> Token
     return tokenizer
 
 
-def _sizes(splits: Mapping[str, Text]) -> dict[str, Size]:
-    """Count all splits, in one pass."""
-    sizes = dict.fromkeys(splits, Size(0, 0))
-    for split, piece in walk(splits):
-        size = sizes[split]
-        sizes[split] = Size(size.num_bytes + len(piece), size.num_characters + num_characters(piece))
-    return sizes
-
-
 class Fingerprint:
     """Hash over the names and texts of splits, 12 hex digits of it."""
 
@@ -260,7 +250,7 @@ class Fingerprint:
 
 
 def _hashed(
-    splits: Mapping[str, Text], sizes: Mapping[str, Size]
+    splits: Mapping[str, Text], num_bytes: Mapping[str, int]
 ) -> tuple[Fingerprint, Iterator[tuple[str, Iterator[bytes]]]]:
     """Return the texts of the splits in their order, each to be read before the next, and the hash of what was read."""
     fingerprint = Fingerprint()
@@ -269,7 +259,7 @@ def _hashed(
         there = groupby(walk(splits), key=lambda item: item[0])
         split, pieces = next(there, ("", iter(())))
         for name in splits:
-            fingerprint.begin(name, sizes[name].num_bytes)
+            fingerprint.begin(name, num_bytes[name])
             if name == split:
                 yield name, fingerprint.read(piece for _, piece in pieces)
                 split, pieces = next(there, ("", iter(())))
@@ -279,9 +269,9 @@ def _hashed(
     return fingerprint, read()
 
 
-def _in_memory(texts: Texts, sizes: Mapping[str, Size], tokenizer: Tokenizer) -> Tokens:
+def _in_memory(texts: Texts, num_bytes: Mapping[str, int], tokenizer: Tokenizer) -> Tokens:
     ids: dict[str, np.ndarray] = {}
-    fingerprint, splits = _hashed(texts.splits, sizes)
+    fingerprint, splits = _hashed(texts.splits, num_bytes)
     for split, pieces in splits:
         parts = [tokenizer.encode_utf8(piece) for piece in pieces]
         ids[split] = np.concatenate([np.empty(0, tokenizer.dtype), *parts])
@@ -292,6 +282,6 @@ def _in_memory(texts: Texts, sizes: Mapping[str, Size], tokenizer: Tokenizer) ->
         fingerprint=fingerprint.hexdigest(),
         tokenizer=tokenizer,
         ids=ids,
-        splits={split: Split.of(tokenizer, count_V[split], sizes[split].num_bytes) for split in ids},
+        splits={split: Split.of(tokenizer, count_V[split], num_bytes[split]) for split in ids},
         train_count_V=count_V["train"],
     )

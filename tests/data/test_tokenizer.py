@@ -98,6 +98,10 @@ def test_the_same_text_trains_the_same_bpe_and_its_beginning_alone(monkeypatch):
     monkeypatch.setattr(bpe, "MAX_TRAINING_BYTES", len(TEXT.encode()) - 200)
     expected = train_bpe([TEXT.encode()], 290).state()
     assert train_bpe([TEXT.encode(), b" qqqqqqqq" * 99], 290).state() == expected
+    monkeypatch.setattr(bpe, "MAX_TRAINING_BYTES", 10**6)
+    monkeypatch.setattr(bpe, "MAX_WORD_BYTES", 300)
+    strange = " ".join(f"q{number}" for number in range(99)).encode()
+    assert train_bpe([TEXT.encode(), strange], 290).state() == train_bpe([TEXT.encode(), strange * 2], 290).state()
 
 
 @pytest.mark.parametrize(
@@ -130,10 +134,10 @@ def test_a_stranger_s_tokenizer_is_one_that_we_make(learned):
         altered(content, vocab=symbols),
     ]
     for changed in bad:
-        with pytest.raises(ValueError, match="its tokenizer|of its tokenizer"):
+        with pytest.raises(ValueError, match="its tokenizer"):
             Bpe(changed)
     for state in ({}, {"kind": "bpe"}, {"kind": "bytes", "more": 1}, {"kind": "characters", "vocabulary": ["ab"]}, []):
-        with pytest.raises(ValueError, match="tokenizer|single characters"):
+        with pytest.raises(ValueError, match=r"tokenizer|single characters"):
             from_state(state)  # pyright: ignore[reportArgumentType]
 
 

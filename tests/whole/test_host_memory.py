@@ -1,17 +1,20 @@
 """The short form of `make memory`."""
 
 import pytest
-from host_memory import MAX_GROWTH_MIB, SETTLED, measured, training_figures
+from host_memory import BPE, MAX_GROWTH_MIB, SETTLED, measured, training_figures
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("alphabet", "suffix", "num_mebibytes"),
-    [("wide", ".txt", 64), ("ascii", ".parquet", 160)],
+    ("alphabet", "kind", "num_mebibytes", "tokenizer"),
+    [("wide", ".txt", 60, ()), ("ascii", ".parquet", 200, ()), ("words", ".txt", 6, BPE)],
 )
-def test_a_training_takes_less_than_twice_its_corpus(alphabet, suffix, num_mebibytes):
-    corpus, peak = training_figures(alphabet, suffix, num_mebibytes)
-    assert peak < 2 * corpus
+def test_a_training_takes_less_than_twice_a_short_corpus_and_no_more_for_a_long_one(
+    alphabet, kind, num_mebibytes, tokenizer
+):
+    _, peak, _ = training_figures(alphabet, kind, num_mebibytes, *tokenizer)
+    # Of bpe it is learning that takes memory, a hundred times as much as different words have bytes.
+    assert peak < (300 if tokenizer else 150)
 
 
 @pytest.mark.slow

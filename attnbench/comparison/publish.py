@@ -32,6 +32,7 @@ COLUMNS = (
     replace(VALIDATION, header="validation PPL"),
     TEST,
     replace(TEST, header="test bits/char", metric="bits_per_character"),
+    replace(TEST, header="test bits/byte", metric="bits_per_byte"),
     SPEED,
     SECONDS,
     MetricColumn(header="first step, s", evaluation="training", metric="first_step_seconds"),

@@ -59,6 +59,7 @@ class Perplexity(CheckpointEvaluation):
     )
     headline: ClassVar[tuple[Headline, ...]] = (
         Headline("perplexity", "test PPL", settings={**TEST_OF_BEST, **FULL_CONTEXT}, pick="each"),
+        Headline("bits_per_byte", "test bits/byte", settings={**TEST_OF_BEST, **FULL_CONTEXT}, pick="each"),
     )
     primary: ClassVar[Primary] = Primary(
         metric="nats_per_character", kind="nats", margin=math.log(1.01), settings={**TEST_OF_BEST, **FULL_CONTEXT}

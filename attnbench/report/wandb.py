@@ -38,7 +38,8 @@ ROWS = "results"
 NAME = "attnbench battery"
 """Name of the workspace."""
 
-CURVES = ("loss", "validation/nats_per_character", "validation/perplexity", "learning_rate", "gradient_norm")
+VALIDATED = ("nats_per_character", "perplexity", "bits_per_byte")
+CURVES = ("loss", *(f"validation/{metric}" for metric in VALIDATED), "learning_rate", "gradient_norm")
 """Metrics that a training logs, under the mirror's names."""
 
 

@@ -1,5 +1,6 @@
 """Data sets as the Hugging Face Hub has them: a local folder of the same layout, the package's cache, and mistakes."""
 
+import json
 import shutil
 import socket
 import subprocess
@@ -7,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from corpora_on_disk import LINES, ROOT, write_parquet
 
 from attnbench.cli.compose import compose
-from attnbench.data import hub
+from attnbench.data import hub, pieces, vocabulary
 from attnbench.data.vocabulary import Corpus, load_corpus
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import DataSettings
@@ -83,6 +85,40 @@ def test_splits_that_are_missing_are_cut_from_train(repository):
     half = load(repository, "whole", validation_fraction=0.2)
     assert text(half, "test") == "\n".join(LINES[20:40])
     assert text(half, "train") + text(half, "validation") == whole
+
+
+def test_json_lines_and_some_files_of_a_set_are_read_and_no_line_is_lost(repository):
+    folder = repository.parent / "stories"
+    (folder / "sample").mkdir(parents=True)
+    documents = [f"document {number}, without a line end" for number in range(90)]
+    for part in range(3):
+        rows = (json.dumps({"text": text}) + "\n" for text in documents[part * 30 : part * 30 + 30])
+        (folder / "sample" / f"{part}.jsonl").write_text("".join(rows))
+    first = load(folder, None, files="sample/0.jsonl", validation_fraction=0.2, test_fraction=0.1)
+    assert first.name == "hub:stories:sample/0.jsonl"
+    assert "".join(text(first, split) for split in first.tokens) == "\n".join(documents[:30])
+    whole = load(folder, None, files="sample/*.jsonl", validation_fraction=0.2, test_fraction=0.1)
+    assert "".join(text(whole, split) for split in whole.tokens) == "\n".join(documents)
+    with pytest.raises(UserError, match=r"data.files=no/\*.jsonl: cannot be loaded"):
+        load(folder, None, files="no/*.jsonl")
+    # Where the other splits have files of their own, the last document of train stays too.
+    (folder / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    for split in ("validation", "test"):
+        shutil.copyfile(folder / "train.jsonl", folder / f"{split}.jsonl")
+    shutil.rmtree(folder / "sample")
+    assert text(load(folder, None), "train") == "\n".join(documents)
+
+
+def test_a_long_set_is_read_from_the_package_s_files_and_made_into_tokens_once(repository, tmp_path, monkeypatch):
+    short = load_corpus(DataSettings(name=str(repository), config="whole"), 8, tmp_path)
+    monkeypatch.setattr(vocabulary, "KEPT_BYTES", 0)
+    monkeypatch.setattr(pieces, "KEPT_BYTES", 0)
+    made = load_corpus(DataSettings(name=str(repository), config="whole"), 8, tmp_path)
+    monkeypatch.setattr(hub, "text_of", lambda *_: pytest.fail("the text was read"))
+    found = load_corpus(DataSettings(name=str(repository), config="whole"), 8, tmp_path)
+    for corpus in (made, found):
+        assert (corpus.name, corpus.fingerprint, corpus.splits) == (short.name, short.fingerprint, short.splits)
+        assert all(torch.equal(corpus.tokens[split], short.tokens[split]) for split in short.tokens)
 
 
 def test_what_was_loaded_before_is_found_without_a_network(repository, tmp_path):

@@ -47,7 +47,7 @@ SETTLED, MAX_GROWTH_MIB = 10, 4
 
 TINY = [
     *("experiment=demo", "model.num_layers=1", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24"),
-    *("seq_len=256", "train.num_epochs=null", "train.num_steps=4", "train.batch_size=4", "train.warmup_steps=1"),
+    *("seq_len=256", "train.num_epochs=null", "train.num_steps=300", "train.batch_size=32", "train.warmup_steps=1"),
     *("data.validation_fraction=0.001", "data.test_fraction=0.001", "logger=none", "device=cpu"),
     "eval=[]",
 ]

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -11,6 +11,10 @@ from attnbench.settings.errors import UserError
 
 MAX_MOVED_BYTES = 4 * 2**30
 """Largest split that lies on the device as a whole."""
+
+
+RELEASED_ROWS = 64
+"""Rows that are read between two calls of `release`: for each the system may map two mebibytes."""
 
 
 class Batches:
@@ -25,6 +29,7 @@ class Batches:
             MAX_MOVED_BYTES stay where they are, and each batch is moved.
         batch_size: rows of a batch over all ranks.
         rank: this process among `num_ranks`; it takes rows rank::num_ranks, so any number of ranks sees the same data.
+        release: called from time to time; gives up the memory of a mapped split's pages, see `Corpus.release`.
 
     Raises:
         UserError: a batch has more rows than the split has blocks, or fewer than there are ranks.
@@ -39,6 +44,7 @@ class Batches:
         device: torch.device | str,
         rank: int = 0,
         num_ranks: int = 1,
+        release: Callable[[], None] | None = None,
     ) -> None:
         self.seq_len, self.batch_size, self.seed = seq_len, batch_size, seed
         self.rank, self.num_ranks = rank, num_ranks
@@ -54,6 +60,8 @@ class Batches:
         is_moved = tokens_N.nbytes <= MAX_MOVED_BYTES
         self.device, self.tokens_N = torch.device(device), tokens_N.to(device) if is_moved else tokens_N
         self.offsets_T = torch.arange(seq_len, device=self.tokens_N.device)
+        self.release = release
+        self._num_read = 0
         self._epoch: int | None = None
         self._order = torch.empty(0, dtype=torch.int64)
 
@@ -67,6 +75,10 @@ class Batches:
             self._order = block_order(self.num_blocks, self.seed, epoch).to(self.tokens_N.device)
             self._epoch = epoch
         blocks_B = self._order[batch * self.batch_size : (batch + 1) * self.batch_size][self.rank :: self.num_ranks]
+        self._num_read += len(blocks_B)
+        if self.release is not None and self._num_read >= RELEASED_ROWS:
+            self._num_read = 0
+            self.release()
         index_BT = blocks_B[:, None] * self.seq_len + self.offsets_T
         inputs_BT, targets_BT = self.tokens_N[index_BT].long(), self.tokens_N[index_BT + 1].long()
         return inputs_BT.to(self.device), targets_BT.to(self.device)

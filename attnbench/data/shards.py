@@ -13,11 +13,12 @@ The folder may be removed at any time.
 import hashlib
 import json
 import logging
+import mmap
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -78,6 +79,8 @@ class Tokens:
     splits: dict[str, Split]
     train_count_V: np.ndarray
     """How often each id is in the train split, (tokenizer.size,) int64."""
+    mappings: list[mmap.mmap] = field(default_factory=list)
+    """Files that `ids` are mapped from."""
 
 
 def count_ids(ids: np.ndarray, size: int) -> np.ndarray:
@@ -295,17 +298,18 @@ def opened(folder: Path) -> Tokens:
     try:
         tokenizer, fingerprint = from_state(content["tokenizer"]), content["fingerprint"]
         counts = np.array(content["train_counts"], dtype=np.int64)
-        ids, splits = {}, {}
+        ids, splits, mappings = {}, {}, []
         for split, sizes in content["splits"].items():
             kept = {name: int(sizes[name]) for name in Split.__dataclass_fields__}
             splits[split] = Split(**kept)
-            ids[split] = _mapped(folder / f"{split}.tokens", split, tokenizer, fingerprint, sizes)
+            mapping = _mapped(folder / f"{split}.tokens", split, tokenizer, fingerprint, sizes)
+            ids[split] = np.frombuffer(mapping, tokenizer.dtype.newbyteorder("<"), offset=HEADER_BYTES)
+            mappings.append(mapping)
         if content["format"] != FORMAT or [*ids] != ["train", "validation", "test"] or len(counts) != tokenizer.size:
             raise ValueError("it is of another version of attnbench")
         names = {name: str(content[name]) for name in ("name", "origin")}
-        return Tokens(
-            **names, fingerprint=fingerprint, tokenizer=tokenizer, ids=ids, splits=splits, train_count_V=counts
-        )
+        made = {"tokenizer": tokenizer, "ids": ids, "splits": splits, "train_count_V": counts, "mappings": mappings}
+        return Tokens(**names, fingerprint=fingerprint, **made)
     except FileNotFoundError as error:
         raise UserError(f"{error.filename}: missing; {anew}") from None
     except OSError as error:
@@ -314,8 +318,8 @@ def opened(folder: Path) -> Tokens:
         raise UserError(f"{path}: does not fit its folder ({error}); {anew}") from None
 
 
-def _mapped(path: Path, split: str, tokenizer: Tokenizer, fingerprint: str, sizes: Mapping[str, Any]) -> np.ndarray:
-    """Map the ids of a split into memory: pages are read when they are used, and given up when memory is short."""
+def _mapped(path: Path, split: str, tokenizer: Tokenizer, fingerprint: str, sizes: Mapping[str, Any]) -> mmap.mmap:
+    """Map a shard into memory: pages are read when they are used, and given up when memory is short."""
     num_tokens, dtype = sizes["num_tokens"], tokenizer.dtype.newbyteorder("<")
     with open_regular(path) as file:
         if file.read(HEADER_BYTES) != header_of(split, tokenizer, fingerprint, num_tokens):
@@ -329,7 +333,5 @@ def _mapped(path: Path, split: str, tokenizer: Tokenizer, fingerprint: str, size
                 digest.update(block)
             if digest.hexdigest() != sizes["sha256"]:
                 raise ValueError(f"{path.name} was altered after it was written")
-    if not num_tokens:
-        return np.empty(0, dtype)
-    # Copied on writing, which nothing does: torch warns of memory that cannot be written.
-    return np.memmap(path, dtype, mode="c", offset=HEADER_BYTES, shape=(num_tokens,))
+        # Copied on writing, which nothing does: torch warns of memory that cannot be written.
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -3,8 +3,9 @@
 import hashlib
 import json
 import math
+import mmap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
@@ -71,6 +72,14 @@ class Corpus:
     """Sizes of each split."""
     train_count_V: Tensor
     """How often each token is in the train split, (tokenizer.size,) int64."""
+    mappings: list[mmap.mmap] = field(default_factory=list)
+    """Files that `tokens` are mapped from."""
+
+    def release(self) -> None:
+        """Give up the pages of mapped tokens that were read: they would count as this process's memory as long as
+        nobody else needs it."""
+        for mapping in self.mappings:
+            mapping.madvise(mmap.MADV_DONTNEED)
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -158,6 +167,7 @@ def load_corpus(settings: DataSettings, seq_len: int, root: Path) -> Corpus:
         tokens={split: torch.from_numpy(ids[split]) for split in SPLITS},
         splits=tokens.splits,
         train_count_V=torch.from_numpy(tokens.train_count_V),
+        mappings=tokens.mappings,
     )
 
 

@@ -337,8 +337,8 @@ def trained_on(run: Run) -> int:
 def batches_of(run: Run, group: Group | None = None) -> Callable[[int], Batch]:
     """The batch of each step of a language model's training, or this rank's rows of it."""
     rank, num_ranks = (group.rank, group.size) if group is not None else (0, 1)
-    shape = run.seq_len, run.train.batch_size
-    batches = Batches(run.corpus.tokens["train"], *shape, run.seed, run.device, rank, num_ranks)
+    train_N, shape = run.corpus.tokens["train"], (run.seq_len, run.train.batch_size)
+    batches = Batches(train_N, *shape, run.seed, run.device, rank, num_ranks, release=run.corpus.release)
     return lambda step: text_batch(batches, step, run.settings.model.dropout)
 
 

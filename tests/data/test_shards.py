@@ -15,7 +15,7 @@ import torch
 from corpora_on_disk import LINES, write_splits
 from small import python_path
 
-from attnbench.data import bpe, pieces, shards, vocabulary
+from attnbench.data import batches, bpe, pieces, shards, vocabulary
 from attnbench.data.vocabulary import Corpus, load_corpus
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import DataSettings
@@ -304,3 +304,22 @@ def test_splits_that_have_files_and_a_missing_one(tmp_path, on_disk):
     assert equal(made, found)
     assert len(found.tokens["test"]) == 0
     assert found.decode(found.tokens["validation"]) == "\n".join(LINES)
+
+
+def test_a_training_gives_up_the_pages_that_it_has_read(tmp_path, on_disk, monkeypatch):
+    write(tmp_path)
+    corpus = load(tmp_path)
+    expected = [tokens.clone() for tokens in corpus.tokens.values()]
+    monkeypatch.setattr(batches, "RELEASED_ROWS", 8)
+    released = []
+
+    def release() -> None:
+        released.append(step)
+        corpus.release()
+
+    drawn = batches.Batches(corpus.tokens["train"], 16, 4, 0, "cpu", release=release)
+    kept = batches.Batches(expected[0], 16, 4, 0, "cpu")
+    for step in range(7):
+        assert all(map(torch.equal, drawn.train_batch(step), kept.train_batch(step)))
+    assert released == [1, 3, 5]
+    assert all(map(torch.equal, corpus.tokens.values(), expected))

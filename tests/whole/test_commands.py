@@ -53,6 +53,11 @@ ELSEWHERE = {
     "python scripts/train.py attn=linear data=hub data.name=Salesforce/wikitext data.config=wikitext-103-raw-v1": (
         "downloads; test_hub.py loads a folder laid out as one of the Hub's data sets"
     ),
+    "python scripts/train.py attn=linear data=wikitext103 train.num_tokens=200_000_000": (
+        "downloads; test_tokenizers.py, with a text of one's own"
+    ),
+    "python scripts/train.py attn=linear data=fineweb_edu data.tokenizer=bpe data.vocabulary_size=16384 "
+    "train.num_tokens=1_000_000_000": "downloads; test_tokenizers.py, with a text of one's own",
     "python scripts/train.py -m attn=flash attn.backend=sdpa,cudnn,triton seq_len=256,1024 train.num_steps=150": (
         "needs a GPU"
     ),

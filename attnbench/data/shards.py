@@ -151,6 +151,8 @@ def make(
                 for chunk in tokenizer.chunks(shard.passed(pieces, shown)):
                     shard.add(chunk)
                     shown.add(len(chunk))
+            if shard.num_bytes != num_bytes[split]:
+                raise UserError(f"{origin}: changed while it was read; the same command reads it anew")
             made[split] = asdict(Split.of(tokenizer, shard.count_V, num_bytes[split]))
             made[split] |= {"sha256": shard.digest.hexdigest()}
             count_V = shard.count_V if split == "train" else count_V

@@ -323,3 +323,17 @@ def test_a_training_gives_up_the_pages_that_it_has_read(tmp_path, on_disk, monke
         assert all(map(torch.equal, drawn.train_batch(step), kept.train_batch(step)))
     assert released == [1, 3, 5]
     assert all(map(torch.equal, corpus.tokens.values(), expected))
+
+
+def test_a_text_that_shrinks_while_it_is_read_is_refused(tmp_path, on_disk, monkeypatch):
+    path, make = write(tmp_path), shards.make
+
+    def cut_off(*arguments):
+        path.write_bytes(path.read_bytes()[: len(TEXT) // 2])
+        make(*arguments)
+
+    monkeypatch.setattr(shards, "make", cut_off)
+    with pytest.raises(UserError, match=r"novel\.txt: changed while it was read; the same command reads it anew"):
+        load(tmp_path)
+    monkeypatch.setattr(shards, "make", make)
+    assert load(tmp_path).splits["train"].num_bytes < len(TEXT) // 2

@@ -66,7 +66,7 @@ class Corpus:
     vocabulary_size: int
     """Number of symbols of the embedding: those of the tokenizer, or more where the settings pad it."""
     tokens: dict[str, Tensor]
-    """Tokens of each split, on the CPU: (number of tokens,), of the smallest of uint8, uint16 and uint32 that fits;
+    """Tokens of each split, on the CPU: (number of tokens,), of the first of uint8, int16, uint16 and int32 that fits;
     empty for a test split that is not there. Of a long text they are mapped from data/tokens."""
     splits: dict[str, Split]
     """Sizes of each split."""
@@ -164,11 +164,18 @@ def load_corpus(settings: DataSettings, seq_len: int, root: Path) -> Corpus:
         fingerprint=fingerprint,
         tokenizer=tokenizer,
         vocabulary_size=vocabulary_size,
-        tokens={split: torch.from_numpy(ids[split]) for split in SPLITS},
+        tokens={split: _tensor(ids[split], tokenizer.size) for split in SPLITS},
         splits=tokens.splits,
         train_count_V=torch.from_numpy(tokens.train_count_V),
         mappings=tokens.mappings,
     )
+
+
+def _tensor(ids: np.ndarray, size: int) -> Tensor:
+    """Return the same memory as a tensor, signed where the ids allow it: torch does least with unsigned numbers."""
+    if ids.dtype.itemsize == 4 or (ids.dtype.itemsize == 2 and size <= 2**15):
+        ids = ids.view(f"int{8 * ids.dtype.itemsize}")
+    return torch.from_numpy(ids)
 
 
 def _find(settings: DataSettings, root: Path) -> Source:

@@ -29,7 +29,7 @@ def test_wikitext2_v1_has_its_known_counts():
         "test": 1_254_974,
     }
     assert corpus.vocabulary_size == len(corpus.vocabulary) == 283 + 1
-    assert corpus.tokens["train"].dtype == torch.uint16
+    assert corpus.tokens["train"].dtype == torch.int16
     assert corpus.decode(corpus.tokens["train"][:28]) == " = Valkyria Chronicles III ="[:28]
     assert corpus.num_unknown == {"train": 0, "validation": 0, "test": 0}
     assert corpus.fingerprint == "d2e97c40770b"
@@ -119,6 +119,24 @@ def test_a_large_vocabulary_gets_wider_tokens():
     assert encode(characters[2] + "a", *characters[:255]).tolist() == [2, 255]
     assert encode("a", *characters[:255]).dtype == "uint8"
     assert encode("a", *characters[:256]).tolist() == [256]
+
+
+@pytest.mark.parametrize(
+    ("size", "kind"),
+    [(255, torch.uint8), (2**15 - 1, torch.int16), (2**15, torch.uint16), (2**16, torch.int32)],
+)
+def test_tokens_are_true_numbers_whatever_their_type(tmp_path, size, kind):
+    characters = "".join(chr(0x10000 + number) for number in range(size))
+    (tmp_path / "a.txt").write_text(characters * 2, encoding="utf-8")
+    corpus = from_path(tmp_path / "a.txt", validation_fraction=0.25, test_fraction=0.25)
+    train_N = corpus.tokens["train"]
+    assert train_N.dtype == kind
+    assert train_N.tolist() == list(range(size))
+    assert corpus.count(train_N).tolist() == [1] * size + [0]
+    inputs_BT, targets_BT = Batches(train_N, seq_len=4, batch_size=2, seed=0, device="cpu").train_batch(0)
+    assert torch.equal(inputs_BT + 1, targets_BT)
+    last = list(evaluation_batches(train_N, seq_len=4, batch_size=2))[-1]
+    assert last[1].max() == size - 1
 
 
 def test_the_vocabulary_is_padded_and_never_cut(tmp_path):

@@ -14,7 +14,6 @@ from attnbench.comparison import freeze as freezing
 from attnbench.comparison.publish import publish_comparison
 from attnbench.evals.copy_task import Copy
 from attnbench.evals.lib import solving
-from attnbench.evals.runners import probe
 from attnbench.report.inputs import primaries, read_inputs
 from attnbench.results import protocol
 from attnbench.results.folder import ROOT
@@ -162,7 +161,7 @@ def test_a_frozen_plan_that_is_changed_runs_no_further(changed, words, differenc
 
 
 def test_a_rule_that_is_changed_after_freezing_is_refused(frozen_plan, text, monkeypatch):
-    monkeypatch.setattr(probe, "STOP_RULE", {**solving.STOP_RULE, "mastered": 0.98})
+    monkeypatch.setattr(solving, "STOP_RULE", {**solving.STOP_RULE, "mastered": 0.98})
     with pytest.raises(UserError, match=r"protocols\.copy\.id was frozen as"):
         carried_out(settings(text, frozen_plan.parent))
 
@@ -231,7 +230,7 @@ def test_a_rule_changed_after_a_score_shows(scored_plan, text, monkeypatch):
     assert f", but copy was scored under other rules ({rows})." in read_inputs(scored_plan).frozen
     # Without freezing too: another stop rule, and the same command again, which trains nothing.
     (scored_plan / "freeze.json").unlink()
-    monkeypatch.setattr(probe, "STOP_RULE", {**solving.STOP_RULE, "mastered": 0.98})
+    monkeypatch.setattr(solving, "STOP_RULE", {**solving.STOP_RULE, "mastered": 0.98})
     carried_out(settings(text, scored_plan.parent))
     assert "Copy was scored under other rules (protocol" in read_inputs(scored_plan).frozen
 

@@ -162,7 +162,8 @@ def test_a_captured_step_is_given_the_keys_of_its_own_batch(share, monkeypatch):
     class Replaying:
         """Stand in for a CUDA graph: what is copied into the tensors of the first call is all that a call sees."""
 
-        def __init__(self, function: Any) -> None:
+        def __init__(self, function: Any, *, others_ask: bool) -> None:
+            assert not others_ask
             self.function, self.kept = function, None
 
         def __call__(self, *given: Tensor) -> Any:

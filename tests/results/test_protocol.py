@@ -6,7 +6,6 @@ import pytest
 from probe_settings import probe_settings
 
 from attnbench.evals.lib import solving
-from attnbench.evals.runners import probe
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.results import protocol
 from attnbench.results.protocol import TEST_NAMES, protocol_id, protocol_of
@@ -29,7 +28,7 @@ def test_a_rule_that_changes_is_another_protocol_of_the_same_cell(rule, tmp_path
     elif rule == "the error":
         monkeypatch.setattr(protocol, "SIGNIFICANCE", 0.1)
     else:
-        monkeypatch.setattr(probe, "STOP_RULE", {**solving.STOP_RULE, "mastered": 0.98})
+        monkeypatch.setattr(solving, "STOP_RULE", {**solving.STOP_RULE, "mastered": 0.98})
     now = (after.config_hash, protocol_id(after.protocol()))
     assert now[0] == then[0]
     assert now[1] != then[1]

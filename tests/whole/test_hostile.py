@@ -241,8 +241,8 @@ def test_an_alias_which_makes_gigabytes_of_a_few_bytes_is_refused(tmp_path):
 
 
 READERS = {
-    "text.txt": read_text,
-    "text.parquet": read_text,
+    "text.txt": lambda path: str(read_text(path)),
+    "text.parquet": lambda path: str(read_text(path)),
     "cells.jsonl": lambda path: import_cells(path, path.parent / "outputs"),
     "results/rows.jsonl": read_results,
     "metrics.jsonl": read_metrics,

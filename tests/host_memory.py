@@ -41,7 +41,7 @@ NUM_WORDS = 10**6
 """Different words of the texts of words, of which the n-th is as frequent as 1 / n."""
 
 MAX_PEAK_MIB = 600
-"""Most that any text may take beyond the process; a short one twice its size."""
+"""Most that any text may take beyond the process."""
 SETTLED, MAX_GROWTH_MIB = 10, 4
 """Cells after which all that is loaded once is loaded; growth that all others together may cause."""
 

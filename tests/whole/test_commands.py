@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,11 @@ ELSEWHERE = {
     "wandb sync wandb/offline-run-*": "needs wandb's server",
     "python scripts/prepare_data.py": "downloads; test_wikitext.py, from a folder and without a network",
     "python scripts/doctor.py": "test_doctor.py, on all mixers",
+    "python scripts/compare.py plan=compare 'plan.corpora=[wikitext2,embedded]'": "test_corpora.py, at smoke size",
+    "python scripts/runs.py 'compare=[1a2b3c4d,9f0e]'": "test_runs_shown.py, on runs of these names",
+    "python -m attnbench.export.lm_eval --model attnbench --model_args run=outputs/default/RUN --tasks wikitext": (
+        "downloads; test_harness.py, on a local document"
+    ),
     "python scripts/dashboard.py": "test_dashboard.py, against a local server",
     "python scripts/train.py -m hydra/launcher=submitit_slurm device=cuda hydra.launcher.gpus_per_node=1 "
     "hydra.launcher.timeout_min=600 attn=softmax,linear": "needs a Slurm cluster",
@@ -43,12 +49,15 @@ ELSEWHERE = {
     "python scripts/compare.py plan=compare device=cuda plan.devices=all": (
         "needs GPUs; test_workers.py, that each worker sees one"
     ),
+    "torchrun --nproc_per_node=2 scripts/train.py attn=gated_deltanet": "test_group.py, on a CPU",
     "python scripts/train.py attn=linear data=hub data.name=Salesforce/wikitext data.config=wikitext-103-raw-v1": (
         "downloads; test_hub.py loads a folder laid out as one of the Hub's data sets"
     ),
-    "python scripts/train.py attn=linear data=wikitext103 train.num_tokens=200_000_000": "downloads; test_hub.py",
+    "python scripts/train.py attn=linear data=wikitext103 train.num_tokens=200_000_000": (
+        "downloads; test_hub.py, from a folder"
+    ),
     "python scripts/train.py attn=linear data=fineweb_edu data.tokenizer=bpe data.vocabulary_size=16384 "
-    "train.num_tokens=1_000_000_000": "downloads; test_tokenizers.py, with a text that is there",
+    "train.num_tokens=1_000_000_000": "downloads; test_tokenizers.py, with a text of one's own",
     "python scripts/train.py -m attn=flash attn.backend=sdpa,cudnn,triton seq_len=256,1024 train.num_steps=150": (
         "needs a GPU"
     ),
@@ -178,6 +187,15 @@ def test_a_prompt_is_continued(folder, trained, command, monkeypatch):
     assert said.count("the history of") == (4 if "num_samples=4" in words else 1)
 
 
+@of_script("export.py")
+def test_a_run_leaves(folder, trained, command):
+    said = call(folder, "export.py", *words_of(command))
+    made = folder / "my_model" if "my_model" in command else trained / "huggingface"
+    assert f"{made.name}/: " in said
+    assert (made / "modeling_attnbench.py").exists()
+    shutil.rmtree(made)
+
+
 @of_script("compare.py")
 def test_a_comparison_is_what_its_line_says(folder, compared, command):
     words = words_of(command)
@@ -197,6 +215,13 @@ def test_a_comparison_is_what_its_line_says(folder, compared, command):
         assert "0 cells taken over" in said
     else:
         assert "to do" in said
+
+
+@of_script("runs.py")
+def test_runs_are_listed_and_removed(folder, trained, compared, command):
+    words = words_of(command.partition("|")[0])
+    last = call(folder, "runs.py", *words).splitlines()[0].split("\t")[-1]
+    assert last == ("lost" if "prune=unfinished" in words else "scores" if "demo" in words else "bytes")
 
 
 @of_script("report.py")
@@ -277,7 +302,9 @@ def test_every_command_is_run_here_or_elsewhere():
         "train.py",
         "evaluate",
         "generate",
+        "export",
         "compare",
+        "runs",
         "report",
         "doctor",
         "benchmark_peers",

@@ -46,7 +46,7 @@ class Split:
 
     num_tokens: int
     num_bytes: int
-    """Of its text in UTF-8."""
+    """Bytes of its text in UTF-8."""
     num_characters: int
     num_unknown: int
     """Characters that the tokenizer does not know."""
@@ -75,7 +75,7 @@ class Tokens:
     """12 hex digits of a hash over the names and texts of the splits."""
     tokenizer: Tokenizer
     ids: dict[str, np.ndarray]
-    """Of each split, (N,), of the tokenizer's dtype."""
+    """Token ids of each split, (N,), of the tokenizer's dtype."""
     splits: dict[str, Split]
     train_count_V: np.ndarray
     """How often each id is in the train split, (tokenizer.size,) int64."""

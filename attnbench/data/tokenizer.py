@@ -30,7 +30,7 @@ class Tokenizer(ABC):
     kind: ClassVar[str]
     """The value of data.tokenizer."""
     units: ClassVar[str]
-    """What ids stand for, as a message names several."""
+    """Name of several ids in messages: characters, bytes, tokens."""
     size: int
     """Number of ids."""
     num_writable: int

@@ -37,9 +37,9 @@ class Lengths:
     num_tokens: int
     num_characters: int
     num_bytes: float
-    """Of UTF-8. Characters that the tokenizer does not know count with the mean of those of their split."""
+    """Bytes of UTF-8. Characters that the tokenizer does not know count with the mean of those of their split."""
     num_unknown_bytes: float
-    """Of these characters alone."""
+    """Bytes of these characters alone."""
 
     def nats_per_character(self, nats: float) -> float:
         """Convert nats a token."""

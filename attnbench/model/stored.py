@@ -47,7 +47,7 @@ class ModelRecord:
     model: ModelSettings
     """After matching."""
     vocabulary: list[str]
-    """Of data.tokenizer=characters, otherwise empty."""
+    """Symbols of data.tokenizer=characters, otherwise empty."""
     vocabulary_size: int = setting(minimum=1, maximum=2**24)
     corpus: str
     seq_len: int = setting(minimum=1)

@@ -14,7 +14,7 @@ HOW_FITTED = (
     "REML), and Student’s 95 % interval with one degree of freedom less than there are corpora. It is no test of the "
     "family, and adds no verdict."
 )
-"""What stands below the table."""
+"""Lines below the table."""
 
 PHRASES = {"equivalent": "equivalent", "undecided": "undecided", "none": "without a verdict"}
 

@@ -46,14 +46,14 @@ class Removal:
     """Files, and folders that go with all that is in them."""
     num_bytes: int
     loss: str
-    """What goes with it, in words."""
+    """Loss that comes with it, in words."""
     remains: list[str]
     """Names in the folder that are not attnbench's, and for which it stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruning:
-    """What would go of some runs, and what stays although it might be meant."""
+    """Parts of some runs that would go, and parts that stay although they might be meant."""
 
     removals: list[Removal]
     kept: dict[str, list[Run]]

@@ -58,7 +58,7 @@ class Run:
     modified: float
     """Last change of a file, in seconds since 1970."""
     num_bytes: int
-    """Of all files in it; what links lead to does not count."""
+    """Size of all files in it; what links lead to does not count."""
     scores: Mapping[str, ResultRow] = field(default_factory=dict)
     """By evaluation with complete results, the row that stands for it."""
 

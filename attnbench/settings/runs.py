@@ -9,13 +9,13 @@ STATUSES = ("finished", "unfinished", "failed", "running", "damaged")
 """States of a folder: damaged is one whose results were altered after they were written, or cannot be read."""
 
 PRUNED = ("unfinished", "failed", "checkpoints", "weights")
-"""What can be removed: folders without finished results, checkpoints that no command reads again, and weights of
-language models, which evaluate.py and generate.py read."""
+"""Kinds of what can be removed: folders without finished results, checkpoints that no command reads again, and weights
+of language models, which evaluate.py and generate.py read."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RunsSettings:
-    """What runs.py shows or removes."""
+    """Runs that runs.py shows or removes."""
 
     experiments: str | list[str] | None
     """Folders under outputs_dir; null: all."""

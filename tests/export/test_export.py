@@ -75,7 +75,7 @@ def prompt(length: int) -> Tensor:
 
 
 def looked_at(folders: Sequence[Path], out: Path) -> list[dict[str, Any]]:
-    """What a process without attnbench makes of exported folders."""
+    """Exported folders, loaded by a process without attnbench."""
     for folder in folders:
         inputs = {"tokens": prompt(11).tolist(), "text": TEXT}
         (folder / "inputs.json").write_text(json.dumps(inputs))

@@ -49,7 +49,7 @@ def outputs(tmp_path):
 
 
 def on_terminal(tables: Sequence[Table]) -> str:
-    """What a terminal of 80 columns shows, checked for its width and for what it would obey."""
+    """Output at 80 columns, checked for its width and for what it would obey."""
     console = Console(width=80, file=io.StringIO(), force_terminal=False)
     for table in tables:
         print_table(table, console)

@@ -54,7 +54,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def variables(rank: int, size: int, port: int) -> dict[str, str]:
-    """What torchrun sets."""
+    """Environment variables of torchrun."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
     return {"MASTER_ADDR": "127.0.0.1", **{name: str(number) for name, number in numbers.items()}}
 

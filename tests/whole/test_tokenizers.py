@@ -58,7 +58,7 @@ def trained(home) -> dict[str, Path]:
 
 
 def scores(folder: Path) -> dict[str, float]:
-    """Of the final checkpoint on the whole test split."""
+    """Bits a byte of the final checkpoint on the whole test split."""
     (path,) = (folder / "results").glob("perplexity-*.jsonl")
     place = {"split": "test", "checkpoint": "final", "sequence_length": 16}
     rows = [row.measurement for row in read_results(path) if place.items() <= row.measurement.settings.items()]

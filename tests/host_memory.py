@@ -187,7 +187,8 @@ def training_figures(alphabet: str, kind: str, num_mebibytes: int, *tokenizer: s
     return corpus, peak, corpus / seconds
 
 
-BPE = ("data.tokenizer=bpe", "data.vocabulary_size=8192")
+BPE = ("data.tokenizer=bpe", "data.vocabulary_size=8192", "train.num_steps=4", "train.batch_size=4")
+"""Few and small steps: the logits of so large a vocabulary take more time and memory than a text's tokens."""
 CORPORA = [
     ("ascii", ".txt", ("data.tokenizer=characters",), 20),
     ("wide", ".txt", ("data.tokenizer=characters",), 20),

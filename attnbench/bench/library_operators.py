@@ -80,7 +80,7 @@ class LibraryOperatorsBench(TimedBench):
         "libraries, choose among configurations, which are not timed. `torch` is our form without kernels, compiled on "
         "CUDA. triton takes query, key and value side by side where a mixer's projection leaves them so, unless heads "
         "are shared. `without_gates` is fox's kernel without forget gates, another function.",
-        "Peak memory is what both passes reserve beyond their inputs.",
+        "Peak memory is that of the tensors which both passes make, beyond their inputs.",
     )
     plots: ClassVar[tuple[tuple[str, str], ...]] = (("total_milliseconds", "sequence_length"),)
     headline: ClassVar[tuple[Headline, ...]] = (
@@ -150,7 +150,7 @@ class LibraryOperatorsBench(TimedBench):
         if name not in operator.others:
             yield error_row(example.largest_error(results, conditions.precision), settings)
         del results
-        peak = PeakMemory(conditions.device)
+        peak = PeakMemory(conditions.device, of_tensors=True)
         passes.total()
         yield peak_row(PEAK, peak.mib(), settings)
         cold = ColdCaches(conditions.device)

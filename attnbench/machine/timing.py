@@ -178,13 +178,17 @@ class PeakMemory:
 
     On CUDA that is the memory that the allocator has reserved on the device, CUDA-graph pools too; on a CPU the
     resident set of this process, as Linux counts it.
+
+    Args:
+        of_tensors: on CUDA count what tensors take in place of what is reserved: of a call beside large tensors of
+            others, where it may fit between what they leave of the allocator's segments.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, *, of_tensors: bool = False) -> None:
+        self.device, self.of_tensors = device, of_tensors
         start_afresh(device)
         if device.type == "cuda":
-            self.baseline_mib = peak_memory_mib(device)
+            self.baseline_mib = self._device_mib()
         else:
             gc.collect()
             # Memory that the allocator keeps of former work would stand in the baseline.
@@ -195,7 +199,12 @@ class PeakMemory:
         """Return the MiB so far; None where the system does not say."""
         if self.baseline_mib is None:
             return None
-        return (peak_memory_mib(self.device) or resident_peak_mib()) - self.baseline_mib
+        return (self._device_mib() or resident_peak_mib()) - self.baseline_mib
+
+    def _device_mib(self) -> float | None:
+        if self.of_tensors and self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device) / 2**20
+        return peak_memory_mib(self.device)
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)

@@ -6,7 +6,7 @@ refused by name when it is asked for: nothing else runs in its place.
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -157,11 +157,13 @@ def _packed_delta_rule(shape: Shape) -> Function:
 
 
 def _packed_retention(shape: Shape) -> Function:
-    def function(mixed: Tensor) -> Tensor:
-        like = mixed.new_empty(0).expand(1, shape.sequence_length, shape.num_heads, 0)
-        return _packed_scalar_decay(mixed, _retention_decay(like), None, shape)
+    @cache
+    def log_decay(device: torch.device, dtype: torch.dtype) -> Tensor:
+        """A constant, made at the first call."""
+        like = torch.empty(0, device=device, dtype=dtype).expand(1, shape.sequence_length, shape.num_heads, 0)
+        return _retention_decay(like).expand(shape.batch_size, -1, -1).contiguous()
 
-    return function
+    return lambda mixed: _packed_scalar_decay(mixed, log_decay(mixed.device, mixed.dtype), None, shape)
 
 
 def _packed_simple_gla(shape: Shape) -> Function:

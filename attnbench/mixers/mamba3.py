@@ -12,6 +12,7 @@ from attnbench.mixers.base import head_count
 from attnbench.mixers.decay import MAX_FORGETTING, DecayInit, inverse_softplus, spread_steps
 from attnbench.mixers.decayed import DecayedAttention, add_skip, check_state_width, state_widths
 from attnbench.mixers.layers import Projection
+from attnbench.ops.cumulative import cumulative_sum
 from attnbench.ops.lagged_scalar_decay import (
     lagged_scalar_decay,
     lagged_scalar_decay_flops,
@@ -174,7 +175,7 @@ class Mamba3(DecayedAttention):
         self, query_BTHK: Tensor, key_BTHK: Tensor, value_BTHV: Tensor, *gates: Tensor, state: Mamba3State | None
     ) -> Tensor:
         log_decay_BTH, own_BTH, completing_BTH, angle_BTHA = gates
-        angle_BTHA, memory_BHKV = angle_BTHA.cumsum(1), None
+        angle_BTHA, memory_BHKV = cumulative_sum(angle_BTHA), None
         if state is not None:
             angle_BTHA = angle_BTHA + state.angle_BHA[:, None]
         query_BTHK, key_BTHK = turn(query_BTHK, angle_BTHA), turn(key_BTHK, angle_BTHA)

@@ -9,6 +9,7 @@ The state is a cache of keys and values and, beside it, the sum of log f over th
 import torch
 from torch import Tensor
 
+from attnbench.ops.cumulative import cumulative_sum
 from attnbench.ops.softmax_attention import attend, materialised, visible
 
 
@@ -21,7 +22,7 @@ def forgetting_bias(log_forget_BTH: Tensor, past_BSH: Tensor | None = None) -> T
         log_forget_BTH: of T positions, in float32 at least: a sum over a long text loses its last digits otherwise.
         past_BSH: of positions before these, the same sum up to the last of them; None where there are none.
     """
-    sum_BHT = log_forget_BTH.cumsum(1).mT
+    sum_BHT = cumulative_sum(log_forget_BTH).mT
     source_BHS = sum_BHT if past_BSH is None else torch.cat([-past_BSH.mT, sum_BHT], dim=2)
     return sum_BHT[..., None] - source_BHS[:, :, None]
 

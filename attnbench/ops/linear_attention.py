@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnbench.machine.device import require_triton
+from attnbench.ops.cumulative import cumulative_sum
 from attnbench.ops.fla import require_fla
 from attnbench.ops.precision import accumulation_dtype
 from attnbench.ops.rotary import rotate_both
@@ -92,7 +93,7 @@ def linear_attention(
     else:
         mixed_BTHV, last_memory = chunked_linear_attention(*inputs, memory_BHKV, CHUNK_SIZE)
     # A sum over thousands of keys, so in float32 at least.
-    normaliser_BTHK = key_BTHK.to(accumulation_dtype(key_BTHK.dtype)).cumsum(1)
+    normaliser_BTHK = cumulative_sum(key_BTHK.to(accumulation_dtype(key_BTHK.dtype)))
     if normaliser_BHK is not None:
         normaliser_BTHK = normaliser_BTHK + normaliser_BHK[:, None]
     total_BTH = (query_BTHK * normaliser_BTHK).sum(-1)
@@ -139,7 +140,7 @@ def chunked_linear_attention(
     )
     within = (query @ key.mT).tril() @ value
     # Sums over the whole past: in float32 at least, whatever the products are in.
-    memory_BHNKV = (key.mT @ value).to(state_dtype).cumsum(2)
+    memory_BHNKV = cumulative_sum((key.mT @ value).to(state_dtype).transpose(1, 2)).transpose(1, 2)
     if memory_BHKV is not None:
         memory_BHNKV = memory_BHNKV + memory_BHKV[:, :, None]
         before = torch.cat([memory_BHKV[:, :, None], memory_BHNKV[:, :, :-1]], dim=2)

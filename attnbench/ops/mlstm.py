@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attnbench.ops.cumulative import cumulative_sum
 from attnbench.ops.scalar_decay import MAX_FORGETTING, scalar_decay, scalar_decay_flops
 
 
@@ -119,7 +120,7 @@ def stabilised(
     What F loses to rounding is in m alone, and so in nothing that is seen.
     """
     with torch.no_grad():
-        total_BTH = log_forget_BTH.cumsum(1)
+        total_BTH = cumulative_sum(log_forget_BTH)
         highest_BTH = (log_write_BTH.clamp(min=0) - total_BTH).cummax(1).values
         if maximum_BH is None:
             maximum_BH = torch.zeros_like(total_BTH[:, 0])

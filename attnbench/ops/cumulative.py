@@ -1,0 +1,25 @@
+"""Cumulative sums over positions, in pieces that torch's compiler can sum on a GPU."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+PIECE = 32
+"""Positions that are summed up in one scan. torch 2.11 splits a longer one over programs where there are few sums side by
+side (sequences × heads below 64 a multiprocessor), and fails to write the code: `list indices must be integers or slices,
+not NoneType`."""
+
+
+def cumulative_sum(x_BTE: Tensor) -> Tensor:
+    """Return x_1 + ... + x_t for every position t, along the second axis of (B, T, ...): within pieces, and then over
+    the sums of pieces in the same way."""
+    length = x_BTE.shape[1]
+    if length <= PIECE:
+        return x_BTE.cumsum(1)
+    # Zeros after the last position, an axis for the pieces, and no sum is of a later position.
+    missing = -length % PIECE
+    padded = pad(x_BTE, (0, 0) * (x_BTE.dim() - 2) + (0, missing)) if missing else x_BTE
+    within_BNPE = padded.unflatten(1, (-1, PIECE)).cumsum(2)
+    after_BNE = cumulative_sum(within_BNPE[:, :, -1])
+    before_BNE = torch.cat([torch.zeros_like(after_BNE[:, :1]), after_BNE[:, :-1]], dim=1)
+    return (within_BNPE + before_BNE[:, :, None]).flatten(1, 2)[:, :length]

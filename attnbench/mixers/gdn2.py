@@ -29,8 +29,8 @@ class GatedDeltaNet2(KimiDeltaAttention):
         num_heads: null for dim / head_width; the inner widths need not add up to dim.
         head_width: channels of query and key a head, K.
         value_expansion: channels of value a head, V, as a multiple of head_width.
-        backend: auto | torch | triton | fla, which takes heads of up to 256 key channels; auto: torch, until
-            triton's kernels ran on a card.
+        backend: auto | torch | triton | fla, which takes heads of up to 256 key channels; auto: triton on
+            CUDA where its kernels fit, otherwise torch.
         rotary_theta: base of the wavelengths of rotary positions on query and key, see DiagonalMixer; null for none.
         conv_size: taps of the short convolution over query, key and value; 0 for none.
         qk_norm: divide query and key of each head by their length. Without it the recurrence can grow.

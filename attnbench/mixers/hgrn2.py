@@ -37,7 +37,7 @@ class HGRN2(DiagonalMixer):
         head_width: channels of query and key a head, K.
         layer, num_layers: for c; from the model.
         value_expansion: channels of value a head, V, as a multiple of head_width.
-        backend: auto | torch | triton | fla; auto: torch, until triton's kernels ran on a card.
+        backend: auto | torch | triton | fla; auto: triton on CUDA where its kernels fit, otherwise torch.
         rotary_theta: base of the wavelengths of rotary positions on query and key, see DiagonalMixer; null for none.
         conv_size: taps of a short convolution over what query, decay and value are made of; 0 for none.
         qk_norm: RMS norm of query and key over the head width, with a learned gain.

@@ -80,7 +80,7 @@ class Mamba3(DecayedAttention):
         head_width: channels of value a head.
         state_width: channels of query and key, N.
         backend: auto | torch | triton | fla. triton is this bench's own kernel, for CUDA and K = state_width and V =
-            head_width that are multiples of 16, K up to 128; auto: torch, until those ran on a card. fla is flash-
+            head_width that are multiples of 16, K up to 128; auto: triton where it runs, otherwise torch. fla is flash-
             linear-attention's kernel of simple GLA, for CUDA.
         rotary_theta: base of the wavelengths of rotary positions, by which query and key are turned besides; null for
             none.

@@ -64,7 +64,7 @@ class RWKV7(DiagonalMixer):
         head_width: channels of query and key a head, K.
         layer, num_layers: for the initial shifts; from the model.
         value_expansion: channels of value a head, V, as a multiple of head_width.
-        backend: auto | torch | triton | fla; auto: torch, until triton's kernels ran on a card.
+        backend: auto | torch | triton | fla; auto: triton on CUDA where its kernels fit, otherwise torch.
         rotary_theta: base of the wavelengths of rotary positions on query, key and kap, see DiagonalMixer; null for
             none.
         conv_size: taps of a short convolution over query, key and value, beside the token shift; 0 for none.

@@ -37,7 +37,7 @@ class SimpleGLA(DecayedAttention):
         head_width: channels of query and key a head, K.
         value_expansion: channels of value a head, V, as a multiple of head_width.
         backend: auto | torch | triton | fla. triton is this bench's own kernel, for CUDA and K and V that are multiples
-            of 16, K up to 128; auto: torch, until those ran on a card. fla is flash-linear-attention's kernel of
+            of 16, K up to 128; auto: triton where it runs, otherwise torch. fla is flash-linear-attention's kernel of
             simple GLA, for CUDA.
         rotary_theta: base of the wavelengths of rotary positions, by which query and key are turned; null for none.
         conv_size: taps of the short convolution over query, key and value; 0 for none.

@@ -5,9 +5,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 PIECE = 32
-"""Positions that are summed up in one scan. torch 2.11 splits a longer one over programs where there are few sums side by
-side (sequences × heads below 64 a multiprocessor), and fails to write the code: `list indices must be integers or slices,
-not NoneType`."""
+"""Positions that are summed up in one scan. torch 2.11 splits a longer one over programs where there are few sums side
+by side, fewer than 64 a multiprocessor, and fails to write the code: `list indices must be integers or slices, not
+NoneType`."""
 
 
 def cumulative_sum(x_BTE: Tensor) -> Tensor:

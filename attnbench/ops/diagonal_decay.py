@@ -20,7 +20,7 @@ from attnbench.ops.fla import require_gated_fla
 from attnbench.ops.scan import affine_scan, chunks_of
 from attnbench.settings.errors import UserError
 
-AUTO_RULE = "torch, until the kernels have run on a card"
+AUTO_RULE = "triton on CUDA at key widths of 16, 32, 64, 128, otherwise torch"
 
 
 class DiagonalInputs(NamedTuple):
@@ -321,7 +321,8 @@ def choose_diagonal_decay(backend: str, *, widths: tuple[int, float] | None, dev
             Triton that compiles its gated kernels correctly.
     """
     if backend == "auto":
-        return "torch"
+        possible = device_type == "cuda" and (widths is None or has_kernels(*widths))
+        return "triton" if possible else "torch"
     if backend == "triton":
         require_triton("attn.backend=triton", device_type)
         if widths is not None and not has_kernels(*widths):

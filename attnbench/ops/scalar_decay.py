@@ -19,7 +19,7 @@ from attnbench.ops.precision import at_least_float32
 from attnbench.ops.scan import affine_scan
 from attnbench.settings.errors import UserError
 
-AUTO_RULE = "torch, until the kernels have run on a card"
+AUTO_RULE = "triton on CUDA at key and value widths of 16 to 128 that 16 divides, otherwise torch"
 
 MAX_FORGETTING = 30.0
 """Largest -log a_t that a mixer should give. It leaves 1e-13 of the memory, nothing in float32. Beyond it sums of log
@@ -221,7 +221,7 @@ def choose_scalar_decay(backend: str, *, widths: tuple[int, float] | None, devic
     """
     fits = widths is None or has_kernels(*widths)
     if backend == "auto":
-        return "torch"
+        return "triton" if device_type == "cuda" and fits else "torch"
     if backend == "triton":
         require_triton("attn.backend=triton", device_type)
         if widths is not None and not fits:

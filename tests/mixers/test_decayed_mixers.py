@@ -75,12 +75,14 @@ def test_the_librarys_kernel_needs_cuda(name):
         read(name)[0].choose_backend({"backend": "fla"}, device_type="cpu", precision="float32")
 
 
+@pytest.mark.parametrize(
+    ("device_type", "width", "chosen"), [("cuda", 32, "triton"), ("cuda", 40, "torch"), ("cpu", 32, "torch")]
+)
 @pytest.mark.parametrize("name", MIXERS)
-def test_auto_waits_until_our_kernels_have_run_on_a_card(name):
+def test_auto_is_triton_where_our_kernels_run(name, device_type, width, chosen):
     mixer_class, options = read(name)
-    for device_type in ("cuda", "cpu"):
-        chosen = mixer_class.choose_backend(options | {"head_width": 32}, device_type=device_type, precision="bfloat16")
-        assert chosen == "torch"
+    options |= {"head_width": width} | ({"state_width": width} if "state_width" in options else {})
+    assert mixer_class.choose_backend(options, device_type=device_type, precision="bfloat16") == chosen
 
 
 def test_widths_that_our_kernels_do_not_have_are_refused(monkeypatch):

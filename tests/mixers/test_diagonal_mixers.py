@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from mixer_building import DIM, HEAD_WIDTH, assert_near, build, check_against_definition, example_input
+from mixer_building import DIM, HEAD_WIDTH, assert_near, build, check_against_definition, example_input, read
 from torch import Tensor
 
 from attnbench.mixers import kda
@@ -173,3 +173,13 @@ def test_heads_that_are_too_wide_for_the_librarys_delta_rule_are_refused(monkeyp
         with pytest.raises(UserError, match=r"up to 256 key channels, not head_width=512; choose attn.backend=torch"):
             mixer_class.choose_backend(asked, device_type="cuda", precision="bfloat16")
     assert RWKV7.choose_backend(asked, device_type="cuda", precision="bfloat16") == "fla"
+
+
+@pytest.mark.parametrize(
+    ("device_type", "width", "chosen"), [("cuda", 64, "triton"), ("cuda", 48, "torch"), ("cpu", 64, "torch")]
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_auto_is_triton_where_our_kernels_run(name, device_type, width, chosen):
+    mixer_class, options = read(name)
+    options |= {"head_width": width}
+    assert mixer_class.choose_backend(options, device_type=device_type, precision="bfloat16") == chosen

@@ -20,6 +20,17 @@ from attnbench.kernels.scalar_decay_kernels import (
     walk_forward_kernel,
 )
 
+LAUNCH: dict[str, dict[str, int]] = {
+    "walk_forward": {"num_warps": 4, "num_stages": 2, "VALUES": 64},
+    "walk_backward": {"num_warps": 4, "num_stages": 2, "VALUES": 64},
+    "gradient": {"num_warps": 4, "num_stages": 1, "VALUES": 64},
+}
+"""Launch of each kernel: warps of a program, stages of the loads in its loop, and the most value channels of a
+block."""
+
+WIDE_WARPS = 8
+"""Warps in float32 of a head with more than 64 key channels, which runs out of the registers of four."""
+
 BLOCK = 256
 """Numbers of a state that a program carries from segment to segment: so few that there are many programs."""
 
@@ -68,10 +79,9 @@ class ScalarDecay:
     def num_chunks(self) -> int:
         return -(-self.length // self.chunk)
 
-    @property
-    def values(self) -> int:
-        """Value channels of a block."""
-        return min(self.chunk, triton.next_power_of_2(self.value_width))
+    def values(self, kernel: str) -> int:
+        """Return the value channels of a kernel's block."""
+        return min(LAUNCH[kernel]["VALUES"], self.chunk, triton.next_power_of_2(self.value_width))
 
     @property
     def segment(self) -> int:
@@ -82,30 +92,28 @@ class ScalarDecay:
     def num_segments(self) -> int:
         return -(-self.length // self.segment)
 
-    @property
-    def walks(self) -> tuple[int]:
-        """Grid of a walk."""
-        return (self.sequences * self.num_segments * -(-self.value_width // self.values),)
+    def walks(self, kernel: str) -> tuple[int]:
+        """Return the grid of a walk."""
+        return (self.sequences * self.num_segments * -(-self.value_width // self.values(kernel)),)
 
     def states(self, *counts: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return empty states, transposed: (sequences, ..., V, K)."""
         return self.mixed.new_empty(self.sequences, *counts, self.value_width, self.key_width, dtype=dtype)
 
-    def options(self, num_stages: int) -> dict[str, Any]:
-        """A kernel's constants. Picked by hand: in float32 wide keys run out of the registers of four warps."""
+    def options(self, kernel: str) -> dict[str, Any]:
+        """Return a kernel's constants."""
         is_float32, keys = self.mixed.dtype == torch.float32, triton.next_power_of_2(self.key_width)
-        return {
+        sizes = {
             "G": self.num_groups,
             "H": self.num_heads,
             "K": self.key_width,
             "V": self.value_width,
             "C": self.chunk,
             "KEYS": keys,
-            "VALUES": self.values,
+            "VALUES": self.values(kernel),
             "PRECISION": float32_product() if is_float32 else "tf32",
-            "num_warps": 8 if is_float32 and keys > 64 else 4,
-            "num_stages": num_stages,
         }
+        return LAUNCH[kernel] | sizes | ({"num_warps": WIDE_WARPS} if is_float32 and keys > 64 else {})
 
 
 def forward(
@@ -116,9 +124,9 @@ def forward(
     def walk(initial: Tensor | None, output: Tensor | None, last: Tensor | None, totals: Tensor | None) -> None:
         kept = None if output is None else states
         launch(
-            walk_forward_kernel, rule.walks,
+            walk_forward_kernel, rule.walks("walk_forward"),
             rule.mixed, *rule.gates, initial, output, last, totals, kept, rule.length, rule.segment, rule.scale,
-            **rule.options(num_stages=2),
+            **rule.options("walk_forward"),
         )  # fmt: skip
 
     if rule.num_segments > 1:
@@ -142,9 +150,9 @@ def backward(
 
     def walk(after: Tensor | None, before: Tensor | None, totals: Tensor | None, kept: Tensor | None) -> None:
         launch(
-            walk_backward_kernel, rule.walks,
+            walk_backward_kernel, rule.walks("walk_backward"),
             rule.mixed, rule.log_decay, gradient, after, before, totals, kept, rule.length, rule.segment, rule.scale,
-            **rule.options(num_stages=2),
+            **rule.options("walk_backward"),
         )  # fmt: skip
 
     if rule.num_segments > 1:
@@ -158,7 +166,7 @@ def backward(
         launch(
             gradient_kernel, (rule.mixed.shape[0] * rule.num_groups * rule.num_chunks,),
             rule.mixed, *rule.gates, states, gradient, of_states, *outputs, rule.length, rule.scale,
-            OF_QUERY=of_query, OF_KEY=of_key, **rule.options(num_stages=1),
+            OF_QUERY=of_query, OF_KEY=of_key, **rule.options("gradient"),
         )  # fmt: skip
 
 

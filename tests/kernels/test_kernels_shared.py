@@ -31,7 +31,7 @@ def test_float32_is_multiplied_as_torch_multiplies_it(precision, expected):
             flash_launch._constants("forward", query, query, True, None),
             linear_attention._arguments(mixed, 2, "elu", linear_attention.forward_blocks(mixed, 2)),
             DeltaRule(mixed, rate, rate, 2, 16, False).options("read"),
-            ScalarDecay(mixed, rate, None, None, 2, 16, 1.0).options(num_stages=1),
+            ScalarDecay(mixed, rate, None, None, 2, 16, 1.0).options("gradient"),
         ]
         assert [own["PRECISION"] for own in constants] == [expected] * 4
         assert DeltaRule(mixed.bfloat16(), rate, rate, 2, 16, False).options("read")["PRECISION"] == "tf32"

@@ -199,3 +199,12 @@ class HandsOnAnother(SeparateProjections):
     def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
         mixed_BTD, state = super().forward(x_BTD, state)
         return mixed_BTD, state if state is None else DeltaState(state.memory_BHKV.clone())
+
+
+class KeepsTensors(SeparateProjections):
+    """Constants where checkpoints do not have them: a buffer, and an attribute of a submodule."""
+
+    def __init__(self, *, dim: int, head_width: int, backend: str = "auto") -> None:
+        super().__init__(dim=dim, head_width=head_width, backend=backend)
+        self.register_buffer("decays", torch.ones(self.num_heads))
+        self.norm.scale = torch.ones(1)

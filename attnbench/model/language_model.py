@@ -246,8 +246,28 @@ def _build_layers(mixers: Sequence[MixerSettings], model: ModelSettings) -> list
 
 
 def build_layer(settings: MixerSettings, model: ModelSettings, layer: int) -> Mixer:
-    """Build the mixer of one layer, its weights not initialised."""
-    return build(settings.target, settings.options, Mixer, **layer_sizes(model, layer))
+    """Build the mixer of one layer, its weights not initialised.
+
+    Raises:
+        UserError: a setting that cannot be, or a class that keeps tensors beside its parameters.
+    """
+    mixer = build(settings.target, settings.options, Mixer, **layer_sizes(model, layer))
+    if not mixer.fills_submodules:
+        _check_tensors(mixer, f"attn={settings.name}: {settings.target}")
+    return mixer
+
+
+def _check_tensors(mixer: Mixer, name: str) -> None:
+    """Refuse buffers and attributes that are tensors: neither would have its numbers in a model that is loaded."""
+    kept = [path for path, _ in mixer.named_buffers()]
+    for path, module in mixer.named_modules():
+        attributes = (attribute for attribute, value in vars(module).items() if isinstance(value, Tensor))
+        kept += [f"{path}.{attribute}".lstrip(".") for attribute in attributes]
+    if kept:
+        raise UserError(
+            f"{name} keeps a tensor that is no parameter ({', '.join(kept)}), which checkpoints do not have; compute "
+            "it in the forward pass, on x's device"
+        )
 
 
 def layer_sizes(model: ModelSettings, layer: int) -> dict[str, Any]:

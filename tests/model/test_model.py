@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from outside_mixers import settings_of
 from small import MIXERS, MODEL, VOCABULARY, mixer_settings, small_model
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -23,6 +24,13 @@ from attnbench.training.checkpoint import TrainState
 from attnbench.training.prepare import hashed_model, prepare
 
 TOKENS_BT = torch.arange(2 * 21).reshape(2, 21) % len(VOCABULARY)
+
+
+def test_a_mixer_with_tensors_that_a_checkpoint_does_not_have_is_refused():
+    [kept] = settings_of("KeepsTensors").values()
+    message = r"^attn=mine: outside_mixers\.KeepsTensors keeps a tensor that is no parameter \(decays, norm\.scale\)"
+    with pytest.raises(UserError, match=message):
+        build_meta([kept] * 2, MODEL, vocabulary_size=30)
 
 
 def test_a_model_larger_than_memory_is_refused_before_it_takes_any(monkeypatch):

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from attnbench.data.vocabulary import Corpus, load_corpus
+from attnbench.data.corpus import Corpus, load_corpus
 from attnbench.settings.schema import DataSettings
 
 ROOT = Path(__file__).parents[1]

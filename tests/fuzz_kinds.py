@@ -99,7 +99,7 @@ class Texts(Kind):
         return [("Ein Satz, 中文, \N{GRINNING FACE}.\n".encode() * 40, words)]
 
     def read(self, content: bytes, original: int) -> None:
-        from attnbench.data.vocabulary import load_corpus
+        from attnbench.data.corpus import load_corpus
         from attnbench.settings.schema import DataSettings
 
         path = self.put("corpus.txt", content)

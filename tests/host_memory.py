@@ -106,7 +106,7 @@ def training(path: str, *tokenizer: str) -> Iterator[float]:
     """Peak of resident MiB while a text is prepared and trained on, beyond those resident before, and the seconds of
     processor time that its tokens took."""
     from attnbench.comparison.execute import run
-    from attnbench.data.vocabulary import load_corpus
+    from attnbench.data.corpus import load_corpus
     from attnbench.results import folder as results_folder
 
     with tempfile.TemporaryDirectory(dir=Path(path).parent) as folder:

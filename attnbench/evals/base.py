@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from attnbench.data.vocabulary import Corpus
+from attnbench.data.corpus import Corpus
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import Measurement

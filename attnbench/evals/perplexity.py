@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attnbench.data.batches import evaluation_batches, num_evaluation_batches
-from attnbench.data.vocabulary import Corpus, Lengths
+from attnbench.data.corpus import Corpus, Lengths
 from attnbench.evals.base import CheckpointEvaluation, Subject
 from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.model.language_model import LanguageModel

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from attnbench.data.vocabulary import Corpus, load_corpus
+from attnbench.data.corpus import Corpus, load_corpus
 from attnbench.machine.device import resolve_device
 from attnbench.machine.precision import resolve_compile, resolve_precision
 from attnbench.mixers.recipe import not_applicable

@@ -12,9 +12,9 @@ import pytest
 from corpora_on_disk import LINES, ROOT, from_path, write_parquet, write_splits
 
 from attnbench.data import pieces
+from attnbench.data.corpus import load_corpus
 from attnbench.data.pieces import Text, read_utf8, walk
 from attnbench.data.texts import cut, find_embedded, read_text
-from attnbench.data.vocabulary import load_corpus
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import DataSettings
 

@@ -6,9 +6,9 @@ from corpora_on_disk import LINES, RAW, ROOT, V1, from_path, needs_real_data, wr
 
 from attnbench.data import wikitext
 from attnbench.data.batches import Batches, block_order, evaluation_batches
+from attnbench.data.corpus import load_corpus
 from attnbench.data.texts import find_user_texts
 from attnbench.data.tokenizer import UNKNOWN, Characters
-from attnbench.data.vocabulary import load_corpus
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import DataSettings
 

@@ -8,7 +8,7 @@ from corpora_on_disk import ROOT
 
 from attnbench.cli.compose import CONF, compose
 from attnbench.data import enwik
-from attnbench.data.vocabulary import Corpus, load_corpus
+from attnbench.data.corpus import Corpus, load_corpus
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import DataSettings
 

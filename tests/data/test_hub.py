@@ -13,7 +13,7 @@ from corpora_on_disk import LINES, ROOT, write_parquet
 
 from attnbench.cli.compose import compose
 from attnbench.data import hub, pieces, vocabulary
-from attnbench.data.vocabulary import Corpus, load_corpus
+from attnbench.data.corpus import Corpus, load_corpus
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import DataSettings
 

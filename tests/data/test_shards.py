@@ -16,7 +16,7 @@ from corpora_on_disk import LINES, write_splits
 from small import python_path
 
 from attnbench.data import batches, bpe, pieces, shards, vocabulary
-from attnbench.data.vocabulary import Corpus, load_corpus
+from attnbench.data.corpus import Corpus, load_corpus
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import DataSettings
 

@@ -14,7 +14,7 @@ import pytest
 from corpora_on_disk import LINES, ROOT, V1, from_path, needs_real_data, write_parquet, write_splits
 
 from attnbench.data import hub, wikitext
-from attnbench.data.vocabulary import load_corpus
+from attnbench.data.corpus import load_corpus
 from attnbench.data.wikitext import prepare
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import DataSettings

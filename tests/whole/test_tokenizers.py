@@ -12,8 +12,8 @@ from scripts_here import ROOT, run_here
 from attnbench.cli.commands import load_checkpoint, sample
 from attnbench.cli.compose import compose
 from attnbench.comparison.execute import run
+from attnbench.data.corpus import NATS_OF_A_BYTE
 from attnbench.data.tokenizer import Bytes
-from attnbench.data.vocabulary import NATS_OF_A_BYTE
 from attnbench.model.stored import load_record, tokenizer_of
 from attnbench.results import folder as results_folder
 from attnbench.results.rows import read_results

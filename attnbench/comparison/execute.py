@@ -23,9 +23,9 @@ from attnbench.settings.schema import RunSettings
 from attnbench.settings.text import MAX_JSON_BYTES, read_bounded
 from attnbench.training.checkpoint import is_final
 from attnbench.training.follow import follow
+from attnbench.training.job import TrainingJob
 from attnbench.training.lead import check_ranks, leading
 from attnbench.training.prepare import Run, prepare, reopen
-from attnbench.training.run import TrainingJob
 
 log = logging.getLogger(__name__)
 

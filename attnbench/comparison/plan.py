@@ -22,8 +22,8 @@ from attnbench.settings.check import setting_of
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import build, resolve
 from attnbench.settings.schema import LOOKS, ComparisonSettings, RunSettings
+from attnbench.training.job import TrainingJob
 from attnbench.training.prepare import corpus_label, prepare
-from attnbench.training.run import TrainingJob
 from attnbench.verdict.family import fewest_seeds_of, name_family
 from attnbench.verdict.seeds import same_models
 

@@ -16,8 +16,8 @@ from attnbench.results.corpora import on_corpus
 from attnbench.results.rows import TRAINING, read_results
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED, EvaluationSettings, RunSettings
+from attnbench.training.job import TrainingJob
 from attnbench.training.prepare import Run, with_identity
-from attnbench.training.run import TrainingJob
 from attnbench.verdict.rates import rate_sensitivity, rate_window
 
 MAX_WIDENINGS = 2

@@ -1,47 +1,30 @@
-"""One training, to its end or to a stop that keeps its state; a language model's as a job.
-
-outputs/<experiment>/<variant>-<model>-T<seq_len>-seed<n>-<hash>/
-"""
+"""One training, to its end or to a stop that keeps its state."""
 
 import logging
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from attnbench.data.batches import Batches, evaluation_batches, num_evaluation_batches
-from attnbench.machine.device import keep_freed_memory, peak_memory_mib, start_afresh, uncompiled
+from attnbench.machine.device import keep_freed_memory, start_afresh
 from attnbench.machine.group import Group
 from attnbench.machine.signals import StopRequest
-from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.mixers.contract import check_causality
 from attnbench.model.language_model import LanguageModel
-from attnbench.model.loss import perplexity, split_nats
-from attnbench.model.matching import Matched
 from attnbench.model.stored import ModelRecord
-from attnbench.results.folder import first_environment
-from attnbench.results.job import Job
-from attnbench.results.protocol import protocol_of
-from attnbench.results.rows import HASH, TRAINING, Measurement
-from attnbench.settings.errors import UserError
-from attnbench.settings.schema import SELECTION_SEED, TrainSettings
+from attnbench.settings.schema import TrainSettings
 from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.divergence import located
 from attnbench.training.hooks import Checkpoints, DivergedError, Estimate, Logging, Stopwatch, Validation, make_up
 from attnbench.training.lead import Leader
-from attnbench.training.log import MetricsLog, ProgressBar, stream_metrics, watched
-from attnbench.training.loop import Batch, text_batch, train
-from attnbench.training.prepare import Run, resolved_config, row_settings
-from attnbench.training.sample import write_sample
-from attnbench.training.schedule import shortened
+from attnbench.training.log import MetricsLog, ProgressBar, stream_metrics
+from attnbench.training.loop import Batch, train
 from attnbench.training.stack import Member
-from attnbench.training.wandb import WandbMirror, beside
+from attnbench.training.wandb import WandbMirror
 
 log = logging.getLogger(__name__)
 
@@ -199,234 +182,6 @@ class Training:
         return [logging, *estimate, validation, checkpoints]
 
 
-class TrainingJob(Job):
-    """One language model, trained or resumed in a folder that the evaluations of its checkpoints share."""
-
-    evaluation = TRAINING
-
-    def __init__(self, run: Run, group: Group | None = None) -> None:
-        self.run, self.group = run, group
-        settings = run.settings
-        self.label = f"training {settings.mixer.name}"
-        self.experiment, self.config_hash = settings.experiment, run.config_hash
-        self.folder, self.device, self.matched = run.folder, run.device, run.matched
-
-    @property
-    def rerun(self) -> bool:
-        """Rows that are there without a finished training are of one that failed."""
-        return self.run.settings.rerun or not checkpoint.is_final(self.run.checkpoints)
-
-    def columns(self) -> dict[str, Any]:
-        # Rows that are made again are of the training that left its checkpoint.
-        num_devices = num_devices_of(self.group) if self.rerun else trained_on(self.run)
-        return {**self.run.columns(), "num_devices": num_devices}
-
-    def devices(self) -> list[torch.device]:
-        if self.group is None or self.device.type == "cpu":
-            return [self.device]
-        return [torch.device(self.device.type, index) for index in range(self.group.size)]
-
-    def row_settings(self) -> dict[str, Any]:
-        return row_settings(self.run)
-
-    def protocol(self) -> dict[str, Any]:
-        return protocol_of(None)
-
-    def config(self) -> dict[str, Any]:
-        return resolved_config(self.run)
-
-    def announce(self, *, done: bool) -> None:
-        """Say what matching has reached, and that a training is finished."""
-        log.info(self.run.matched.statement(self.run.mixer))
-        if done or not self.rerun:
-            log.info("finished before, not trained again (rerun=true does): %s", self.folder)
-
-    def begin(self) -> dict[str, Any]:
-        """Remove what an earlier training of the same settings left; a finished one keeps its environment."""
-        if not self.rerun:
-            return first_environment(self.folder)
-        if checkpoint.is_final(self.run.checkpoints):
-            checkpoint.remove_all(self.run.checkpoints)
-            for name in ("environment.json", f"environment-{HASH}.json"):
-                for path in self.folder.glob(name):
-                    path.unlink()
-        for path in (self.folder / "results").glob(f"*-{HASH}.jsonl"):
-            path.unlink()
-        return super().begin()
-
-    def training(self) -> Training:
-        """Make the training."""
-        run, group = self.run, self.group
-        return Training(
-            name=run.mixer,
-            folder=run.folder,
-            device=run.device,
-            record=run.record(),
-            build=run.new_model,
-            # Of several processes the whole batch is wanted only where they diverge, and is not kept beside the shares.
-            batches=batches_of(run) if group is None else lambda step: batches_of(run)(step),
-            settings=run.train,
-            num_steps=run.num_steps,
-            measure=_validation(run, num_devices_of(group)),
-            is_due=lambda step: step % run.validation_interval == 0,
-            new_end=lambda state, _: _new_end(run, state),
-            checkpoint_interval=run.validation_interval,
-            mirror=lambda is_resumed: _mirror(run, is_resumed),
-            compiled=run.compile,
-            captured=is_captured(run),
-            estimated=run.device.type == "cpu",
-            group=group,
-            shares=batches_of(run, group) if group is not None else None,
-            config_hash=run.config_hash,
-        )
-
-    def rows(self) -> Iterator[Measurement]:
-        """Train and yield what that showed; a training that failed has a row that says so, the job's `failure` too."""
-        run = self.run
-        if not self.rerun:
-            # Of a finished training the file is missing or was cut off.
-            final = run.checkpoints / "final"
-            counters = checkpoint.load_counters(final)
-            log.info(f"{self.results}: made again from {final}, without peak memory and the first step's time")
-            yield from _measurements(run, counters, stopwatch=None)
-            return
-        # Of several processes one line says that all have stopped.
-        stop = StopRequest(announced=self.group is None)
-        make_ready(self.device)
-        try:
-            trained = attempt(lambda: self.training().run(stop, shares_device=self.shares_device))
-        except DivergedError as error:
-            self.failure = error
-            yield _failed("diverged", str(error))
-            return
-        if isinstance(trained, OutOfMemory):
-            self.failure = UserError(
-                f"out of memory at train.batch_size={run.train.batch_size}: a smaller train.micro_batch_size "
-                "divides a step without changing its result"
-            )
-            yield _failed("out_of_memory", trained.reason)
-            return
-        state, stopwatch = trained
-        yield from _measurements(run, state.counters(), stopwatch)
-        checkpoint.save_final(run.checkpoints, state, run.record())
-        if run.seed < SELECTION_SEED:
-            with uncompiled():
-                tokens_N = run.corpus.tokens["validation"]
-                written = attempt(lambda: write_sample(run.folder, state.model, run.record(), tokens_N))
-                if isinstance(written, OutOfMemory):
-                    log.warning(f"{run.folder}: no sample of its text, {written.reason}")
-        if stop.signal is not None:
-            # It came during the last step, when there was nothing left to stop but what follows.
-            self.failure = stop.interruption(
-                f"trained to the end, saved in {run.checkpoints}; the same command evaluates it"
-            )
-
-
 def num_devices_of(group: Group | None) -> int:
     """Devices that a training has together."""
     return group.size if group is not None else 1
-
-
-def trained_on(run: Run) -> int:
-    """Return how many devices the last sitting of a finished training had; 1 where it is not finished."""
-    if not checkpoint.is_final(run.checkpoints):
-        return 1
-    return checkpoint.load_counters(run.checkpoints / "final").get("num_devices", 1)
-
-
-def batches_of(run: Run, group: Group | None = None) -> Callable[[int], Batch]:
-    """The batch of each step of a language model's training, or this rank's rows of it."""
-    rank, num_ranks = (group.rank, group.size) if group is not None else (0, 1)
-    train_N, shape = run.corpus.tokens["train"], (run.seq_len, run.train.batch_size)
-    batches = Batches(train_N, *shape, run.seed, run.device, rank, num_ranks, release=run.corpus.release)
-    return lambda step: text_batch(batches, step, run.settings.model.dropout)
-
-
-def is_captured(run: Run) -> bool:
-    """True where the step is replayed as a CUDA graph, with the reduction of several GPUs in it."""
-    return run.compile and run.device.type == "cuda"
-
-
-def _new_end(run: Run, state: TrainState) -> int | None:
-    """Return the last step where `patience_validations` have gone by since the lowest loss."""
-    patience = run.train.patience_validations
-    if patience is None or state.step - state.best_step < patience * run.validation_interval:
-        return None
-    return shortened(run.train, run.num_steps, state.step)
-
-
-def _validation(run: Run, num_devices: int) -> Callable[[TrainState], dict[str, Any]]:
-    """The measurement of the validation split, by one device, with as many rows at once as it trains with."""
-    tokens_N, part = _validation_tokens(run)
-    lengths = run.corpus.lengths("validation", run.corpus.count(tokens_N[1:]))
-    tokens_N = tokens_N.to(run.device)
-    shape = run.seq_len, run.train.batch_size // num_devices
-    number = num_evaluation_batches(len(tokens_N), *shape)
-
-    def measure(state: TrainState) -> dict[str, Any]:
-        batches = watched(evaluation_batches(tokens_N, *shape), number, math.prod(shape), "validation")
-        # Not compiled: a second graph for one pass in a thousand steps takes longer than it saves.
-        with uncompiled():
-            nats_T, count_T = split_nats(state.model, batches, run.precision)
-        nats = float(nats_T.sum() / count_T.sum())
-        scores = {"nats_per_character": lengths.nats_per_character(nats), "perplexity": perplexity(nats)}
-        return {**scores, "bits_per_byte": lengths.bits_per_byte(nats), **part}
-
-    return measure
-
-
-def _validation_tokens(run: Run) -> tuple[Tensor, dict[str, int]]:
-    """Tokens that validations read, and the settings of their rows where these are a part."""
-    return run.corpus.first_characters("validation", run.train.validation_characters)
-
-
-def _mirror(run: Run, is_resumed: bool) -> WandbMirror:
-    settings = run.settings
-    return WandbMirror(
-        settings.logger,
-        root=beside(settings.outputs_dir),
-        run_id=f"{settings.experiment}-{run.folder.name}",
-        name=run.folder.name,
-        group=settings.experiment,
-        job_type="train",
-        tags=[settings.mixer.name, settings.model.name, run.corpus.name],
-        config=resolved_config(run),
-        resume=is_resumed,
-    )
-
-
-def _failed(status: str, reason: str) -> Measurement:
-    return Measurement(metric="tokens_per_second", value=None, unit="token/s", status=status, reason=reason)
-
-
-def _measurements(run: Run, counters: Mapping[str, Any], stopwatch: Stopwatch | None) -> Iterator[Measurement]:
-    """Speed and memory where the training had the device alone, budget and best loss.
-
-    Args:
-        counters: of the state at its end; one of a version that did not say who had the device gives no speed.
-        stopwatch: of the sitting that ends here; None long after it.
-    """
-    if not counters.get("shared_device", True):
-        # Without each sitting's first step, which compiles.
-        num_tokens = counters["warm_steps"] * run.train.batch_size * run.seq_len
-        if num_tokens:
-            speed = num_tokens / counters["warm_seconds"]
-            yield Measurement(metric="tokens_per_second", value=speed, unit="token/s", num_samples=num_tokens)
-        yield Measurement(metric="train_seconds", value=counters["seconds"], unit="s", num_samples=counters["step"])
-        if stopwatch is not None and stopwatch.first_step_seconds is not None:
-            yield Measurement(metric="first_step_seconds", value=stopwatch.first_step_seconds, unit="s")
-        # A process that trains one after the other keeps what libraries and graphs of former ones hold.
-        peak = peak_memory_mib(run.device) if stopwatch is not None else None
-        if peak is not None:
-            yield Measurement(metric="peak_memory_mib", value=peak, unit="MiB")
-    yield from budget(run.matched)
-    if counters["best_nats"] is not None:
-        axes = {"split": "validation", "checkpoint": "best", **_validation_tokens(run)[1]}
-        yield Measurement(metric="nats_per_character", value=counters["best_nats"], unit="nat", settings=axes)
-
-
-def budget(matched: Matched) -> Iterator[Measurement]:
-    """Cost of a model, which stands beside each of its scores."""
-    yield Measurement(metric="forward_flops_per_token", value=matched.flops_per_token, unit="FLOP")
-    if matched.state_bytes is not None:
-        yield Measurement(metric="state_bytes", value=matched.state_bytes, unit="B")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from attnbench.data.batches import Batches
-from attnbench.data.vocabulary import Corpus, load_corpus
+from attnbench.data.corpus import Corpus, load_corpus
 from attnbench.machine import device as support
 from attnbench.machine.device import keep_freed_memory, resolve_device
 from attnbench.machine.precision import resolve_compile, resolve_precision

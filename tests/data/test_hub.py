@@ -12,7 +12,8 @@ import torch
 from corpora_on_disk import LINES, ROOT, write_parquet
 
 from attnbench.cli.compose import compose
-from attnbench.data import hub, pieces, vocabulary
+from attnbench.data import corpus as loading
+from attnbench.data import hub, pieces
 from attnbench.data.corpus import Corpus, load_corpus
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import DataSettings
@@ -111,7 +112,7 @@ def test_json_lines_and_some_files_of_a_set_are_read_and_no_line_is_lost(reposit
 
 def test_a_long_set_is_read_from_the_package_s_files_and_made_into_tokens_once(repository, tmp_path, monkeypatch):
     short = load_corpus(DataSettings(name=str(repository), config="whole"), 8, tmp_path)
-    monkeypatch.setattr(vocabulary, "KEPT_BYTES", 0)
+    monkeypatch.setattr(loading, "KEPT_BYTES", 0)
     monkeypatch.setattr(pieces, "KEPT_BYTES", 0)
     made = load_corpus(DataSettings(name=str(repository), config="whole"), 8, tmp_path)
     monkeypatch.setattr(hub, "text_of", lambda *_: pytest.fail("the text was read"))

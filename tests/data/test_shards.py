@@ -15,7 +15,8 @@ import torch
 from corpora_on_disk import LINES, write_splits
 from small import python_path
 
-from attnbench.data import batches, bpe, pieces, shards, vocabulary
+from attnbench.data import batches, bpe, pieces, shards
+from attnbench.data import corpus as loading
 from attnbench.data.corpus import Corpus, load_corpus
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import DataSettings
@@ -28,7 +29,7 @@ TOKENIZERS = [{"tokenizer": "characters"}, {"tokenizer": "bytes"}, {"tokenizer":
 @pytest.fixture
 def on_disk(monkeypatch):
     """Every text is long."""
-    monkeypatch.setattr(vocabulary, "KEPT_BYTES", 0)
+    monkeypatch.setattr(loading, "KEPT_BYTES", 0)
     monkeypatch.setattr(pieces, "KEPT_BYTES", 0)
     monkeypatch.setattr(pieces, "PIECE_BYTES", 1000)
     monkeypatch.setattr(bpe, "CHUNK_BYTES", 700)
@@ -63,7 +64,7 @@ def test_tokens_on_the_disk_are_those_in_memory(tmp_path, monkeypatch, kind):
     write(tmp_path)
     in_memory = load(tmp_path, **kind)
     assert not (tmp_path / "data").exists()
-    monkeypatch.setattr(vocabulary, "KEPT_BYTES", 0)
+    monkeypatch.setattr(loading, "KEPT_BYTES", 0)
     monkeypatch.setattr(pieces, "PIECE_BYTES", 1000)
     made, found = load(tmp_path, **kind), load(tmp_path, **kind)
     assert equal(made, in_memory)
@@ -80,10 +81,10 @@ def test_tokens_on_the_disk_are_those_in_memory(tmp_path, monkeypatch, kind):
 def test_what_is_made_is_not_read_again_and_a_changed_text_is(tmp_path, on_disk, monkeypatch, kind):
     path = write(tmp_path)
     made = load(tmp_path, **kind)
-    monkeypatch.setattr(vocabulary, "walk", lambda *_: pytest.fail("the text was read"))
+    monkeypatch.setattr(loading, "walk", lambda *_: pytest.fail("the text was read"))
     assert equal(load(tmp_path, **kind), made)
     monkeypatch.undo()
-    monkeypatch.setattr(vocabulary, "KEPT_BYTES", 0)
+    monkeypatch.setattr(loading, "KEPT_BYTES", 0)
     stat = path.stat()
     write(tmp_path, TEXT.replace("line 5", "lime 5"))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
@@ -232,7 +233,7 @@ def test_a_disk_that_is_full_or_read_only_is_one_line(tmp_path, on_disk, monkeyp
 
 
 def _load_in_a_process(root: Path, results) -> None:
-    vocabulary.KEPT_BYTES = 0
+    loading.KEPT_BYTES = 0
     made = shards.make
 
     def slow(*arguments):
@@ -261,10 +262,10 @@ def test_two_processes_make_it_once(tmp_path, on_disk):
 STOPPED = """
 import os, signal, sys
 from pathlib import Path
-from attnbench.data import shards, vocabulary
+from attnbench.data import corpus, shards
 from attnbench.machine.signals import ending_in_one_line
 from attnbench.settings.schema import DataSettings
-vocabulary.KEPT_BYTES, shards.SAVED_BYTES = 0, 20_000
+corpus.KEPT_BYTES, shards.SAVED_BYTES = 0, 20_000
 root, stops = Path(sys.argv[1]), sys.argv[2:]
 save = shards._Shard.save
 def saved(shard):
@@ -274,7 +275,7 @@ def saved(shard):
 shards._Shard.save = saved
 with ending_in_one_line():
     settings = DataSettings(name="text", path=str(root / "novel.txt"), tokenizer="bpe", vocabulary_size=300)
-    print(vocabulary.load_corpus(settings, 8, root).fingerprint)
+    print(corpus.load_corpus(settings, 8, root).fingerprint)
 """
 
 

@@ -19,7 +19,7 @@ from attnbench.evals import perplexity
 from attnbench.report.terminal import print_summary
 from attnbench.results.rows import read_results
 from attnbench.results.tables import read_folders
-from attnbench.training import run as run_training
+from attnbench.training import job as training_job
 
 SMALL = [
     *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32"),
@@ -61,7 +61,7 @@ def evaluations(folder: Path) -> set[str]:
 
 def test_what_is_not_there_yet_is_measured_and_nothing_is_trained(folder, monkeypatch, capsys):
     assert evaluations(folder) == {"training"}
-    monkeypatch.setattr(run_training.TrainingJob, "rows", None)
+    monkeypatch.setattr(training_job.TrainingJob, "rows", None)
     assert evaluate(monkeypatch, folder, names=("perplexity", "recall")) is None
     assert evaluations(folder) == {"training", "perplexity", "recall"}
     shown = capsys.readouterr().out

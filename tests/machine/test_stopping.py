@@ -18,8 +18,8 @@ from attnbench.machine.signals import StopRequest, ending_in_one_line, interrupt
 from attnbench.model import stored
 from attnbench.results.rows import read_results
 from attnbench.settings.errors import Interrupted, UserError
+from attnbench.training import job as training_job
 from attnbench.training import loop as train
-from attnbench.training import run as run_training
 from attnbench.training.hooks import Checkpoints
 from attnbench.training.log import read_metrics
 from attnbench.training.prepare import prepare
@@ -104,7 +104,7 @@ def test_a_stop_cuts_off_a_validation_which_is_made_again(number, step, folder, 
     settings = compose_once(words(folder, outputs=f"cut{number}{step}"))
     place, taken = prepare(settings).folder, []
 
-    def batches(*given, act=run_training.evaluation_batches):
+    def batches(*given, act=training_job.evaluation_batches):
         for batch in act(*given):
             yield batch
             taken.append(batch)
@@ -116,7 +116,7 @@ def test_a_stop_cuts_off_a_validation_which_is_made_again(number, step, folder, 
     num_batches = num_evaluation_batches(len(tokens_N), settings.seq_len, settings.train.batch_size)
     assert num_batches > 1
     with monkeypatch.context() as patch:
-        patch.setattr(run_training, "evaluation_batches", batches)
+        patch.setattr(training_job, "evaluation_batches", batches)
         with pytest.raises(Interrupted, match=f"stopped at step {step} of 12") as caught:
             run(settings)
     assert caught.value.exit_code == 128 + number

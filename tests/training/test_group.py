@@ -26,7 +26,7 @@ from attnbench.results.rows import ResultRow, read_results
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.schema import RunSettings
 from attnbench.training import follow, loop
-from attnbench.training import run as run_training
+from attnbench.training import job as training_job
 from attnbench.training.checkpoint import TrainState, load_counters
 from attnbench.training.log import read_metrics
 
@@ -344,7 +344,7 @@ def test_one_process_is_one_whoever_started_it(monkeypatch):
 def test_four_processes_drop_out_and_end_early_as_one_does(folder, one_thread, monkeypatch):
     """A mask is a function of the row's number in the whole batch. Of a last step that comes nearer, on which the
     learning rates depend, the others hear from rank 0."""
-    monkeypatch.setattr(run_training, "_new_end", lambda run, state: 14 if state.step == 10 else None)
+    monkeypatch.setattr(training_job, "_new_end", lambda run, state: 14 if state.step == 10 else None)
     given = ["attn=softmax", "model.dropout=0.2", "train.decay_fraction=0.5"]
     alone, four = (settings_of(folder, f"early{size}", *given) for size in (1, 4))
     ended = together(four, size=4)

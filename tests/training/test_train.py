@@ -39,6 +39,7 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_STEPS, LoggerSettings
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import DivergedError, Logging, Stopwatch
+from attnbench.training.job import _new_end
 from attnbench.training.log import MetricsLog, ProgressBar
 from attnbench.training.loop import (
     Batch,
@@ -50,7 +51,6 @@ from attnbench.training.loop import (
     train_step,
     update,
 )
-from attnbench.training.run import _new_end
 from attnbench.training.schedule import learning_rates, num_decay_steps, shortened
 from attnbench.training.wandb import WandbMirror
 

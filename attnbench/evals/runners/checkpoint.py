@@ -14,8 +14,8 @@ from attnbench.results.rows import Measurement, read_results
 from attnbench.settings.registry import build, resolve
 from attnbench.settings.schema import EvaluationSettings
 from attnbench.training.checkpoint import is_final
+from attnbench.training.job import TrainingJob, trained_on
 from attnbench.training.prepare import Run, row_settings
-from attnbench.training.run import TrainingJob, trained_on
 
 
 class EvaluationJob(Job):

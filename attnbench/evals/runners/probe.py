@@ -34,10 +34,11 @@ from attnbench.settings.schema import SELECTION_SEED, EvaluationSettings, MixerS
 from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import DivergedError
+from attnbench.training.job import budget
 from attnbench.training.log import read_metrics
 from attnbench.training.loop import Batch
 from attnbench.training.prepare import hashed_model, mixer_options, recipe_settings
-from attnbench.training.run import Training, budget, make_ready
+from attnbench.training.run import Training, make_ready
 from attnbench.training.schedule import shortened
 
 VALIDATION = {"split": "validation"}

@@ -189,18 +189,28 @@ def comparison_table(rows: Iterable[ResultRow], columns: Sequence[MetricColumn])
     shown = [row for row in rows if any(column.takes(row) for column in columns)]
     differing = [name for name in DISTINCTIONS if len({getattr(row.identity, name) for row in shown}) > 1]
     names = [*LABELS, *differing]
-    lines: dict[tuple[Any, ...], list[ResultRow]] = {}
-    for row in shown:
-        lines.setdefault(tuple(getattr(row.identity, name) for name in names), []).append(row)
+    lines = _lines(shown, names)
+    if any(len({row.identity.run for row in group if column.takes(row)}) > 1 for group in lines for column in columns):
+        # Runs that differ in a setting that has no column, as a sweep over one leaves them.
+        names.append("run")
+        lines = _lines(shown, names)
     return Table(
         title=corpus if corpus is not None else "no corpus",
         headers=[*(LABELS.get(name, name) for name in names), *(column.header for column in columns)],
         num_labels=len(names),
         lines=[
             [_label(group[0].identity, name) for name in names] + [_number(group, column) for column in columns]
-            for group in lines.values()
+            for group in lines
         ],
     )
+
+
+def _lines(rows: Iterable[ResultRow], names: Sequence[str]) -> list[list[ResultRow]]:
+    """Group rows by what the labels of their lines are."""
+    lines: dict[tuple[Any, ...], list[ResultRow]] = {}
+    for row in rows:
+        lines.setdefault(tuple(getattr(row.identity, name) for name in names), []).append(row)
+    return list(lines.values())
 
 
 def _label(identity: Identity, name: str) -> str:

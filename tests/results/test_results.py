@@ -236,6 +236,13 @@ def test_what_differs_is_a_column_and_what_is_ambiguous_an_error():
         comparison_table([row(), row()], COLUMNS)
 
 
+def test_runs_that_differ_in_a_setting_without_a_column_are_named():
+    """A sweep over train.micro_batch_size, say."""
+    table = comparison_table([row(run="whole-1a"), row(run="parts-2b")], COLUMNS)
+    assert table.headers[table.num_labels - 1] == "run"
+    assert [line[table.num_labels - 1] for line in table.lines] == ["whole-1a", "parts-2b"]
+
+
 def test_names_cannot_command_the_terminal_or_the_markup():
     text = shown(comparison_table([row(variant="[red]x", corpus="a\x1b[2J\nb")], COLUMNS))
     assert "[red]x" in text

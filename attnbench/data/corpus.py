@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from attnbench.data import shards
+from attnbench.data.bpe import train_bpe
 from attnbench.data.enwik import FILES, find_enwik
 from attnbench.data.hub import find_hub
 from attnbench.data.pieces import KEPT_BYTES, Text, walk
 from attnbench.data.shards import Split, Tokens
 from attnbench.data.texts import SPLITS, Source, Texts, find_embedded, find_user_texts
-from attnbench.data.tokenizer import Bytes, Characters, Tokenizer, from_state
+from attnbench.data.tokenizer import Bytes, Characters, Tokenizer
+from attnbench.data.tokenizer_state import from_state
 from attnbench.data.wikitext import find_wikitext2
 from attnbench.results.files import replace_file
 from attnbench.settings.errors import UserError
@@ -235,8 +237,6 @@ def _tokenizer(settings: DataSettings, texts: Texts, path: Path | None) -> Token
         except ValueError as error:
             raise UserError(f"{path}: {error}; remove {path.parent}, the same command makes it anew") from None
     # Imported here: it needs a package that only this tokenizer needs.
-    from attnbench.data.bpe import train_bpe
-
     if settings.vocabulary_size is None:
         raise UserError("data.vocabulary_size=null: data.tokenizer=bpe needs it, 8192 say")
     tokenizer = train_bpe(texts.splits["train"], settings.vocabulary_size)

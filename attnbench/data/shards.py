@@ -25,7 +25,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from attnbench.data.progress import Progress
-from attnbench.data.tokenizer import Tokenizer, from_state
+from attnbench.data.tokenizer import Tokenizer
+from attnbench.data.tokenizer_state import from_state
 from attnbench.machine.locks import folder_lock
 from attnbench.results.files import replace_file, sync
 from attnbench.settings.errors import UserError

@@ -53,7 +53,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """Return what `from_state` makes the same tokenizer of, as JSON has it."""
+        """Return what `tokenizer_state.from_state` makes the same tokenizer of, as JSON has it."""
 
     @property
     def dtype(self) -> np.dtype:
@@ -155,27 +155,6 @@ class Bytes(Tokenizer):
 
     def state(self) -> dict[str, Any]:
         return {"kind": self.kind}
-
-
-def from_state(state: dict[str, Any]) -> Tokenizer:
-    """Make a tokenizer of its `state`, which may be a stranger's.
-
-    Raises:
-        ValueError: it is none.
-        UserError: the package `tokenizers` is not installed, and it is needed.
-    """
-    match state:
-        case {"kind": "characters", "vocabulary": list(vocabulary), **rest} if not rest:
-            if any(not isinstance(symbol, str) or len(symbol) != 1 for symbol in vocabulary):
-                raise ValueError("its vocabulary is no list of single characters")
-            return Characters(vocabulary)
-        case {"kind": "bytes", **rest} if not rest:
-            return Bytes()
-        case {"kind": "bpe", "tokenizer": dict(content), **rest} if not rest:
-            from attnbench.data.bpe import Bpe
-
-            return Bpe(content)
-    raise ValueError("it is no tokenizer")
 
 
 def code_points(text: str) -> np.ndarray:

@@ -21,7 +21,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from attnbench.data.tokenizer import Tokenizer, from_state
+from attnbench.data.tokenizer import Tokenizer
+from attnbench.data.tokenizer_state import from_state
 from attnbench.machine.device import resolve_device
 from attnbench.machine.precision import resolve_precision
 from attnbench.model.language_model import LanguageModel, build_meta, resolve_mixer

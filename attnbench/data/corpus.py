@@ -236,7 +236,6 @@ def _tokenizer(settings: DataSettings, texts: Texts, path: Path | None) -> Token
             return from_state(read_object(path))
         except ValueError as error:
             raise UserError(f"{path}: {error}; remove {path.parent}, the same command makes it anew") from None
-    # Imported here: it needs a package that only this tokenizer needs.
     if settings.vocabulary_size is None:
         raise UserError("data.vocabulary_size=null: data.tokenizer=bpe needs it, 8192 say")
     tokenizer = train_bpe(texts.splits["train"], settings.vocabulary_size)

@@ -22,6 +22,7 @@ from attnbench.evals.base import CheckpointEvaluation, Evaluation
 from attnbench.model.language_model import function_of
 from attnbench.results.metrics import Primary
 from attnbench.results.protocol import SIGNIFICANCE
+from attnbench.settings.hybrid import layers_of
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import LOOKS, PlanSettings
 from attnbench.verdict.family import TESTS, Pair
@@ -43,7 +44,6 @@ Family = list[tuple[Primary, int, int]]
 """Primary metric, number of pairs with the reference (of variants, where all pairs are compared), and seeds of each."""
 
 LATER_FAMILIES = {
-    "19 variants and a reference, 2 metrics, 12 seeds": [(NATS, 19, 12), (ACCURACY, 19, 12)],
     "1 variant and a reference, 1 metric, 10 seeds": [(NATS, 1, 10)],
 }
 """Families of plans that are not in conf/ yet."""
@@ -66,7 +66,8 @@ def _family_of(plan: PlanSettings) -> Family:
     """Count pairs and seeds of each primary metric; variants that are one function are one."""
     evaluations = f"eval=[{','.join(plan.evaluations)}]"
     runs = [compose([evaluations, "device=cpu", *plan.overrides, *words]) for words in plan.variants.values()]
-    functions = {json.dumps(function_of(run.mixer), sort_keys=True) for run in runs}
+    layers = [layers_of(run.mixer, run.model.num_layers) for run in runs]
+    functions = {json.dumps([function_of(mixer) for mixer in mixers], sort_keys=True) for mixers in layers}
     members: Family = []
     for entry in runs[0].evaluations:
         cls = resolve(entry.target, Evaluation)

@@ -203,7 +203,8 @@ def test_decoding_with_gates_is_that_of_float64(room, position, heads, groups, w
     mixed = forgetting_decoding(query, key, value, newest, bias, at, splits=splits)
     key, value = (x[:, : position + 1] for x in (key, value))
     assert_near(mixed, decoded_by_definition(query, key, value, log_forget), TOLERANCE[dtype])
-    torch.testing.assert_close(bias[:, : position + 1], expected, rtol=1e-5, atol=1e-5)
+    # Differences of sums of some hundreds in float32, in another order.
+    torch.testing.assert_close(bias[:, : position + 1], expected, rtol=1e-5, atol=5e-5)
     assert bias[:, position + 1 :].isnan().all()
 
 

@@ -128,7 +128,7 @@ PROBLEMS |= {
         ("reader", 128, 128, HALF),
         ("reader", 128, 128, WHOLE),
     )
-}
+} | {"decay a channel, reader, 128 x 128, tf32": partial(decayed_by_channel, "reader", 128, 128, WHOLE)}
 
 
 def report(

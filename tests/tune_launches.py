@@ -92,7 +92,7 @@ def measure(name: str, shape: Shape, choice: tuple[str, Entry]) -> dict[str, flo
         error: float | str = float(f"{example.largest_error(passes.results(), 'bfloat16'):.2g}")
     except GateError as wrong:
         error = str(wrong)
-    # What other tensors lie in the second-level cache, and the clock's rise, is the same for all.
+    # Until the clock has risen.
     for _ in range(3):
         passes.total()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

@@ -28,8 +28,8 @@ LAUNCH: dict[str, dict[str, int]] = {
 channels, the most of them."""
 
 CRAMPED_LAUNCH = {"num_stages": 1, "VALUES": 32}
-"""Entries of the walks of a head with keys of more than 256 bytes in their place on a card that is not roomy: to fit
-there into 99 KiB of shared memory, not tuned."""
+"""Entries of the walks of a head with keys of more than 256 bytes in their place on a card that is not roomy, to fit
+there into 99 KiB of shared memory, and in tf32 on any, whose products take both factors from there; not tuned."""
 
 MOST_KEYS = 64
 """Most channels of a block of keys, where they come in blocks."""
@@ -140,7 +140,8 @@ class DiagonalRule:
     def launch_of(self, kernel: str) -> dict[str, int]:
         """Return the entry of a kernel for these inputs."""
         is_wide = self.chunk == 64 and self.key_width * self.query.itemsize > 256
-        if is_wide and kernel.startswith("walk") and not is_roomy(self.query.device):
+        is_tf32 = self.query.dtype == torch.float32 and float32_product() == "tf32"
+        if is_wide and kernel.startswith("walk") and (is_tf32 or not is_roomy(self.query.device)):
             return LAUNCH[kernel] | CRAMPED_LAUNCH
         # Short chunks have no work for more.
         return LAUNCH[kernel] | {"num_warps": 4 if self.chunk < 64 else LAUNCH[kernel]["num_warps"]}

@@ -1,8 +1,10 @@
 """Every plan of conf/plan: its variants are command lines that train.py would take."""
 
 import pytest
+import yaml
 from hydra import compose as compose_hydra
 from hydra import initialize_config_dir
+from mixer_building import mixer_names
 
 from attnbench.cli.compose import CONF, compose
 from attnbench.cli.reading import read_comparison
@@ -68,3 +70,10 @@ def test_a_part_and_a_mixer_can_be_left_out_of_a_factorial():
     assert list(own.factors) == ["positions", "convolution", "output_norm"]
     assert len(own.variants) == 16
     assert not any("linear" in name or "gate" in name.split("+") for name in own.variants)
+
+
+@pytest.mark.parametrize("name", ["mixers", "mixers_small"])
+def test_the_plans_of_every_mixer_have_every_mixer(name):
+    plan = yaml.safe_load((CONF / "plan" / f"{name}.yaml").read_text())
+    named = {word.removeprefix("attn=") for words in plan["variants"].values() for word in words}
+    assert set(mixer_names()) <= named

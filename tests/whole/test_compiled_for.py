@@ -18,7 +18,7 @@ EVERYTHING = ATTENTION | DELTA_RULE | DECAY | CHANNEL_DECAY | OTHERS
     ("capability", "problems", "kernels", "kib"),
     [
         pytest.param(89, "", EVERYTHING, 99, id="the least that takes bfloat16"),
-        pytest.param(90, "tf32", ATTENTION, 227, id="Hopper, which has instructions of its own for TF32"),
+        pytest.param(90, "tf32", ATTENTION | CHANNEL_DECAY, 227, id="Hopper, whose TF32 is of its own"),
         pytest.param(100, "flash that forgets", ATTENTION | {"cumulative_sum_kernel"}, 227, id="Blackwell, with gates"),
         pytest.param(100, "decay a channel", CHANNEL_DECAY, 227, id="the same, with a decay a key channel"),
         pytest.param(100, "256 x 512", DELTA_RULE, 227, id="Blackwell, which has a memory of its own for sums"),

@@ -19,8 +19,9 @@ from attnbench.results.files import replace_file
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded
 
-MEASURED = ("NVIDIA H200",)
-"""GPUs on which the numbers below were measured, by bench=stacks."""
+MEASURED = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")
+"""GPUs that the numbers below hold for: measured on an H200 by bench=stacks; an H100 has the same multiprocessors and
+slower memory."""
 
 ACTIVATIONS = 10**7
 """Elements of one activation of a stack's step, (R, batch, length, width), with which it fills the device: a training's

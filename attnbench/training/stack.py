@@ -137,20 +137,29 @@ class Stack:
         self.tensors = StackedTensors(states, self.settings.weight_decay)
         self._parts: list[str] = []
         self._last: dict[Member, Batch] = {}
+        self._moving: list[Member] = []
+        self._is_still_R = torch.empty(0)
+        self._still = torch.zeros((), device=self.device)
         self._call = CapturedCall(self._on_tensors) if captured else self._on_tensors
         # Torch's attention on a CPU has no batching rule. It is called a training at a time, as alone, and would warn
         # at every step of its backward pass.
         torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # pyright: ignore[reportAttributeAccessIssue]
 
     def step(self, moving: Sequence[Member]) -> dict[Member, StepReport]:
-        """Make the next step of these; the others stand still."""
+        """Make the next step of these; the others stand still.
+
+        Returns:
+            loss and gradient norm of each, on the CPU where its log may read them: one copy for all of them.
+        """
         batches = [
             member.batches(member.state.step) if member in moving else self._last[member] for member in self.members
         ]
         self._last = dict(zip(self.members, batches, strict=True))
-        still = torch.zeros((), device=self.device)
-        rates_R = torch.stack([member.rates.next() if member in moving else still for member in self.members])
-        is_still_R = torch.tensor([member not in moving for member in self.members], device=self.device)
+        if self._moving != moving:
+            # A tensor made of a list waits for the device.
+            self._moving = list(moving)
+            self._is_still_R = torch.tensor([member not in moving for member in self.members], device=self.device)
+        rates_R = torch.stack([member.rates.next() if member in moving else self._still for member in self.members])
         named = {
             name: torch.stack([getattr(batch, name) for batch in batches])
             for name, part in batches[0]._asdict().items()
@@ -158,8 +167,12 @@ class Stack:
         }
         # The same at every step.
         self._parts[:] = named
-        loss_R, norm_R = self._call(rates_R, is_still_R, *named.values())
-        return {member: StepReport(loss_R[index], norm_R[index]) for index, member in enumerate(self.members)}
+        report = self._call(rates_R, self._is_still_R, *named.values())
+        interval = self.settings.log_interval_steps
+        if any((member.state.step + 1) % interval == 0 or member.steps_left == 1 for member in moving):
+            report = StepReport(report.loss.cpu(), report.gradient_norm.cpu())
+        of_members = zip(report.loss.unbind(), report.gradient_norm.unbind(), strict=True)
+        return {member: StepReport(*of_member) for member, of_member in zip(self.members, of_members, strict=True)}
 
     def _on_tensors(self, rates_R: Tensor, is_still_R: Tensor, *parts: Tensor) -> StepReport:
         parameters = self.tensors.parameters

@@ -24,11 +24,17 @@ class TrainingSequences:
         self.tokens_per_second = self.all.tokens_BT.numel() / (time.perf_counter() - started)
         self.batches_per_epoch = task.num_train_sequences // task.batch_size
         self._epoch, self._order = -1, torch.empty(0)
+        self._last: tuple[int, Batch] | None = None
 
     def batch(self, step: int) -> Batch:
         """The batch of a step: every sequence once an epoch, in an order that each epoch has anew."""
+        # In a stack several learning rates of a seed ask one after another.
+        if self._last is not None and self._last[0] == step:
+            return self._last[1]
         epoch, batch = divmod(step, self.batches_per_epoch)
         if epoch != self._epoch:
             self._order = block_order(self.task.num_train_sequences, self.seed, epoch).to(self.device)
             self._epoch = epoch
-        return self.all.rows(self._order[batch * self.task.batch_size : (batch + 1) * self.task.batch_size])
+        rows = self.all.rows(self._order[batch * self.task.batch_size : (batch + 1) * self.task.batch_size])
+        self._last = step, rows
+        return rows

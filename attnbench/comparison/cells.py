@@ -112,10 +112,9 @@ def run_here(
         [tuple(replace(cell, shares_device=shares) for cell in stack) for stack in stacks],
         num_workers=num_workers,
         log=log,
-        # On a CPU the workers share the cores; small models gain little from a second thread anyway.
-        num_threads=max(1, torch.get_num_threads() // num_workers)
-        if resolve_device(settings.device).type == "cpu"
-        else None,
+        # The workers share the cores, also where a GPU does the work: each with a thread for every core takes ten times
+        # as long for what little is left to the host.
+        num_threads=max(1, torch.get_num_threads() // num_workers),
         fresh=is_timed,
         gpus=gpus,
         idle=idle,

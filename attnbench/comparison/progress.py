@@ -16,7 +16,7 @@ from attnbench.comparison.cells import Cell, gpus_and_workers
 from attnbench.comparison.plan import Comparison
 from attnbench.evals.runners.probe import ProbeJob
 from attnbench.evals.runners.system import UNHASHED
-from attnbench.machine.device import resolve_device, synchronize
+from attnbench.machine.device import synchronize
 from attnbench.machine.environment import environment
 from attnbench.machine.processes import Outcome
 from attnbench.machine.timing import OutOfMemory, attempt
@@ -184,9 +184,8 @@ def _seconds_a_training(comparison: Comparison, groups: Iterable[str]) -> dict[s
     """Seconds that a comparison waits for one training of an evaluation, the mean over variants and tasks."""
     seconds: dict[str, list[float]] = {}
     (_, workers), threads = gpus_and_workers(comparison.settings), torch.get_num_threads()
-    on_cpu = resolve_device(comparison.settings.device).type == "cpu"
     # As the workers will share the cores.
-    torch.set_num_threads(max(1, threads // workers) if on_cpu else threads)
+    torch.set_num_threads(max(1, threads // workers))
     try:
         for job in comparison.trainings():
             if job.evaluation in groups and job.matched is not None:

@@ -26,6 +26,9 @@ from attnbench.settings.hybrid import each, is_hybrid, naming
 from attnbench.settings.registry import build, resolve
 from attnbench.settings.schema import MixerSettings, ModelSettings
 
+PARAMETERS_A_THREAD = 2**22
+"""Of initial weights: fewer are made before another thread, with a team of torch's own, has begun."""
+
 
 class Block(nn.Module):
     """x + mixer(norm(x)), then x + feed_forward(norm(x)) where there is a feed-forward."""
@@ -315,15 +318,15 @@ def num_bytes(model: nn.Module) -> int:
 def init_weights(model: nn.Module, seed: int, num_branches: int) -> None:
     """Initialise every module with a generator seeded by (seed, full name), so that an option shifts nothing else.
 
-    Several modules at a time, each in a thread: one core makes a hundred million numbers a second, and a large model
-    has billions. A module of torch (nn.Linear, say) runs its `reset_parameters`, one after the other, as those share
-    torch's generator.
+    Of a large model several modules at a time, each in a thread: one core makes a hundred million numbers a second. A
+    module of torch (nn.Linear, say) runs its `reset_parameters`, one after the other, as those share torch's generator.
 
     Raises:
         ValueError: a module that owns parameters and has neither.
     """
     initialised, filled = [], "."
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    with ThreadPoolExecutor(max(1, min(os.cpu_count() or 1, num_parameters // PARAMETERS_A_THREAD))) as threads:
         for name, module in model.named_modules():
             if name.startswith(filled):
                 continue

@@ -7,6 +7,7 @@ again, so splits cannot overlap, whatever the seeds.
 """
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -78,7 +79,7 @@ def choose_by_power(hash_B: Tensor, num_slots_B: Tensor, max_slots: int, num_cho
         (B, num_chosen), in the order of their arrival.
     """
     slot_S = torch.arange(1, max_slots + 1, device=hash_B.device)
-    exponential_N = _exponential_table().to(hash_B.device)
+    exponential_N = _exponential_table(hash_B.device)
     # Of 2^15 slots the last can arrive at 12 × 2^32 times 2^15 × 2^12, which is still below 2^63.
     inverse_weight_S = (torch.arange(1, max_slots + 1, dtype=torch.float64) ** power * 2**12).round().long()
     column_BS = hashed(hash_B[:, None], slot_S) & (2**LOGARITHM_BITS - 1)
@@ -87,10 +88,11 @@ def choose_by_power(hash_B: Tensor, num_slots_B: Tensor, max_slots: int, num_cho
     return 1 + time_BS.argsort(dim=1, stable=True)[:, :num_chosen]
 
 
-def _exponential_table() -> Tensor:
-    """-log of the middles of 2^16 equal parts of 0 ... 1, in units of 2^-32."""
+@cache
+def _exponential_table(device: torch.device) -> Tensor:
+    """-log of the middles of 2^16 equal parts of 0 ... 1, in units of 2^-32; made once, on the CPU."""
     middle_N = (torch.arange(2**LOGARITHM_BITS, dtype=torch.float64) + 0.5) / 2**LOGARITHM_BITS
-    return (-middle_N.log() * 2**32).round().long()
+    return (-middle_N.log() * 2**32).round().long().to(device)
 
 
 def split_of(content_BT: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from attnbench.mixers.softmax import Softmax
 from attnbench.ops.forgetting_attention import forgetting_attention, forgetting_prefill, forgetting_step
 from attnbench.ops.precision import accumulation_dtype
 from attnbench.ops.softmax_attention import attention_flops, definition
-from attnbench.ops.window_attention import choose_beside_torch
+from attnbench.ops.window_attention import AUTO_RULE, choose_beside_torch
 from attnbench.settings.check import check_value
 
 
@@ -45,14 +45,13 @@ class Fox(Softmax):
         num_heads: null for dim / head_width; the inner widths need not add up to dim.
         num_key_value_heads, rotary_theta, conv_size, qk_norm, output_norm, output_gate: as in Softmax.
         backend: changes the speed, not the result beyond rounding. `torch` writes the weights out. `triton` is Flash's
-            kernel of that name, which adds the gates to the scores itself; it also decodes with a kernel. `auto`:
-            torch, until the gates have run on a card.
+            kernel of that name, which adds the gates to the scores itself; it also decodes with a kernel.
         decay_init: forget_bias at the start. spread: -log f of 0.001 to 0.4, evenly by ratio over the heads, the
             slowest first: half-lives of 693 down to 1.7 positions, of 693 with one head. paper: 0, f = 0.5 in each.
     """
 
     backends: ClassVar[tuple[str, ...]] = ("torch", "triton")
-    auto_rule: ClassVar[str] = "torch, until the kernel with gates has run on a card"
+    auto_rule: ClassVar[str] = AUTO_RULE
     no_weight_decay: ClassVar[frozenset[str]] = frozenset({"forget_bias"})
     has_order: ClassVar[bool] = True
     fills_width: ClassVar[bool] = False
@@ -93,9 +92,8 @@ class Fox(Softmax):
     def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
         """Refuse, beyond what Mixer does, what the kernel of that name cannot do."""
         super().choose_backend(options, device_type=device_type, precision=precision)
-        backend = options.get("backend", "auto")
         return choose_beside_torch(
-            "torch" if backend == "auto" else backend,
+            options.get("backend", "auto"),
             window=None,
             head_width=options.get("head_width"),
             device_type=device_type,

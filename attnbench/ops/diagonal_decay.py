@@ -263,11 +263,13 @@ def _decayed_products(rows: Tensor, columns: Tensor, log_decay: Tensor) -> tuple
         early_columns = columns.unflatten(1, (-1, 2, half))[:, :, 0] * until[:, 0::2, :, None].exp().to(dtype)
         across = late_rows.flatten(2, 3) @ early_columns.flatten(2, 3).mT
         across = across.unflatten(3, (half, -1)).unflatten(2, (half, -1))
-        earlier, later = F.pad(products[:, 0::2], (0, 0, 0, half)), torch.cat([across, products[:, 1::2]], dim=4)
-        products = torch.cat([earlier, later], dim=2)
-        totals = since[:, :, -1:]
-        since = torch.cat([since[:, 0::2], since[:, 1::2] + totals[:, 0::2]], dim=2)
-        until = torch.cat([until[:, 0::2] + totals[:, 1::2], until[:, 1::2]], dim=2)
+        # Unbound, not sliced: gradients of slices are laid into zeros, one after the other.
+        (earlier, later), (since, since_later), (until, until_later) = (
+            x.unflatten(1, (-1, 2)).unbind(2) for x in (products, since, until)
+        )
+        products = torch.cat([F.pad(earlier, (0, 0, 0, half)), torch.cat([across, later], dim=4)], dim=2)
+        until = torch.cat([until + since_later[:, :, -1:], until_later], dim=2)
+        since = torch.cat([since, since_later + since[:, :, -1:]], dim=2)
         half *= 2
     return products[:, 0], since[:, 0], until[:, 0]
 

@@ -1,4 +1,4 @@
-"""Sums of log forget gates over the positions, in float64; FlashAttention's kernels take differences of them.
+"""Sums of log forget gates over the positions, in float64: what FlashAttention's kernels take differences of.
 
     C_t = log f_1 + ... + log f_t,   dL/d(log f_s) = sum_(t >= s) dL/dC_t
 
@@ -17,7 +17,6 @@ import triton.language as tl
 from torch import Tensor
 
 from attnbench.kernels.batching import join_the_batch
-from attnbench.kernels.flash_parts import LOG2_E
 from attnbench.kernels.launching import launch, register_fake
 
 BLOCK = 1024
@@ -43,34 +42,6 @@ def cumulative_sum_kernel(
         sums = before + tl.cumsum(x, 0, reverse=REVERSE)
         tl.store(result + position * result_strides[2], sums.to(result.dtype.element_ty), mask=position < length)
         before += tl.sum(x, 0)
-
-
-@triton.jit(do_not_specialize=["length"])
-def in_two_kernel(source, result, length, BLOCK: tl.constexpr):
-    """Some positions of one head of one sequence; source (B, H, T) and result (B, H, 2, T) are contiguous."""
-    num_blocks = tl.cdiv(length, BLOCK)
-    sequence = (tl.program_id(0) // num_blocks).to(tl.int64)
-    position = tl.program_id(0) % num_blocks * BLOCK + tl.arange(0, BLOCK)
-    inside = position < length
-    sums = tl.load(source + sequence * length + position, mask=inside, other=0.0) * LOG2_E
-    high = sums.to(tl.float32)
-    result += sequence * 2 * length + position
-    tl.store(result, high, mask=inside)
-    tl.store(result + length, (sums - high.to(tl.float64)).to(tl.float32), mask=inside)
-
-
-def in_two(cumulative_BHT: Tensor | None) -> Tensor | None:
-    """Return sums of logarithms in float64 as those of base 2, each the sum of two float32 numbers, (B, H, 2, T).
-
-    Their differences are taken number by number: of the large ones exactly where they are near each other.
-    """
-    if cumulative_BHT is None:
-        return None
-    B, H, T = cumulative_BHT.shape
-    sums = cumulative_BHT.new_empty((B, H, 2, T), dtype=torch.float32)
-    with torch.cuda.device_of(cumulative_BHT):
-        launch(in_two_kernel, (B * H * triton.cdiv(T, BLOCK),), cumulative_BHT, sums, T, BLOCK=BLOCK)
-    return sums
 
 
 def _sum_up(source_BHT: Tensor, result_BHT: Tensor, *, reverse: bool) -> None:

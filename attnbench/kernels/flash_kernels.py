@@ -3,11 +3,9 @@
 A tensor of (B, T, H, K) comes with its strides along B, T and H as a tuple. With SPLIT, programs along the grid's
 second axis have parts of one walk, and what they write has B for every part, one after the other.
 
-With FORGETS, `sums` has log2 of the product of f up to every position of the keys, (B, H, 2, S): a sum is that of two
-float32 numbers, see `cumulative.in_two`. A program takes differences to one position of its own block: they are small
-where weights are not, and differ from those of float64 by the rounding of their own size. What is then left to each
-score is one number of its key. Sums in float64 would take a third longer: a thread of a product of 64 keys has a number
-of 16 of them, and a multiprocessor turns 16 a cycle into float32.
+With FORGETS, `cumulative` is the sum of log f up to every position of the keys, (B, H, S) in float64 and contiguous. A
+program takes its differences to one position of its own block before it rounds them: they are small where weights are
+not. What is then left to each score is one number of its key.
 """
 
 import triton
@@ -49,18 +47,16 @@ def _keys_in_view(
 
 
 @triton.jit
-def _forgotten(sums, position, num_keys, since, since_low):
-    """Return log2 of what forget gates leave between a position and where their sum was `since` + `since_low`.
-
-    Positions past the last are taken for it.
-    """
-    own = sums + tl.minimum(position, num_keys - 1)
-    return (since - tl.load(own)) + (since_low - tl.load(own + num_keys))
+def _forgotten(cumulative, position, num_keys, since):
+    """Return log2 of what forget gates leave between a position and where their sum was `since`, float32. Positions
+    past the last are taken for it."""
+    own = tl.load(cumulative + tl.minimum(position, num_keys - 1))
+    return ((since - own) * LOG2_E).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
 def flash_forward_kernel(
-    query, query_strides, key, key_strides, value, value_strides, rotation, sums, mixed, logsumexp,
+    query, query_strides, key, key_strides, value, value_strides, rotation, cumulative, mixed, logsumexp,
     num_queries, num_keys, scale,
     ROTATE_QUERY: tl.constexpr, ROTATE_KEY: tl.constexpr, FORGETS: tl.constexpr,
     HEADS: tl.constexpr, SHARED_BY: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
@@ -85,9 +81,8 @@ def flash_forward_kernel(
     if SPLIT:
         first, middle, stop = own_part(first, middle, stop, KEYS)
     if FORGETS:
-        sums += sequence * 2 * num_keys
-        since = tl.load(sums + first_query + offset)
-        since_low = tl.load(sums + num_keys + first_query + offset)
+        cumulative += sequence * num_keys
+        since = tl.load(cumulative + first_query + offset)
     accumulated = tl.zeros([QUERIES, PADDED], tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     largest = tl.full([QUERIES], MASKED_SCORE, tl.float32)
@@ -105,7 +100,7 @@ def flash_forward_kernel(
                     seen = _visible(position[:, None] + offset, key_position[None, :], num_keys, CAUSAL, WINDOW)
                 score *= scale * LOG2_E
                 if FORGETS:
-                    score += _forgotten(sums, key_position, num_keys, since, since_low)[None, :]
+                    score += _forgotten(cumulative, key_position, num_keys, since)[None, :]
                 if masked:
                     score = tl.where(seen, score, MASKED_SCORE)
                 new_largest = tl.maximum(largest, tl.max(score, 1))
@@ -127,7 +122,7 @@ def flash_forward_kernel(
         batch = sequence // HEADS
     if FORGETS:
         # What all scores of a row have in common, and left out until here.
-        largest -= _forgotten(sums, position + offset, num_keys, since, since_low)
+        largest -= _forgotten(cumulative, position + offset, num_keys, since)
     mixed += (batch * num_queries * HEADS + head) * WIDTH
     store_rows(mixed, HEADS * WIDTH, position, num_queries, accumulated / total[:, None], WIDTH, PADDED)
     logsumexp += sequence * num_queries + position
@@ -136,7 +131,7 @@ def flash_forward_kernel(
 
 @triton.jit(do_not_specialize=LENGTHS)
 def flash_query_gradient_kernel(
-    query, query_strides, key, key_strides, value, value_strides, rotation, sums, mixed, logsumexp,
+    query, query_strides, key, key_strides, value, value_strides, rotation, cumulative, mixed, logsumexp,
     gradient, gradient_strides, own_product, row_sum, query_gradient, query_gradient_strides,
     num_queries, num_keys, scale,
     ROTATE_QUERY: tl.constexpr, ROTATE_KEY: tl.constexpr, FORGETS: tl.constexpr,
@@ -173,10 +168,9 @@ def flash_query_gradient_kernel(
     if FORGETS:
         # A query's own key, whose score has lost nothing, is to be among the masked.
         middle = tl.minimum(middle, (first_query + offset) // KEYS * KEYS)
-        sums += sequence * 2 * num_keys
-        since = tl.load(sums + first_query + offset)
-        since_low = tl.load(sums + num_keys + first_query + offset)
-        logsumexp_log2 += _forgotten(sums, position + offset, num_keys, since, since_low)
+        cumulative += sequence * num_keys
+        since = tl.load(cumulative + first_query + offset)
+        logsumexp_log2 += _forgotten(cumulative, position + offset, num_keys, since)
         sum_before = tl.zeros([QUERIES], tl.float32)
     if SPLIT:
         first, middle, stop = own_part(first, middle, stop, KEYS)
@@ -190,7 +184,7 @@ def flash_query_gradient_kernel(
                 key_tile = turn(key_tile, rotation, key_position, num_keys, WIDTH, PADDED, False).to(key_tile.dtype)
             score = tl.dot(query_tile, tl.trans(key_tile), input_precision=PRECISION)
             if FORGETS:
-                forgotten = _forgotten(sums, key_position, num_keys, since, since_low)
+                forgotten = _forgotten(cumulative, key_position, num_keys, since)
                 weight = tl.exp2(score * (scale * LOG2_E) + forgotten[None, :] - logsumexp_log2[:, None])
             else:
                 weight = tl.exp2(score * (scale * LOG2_E) - logsumexp_log2[:, None])
@@ -218,7 +212,7 @@ def flash_query_gradient_kernel(
 
 @triton.jit(do_not_specialize=LENGTHS)
 def flash_key_value_gradient_kernel(
-    query, query_strides, key, key_strides, value, value_strides, rotation, sums, logsumexp,
+    query, query_strides, key, key_strides, value, value_strides, rotation, cumulative, logsumexp,
     gradient, gradient_strides, own_product, row_sum, key_gradient, key_gradient_strides,
     value_gradient, value_gradient_strides, cumulative_gradient, num_queries, num_keys, scale,
     ROTATE_QUERY: tl.constexpr, ROTATE_KEY: tl.constexpr, FORGETS: tl.constexpr,
@@ -263,9 +257,9 @@ def flash_key_value_gradient_kernel(
         head_gradient = gradient + batch * gradient_strides[0] + head * gradient_strides[2]
         head_row = (batch * HEADS + head) * num_queries
         if FORGETS:
-            head_sums = sums + (batch * HEADS + head) * 2 * num_keys
-            since, since_low = tl.load(head_sums + first_key), tl.load(head_sums + num_keys + first_key)
-            forgotten = _forgotten(head_sums, key_position, num_keys, since, since_low)
+            head_cumulative = cumulative + (batch * HEADS + head) * num_keys
+            since = tl.load(head_cumulative + first_key)
+            forgotten = _forgotten(head_cumulative, key_position, num_keys, since)
             sum_after = tl.zeros([KEYS], tl.float32)
         for masked in tl.static_range(2):  # pyright: ignore[reportGeneralTypeIssues]
             for first_query in range(first if masked else middle, middle if masked else stop, QUERIES):
@@ -282,7 +276,7 @@ def flash_key_value_gradient_kernel(
                     query_tile = turned.to(query_tile.dtype)
                 score = tl.dot(key_tile, tl.trans(query_tile), input_precision=PRECISION)
                 if FORGETS:
-                    logsumexp_log2 += _forgotten(head_sums, position + offset, num_keys, since, since_low)
+                    logsumexp_log2 += _forgotten(head_cumulative, position + offset, num_keys, since)
                     weight = tl.exp2(score * (scale * LOG2_E) + forgotten[:, None] - logsumexp_log2[None, :])
                 else:
                     weight = tl.exp2(score * (scale * LOG2_E) - logsumexp_log2[None, :])

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnbench.kernels.cumulative import in_two
 from attnbench.kernels.flash_kernels import (
     flash_forward_kernel,
     flash_key_value_gradient_kernel,
@@ -121,7 +120,7 @@ def forward(
         flash_forward_kernel,
         grid,
         *_with_strides(query, key if ahead is None else rotated(key, ahead), value),
-        *(rotation, in_two(cumulative), *parts, T, S, K**-0.5),
+        *(rotation, cumulative, *parts, T, S, K**-0.5),
         FORGETS=cumulative is not None,
         ROTATE_QUERY=rotation is not None,
         ROTATE_KEY=rotation is not None and ahead is None,
@@ -179,7 +178,7 @@ def backward(
         key_parts, value_parts = of_parts(key_gradient, key_splits), of_parts(value_gradient, key_splits)
     else:
         query_parts, key_parts, value_parts = gradients
-    sums, row_sum, column_parts = in_two(cumulative), None, cumulative_gradient
+    row_sum, column_parts = None, cumulative_gradient
     if cumulative_gradient is not None:
         row_sum = of_parts(logsumexp, query_splits)
         column_parts = of_parts(cumulative_gradient, key_splits) if split else cumulative_gradient
@@ -187,7 +186,7 @@ def backward(
         flash_query_gradient_kernel,
         query_grid,
         *_with_strides(query, key if ahead is None else rotated(key, ahead), value),
-        *(rotation, sums, mixed, logsumexp, *_with_strides(gradient), own_product, row_sum),
+        *(rotation, cumulative, mixed, logsumexp, *_with_strides(gradient), own_product, row_sum),
         *(*_with_strides(query_parts), T, S, K**-0.5),
         FORGETS=cumulative is not None,
         ROTATE_QUERY=rotate,
@@ -199,7 +198,7 @@ def backward(
         flash_key_value_gradient_kernel,
         key_grid,
         *_with_strides(query if ahead is None else rotated(query, ahead), key, value),
-        *(rotation, sums, logsumexp, *_with_strides(gradient), own_product, row_sum),
+        *(rotation, cumulative, logsumexp, *_with_strides(gradient), own_product, row_sum),
         *(*_with_strides(key_parts, value_parts), column_parts, T, S, K**-0.5),
         FORGETS=cumulative is not None,
         ROTATE_QUERY=rotate_repeated,

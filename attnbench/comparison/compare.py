@@ -92,6 +92,8 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
 def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
     """Run the cells that are not done, write comparison.json, and return the results of all that are."""
     settings, folder = comparison.settings, comparison.folder
+    # Several may have been made ahead, as findings are.
+    comparison.mark = time.monotonic()
     searches, timed = (comparison.wanted(cells) for cells in (comparison.searches(), comparison.timed()))
     number = Counter(cell.group for cell in (*searches, *timed)) + comparison.num_scored()
     frozen = "frozen" if is_frozen else "not frozen (freeze=true does)"

@@ -20,6 +20,9 @@ BAR_TOOLTIP = {"variant": "variant", "x": "part", "share": "share"}
 NUMBER_WIDTH = 34
 """Width in pixels below which a part of a bar has no room for its number."""
 
+LINE_END = "  "
+"""Between the lines of a figure's words: a control character would be escaped."""
+
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right", "triangle-left")
 DASHES = ([1, 0], [6, 3], [2, 2], [9, 3, 2, 3], [4, 1], [12, 4], [1, 3])
 CROSS_HEIGHT = 14
@@ -102,9 +105,11 @@ def draw_bounds(values: Sequence[Datum], description: str) -> dict[str, Any]:
     """Draw a line a figure: its bounds, itself, and a tick at each limit that it is held against.
 
     Args:
-        values: `variant` (words for the figure), `value`, `low`, `high`, `text`; of a limit `variant` and `limit`.
+        values: `variant` (words for the figure, LINE_END between its lines), `value`, `low`, `high`, `text`; of a limit
+            `variant` and `limit`.
     """
-    names = alt.Axis(title=None, labelFontSize=13, labelLimit=260, domain=False, ticks=False)
+    labels = {"labelFontSize": 13, "labelLimit": 360, "labelExpr": f"split(datum.label, '{LINE_END}')"}
+    names = alt.Axis(title=None, domain=False, ticks=False, **labels)
     order = list(dict.fromkeys(value["variant"] for value in values))
     y, number = alt.Y("variant:N", sort=order, axis=names), alt.Axis(title=None, tickCount=5)
     tooltip = [alt.Tooltip("variant:N", title="figure"), alt.Tooltip("text:N", title="with its bounds")]
@@ -119,7 +124,8 @@ def draw_bounds(values: Sequence[Datum], description: str) -> dict[str, Any]:
         "figures": [value for value in values if "value" in value],
         "limits": [value for value in values if "limit" in value],
     }
-    return _specification(layers, data, height=44 * len(order) + 16, description=description)
+    num_lines = max(variant.count(LINE_END) + 1 for variant in order)
+    return _specification(layers, data, height=(28 + 16 * num_lines) * len(order) + 16, description=description)
 
 
 def _specification(

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 
 from attnbench.report import words
 from attnbench.report.blocks import Block, Lines, Note, Picture, Pictures, Section
-from attnbench.report.charts import draw_bounds
+from attnbench.report.charts import LINE_END, draw_bounds
 from attnbench.report.drawing import Datum
 from attnbench.report.page import write_sections
 from attnbench.results.rows import ResultRow, write_csv
@@ -16,6 +17,9 @@ from attnbench.verdict.finding import FAIL, NOT_RUN, PASS, UNDECIDED
 
 WIDEST = 4.0
 """End of the axis for a bound that is infinite, in multiples of the farthest number that is drawn."""
+
+LABEL_WIDTH = 44
+"""Characters in a line of a figure's words beside its bounds."""
 
 LEGEND = "a line from the lower to the upper bound, each one-sided 95 %; the upright tick is the limit"
 
@@ -70,7 +74,7 @@ def _picture(decision: Decision) -> Picture:
 
 
 def _data(tested: Tested) -> list[Datum]:
-    found, label = tested.estimate, tested.label.removesuffix(":")
+    found, label = tested.estimate, LINE_END.join(wrap(tested.label.removesuffix(":"), LABEL_WIDTH))
     limits = [limit for limit in tested.limits if math.isfinite(limit)]
     end = WIDEST * max(found.value, found.low, *limits)
     figure = {"variant": label, "value": found.value, "low": found.low, "high": min(found.high, end)}

@@ -107,14 +107,15 @@ def run_here(
     number = sum(map(len, stacks))
     num_workers = max(1, min(max(1, len(gpus)) if is_timed else at_a_time, number))
     shares = num_workers > max(1, len(gpus))
+    # Workers share the cores, also where a GPU does the work: eight of them on 32 cores had 256 threads. There a worker
+    # has as many however few cells a round has, so that it is kept for the next one.
+    sharing = num_workers if is_timed or resolve_device(settings.device).type == "cpu" else at_a_time
     return run_in_processes(
         execute_together,
         [tuple(replace(cell, shares_device=shares) for cell in stack) for stack in stacks],
         num_workers=num_workers,
         log=log,
-        # The workers share the cores, also where a GPU does the work: each with a thread for every core takes ten times
-        # as long for what little is left to the host.
-        num_threads=max(1, torch.get_num_threads() // num_workers),
+        num_threads=max(1, torch.get_num_threads() // sharing),
         fresh=is_timed,
         gpus=gpus,
         idle=idle,

@@ -452,6 +452,29 @@ def test_how_long_it_took_is_of_all_sittings(text, tmp_path, ran):
     assert record(path.parent)["seconds"] < 1000
 
 
+def test_one_that_was_made_ahead_counts_from_when_it_runs(text, tmp_path, ran):
+    comparison = Comparison(settings(text, tmp_path, evaluations=["throughput"]), compose_once)
+    comparison.mark -= 1000
+    compare.run_cells(comparison, is_frozen=False)
+    assert record(comparison.folder)["seconds"] < 1000
+
+
+@pytest.mark.parametrize(
+    ("device", "number", "threads"), [("cpu", 1, 8), ("cpu", 5, 2), ("cuda", 1, 2), ("cuda", 5, 2)]
+)
+def test_workers_share_the_cores(device, number, threads, text, tmp_path, monkeypatch):
+    """On a GPU however few cells there are: one that has as many threads is kept."""
+    given = settings(text, tmp_path, num_workers=4)
+    monkeypatch.setattr(cells, "resolve_device", lambda device: torch.device(given.device))
+    monkeypatch.setattr(cells.torch, "get_num_threads", lambda: 8)
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(cells, "run_in_processes", lambda *_, **options: calls.append(options))
+    given.device = device
+    stacks = [(Cell(label="one", jobs=(), is_timed=False),)] * number
+    cells.run_here(given, stacks, is_timed=False, log=tmp_path / "output.log")
+    assert calls[0]["num_threads"] == threads
+
+
 def test_progress_says_what_came_out_what_runs_and_how_long_the_rest_takes(text, tmp_path, ran, caplog):
     caplog.set_level("INFO", logger="attnbench")
     given = settings(text, tmp_path, evaluations=["copy"], probe_seeds=[0], num_workers=1, costs={"copy": 60.0})

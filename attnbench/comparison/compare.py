@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,8 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
 def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
     """Run the cells that are not done, write comparison.json, and return the results of all that are."""
     settings, folder = comparison.settings, comparison.folder
-    # Several may have been made ahead, as findings are.
-    comparison.mark = time.monotonic()
+    # Not when it was made: findings are made all ahead. How long it took is never read off a clock that can be set.
+    started, mark = datetime.now(UTC), time.monotonic()
     searches, timed = (comparison.wanted(cells) for cells in (comparison.searches(), comparison.timed()))
     number = Counter(cell.group for cell in (*searches, *timed)) + comparison.num_scored()
     frozen = "frozen" if is_frozen else "not frozen (freeze=true does)"
@@ -124,7 +125,7 @@ def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
         finally:
             # Cut off, too: report.py then shows what there is. Before the rates are known a former record says more.
             # Of all evaluations, whichever of them were to run now: the others' cells are there, or missing.
-            _record(comparison, scored)
+            _record(comparison, scored, started, time.monotonic() - mark)
     return _files([*scored, *comparison.timed()])
 
 
@@ -212,8 +213,12 @@ def _show(comparison: Comparison, files: Sequence[Path], *, mirrored: bool) -> N
         show_comparison(folder, settings.logger, root=beside(settings.outputs_dir))
 
 
-def _record(comparison: Comparison, scored: Sequence[Cell]) -> None:
-    """Write comparison.json, which the report reads beside the rows of the scored and the timed cells."""
+def _record(comparison: Comparison, scored: Sequence[Cell], started: datetime, seconds: float) -> None:
+    """Write comparison.json, which the report reads beside the rows of the scored and the timed cells.
+
+    Args:
+        started, seconds: of this sitting.
+    """
     plan, shown = comparison.plan, [*scored, *comparison.timed()]
     former = _former(comparison)
     content = {
@@ -239,8 +244,8 @@ def _record(comparison: Comparison, scored: Sequence[Cell]) -> None:
         "files": [str(path.relative_to(comparison.folder)) for path in _files(shown)],
         "rates": [asdict(choice) for choice in comparison.choices],
         "failures": [{"cell": cell, "reason": reason} for cell, reason in comparison.failures.items()],
-        "started": former.get("started", comparison.started.isoformat(timespec="seconds")),
-        "seconds": round(time.monotonic() - comparison.mark) + former.get("seconds", 0),
+        "started": former.get("started", started.isoformat(timespec="seconds")),
+        "seconds": round(seconds) + former.get("seconds", 0),
     }
     comparison.folder.mkdir(parents=True, exist_ok=True)
     replace_file(comparison.folder / "comparison.json", json.dumps(content, indent=1) + "\n")

@@ -1,11 +1,9 @@
 """A plan as cells: every variant × evaluation × seed, and the searches for their learning rates."""
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +44,6 @@ class Comparison:
     def __init__(self, settings: ComparisonSettings, compose: Compose) -> None:
         self.settings, self.plan = settings, settings.plan
         self.folder = Path(settings.outputs_dir) / self.plan.name
-        # How long it took is never read off a clock that can be set.
-        self.started, self.mark = datetime.now(UTC), time.monotonic()
         self.failures: dict[str, str] = {}
         self.num_seeds: dict[tuple[str, str], int] = {}
         """Seeds by (evaluation, variant) where plan.seeds=auto gave more than those of the first look."""

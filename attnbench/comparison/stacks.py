@@ -19,9 +19,9 @@ from attnbench.results.files import replace_file
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded
 
-MEASURED = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")
-"""GPUs that the numbers below hold for: measured on an H200 by bench=stacks; an H100 has the same multiprocessors and
-slower memory."""
+GPUS = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")
+"""Those that the numbers below are taken for. They were measured on an H200, by bench=stacks; an H100 has as many
+multiprocessors, and has not been measured."""
 
 ACTIVATIONS = 10**7
 """Elements of one activation of a stack's step, (R, batch, length, width), with which it fills the device: a training's
@@ -57,9 +57,9 @@ def sizes(stack: int | None, device: torch.device, folder: Path) -> Size:
 
     def size(job: ProbeJob) -> int:
         if job.shape_hash not in kept:
-            if name not in MEASURED:
+            if name not in GPUS:
                 raise UserError(
-                    f"plan.stack=auto: was measured on {', '.join(MEASURED)}, not on {name}; name a size, "
+                    f"plan.stack=auto: knows {', '.join(GPUS)}, not {name}; name a size, "
                     "plan.stack=10 say, by what python scripts/benchmark.py bench=stacks shows here"
                 )
             kept[job.shape_hash] = measured_size(activations(job))

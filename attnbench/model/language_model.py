@@ -27,7 +27,7 @@ from attnbench.settings.registry import build, resolve
 from attnbench.settings.schema import MixerSettings, ModelSettings
 
 PARAMETERS_A_THREAD = 2**22
-"""Of initial weights: fewer are made before another thread, with a team of torch's own, has begun."""
+"""Initial weights for which a thread is begun: fewer are there before it, with a team of torch's own, is."""
 
 
 class Block(nn.Module):

@@ -78,6 +78,11 @@ class Stopwatch:
         self.restart()
 
 
+def is_logged(step: int, end: int, settings: TrainSettings) -> bool:
+    """Tell if the loss is read from the device after so many steps."""
+    return step % settings.log_interval_steps == 0 or step == end
+
+
 @dataclass(kw_only=True)
 class Logging:
     """Write a line every `log_interval_steps` and at the last one; read the loss from the device only then.
@@ -97,8 +102,7 @@ class Logging:
     def __call__(self, state: TrainState, report: StepReport) -> None:
         if self.stopwatch.first_step_seconds is None:
             self.stopwatch.lap()
-        interval = self.settings.log_interval_steps
-        if state.step % interval and state.step != state.end(self.num_steps):
+        if not is_logged(state.step, state.end(self.num_steps), self.settings):
             self.bar.update(state.step, None)
             return
         loss, norm = float(report.loss), float(report.gradient_norm)
@@ -109,7 +113,7 @@ class Logging:
                 f"diverged by step {state.step}: loss {loss:.4g}, norm {norm:.4g}, {left_out} updates skipped "
                 "for gradients that were not finite; a smaller train.learning_rate than "
                 f"{self.settings.learning_rate:g} may help",
-                range(max(0, state.step - interval), state.step),
+                range(max(0, state.step - self.settings.log_interval_steps), state.step),
             )
         rate = float(learning_rates(self.settings, state.end(self.num_steps), range(state.step - 1, state.step)))
         speed = steps * self.tokens_per_step / seconds if steps else None

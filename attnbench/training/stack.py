@@ -19,7 +19,7 @@ from attnbench.model.language_model import LanguageModel
 from attnbench.settings.errors import Interrupted
 from attnbench.settings.schema import TrainSettings
 from attnbench.training.checkpoint import TrainState
-from attnbench.training.hooks import DivergedError
+from attnbench.training.hooks import DivergedError, is_logged
 from attnbench.training.loop import EPSILON, Batch, Rates, StepReport, batch_nats
 from attnbench.training.stack_linear import SplitSums
 
@@ -168,8 +168,7 @@ class Stack:
         # The same at every step.
         self._parts[:] = named
         report = self._call(rates_R, self._is_still_R, *named.values())
-        interval = self.settings.log_interval_steps
-        if any((member.state.step + 1) % interval == 0 or member.steps_left == 1 for member in moving):
+        if any(is_logged(one.state.step + 1, one.state.end(one.num_steps), self.settings) for one in moving):
             report = StepReport(report.loss.cpu(), report.gradient_norm.cpu())
         of_members = zip(report.loss.unbind(), report.gradient_norm.unbind(), strict=True)
         return {member: StepReport(*of_member) for member, of_member in zip(self.members, of_members, strict=True)}

@@ -101,7 +101,10 @@ def test_nothing_runs_twice_and_the_page_has_each_interval(text, tmp_path):
         "asked &gt;= 0.7",
     ):
         assert words in page
-    assert (folder / "figures" / "finding-little.svg").exists()
+    # Words beside a figure stand whole, in lines.
+    picture = (folder / "figures" / "finding-little.svg").read_text()
+    assert "<tspan" in picture
+    assert "…" not in picture
     assert len((folder / "results.csv").read_text().splitlines()) > 2
 
 

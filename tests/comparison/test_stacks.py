@@ -53,7 +53,7 @@ def test_what_was_measured_at_the_first_run_holds(tmp_path, monkeypatch):
     monkeypatch.setattr(stacks, "device_name", lambda device: "NVIDIA A100")
     assert sizes(None, CUDA, tmp_path)(job) == 40
     [other] = jobs_in(tmp_path, 1, copy_num_steps=7)
-    with pytest.raises(UserError, match="HBM3, not on NVIDIA A100; name a"):
+    with pytest.raises(UserError, match="knows NVIDIA H200, NVIDIA H100 80GB HBM3, not NVIDIA A100; name a"):
         sizes(None, CUDA, tmp_path)(other)
     assert sizes(None, torch.device("cpu"), tmp_path)(other) == 1
     assert sizes(7, CUDA, tmp_path)(other) == 7

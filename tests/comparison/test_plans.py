@@ -10,6 +10,7 @@ from attnbench.cli.compose import CONF, compose
 from attnbench.cli.reading import read_comparison
 from attnbench.model.language_model import build_meta, resolve_mixer
 from attnbench.model.matching import TOLERANCE, match_mixer
+from attnbench.settings.errors import UserError
 
 PLANS = sorted(path.stem for path in (CONF / "plan").glob("*.yaml"))
 
@@ -26,6 +27,19 @@ def test_every_variant_of_a_plan_composes_with_all_its_evaluations(name):
     for words in own.variants.values():
         settings = compose([f"eval=[{','.join(own.evaluations)}]", "device=cpu", *own.overrides, *words])
         assert [evaluation.name for evaluation in settings.evaluations] == own.evaluations
+
+
+def test_a_plan_names_its_recipe_once_and_a_variant_may_name_another():
+    bare = plan("plan=small_bare", "+plan.variants.paper=['attn=gated_deltanet','recipe=own']")
+    evaluations = f"eval=[{','.join(bare.evaluations)}]"
+    read = [
+        compose([evaluations, "device=cpu", *bare.overrides, *bare.variants[name]]).recipe
+        for name in ("softmax", "paper")
+    ]
+    assert [recipe.name for recipe in read if recipe is not None] == ["bare", "own"]
+    assert plan("plan=small_bare", "plan.recipe=equipped").overrides == plan("plan=small").overrides
+    with pytest.raises(UserError, match=r"^plan\.recipe=3: must be the name of a recipe, or null$"):
+        plan("plan=small", "plan.recipe=3")
 
 
 @pytest.mark.parametrize(

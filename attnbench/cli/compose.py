@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from attnbench.cli.mistakes import explain
-from attnbench.cli.reading import read_mixer, read_settings
+from attnbench.cli.mixer import read_mixer
+from attnbench.cli.reading import read_settings
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import CONF, MixerSettings, RunSettings
 
@@ -63,12 +64,6 @@ def _search_first(folder: Path) -> None:
     path = loader.get_search_path()
     path.prepend("command-line", f"file://{folder.resolve()}", SearchPathQuery(provider="schema"))
     loader.repository.initialize_sources(path)
-
-
-def yaml_of_mixer(name: str) -> dict[str, Any]:
-    """Return a yaml of attn/, its `_target_` and options, those that must be given as ???."""
-    values: Any = OmegaConf.to_container(hydra.compose("train", [f"attn={name}"]).attn)
-    return values
 
 
 def prepared_words(words: Sequence[str]) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from attnbench.cli.findings import named_words
-from attnbench.cli.reading import plain
+from attnbench.cli.plain import plain
 from attnbench.settings.check import check_outputs_dir, read
 from attnbench.settings.runs import RunsSettings, check_runs
 

@@ -9,12 +9,14 @@ from sources import imports, imports_of
 from attnbench import ROOMS
 
 DOORS = {
-    "hydra": {"cli/compose.py", "cli/findings.py", "cli/launch.py", "cli/mistakes.py", "cli/sweeps.py"},
+    "hydra": {"cli/compose.py", "cli/findings.py", "cli/launch.py", "cli/mistakes.py", "cli/mixer.py", "cli/sweeps.py"},
     "omegaconf": {
         "cli/compose.py",
         "cli/findings.py",
         "cli/launch.py",
         "cli/mistakes.py",
+        "cli/mixer.py",
+        "cli/plain.py",
         "cli/reading.py",
         "cli/sweeps.py",
     },

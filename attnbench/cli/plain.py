@@ -1,0 +1,73 @@
+"""A composed configuration as plain values, resolved, with nothing deleted or missing, and read into settings."""
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omegaconf import DictConfig, OmegaConf
+
+from attnbench.cli.help import scripts_with
+from attnbench.settings.check import read
+from attnbench.settings.errors import UserError
+from attnbench.settings.registry import trust
+
+Settings = TypeVar("Settings")
+
+
+def plain(config: DictConfig, hydra_config: Any) -> dict[str, Any]:
+    """Return the configuration without Hydra's part, resolved, with nothing deleted or missing.
+
+    The classes that the command line's --config-dir names may be built from here on.
+    """
+    for override in hydra_config.overrides.task:
+        if override.startswith("~"):
+            raise UserError(f"{override}: a setting cannot be deleted; null or another value turns it off")
+    trust(_outside_classes(hydra_config))
+    # The hydra node is left out before resolving: some of its values exist only inside a job.
+    names = [str(name) for name in config if name != "hydra"]
+    values: Any = OmegaConf.to_container(OmegaConf.masked_copy(config, names), resolve=True, throw_on_missing=True)
+    return values
+
+
+def read_plain(cls: type[Settings], values: Mapping[str, Any], **given: Any) -> Settings:
+    """Call settings.check.read; the message about an unknown setting names the scripts that have it."""
+
+    def hint(name: str) -> str:
+        scripts = scripts_with(name)
+        return f"; {' and '.join(scripts)} has it" if scripts else ""
+
+    return read(cls, values, given=given, hint=hint)
+
+
+def opened(group: str, values: Any) -> dict[str, Any]:
+    """Split a `_target_` yaml of an open group into target and options."""
+    if not isinstance(values, dict):
+        raise UserError(f"{group}={values}: must name a yaml of {group}/")
+    options = dict(values)
+    target = options.pop("_target_", None)
+    if not isinstance(target, str):
+        raise UserError(f"{group}: its yaml names no class under _target_")
+    return {"target": target, "options": options}
+
+
+def typed(script: str, hydra_config: Any) -> str:
+    """Return the command line as a reader would type it again."""
+    folders = [f"--config-dir {os.path.relpath(folder)}" for folder in _config_dirs(hydra_config)]
+    return " ".join([f"python scripts/{script}.py", *folders, *map(shlex.quote, hydra_config.overrides.task)])
+
+
+def _config_dirs(hydra_config: Any) -> list[Path]:
+    """Return the command line's --config-dir, if it has one."""
+    sources = hydra_config.runtime.config_sources
+    return [Path(source.path) for source in sources if source.provider == "command-line"]
+
+
+def _outside_classes(hydra_config: Any) -> Iterator[str]:
+    """Yield the classes that yamls under the command line's --config-dir name."""
+    paths = [path for folder in _config_dirs(hydra_config) for path in folder.glob("*/*.yaml")]
+    for path in (path for path in paths if path.parent.name in ("attn", "eval", "bench")):
+        target = OmegaConf.select(OmegaConf.load(path), "_target_")
+        if isinstance(target, str):
+            yield target

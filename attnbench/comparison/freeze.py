@@ -162,9 +162,9 @@ def _difference(then: Any, now: Any, where: str = "") -> str | None:
             inside = f"{where}.{name}".lstrip(".")
             if name not in now or name not in then:
                 return f"{inside} was {'not ' if name not in then else ''}there when it was frozen"
-            found = _difference(then[name], now[name], inside)
-            if found is not None:
-                return found
+            difference = _difference(then[name], now[name], inside)
+            if difference is not None:
+                return difference
         return None
     if isinstance(then, list) and isinstance(now, list) and len(then) == len(now) and then and then != now:
         index = next(index for index, pair in enumerate(zip(then, now, strict=True)) if pair[0] != pair[1])

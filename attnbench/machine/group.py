@@ -49,13 +49,13 @@ class Group:
         self.is_lost = False
         # All ranks are on this host, whose name need not resolve, and whose other interfaces may have a firewall.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        own = None
+        device = None
         if device_type == "cuda":
-            own = torch.device("cuda", self.rank)
+            device = torch.device("cuda", self.rank)
             # Kernels, graphs and NCCL take the current device.
-            torch.cuda.set_device(own)
+            torch.cuda.set_device(device)
         try:
-            dist.init_process_group(self.backend, timeout=STEP_TIMEOUT, device_id=own)
+            dist.init_process_group(self.backend, timeout=STEP_TIMEOUT, device_id=device)
             self._words = dist.new_group(backend="gloo", timeout=WORD_TIMEOUT if ranks.follows else STEP_TIMEOUT)
         except (RuntimeError, ValueError) as error:
             raise LostError(f"the {self.size} processes of torchrun do not meet ({one_line(error)})") from error

@@ -29,8 +29,8 @@ def recipe_options(mixer: MixerSettings, recipe: RecipeSettings) -> dict[str, An
     cls = resolve(mixer.target, Mixer)
     known = inspect.signature(cls).parameters
     asked = {name: value for name, value in _parts(recipe).items() if name in known}
-    own = {name: mixer.options.get(name, known[name].default) for name in asked}
-    return {name: own[name] if value == OWN else _value(cls, name, value) for name, value in asked.items()}
+    in_yaml = {name: mixer.options.get(name, known[name].default) for name in asked}
+    return {name: in_yaml[name] if value == OWN else _value(cls, name, value) for name, value in asked.items()}
 
 
 def not_applicable(mixer: MixerSettings, recipe: RecipeSettings | None) -> list[str]:

@@ -174,9 +174,9 @@ def _copying_beyond(figures: Sequence[Figure]) -> str:
     if not trained or not beyond:
         return ""
     length = min((figure.settings["length"] for figure in beyond), key=lambda length: abs(length - 2 * trained))
-    found = [figure for figure in beyond if figure.settings["length"] == length]
+    at_length = [figure for figure in beyond if figure.settings["length"] == length]
     times = f"{format_number(length / trained)} times the trained length"
-    return f"Copying {length:,} symbols, {times}: {_values(found, descending=True)}."
+    return f"Copying {length:,} symbols, {times}: {_values(at_length, descending=True)}."
 
 
 def _longest(figures: Sequence[Figure], axis: str) -> list[Figure]:

@@ -77,10 +77,10 @@ def _percent(interval: Interval) -> str:
 
 def corpora_section(verdicts: Sequence[Verdict]) -> Section | None:
     """Make the table of a line a pair and a column a corpus, with the mixed model behind; None for a plan of one."""
-    found = over_corpora(verdicts)
-    if not found:
+    pairs = over_corpora(verdicts)
+    if not pairs:
         return None
-    corpora = list(dict.fromkeys(corpus for it in found for corpus in it.verdicts))
+    corpora = list(dict.fromkeys(corpus for it in pairs for corpus in it.verdicts))
     lines = [
         [
             f"{it.first} − {it.second}",
@@ -90,7 +90,7 @@ def corpora_section(verdicts: Sequence[Verdict]) -> Section | None:
             if it.estimate is not None
             else TableCell(text=NOTHING, notes=(it.obstacle,)),
         ]
-        for it in found
+        for it in pairs
     ]
     table = Table(
         title="Verdicts on each corpus",

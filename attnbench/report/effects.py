@@ -39,16 +39,16 @@ def factorial_tables(factorial: Factorial, figures: Sequence[Figure], primaries:
 
 
 def _effects(factorial: Factorial, figures: Sequence[Figure], primary: Primary) -> Table:
-    found = effects_on_nats(factorial, figures, primary)
-    notes = found.gaps
-    if found.effects:
-        where = f"{len(factorial.levels)} corners and {len(found.seeds)} seeds"
-        what = f"Means are over {', '.join(found.mixers)} at {where}."
-        notes = [f"{what} {HOW_ESTIMATED}", *_aliases(factorial), *found.gaps]
+    estimated = effects_on_nats(factorial, figures, primary)
+    notes = estimated.gaps
+    if estimated.effects:
+        where = f"{len(factorial.levels)} corners and {len(estimated.seeds)} seeds"
+        what = f"Means are over {', '.join(estimated.mixers)} at {where}."
+        notes = [f"{what} {HOW_ESTIMATED}", *_aliases(factorial), *estimated.gaps]
     return Table(
         title="Effects of parts on nats a character",
         headers=["Effect", "Nats", "Perplexity"],
-        lines=[_line(effect) for effect in found.effects],
+        lines=[_line(effect) for effect in estimated.effects],
         notes=notes,
     )
 

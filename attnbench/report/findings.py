@@ -74,8 +74,8 @@ def _picture(decision: Decision) -> Picture:
 
 
 def _data(tested: Tested) -> list[Datum]:
-    found, label = tested.estimate, LINE_END.join(wrap(tested.label.removesuffix(":"), LABEL_WIDTH))
+    estimate, label = tested.estimate, LINE_END.join(wrap(tested.label.removesuffix(":"), LABEL_WIDTH))
     limits = [limit for limit in tested.limits if math.isfinite(limit)]
-    end = WIDEST * max(found.value, found.low, *limits)
-    figure = {"variant": label, "value": found.value, "low": found.low, "high": min(found.high, end)}
+    end = WIDEST * max(estimate.value, estimate.low, *limits)
+    figure = {"variant": label, "value": estimate.value, "low": estimate.low, "high": min(estimate.high, end)}
     return [{**figure, "text": tested.text}, *({"variant": label, "limit": limit} for limit in limits)]

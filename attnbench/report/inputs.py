@@ -150,10 +150,10 @@ def read_inputs(folder: Path, *, keep: Callable[[ResultRow, Path], bool] | None 
     if protocol.corpora is not None:
         rows = protocol.corpora.by_corpus(rows)
     shown, control = control_of(rows, protocol.control_seeds)
-    place = {name: index for index, name in enumerate(protocol.variants)}
+    position = {name: index for index, name in enumerate(protocol.variants)}
     folders = dict.fromkeys([folder, *(path.parent.parent for path in files)])
     return Inputs(
-        rows=sorted(shown, key=lambda row: place.get(row.identity.variant, len(place))),
+        rows=sorted(shown, key=lambda row: position.get(row.identity.variant, len(position))),
         control=control,
         protocol=protocol,
         environments=_environments(folders, rows),
@@ -185,10 +185,10 @@ def about(evaluation: str, protocol: Protocol) -> About:
     """Describe an evaluation by the comparison's record, which knows those of elsewhere too, or by its class here."""
     if evaluation in protocol.evaluations:
         return protocol.evaluations[evaluation]
-    found = evaluation_class(evaluation)
-    if found is None:
+    cls = evaluation_class(evaluation)
+    if cls is None:
         return About(purpose="", plots=None)
-    return About(purpose=(found.__doc__ or "").strip().partition("\n")[0], plots=list(found.plots) or None)
+    return About(purpose=(cls.__doc__ or "").strip().partition("\n")[0], plots=list(cls.plots) or None)
 
 
 def primaries(figures: Sequence[Figure], protocol: Protocol) -> dict[str, Primary]:

@@ -152,12 +152,12 @@ def curve_section(
     pictures = []
     trainings = [row.identity.evaluation for row in inputs.rows if _is_training(row.identity.evaluation)]
     for evaluation in dict.fromkeys([*trainings, *primaries]):
-        found = _settings_of(evaluation, figures, primaries)
-        trained = [rows for rows in groups.values() if any(_is_of(row, evaluation, found) for row in rows)]
+        score = _settings_of(evaluation, figures, primaries)
+        trained = [rows for rows in groups.values() if any(_is_of(row, evaluation, score) for row in rows)]
         is_text = _is_training(evaluation)
         curves = [c for rows in trained if (c := _curve(inputs.folders[rows[0].identity.run], rows, is_text))]
         if curves:
-            pictures.append(_curve_picture(evaluation, found, curves, variants))
+            pictures.append(_curve_picture(evaluation, score, curves, variants))
     about = "A line a seed: of probes selection, on validation data; of language models the loss a character."
     return Section(title="Learning curves", blocks=[Note(about), Pictures(pictures)]) if pictures else None
 

@@ -87,11 +87,11 @@ def plots_of(figures: Sequence[Figure], declared: Iterable[tuple[str, str]] | No
             is drawn along its axis of most numbers, if that has at least two.
     """
     pairs = declared if declared is not None else _pairs(figures)
-    found = [plot for metric, axis in pairs for plot in _plots(figures, metric, axis)]
+    plots = [plot for metric, axis in pairs for plot in _plots(figures, metric, axis)]
     # Variants side by side look the same along whatever axis has a single value.
-    metrics = {plot.metric for plot in found if len(plot.positions) > 1}
-    singles = {plot.metric: plot for plot in reversed(found) if plot.metric not in metrics}
-    return [plot for plot in found if len(plot.positions) > 1 or plot is singles.get(plot.metric)]
+    metrics = {plot.metric for plot in plots if len(plot.positions) > 1}
+    singles = {plot.metric: plot for plot in reversed(plots) if plot.metric not in metrics}
+    return [plot for plot in plots if len(plot.positions) > 1 or plot is singles.get(plot.metric)]
 
 
 def describe(plot: Plot) -> str:
@@ -100,11 +100,13 @@ def describe(plot: Plot) -> str:
     for figure in sorted((f for f in plot.figures if f.mean is not None), key=_place_in(plot)):
         by_variant.setdefault(figure.label, []).append(figure)
     parts = []
-    for variant, own in by_variant.items():
+    for variant, group in by_variant.items():
         if plot.is_whole:
-            parts.append(f"{variant} {words.listed(f'{figure.settings[plot.axis]} {share(figure)}' for figure in own)}")
+            parts.append(
+                f"{variant} {words.listed(f'{figure.settings[plot.axis]} {share(figure)}' for figure in group)}"
+            )
             continue
-        first, last = own[0], own[-1]
+        first, last = group[0], group[-1]
         text = f"{variant} {words.outcome(first)}"
         if first is not last:
             ends = [words.shown_value(plot.position(figure)) for figure in (first, last)]
@@ -125,8 +127,8 @@ def missing_text(plot: Plot) -> str:
     for figure in sorted(plot.missing, key=_place_in(plot)):
         groups.setdefault((figure.label, words.outcome(figure)), []).append(figure)
     return "; ".join(
-        f"{variant} {what} at {words.listed(words.shown_value(plot.position(figure)) for figure in own)}"
-        for (variant, what), own in groups.items()
+        f"{variant} {what} at {words.listed(words.shown_value(plot.position(figure)) for figure in group)}"
+        for (variant, what), group in groups.items()
     )
 
 
@@ -151,8 +153,8 @@ def _pairs(figures: Sequence[Figure]) -> list[tuple[str, str]]:
             if _is_number(value) and not words.is_chance(axis) and figure.metric not in BUDGETS:
                 values.setdefault((figure.metric, axis), set()).add(value)
     longest: dict[str, str] = {}
-    for (metric, axis), found in values.items():
-        if len(found) > len(values.get((metric, longest.get(metric, "")), {None})):
+    for (metric, axis), values_of_axis in values.items():
+        if len(values_of_axis) > len(values.get((metric, longest.get(metric, "")), {None})):
             longest[metric] = axis
     return list(longest.items())
 
@@ -162,22 +164,22 @@ def _plots(figures: Sequence[Figure], metric: str, axis: str) -> list[Plot]:
 
     Where none has, one plot of the variants beside each other, on the test split of the best checkpoint if there is.
     """
-    own = [figure for figure in figures if figure.metric == metric and axis in figure.settings]
-    if not own:
+    shown = [figure for figure in figures if figure.metric == metric and axis in figure.settings]
+    if not shown:
         return []
-    names = _telling(own, axis)
-    groups = _grouped(own, names)
-    several = [found for found in groups if _num_positions(found[1], axis) > 1]
+    names = _telling(shown, axis)
+    groups = _grouped(shown, names)
+    several = [group for group in groups if _num_positions(group[1], axis) > 1]
     if axis == "sequence_length" and "batch_size" in names:
-        at_constant_tokens = _grouped(own, [TOKENS if name == "batch_size" else name for name in names])
-        several += [found for found in at_constant_tokens if _num_positions(found[1], axis) > 1]
+        at_constant_tokens = _grouped(shown, [TOKENS if name == "batch_size" else name for name in names])
+        several += [group for group in at_constant_tokens if _num_positions(group[1], axis) > 1]
     if not several:
-        several = [max(groups, key=lambda found: _preference(found[1][0].settings))]
+        several = [max(groups, key=lambda group: _preference(group[1][0].settings))]
     return [
         Plot(
-            name=_file_name(own[0].evaluation, metric, axis, fixed if len(several) > 1 else {}),
+            name=_file_name(shown[0].evaluation, metric, axis, fixed if len(several) > 1 else {}),
             metric=metric,
-            unit=own[0].unit,
+            unit=shown[0].unit,
             axis=axis,
             fixed=fixed,
             figures=group,
@@ -213,7 +215,7 @@ def _telling(figures: Sequence[Figure], axis: str) -> list[str]:
         values: dict[Any, set[str]] = {}
         for figure in figures:
             values.setdefault(figure.settings[axis], set()).add(json.dumps(figure.settings.get(name)))
-        if not words.is_chance(name) and any(len(found) > 1 for found in values.values()):
+        if not words.is_chance(name) and any(len(texts) > 1 for texts in values.values()):
             telling.append(name)
     return telling
 

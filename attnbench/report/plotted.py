@@ -44,16 +44,16 @@ def _single(figure: Figure | None) -> str | TableCell:
 
 def _drawing(plot: Plot) -> Drawing:
     """Draw the variants as lines, their intervals as bars, crosses above for what has no number."""
-    drawn = [figure for figure in plot.figures if figure.mean is not None]
-    means = [figure.mean for figure in drawn if figure.mean is not None]
-    ends = [end for figure in drawn for end in (figure.low, figure.high) if end is not None]
+    with_mean = [figure for figure in plot.figures if figure.mean is not None]
+    means = [figure.mean for figure in with_mean if figure.mean is not None]
+    ends = [end for figure in with_mean for end in (figure.low, figure.high) if end is not None]
     is_share = "accuracy" in plot.metric or bool(plot.chance())
     y = share_axis() if is_share else value_axis(means, ends)
     names, title = [str(value) for value in plot.positions], words.axis_name(plot.axis)
     x = position_axis(plot.positions, title) if plot.is_numeric else Axis(title=title, categories=names)
     # The interval of a few positive numbers may reach below 0, where a logarithm has no place for its end.
     least = y.domain[0] if y.is_logarithmic and y.domain is not None else None
-    points, levels = [_datum(plot, figure, least) for figure in drawn], plot.chance()
+    points, levels = [_datum(plot, figure, least) for figure in with_mean], plot.chance()
     missing: dict[str, list[Datum]] = {}
     for figure in plot.missing:
         missing.setdefault(figure.label, []).append(_datum(plot, figure))

@@ -93,9 +93,9 @@ def _score_tables(
     for index, group in enumerate(rows):
         for row in group:
             measurement = row.measurement
-            place = json.dumps(axes(measurement.settings), sort_keys=True)
+            axis_text = json.dumps(axes(measurement.settings), sort_keys=True)
             beside = groups.setdefault(row.identity.evaluation, {}).setdefault(
-                (measurement.metric, place), [None, None]
+                (measurement.metric, axis_text), [None, None]
             )
             beside[index] = row
     return [
@@ -117,9 +117,9 @@ def _score_tables(
 
 def _score_label(pair: Sequence[ResultRow | None]) -> str:
     measurement = next(row.measurement for row in pair if row is not None)
-    place = where(measurement.settings)
+    text = where(measurement.settings)
     name = metric_name(measurement.metric, measurement.unit)
-    return f"{name}, {place}" if place else name
+    return f"{name}, {text}" if text else name
 
 
 def _number(row: ResultRow | None, in_full: bool) -> str:

@@ -69,12 +69,12 @@ def evaluation_sections(
 
 def position_section(figures: Sequence[Figure], variants: Sequence[str]) -> Section | None:
     """Draw scores by position in the window, a picture a length; None where there are none."""
-    found = [figure for figure in figures if POSITION in figure.settings]
-    pairs = dict.fromkeys((figure.evaluation, figure.metric) for figure in found)
+    located = [figure for figure in figures if POSITION in figure.settings]
+    pairs = dict.fromkeys((figure.evaluation, figure.metric) for figure in located)
     plots = [
         plot
         for evaluation, metric in pairs
-        for plot in plots_of([figure for figure in found if figure.evaluation == evaluation], [(metric, POSITION)])
+        for plot in plots_of([figure for figure in located if figure.evaluation == evaluation], [(metric, POSITION)])
     ]
     pictures = Pictures([picture(plot, variants) for plot in plots if len(plot.positions) > 1])
     text = f"A mark counts the {AXES[POSITION]}."

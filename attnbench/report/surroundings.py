@@ -56,13 +56,13 @@ def surroundings_table(rows: Sequence[ResultRow]) -> Table | None:
 
 def _options(rows: Sequence[ResultRow]) -> dict[str, dict[str, tuple[str, dict[str, Any]]]]:
     """Take mixer and options of each variant from its first row of an evaluation."""
-    found: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {}
+    by_evaluation: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {}
     for row in rows:
         options, identity = row.measurement.settings.get(MIXER_OPTIONS), row.identity
         if isinstance(options, dict) and not is_search(identity.seed):
-            by_variant = found.setdefault(split_name(identity.evaluation)[0], {})
+            by_variant = by_evaluation.setdefault(split_name(identity.evaluation)[0], {})
             by_variant.setdefault(identity.variant, (identity.mixer, options))
-    return found
+    return by_evaluation
 
 
 def _shared(by_variant: dict[str, tuple[str, dict[str, Any]]]) -> list[str]:

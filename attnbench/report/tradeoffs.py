@@ -50,9 +50,9 @@ def _costs(figures: Sequence[Figure], scores: Mapping[str, Figure], primary: Pri
     metric = "step_milliseconds" if primary.kind == "nats" else "state_bytes"
     points = {}
     for variant, score in scores.items():
-        found = [f for f in figures if variant in f.names and f.metric == metric and _is_cost_of(f, score)]
+        costs = [f for f in figures if variant in f.names and f.metric == metric and _is_cost_of(f, score)]
         # At the most tokens a step; throughput is measured before scaling.
-        cost = max(found, key=lambda figure: figure.settings.get("batch_size", 0), default=None)
+        cost = max(costs, key=lambda figure: figure.settings.get("batch_size", 0), default=None)
         if cost is not None and cost.mean and score.mean is not None:
             points[variant] = (score, cost)
     return metric, points
@@ -105,25 +105,23 @@ def _place(points: Points) -> str:
 def _picture(
     evaluation: str, cost: str, points: Points, curves: Mapping[tuple[str, str], str], variants: Sequence[str]
 ) -> Picture:
-    drawn = {name: _datum(*pair) for name, pair in points.items()}
+    data = {name: _datum(*pair) for name, pair in points.items()}
     scores = [score for score, _ in points.values()]
-    costs = [datum["x"] for datum in drawn.values()]
-    means = [datum["value"] for datum in drawn.values()]
+    costs = [datum["x"] for datum in data.values()]
+    means = [datum["value"] for datum in data.values()]
     ends = [end for score in scores for end in (score.low, score.high) if end is not None]
     is_share = scores[0].metric.endswith("accuracy")
     title = {"state_bytes": "bytes of state a sequence", "step_milliseconds": "milliseconds a step"}[cost]
     # A window's curve is named by its first variant, and drawn in that one's colour.
-    lines = [
-        datum | {"line": curves[evaluation, name]} for name, datum in drawn.items() if (evaluation, name) in curves
-    ]
+    lines = [datum | {"line": curves[evaluation, name]} for name, datum in data.items() if (evaluation, name) in curves]
     first = {datum["line"]: datum["variant"] for datum in reversed(lines)}
-    described = [f"{d['variant']} {d['text']} at {d['cost']}" for d in drawn.values()]
+    described = [f"{d['variant']} {d['text']} at {d['cost']}" for d in data.values()]
     drawing = Drawing(
         description=f"{_title(evaluation, cost, points)}: {'; '.join(described)}.",
         labels=labels_of(scores),
         x=_cost_axis(costs, title),
         y=share_axis() if is_share else value_axis(means, ends),
-        points=list(drawn.values()),
+        points=list(data.values()),
         lines=[datum | {"variant": first[datum["line"]]} for datum in lines],
         words={
             "variant": "variant",

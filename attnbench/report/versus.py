@@ -212,8 +212,8 @@ def _table(
 
     def score(pair: Pair, variant: str) -> str:
         key = pair.evaluation, pair.primary.metric, pair.settings
-        found = [f for f in over_seeds if (f.evaluation, f.metric, f.settings) == key and f.variant == variant]
-        return words.outcome(found[0]) if found else NOTHING
+        matching = [f for f in over_seeds if (f.evaluation, f.metric, f.settings) == key and f.variant == variant]
+        return words.outcome(matching[0]) if matching else NOTHING
 
     lines = [
         [
@@ -256,7 +256,7 @@ def _changes(before: Side, after: Side, shared: Sequence[str]) -> list[str]:
 
 def _conditions(rows: Sequence[ResultRow], variant: str) -> dict[str, list[str]]:
     """List what the rows of a variant say of how they were made, values in order of their text."""
-    found: dict[str, dict[str, None]] = {}
+    texts: dict[str, dict[str, None]] = {}
     for row in rows:
         if row.identity.variant != variant or is_search(row.identity.seed):
             continue
@@ -271,8 +271,8 @@ def _conditions(rows: Sequence[ResultRow], variant: str) -> dict[str, list[str]]
         entries[f"{row.identity.evaluation} learning_rate"] = settings.get("learning_rate")
         for name, value in entries.items():
             if value is not None:
-                found.setdefault(name, {})[words.shown_value(value)] = None
-    return {name: sorted(values) for name, values in found.items()}
+                texts.setdefault(name, {})[words.shown_value(value)] = None
+    return {name: sorted(values) for name, values in texts.items()}
 
 
 def _written(values: list[str] | None) -> str:

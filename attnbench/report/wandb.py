@@ -98,9 +98,9 @@ def _charts(inputs: Inputs, summed: Sequence[Figure]) -> dict[str, LineChart]:
     """Make a chart of each pair of an evaluation's `plots` that has numbers."""
     charts = {}
     for evaluation in dict.fromkeys(figure.evaluation for figure in summed):
-        own = [figure for figure in summed if figure.evaluation == evaluation]
+        of_evaluation = [figure for figure in summed if figure.evaluation == evaluation]
         plots: dict[str, list[Plot]] = {}
-        for plot in plots_of(own, about(evaluation, inputs.protocol).plots):
+        for plot in plots_of(of_evaluation, about(evaluation, inputs.protocol).plots):
             plots.setdefault(chart_key(evaluation, plot.metric, plot.axis), []).append(plot)
         charts |= {key: chart for key, group in plots.items() if (chart := _chart(group)).lines}
     return charts
@@ -196,7 +196,7 @@ def _plots() -> dict[str, Sequence[tuple[str, str]]]:
     battery = yaml.safe_load((CONF / "eval" / "battery.yaml").read_text(encoding="utf-8"))["defaults"]
     names = dict.fromkeys([*battery, *(path.stem for path in sorted((CONF / "eval").glob("*.yaml")))])
     classes = {name: evaluation_class(name) for name in names}
-    return {name: found.plots for name, found in classes.items() if found is not None}
+    return {name: cls.plots for name, cls in classes.items() if cls is not None}
 
 
 def _title(metric: str) -> str:

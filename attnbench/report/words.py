@@ -153,8 +153,8 @@ def noise_sentence(noise: Noise) -> str:
 
 def plain_answer(figures: Sequence[Figure], column: Column) -> str:
     """Write one sentence on a metric that nobody ranks, such as a timing."""
-    own = [figure for figure in figures if column.takes(figure)]
-    ordered = _by_mean(own, descending=column.higher_is_better is not False)
+    taken = [figure for figure in figures if column.takes(figure)]
+    ordered = _by_mean(taken, descending=column.higher_is_better is not False)
     shown = listed(f"{figure.label} {outcome(figure)}" for figure in ordered)
     return f"{_opening(column.settings)}{metric_name(column.metric, column.unit)} is {shown}; measured, not ranked."
 

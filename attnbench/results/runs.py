@@ -142,7 +142,7 @@ def read_run(folder: Path, experiment: str, *, is_held: bool = False) -> Run:
         is_cell=folder.parent.name == "cells",
         status=status,
         reason=reason,
-        step=max((int(found[1]) for found in steps if found), default=None),
+        step=max((int(match[1]) for match in steps if match), default=None),
         modified=max((stat.st_mtime for stat in sizes.values()), default=0.0),
         num_bytes=sum(stat.st_size for stat in sizes.values()),
         scores=scores,

@@ -240,8 +240,8 @@ class StackedTensors:
                 view[row] = model[name].detach()
                 model[name].data = view[row]
                 for moments, stacked in ((state.first_moment, self.first_RP), (state.second_moment, self.second_RP)):
-                    own = self._view(stacked, name, shape)[row]
-                    moments[name] = own.copy_(moments[name])
+                    moments_row = self._view(stacked, name, shape)[row]
+                    moments[name] = moments_row.copy_(moments[name])
                 state.update_count[name] = self.count_RN[row, index].copy_(state.update_count[name])
             self.parameters[name] = view.detach().requires_grad_()
 

@@ -50,11 +50,11 @@ class Tested:
     @property
     def text(self) -> str:
         """The figure with its bounds, the limits and, if undecided, the seeds that it would take."""
-        found = self.estimate
-        text = f"{self.label} {found.value:.3g} [{found.low:.3g}, {found.high:.3g}], asked {self.asked}"
+        estimate = self.estimate
+        text = f"{self.label} {estimate.value:.3g} [{estimate.low:.3g}, {estimate.high:.3g}], asked {self.asked}"
         if self.verdict != UNDECIDED:
             return text
-        more = f"{self.seeds_needed - found.num_seeds} seeds more" if self.seeds_needed else "more than 100 seeds"
+        more = f"{self.seeds_needed - estimate.num_seeds} seeds more" if self.seeds_needed else "more than 100 seeds"
         return f"{text}, {more} would decide"
 
 

@@ -49,9 +49,9 @@ def control_sentence(verdicts: Sequence[Verdict], reference: str) -> str:
     if not verdicts:
         return ""
     what = f"Control: {reference} against itself under other seeds"
-    found = [f"{verdict.outcome} in {verdict.pair.evaluation}" for verdict in verdicts if verdict.winner is not None]
-    if found:
-        return f"{what} came out {', '.join(found)}: this comparison finds differences that are none."
+    came_out = [f"{verdict.outcome} in {verdict.pair.evaluation}" for verdict in verdicts if verdict.winner is not None]
+    if came_out:
+        return f"{what} came out {', '.join(came_out)}: this comparison finds differences that are none."
     tested = [verdict.pair.evaluation for verdict in verdicts if verdict.outcome != "none"]
     if not tested:
         return f"{what} could not be tested."

@@ -47,11 +47,11 @@ class OverCorpora:
     @property
     def outcomes(self) -> dict[str, list[str]]:
         """The corpora of each outcome that there is, in the order of OUTCOMES."""
-        found: dict[str, list[str]] = {outcome: [] for outcome in OUTCOMES}
+        by_outcome: dict[str, list[str]] = {outcome: [] for outcome in OUTCOMES}
         for corpus, verdict in self.verdicts.items():
             is_equal = verdict.is_equivalent and verdict.winner is None
-            found["equivalent" if is_equal else verdict.outcome].append(corpus)
-        return {outcome: corpora for outcome, corpora in found.items() if corpora}
+            by_outcome["equivalent" if is_equal else verdict.outcome].append(corpus)
+        return {outcome: corpora for outcome, corpora in by_outcome.items() if corpora}
 
 
 def over_corpora(verdicts: Sequence[Verdict]) -> list[OverCorpora]:

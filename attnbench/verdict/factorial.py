@@ -145,8 +145,8 @@ def effects_on_nats(factorial: Factorial, figures: Sequence[Figure], primary: Pr
 
 def by_variant(figures: Sequence[Figure], primary: Primary) -> dict[str, Figure]:
     """Find the figure of the primary metric of each variant, at the hardest setting."""
-    found = primary_figures(figures, primary, [figure.variant for figure in figures])
-    return {name: figure for figure in found.values() for name in figure.names}
+    hardest = primary_figures(figures, primary, [figure.variant for figure in figures])
+    return {name: figure for figure in hardest.values() for name in figure.names}
 
 
 def solved_by_variant(figures: Sequence[Figure], primary: Primary) -> dict[str, Figure]:
@@ -157,8 +157,8 @@ def solved_by_variant(figures: Sequence[Figure], primary: Primary) -> dict[str, 
     def is_there(figure: Figure) -> bool:
         return hardest is not None and all(figure.settings.get(name) == hardest.settings.get(name) for name in names)
 
-    found = [figure for figure in figures if figure.metric == "solved" and is_there(figure)]
-    return {name: figure for figure in found for name in figure.names}
+    solved = [figure for figure in figures if figure.metric == "solved" and is_there(figure)]
+    return {name: figure for figure in solved for name in figure.names}
 
 
 def _obstacle(figure: Figure | None) -> str:

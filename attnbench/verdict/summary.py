@@ -130,8 +130,8 @@ def verdicts_of(
 
 def primary_metrics(evaluations: Iterable[str]) -> dict[str, Primary]:
     """Look up the primary metric of each evaluation of conf/ that has one."""
-    found = {name: getattr(evaluation_class(name), "primary", None) for name in dict.fromkeys(evaluations)}
-    return {name: primary for name, primary in found.items() if primary is not None}
+    primaries = {name: getattr(evaluation_class(name), "primary", None) for name in dict.fromkeys(evaluations)}
+    return {name: primary for name, primary in primaries.items() if primary is not None}
 
 
 def headline_columns(figures: Sequence[Figure], evaluation: str) -> list[Column]:

@@ -117,8 +117,8 @@ class Checks:
         if step == state.step:
             return value
         # Before all of them are known, a look that a stop had cut off is made up for.
-        states = {job: state} | {other: own for other, own in self.states.items() if own.step == state.step}
+        states = {job: state} | {other: peer for other, peer in self.states.items() if peer.step == state.step}
         with computing(job.precision, job.device):
-            values = mean_accuracies([own.model for own in states.values()], [other.validation() for other in states])
+            values = mean_accuracies([peer.model for peer in states.values()], [other.validation() for other in states])
         self._seen |= {other: (state.step, value) for other, value in zip(states, values, strict=True)}
         return self._seen.pop(job)[1]

@@ -6,6 +6,9 @@ from typing import Any
 OURS = "attnbench"
 """Variant of our rows."""
 
+ABSENT = "absent"
+"""Status of a peer that is not on this machine; every other is one of a result row."""
+
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Peer:

@@ -15,8 +15,8 @@ from attnbench.results.folder import ROOT
 from attnbench.settings.errors import UserError, one_line
 from attnbench.training.prepare import corpus_label
 from benchmarks.peers import steps
+from benchmarks.peers.cases import ABSENT
 from benchmarks.peers.models import AbsentPeerError
-from benchmarks.peers.worker import ABSENT
 
 
 class Session:

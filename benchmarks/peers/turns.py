@@ -8,10 +8,9 @@ from typing import Any
 
 from attnbench.evals.lib.rows import without_numbers
 from attnbench.results.rows import Measurement
-from benchmarks.peers.cases import OURS, Case
+from benchmarks.peers.cases import ABSENT, OURS, Case
 from benchmarks.peers.contestants import Contestant, Request, say, start_anew
 from benchmarks.peers.steps import Order
-from benchmarks.peers.worker import ABSENT
 
 NUM_WARMUP = 6
 """Steps after the first: a captured step is recorded in the fourth."""

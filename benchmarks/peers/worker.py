@@ -23,12 +23,9 @@ LIMIT_SECONDS = 1800.0
 EXIT_SECONDS = 30.0
 """Longest wait for a process that has nothing more to do."""
 
-ABSENT = "absent"
-"""Status of a peer that is not on this machine; every other is one of a result row."""
-
 
 class WorkerError(Exception):
-    """A question without an answer; `status` is that of a result row, or ABSENT."""
+    """A question without an answer; `status` is that of a result row, or cases.ABSENT."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(f"{status}: {reason}")

@@ -81,7 +81,7 @@ def check(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: flo
         smallest = 0.0 if name in ("output", "last") else 1e-3 * largest
         error = relative_error(actual[name].detach(), x.detach(), smallest)
         assert error <= tolerance, f"{name} differs by {error:.1e}"
-    error = position_error(actual["output"].flatten(2), expected["output"].flatten(2))
+    error = position_error(*(x["output"].detach().flatten(2) for x in (actual, expected)))
     assert error <= PART_FACTOR * tolerance, f"a position of the output differs by {error:.1e}"
 
 

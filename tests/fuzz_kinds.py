@@ -28,7 +28,8 @@ from attnbench.comparison.transfer import export_cells, import_cells
 from attnbench.data.texts import find_user_texts, read_text
 from attnbench.model.stored import load_model
 from attnbench.report.inputs import read_inputs
-from attnbench.results.rows import ResultsWriter, read_csv, read_results, write_csv
+from attnbench.results.row_files import ResultsWriter, read_results
+from attnbench.results.row_tables import read_csv, write_csv
 from attnbench.training import checkpoint
 from attnbench.training.log import MetricsLog, read_metrics
 from attnbench.verdict.seeds import figures

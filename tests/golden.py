@@ -26,7 +26,8 @@ from attnbench.cli.compose import CONF, compose, compose_mixers
 from attnbench.cli.reading import read_bench
 from attnbench.comparison import compare
 from attnbench.comparison.execute import run
-from attnbench.results.rows import ResultRow, read_results
+from attnbench.results.row_files import read_results
+from attnbench.results.rows import ResultRow
 from attnbench.settings.schema import PlanSettings
 from attnbench.training.log import read_metrics
 

@@ -15,7 +15,8 @@ from typing import Any
 from made_rows import IDENTITY
 
 from attnbench.machine.environment import environment_id
-from attnbench.results.rows import Identity, Measurement, ResultsWriter
+from attnbench.results.row_files import ResultsWriter
+from attnbench.results.rows import Identity, Measurement
 
 HOSTILE = "<script>window.executed = 1</script>\"'&"
 SKILL = {"softmax": 1.0, "linear": 0.72, "gated_deltanet": 0.97, HOSTILE: 0.9}

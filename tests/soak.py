@@ -36,7 +36,7 @@ from attnbench.evals.runners.stack import run_stack
 from attnbench.machine.signals import interruptible
 from attnbench.model import stored
 from attnbench.results.job import run_jobs
-from attnbench.results.rows import read_results
+from attnbench.results.row_files import read_results
 from attnbench.settings.errors import Interrupted
 from attnbench.settings.schema import PlanSettings, RunSettings
 from attnbench.training import checkpoint

@@ -15,7 +15,7 @@ from attnbench.machine.device import all_gpus, resolve_device
 from attnbench.machine.processes import IdleWorkers, Outcome, run_in_processes
 from attnbench.results.corpora import on_corpus
 from attnbench.results.job import Job, is_done, is_whole, run_jobs
-from attnbench.results.rows import read_results
+from attnbench.results.row_files import read_results
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import ComparisonSettings, EvaluationSettings, RunSettings

@@ -31,7 +31,7 @@ from attnbench.machine.signals import interruptible
 from attnbench.report.terminal import print_comparison
 from attnbench.results.files import replace_file
 from attnbench.results.folder import holding
-from attnbench.results.rows import started_at
+from attnbench.results.row_files import started_at
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ComparisonSettings
 from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded

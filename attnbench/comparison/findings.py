@@ -14,7 +14,8 @@ from attnbench.comparison.plan import Comparison, Compose
 from attnbench.machine.device import resolve_device
 from attnbench.results.files import replace_file
 from attnbench.results.folder import holding
-from attnbench.results.rows import TRAINING, ResultRow, read_results
+from attnbench.results.row_files import read_results
+from attnbench.results.rows import TRAINING, ResultRow
 from attnbench.settings.check import check_plan
 from attnbench.settings.errors import UserError
 from attnbench.settings.finding import FindingSettings, FindingsSettings

@@ -15,7 +15,8 @@ from attnbench.evals.runners.probe import ProbeJob
 from attnbench.evals.runners.system import SystemJob
 from attnbench.results.corpora import Corpora, split_name
 from attnbench.results.metrics import Primary
-from attnbench.results.rows import TRAINING, ResultRow, read_results
+from attnbench.results.row_files import read_results
+from attnbench.results.rows import TRAINING, ResultRow
 from attnbench.settings.check import setting_of
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import build, resolve

@@ -21,7 +21,8 @@ from attnbench.machine.environment import environment
 from attnbench.machine.processes import Outcome
 from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.results.folder import ROOT
-from attnbench.results.rows import TEST_OF_BEST, Measurement, read_results
+from attnbench.results.row_files import read_results
+from attnbench.results.rows import TEST_OF_BEST, Measurement
 from attnbench.settings.errors import printable
 from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded
 from attnbench.training.checkpoint import TrainState

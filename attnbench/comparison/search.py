@@ -13,7 +13,8 @@ from attnbench.evals.runners.checkpoint import language_model_jobs
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.evals.runners.probe import ProbeJob, trained_label
 from attnbench.results.corpora import on_corpus
-from attnbench.results.rows import TRAINING, read_results
+from attnbench.results.row_files import read_results
+from attnbench.results.rows import TRAINING
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED, EvaluationSettings, RunSettings
 from attnbench.training.job import TrainingJob

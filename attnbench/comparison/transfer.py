@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.results.files import read_json_lines, replace_file, to_line
-from attnbench.results.rows import is_complete, parse_results
+from attnbench.results.row_files import is_complete, parse_results
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import MAX_JSON_BYTES, parse_json, parse_yaml, read_bounded
 

@@ -35,7 +35,8 @@ from attnbench.mixers.relative_errors import ROUNDING_FACTOR, worst
 from attnbench.results.files import replace_file
 from attnbench.results.folder import ROOT
 from attnbench.results.job import measured_by
-from attnbench.results.rows import Identity, Measurement, ResultRow, write_csv
+from attnbench.results.row_tables import write_csv
+from attnbench.results.rows import Identity, Measurement, ResultRow
 from attnbench.settings.errors import UserError, printable
 from attnbench.settings.registry import class_named, is_own, resolve
 from attnbench.settings.schema import DoctorSettings, MixerSettings

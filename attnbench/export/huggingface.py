@@ -26,7 +26,7 @@ from attnbench.model.language_model import function_of, layer_sizes
 from attnbench.model.stored import ModelRecord, errors_of_the_system, load_model, load_record, tokenizer_of
 from attnbench.results.files import sync
 from attnbench.results.folder import ROOT
-from attnbench.results.rows import write_csv
+from attnbench.results.row_tables import write_csv
 from attnbench.results.tables import read_folders
 from attnbench.settings.errors import UserError
 from attnbench.settings.hybrid import parts_of

@@ -10,7 +10,8 @@ from attnbench.report.blocks import Block, Lines, Note, Picture, Pictures, Secti
 from attnbench.report.charts import LINE_END, draw_bounds
 from attnbench.report.drawing import Datum
 from attnbench.report.page import write_sections
-from attnbench.results.rows import ResultRow, write_csv
+from attnbench.results.row_tables import write_csv
+from attnbench.results.rows import ResultRow
 from attnbench.results.tables import Table, TableCell
 from attnbench.verdict.claims import Decision, Tested
 from attnbench.verdict.finding import FAIL, NOT_RUN, PASS, UNDECIDED

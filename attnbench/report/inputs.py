@@ -8,7 +8,9 @@ from typing import Any
 from attnbench.machine.environment import environment_id
 from attnbench.results.corpora import Corpora
 from attnbench.results.metrics import Primary
-from attnbench.results.rows import ALL_SEEDS, DEVICE, ResultRow, is_complete, read_csv, read_results
+from attnbench.results.row_files import is_complete, read_results
+from attnbench.results.row_tables import read_csv
+from attnbench.results.rows import ALL_SEEDS, DEVICE, ResultRow
 from attnbench.settings.check import check_options, read
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_PAIRED, MAX_VARIANTS

@@ -21,7 +21,8 @@ from attnbench.report.tradeoffs import tradeoffs
 from attnbench.results.corpora import as_measured, split_name
 from attnbench.results.files import replace_file
 from attnbench.results.metrics import Primary
-from attnbench.results.rows import TRAINING, write_csv
+from attnbench.results.row_tables import write_csv
+from attnbench.results.rows import TRAINING
 from attnbench.settings.text import unlinked
 from attnbench.verdict.control import control_sentence, judge_control
 from attnbench.verdict.ranking import Verdict

@@ -16,7 +16,8 @@ from attnbench.machine.environment import environment_id
 from attnbench.machine.locks import device_lock
 from attnbench.results.folder import recording, stamp_environment, write_config
 from attnbench.results.protocol import PROTOCOL, protocol_id
-from attnbench.results.rows import Identity, Measurement, ResultRow, ResultsWriter, is_complete, read_results
+from attnbench.results.row_files import ResultsWriter, is_complete, read_results
+from attnbench.results.rows import Identity, Measurement, ResultRow
 from attnbench.settings.errors import Interrupted, UserError
 
 log = logging.getLogger(__name__)

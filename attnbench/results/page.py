@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.results.files import replace_file
-from attnbench.results.rows import ResultRow, write_csv, write_environments
+from attnbench.results.row_tables import write_csv, write_environments
+from attnbench.results.rows import ResultRow
 from attnbench.results.tables import Table, to_markdown
 from attnbench.settings.errors import printable
 from attnbench.settings.text import markdown_text

@@ -1,29 +1,16 @@
-"""Result rows: a measurement and its identity, and the files that keep them.
+"""Result rows: a measurement and its identity.
 
-A results file has one JSON object a line, written as soon as the number is known, and ends with a record that says it
-is complete, how many rows it has, what they hash to and when it was begun: `{"schema": 1, "complete": true, "num_rows":
-12, "sha256": "...", "started": "2026-01-31T12:00:00+00:00"}`. Text is stored as it was given; who prints it to a
-terminal escapes it.
+Text is stored as it was given; who prints it to a terminal escapes it.
 """
 
-import csv
-import hashlib
-import io
-import json
 import math
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from attnbench.results.files import JsonLines, read_json_lines, replace_file, sync, to_line
 from attnbench.settings.check import check_options
-from attnbench.settings.errors import UserError, printable
+from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED
-from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded, unlinked, whole_number
 
 SCHEMA = 1
 """Number of the row format; a file with another one is refused."""
@@ -47,7 +34,7 @@ TEST_OF_BEST = {"split": "test", "checkpoint": "best"}
 
 MIXER_OPTIONS, EVALUATION_OPTIONS = "mixer_options", "evaluation_options"
 """Settings of every row of a mixer: its options as it was built, and all that the evaluation was set to. Of the latter
-those that tell rows apart are axes, see figures.py."""
+those that tell rows apart are axes, see verdict/seeds.py."""
 
 COLUMNS = (
     *("schema", "experiment", "run", "mixer", "variant", "backend", "model", "parameters", "seq_len", "evaluation"),
@@ -55,15 +42,6 @@ COLUMNS = (
     *("seed", "precision", "device", "num_devices", "environment", "commit", "corpus", "config_hash", "settings"),
 )
 """The columns of every row and of results.csv, in order."""
-
-NUMBER_COLUMNS = {
-    **dict.fromkeys(("schema", "parameters", "seq_len", "num_samples", "num_devices"), whole_number),
-    # A whole number stays one, so that a file that is read and written again is the same.
-    **dict.fromkeys(
-        ("value", "low", "high"), lambda text: whole_number(text) if text.lstrip("-").isdigit() else float(text)
-    ),
-}
-"""Columns of numbers, and what reads them; empty where there is none."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -180,236 +158,6 @@ class ResultRow:
         except UserError as error:
             raise ValueError(str(error)) from None
         return cls(identity=Identity(**identity), measurement=Measurement(**measurement))
-
-
-class ResultsWriter:
-    """Writer of one results file, row by row; used in a `with`, it says at the end that the file is complete.
-
-    A file that is there is replaced: an evaluation that was cut off is measured again as a whole. Left by an
-    exception, the file stays without its last record, and `is_complete` says so.
-
-    Args:
-        settings: of all rows, beside those of each measurement.
-    """
-
-    def __init__(self, path: Path, identity: Identity, settings: Mapping[str, Any] | None = None) -> None:
-        self.path, self.identity, self.settings, self.num_rows = path, identity, settings or {}, 0
-        self._digest, self._started = hashlib.sha256(), datetime.now(UTC)
-        # Without parents: a run whose folder is gone must not leave results alone in a new one.
-        path.parent.mkdir(exist_ok=True)
-        self._file = open(unlinked(path), "w", encoding="utf-8", newline="\n")  # noqa: SIM115
-
-    def write(self, measurement: Measurement, variant: str | None = None, backend: str | None = None) -> ResultRow:
-        """Write one row; it is in the file when this returns.
-
-        Args:
-            variant: whose row it is, where one file holds those of several.
-            backend: what computes it; None where its name says that.
-
-        Raises:
-            ValueError, TypeError: the settings hold what JSON cannot say.
-        """
-        identity = self.identity
-        if self.settings:
-            measurement = replace(measurement, settings={**self.settings, **measurement.settings})
-        if variant is not None:
-            identity = replace(identity, variant=variant, backend=variant if backend is None else backend)
-        row = ResultRow(identity=identity, measurement=measurement)
-        line = to_line(row.to_dict())
-        self._file.write(line)
-        self._file.flush()
-        self._digest.update(line.encode())
-        self.num_rows += 1
-        return row
-
-    def complete(self) -> None:
-        """Write the record that says the file is complete, and close it; all of it outlives the machine then."""
-        # The rows first: what a machine that died leaves must not be called complete.
-        os.fsync(self._file.fileno())
-        ending = {
-            "schema": SCHEMA,
-            "complete": True,
-            "num_rows": self.num_rows,
-            "sha256": self._digest.hexdigest(),
-            "started": self._started.isoformat(timespec="seconds"),
-        }
-        self._file.write(to_line(ending))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self.close()
-        sync(self.path.parent)
-
-    def close(self) -> None:
-        """Close the file as it is."""
-        self._file.close()
-
-    def __enter__(self) -> "ResultsWriter":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
-            self.complete()
-        else:
-            self.close()
-
-
-def read_results(path: Path, *, allow_incomplete: bool = False) -> list[ResultRow]:
-    """Read the rows of a results file.
-
-    Args:
-        allow_incomplete: also takes a file that was cut off, and gives the rows that were written whole.
-
-    Raises:
-        UserError: file and line of what is unreadable, of another schema, or missing at the end, and the way out.
-    """
-    with _naming_the_way_out():
-        return parse_results(path, allow_incomplete=allow_incomplete)
-
-
-@contextmanager
-def _naming_the_way_out() -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{error}; once it is removed, the command that made it makes it again") from None
-
-
-def parse_results(path: Path, *, allow_incomplete: bool = False) -> list[ResultRow]:
-    """Read as read_results does, from a file that nobody here could make again."""
-    lines = read_json_lines(path)
-    objects, complete = lines.objects, _completeness(lines)
-    if complete:
-        objects = objects[:-1]
-    elif not allow_incomplete:
-        number = len(objects) + 1
-        what = "is torn" if lines.torn else "lacks the record that the file is complete"
-        raise UserError(f"{path}:{number}: the end {what}")
-    rows = []
-    for index, content in enumerate(objects):
-        try:
-            rows.append(ResultRow.from_dict(content))
-        except ValueError as error:
-            raise UserError(f"{lines.where(index)}: {error}") from error
-    if complete:
-        # Last: what is wrong with a line says more.
-        _check_sum(lines)
-    return rows
-
-
-def started_at(path: Path) -> datetime | None:
-    """Return when the complete results of `path` were begun, by the clock of that machine; None: it does not say.
-
-    Raises:
-        UserError: as read_results.
-    """
-    with _naming_the_way_out():
-        lines = read_json_lines(path)
-        started = lines.objects[-1].get("started") if _completeness(lines) else None
-    try:
-        moment = datetime.fromisoformat(started) if isinstance(started, str) else None
-    except ValueError:
-        return None
-    return moment if moment is not None and moment.tzinfo is not None else None
-
-
-def is_complete(path: Path) -> bool:
-    """Tell if the evaluation that wrote `path` came to its end; False too where there is no such file.
-
-    Raises:
-        UserError: as read_results, for a file that was altered.
-    """
-    if not path.exists():
-        return False
-    with _naming_the_way_out():
-        return are_complete(read_json_lines(path))
-
-
-def are_complete(lines: JsonLines) -> bool:
-    """Tell if the lines of a results file end with the record that they are complete.
-
-    Raises:
-        UserError: they were altered after they were written.
-    """
-    if not _completeness(lines):
-        return False
-    _check_sum(lines)
-    return True
-
-
-def _completeness(lines: JsonLines) -> bool:
-    endings = [index for index, content in enumerate(lines.objects) if "complete" in content]
-    if not endings:
-        return False
-    index = endings[0]
-    ending = lines.objects[index]
-    num_rows = ending.get("num_rows")
-    if index != len(lines.objects) - 1 or lines.torn:
-        raise UserError(f"{lines.where(index + 1)}: something follows the record that the file is complete")
-    if num_rows != index:
-        raise UserError(f"{lines.where(index)}: the file has {index} rows, and its last record counts {num_rows}")
-    # The first files of this schema came without a checksum, and later ones without the time.
-    if set(ending) - {"sha256", "started"} != {"schema", "complete", "num_rows"} or ending["complete"] is not True:
-        raise UserError(f"{lines.where(index)}: not the record that a file is complete")
-    return True
-
-
-def _check_sum(lines: JsonLines) -> None:
-    """Check that the rows of a complete file are those that were written."""
-    if lines.objects[-1].get("sha256", lines.sha256) != lines.sha256:
-        raise UserError(f"{lines.path}: altered after it was written, its rows do not match the checksum at its end")
-
-
-def write_csv(rows: Iterable[ResultRow], path: Path) -> None:
-    """Write results.csv: COLUMNS in order, settings as a JSON object, empty where there is no number; of texts what a
-    terminal would obey is spelled out."""
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, fieldnames=COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        content = row.to_dict()
-        shown = {name: printable(value) if isinstance(value, str) else value for name, value in content.items()}
-        writer.writerow({**shown, "settings": json.dumps(content["settings"], allow_nan=False, sort_keys=True)})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, text.getvalue())
-
-
-def write_environments(target: Path, stamps: Mapping[str, Any]) -> None:
-    """Write environment-<id>.json of each into the folder, and remove those of rows that stood there before."""
-    for path in set(target.glob(f"environment-{HASH}.json")) - {target / f"environment-{name}.json" for name in stamps}:
-        path.unlink()
-    for name, stamp in stamps.items():
-        replace_file(target / f"environment-{name}.json", json.dumps(stamp, indent=2) + "\n")
-
-
-def read_csv(path: Path) -> list[ResultRow]:
-    """Read the rows of a results.csv.
-
-    Raises:
-        UserError: the file cannot be read, or the line of what is no result row.
-    """
-    try:
-        lines = list(csv.DictReader(io.StringIO(read_bounded(path, MAX_JSON_BYTES), newline="")))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}: cannot be read as CSV ({error})") from error
-    rows = []
-    for number, line in enumerate(lines, start=2):
-        try:
-            if None in line or None in line.values():
-                raise ValueError("not as many cells as there are columns")
-            rows.append(ResultRow.from_dict({name: _from_cell(name, text) for name, text in line.items()}))
-        except (ValueError, TypeError) as error:
-            raise UserError(f"{path}: row {number}: {error}") from error
-    return rows
-
-
-def _from_cell(column: str, text: str) -> Any:
-    if column == "settings":
-        return parse_json(text)
-    if column in NUMBER_COLUMNS:
-        return None if text == "" else NUMBER_COLUMNS[column](text)
-    if column == "seed":
-        return text if text == ALL_SEEDS else whole_number(text)
-    return None if column == "corpus" and text == "" else text
 
 
 def is_search(seed: int | str) -> bool:

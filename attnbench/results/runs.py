@@ -14,7 +14,8 @@ from typing import Any
 
 from attnbench.machine.locks import folder_holder
 from attnbench.results.files import read_json_lines
-from attnbench.results.rows import TRAINING, ResultRow, are_complete
+from attnbench.results.row_files import are_complete
+from attnbench.results.rows import TRAINING, ResultRow
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import MAX_YAML_BYTES, read_bounded
 

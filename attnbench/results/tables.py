@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from attnbench.results.rows import Identity, ResultRow, is_complete, read_results, same_corpus
+from attnbench.results.row_files import is_complete, read_results
+from attnbench.results.rows import Identity, ResultRow, same_corpus
 from attnbench.settings.errors import UserError, printable
 from attnbench.settings.text import MAX_JSON_BYTES, markdown_text, read_bounded
 

@@ -21,7 +21,8 @@ from attnbench.machine import device
 from attnbench.ops import attention_kernels
 from attnbench.ops.attention_kernels import IMPLEMENTATIONS, compiled_textbook, textbook
 from attnbench.report.page import write_report
-from attnbench.results.rows import Measurement, ResultRow, read_csv
+from attnbench.results.row_tables import read_csv
+from attnbench.results.rows import Measurement, ResultRow
 from attnbench.results.tables import Table
 from attnbench.settings.errors import UserError
 

@@ -15,7 +15,8 @@ from attnbench.bench.operators import decoding, generation, language_models
 from attnbench.bench.operators.roofline import Work
 from attnbench.bench.operators.steps import STEPS, CacheShape
 from attnbench.mixers.flash import Flash
-from attnbench.results.rows import Measurement, read_csv
+from attnbench.results.row_tables import read_csv
+from attnbench.results.rows import Measurement
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ModelSettings
 

@@ -25,7 +25,7 @@ from attnbench.bench.profiling.regions import weight_parts
 from attnbench.bench.profiling.rows import shortened
 from attnbench.bench.tables import tables
 from attnbench.report.page import write_report
-from attnbench.results.rows import read_csv
+from attnbench.results.row_tables import read_csv
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import BenchSettings
 from attnbench.training.loop import train_step

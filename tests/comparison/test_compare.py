@@ -32,7 +32,7 @@ from attnbench.model.language_model import function_of
 from attnbench.report.inputs import read_inputs
 from attnbench.results.folder import ROOT
 from attnbench.results.job import is_whole
-from attnbench.results.rows import is_complete, read_results
+from attnbench.results.row_files import is_complete, read_results
 from attnbench.settings.check import check_plan
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import trust

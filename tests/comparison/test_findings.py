@@ -15,7 +15,7 @@ from attnbench.comparison.findings import run_findings
 from attnbench.comparison.publish import publish_findings
 from attnbench.comparison.transfer import import_cells
 from attnbench.evals.copy_task import CopyTask
-from attnbench.results.rows import read_csv
+from attnbench.results.row_tables import read_csv
 from attnbench.settings.errors import UserError
 from attnbench.settings.finding import FindingsSettings, read_finding
 from attnbench.verdict.finding import FAIL, NOT_RUN, PASS, UNDECIDED

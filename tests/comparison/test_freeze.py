@@ -17,7 +17,8 @@ from attnbench.evals.lib import solving
 from attnbench.report.inputs import primaries, read_inputs
 from attnbench.results import protocol
 from attnbench.results.folder import ROOT
-from attnbench.results.rows import ALL_SEEDS, is_search, read_csv
+from attnbench.results.row_tables import read_csv
+from attnbench.results.rows import ALL_SEEDS, is_search
 from attnbench.results.seed_blocks import check_blocks, read_blocks
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED, ComparisonSettings, PlanSettings

@@ -24,7 +24,8 @@ from attnbench.comparison.transfer import import_cells
 from attnbench.report.inputs import primaries, read_inputs
 from attnbench.report.page import write_report
 from attnbench.report.versus import write_versus
-from attnbench.results.rows import ALL_SEEDS, is_search, read_csv
+from attnbench.results.row_tables import read_csv
+from attnbench.results.rows import ALL_SEEDS, is_search
 from attnbench.settings.check import check, check_plan
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ComparisonSettings, PlanSettings, RunSettings

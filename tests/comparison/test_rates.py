@@ -21,7 +21,8 @@ from attnbench.comparison.search import (
 )
 from attnbench.evals.recall import Recall
 from attnbench.results.job import identity
-from attnbench.results.rows import Measurement, ResultsWriter
+from attnbench.results.row_files import ResultsWriter
+from attnbench.results.rows import Measurement
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED, RunSettings
 from attnbench.training.prepare import Run, prepare

@@ -22,7 +22,7 @@ from attnbench.comparison.queue import array_job
 from attnbench.comparison.slurm import Submission, count_doubles
 from attnbench.comparison.slurm_task import TIMED_HOST, different_host
 from attnbench.results.folder import ROOT
-from attnbench.results.rows import is_complete, read_results
+from attnbench.results.row_files import is_complete, read_results
 from attnbench.settings.check import check_launcher
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import PlanSettings

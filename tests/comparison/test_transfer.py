@@ -10,7 +10,7 @@ from probe_settings import probe_settings
 from attnbench.comparison.cells import Cell, execute
 from attnbench.comparison.search import searches_of_probe
 from attnbench.comparison.transfer import export_cells, import_cells
-from attnbench.results.rows import is_complete, read_results
+from attnbench.results.row_files import is_complete, read_results
 from attnbench.settings.errors import UserError
 
 

@@ -30,7 +30,7 @@ from attnbench.mixers.definition import (
 from attnbench.mixers.relative_errors import parameter_error, relative_error, worst
 from attnbench.mixers.softmax import Softmax
 from attnbench.ops import delta_rule, diagonal_decay, scalar_decay
-from attnbench.results.rows import read_csv
+from attnbench.results.row_tables import read_csv
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import trust
 from attnbench.settings.schema import DoctorSettings, MixerSettings

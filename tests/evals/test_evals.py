@@ -14,7 +14,8 @@ from attnbench.comparison.search import searches_of_probe
 from attnbench.evals import perplexity
 from attnbench.evals.runners.checkpoint import language_model_jobs
 from attnbench.evals.runners.system import SystemJob
-from attnbench.results.rows import ResultRow, read_results
+from attnbench.results.row_files import read_results
+from attnbench.results.rows import ResultRow
 from attnbench.settings.schema import RunSettings
 from attnbench.training.prepare import prepare
 from attnbench.verdict.seeds import axes, figures

@@ -17,7 +17,7 @@ from attnbench.cli.reading import read_evaluation
 from attnbench.comparison import execute as run_model
 from attnbench.evals import perplexity
 from attnbench.report.terminal import print_summary
-from attnbench.results.rows import read_results
+from attnbench.results.row_files import read_results
 from attnbench.results.tables import read_folders
 from attnbench.training import job as training_job
 

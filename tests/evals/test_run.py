@@ -32,7 +32,8 @@ from attnbench.report.terminal import print_summary
 from attnbench.results.folder import ROOT
 from attnbench.results.identity import config_hash
 from attnbench.results.job import run_jobs
-from attnbench.results.rows import ResultRow, is_complete, read_results
+from attnbench.results.row_files import is_complete, read_results
+from attnbench.results.rows import ResultRow
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState

@@ -22,7 +22,8 @@ from attnbench.evals.runners.probe import ProbeJob
 from attnbench.mixers.softmax import Softmax
 from attnbench.model.language_model import build_model
 from attnbench.results.job import run_jobs
-from attnbench.results.rows import Measurement, ResultRow, is_complete, read_results
+from attnbench.results.row_files import is_complete, read_results
+from attnbench.results.rows import Measurement, ResultRow
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.registry import trust
 from attnbench.settings.schema import SELECTION_SEED, RunSettings, TrainSettings

@@ -19,7 +19,8 @@ from attnbench.evals.runners.probe import ProbeJob
 from attnbench.evals.runners.stack import run_stack
 from attnbench.mixers.softmax import Softmax
 from attnbench.results.job import is_done, run_jobs
-from attnbench.results.rows import ResultRow, read_results
+from attnbench.results.row_files import read_results
+from attnbench.results.rows import ResultRow
 from attnbench.settings.errors import Interrupted
 from attnbench.settings.schema import SELECTION_SEED
 from attnbench.training import checkpoint

@@ -23,7 +23,7 @@ from attnbench.evals.throughput import Throughput
 from attnbench.report.terminal import print_summary
 from attnbench.results.folder import ROOT
 from attnbench.results.job import run_jobs
-from attnbench.results.rows import is_complete, read_results
+from attnbench.results.row_files import is_complete, read_results
 from attnbench.results.tables import read_folders
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import RunSettings

@@ -16,7 +16,7 @@ from attnbench.comparison.execute import run
 from attnbench.data.batches import num_evaluation_batches
 from attnbench.machine.signals import StopRequest, ending_in_one_line, interruptible
 from attnbench.model import stored
-from attnbench.results.rows import read_results
+from attnbench.results.row_files import read_results
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.training import job as training_job
 from attnbench.training import loop as train

@@ -18,7 +18,8 @@ from attnbench.machine.environment import device_name
 from attnbench.mixers import layers
 from attnbench.model import loss
 from attnbench.results.folder import ROOT
-from attnbench.results.rows import Measurement, read_csv
+from attnbench.results.row_tables import read_csv
+from attnbench.results.rows import Measurement
 from attnbench.results.tables import read_folders
 from attnbench.settings.errors import UserError
 from benchmarks.peers import turns

@@ -17,7 +17,8 @@ from attnbench.report.page import write_report
 from attnbench.report.sections import position_section
 from attnbench.report.tradeoffs import tradeoffs
 from attnbench.results.metrics import DEFINITIONS, Primary
-from attnbench.results.rows import MIXER_OPTIONS, read_csv
+from attnbench.results.row_tables import read_csv
+from attnbench.results.rows import MIXER_OPTIONS
 from attnbench.results.tables import Table
 from attnbench.settings.errors import UserError
 from attnbench.verdict.seeds import figures

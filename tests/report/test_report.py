@@ -31,7 +31,9 @@ from attnbench.report.words import (
     plain_answer,
     without_addresses,
 )
-from attnbench.results.rows import ALL_SEEDS, DEVICE, MIXER_OPTIONS, ResultsWriter, read_csv, read_results, write_csv
+from attnbench.results.row_files import ResultsWriter, read_results
+from attnbench.results.row_tables import read_csv, write_csv
+from attnbench.results.rows import ALL_SEEDS, DEVICE, MIXER_OPTIONS
 from attnbench.results.tables import Table
 from attnbench.settings.errors import UserError
 from attnbench.verdict.seeds import figures

@@ -14,7 +14,8 @@ from small import identity_of
 from attnbench.report.runs import list_tables, overview, pruning_table
 from attnbench.report.runs_beside import comparison_tables
 from attnbench.results.pruning import plan_pruning
-from attnbench.results.rows import Measurement, ResultsWriter
+from attnbench.results.row_files import ResultsWriter
+from attnbench.results.rows import Measurement
 from attnbench.results.runs import find_runs, select
 from attnbench.results.tables import Table, print_table
 from attnbench.settings.errors import UserError

@@ -14,7 +14,8 @@ from report_rows import SKILL, write_experiment
 
 from attnbench.report.inputs import read_inputs
 from attnbench.report.versus import write_versus
-from attnbench.results.rows import EVALUATION_OPTIONS, write_csv
+from attnbench.results.row_tables import write_csv
+from attnbench.results.rows import EVALUATION_OPTIONS
 from attnbench.settings.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("without_charts")

@@ -18,7 +18,8 @@ from attnbench.comparison.execute import run
 from attnbench.model import stored
 from attnbench.results.files import replace_file
 from attnbench.results.folder import recording
-from attnbench.results.rows import Measurement, ResultRow, ResultsWriter, is_complete, read_results
+from attnbench.results.row_files import ResultsWriter, is_complete, read_results
+from attnbench.results.rows import Measurement, ResultRow
 from attnbench.settings.errors import UserError
 from attnbench.training.checkpoint import load_last, save_step
 from attnbench.training.hooks import Checkpoints

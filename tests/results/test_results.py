@@ -9,15 +9,9 @@ import pytest
 from rich.console import Console
 from small import identity_of
 
-from attnbench.results.rows import (
-    Measurement,
-    ResultRow,
-    ResultsWriter,
-    is_complete,
-    read_results,
-    same_corpus,
-    write_csv,
-)
+from attnbench.results.row_files import ResultsWriter, is_complete, read_results
+from attnbench.results.row_tables import write_csv
+from attnbench.results.rows import Measurement, ResultRow, same_corpus
 from attnbench.results.tables import (
     MetricColumn,
     comparison_table,

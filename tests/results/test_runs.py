@@ -14,7 +14,8 @@ from small import identity_of
 
 from attnbench.machine.locks import folder_lock
 from attnbench.results.pruning import Pruning, plan_pruning, remove
-from attnbench.results.rows import Measurement, ResultsWriter
+from attnbench.results.row_files import ResultsWriter
+from attnbench.results.rows import Measurement
 from attnbench.results.runs import Run, find_runs, keep, select
 from attnbench.settings.errors import UserError
 from attnbench.settings.runs import PRUNED

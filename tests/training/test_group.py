@@ -22,7 +22,8 @@ from attnbench.cli.launch import RANK_0_SECONDS
 from attnbench.comparison.execute import run
 from attnbench.machine import group as groups
 from attnbench.machine.ranks import ALONE, Ranks, ranks_here
-from attnbench.results.rows import ResultRow, read_results
+from attnbench.results.row_files import read_results
+from attnbench.results.rows import ResultRow
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.schema import RunSettings
 from attnbench.training import follow, loop

@@ -19,7 +19,7 @@ from small import BENCHES, TINY_RUN, compose_once, in_this_process, python_path
 from attnbench.comparison import cells
 from attnbench.evals.base import Probe
 from attnbench.mixers.contract import PROMISES
-from attnbench.results.rows import is_complete
+from attnbench.results.row_files import is_complete
 from attnbench.settings.registry import build
 
 ELSEWHERE = {

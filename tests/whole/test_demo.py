@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from attnbench.results.rows import read_results
+from attnbench.results.row_files import read_results
 
 
 @pytest.mark.slow

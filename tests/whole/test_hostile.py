@@ -33,7 +33,8 @@ from attnbench.report.inputs import read_inputs
 from attnbench.results import files as jsonlines
 from attnbench.results.files import MAX_LINE_BYTES, MAX_LINES, replace_file
 from attnbench.results.folder import recording, write_config
-from attnbench.results.rows import ResultsWriter, read_csv, read_results
+from attnbench.results.row_files import ResultsWriter, read_results
+from attnbench.results.row_tables import read_csv
 from attnbench.results.tables import read_folders
 from attnbench.settings.errors import UserError, printable
 from attnbench.settings.registry import resolve

@@ -16,7 +16,7 @@ from attnbench.data.corpus import NATS_OF_A_BYTE
 from attnbench.data.tokenizer import Bytes
 from attnbench.model.stored import load_record, tokenizer_of
 from attnbench.results import folder as results_folder
-from attnbench.results.rows import read_results
+from attnbench.results.row_files import read_results
 from attnbench.settings.errors import UserError
 from attnbench.training.log import read_metrics
 from attnbench.training.prepare import prepare, reopen

@@ -10,7 +10,8 @@ from attnbench.machine.group import Group
 from attnbench.results.identity import code_of, hash_with_code
 from attnbench.results.job import Job
 from attnbench.results.protocol import protocol_of
-from attnbench.results.rows import Measurement, read_results
+from attnbench.results.row_files import read_results
+from attnbench.results.rows import Measurement
 from attnbench.settings.registry import build, resolve
 from attnbench.settings.schema import EvaluationSettings
 from attnbench.training.checkpoint import is_final

@@ -16,7 +16,8 @@ from attnbench.results.folder import ROOT
 from attnbench.results.identity import code_of, hash_with_code
 from attnbench.results.job import Job
 from attnbench.results.protocol import protocol_of
-from attnbench.results.rows import Measurement, ResultRow, ResultsWriter
+from attnbench.results.row_files import ResultsWriter
+from attnbench.results.rows import Measurement, ResultRow
 from attnbench.settings.registry import build, resolve
 from attnbench.settings.schema import EvaluationSettings
 from attnbench.training.prepare import Run, resolved_config, row_settings

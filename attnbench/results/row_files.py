@@ -1,0 +1,196 @@
+"""Results files: rows as JSON lines, each written as soon as its number is known.
+
+A file ends with a record that says it is complete, how many rows it has, what they hash to and when it was begun:
+`{"schema": 1, "complete": true, "num_rows": 12, "sha256": "...", "started": "2026-01-31T12:00:00+00:00"}`.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from attnbench.results.files import JsonLines, read_json_lines, sync, to_line
+from attnbench.results.rows import SCHEMA, Identity, Measurement, ResultRow
+from attnbench.settings.errors import UserError
+from attnbench.settings.text import unlinked
+
+
+class ResultsWriter:
+    """Writer of one results file, row by row; used in a `with`, it says at the end that the file is complete.
+
+    A file that is there is replaced: an evaluation that was cut off is measured again as a whole. Left by an
+    exception, the file stays without its last record, and `is_complete` says so.
+
+    Args:
+        settings: of all rows, beside those of each measurement.
+    """
+
+    def __init__(self, path: Path, identity: Identity, settings: Mapping[str, Any] | None = None) -> None:
+        self.path, self.identity, self.settings, self.num_rows = path, identity, settings or {}, 0
+        self._digest, self._started = hashlib.sha256(), datetime.now(UTC)
+        # Without parents: a run whose folder is gone must not leave results alone in a new one.
+        path.parent.mkdir(exist_ok=True)
+        self._file = open(unlinked(path), "w", encoding="utf-8", newline="\n")  # noqa: SIM115
+
+    def write(self, measurement: Measurement, variant: str | None = None, backend: str | None = None) -> ResultRow:
+        """Write one row; it is in the file when this returns.
+
+        Args:
+            variant: whose row it is, where one file holds those of several.
+            backend: what computes it; None where its name says that.
+
+        Raises:
+            ValueError, TypeError: the settings hold what JSON cannot say.
+        """
+        identity = self.identity
+        if self.settings:
+            measurement = replace(measurement, settings={**self.settings, **measurement.settings})
+        if variant is not None:
+            identity = replace(identity, variant=variant, backend=variant if backend is None else backend)
+        row = ResultRow(identity=identity, measurement=measurement)
+        line = to_line(row.to_dict())
+        self._file.write(line)
+        self._file.flush()
+        self._digest.update(line.encode())
+        self.num_rows += 1
+        return row
+
+    def complete(self) -> None:
+        """Write the record that says the file is complete, and close it; all of it outlives the machine then."""
+        # The rows first: what a machine that died leaves must not be called complete.
+        os.fsync(self._file.fileno())
+        ending = {
+            "schema": SCHEMA,
+            "complete": True,
+            "num_rows": self.num_rows,
+            "sha256": self._digest.hexdigest(),
+            "started": self._started.isoformat(timespec="seconds"),
+        }
+        self._file.write(to_line(ending))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.close()
+        sync(self.path.parent)
+
+    def close(self) -> None:
+        """Close the file as it is."""
+        self._file.close()
+
+    def __enter__(self) -> "ResultsWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            self.complete()
+        else:
+            self.close()
+
+
+def read_results(path: Path, *, allow_incomplete: bool = False) -> list[ResultRow]:
+    """Read the rows of a results file.
+
+    Args:
+        allow_incomplete: also takes a file that was cut off, and gives the rows that were written whole.
+
+    Raises:
+        UserError: file and line of what is unreadable, of another schema, or missing at the end, and the way out.
+    """
+    with _naming_the_way_out():
+        return parse_results(path, allow_incomplete=allow_incomplete)
+
+
+@contextmanager
+def _naming_the_way_out() -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{error}; once it is removed, the command that made it makes it again") from None
+
+
+def parse_results(path: Path, *, allow_incomplete: bool = False) -> list[ResultRow]:
+    """Read as read_results does, from a file that nobody here could make again."""
+    lines = read_json_lines(path)
+    objects, complete = lines.objects, _completeness(lines)
+    if complete:
+        objects = objects[:-1]
+    elif not allow_incomplete:
+        number = len(objects) + 1
+        what = "is torn" if lines.torn else "lacks the record that the file is complete"
+        raise UserError(f"{path}:{number}: the end {what}")
+    rows = []
+    for index, content in enumerate(objects):
+        try:
+            rows.append(ResultRow.from_dict(content))
+        except ValueError as error:
+            raise UserError(f"{lines.where(index)}: {error}") from error
+    if complete:
+        # Last: what is wrong with a line says more.
+        _check_sum(lines)
+    return rows
+
+
+def started_at(path: Path) -> datetime | None:
+    """Return when the complete results of `path` were begun, by the clock of that machine; None: it does not say.
+
+    Raises:
+        UserError: as read_results.
+    """
+    with _naming_the_way_out():
+        lines = read_json_lines(path)
+        started = lines.objects[-1].get("started") if _completeness(lines) else None
+    try:
+        moment = datetime.fromisoformat(started) if isinstance(started, str) else None
+    except ValueError:
+        return None
+    return moment if moment is not None and moment.tzinfo is not None else None
+
+
+def is_complete(path: Path) -> bool:
+    """Tell if the evaluation that wrote `path` came to its end; False too where there is no such file.
+
+    Raises:
+        UserError: as read_results, for a file that was altered.
+    """
+    if not path.exists():
+        return False
+    with _naming_the_way_out():
+        return are_complete(read_json_lines(path))
+
+
+def are_complete(lines: JsonLines) -> bool:
+    """Tell if the lines of a results file end with the record that they are complete.
+
+    Raises:
+        UserError: they were altered after they were written.
+    """
+    if not _completeness(lines):
+        return False
+    _check_sum(lines)
+    return True
+
+
+def _completeness(lines: JsonLines) -> bool:
+    endings = [index for index, content in enumerate(lines.objects) if "complete" in content]
+    if not endings:
+        return False
+    index = endings[0]
+    ending = lines.objects[index]
+    num_rows = ending.get("num_rows")
+    if index != len(lines.objects) - 1 or lines.torn:
+        raise UserError(f"{lines.where(index + 1)}: something follows the record that the file is complete")
+    if num_rows != index:
+        raise UserError(f"{lines.where(index)}: the file has {index} rows, and its last record counts {num_rows}")
+    # The first files of this schema came without a checksum, and later ones without the time.
+    if set(ending) - {"sha256", "started"} != {"schema", "complete", "num_rows"} or ending["complete"] is not True:
+        raise UserError(f"{lines.where(index)}: not the record that a file is complete")
+    return True
+
+
+def _check_sum(lines: JsonLines) -> None:
+    """Check that the rows of a complete file are those that were written."""
+    if lines.objects[-1].get("sha256", lines.sha256) != lines.sha256:
+        raise UserError(f"{lines.path}: altered after it was written, its rows do not match the checksum at its end")

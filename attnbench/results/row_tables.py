@@ -1,0 +1,75 @@
+"""results.csv, the rows of a table that is kept or published, and the machines that they are of beside it."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from attnbench.results.files import replace_file
+from attnbench.results.rows import ALL_SEEDS, COLUMNS, HASH, ResultRow
+from attnbench.settings.errors import UserError, printable
+from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded, whole_number
+
+NUMBER_COLUMNS = {
+    **dict.fromkeys(("schema", "parameters", "seq_len", "num_samples", "num_devices"), whole_number),
+    # A whole number stays one, so that a file that is read and written again is the same.
+    **dict.fromkeys(
+        ("value", "low", "high"), lambda text: whole_number(text) if text.lstrip("-").isdigit() else float(text)
+    ),
+}
+"""Columns of numbers, and what reads them; empty where there is none."""
+
+
+def write_csv(rows: Iterable[ResultRow], path: Path) -> None:
+    """Write results.csv: COLUMNS in order, settings as a JSON object, empty where there is no number; of texts what a
+    terminal would obey is spelled out."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        content = row.to_dict()
+        shown = {name: printable(value) if isinstance(value, str) else value for name, value in content.items()}
+        writer.writerow({**shown, "settings": json.dumps(content["settings"], allow_nan=False, sort_keys=True)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, text.getvalue())
+
+
+def write_environments(target: Path, stamps: Mapping[str, Any]) -> None:
+    """Write environment-<id>.json of each into the folder, and remove those of rows that stood there before."""
+    for path in set(target.glob(f"environment-{HASH}.json")) - {target / f"environment-{name}.json" for name in stamps}:
+        path.unlink()
+    for name, stamp in stamps.items():
+        replace_file(target / f"environment-{name}.json", json.dumps(stamp, indent=2) + "\n")
+
+
+def read_csv(path: Path) -> list[ResultRow]:
+    """Read the rows of a results.csv.
+
+    Raises:
+        UserError: the file cannot be read, or the line of what is no result row.
+    """
+    try:
+        lines = list(csv.DictReader(io.StringIO(read_bounded(path, MAX_JSON_BYTES), newline="")))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: cannot be read as CSV ({error})") from error
+    rows = []
+    for number, line in enumerate(lines, start=2):
+        try:
+            if None in line or None in line.values():
+                raise ValueError("not as many cells as there are columns")
+            rows.append(ResultRow.from_dict({name: _from_cell(name, text) for name, text in line.items()}))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{path}: row {number}: {error}") from error
+    return rows
+
+
+def _from_cell(column: str, text: str) -> Any:
+    if column == "settings":
+        return parse_json(text)
+    if column in NUMBER_COLUMNS:
+        return None if text == "" else NUMBER_COLUMNS[column](text)
+    if column == "seed":
+        return text if text == ALL_SEEDS else whole_number(text)
+    return None if column == "corpus" and text == "" else text

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from attnbench.evals.base import NUM_SELECTION, Task
-from attnbench.evals.lib.rows import without_numbers
 from attnbench.evals.lib.scoring import mean_accuracy
 from attnbench.evals.lib.sequences import TrainingSequences
-from attnbench.evals.lib.solving import RISE, SOLVED, is_check, is_over, rise_share, stop_rule
+from attnbench.evals.lib.solving import is_check, is_over, stop_rule
+from attnbench.evals.runners.probe_scores import ProbeScores
 from attnbench.machine.precision import computing
 from attnbench.machine.signals import StopRequest
 from attnbench.machine.timing import OutOfMemory, attempt
@@ -35,17 +35,10 @@ from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import DivergedError
 from attnbench.training.job import budget
-from attnbench.training.log import read_metrics
 from attnbench.training.loop import Batch
 from attnbench.training.prepare import hashed_model, mixer_options, recipe_settings
 from attnbench.training.run import Training, make_ready
 from attnbench.training.schedule import shortened
-
-VALIDATION = {"split": "validation"}
-RISE_SETTINGS = {**VALIDATION, "budget": 1.0}
-"""Settings of `rise_share`: where accuracy never rose, it took all steps."""
-SHARE = {"split": "test", "chance": 0.0}
-"""Settings of `solved`: a seed that diverged has not."""
 
 log = logging.getLogger(__name__)
 
@@ -203,7 +196,7 @@ class ProbeJob(Job):
     def rows(self) -> Iterator[Measurement]:
         """Train and score. A training that diverges, does not fit, or cannot be built gives rows that say so."""
         if self.matched is None:
-            yield from self._failed("unsupported", self.obstacle)
+            yield from self._scores().missing("unsupported", self.obstacle)
             return
         log.info(self.matched.statement(self.settings.mixer.name))
         yield Measurement(metric="parameters", value=self.matched.parameters, unit="")
@@ -211,14 +204,17 @@ class ProbeJob(Job):
         stop = StopRequest()
         trained = self.outcome if self.outcome is not None else self._train_alone(stop)
         if isinstance(trained, DivergedError):
-            yield from self._failed("diverged", str(trained))
+            yield from self._scores().missing("diverged", str(trained))
             return
         if isinstance(trained, OutOfMemory):
-            yield from self._failed("out_of_memory", trained.reason)
+            yield from self._scores().missing("out_of_memory", trained.reason)
             return
         state, speeds = trained
-        scored = attempt(lambda: list(self._scores(state)))
-        yield from self._failed("out_of_memory", scored.reason) if isinstance(scored, OutOfMemory) else scored
+        scored = attempt(lambda: list(self._scores().measured(state, self.selection(state))))
+        if isinstance(scored, OutOfMemory):
+            yield from self._scores().missing("out_of_memory", scored.reason)
+        else:
+            yield from scored
         for metric, value in speeds.items():
             settings = {"shared_device": True} if self.shares_device else {}
             yield Measurement(metric=metric, value=value, unit="token/s", settings=settings)
@@ -228,11 +224,6 @@ class ProbeJob(Job):
             self.failure = stop.interruption(
                 f"trained and scored to the end: {self.folder}; the same command goes on from there"
             )
-
-    @property
-    def is_scored(self) -> bool:
-        """False for the seeds that rates are chosen by."""
-        return self.settings.seed < SELECTION_SEED
 
     def build(self) -> LanguageModel:
         """The model with initial weights."""
@@ -331,74 +322,16 @@ class ProbeJob(Job):
             match=self.matched.match,
         )
 
-    def _scores(self, state: TrainState) -> Iterator[Measurement]:
-        """Measure `selection`, the steps to the threshold, and, for a seed that is scored, the scores."""
-        yield Measurement(metric="selection", value=self.selection(state), unit="", settings=VALIDATION)
-        yield Measurement(metric="steps_trained", value=state.step, unit="step")
-        yield from self._times(state)
-        if self.task.check_interval_steps is not None:
-            yield self._rise()
-        if not self.is_scored:
-            return
-        scores = []
-        with torch.no_grad(), computing(self.precision, self.device):
-            for score in self.task.score(state.model, self.settings.seed, self.device):
-                scores.append(score)
-                yield score
-        yield self._solved(state, scores)
-
-    def _solved(self, state: TrainState, scores: list[Measurement]) -> Measurement:
-        """1 where the threshold was reached and the primary score of test data has it too, at its hardest, else 0."""
-        primary = self.primary
-        taken = [score for score in scores if primary is not None and primary.takes(score.metric, score.settings)]
-        if primary is None or not taken:
-            [row] = without_numbers({"solved": ""}, SHARE, "unsupported", "no score of test data is the primary metric")
-            return row
-        value = max(taken, key=lambda score: primary.hardness(score.settings)).value
-        is_solved = state.reached_step is not None and value is not None and value >= SOLVED
-        return Measurement(metric="solved", value=int(is_solved), unit="", settings=SHARE)
-
-    def _times(self, state: TrainState) -> Iterator[Measurement]:
-        """Measure how many steps and sequences reaching the threshold took."""
-        if state.reached_step is None:
-            reason = f"selection was not {SOLVED} at two checks in a row in {state.step} steps"
-            if self.limit is not None:
-                reason += f"; at {self.limit} another rate had solved all its seeds in half as many"
-            yield from self._times_without_numbers("not_reached", reason)
-            return
-        for metric, (unit, per_step, settings) in self._budgets().items():
-            yield Measurement(metric=metric, value=state.reached_step * per_step, unit=unit, settings=settings)
-
-    def _rise(self) -> Measurement:
-        """Measure in how much of the steps that accuracy took its rise lies."""
-        log = read_metrics(self.folder / "metrics.jsonl")
-        value = rise_share((row["step"], row["selection"]) for row in log if "selection" in row)
-        if value is None:
-            reason = f"selection was not {RISE[1]} at any check"
-            [row] = without_numbers({"rise_share": ""}, RISE_SETTINGS, "not_reached", reason)
-            return row
-        return Measurement(metric="rise_share", value=value, unit="", settings=RISE_SETTINGS)
-
-    def _budgets(self) -> dict[str, tuple[str, int, dict[str, Any]]]:
-        """Unit, units a step, and settings of each time to the threshold, with the budget that stands in for it."""
-        units = {"steps_to_95": ("step", 1), "samples_to_95": ("sequence", self.task.batch_size)}
-        return {
-            metric: (unit, per_step, {**VALIDATION, "budget": per_step * self.task.num_steps})
-            for metric, (unit, per_step) in units.items()
-        }
-
-    def _times_without_numbers(self, status: str, reason: str) -> Iterator[Measurement]:
-        for metric, (unit, _, settings) in self._budgets().items():
-            yield from without_numbers({metric: unit}, settings, status, reason)
-
-    def _failed(self, status: str, reason: str) -> Iterator[Measurement]:
-        """The rows of `_scores` without numbers."""
-        yield from without_numbers({"selection": ""}, VALIDATION, status, reason)
-        yield from self._times_without_numbers(status, reason)
-        if self.task.check_interval_steps is not None:
-            yield from without_numbers({"rise_share": ""}, RISE_SETTINGS, status, reason)
-        for metric, settings in [*self.task.axes(), ("solved", SHARE)] if self.is_scored else []:
-            yield from without_numbers({metric: ""}, settings, status, reason)
+    def _scores(self) -> ProbeScores:
+        return ProbeScores(
+            task=self.task,
+            primary=self.primary,
+            seed=self.settings.seed,
+            limit=self.limit,
+            metrics=self.folder / "metrics.jsonl",
+            device=self.device,
+            precision=self.precision,
+        )
 
 
 Outcome = tuple[TrainState, dict[str, float]] | DivergedError

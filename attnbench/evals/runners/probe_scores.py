@@ -1,0 +1,118 @@
+"""Rows of a probe's training: its score on validation data, the steps to the threshold, and its scores on test data."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnbench.evals.base import Task
+from attnbench.evals.lib.rows import without_numbers
+from attnbench.evals.lib.solving import RISE, SOLVED, rise_share
+from attnbench.machine.precision import computing
+from attnbench.results.metrics import Primary
+from attnbench.results.rows import Measurement
+from attnbench.settings.schema import SELECTION_SEED
+from attnbench.training.checkpoint import TrainState
+from attnbench.training.log import read_metrics
+
+VALIDATION = {"split": "validation"}
+RISE_SETTINGS = {**VALIDATION, "budget": 1.0}
+"""Settings of `rise_share`: where accuracy never rose, it took all steps."""
+SHARE = {"split": "test", "chance": 0.0}
+"""Settings of `solved`: a seed that diverged has not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeScores:
+    """Rows of one training of one task."""
+
+    task: Task
+    primary: Primary | None
+    """The probe's primary metric, whose accuracy decides what is solved."""
+    seed: int
+    """Those that rates are chosen by have no scores of test data."""
+    limit: int | None
+    """See ProbeJob."""
+    metrics: Path
+    """Log of the training, with `selection` at every check."""
+    device: torch.device
+    precision: str
+
+    def measured(self, state: TrainState, selection: float) -> Iterator[Measurement]:
+        """Measure a trained model.
+
+        Args:
+            selection: its accuracy on validation data.
+        """
+        yield Measurement(metric="selection", value=selection, unit="", settings=VALIDATION)
+        yield Measurement(metric="steps_trained", value=state.step, unit="step")
+        yield from self._times(state)
+        if self.task.check_interval_steps is not None:
+            yield self._rise()
+        if not self._is_scored:
+            return
+        scores = []
+        with torch.no_grad(), computing(self.precision, self.device):
+            for score in self.task.score(state.model, self.seed, self.device):
+                scores.append(score)
+                yield score
+        yield self._solved(state, scores)
+
+    def missing(self, status: str, reason: str) -> Iterator[Measurement]:
+        """Write the rows of `measured` without numbers."""
+        yield from without_numbers({"selection": ""}, VALIDATION, status, reason)
+        yield from self._times_without_numbers(status, reason)
+        if self.task.check_interval_steps is not None:
+            yield from without_numbers({"rise_share": ""}, RISE_SETTINGS, status, reason)
+        for metric, settings in [*self.task.axes(), ("solved", SHARE)] if self._is_scored else []:
+            yield from without_numbers({metric: ""}, settings, status, reason)
+
+    @property
+    def _is_scored(self) -> bool:
+        return self.seed < SELECTION_SEED
+
+    def _solved(self, state: TrainState, scores: list[Measurement]) -> Measurement:
+        """1 where the threshold was reached and the primary score of test data has it too, at its hardest, else 0."""
+        primary = self.primary
+        taken = [score for score in scores if primary is not None and primary.takes(score.metric, score.settings)]
+        if primary is None or not taken:
+            [row] = without_numbers({"solved": ""}, SHARE, "unsupported", "no score of test data is the primary metric")
+            return row
+        value = max(taken, key=lambda score: primary.hardness(score.settings)).value
+        is_solved = state.reached_step is not None and value is not None and value >= SOLVED
+        return Measurement(metric="solved", value=int(is_solved), unit="", settings=SHARE)
+
+    def _times(self, state: TrainState) -> Iterator[Measurement]:
+        """Measure how many steps and sequences reaching the threshold took."""
+        if state.reached_step is None:
+            reason = f"selection was not {SOLVED} at two checks in a row in {state.step} steps"
+            if self.limit is not None:
+                reason += f"; at {self.limit} another rate had solved all its seeds in half as many"
+            yield from self._times_without_numbers("not_reached", reason)
+            return
+        for metric, (unit, per_step, settings) in self._budgets().items():
+            yield Measurement(metric=metric, value=state.reached_step * per_step, unit=unit, settings=settings)
+
+    def _rise(self) -> Measurement:
+        """Measure in how much of the steps that accuracy took its rise lies."""
+        log = read_metrics(self.metrics)
+        value = rise_share((row["step"], row["selection"]) for row in log if "selection" in row)
+        if value is None:
+            reason = f"selection was not {RISE[1]} at any check"
+            [row] = without_numbers({"rise_share": ""}, RISE_SETTINGS, "not_reached", reason)
+            return row
+        return Measurement(metric="rise_share", value=value, unit="", settings=RISE_SETTINGS)
+
+    def _budgets(self) -> dict[str, tuple[str, int, dict[str, Any]]]:
+        """Unit, units a step, and settings of each time to the threshold, with the budget that stands in for it."""
+        units = {"steps_to_95": ("step", 1), "samples_to_95": ("sequence", self.task.batch_size)}
+        return {
+            metric: (unit, per_step, {**VALIDATION, "budget": per_step * self.task.num_steps})
+            for metric, (unit, per_step) in units.items()
+        }
+
+    def _times_without_numbers(self, status: str, reason: str) -> Iterator[Measurement]:
+        for metric, (unit, _, settings) in self._budgets().items():
+            yield from without_numbers({metric: unit}, settings, status, reason)

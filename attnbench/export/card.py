@@ -13,7 +13,8 @@ from attnbench.settings.errors import printable
 from attnbench.settings.hybrid import classes_of
 from attnbench.settings.schema import ExportSettings, RunSettings
 from attnbench.settings.text import markdown_text
-from attnbench.verdict.seeds import axes, figures
+from attnbench.verdict.axes import axes
+from attnbench.verdict.seeds import figures
 from attnbench.verdict.summary import primary_metrics, verdicts_of
 
 HEAD = """---

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
+from attnbench.machine.child import Child
 from attnbench.machine.device import forget_compiled, peak_memory_mib, start_afresh, synchronize
 from attnbench.machine.memory import memory_capped, reset_resident_peak, resident_peak_mib, trim
 from attnbench.machine.precision import dtype_of, multiplying
-from attnbench.machine.processes import Child
 from attnbench.settings.errors import memory_reason
 
 MINIMUM_REPEATS = 3

@@ -15,10 +15,11 @@ from attnbench.settings.check import check_options, read
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_PAIRED, MAX_VARIANTS
 from attnbench.settings.text import read_object
+from attnbench.verdict.axes import distinguish_variants
 from attnbench.verdict.control import control_of
 from attnbench.verdict.family import name_family
 from attnbench.verdict.frozen import frozen_sentence
-from attnbench.verdict.seeds import Figure, distinguish_variants
+from attnbench.verdict.seeds import Figure
 from attnbench.verdict.summary import evaluation_class, primary_metrics
 
 

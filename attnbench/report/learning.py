@@ -18,9 +18,10 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.text import read_object
 from attnbench.training.log import stream_metrics
 from attnbench.training.sample import SAMPLE
+from attnbench.verdict.axes import axes
 from attnbench.verdict.family import primary_figures
 from attnbench.verdict.rates import rate_dots
-from attnbench.verdict.seeds import Figure, axes
+from attnbench.verdict.seeds import Figure
 
 MAX_POINTS = 60
 """Points of a learning curve: of more, as many are kept, equally far apart."""

@@ -10,7 +10,7 @@ from attnbench.results.runs import Run
 from attnbench.results.tables import NOTHING, Table, format_number, read_folders
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import MAX_JSON_BYTES, MAX_YAML_BYTES, parse_json, parse_yaml, read_bounded
-from attnbench.verdict.seeds import axes
+from attnbench.verdict.axes import axes
 
 MAX_CHARACTERS = 60
 """Longest value of a setting in a table on a terminal."""

@@ -19,9 +19,10 @@ from attnbench.results.tables import (
     read_folders,
 )
 from attnbench.settings.errors import printable
+from attnbench.verdict.axes import distinguish_variants
 from attnbench.verdict.control import control_of, control_sentence, judge_control
 from attnbench.verdict.factorial import Factorial
-from attnbench.verdict.seeds import distinguish_variants, figures, same_models
+from attnbench.verdict.seeds import figures, same_models
 from attnbench.verdict.summary import Entry, Summary, summary, verdicts_of
 
 TRAINED = (

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from attnbench.results.tables import NOTHING, format_interval, format_number, format_within
+from attnbench.verdict.axes import PER_RUN
 from attnbench.verdict.ranking import Noise, Verdict
-from attnbench.verdict.seeds import PER_RUN, Figure
+from attnbench.verdict.seeds import Figure
 from attnbench.verdict.summary import Column
 
 NAMES = {

@@ -34,7 +34,7 @@ TEST_OF_BEST = {"split": "test", "checkpoint": "best"}
 
 MIXER_OPTIONS, EVALUATION_OPTIONS = "mixer_options", "evaluation_options"
 """Settings of every row of a mixer: its options as it was built, and all that the evaluation was set to. Of the latter
-those that tell rows apart are axes, see verdict/seeds.py."""
+those that tell rows apart are axes, see verdict/axes.py."""
 
 COLUMNS = (
     *("schema", "experiment", "run", "mixer", "variant", "backend", "model", "parameters", "seq_len", "evaluation"),

@@ -17,9 +17,10 @@ from attnbench.results.rows import TRAINING
 from attnbench.results.tables import NOTHING, Headline
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import CONF
+from attnbench.verdict.axes import Key
 from attnbench.verdict.family import family
 from attnbench.verdict.ranking import Verdict, judge, judge_in_looks
-from attnbench.verdict.seeds import Figure, Key
+from attnbench.verdict.seeds import Figure
 
 OF_TRAINING = (Headline("tokens_per_second", "training token/s", higher_is_better=True, pick="each"),)
 """Headline of trainings, which have no class of an evaluation."""

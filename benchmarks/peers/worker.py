@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from attnbench.machine.processes import Child, cause_of_death
+from attnbench.machine.child import Child, cause_of_death
 from attnbench.settings.text import unlinked_log
 
 LIMIT_SECONDS = 1800.0

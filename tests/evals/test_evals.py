@@ -18,7 +18,8 @@ from attnbench.results.row_files import read_results
 from attnbench.results.rows import ResultRow
 from attnbench.settings.schema import RunSettings
 from attnbench.training.prepare import prepare
-from attnbench.verdict.seeds import axes, figures
+from attnbench.verdict.axes import axes
+from attnbench.verdict.seeds import figures
 
 SMALL = [
     *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32"),

@@ -40,7 +40,7 @@ from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import DivergedError, Validation
 from attnbench.training.log import read_metrics
 from attnbench.training.prepare import prepare
-from attnbench.verdict.seeds import axes
+from attnbench.verdict.axes import axes
 
 CLOCKS = ("seconds", "tokens_per_second")
 """What two equal runs may differ in."""

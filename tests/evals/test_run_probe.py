@@ -30,7 +30,7 @@ from attnbench.settings.schema import SELECTION_SEED, RunSettings, TrainSettings
 from attnbench.training import checkpoint, run, schedule
 from attnbench.training.hooks import Checkpoints
 from attnbench.training.log import read_metrics
-from attnbench.verdict.seeds import PER_RUN
+from attnbench.verdict.axes import PER_RUN
 
 CLOCKS = ("seconds", "tokens_per_second", "generator_tokens_per_second")
 """What two equal trainings may differ in."""

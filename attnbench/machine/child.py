@@ -1,0 +1,103 @@
+"""A child process that is asked over a pipe."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from attnbench.settings.registry import TRUSTED, trust
+
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+"""Environment variable with the GPUs that a process sees, by index or by UUID."""
+
+
+class Child:
+    """Process that answers questions over a pipe; it may build the classes that this process may.
+
+    Args:
+        serve: runs in the child with its end of the pipe, and ends when that is closed.
+        given: arguments of `serve` behind the pipe, which can be sent to another process.
+        daemon: ended by multiprocessing when this process ends.
+        gpu: the GPU that alone it sees, as CUDA_VISIBLE_DEVICES names it; None: those that this process sees.
+    """
+
+    def __init__(self, serve: Callable[..., None], *given: Any, daemon: bool = False, gpu: str | None = None) -> None:
+        # Spawned, not forked: a fork of a process with threads can hang in either.
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        arguments = (serve, theirs, frozenset(TRUSTED), given)
+        self.process: BaseProcess = context.Process(target=_begin, args=arguments, daemon=daemon)
+        # In its environment from the beginning: what it loads may ask CUDA for devices before any line of ours runs.
+        with _environment_variable(VISIBLE_GPUS, gpu):
+            self.process.start()
+        theirs.close()
+
+    def send(self, question: Any) -> None:
+        """Send a question; a child that is dead says so when its answer is read."""
+        with suppress(ConnectionError):
+            self.connection.send(question)
+
+    def receive(self, timeout_seconds: float | None = None) -> Any:
+        """Return the next answer.
+
+        Raises:
+            EOFError: the child has ended.
+            TimeoutError: no answer in time; `kill` ends the child.
+        """
+        try:
+            if not self.connection.poll(timeout_seconds):
+                raise TimeoutError
+            return self.connection.recv()
+        except ConnectionError:
+            raise EOFError from None
+
+    def exit_code(self) -> int:
+        """Wait for the end of the process."""
+        self.process.join()
+        return self.process.exitcode or 0
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM and close the pipe: a child that has saved, or is done, must not wait for another question."""
+        self.process.terminate()
+        self.connection.close()
+
+    def kill(self) -> None:
+        """End the process now, and with it, where it leads a group, the processes that it has started."""
+        assert self.process.pid is not None
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        # One that does not lead a group, or not yet.
+        self.process.kill()
+        self.process.join()
+
+
+@contextmanager
+def _environment_variable(name: str, value: str | None) -> Iterator[None]:
+    """Set a variable inside, unless its value is None."""
+    before = os.environ.get(name)
+    if value is not None:
+        os.environ[name] = value
+    try:
+        yield
+    finally:
+        if value is not None:
+            del os.environ[name]
+            if before is not None:
+                os.environ[name] = before
+
+
+def _begin(serve: Callable[..., None], connection: Connection, trusted: frozenset[str], given: tuple[Any, ...]) -> None:
+    trust(trusted)
+    serve(connection, *given)
+
+
+def cause_of_death(exit_code: int | None) -> str:
+    """Describe the end of a process; `exit_code` as multiprocessing and subprocess give it."""
+    if exit_code is not None and exit_code < 0:
+        name = signal.Signals(-exit_code).name
+        return f"its process was ended by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+    return f"its process ended with exit code {exit_code}"

@@ -1,7 +1,7 @@
 """Published pages of comparisons, of findings and of trainings, in docs/results/<table>-<machine>/.
 
-That of a comparison also has comparison.json and cells.jsonl: report.py makes its report from the folder again. That of
-findings has freeze.json and cells.jsonl in a folder a finding.
+That of a comparison also has comparison.json and cells.jsonl.gz: report.py makes its report from the folder again. That
+of findings has freeze.json and cells.jsonl.gz in a folder a finding.
 """
 
 import json
@@ -115,7 +115,7 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
         environments={name: stamp for name, stamp in inputs.environments.items() if stamp is not None},
         files={"comparison.json": json.dumps(record, indent=1) + "\n", **frozen},
     )
-    export_cells(experiment, target / "cells.jsonl")
+    export_cells(experiment, target / "cells.jsonl.gz")
 
 
 def publish_findings(folder: Path, target: Path, *, title: str, note: str = "") -> None:
@@ -143,7 +143,7 @@ def publish_findings(folder: Path, target: Path, *, title: str, note: str = "") 
             if path.exists():
                 files[f"{name}/{path.name}"] = read_bounded(path, MAX_JSON_BYTES)
     for name in inputs:
-        export_cells(folder / name, target / name / "cells.jsonl")
+        export_cells(folder / name, target / name / "cells.jsonl.gz")
     write_page(
         target,
         title=title,
@@ -156,7 +156,8 @@ def publish_findings(folder: Path, target: Path, *, title: str, note: str = "") 
             made_by(
                 [record["command"]],
                 f"on {devices}, at commit {commits}. results.csv has every row, findings.json every figure; in a "
-                "folder a finding, freeze.json is what was written down before a score, and cells.jsonl has its cells.",
+                "folder a finding, freeze.json is what was written down before a score, and cells.jsonl.gz has its "
+                "cells.",
             ),
         ],
         rows=rows,
@@ -202,7 +203,7 @@ def _comparison_parts(table: Table, verdicts: Sequence[Verdict], note: str, inpu
             f"on {devices}{corpus}, at commit {commits}. "
             "results.csv has every row and every figure over seeds, comparison.json the learning rates and how they "
             "were chosen, environment-*.json the machines. `python scripts/report.py` on this folder makes the page "
-            "with all plots, and `compare.py ... import=cells.jsonl` goes on from these cells.",
+            "with all plots, and `compare.py ... import=cells.jsonl.gz` goes on from these cells.",
         ),
         note,
         *_plan_cells("Failed", [f"{entry['cell']}: {entry['reason']}" for entry in protocol.failures]),

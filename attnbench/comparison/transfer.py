@@ -1,4 +1,7 @@
-"""Transfer of finished cells to another machine: rows, settings and environments in one file, no weights, no code."""
+"""Transfer of finished cells to another machine: rows, settings and environments in one file, no weights, no code.
+
+The file is compressed if its name ends in .gz: rows repeat their settings, and it is then a thirtieth as long.
+"""
 
 import re
 import tempfile
@@ -14,6 +17,9 @@ CARRIED = re.compile(
     r"(comparison|freeze)\.json|(cells/)?[^/]+/(results/[^/]+\.jsonl|environment[^/]*\.json|config\.yaml)"
 )
 """Paths in an experiment's folder that such a file may hold."""
+
+MAX_CELLS_BYTES = 2**29
+"""Longest file, unpacked: hundreds of cells have some ten megabytes."""
 
 
 def export_cells(experiment: Path, target: Path) -> int:
@@ -50,7 +56,7 @@ def import_cells(source: Path, experiment: Path) -> int:
         UserError: the file is torn or no such file, names a path outside a cell's own folder, or holds what is none of
             a cell's files.
     """
-    lines = read_json_lines(source)
+    lines = read_json_lines(source, MAX_CELLS_BYTES)
     if lines.torn or not lines.objects:
         raise UserError(f"{source}: {'its last line is torn' if lines.torn else 'is empty'}; export it again")
     texts: dict[str, str] = {}

@@ -1,10 +1,16 @@
-"""Files of one JSON object a line: read with errors that name file and line, replaced as a whole or not at all."""
+"""Files of one JSON object a line: read with errors that name file and line, replaced as a whole or not at all.
 
+One whose name ends in .gz is compressed.
+"""
+
+import gzip
 import hashlib
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -12,6 +18,9 @@ from typing import Any
 
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import MAX_JSON_BYTES, name_beside, open_regular, parse_json, read_bounded_bytes
+
+PACKED = ".gz"
+"""End of the name of a compressed file."""
 
 HOLE = b"\0" * 8
 """At least, where a machine died before it had written; a bit that flips makes one NUL byte."""
@@ -42,7 +51,7 @@ class JsonLines:
         return f"{self.path}:{index + 1}"
 
 
-def read_json_lines(path: Path) -> JsonLines:
+def read_json_lines(path: Path, max_bytes: int = MAX_JSON_BYTES) -> JsonLines:
     """Read every line of `path`.
 
     Only the last line can be torn by a process that died, and then lacks its end; a machine that died may leave NUL
@@ -52,9 +61,10 @@ def read_json_lines(path: Path) -> JsonLines:
         UserError: the file cannot be read, is longer than any of ours, or a line that is not torn is no JSON object.
     """
     try:
-        content = read_bounded_bytes(path, MAX_JSON_BYTES)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+        content = read_bounded_bytes(path, max_bytes, is_packed=path.suffix == PACKED)
+    except (OSError, EOFError, zlib.error) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise UserError(f"{path}: cannot be read ({why})") from error
     if content.count(b"\n") > MAX_LINES:
         raise UserError(f"{path}: more than the {MAX_LINES} lines that such a file may have")
     whole = [*_whole_lines(path, BytesIO(content))]
@@ -125,8 +135,12 @@ def replace_file(path: Path, text: str | Iterable[str]) -> None:
     """Replace a file by `text`, or parts of one, at once: a reader sees the old file or the new one."""
     beside = name_beside(path)
     try:
-        with open(beside, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-            file.writelines([text] if isinstance(text, str) else text)
+        with open(beside, "wb") as file:
+            # Without a time: equal content is an equal file.
+            is_packed = path.suffix == PACKED
+            with gzip.GzipFile("", "wb", fileobj=file, mtime=0) if is_packed else nullcontext(file) as stream:
+                for part in [text] if isinstance(text, str) else text:
+                    stream.write(part.encode("utf-8", "backslashreplace"))
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)

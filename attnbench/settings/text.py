@@ -1,12 +1,14 @@
 """Untrusted text: files read within bounds, JSON and yaml as plain data, escaping for terminals and Markdown."""
 
 import errno
+import gzip
 import json
 import logging
 import math
 import os
 import shutil
 import stat
+from contextlib import nullcontext
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -73,10 +75,14 @@ def read_bounded(path: Path, max_bytes: int) -> str:
     return read_bounded_bytes(path, max_bytes).decode("utf-8")
 
 
-def read_bounded_bytes(path: Path, max_bytes: int) -> bytes:
-    """Read a file; raises as `read_bounded`."""
-    with open_regular(path) as file:
-        content = file.read(max_bytes + 1)
+def read_bounded_bytes(path: Path, max_bytes: int, *, is_packed: bool = False) -> bytes:
+    """Read a file; raises as `read_bounded`.
+
+    Args:
+        is_packed: by gzip; `max_bytes` is of what it holds. One that is not whole raises EOFError or zlib.error too.
+    """
+    with open_regular(path) as file, gzip.open(file) if is_packed else nullcontext(file) as stream:
+        content = stream.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise UserError(f"{path}: longer than the {max_bytes} bytes that such a file may have")
     return content

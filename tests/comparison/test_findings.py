@@ -235,7 +235,7 @@ def test_published_findings_have_their_verdicts_figures_cells_and_what_was_froze
         "    python scripts/findings.py little",
     ):
         assert words in page
-    assert import_cells(target / "little" / "cells.jsonl", tmp_path / "again") == 2
+    assert import_cells(target / "little" / "cells.jsonl.gz", tmp_path / "again") == 2
     assert (target / "little" / "freeze.json").exists()
     assert len(read_csv(target / "results.csv")) > 2
     assert list(target.glob("environment-*.json"))

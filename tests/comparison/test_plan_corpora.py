@@ -154,7 +154,7 @@ def test_rows_stand_under_their_own_evaluation_and_corpus_and_are_read_again(com
     again = read_inputs(tmp_path / "published")
     names = {row.identity.evaluation for row in again.rows}
     assert names == {"copy", *(f"{it} on {name}" for it in ("training", "perplexity") for name in CORPORA)}
-    assert import_cells(tmp_path / "published" / "cells.jsonl", tmp_path / "elsewhere") == 2 + 2 * 12
+    assert import_cells(tmp_path / "published" / "cells.jsonl.gz", tmp_path / "elsewhere") == 2 + 2 * 12
 
 
 def test_cells_are_those_of_a_plan_on_one_corpus_alone(compared, my_conf, tmp_path):

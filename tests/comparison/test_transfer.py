@@ -1,5 +1,6 @@
 """Results carried from one machine to another: what is taken over, and what is refused whole."""
 
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 from probe_settings import probe_settings
 
+from attnbench.comparison import transfer
 from attnbench.comparison.cells import Cell, execute
 from attnbench.comparison.search import searches_of_probe
 from attnbench.comparison.transfer import export_cells, import_cells
@@ -150,6 +152,38 @@ def test_a_torn_an_altered_and_an_empty_file_are_refused(exported, tmp_path):
     refused(["{}"], tmp_path, "not a line that export= writes")
     with pytest.raises(UserError, match="cannot be read"):
         import_cells(tmp_path / "nothing.jsonl", tmp_path / "other")
+
+
+def test_a_packed_file_has_the_same_cells_and_equal_bytes_each_time(experiment, exported, tmp_path):
+    packed = [tmp_path / name for name in ("one.jsonl.gz", "two.jsonl.gz")]
+    for path in packed:
+        assert export_cells(experiment, path) == 2
+    assert gzip.decompress(packed[0].read_bytes()) == exported.read_bytes()
+    assert packed[0].read_bytes() == packed[1].read_bytes()
+    assert import_cells(packed[0], tmp_path / "packed") == 2
+    assert import_cells(exported, tmp_path / "plain") == 2
+    assert files(tmp_path / "packed") == files(tmp_path / "plain")
+
+
+@pytest.mark.parametrize(
+    ("damaged", "message"),
+    [
+        (lambda content: gzip.decompress(content), "cannot be read .Not a gzipped file"),
+        (lambda content: content[:-20], "cannot be read .Compressed file ended before"),
+        (lambda content: content[:40] + bytes(20) + content[60:], "cannot be read .Error -3 while decompressing"),
+        (lambda content: gzip.compress(bytes(2**20 + 1)), "longer than the 1048576 bytes"),
+    ],
+)
+def test_a_packed_file_that_is_none_or_unpacks_to_too_much_is_refused(
+    damaged, message, experiment, tmp_path, monkeypatch
+):
+    path = tmp_path / "cells.jsonl.gz"
+    export_cells(experiment, path)
+    path.write_bytes(damaged(path.read_bytes()))
+    monkeypatch.setattr(transfer, "MAX_CELLS_BYTES", 2**20)
+    with pytest.raises(UserError, match=message):
+        import_cells(path, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])

@@ -24,6 +24,7 @@ from sources import imports_of
 from attnbench.cli.commands import read_prompt
 from attnbench.cli.compose import compose
 from attnbench.cli.reading import stored_settings
+from attnbench.comparison import transfer
 from attnbench.comparison.transfer import import_cells
 from attnbench.data import texts as corpora
 from attnbench.data.texts import read_text
@@ -202,7 +203,8 @@ def test_json_is_bounded(text):
 
 
 @pytest.mark.parametrize("content", [b" " * (MAX_JSON_BYTES + 1), b"{}\n" * (MAX_LINES + 1)])
-def test_a_file_of_json_lines_is_bounded_before_it_is_parsed(content, tmp_path):
+def test_a_file_of_json_lines_is_bounded_before_it_is_parsed(content, tmp_path, monkeypatch):
+    monkeypatch.setattr(transfer, "MAX_CELLS_BYTES", MAX_JSON_BYTES)
     (tmp_path / "rows.jsonl").write_bytes(content)
     for read in (read_results, lambda path: import_cells(path, tmp_path / "outputs")):
         with pytest.raises(UserError, match=r"rows\.jsonl: (longer|more) than"):
@@ -245,6 +247,7 @@ READERS = {
     "text.txt": lambda path: str(read_text(path)),
     "text.parquet": lambda path: str(read_text(path)),
     "cells.jsonl": lambda path: import_cells(path, path.parent / "outputs"),
+    "cells.jsonl.gz": lambda path: import_cells(path, path.parent / "outputs"),
     "results/rows.jsonl": read_results,
     "metrics.jsonl": read_metrics,
     "results.csv": read_csv,

@@ -14,17 +14,20 @@ from attnbench.comparison.findings import FINDINGS
 from attnbench.comparison.freeze import FREEZE
 from attnbench.comparison.transfer import export_cells
 from attnbench.report import words
-from attnbench.report.corpora import corpora_lines
-from attnbench.report.inputs import Inputs, primaries, read_inputs
+from attnbench.report.answer import sentences
+from attnbench.report.effects import factorial_tables
+from attnbench.report.inputs import Inputs, Protocol, primaries, read_inputs
 from attnbench.report.terminal import TRAINED, summary_table
 from attnbench.results.corpora import as_measured
+from attnbench.results.metrics import Primary
 from attnbench.results.page import bullets, listed_values, made_by, write_page
 from attnbench.results.rows import same_corpus
 from attnbench.results.tables import MetricColumn, Table, comparison_table, read_folders
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import MAX_JSON_BYTES, markdown_text, parse_json, read_bounded, read_object
+from attnbench.verdict.factorial import Factorial
 from attnbench.verdict.ranking import Verdict
-from attnbench.verdict.seeds import figures, to_rows
+from attnbench.verdict.seeds import Figure, figures, to_rows
 from attnbench.verdict.summary import summary, verdicts_of
 
 VALIDATION, TEST, SPEED, SECONDS = TRAINED
@@ -92,14 +95,7 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
     if not path.exists():
         raise UserError(f"{path}: is not there; compare.py writes it")
     inputs = read_inputs(experiment)
-    protocol, over_seeds = inputs.protocol, figures(inputs.rows, inputs.protocol.shared)
-    verdicts = verdicts_of(
-        over_seeds,
-        rank=protocol.rank,
-        reference=protocol.reference,
-        primaries=primaries(over_seeds, protocol),
-        in_looks=protocol.in_looks,
-    )
+    over_seeds = figures(inputs.rows, inputs.protocol.shared)
     record = read_object(path)
     freeze = experiment / FREEZE
     frozen = {FREEZE: json.dumps(read_object(freeze), indent=1) + "\n"} if freeze.exists() else {}
@@ -108,9 +104,7 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
     write_page(
         target,
         title=title,
-        parts=_comparison_parts(
-            summary_table(summary(over_seeds, verdicts, protocol.variants), with_intervals=True), verdicts, note, inputs
-        ),
+        parts=_comparison_parts(inputs, over_seeds, note),
         rows=as_measured([*inputs.rows, *inputs.control, *to_rows(over_seeds)]),
         environments={name: stamp for name, stamp in inputs.environments.items() if stamp is not None},
         files={"comparison.json": json.dumps(record, indent=1) + "\n", **frozen},
@@ -187,17 +181,36 @@ def _finding_parts(finding: Mapping[str, Any], files: Mapping[str, str]) -> list
     ]
 
 
-def _comparison_parts(table: Table, verdicts: Sequence[Verdict], note: str, inputs: Inputs) -> list[str | Table]:
-    protocol = inputs.protocol
+def _comparison_parts(inputs: Inputs, over_seeds: Sequence[Figure], note: str) -> list[str | Table]:
+    """Say the answer first, then how sure it is, then the numbers."""
+    protocol, known = inputs.protocol, primaries(over_seeds, inputs.protocol)
     devices, commits, corpora = (listed_values(inputs.rows, name) for name in ("device", "commit", "corpus"))
     corpus = f", corpus `{corpora}`" if corpora else ""
+    verdicts = verdicts_of(
+        over_seeds,
+        rank=protocol.rank,
+        reference=protocol.reference,
+        primaries=known,
+        in_looks=protocol.in_looks,
+    )
+    said = sentences(
+        inputs.rows,
+        inputs.control,
+        over_seeds,
+        verdicts,
+        shared=protocol.shared,
+        primaries=known,
+        reference=protocol.reference,
+        descriptive=protocol.descriptive,
+    )
     return [
-        table,
+        bullets(said),
+        inputs.frozen,
+        note,
+        *_comparison_tables(protocol, over_seeds, verdicts, known),
         "Brackets are 95 % intervals over seeds, of accuracies Clopper and Pearson's, of others Student's; for timings "
         "the 20th and 80th percentile. Bold is better than every other variant.",
-        inputs.frozen,
-        bullets([words.verdict_sentence(verdict) for verdict in verdicts]),
-        bullets([sentence for sentences in corpora_lines(verdicts).values() for sentence in sentences]),
+        *(["The verdicts in full:", bullets(list(map(words.verdict_sentence, verdicts)))] if verdicts else []),
         made_by(
             [protocol.command],
             f"on {devices}{corpus}, at commit {commits}. "
@@ -205,10 +218,18 @@ def _comparison_parts(table: Table, verdicts: Sequence[Verdict], note: str, inpu
             "were chosen, environment-*.json the machines. `python scripts/report.py` on this folder makes the page "
             "with all plots, and `compare.py ... import=cells.jsonl.gz` goes on from these cells.",
         ),
-        note,
         *_plan_cells("Failed", [f"{entry['cell']}: {entry['reason']}" for entry in protocol.failures]),
         *_plan_cells("Not run yet", protocol.missing),
     ]
+
+
+def _comparison_tables(
+    protocol: Protocol, over_seeds: Sequence[Figure], verdicts: Sequence[Verdict], known: Mapping[str, Primary]
+) -> list[Table]:
+    """Make the table of all variants; of a factorial, whose variants are corners, those of its effects and corners."""
+    if protocol.factors:
+        return factorial_tables(Factorial.of(protocol.variants, protocol.factors), over_seeds, known)
+    return [summary_table(summary(over_seeds, verdicts, protocol.variants), with_intervals=True)]
 
 
 def _plan_cells(what: str, labels: Sequence[Any]) -> list[str]:

@@ -1,15 +1,17 @@
 """The answer of a comparison in a few lines, alike on a page and on a terminal: who is better, and how sure that is."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from attnbench.report import words
 from attnbench.report.corpora import corpora_lines
 from attnbench.report.surroundings import surroundings
 from attnbench.results.corpora import split_name
+from attnbench.results.metrics import Primary
 from attnbench.results.rows import ResultRow
 from attnbench.results.tables import format_number
+from attnbench.verdict.control import control_sentence, judge_control
 from attnbench.verdict.ranking import Noise, Verdict, noise_floor
-from attnbench.verdict.seeds import Figure
+from attnbench.verdict.seeds import Figure, same_models
 
 FULL_LENGTHS = 8
 """Multiple of the trained length at which the perplexity stands in the answer."""
@@ -37,6 +39,32 @@ def answer(
         "Around the mixers": surroundings(rows),
     }
     return {term: sentences for term, sentences in lines.items() if sentences}
+
+
+def sentences(
+    rows: Sequence[ResultRow],
+    control: Sequence[ResultRow],
+    figures: Sequence[Figure],
+    verdicts: Sequence[Verdict],
+    *,
+    shared: Mapping[str, Mapping[str, str]],
+    primaries: Mapping[str, Primary],
+    reference: str | None,
+    descriptive: Sequence[str] = (),
+) -> list[str]:
+    """Write all that a comparison says, a sentence a line: models that are one, the answer, and the control.
+
+    Args:
+        rows, verdicts, descriptive: as `answer`.
+        control: rows of the reference under other seeds.
+        shared: by evaluation, variants that are another's model, and whose.
+    """
+    lines = answer(rows, figures, verdicts, descriptive)
+    said = [f"{line}: one model, run once." for line in same_models(shared)]
+    said += [f"{term}: {sentence}" for term, group in lines.items() for sentence in group]
+    if reference is not None:
+        said.append(control_sentence(judge_control(rows, control, reference=reference, primaries=primaries), reference))
+    return list(filter(None, said))
 
 
 def noise_lines(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from attnbench.report.answer import answer
+from attnbench.report.answer import sentences
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import TEST_OF_BEST, ResultRow
 from attnbench.results.tables import (
@@ -20,9 +20,9 @@ from attnbench.results.tables import (
 )
 from attnbench.settings.errors import printable
 from attnbench.verdict.axes import distinguish_variants
-from attnbench.verdict.control import control_of, control_sentence, judge_control
+from attnbench.verdict.control import control_of
 from attnbench.verdict.factorial import Factorial
-from attnbench.verdict.seeds import figures, same_models
+from attnbench.verdict.seeds import figures
 from attnbench.verdict.summary import Entry, Summary, summary, verdicts_of
 
 TRAINED = (
@@ -122,9 +122,14 @@ def print_comparison(
             print_table(table)
         return
     verdicts = verdicts_of(over_seeds, rank=rank, reference=reference, primaries=primaries, in_looks=in_looks)
-    notes = [f"{line}: one model, run once." for line in same_models(shared)]
-    lines = answer(rows, over_seeds, verdicts, descriptive)
-    notes += [f"{term}: {sentence}" for term, sentences in lines.items() for sentence in sentences]
-    if reference is not None:
-        notes += [control_sentence(judge_control(rows, control, reference=reference, primaries=primaries), reference)]
+    notes = sentences(
+        rows,
+        control,
+        over_seeds,
+        verdicts,
+        shared=shared,
+        primaries=primaries,
+        reference=reference,
+        descriptive=descriptive,
+    )
     print_table(replace(summary_table(summary(over_seeds, verdicts, variants)), notes=notes))

@@ -59,6 +59,24 @@ def test_a_table_of_results_has_lines_of_the_published_one(published):
     assert shown == [line for line in lines if line in shown]
 
 
+def test_the_verdicts_that_it_tells_are_those_of_the_published_page():
+    told = section("Results").partition("The frozen protocol")[2]
+    verdicts = read("docs/results/small-cpu/README.md").partition("The verdicts in full:")[2]
+    by_pair = {
+        (pair, metric): text
+        for pair, metric, text in re.findall(
+            r"^- (\w+ is better than \w+) in ([\w ]+) of .*?: (.*)$", verdicts, re.MULTILINE
+        )
+    }
+    perplexity, copying = "nats per character", "symbol accuracy"
+    of_it = by_pair["gated_deltanet is better than softmax", perplexity]
+    mean, low, high = re.findall(r"-(\d+\.\d)", of_it)
+    assert f"better than softmax in perplexity, by {mean} % [{high}, {low}]," in told
+    for pair in ("softmax is better than gated_deltanet", "softmax is better than linear"):
+        assert (pair, copying) in by_pair
+    assert ("softmax is better than linear", perplexity) in by_pair
+
+
 def test_the_names_that_python_gets_are_of_attnbench_itself(root):
     code = ast.parse(
         "\n".join(block for page in PAGES[:-1] for block in blocks(page, "python") if "class " not in block)

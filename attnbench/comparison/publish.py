@@ -193,23 +193,26 @@ def _comparison_parts(inputs: Inputs, over_seeds: Sequence[Figure], note: str) -
         primaries=known,
         in_looks=protocol.in_looks,
     )
-    said = sentences(
-        inputs.rows,
-        inputs.control,
-        over_seeds,
-        verdicts,
-        shared=protocol.shared,
-        primaries=known,
-        reference=protocol.reference,
-        descriptive=protocol.descriptive,
+    # Of a factorial the effects are the answer.
+    said = (
+        protocol.descriptive
+        if protocol.factors
+        else sentences(
+            inputs.rows,
+            inputs.control,
+            over_seeds,
+            verdicts,
+            shared=protocol.shared,
+            primaries=known,
+            reference=protocol.reference,
+            descriptive=protocol.descriptive,
+        )
     )
     return [
         bullets(said),
         inputs.frozen,
         note,
         *_comparison_tables(protocol, over_seeds, verdicts, known),
-        "Brackets are 95 % intervals over seeds, of accuracies Clopper and Pearson's, of others Student's; for timings "
-        "the 20th and 80th percentile. Bold is better than every other variant.",
         *(["The verdicts in full:", bullets(list(map(words.verdict_sentence, verdicts)))] if verdicts else []),
         made_by(
             [protocol.command],
@@ -225,11 +228,15 @@ def _comparison_parts(inputs: Inputs, over_seeds: Sequence[Figure], note: str) -
 
 def _comparison_tables(
     protocol: Protocol, over_seeds: Sequence[Figure], verdicts: Sequence[Verdict], known: Mapping[str, Primary]
-) -> list[Table]:
+) -> list[str | Table]:
     """Make the table of all variants; of a factorial, whose variants are corners, those of its effects and corners."""
     if protocol.factors:
-        return factorial_tables(Factorial.of(protocol.variants, protocol.factors), over_seeds, known)
-    return [summary_table(summary(over_seeds, verdicts, protocol.variants), with_intervals=True)]
+        return [*factorial_tables(Factorial.of(protocol.variants, protocol.factors), over_seeds, known)]
+    return [
+        summary_table(summary(over_seeds, verdicts, protocol.variants), with_intervals=True),
+        "Brackets are 95 % intervals over seeds, of accuracies Clopper and Pearson's, of others Student's; for timings "
+        "the 20th and 80th percentile. Bold is better than every other variant.",
+    ]
 
 
 def _plan_cells(what: str, labels: Sequence[Any]) -> list[str]:

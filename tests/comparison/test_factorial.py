@@ -7,6 +7,7 @@ from probe_settings import smoke_words
 from small import TINY_RUN, comparison_settings, compose_once, in_this_process
 
 from attnbench.comparison import cells, compare
+from attnbench.comparison.publish import publish_comparison
 from attnbench.settings.errors import UserError
 from attnbench.settings.factorial import expand
 from attnbench.settings.schema import PlanSettings
@@ -50,3 +51,11 @@ def test_a_factorial_is_run_and_shown_by_its_effects_and_says_what_it_lacks(text
     page = (folder / "report" / "index.html").read_text()
     assert "Effects of parts on nats a character" in page
     assert "odd+positions+gate: was not measured." in page
+    publish_comparison(folder, tmp_path / "published", title="Parts")
+    published = (tmp_path / "published" / "README.md").read_text()
+    assert published.startswith("# Parts\n\n- Nothing is tested in this plan")
+    assert "\n## Effects of parts on nats a character\n" in published
+    assert "\n| positions, gate | 0 of 2 " in published
+    assert "odd+positions+gate: was not measured." in published
+    # Effects have brackets of another kind.
+    assert "Clopper" not in published

@@ -82,7 +82,7 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
         return folder
     if not files:
         raise UserError(f"{folder}: no cell has results; {len(comparison.failures)} failed")
-    _show(comparison, files, mirrored=mode != "none")
+    _show(comparison, files, is_frozen=is_frozen, mirrored=mode != "none")
     if comparison.failures:
         raise UserError(
             f"{len(comparison.failures)} failed, listed in comparison.json; the same command tries them again"
@@ -186,7 +186,7 @@ def _judge(comparison: Comparison, outcome: Outcome[Cell]) -> None:
         comparison.failures[cell.label] = error if error is not None else f"it left no {cell.results[0].name}"
 
 
-def _show(comparison: Comparison, files: Sequence[Path], *, mirrored: bool) -> None:
+def _show(comparison: Comparison, files: Sequence[Path], *, is_frozen: bool, mirrored: bool) -> None:
     """Print the summary, write the report, show it in wandb; imports these two, which a comparison can go without."""
     settings, folder, plan = comparison.settings, comparison.folder, comparison.plan
     print_comparison(
@@ -205,8 +205,11 @@ def _show(comparison: Comparison, files: Sequence[Path], *, mirrored: bool) -> N
         from attnbench.report.page import write_report
 
         log.info(f"report, for a browser: {write_report(folder)}")
-    log.info("another variant beside these, whose cells are not run again:")
-    log.info(f"  {settings.command} \"+plan.variants.mine=['attn=linear','attn.conv_size=4']\"")
+    # A frozen plan takes no other; a factorial's parts are named for every variant.
+    if not is_frozen and not plan.factors:
+        log.info("another variant beside these, whose cells are not run again:")
+        # Two taps are in no recipe and no yaml: it is a model of its own in every plan.
+        log.info(f"  {settings.command} \"+plan.variants.mine=['attn=linear','attn.conv_size=2']\"")
     if mirrored:
         from attnbench.report.wandb import show_comparison
 

@@ -16,7 +16,7 @@ from attnbench.comparison.transfer import export_cells
 from attnbench.report import words
 from attnbench.report.answer import sentences
 from attnbench.report.effects import factorial_tables
-from attnbench.report.inputs import Inputs, Protocol, primaries, read_inputs
+from attnbench.report.inputs import Inputs, Protocol, primaries, read_inputs, verdicts_by
 from attnbench.report.terminal import TRAINED, summary_table
 from attnbench.results.corpora import as_measured
 from attnbench.results.metrics import Primary
@@ -28,7 +28,7 @@ from attnbench.settings.text import MAX_JSON_BYTES, markdown_text, parse_json, r
 from attnbench.verdict.factorial import Factorial
 from attnbench.verdict.ranking import Verdict
 from attnbench.verdict.seeds import Figure, figures, to_rows
-from attnbench.verdict.summary import summary, verdicts_of
+from attnbench.verdict.summary import summary
 
 VALIDATION, TEST, SPEED, SECONDS = TRAINED
 COLUMNS = (
@@ -186,13 +186,7 @@ def _comparison_parts(inputs: Inputs, over_seeds: Sequence[Figure], note: str) -
     protocol, known = inputs.protocol, primaries(over_seeds, inputs.protocol)
     devices, commits, corpora = (listed_values(inputs.rows, name) for name in ("device", "commit", "corpus"))
     corpus = f", corpus `{corpora}`" if corpora else ""
-    verdicts = verdicts_of(
-        over_seeds,
-        rank=protocol.rank,
-        reference=protocol.reference,
-        primaries=known,
-        in_looks=protocol.in_looks,
-    )
+    verdicts = verdicts_by(protocol, over_seeds)
     # Of a factorial the effects are the answer.
     said = (
         protocol.descriptive

@@ -6,7 +6,7 @@ from pathlib import Path
 from attnbench.data.tokenizer import Tokenizer
 from attnbench.model.stored import ModelRecord, tokenizer_of
 from attnbench.report.answer import verdict_lines
-from attnbench.report.inputs import primaries, read_inputs
+from attnbench.report.inputs import read_inputs, verdicts_by
 from attnbench.results.rows import ResultRow
 from attnbench.results.tables import Table, format_interval, format_number, to_markdown
 from attnbench.settings.errors import printable
@@ -15,7 +15,7 @@ from attnbench.settings.schema import ExportSettings, RunSettings
 from attnbench.settings.text import markdown_text
 from attnbench.verdict.axes import axes
 from attnbench.verdict.seeds import figures
-from attnbench.verdict.summary import primary_metrics, verdicts_of
+from attnbench.verdict.summary import primary_metrics
 
 HEAD = """---
 library_name: transformers
@@ -117,13 +117,7 @@ def _verdicts(run: Path, rows: Sequence[ResultRow]) -> list[str]:
         return []
     inputs, variant = read_inputs(run.parent), rows[0].identity.variant
     over_seeds, protocol = figures(inputs.rows, inputs.protocol.shared), inputs.protocol
-    verdicts = verdicts_of(
-        over_seeds,
-        rank=protocol.rank,
-        reference=protocol.reference,
-        primaries=primaries(over_seeds, protocol),
-        in_looks=protocol.in_looks,
-    )
+    verdicts = verdicts_by(protocol, over_seeds)
     of_it = [verdict for verdict in verdicts if variant in (verdict.pair.first, verdict.pair.second)]
     sentences = [f"- {term}: {markdown_text(it)}" for term, group in verdict_lines(of_it).items() for it in group]
     head = f"Of the comparison {markdown_text(protocol.plan)}, over its seeds:"

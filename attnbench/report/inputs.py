@@ -19,8 +19,9 @@ from attnbench.verdict.axes import distinguish_variants
 from attnbench.verdict.control import control_of
 from attnbench.verdict.family import name_family
 from attnbench.verdict.frozen import frozen_sentence
+from attnbench.verdict.ranking import Verdict
 from attnbench.verdict.seeds import Figure
-from attnbench.verdict.summary import evaluation_class, primary_metrics
+from attnbench.verdict.summary import evaluation_class, primary_metrics, verdicts_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +198,17 @@ def about(evaluation: str, protocol: Protocol) -> About:
 def primaries(figures: Sequence[Figure], protocol: Protocol) -> dict[str, Primary]:
     """List the primary metrics that a comparison tests, those that nothing was measured of too."""
     return _primaries([*protocol.evaluations, *(figure.evaluation for figure in figures)], protocol)
+
+
+def verdicts_by(protocol: Protocol, figures: Sequence[Figure]) -> list[Verdict]:
+    """Judge a comparison's figures by what its record says is compared and tested."""
+    return verdicts_of(
+        figures,
+        rank=protocol.rank,
+        reference=protocol.reference,
+        primaries=primaries(figures, protocol),
+        in_looks=protocol.in_looks,
+    )
 
 
 def _primaries(evaluations: Iterable[str], protocol: Protocol) -> dict[str, Primary]:

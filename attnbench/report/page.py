@@ -12,7 +12,7 @@ from attnbench.report.answer import answer
 from attnbench.report.blocks import Block, Lines, Note, Picture, Pictures, Scores, Section
 from attnbench.report.corpora import corpora_section
 from attnbench.report.effects import effect_section
-from attnbench.report.inputs import Inputs, primaries, read_inputs
+from attnbench.report.inputs import Inputs, primaries, read_inputs, verdicts_by
 from attnbench.report.learning import curve_section, rate_section, sample_section
 from attnbench.report.making import making_parts, mixed_commits
 from attnbench.report.sections import evaluation_sections, position_section, summary_notes
@@ -27,7 +27,7 @@ from attnbench.settings.text import unlinked
 from attnbench.verdict.control import control_sentence, judge_control
 from attnbench.verdict.ranking import Verdict
 from attnbench.verdict.seeds import Figure, figures, to_rows
-from attnbench.verdict.summary import summary, verdicts_of
+from attnbench.verdict.summary import summary
 
 HERE = Path(__file__).parent
 MIXED_COMMITS = "Mixed commits: its numbers come from several versions of the source, see How it was made."
@@ -50,13 +50,7 @@ def write_report(folder: Path, *, target: Path | None = None) -> Path:
     protocol = inputs.protocol
     over_seeds = figures(inputs.rows, protocol.shared)
     known = primaries(over_seeds, protocol)
-    verdicts = verdicts_of(
-        over_seeds,
-        rank=protocol.rank,
-        reference=protocol.reference,
-        primaries=known,
-        in_looks=protocol.in_looks,
-    )
+    verdicts = verdicts_by(protocol, over_seeds)
     lines = answer(inputs.rows, over_seeds, verdicts, protocol.descriptive)
     return write_page(
         inputs,

@@ -1,6 +1,6 @@
 """Files of one JSON object a line: read with errors that name file and line, replaced as a whole or not at all.
 
-One whose name ends in .gz is compressed.
+`read_json_lines` and `replace_file` take one whose name ends in .gz for compressed.
 """
 
 import gzip

@@ -208,6 +208,15 @@ def scored_plan(frozen_plan, text) -> Path:
     return carried_out(settings(text, frozen_plan.parent))
 
 
+def test_a_frozen_plan_offers_no_further_variant(scored_plan, text, caplog):
+    caplog.set_level("INFO", logger="attnbench")
+    carried_out(settings(text, scored_plan.parent))
+    assert "another variant beside these" not in caplog.text
+    (scored_plan / "freeze.json").unlink()
+    carried_out(settings(text, scored_plan.parent))
+    assert "another variant beside these" in caplog.text
+
+
 def altered(path: Path, **changed) -> None:
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, **changed}))
@@ -219,7 +228,12 @@ def test_a_plan_that_was_frozen_before_its_first_score_says_so(scored_plan):
     # The published page and its folder have it too.
     target = scored_plan.parent / "published"
     publish_comparison(scored_plan, target, title="Copy")
-    assert said in (target / "README.md").read_text()
+    published = (target / "README.md").read_text()
+    assert said in published
+    # The answer stands before the numbers, and with it what it could have found and what came out of the control.
+    answer = published.partition("\n|")[0]
+    assert "\n- Noise floor: " in answer
+    assert "\n- Control: softmax against itself under other seeds " in answer
     assert frozen(target) == frozen(scored_plan)
     assert read_inputs(target).frozen == said
     (scored_plan / "freeze.json").unlink()

@@ -38,6 +38,10 @@ def test_a_plan_names_its_recipe_once_and_a_variant_may_name_another():
     ]
     assert [recipe.name for recipe in read if recipe is not None] == ["bare", "own"]
     assert plan("plan=small_bare", "plan.recipe=equipped").overrides == plan("plan=small").overrides
+    named = plan("plan=small_bare", "plan.overrides=['recipe=own']")
+    recipe = compose(["device=cpu", *named.overrides, *named.variants["softmax"]]).recipe
+    assert recipe is not None
+    assert recipe.name == "own"
     with pytest.raises(UserError, match=r"^plan\.recipe=3: must be the name of a recipe, or null$"):
         plan("plan=small", "plan.recipe=3")
 

@@ -4,7 +4,7 @@ A tensor of (B, T, H, K) comes with its strides along B, T and H as a tuple. Wit
 second axis have parts of one walk, and what they write has B for every part, one after the other.
 
 With FORGETS, `cumulative` is the sum of log f up to every position of the keys, (B, H, S) in float64 and contiguous. A
-program takes its differences to one position of its own block before it rounds them: they are small where weights are
+program takes its differences to the middle of its own block before it rounds them: they are small where weights are
 not. What is then left to each score is one number of its key.
 """
 
@@ -82,7 +82,7 @@ def flash_forward_kernel(
         first, middle, stop = own_part(first, middle, stop, KEYS)
     if FORGETS:
         cumulative += sequence * num_keys
-        since = tl.load(cumulative + first_query + offset)
+        since = tl.load(cumulative + tl.minimum(first_query + offset + QUERIES // 2, num_keys - 1))
     accumulated = tl.zeros([QUERIES, PADDED], tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     largest = tl.full([QUERIES], MASKED_SCORE, tl.float32)
@@ -169,7 +169,7 @@ def flash_query_gradient_kernel(
         # A query's own key, whose score has lost nothing, is to be among the masked.
         middle = tl.minimum(middle, (first_query + offset) // KEYS * KEYS)
         cumulative += sequence * num_keys
-        since = tl.load(cumulative + first_query + offset)
+        since = tl.load(cumulative + tl.minimum(first_query + offset + QUERIES // 2, num_keys - 1))
         logsumexp_log2 += _forgotten(cumulative, position + offset, num_keys, since)
         sum_before = tl.zeros([QUERIES], tl.float32)
     if SPLIT:
@@ -258,7 +258,7 @@ def flash_key_value_gradient_kernel(
         head_row = (batch * HEADS + head) * num_queries
         if FORGETS:
             head_cumulative = cumulative + (batch * HEADS + head) * num_keys
-            since = tl.load(head_cumulative + first_key)
+            since = tl.load(head_cumulative + tl.minimum(first_key + KEYS // 2, num_keys - 1))
             forgotten = _forgotten(head_cumulative, key_position, num_keys, since)
             sum_after = tl.zeros([KEYS], tl.float32)
         for masked in tl.static_range(2):  # pyright: ignore[reportGeneralTypeIssues]

@@ -61,7 +61,9 @@ def check(length: int, forgetting: str, dtype: torch.dtype, heads: int = 2, grou
 
 
 @pytest.mark.parametrize(
-    ("length", "forgetting"), [*((length, "mixed") for length in LENGTHS), (16, "at once"), (133, "at once")]
+    ("length", "forgetting"),
+    # At 300 the gradient of the gates sums up the rounding of many blocks, whose gates' sums are to be small in each.
+    [*((length, "mixed") for length in LENGTHS), (16, "at once"), (133, "at once"), (300, "at once")],
 )
 def test_attention_that_forgets_is_that_of_float64(length, forgetting) -> None:
     check(length, forgetting, torch.float32)

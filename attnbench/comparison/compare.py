@@ -145,7 +145,8 @@ def _run_cells(comparison: Comparison, cells: Sequence[Cell], progress: Progress
         stacks = in_stacks(group, size_of)
         num_workers = max(1, min(at_a_time[is_timed], len(group)))
         if settings.plan.stack is None:
-            compiled([cell for stack in stacks for cell in stack], num_workers)
+            num_devices = at_a_time[False] // settings.plan.num_workers
+            compiled([cell for stack in stacks for cell in stack], num_devices)
         progress.begin([cell for stack in stacks for cell in stack], num_workers)
         if settings.launcher == "slurm":
             outcomes = run_on_slurm(settings, stacks, comparison.folder, is_timed=is_timed)

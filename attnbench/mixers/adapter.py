@@ -22,6 +22,7 @@ class Adapter(Mixer):
     """
 
     fills_submodules: ClassVar[bool] = True
+    defines_itself: ClassVar[bool] = True
     inner: nn.Module
 
     @property

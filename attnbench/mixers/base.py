@@ -67,6 +67,9 @@ class Mixer(nn.Module, ABC):
     fills_submodules: ClassVar[bool] = False
     """True where `init_weights` fills the submodules too: nobody else asks them for theirs."""
 
+    defines_itself: ClassVar[bool] = False
+    """True for a layer from outside, whose `reference` is the layer and runs where it runs."""
+
     replaces_feed_forward: ClassVar[bool] = False
     """True for a mixer whose block has no feed-forward."""
 

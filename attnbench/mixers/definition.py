@@ -123,20 +123,25 @@ def limits(tolerance: float) -> dict[str, float]:
 
 
 def by_definition(mixer: Mixer, length: int, case: Case = USUAL) -> Computed:
-    """Compute the mixer's `reference` and its gradients in float64."""
-    wide = copy.deepcopy(mixer).double()
-    device = next(wide.parameters()).device
-    x_BTD, weight_BTD = (x.double() for x in example(length, case.model.dim, device, case.input_scale))
+    """Compute the mixer's `reference` and its gradients in float64; they end on the mixer's device.
+
+    What is defined position by position is computed on the CPU: it is thousands of small operations, and processes that
+    share a GPU, as the doctor's do, launch theirs one after the other.
+    """
+    device = next(mixer.parameters()).device
+    where = device if mixer.defines_itself else torch.device("cpu")
+    wide = copy.deepcopy(mixer).to(where, torch.float64)
+    x_BTD, weight_BTD = (x.double() for x in example(length, case.model.dim, where, case.input_scale))
     rows = []
     for x_1TD, weight_1TD in zip(x_BTD.split(1), weight_BTD.split(1), strict=True):
         x_1TD.requires_grad_()
         rows.append(_computed(wide, x_1TD, wide.reference(x_1TD), weight_1TD))
     names = rows[0].parameter_gradients
     return Computed(
-        output_BTD=torch.cat([row.output_BTD for row in rows]),
-        input_gradient_BTD=torch.cat([row.input_gradient_BTD for row in rows]),
+        output_BTD=torch.cat([row.output_BTD for row in rows]).to(device),
+        input_gradient_BTD=torch.cat([row.input_gradient_BTD for row in rows]).to(device),
         parameter_gradients={
-            name: torch.stack([row.parameter_gradients[name] for row in rows]).sum(0) for name in names
+            name: torch.stack([row.parameter_gradients[name] for row in rows]).sum(0).to(device) for name in names
         },
         parameter_terms={name: math.hypot(*(row.parameter_terms[name] for row in rows)) for name in names},
     )

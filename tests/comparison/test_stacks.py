@@ -60,21 +60,21 @@ def test_what_was_measured_at_the_first_run_holds(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("elements", "number", "num_workers", "expected"),
-    [(2**22, 20, 1, True), (2**22, 20, 4, False), (2**22, 3, 1, False), (2**16, 40, 1, False)],
+    ("elements", "number", "num_devices", "expected"),
+    [(2**22, 20, 1, True), (2**22, 20, 2, False), (2**22, 3, 1, False), (2**16, 40, 1, False)],
 )
 def test_trainings_are_compiled_where_it_saves_more_than_it_takes(
-    tmp_path, monkeypatch, elements, number, num_workers, expected
+    tmp_path, monkeypatch, elements, number, num_devices, expected
 ):
     monkeypatch.setattr(stacks, "activations", lambda job: elements)
     jobs = jobs_in(tmp_path, number, copy_num_steps=1000)
-    compiled(cells_of(jobs), num_workers)
+    compiled(cells_of(jobs), num_devices)
     assert not any(job.compiled for job in jobs)
     for job in jobs:
         job.device = CUDA
-    compiled([replace(cell, in_stack=True) for cell in cells_of(jobs)], num_workers)
+    compiled([replace(cell, in_stack=True) for cell in cells_of(jobs)], num_devices)
     assert not any(job.compiled for job in jobs)
-    compiled(cells_of(jobs), num_workers)
+    compiled(cells_of(jobs), num_devices)
     assert {job.compiled for job in jobs} == {expected}
     assert {job.row_settings()["stack"] for job in jobs} == {1}
     assert ("compiled" in jobs[0].row_settings()) == expected

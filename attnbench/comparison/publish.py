@@ -99,7 +99,7 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
     record = read_object(path)
     freeze = experiment / FREEZE
     frozen = {FREEZE: json.dumps(read_object(freeze), indent=1) + "\n"} if freeze.exists() else {}
-    # The rows stand in results.csv here.
+    # The rows stand in results.csv.gz here.
     record.pop("files", None)
     write_page(
         target,
@@ -108,6 +108,7 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
         rows=as_measured([*inputs.rows, *inputs.control, *to_rows(over_seeds)]),
         environments={name: stamp for name, stamp in inputs.environments.items() if stamp is not None},
         files={"comparison.json": json.dumps(record, indent=1) + "\n", **frozen},
+        is_packed=True,
     )
     export_cells(experiment, target / "cells.jsonl.gz")
 
@@ -149,8 +150,8 @@ def publish_findings(folder: Path, target: Path, *, title: str, note: str = "") 
             *(part for it in findings for part in _finding_parts(it, files)),
             made_by(
                 [record["command"]],
-                f"on {devices}, at commit {commits}. results.csv has every row, findings.json every figure; in a "
-                "folder a finding, freeze.json is what was written down before a score, and cells.jsonl.gz has its "
+                f"on {devices}, at commit {commits}. results.csv.gz has every row, findings.json every figure; in "
+                "a folder a finding, freeze.json is what was written down before a score, and cells.jsonl.gz has its "
                 "cells.",
             ),
         ],
@@ -159,6 +160,7 @@ def publish_findings(folder: Path, target: Path, *, title: str, note: str = "") 
             name: stamp for it in inputs.values() for name, stamp in it.environments.items() if stamp is not None
         },
         files=files,
+        is_packed=True,
     )
 
 
@@ -211,7 +213,7 @@ def _comparison_parts(inputs: Inputs, over_seeds: Sequence[Figure], note: str) -
         made_by(
             [protocol.command],
             f"on {devices}{corpus}, at commit {commits}. "
-            "results.csv has every row and every figure over seeds, comparison.json the learning rates and how they "
+            "results.csv.gz has every row and every figure over seeds, comparison.json the learning rates and how they "
             "were chosen, environment-*.json the machines. `python scripts/report.py` on this folder makes the page "
             "with all plots, and `compare.py ... import=cells.jsonl.gz` goes on from these cells.",
         ),

@@ -9,7 +9,7 @@ from attnbench.machine.environment import environment_id
 from attnbench.results.corpora import Corpora
 from attnbench.results.metrics import Primary
 from attnbench.results.row_files import is_complete, read_results
-from attnbench.results.row_tables import read_csv
+from attnbench.results.row_tables import read_csv, table_of
 from attnbench.results.rows import ALL_SEEDS, DEVICE, ResultRow
 from attnbench.settings.check import check_options, read
 from attnbench.settings.errors import UserError
@@ -121,7 +121,7 @@ class Inputs:
 
 
 def read_inputs(folder: Path, *, keep: Callable[[ResultRow, Path], bool] | None = None) -> Inputs:
-    """Read an experiment of outputs/, a run of it, or a folder with a results.csv.
+    """Read an experiment of outputs/, a run of it, or a folder with a results.csv or results.csv.gz.
 
     Args:
         keep: tells by a row and its file if it is read; of a comparison, too, all results that lie there are asked for
@@ -131,7 +131,7 @@ def read_inputs(folder: Path, *, keep: Callable[[ResultRow, Path], bool] | None 
         UserError: no rows, or a file that cannot be read.
     """
     record = _read_json(folder / "comparison.json")
-    table = folder / "results.csv"
+    table = table_of(folder)
     if table.exists() and (record is None or record.get("files") is None):
         files, runs = [], {}
         rows = [row for row in read_csv(table) if row.identity.seed != ALL_SEEDS and (not keep or keep(row, table))]

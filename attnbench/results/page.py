@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.results.files import replace_file
-from attnbench.results.row_tables import write_csv, write_environments
+from attnbench.results.row_tables import PACKED_TABLE, TABLE, write_csv, write_environments
 from attnbench.results.rows import ResultRow
 from attnbench.results.tables import Table, to_markdown
 from attnbench.settings.errors import printable
@@ -20,6 +20,7 @@ def write_page(
     rows: Iterable[ResultRow],
     environments: Mapping[str, Any],
     files: Mapping[str, str] | None = None,
+    is_packed: bool = False,
 ) -> None:
     """Write a published page.
 
@@ -29,9 +30,13 @@ def write_page(
         rows: everything that results.csv gets.
         environments: stamps by fingerprint, each written as environment-<fingerprint>.json.
         files: text of further files, by name.
+        is_packed: whether the rows are compressed, as results.csv.gz.
     """
     target.mkdir(parents=True, exist_ok=True)
-    write_csv(rows, target / "results.csv")
+    names = (PACKED_TABLE, TABLE) if is_packed else (TABLE, PACKED_TABLE)
+    write_csv(rows, target / names[0])
+    # One that was published in the other form would be the older rows.
+    (target / names[1]).unlink(missing_ok=True)
     write_environments(target, environments)
     for name, text in (files or {}).items():
         replace_file(target / name, text)

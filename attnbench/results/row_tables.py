@@ -1,16 +1,22 @@
-"""results.csv, the rows of a table that is kept or published, and the machines that they are of beside it."""
+"""results.csv, the rows of a table that is kept or published, and the machines that they are of beside it.
+
+Of a comparison that is published it is results.csv.gz, a thirtieth as long: its rows are of hundreds of trainings.
+"""
 
 import csv
 import io
 import json
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attnbench.results.files import replace_file
+from attnbench.results.files import PACKED, replace_file
 from attnbench.results.rows import ALL_SEEDS, COLUMNS, HASH, ResultRow
 from attnbench.settings.errors import UserError, printable
-from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded, whole_number
+from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded_bytes, whole_number
+
+TABLE, PACKED_TABLE = "results.csv", f"results.csv{PACKED}"
 
 NUMBER_COLUMNS = {
     **dict.fromkeys(("schema", "parameters", "seq_len", "num_samples", "num_devices"), whole_number),
@@ -23,8 +29,8 @@ NUMBER_COLUMNS = {
 
 
 def write_csv(rows: Iterable[ResultRow], path: Path) -> None:
-    """Write results.csv: COLUMNS in order, settings as a JSON object, empty where there is no number; of texts what a
-    terminal would obey is spelled out."""
+    """Write results.csv, compressed where the name ends in .gz: COLUMNS in order, settings as a JSON object, empty
+    where there is no number; of texts what a terminal would obey is spelled out."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fieldnames=COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -36,6 +42,12 @@ def write_csv(rows: Iterable[ResultRow], path: Path) -> None:
     replace_file(path, text.getvalue())
 
 
+def table_of(folder: Path) -> Path:
+    """Return the table of a folder, as it is or compressed; the former's name where it has none."""
+    packed = folder / PACKED_TABLE
+    return packed if packed.exists() else folder / TABLE
+
+
 def write_environments(target: Path, stamps: Mapping[str, Any]) -> None:
     """Write environment-<id>.json of each into the folder, and remove those of rows that stood there before."""
     for path in set(target.glob(f"environment-{HASH}.json")) - {target / f"environment-{name}.json" for name in stamps}:
@@ -45,14 +57,15 @@ def write_environments(target: Path, stamps: Mapping[str, Any]) -> None:
 
 
 def read_csv(path: Path) -> list[ResultRow]:
-    """Read the rows of a results.csv.
+    """Read the rows of a results.csv, or of one that is compressed.
 
     Raises:
         UserError: the file cannot be read, or the line of what is no result row.
     """
     try:
-        lines = list(csv.DictReader(io.StringIO(read_bounded(path, MAX_JSON_BYTES), newline="")))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        content = read_bounded_bytes(path, MAX_JSON_BYTES, is_packed=path.suffix == PACKED)
+        lines = list(csv.DictReader(io.StringIO(content.decode("utf-8"), newline="")))
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: cannot be read as CSV ({error})") from error
     rows = []
     for number, line in enumerate(lines, start=2):

@@ -237,7 +237,7 @@ def test_published_findings_have_their_verdicts_figures_cells_and_what_was_froze
         assert words in page
     assert import_cells(target / "little" / "cells.jsonl.gz", tmp_path / "again") == 2
     assert (target / "little" / "freeze.json").exists()
-    assert len(read_csv(target / "results.csv")) > 2
+    assert len(read_csv(target / "results.csv.gz")) > 2
     assert list(target.glob("environment-*.json"))
     with pytest.raises(UserError, match=r"nothing to publish"):
         publish_findings(run_findings(settings(tmp_path / "none"), claims[1:], compose_once), target, title="None")

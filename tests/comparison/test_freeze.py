@@ -17,7 +17,7 @@ from attnbench.evals.lib import solving
 from attnbench.report.inputs import primaries, read_inputs
 from attnbench.results import protocol
 from attnbench.results.folder import ROOT
-from attnbench.results.row_tables import read_csv
+from attnbench.results.row_tables import read_csv, table_of
 from attnbench.results.rows import ALL_SEEDS, is_search
 from attnbench.results.seed_blocks import check_blocks, read_blocks
 from attnbench.settings.errors import UserError
@@ -182,7 +182,7 @@ def test_the_blocks_of_published_tables_do_not_overlap_and_have_their_rows(tmp_p
     tables = list((ROOT / "docs" / "results").glob("*/freeze.json"))
     for path in tables:
         frozen = json.loads(path.read_text())
-        plan, rows = frozen["plan"], path.parent / "results.csv"
+        plan, rows = frozen["plan"], table_of(path.parent)
         seeds = {*frozen["seeds"], *frozen["probe_seeds"], *frozen["control_seeds"]}
         timed = {label.partition(" ")[0] for label in frozen["timed"]}
         # Committed before the first score, when there are no rows yet. What is timed is no seed's.
@@ -227,7 +227,10 @@ def test_a_plan_that_was_frozen_before_its_first_score_says_so(scored_plan):
     assert re.fullmatch(r"Frozen on 20\S+ at commit \S+, before the first score\.", said)
     # The published page and its folder have it too.
     target = scored_plan.parent / "published"
+    target.mkdir()
+    (target / "results.csv").write_text("of an older publication")
     publish_comparison(scored_plan, target, title="Copy")
+    assert [path.name for path in target.glob("results.csv*")] == ["results.csv.gz"]
     published = (target / "README.md").read_text()
     assert said in published
     # The answer stands before the numbers, and with it what it could have found and what came out of the control.

@@ -1,5 +1,6 @@
 import csv
 import dataclasses
+import gzip
 import hashlib
 import json
 import math
@@ -10,7 +11,7 @@ from rich.console import Console
 from small import identity_of
 
 from attnbench.results.row_files import ResultsWriter, is_complete, read_results
-from attnbench.results.row_tables import write_csv
+from attnbench.results.row_tables import read_csv, table_of, write_csv
 from attnbench.results.rows import Measurement, ResultRow, same_corpus
 from attnbench.results.tables import (
     MetricColumn,
@@ -150,6 +151,20 @@ def test_csv_has_the_columns_of_the_specification_in_order(results, tmp_path):
     # What a terminal would obey is spelled out.
     assert last["reason"] == "\\x1b[2J × 1500"
     assert list((tmp_path / "report").iterdir()) == [tmp_path / "report" / "results.csv"]
+
+
+def test_a_compressed_table_has_the_same_rows_and_a_cut_one_is_refused(results, tmp_path):
+    rows, path = read_results(results[0]), tmp_path / "results.csv.gz"
+    assert table_of(tmp_path) == tmp_path / "results.csv"
+    write_csv(rows, path)
+    assert table_of(tmp_path) == path
+    write_csv(read_csv(path), tmp_path / "again.csv")
+    assert gzip.decompress(path.read_bytes()) == (tmp_path / "again.csv").read_bytes()
+    content = path.read_bytes()
+    for damaged in (content[:-20], content[:40] + bytes(20) + content[60:], b"schema,experiment"):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"results\.csv\.gz: cannot be read as CSV"):
+            read_csv(path)
 
 
 def test_rows_of_different_corpora_are_never_compared():

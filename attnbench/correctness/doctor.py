@@ -73,6 +73,7 @@ def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings]) -> Path:
     """Print the page line by line as it comes, and leave it in a folder: doctor.txt, results.csv, environment.json.
 
     Args:
+        settings: mixers that it names have their first training steps timed too.
         mixers: those to look at, as their yamls have them.
 
     Raises:
@@ -85,7 +86,7 @@ def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings]) -> Path:
     _say_choices(say, mixers, precision, device)
     checks = []
     with device_lock(device, shared=False):
-        sections = list(_sections(mixers, precision, device))
+        sections = list(_sections(mixers, precision, device, with_steps=settings.mixers is not None))
         # Closed, so that no worker outlives an interruption.
         with closing(run_all([check for section in sections for check in section.checks], device)) as done:
             for section in sections:
@@ -133,8 +134,14 @@ def _say_choices(say: Printer, mixers: Sequence[MixerSettings], precision: str, 
         say(f"{mixer.name:15} {backend:11} {reason}", indent=2)
 
 
-def _sections(mixers: Sequence[MixerSettings], precision: str, device: torch.device) -> Iterator[Section]:
-    """Plan the whole page; nothing runs yet."""
+def _sections(
+    mixers: Sequence[MixerSettings], precision: str, device: torch.device, *, with_steps: bool
+) -> Iterator[Section]:
+    """Plan the whole page; nothing runs yet.
+
+    Args:
+        with_steps: time the first training step of each mixer too. On a GPU that compiles two models for each.
+    """
     yield Section(_head(), [check for mixer in mixers for check in training_checks(mixer, device)])
     yield Section(_title("What auto chooses, at other shapes"), [])
     for case in CASES:
@@ -160,6 +167,8 @@ def _sections(mixers: Sequence[MixerSettings], precision: str, device: torch.dev
             except UserError as refusal:
                 reason = {"text": f"Not looked at: {refusal}", "indent": 2, "style": STYLES["refused"]}
                 yield Section([*_title(title), reason], [])
+    if not with_steps:
+        return
     title = "First step of a small training"
     title += ", its kernels in the compilers' caches: warm, not cold" if device.type == "cuda" else ""
     steps = [check for mixer in mixers for check in first_step_check(mixer, precision, device)]

@@ -2,8 +2,8 @@
 
 Nearly all of the time on a GPU is compiling, a kernel for each width, precision and layout. So every check runs as a
 whole in some worker process, and the doctor's process, which prints them in their order, only waits: it hands out the
-next check as soon as a worker is free. What compiles comes first, above all the training steps. These are taken again
-by the doctor's process at the end, when every worker has ended: that is the one thing that is timed.
+next check as soon as a worker is free, in `_urgency`. Training steps are taken again by the doctor's process at the
+end, when every worker has ended: that is the one thing that is timed.
 """
 
 import os
@@ -24,11 +24,13 @@ from attnbench.evals.lib.step_cost import load_compiler
 from attnbench.machine.device import start_afresh, synchronize
 from attnbench.machine.precision import resolve_precision
 from attnbench.machine.processes import run_in_processes
+from attnbench.mixers.base import Mixer
 from attnbench.mixers.contract import ALL_LENGTHS, PROMISES, breach
 from attnbench.mixers.definition import MODEL, TOLERANCES, Computed, by_definition, by_state, deviation, limits
 from attnbench.mixers.relative_errors import relative_error, worst
 from attnbench.model.language_model import build_model
 from attnbench.settings.errors import UserError, one_line
+from attnbench.settings.registry import resolve
 from attnbench.settings.schema import MixerSettings, TrainSettings
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.loop import Batch, stepper
@@ -158,9 +160,8 @@ def _run_in_workers(
     checks: Sequence[Check], num_yielded: int, device: torch.device, num_processes: int
 ) -> Iterator[Check]:
     """Run all, and yield the first `num_yielded` in their order."""
-    items = [(index, check, device) for index, check in enumerate(checks)]
-    # The longest first, so that none is left over at the end: steps of whole models, then what has kernels to compile.
-    items.sort(key=lambda item: (item[1].kind != "first step", item[1].backend == "torch"))
+    urgency = _urgency(checks)
+    items = sorted(((index, check, device) for index, check in enumerate(checks)), key=lambda item: urgency[item[0]])
     done: dict[int, Check] = {}
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "workers.log"
@@ -174,6 +175,35 @@ def _run_in_workers(
                 yield done[index]
             for _ in outcomes:
                 pass
+
+
+def _urgency(checks: Sequence[Check]) -> list[tuple[bool, ...]]:
+    """Return the places of checks in the order of running, the first the least.
+
+    The longest comes first, so that none is left over at the end: steps of whole models, then a library that tries its
+    launches, then what has kernels to compile. Of mixers with one operator the first compiles most of what the others
+    need, which come later and find it in the compiler's cache.
+    """
+    seen, places = set(), []
+    for check in checks:
+        key = (_family(check), check.kind, check.case.name, check.precision, check.backend)
+        places.append(
+            (check.kind != "first step", check.backend == "torch", not check.backend.startswith("fla"), key in seen)
+        )
+        seen.add(key)
+    return places
+
+
+def _family(check: Check) -> str:
+    """Name the class below Mixer that a check's mixer comes from; an operator by itself is a family of its own."""
+    if check.kind == "operator":
+        return check.name
+    try:
+        classes = resolve(check.mixer.target, Mixer).__mro__
+    except UserError:
+        # What is wrong with it the check itself says.
+        return check.name
+    return classes[classes.index(Mixer) - 1].__name__
 
 
 def num_workers(device: torch.device) -> int:

@@ -13,7 +13,7 @@ from scripts_here import run_here
 
 from attnbench.cli.compose import CONF
 from attnbench.correctness import checks, doctor, running
-from attnbench.correctness.checks import CASES, build_mixer, case_checks, training_checks
+from attnbench.correctness.checks import CASES, Check, build_mixer, case_checks, training_checks, with_backend
 from attnbench.correctness.doctor import diagnose
 from attnbench.correctness.running import run, run_all
 from attnbench.mixers.contract import PROMISES
@@ -62,10 +62,11 @@ def examine(settings: MixerSettings, lengths=LENGTHS) -> list[checks.Check]:
 def diagnosed(tmp_path, capsys, monkeypatch):
     """A function that runs the doctor at the usual case alone; gives its page, its rows and its error, if any."""
 
-    def diagnosed(mixers, cases=()):
+    def diagnosed(mixers, cases=(), *, named=True):
         monkeypatch.setattr(doctor, "CASES", cases)
+        names = [mixer.name for mixer in mixers] if named else None
         try:
-            diagnose(DoctorSettings(mixers=None, device="cpu", outputs_dir=str(tmp_path)), mixers)
+            diagnose(DoctorSettings(mixers=names, device="cpu", outputs_dir=str(tmp_path)), mixers)
         except UserError as error:
             message = str(error)
         else:
@@ -106,6 +107,47 @@ def test_what_auto_chooses_is_right_here_and_the_page_says_so(tmp_path, diagnose
     refused = [row.measurement for row in rows if row.identity.backend == "fla"]
     assert refused
     assert all(row.status == "unsupported" and "CUDA" in row.reason for row in refused)
+
+
+def test_first_steps_are_timed_of_mixers_that_are_named(diagnosed):
+    said, rows, _ = diagnosed([from_yaml("softmax")], named=False)
+    assert "First step" not in said
+    assert rows
+    assert not any(row.measurement.metric == "first_step_seconds" for row in rows)
+
+
+def test_what_takes_longest_runs_first_and_kernels_are_compiled_once():
+    def check(name, backend="triton", **changes):
+        mixer = from_yaml(name)
+        made = Check(kind="training", name=name, mixer=with_backend(mixer, backend), precision="float32")
+        return replace(made, **changes)
+
+    lost = check("softmax")
+    lost.mixer = replace(lost.mixer, target="nowhere.Missing")
+    planned = [
+        check("deltanet", "torch"),
+        check("deltanet"),
+        check("efla"),
+        check("efla", precision="bfloat16"),
+        check("kda"),
+        check("gdn2"),
+        check("linear", "fla"),
+        check("gla", kind="first step"),
+        lost,
+    ]
+    places = running._urgency(planned)
+    ranked = sorted(zip(places, planned, strict=True), key=lambda pair: pair[0])
+    assert [(it.name, it.backend, it.precision) for _, it in ranked] == [
+        ("gla", "triton", "float32"),
+        ("linear", "fla", "float32"),
+        ("deltanet", "triton", "float32"),
+        ("efla", "triton", "bfloat16"),
+        ("kda", "triton", "float32"),
+        ("softmax", "triton", "float32"),
+        ("efla", "triton", "float32"),
+        ("gdn2", "triton", "float32"),
+        ("deltanet", "torch", "float32"),
+    ]
 
 
 def test_workers_run_the_checks_and_the_order_stays(monkeypatch):

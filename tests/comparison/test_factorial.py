@@ -51,6 +51,9 @@ def test_a_factorial_is_run_and_shown_by_its_effects_and_says_what_it_lacks(text
     page = (folder / "report" / "index.html").read_text()
     assert "Effects of parts on nats a character" in page
     assert "odd+positions+gate: was not measured." in page
+    # Its answer is the effects, not lines of every corner.
+    assert "Nothing is tested in this plan" in page
+    assert "the variants differ in" not in page
     publish_comparison(folder, tmp_path / "published", title="Parts")
     published = (tmp_path / "published" / "README.md").read_text()
     assert published.startswith("# Parts\n\n- Nothing is tested in this plan")

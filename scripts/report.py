@@ -10,7 +10,7 @@ from attnbench.report.versus import write_versus
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", help="an experiment of outputs/, a run, or a folder with a results.csv")
+    parser.add_argument("folder", help="an experiment of outputs/, a run, or a published folder")
     parser.add_argument(
         "other",
         nargs="?",

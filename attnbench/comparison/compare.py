@@ -145,8 +145,7 @@ def _run_cells(comparison: Comparison, cells: Sequence[Cell], progress: Progress
         stacks = in_stacks(group, size_of)
         num_workers = max(1, min(at_a_time[is_timed], len(group)))
         if settings.plan.stack is None:
-            num_devices = at_a_time[False] // settings.plan.num_workers
-            compiled([cell for stack in stacks for cell in stack], num_devices)
+            compiled([cell for stack in stacks for cell in stack], _num_devices(settings))
         progress.begin([cell for stack in stacks for cell in stack], num_workers)
         if settings.launcher == "slurm":
             outcomes = run_on_slurm(settings, stacks, comparison.folder, is_timed=is_timed)
@@ -173,10 +172,13 @@ def _check_host(comparison: Comparison) -> None:
 
 def _at_a_time(settings: ComparisonSettings) -> tuple[int, int]:
     """Count the cells that run at a time, of those that are not timed, and of those that are."""
-    if settings.launcher == "slurm":
-        return settings.slurm.tasks * settings.plan.num_workers, 1
-    gpus, workers = gpus_and_workers(settings)
-    return workers, max(1, len(gpus))
+    num_devices = _num_devices(settings)
+    return num_devices * settings.plan.num_workers, 1 if settings.launcher == "slurm" else num_devices
+
+
+def _num_devices(settings: ComparisonSettings) -> int:
+    """Count the devices that cells are spread over; a cluster's task counts as one."""
+    return settings.slurm.tasks if settings.launcher == "slurm" else max(1, len(gpus_and_workers(settings)[0]))
 
 
 def _judge(comparison: Comparison, outcome: Outcome[Cell]) -> None:

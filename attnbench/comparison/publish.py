@@ -189,20 +189,16 @@ def _comparison_parts(inputs: Inputs, over_seeds: Sequence[Figure], note: str) -
     devices, commits, corpora = (listed_values(inputs.rows, name) for name in ("device", "commit", "corpus"))
     corpus = f", corpus `{corpora}`" if corpora else ""
     verdicts = verdicts_by(protocol, over_seeds)
-    # Of a factorial the effects are the answer.
-    said = (
-        protocol.descriptive
-        if protocol.factors
-        else sentences(
-            inputs.rows,
-            inputs.control,
-            over_seeds,
-            verdicts,
-            shared=protocol.shared,
-            primaries=known,
-            reference=protocol.reference,
-            descriptive=protocol.descriptive,
-        )
+    said = sentences(
+        inputs.rows,
+        inputs.control,
+        over_seeds,
+        verdicts,
+        shared=protocol.shared,
+        primaries=known,
+        reference=protocol.reference,
+        descriptive=protocol.descriptive,
+        factors=protocol.factors,
     )
     return [
         bullets(said),

@@ -83,9 +83,9 @@ def measured_size(elements: int) -> int:
 def is_worth_compiling(job: ProbeJob, number: int, num_devices: int) -> bool:
     """Tell if torch.compile saves more than it takes, in a device's share of `number` trainings.
 
-    Workers that share a device wait for it most of their time, so that what is saved is the device's, however
-    many they are; and they compile beside one another. A training that ends once it has solved its task makes some half
-    of its steps.
+    Workers that share a device wait for it most of their time, so that what is saved is the device's, however many they
+    are; and they compile beside one another. A training that ends once it has solved its task makes some half of its
+    steps.
     """
     num_steps = job.task.num_steps if job.task.fixed_steps else job.task.num_steps / 2
     saved = SECONDS_SAVED * activations(job) * num_steps * number / num_devices

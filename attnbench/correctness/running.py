@@ -40,7 +40,7 @@ SMALL_STEP = replace(MODEL, name="small", num_layers=2, feed_forward_width=256)
 VOCABULARY_SIZE, BATCH_SIZE, LENGTH = 256, 8, 256
 
 EXPECTED: dict[tuple[str, str, int], Computed] = {}
-"""What a worker process has computed by definitions, see `run`: it may get further checks of the same mixer."""
+"""Results of definitions in a worker process, see `run`: it may get further checks of the same mixer."""
 
 WORKER_MIB = 2048
 """Device memory for each worker, most of it what CUDA itself takes."""

@@ -20,7 +20,11 @@ NOT_SCORED = "Fewer than two variants were scored in an evaluation with a primar
 
 
 def answer(
-    rows: Sequence[ResultRow], figures: Sequence[Figure], verdicts: Sequence[Verdict], descriptive: Sequence[str] = ()
+    rows: Sequence[ResultRow],
+    figures: Sequence[Figure],
+    verdicts: Sequence[Verdict],
+    descriptive: Sequence[str] = (),
+    factors: Sequence[str] = (),
 ) -> dict[str, list[str]]:
     """Write the lines of the answer by what they are about; those without anything to say are left out.
 
@@ -28,7 +32,11 @@ def answer(
         rows: of single seeds, whose settings say what stands around each mixer.
         verdicts: of the whole family.
         descriptive: sentences about evaluations that are not tested.
+        factors: parts of a factorial, whose effects, in tables of their own, are the answer; lines of each of its
+            corners would bury them.
     """
+    if factors:
+        return {"Descriptive": list(descriptive)} if descriptive else {}
     unscored = {} if descriptive else {"No verdict": [NOT_SCORED]}
     lines = {
         **corpora_lines(verdicts),
@@ -51,15 +59,16 @@ def sentences(
     primaries: Mapping[str, Primary],
     reference: str | None,
     descriptive: Sequence[str] = (),
+    factors: Sequence[str] = (),
 ) -> list[str]:
     """Write all that a comparison says, a sentence a line: models that are one, the answer, and the control.
 
     Args:
-        rows, verdicts, descriptive: as `answer`.
+        rows, verdicts, descriptive, factors: as `answer`.
         control: rows of the reference under other seeds.
         shared: by evaluation, variants that are another's model, and whose.
     """
-    lines = answer(rows, figures, verdicts, descriptive)
+    lines = answer(rows, figures, verdicts, descriptive, factors)
     said = [f"{line}: one model, run once." for line in same_models(shared)]
     said += [f"{term}: {sentence}" for term, group in lines.items() for sentence in group]
     if reference is not None:

@@ -51,9 +51,7 @@ def write_report(folder: Path, *, target: Path | None = None) -> Path:
     over_seeds = figures(inputs.rows, protocol.shared)
     known = primaries(over_seeds, protocol)
     verdicts = verdicts_by(protocol, over_seeds)
-    # Of a factorial the effects are the answer, which stand below; lines of each of its variants would bury them.
-    of_parts = {"Descriptive": list(protocol.descriptive)} if protocol.descriptive else {}
-    lines = of_parts if protocol.factors else answer(inputs.rows, over_seeds, verdicts, protocol.descriptive)
+    lines = answer(inputs.rows, over_seeds, verdicts, protocol.descriptive, protocol.factors)
     return write_page(
         inputs,
         over_seeds,

@@ -5,13 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from probe_settings import probe_settings
+from probe_settings import probe_settings, smoke_words
+from small import TINY_RUN, comparison_settings, compose_once, in_this_process
 
-from attnbench.comparison import stacks
+from attnbench.comparison import cells, compare, stacks
 from attnbench.comparison.cells import Cell
 from attnbench.comparison.stacks import compiled, in_stacks, measured_size, sizes
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.settings.errors import UserError
+from attnbench.settings.schema import PlanSettings
 
 CUDA = torch.device("cuda")
 
@@ -78,3 +80,26 @@ def test_trainings_are_compiled_where_it_saves_more_than_it_takes(
     assert {job.compiled for job in jobs} == {expected}
     assert {job.row_settings()["stack"] for job in jobs} == {1}
     assert ("compiled" in jobs[0].row_settings()) == expected
+
+
+def test_workers_of_one_device_are_not_counted_as_devices(text, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(compare, "compiled", lambda group, num_devices: asked.append(num_devices))
+    monkeypatch.setattr(cells, "run_in_processes", in_this_process)
+    plan = PlanSettings(
+        name="little",
+        overrides=[*TINY_RUN, f"data.path={text}", *smoke_words("copy")],
+        variants={"softmax": ["attn=softmax"]},
+        evaluations=["copy"],
+        rank=[],
+        seeds=[0],
+        probe_seeds=[0, 1],
+        learning_rates=[4e-3],
+        num_search_seeds=1,
+        num_workers=2,
+        stack=None,
+    )
+    settings = comparison_settings(plan, tmp_path)
+    compare.compare(settings, compose_once)
+    assert {*asked} == {1}
+    assert compare._num_devices(replace(settings, launcher="slurm", slurm=replace(settings.slurm, tasks=3))) == 3

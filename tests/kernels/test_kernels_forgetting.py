@@ -15,8 +15,8 @@ from attnbench.ops.softmax_attention import materialised
 
 # The interpreter has no products in bfloat16.
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16
-# In float32 the gates of half a block, 32 times 5 and more, are rounded, of which the gradient of a gate, a
-# difference of two sums, has 1.3e-4 at 700 positions. In half precision the output is rounded, and the gradient
+# In float32 the gates of half a block, 32 times 5 and more, are rounded, of which the gradient of a gate, a difference
+# of two sums, has 1.3e-4 at 700 positions, interpreted. In half precision the output is rounded, and the gradient
 # computed from it: where a position sees hardly anything but itself, that of the query is all rounding.
 TOLERANCE = {torch.float32: 1e-4 if DEVICE == "cpu" else 2e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 133)

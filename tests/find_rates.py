@@ -1,58 +1,86 @@
-"""Rates of a finding's variants by compare.py's search.
+"""Rates of findings' variants by compare.py's search, as lines for their yamls.
 
-    python tests/find_rates.py conv_recall recall=3e-3,1e-2,3e-2 --device cpu
+    python tests/find_rates.py gate_kda s3 --devices all --workers 4 --stack auto
+    python tests/find_rates.py conv_recall --rates recall=3e-3,1e-2,3e-2 --device cpu
 
-Trains on seeds from 1,000,000 alone and scores nothing. Prints each variant's score at each rate, and the chosen one,
-which goes into the finding's yaml before it is frozen.
+Trains on seeds from 1,000,000 alone and scores nothing. The chosen rates go into the yaml of the finding before it is
+frozen. What is done is not trained again, so a search that was cut off goes on; export= and import= of compare.py hold
+for its folder.
 """
 
 import argparse
+import logging
+from collections import defaultdict
 from dataclasses import replace
 
 from simulate_findings import findings
 
 from attnbench.cli.compose import compose
-from attnbench.comparison.cells import execute
+from attnbench.comparison.compare import run_cells
 from attnbench.comparison.findings import plan_of
 from attnbench.comparison.plan import Comparison
-from attnbench.comparison.search import rounds
 from attnbench.results.rows import TRAINING
-from attnbench.settings.finding import FindingsSettings
+from attnbench.settings.finding import FindingSettings, FindingsSettings
+from attnbench.settings.schema import ComparisonSettings
+
+TRAINING_RATES = [1e-3, 2e-3, 4e-3, 8e-3]
+"""Grid of language models, that of plan=compare; a probe's stands in the probe's yaml."""
 
 
 def main() -> None:
-    """Search, variant by variant."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=[finding.name for finding in findings()])
-    parser.add_argument("rates", nargs="+", help="recall=1e-3,1e-2; of the language models training=2e-3,4e-3")
+    """Search, finding by finding."""
+    names = [finding.name for finding in findings()]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("--rates", nargs="+", default=[], help="other grids: recall=1e-3,1e-2, training=2e-3,4e-3")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--devices", default="one", choices=("one", "all"))
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--stack", default="1", help="a number, or auto")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--outputs", default="outputs/rates")
     given = parser.parse_args()
-    [finding] = [finding for finding in findings() if finding.name == given.name]
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
     settings = FindingsSettings(
-        names=None, full=False, freeze=False, seeds=[0], device=given.device, outputs_dir=given.outputs, report=False,
-        rerun=False, command="",
+        names=None, full=False, freeze=False, seeds=[], device=given.device, outputs_dir=given.outputs,
+        num_workers=given.workers, devices=given.devices, stack=None if given.stack == "auto" else int(given.stack),
+        report=False, rerun=False, command="",
     )  # fmt: skip
-    # A finding names one rate, the last word of each variant; here a grid stands in its place.
+    grids = {name: list(map(float, rates.split(","))) for name, rates in (it.split("=") for it in given.rates)}
+    for finding in findings():
+        if finding.name in given.names:
+            _search(finding, searching(finding, settings, grids, num_seeds=given.seeds))
+
+
+def searching(
+    finding: FindingSettings, settings: FindingsSettings, grids: dict[str, list[float]], *, num_seeds: int
+) -> ComparisonSettings:
+    """Return the finding's plan with grids in the place of the rates that its yaml names, the last words of each
+    variant, and with no seed to score."""
     plan = plan_of(settings, finding)
-    grids = dict(word.split("=") for word in given.rates)
-    of_training = grids.pop(TRAINING, None)
-    words = [f"eval.{name}.learning_rates=[{grid}]" for name, grid in grids.items()]
+    of_probes = {name: grid for name, grid in grids.items() if name != TRAINING}
+    words = [f"eval.{name}.learning_rates={grid}" for name, grid in of_probes.items() if name in finding.evaluations]
     plan.plan = replace(
         plan.plan,
         variants={name: [*variant.words, *words] for name, variant in finding.variants.items()},
-        learning_rates=[float(rate) for rate in of_training.split(",")] if of_training else None,
-        num_search_seeds=given.seeds,
+        learning_rates=grids.get(TRAINING, TRAINING_RATES),
+        num_search_seeds=num_seeds,
+        seeds=[],
+        probe_seeds=[],
     )
+    return plan
+
+
+def _search(finding: FindingSettings, plan: ComparisonSettings) -> None:
     comparison = Comparison(plan, compose)
+    run_cells(comparison, is_frozen=False)
+    rates: dict[str, dict[str, list[float]]] = defaultdict(dict)
     for search in comparison.all_searches():
-        for cells in rounds(search.cells):
-            for cell in cells:
-                if not cell.is_done():
-                    execute(cell)
         choice = search.choice()
+        rates[search.variant][search.evaluation] = [choice.chosen]
         print(f"{search.name}: {choice.chosen:g} of {choice.seeds}, solved {choice.solved}", flush=True)
+    for variant, chosen in rates.items():
+        print(f"{finding.name}: {variant}: rates: {chosen}", flush=True)
 
 
 if __name__ == "__main__":

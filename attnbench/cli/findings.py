@@ -38,6 +38,8 @@ def read_findings(config: DictConfig, hydra_config: Any) -> tuple[FindingsSettin
     chosen = hydra_config.runtime.choices.get("finding")
     if chosen is not None:
         raise UserError(f"finding={chosen}: findings are named as plain words, {chosen}, or by names=[{chosen}]")
+    if values.get("stack") == "auto":
+        values["stack"] = None
     settings = read(FindingsSettings, values, given={"command": typed("findings", hydra_config)})
     check_outputs_dir(settings.outputs_dir)
     known = sorted(GlobalHydra.instance().config_loader().get_group_options("finding"))

@@ -79,6 +79,7 @@ def plan_of(settings: FindingsSettings, finding: FindingSettings) -> ComparisonS
         learning_rates=None,
         rank=[],
         num_workers=settings.num_workers,
+        devices=settings.devices,
         stack=settings.stack,
     )
     check_plan(plan)

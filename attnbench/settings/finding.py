@@ -101,7 +101,9 @@ class FindingsSettings:
     device: str
     outputs_dir: str
     num_workers: int = setting(1, minimum=1)
-    stack: int = setting(1, minimum=1, maximum=1000)
+    devices: str = setting("one", choices=("one", "all"))
+    stack: int | None = setting(1, minimum=1, maximum=1000)
+    """As a plan's, and so are the two before it; None is auto."""
     report: bool
     rerun: bool
     command: str

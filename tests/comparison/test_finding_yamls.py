@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import find_rates
 import pytest
 import simulate_findings
 from small import MIXERS
@@ -10,6 +11,7 @@ from attnbench.cli.compose import CONF, compose
 from attnbench.comparison.findings import plan_of
 from attnbench.comparison.plan import Comparison
 from attnbench.settings.finding import FindingsSettings
+from attnbench.settings.schema import SELECTION_SEED
 
 FINDINGS = {finding.name: finding for finding in simulate_findings.findings()}
 CORE = {
@@ -52,6 +54,23 @@ def test_the_cells_of_every_finding_can_be_built_at_some_rate(name, tmp_path):
     comparison = Comparison(plan_of(settings, replace(finding, variants=variants, overrides=overrides)), compose)
     assert not comparison.failures
     assert all(job.matched is not None for job in comparison.trainings())
+
+
+def test_a_search_of_rates_has_a_grid_in_the_place_of_the_yamls_rate_and_scores_no_seed(tmp_path):
+    finding = FINDINGS["nope_copy"]
+    settings = FindingsSettings(
+        names=None, full=False, freeze=False, seeds=[], device="cpu", outputs_dir=str(tmp_path), report=False,
+        rerun=False, command="", num_workers=2, devices="all", stack=None,
+    )  # fmt: skip
+    plan = find_rates.searching(finding, settings, {"copy": [1e-3, 1e-2], "recall": [1e-4]}, num_seeds=2)
+    assert (plan.plan.num_workers, plan.plan.devices, plan.plan.stack) == (2, "all", None)
+    comparison = Comparison(plan, compose)
+    cells = comparison.searches()
+    assert [search.grid for search in comparison.all_searches()] == [[1e-3, 1e-2]] * len(finding.variants)
+    assert {job.settings.seed for cell in cells for job in cell.jobs} == {SELECTION_SEED, SELECTION_SEED + 1}
+    assert len(cells) == 2 * 2 * len(finding.variants)
+    assert comparison.num_scored().total() == 0
+    assert not comparison.timed()
 
 
 @pytest.mark.parametrize("name", [name for name, finding in FINDINGS.items() if finding.power is not None])

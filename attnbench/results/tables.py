@@ -27,6 +27,9 @@ LABELS = {"variant": "variant", "backend": "backend", "parameters": "params"}
 DISTINCTIONS = ("seq_len", "seed", "experiment", "model", "precision", "device", "num_devices", "commit")
 """Columns that a table of rows gets only where its rows differ in them, so that no difference is hidden."""
 
+MAX_NAME_SHARE = 0.3
+"""Share of a terminal's width up to which the names of the lines are never broken: of 80, gated_deltanet_window."""
+
 NOTHING = "–"
 """The cell of a number that was not measured."""
 
@@ -59,22 +62,32 @@ class Table:
     """Columns from the left that say whose line it is, set left; all others are numbers, set right."""
 
 
-def to_terminal(table: Table) -> RichTable:
-    """Render a table for a terminal, without its notes."""
+def to_terminal(table: Table, width: int) -> RichTable:
+    """Render a table for a terminal of so many characters, without its notes."""
     title = Text(printable(table.title)) if table.title else None
     rich_table = RichTable(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    lines = [
+        [Text(printable(str(c)), style="bold" if c.mark == "best" else "") for c in _as_cells(it)] for it in table.lines
+    ]
     for index, header in enumerate(table.headers):
         is_left = index < table.num_labels and header != LABELS["parameters"]
-        rich_table.add_column(Text(printable(header)), justify="left" if is_left else "right", overflow="fold")
-    for line in map(_as_cells, table.lines):
-        rich_table.add_row(*(Text(printable(str(c)), style="bold" if c.mark == "best" else "") for c in line))
+        # The headers of the other columns make room for the names of the lines.
+        is_name = index == 0 and all(len(line[0]) <= MAX_NAME_SHARE * width for line in lines)
+        rich_table.add_column(
+            Text(printable(header)),
+            justify="left" if is_left else "right",
+            overflow="fold",
+            no_wrap=is_name,
+        )
+    for line in lines:
+        rich_table.add_row(*line)
     return rich_table
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
     """Print a table to standard output, and its notes below it."""
     console = Console() if console is None else console
-    console.print(to_terminal(table))
+    console.print(to_terminal(table, console.width))
     for note in table.notes:
         text = textwrap.fill(printable(note), console.width - 1, subsequent_indent="  ")
         console.print(text, markup=False, highlight=False)

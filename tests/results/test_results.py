@@ -15,6 +15,7 @@ from attnbench.results.row_tables import read_csv, table_of, write_csv
 from attnbench.results.rows import Measurement, ResultRow, same_corpus
 from attnbench.results.tables import (
     MetricColumn,
+    Table,
     comparison_table,
     comparison_tables,
     format_interval,
@@ -192,6 +193,17 @@ def shown(table):
     with console.capture() as capture:
         print_table(table, console)
     return capture.get()
+
+
+def test_the_name_of_a_line_is_not_broken_to_spare_the_headers_a_second_line():
+    names = ["gated_deltanet_window", "softmax"]
+    headers = ["variant", "recall at 32, 4", "copy at 8", "copy at 16", "test PPL", "test bits/byte"]
+    lines = shown(Table(headers=headers, lines=[[name, *["0.9999"] * 5] for name in names])).splitlines()
+    assert [line.split() for line in lines if "0.9999" in line] == [[name, *["0.9999"] * 5] for name in names]
+    # One that would leave the numbers no room is broken.
+    lines = shown(Table(headers=headers, lines=[["n" * 70, *["0.9999"] * 5]])).splitlines()
+    assert sum(line.count("n") for line in lines[3:]) == 70
+    assert " ".join(lines).count("0.9999") == 5
 
 
 def test_numbers_have_four_digits_or_thousands_separated():

@@ -11,7 +11,15 @@ from attnbench.data.counters import hashed
 from attnbench.evals.base import NUM_SELECTION, Probe, Task
 from attnbench.evals.lib.options import check_training, mixer_wishes, probe_deviation
 from attnbench.evals.lib.scoring import accuracy, correct_labels
-from attnbench.evals.lib.task_data import ABSENT, SPLITS, hashes_in_split, in_pieces, integers_below, shuffled
+from attnbench.evals.lib.task_data import (
+    ABSENT,
+    SPLITS,
+    hashes_in_split,
+    in_pieces,
+    integers_below,
+    lengths_between,
+    shuffled,
+)
 from attnbench.mixers.around import Gate
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.metrics import Primary
@@ -59,12 +67,7 @@ class CopyTask(Task):
         """See Task; L is max_length."""
 
         def make(index_B: Tensor) -> Batch:
-            if split == "train":
-                # Drawn apart from the symbols, which are drawn again where they belong to another split: the rarer the
-                # split, the more of it would otherwise be strings that may be in any.
-                length_B = 1 + integers_below(hashed(0, seed, SPLITS[split], index_B, LENGTH), self.max_length)
-            else:
-                length_B = 1 + index_B % self.max_length
+            length_B = lengths_between(split, seed, index_B, 1, self.max_length, purpose=LENGTH)
             return self._batch(split, seed, index_B, length_B, self.max_length)
 
         return in_pieces(make, start, count, device)

@@ -11,7 +11,7 @@ from attnbench.data.counters import hashed
 from attnbench.evals.base import NUM_SELECTION, Probe, Task
 from attnbench.evals.lib.options import check_training, mixer_wishes, probe_deviation
 from attnbench.evals.lib.scoring import accuracy, correct_labels
-from attnbench.evals.lib.task_data import ABSENT, SPLITS, hashes_in_split, in_pieces, integers_below
+from attnbench.evals.lib.task_data import ABSENT, SPLITS, hashes_in_split, in_pieces, integers_below, lengths_between
 from attnbench.mixers.around import Gate
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.metrics import Primary
@@ -53,13 +53,9 @@ class NeedleTask(Task):
 
     def sequences(self, split: str, seed: int, start: int, count: int, device: torch.device) -> Batch:
         """See Task; L is 1."""
-        num_lengths = self.max_length - self.min_length + 1
 
         def make(index_B: Tensor) -> Batch:
-            number_B = index_B % num_lengths
-            if split == "train":
-                number_B = integers_below(hashed(0, seed, SPLITS[split], index_B, LENGTH), num_lengths)
-            length_B = self.min_length + number_B
+            length_B = lengths_between(split, seed, index_B, self.min_length, self.max_length, purpose=LENGTH)
             place_B = integers_below(hashed(0, seed, SPLITS[split], index_B, DEPTH), length_B - 2)
             return _batch(split, seed, index_B, length_B, place_B, self.max_length)
 

@@ -13,7 +13,7 @@ from attnbench.evals.base import NUM_SELECTION, Probe, Task
 from attnbench.evals.lib.options import check_training, mixer_wishes, probe_deviation
 from attnbench.evals.lib.scoring import accuracy, correct_labels
 from attnbench.evals.lib.state_rules import RULES, Strings
-from attnbench.evals.lib.task_data import ABSENT, SPLITS, hashes_in_split, in_pieces, integers_below
+from attnbench.evals.lib.task_data import ABSENT, SPLITS, hashes_in_split, in_pieces, lengths_between
 from attnbench.mixers.around import Gate
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.metrics import Primary
@@ -59,13 +59,10 @@ class StateTrackingTask(Task):
 
     def sequences(self, split: str, seed: int, start: int, count: int, device: torch.device) -> Batch:
         """See Task; L is max_length."""
-        num_lengths = self.max_length - self.min_length + 1
 
         def make(index_B: Tensor) -> Batch:
-            number_B = index_B % num_lengths
-            if split == "train":
-                number_B = integers_below(hashed(0, seed, SPLITS[split], index_B, LENGTH), num_lengths)
-            return self._batch(split, seed, index_B, self.min_length + number_B, self.max_length)
+            length_B = lengths_between(split, seed, index_B, self.min_length, self.max_length, purpose=LENGTH)
+            return self._batch(split, seed, index_B, length_B, self.max_length)
 
         return in_pieces(make, start, count, device)
 

@@ -41,6 +41,21 @@ def integers_below(hash_: Tensor, bound: Tensor | int) -> Tensor:
     return (hash_ & (2**62 - 1)) % bound
 
 
+def lengths_between(split: str, seed: int, index_B: Tensor, shortest: int, longest: int, *, purpose: int) -> Tensor:
+    """Return a length for each sequence: drawn for training, each in turn elsewhere, whose scores weigh all alike.
+
+    Drawn apart from the content, which is drawn again where it belongs to another split: the rarer the split, the more
+    of it would otherwise be sequences so short that they may be in any.
+
+    Args:
+        purpose: last counter of the hash, which nothing else of the task has in that place.
+    """
+    number_B = index_B % (longest - shortest + 1)
+    if split == "train":
+        number_B = integers_below(hashed(0, seed, SPLITS[split], index_B, purpose), longest - shortest + 1)
+    return shortest + number_B
+
+
 def choose(hash_B: Tensor, num_items: int, num_chosen: int) -> Tensor:
     """Different integers below `num_items` in random order, (B, num_chosen).
 

@@ -259,14 +259,14 @@ def _decayed_products(rows: Tensor, columns: Tensor, log_decay: Tensor) -> tuple
     since, until = log_decay[:, :, None], torch.zeros_like(log_decay)[:, :, None]
     products = rows.new_zeros(*rows.shape[:2], 1, rows.shape[2], 1, columns.shape[2])
     while half < size:
-        late_rows = rows.unflatten(1, (-1, 2, half))[:, :, 1] * since[:, 1::2, :, None].exp().to(dtype)
-        early_columns = columns.unflatten(1, (-1, 2, half))[:, :, 0] * until[:, 0::2, :, None].exp().to(dtype)
-        across = late_rows.flatten(2, 3) @ early_columns.flatten(2, 3).mT
-        across = across.unflatten(3, (half, -1)).unflatten(2, (half, -1))
         # Unbound, not sliced: gradients of slices are laid into zeros, one after the other.
         (earlier, later), (since, since_later), (until, until_later) = (
             x.unflatten(1, (-1, 2)).unbind(2) for x in (products, since, until)
         )
+        late_rows = rows.unflatten(1, (-1, 2, half))[:, :, 1] * since_later[:, :, :, None].exp().to(dtype)
+        early_columns = columns.unflatten(1, (-1, 2, half))[:, :, 0] * until[:, :, :, None].exp().to(dtype)
+        across = late_rows.flatten(2, 3) @ early_columns.flatten(2, 3).mT
+        across = across.unflatten(3, (half, -1)).unflatten(2, (half, -1))
         products = torch.cat([F.pad(earlier, (0, 0, 0, half)), torch.cat([across, later], dim=4)], dim=2)
         until = torch.cat([until + since_later[:, :, -1:], until_later], dim=2)
         since = torch.cat([since, since_later + since[:, :, -1:]], dim=2)

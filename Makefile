@@ -15,8 +15,8 @@ help: ## list these targets
 demo: $(STAMP) ## all four mixers through all six evaluations on this machine's CPU, no download, and a report (minutes)
 	$(BIN)/python scripts/compare.py plan=demo device=cpu logger=offline
 
-findings: $(STAMP) ## published claims that a CPU decides, ten seeds each, and a page (minutes)
-	$(BIN)/python scripts/findings.py device=cpu num_workers=2
+findings: $(STAMP) ## four published claims that a CPU decides, ten seeds each, and a page (minutes)
+	$(BIN)/python scripts/findings.py parity conv_recall nope_copy induction device=cpu num_workers=2
 
 doctor: $(STAMP) ## what this machine can run, and whether each kernel runs it right (a minute)
 	$(BIN)/python scripts/doctor.py

@@ -18,7 +18,7 @@ CORE = {
     *("parity", "mod_arithmetic", "conv_recall", "rate_window", "recall_state", "nope_copy", "selective_copy"),
     *("induction", "gate_kda"),
 }
-ON_A_CPU = {"parity", "conv_recall", "nope_copy", "induction", "selective_copy"}
+ON_A_CPU = {"parity", "conv_recall", "nope_copy", "induction", "selective_copy", "gate_kda"}
 
 
 def test_the_core_and_what_a_cpu_decides_are_those_that_are_published():

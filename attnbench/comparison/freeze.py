@@ -156,20 +156,25 @@ def _scored_folders(folder: Path) -> list[Path]:
 
 
 def _difference(then: Any, now: Any, where: str = "") -> str | None:
-    """Name the first entry in which two contents differ; None: they are equal."""
+    """Name the first entry in which two contents differ; None: they are equal.
+
+    A setting that has come since, and is null, changes nothing: what is frozen can go on.
+    """
     if isinstance(then, dict) and isinstance(now, dict):
         for name in dict.fromkeys([*then, *now]):
             inside = f"{where}.{name}".lstrip(".")
-            if name not in now or name not in then:
+            if name not in now or (name not in then and now[name] is not None):
                 return f"{inside} was {'not ' if name not in then else ''}there when it was frozen"
-            difference = _difference(then[name], now[name], inside)
+            difference = _difference(then.get(name), now[name], inside)
             if difference is not None:
                 return difference
         return None
-    if isinstance(then, list) and isinstance(now, list) and len(then) == len(now) and then and then != now:
-        index = next(index for index, pair in enumerate(zip(then, now, strict=True)) if pair[0] != pair[1])
-        if isinstance(then[index], dict | list):
-            return _difference(then[index], now[index], f"{where}[{index}]")
+    if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        inside = (_difference(*pair, f"{where}[{index}]") for index, pair in enumerate(zip(then, now, strict=True)))
+        difference = next(filter(None, inside), None)
+        # Of numbers and words the whole list says more than its first that differs.
+        if difference is None or any(isinstance(item, dict | list) for item in then):
+            return difference
     return f"{where} was frozen as {_shown(then)} and is {_shown(now)} now" if then != now else None
 
 

@@ -11,6 +11,7 @@ from small import comparison_settings, compose_once, in_this_process
 
 from attnbench.comparison import cells, compare
 from attnbench.comparison import freeze as freezing
+from attnbench.comparison.plan import Comparison
 from attnbench.comparison.publish import publish_comparison
 from attnbench.evals.copy_task import Copy
 from attnbench.evals.lib import solving
@@ -72,6 +73,10 @@ def frozen(folder: Path) -> dict:
 @pytest.fixture
 def frozen_plan(text, tmp_path) -> Path:
     return carried_out(settings(text, tmp_path, freeze=True))
+
+
+def comparison_of(folder: Path, text: Path) -> Comparison:
+    return Comparison(settings(text, folder.parent), compose_once)
 
 
 def test_freezing_writes_cells_family_seeds_and_rules_and_trains_nothing(frozen_plan):
@@ -159,6 +164,17 @@ def test_a_frozen_plan_that_is_changed_runs_no_further(changed, words, differenc
     with pytest.raises(UserError, match=rf"freeze\.json: ({difference}).*another name with seeds of its own"):
         carried_out(given)
     assert [path.name for path in frozen_plan.iterdir()] == ["freeze.json"]
+
+
+def test_a_setting_that_has_come_since_is_a_change_unless_it_is_null(frozen_plan, text):
+    content = frozen(frozen_plan)
+    assert content["variants"]["plain"]["train"].pop("patience_validations") is None
+    (frozen_plan / "freeze.json").write_text(json.dumps(content))
+    assert freezing.check_frozen(comparison_of(frozen_plan, text))
+    del content["variants"]["plain"]["train"]["clip_norm"]
+    (frozen_plan / "freeze.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"variants\.plain\.train\.clip_norm was not there when it was frozen"):
+        freezing.check_frozen(comparison_of(frozen_plan, text))
 
 
 def test_a_rule_that_is_changed_after_freezing_is_refused(frozen_plan, text, monkeypatch):

@@ -10,6 +10,7 @@ for its folder.
 
 import argparse
 import logging
+import sys
 from collections import defaultdict
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ from attnbench.comparison.compare import run_cells
 from attnbench.comparison.findings import plan_of
 from attnbench.comparison.plan import Comparison
 from attnbench.results.rows import TRAINING
+from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.finding import FindingSettings, FindingsSettings
 from attnbench.settings.schema import ComparisonSettings
 
@@ -32,7 +34,9 @@ def main() -> None:
     names = [finding.name for finding in findings()]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
-    parser.add_argument("--rates", nargs="+", default=[], help="other grids: recall=1e-3,1e-2, training=2e-3,4e-3")
+    parser.add_argument(
+        "--rates", nargs="+", type=grid, default=[], help="other grids: recall=1e-3,1e-2, training=2e-3,4e-3"
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--devices", default="one", choices=("one", "all"))
     parser.add_argument("--workers", type=int, default=1)
@@ -46,10 +50,19 @@ def main() -> None:
         num_workers=given.workers, devices=given.devices, stack=None if given.stack == "auto" else int(given.stack),
         report=False, rerun=False, command="",
     )  # fmt: skip
-    grids = {name: list(map(float, rates.split(","))) for name, rates in (it.split("=") for it in given.rates)}
-    for finding in findings():
-        if finding.name in given.names:
-            _search(finding, searching(finding, settings, grids, num_seeds=given.seeds))
+    try:
+        for finding in findings():
+            if finding.name in given.names:
+                _search(finding, searching(finding, settings, dict(given.rates), num_seeds=given.seeds))
+    except (Interrupted, UserError) as reason:
+        print(reason, file=sys.stderr)
+        sys.exit(reason.exit_code if isinstance(reason, Interrupted) else 2)
+
+
+def grid(word: str) -> tuple[str, list[float]]:
+    """Read recall=1e-3,1e-2."""
+    name, _, rates = word.partition("=")
+    return name, [float(rate) for rate in rates.split(",")]
 
 
 def searching(

@@ -76,8 +76,9 @@ def test_a_search_of_rates_has_a_grid_in_the_place_of_the_yamls_rate_and_scores_
 @pytest.mark.parametrize("name", [name for name, finding in FINDINGS.items() if finding.power is not None])
 def test_the_power_that_a_yaml_states_is_the_simulated_one(name):
     finding = FINDINGS[name]
-    found = simulate_findings.power(finding, num_draws=40)
     assert finding.power is not None
     assert finding.power.simulated is not None
+    # A power near 1 shows in few draws, and a correlation takes a second for two.
+    found = simulate_findings.power(finding, num_draws=20 if finding.power.simulated >= 0.95 else 40)
     assert finding.power.simulated == pytest.approx(found, abs=0.1)
     assert finding.power.simulated >= 0.8

@@ -4,8 +4,7 @@
     python tests/find_rates.py conv_recall --rates recall=3e-3,1e-2,3e-2 --device cpu
 
 Trains on seeds from 1,000,000 alone and scores nothing. The chosen rates go into the yaml of the finding before it is
-frozen. What is done is not trained again, so a search that was cut off goes on; export= and import= of compare.py hold
-for its folder.
+frozen. What is done is not trained again, so a search that was cut off goes on.
 """
 
 import argparse
@@ -14,9 +13,10 @@ import sys
 from collections import defaultdict
 from dataclasses import replace
 
+from omegaconf import OmegaConf
 from simulate_findings import findings
 
-from attnbench.cli.compose import compose
+from attnbench.cli.compose import CONF, compose
 from attnbench.comparison.compare import run_cells
 from attnbench.comparison.findings import plan_of
 from attnbench.comparison.plan import Comparison
@@ -25,7 +25,7 @@ from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.finding import FindingSettings, FindingsSettings
 from attnbench.settings.schema import ComparisonSettings
 
-TRAINING_RATES = [1e-3, 2e-3, 4e-3, 8e-3]
+TRAINING_RATES: list[float] = list(OmegaConf.load(CONF / "plan" / "compare.yaml").learning_rates)
 """Grid of language models, that of plan=compare; a probe's stands in the probe's yaml."""
 
 

@@ -103,7 +103,7 @@ class FindingsSettings:
     num_workers: int = setting(1, minimum=1)
     devices: str = setting("one", choices=("one", "all"))
     stack: int | None = setting(1, minimum=1, maximum=1000)
-    """As a plan's, and so are the two before it; None is auto."""
+    """This and the two before it are the same as a plan's; None is auto."""
     report: bool
     rerun: bool
     command: str

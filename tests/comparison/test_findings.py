@@ -4,14 +4,16 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import hydra
 import pytest
 import torch
 from probe_settings import smoke_words
 from small import compose_once, in_this_process
 
-from attnbench.cli.findings import named_words
+from attnbench.cli.compose import CONF
+from attnbench.cli.findings import named_words, read_findings
 from attnbench.comparison import cells
-from attnbench.comparison.findings import run_findings
+from attnbench.comparison.findings import plan_of, run_findings
 from attnbench.comparison.publish import publish_findings
 from attnbench.comparison.transfer import import_cells
 from attnbench.evals.copy_task import CopyTask
@@ -186,6 +188,14 @@ def test_a_contrast_that_cannot_be_tested_is_one_line(changed, message, text):
 def test_plain_words_are_names():
     assert named_words(["a", "device=cpu", "b"]) == ["device=cpu", "names=[a,b]"]
     assert named_words(["--config-dir", "mine", "full=true"]) == ["--config-dir", "mine", "full=true"]
+
+
+def test_a_command_line_names_devices_and_a_stack_as_a_plans_does():
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        config = hydra.compose("findings", ["stack=auto", "devices=all", "names=[nope_copy]"], return_hydra_config=True)
+        given, [found] = read_findings(config, config.hydra)
+    plan = plan_of(given, found).plan
+    assert (plan.stack, plan.devices) == (None, "all")
 
 
 def test_a_finding_of_a_probe_and_a_language_model_has_a_rate_for_each(text, tmp_path):

@@ -1,6 +1,8 @@
 """A call recorded once as a CUDA graph and then replayed, for launch-bound work."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import torch
@@ -56,10 +58,25 @@ class CapturedCall(Generic[Result]):
 
     def _record(self, *inputs: Tensor) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Result]:
         kept = [tensor.clone() for tensor in inputs]
-        # A graph has separate memory: the rest of the ordinary calls in the allocator would double the peak.
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode=self.mode):
-            result = self.function(*kept)
+        with collected():
+            # A graph has separate memory: the rest of the ordinary calls in the allocator would double the peak.
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            with torch.cuda.graph(graph, capture_error_mode=self.mode):
+                result = self.function(*kept)
         return graph, kept, result
+
+
+@contextmanager
+def collected() -> Iterator[None]:
+    """Collect garbage now and none inside: a graph that is garbage may not be freed while another is recorded, which
+    CUDA then gives up."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

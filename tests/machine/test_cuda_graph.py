@@ -1,0 +1,77 @@
+"""Recording of CUDA graphs beside what the garbage collector does."""
+
+import gc
+
+import pytest
+import torch
+
+from attnbench.machine.cuda_graph import CapturedCall, collected
+
+
+class Cycle:
+    """Garbage that only the collector frees."""
+
+    def __init__(self, freed: list[str], name: str, held: object = None) -> None:
+        self.freed, self.name, self.held, self.itself = freed, name, held, self
+
+    def __del__(self) -> None:
+        self.freed.append(self.name)
+
+
+@pytest.fixture
+def eager():
+    """A collector that begins at every object."""
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    yield
+    gc.set_threshold(*before)
+
+
+def test_garbage_is_freed_before_a_recording_and_none_during_it(eager):
+    freed: list[str] = []
+    gc.disable()
+    Cycle(freed, "before")
+    gc.enable()
+    with collected():
+        assert freed == ["before"]
+        Cycle(freed, "inside")
+        _ = [[] for _ in range(100)]
+        assert freed == ["before"]
+    _ = [[] for _ in range(100)]
+    assert freed == ["before", "inside"]
+
+
+def test_a_collector_that_was_off_stays_off():
+    gc.disable()
+    try:
+        with collected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_an_error_inside_leaves_the_collector_on():
+    with pytest.raises(ValueError, match="inside"), collected():
+        raise ValueError("inside")
+    assert gc.isenabled()
+
+
+@pytest.mark.gpu
+def test_a_graph_that_is_garbage_does_not_break_the_recording_of_another(eager):
+    other = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(other):
+        torch.zeros(1, device="cuda")
+    gc.disable()
+    Cycle([], "graph", other)
+    del other
+    gc.enable()
+
+    def doubled(x):
+        # Many objects, so that the collector would begin here.
+        _ = [[] for _ in range(100)]
+        return x * 2
+
+    call = CapturedCall(doubled)
+    for number in range(CapturedCall.NUM_WARMUP + 3):
+        assert call(torch.full((4,), float(number), device="cuda")).tolist() == [2.0 * number] * 4

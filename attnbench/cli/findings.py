@@ -40,7 +40,15 @@ def read_findings(config: DictConfig, hydra_config: Any) -> tuple[FindingsSettin
         raise UserError(f"finding={chosen}: findings are named as plain words, {chosen}, or by names=[{chosen}]")
     if values.get("stack") == "auto":
         values["stack"] = None
-    settings = read(FindingsSettings, values, given={"command": typed("findings", hydra_config)})
+    files = {"exported": values.pop("export", None), "imported": values.pop("import", None)}
+    settings = read(FindingsSettings, {**values, **files}, given={"command": typed("findings", hydra_config)})
+    for name, folder in (("export", settings.exported), ("import", settings.imported)):
+        if folder == "":
+            raise UserError(f"{name}='': name a folder")
+        if folder is not None and settings.freeze:
+            raise UserError(f"freeze=true with {name}={folder}: do one after the other")
+    if settings.imported is not None and not Path(settings.imported).is_dir():
+        raise UserError(f"import={settings.imported}: no such folder; export={settings.imported} writes one")
     check_outputs_dir(settings.outputs_dir)
     known = sorted(GlobalHydra.instance().config_loader().get_group_options("finding"))
     for name in settings.names or []:

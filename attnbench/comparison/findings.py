@@ -11,6 +11,7 @@ from typing import Any
 from attnbench.comparison.compare import run_cells
 from attnbench.comparison.freeze import check_frozen, freeze
 from attnbench.comparison.plan import Comparison, Compose
+from attnbench.comparison.transfer import export_cells, import_cells
 from attnbench.machine.device import resolve_device
 from attnbench.results.files import replace_file
 from attnbench.results.folder import holding
@@ -28,6 +29,9 @@ log = logging.getLogger(__name__)
 TABLE = "findings"
 """Name under which docs/results/SEEDS books the seeds of all findings, and of their folder under outputs/."""
 
+CELLS = "cells.jsonl.gz"
+"""Cells of a finding, in its folder of a page and of what export= writes."""
+
 FINDINGS = "findings.json"
 """Verdicts and figures, in that folder."""
 
@@ -36,9 +40,16 @@ def run_findings(settings: FindingsSettings, findings: Sequence[FindingSettings]
     """Decide findings, print a line each, and write findings.json and the page; return their folder.
 
     Raises:
-        UserError: a finding that was named cannot run here, or was frozen and is changed now.
+        UserError: a finding that was named cannot run here, or was frozen and is changed now; or cells that cannot be
+            taken over, or written.
     """
     folder = Path(settings.outputs_dir) / TABLE
+    if settings.exported is not None:
+        _export(folder, Path(settings.exported), [finding.name for finding in findings])
+        return folder
+    imported = {finding.name: _carried(settings, finding) for finding in findings}
+    if settings.imported is not None and not any(imported.values()):
+        raise UserError(f"import={settings.imported}: has the cells of none of these findings: {', '.join(imported)}")
     ready = {finding.name: _ready(settings, finding, compose) for finding in findings}
     obstacles = {name: it for name, it in ready.items() if isinstance(it, str)}
     if settings.names and obstacles:
@@ -53,7 +64,7 @@ def run_findings(settings: FindingsSettings, findings: Sequence[FindingSettings]
             log.info(f"frozen: {freeze(comparison, table=TABLE, claim=_claim(finding))}")
             continue
         else:
-            decision, of_finding = _carry_out(comparison, finding, settings)
+            decision, of_finding = _carry_out(comparison, finding, settings, imported[finding.name])
             decisions.append(decision)
             rows += of_finding
         print(decisions[-1].line, flush=True)
@@ -135,14 +146,33 @@ def _ready(settings: FindingsSettings, finding: FindingSettings, compose: Compos
     return "; ".join(f"{name}: {reason}" for name, reason in comparison.failures.items()) or comparison
 
 
+def _carried(settings: FindingsSettings, finding: FindingSettings) -> Path | None:
+    """The file of a finding's cells that is taken over; None: there is none."""
+    path = Path(settings.imported or "") / finding.name / CELLS
+    return path if settings.imported is not None and path.exists() else None
+
+
 def _carry_out(
-    comparison: Comparison, finding: FindingSettings, settings: FindingsSettings
+    comparison: Comparison, finding: FindingSettings, settings: FindingsSettings, imported: Path | None
 ) -> tuple[Decision, list[ResultRow]]:
-    is_frozen = check_frozen(comparison, claim=_claim(finding))
     with holding(comparison.folder, waits=False):
-        files = run_cells(comparison, is_frozen=is_frozen)
+        if imported is not None:
+            log.info(f"{import_cells(imported, comparison.folder)} cells taken over from {imported}")
+        files = run_cells(comparison, is_frozen=check_frozen(comparison, claim=_claim(finding)))
     rows = [row for path in files for row in read_results(path)]
+    for name, reason in comparison.failures.items():
+        again = f"{name}: {reason}; the same command tries it again"
+        return Decision(finding=finding, verdict=NOT_RUN, reason=again), rows
     return decide(finding, rows, settings.seeds), rows
+
+
+def _export(folder: Path, target: Path, names: Sequence[str]) -> None:
+    """Write the cells of each finding that has some, also of one that was cut off."""
+    written = {name: target / name / CELLS for name in names if list(folder.glob(f"{name}/**/results/*.jsonl"))}
+    if not written:
+        raise UserError(f"export={target}: none of these findings has results in {folder}: {', '.join(names)}")
+    for name, path in written.items():
+        log.info(f"{export_cells(folder / name, path)} cells written to {path}")
 
 
 def _write(folder: Path, settings: FindingsSettings, decisions: Sequence[Decision], rows: Sequence[ResultRow]) -> None:

@@ -106,6 +106,9 @@ class FindingsSettings:
     """This and the two before it are the same as a plan's; None is auto."""
     report: bool
     rerun: bool
+    exported: str | None = None
+    imported: str | None = None
+    """Folders with a folder a finding, as a published page of findings has them."""
     command: str
 
 

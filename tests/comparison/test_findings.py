@@ -110,6 +110,47 @@ def test_nothing_runs_twice_and_the_page_has_each_interval(text, tmp_path):
     assert len((folder / "results.csv").read_text().splitlines()) > 2
 
 
+def test_a_finding_goes_on_elsewhere_from_its_cells(text, tmp_path):
+    given, carried = settings(tmp_path / "here", 2), tmp_path / "carried"
+    [found] = decided(given, finding(text))
+    run_findings(replace(given, exported=str(carried)), [finding(text)], compose_once)
+    there = replace(given, outputs_dir=str(tmp_path / "there"), imported=str(carried))
+    [again] = decided(there, finding(text))
+    assert again == found
+    files = [sorted((tmp_path / place).glob("findings/little/cells/*/results/*.jsonl")) for place in ("here", "there")]
+    assert len(files[0]) == 2
+    assert [path.read_text() for path in files[0]] == [path.read_text() for path in files[1]]
+
+
+def test_what_was_cut_off_is_exported_and_where_nothing_is_that_is_said(text, tmp_path):
+    given, carried = settings(tmp_path, 2), tmp_path / "carried"
+    with pytest.raises(UserError, match=r"none of these findings has results in .*: little"):
+        run_findings(replace(given, exported=str(carried)), [finding(text)], compose_once)
+    decided(given, finding(text))
+    next((tmp_path / "findings").glob("little/cells/*seed1-*/results/*.jsonl")).unlink()
+    run_findings(replace(given, exported=str(carried)), [finding(text)], compose_once)
+    assert import_cells(carried / "little" / "cells.jsonl.gz", tmp_path / "again") == 1
+
+
+def test_a_folder_without_cells_of_these_findings_is_refused(text, tmp_path):
+    (tmp_path / "carried" / "other").mkdir(parents=True)
+    given = settings(tmp_path, imported=str(tmp_path / "carried"))
+    with pytest.raises(UserError, match=r"import=.*carried: has the cells of none of these findings: little"):
+        run_findings(given, [finding(text)], compose_once)
+
+
+def test_a_training_that_failed_is_named_with_its_reason(text, tmp_path, monkeypatch, capsys):
+    def broken(*_):
+        raise UserError("the device went away")
+
+    monkeypatch.setattr(cells, "execute", broken)
+    [found] = decided(settings(tmp_path, 2), finding(text))
+    assert found["verdict"] == "not run"
+    assert found["reason"].startswith("copy plain, lr 0.01, seed 0: the device went away")
+    assert found["reason"].endswith("the same command tries it again")
+    assert "not run   little: copy plain, lr 0.01, seed 0" in capsys.readouterr().out
+
+
 def test_one_without_power_is_undecided_and_says_how_many_seeds_more(text, tmp_path, capsys):
     [found] = decided(settings(tmp_path, 2), finding(text, contrasts=[contrast(kind="misses")]))
     assert found["verdict"] == UNDECIDED
@@ -190,12 +231,30 @@ def test_plain_words_are_names():
     assert named_words(["--config-dir", "mine", "full=true"]) == ["--config-dir", "mine", "full=true"]
 
 
-def test_a_command_line_names_devices_and_a_stack_as_a_plans_does():
+def read_words(*words: str):
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        config = hydra.compose("findings", ["stack=auto", "devices=all", "names=[nope_copy]"], return_hydra_config=True)
-        given, [found] = read_findings(config, config.hydra)
+        config = hydra.compose("findings", [*words, "names=[nope_copy]"], return_hydra_config=True)
+        return read_findings(config, config.hydra)
+
+
+def test_a_command_line_names_devices_and_a_stack_as_a_plans_does():
+    given, [found] = read_words("stack=auto", "devices=all")
     plan = plan_of(given, found).plan
     assert (plan.stack, plan.devices) == (None, "all")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["import=nowhere"], "import=nowhere: no such folder"),
+        (["export=''"], "export='': name a folder"),
+        (["freeze=true", "export=there"], "freeze=true with export=there: do one after the other"),
+        (["freeze=true", "import=docs"], "freeze=true with import=docs: do one after the other"),
+    ],
+)
+def test_words_about_carried_cells_that_cannot_be_meant(words, message):
+    with pytest.raises(UserError, match=message):
+        read_words(*words)
 
 
 def test_a_finding_of_a_probe_and_a_language_model_has_a_rate_for_each(text, tmp_path):

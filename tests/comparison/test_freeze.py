@@ -177,6 +177,28 @@ def test_a_setting_that_has_come_since_is_a_change_unless_it_is_null(frozen_plan
         freezing.check_frozen(comparison_of(frozen_plan, text))
 
 
+def test_of_probes_alone_the_steps_over_a_text_are_not_frozen(frozen_plan, text):
+    path = frozen_plan / freezing.FREEZE
+    content = json.loads(path.read_text())
+    assert all("num_steps" not in variant for variant in content["variants"].values())
+    # As files of before have it.
+    content["variants"]["plain"]["num_steps"] = 12345
+    path.write_text(json.dumps(content))
+    assert freezing.check_frozen(comparison_of(frozen_plan, text))
+
+
+def test_of_language_models_they_are(text, tmp_path):
+    given = {"evaluations": ["perplexity"], "seeds": [0, 1, 2, 3, 4, 5], "learning_rates": [4e-3]}
+    folder = carried_out(settings(text, tmp_path, freeze=True, **given))
+    path = folder / freezing.FREEZE
+    content = json.loads(path.read_text())
+    assert content["variants"]["plain"]["num_steps"] == 6
+    content["variants"]["plain"]["num_steps"] = 5
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"variants.plain.num_steps was frozen as 5 and is 6 now"):
+        carried_out(settings(text, tmp_path, **given))
+
+
 def test_a_rule_that_is_changed_after_freezing_is_refused(frozen_plan, text, monkeypatch):
     monkeypatch.setattr(solving, "STOP_RULE", {**solving.STOP_RULE, "mastered": 0.98})
     with pytest.raises(UserError, match=r"protocols\.copy\.id was frozen as"):

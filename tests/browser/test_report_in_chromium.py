@@ -35,7 +35,7 @@ def report(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def published(root, tmp_path_factory) -> Path:
     """The battery's report, of the rows that stand in docs/results."""
-    return write_report(root / "docs" / "results" / "battery-h200", target=tmp_path_factory.mktemp("battery"))
+    return write_report(root / "docs" / "results" / "battery-h100", target=tmp_path_factory.mktemp("battery"))
 
 
 @pytest.fixture(scope="module")

@@ -234,7 +234,7 @@ def test_the_noise_floor_is_what_could_have_been_detected():
 
 
 def test_flash_and_softmax_are_equivalent_or_undecided_on_published_scores():
-    inputs = read_inputs(PUBLISHED / "battery-h200")
+    inputs = read_inputs(PUBLISHED / "published-h200")
     scores = figures(inputs.rows, inputs.protocol.shared)
     verdicts = verdicts_of(
         scores,

@@ -1,9 +1,11 @@
 """README.md says only what is true: its tables are the published ones, its rooms the folders, its Python runs."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
+from collections import defaultdict
 
 import pytest
 from pages import PAGES, blocks, read
@@ -22,6 +24,10 @@ def section(title: str) -> str:
 def first_column(title: str) -> list[str]:
     """Names that the lines of a section's table begin with."""
     return re.findall(r"^\| (\w+) \|", section(title), re.MULTILINE)
+
+
+def tables(title: str) -> list[list[str]]:
+    return [table.splitlines() for table in re.findall(r"(?:^\|.*\n)+", section(title), re.MULTILINE)]
 
 
 def test_it_is_read_at_one_sitting():
@@ -50,31 +56,50 @@ def test_the_rooms_are_named_in_their_order():
     assert first_column("The rooms") == ["room", *ROOMS]
 
 
-@pytest.mark.parametrize("published", ["language_model-h200", "findings-cpu"])
-def test_a_table_of_results_has_lines_of_the_published_one(published):
-    lines = re.findall(r"^\|.*", (read(f"docs/results/{published}/README.md")), re.MULTILINE)
-    shown = [line for table in re.findall(r"(?:^\|.*\n)+", section("Results"), re.MULTILINE) if lines[0] in table
-             for line in table.splitlines()]  # fmt: skip
-    assert len(shown) > 2
+def test_the_table_of_results_has_lines_of_the_published_one():
+    lines = re.findall(r"^\|.*", read("docs/results/battery-h100/README.md"), re.MULTILINE)
+    shown = next(table for table in tables("Results") if lines[0] in table)
+    assert len(shown) > 4
     assert shown == [line for line in lines if line in shown]
 
 
-def test_the_verdicts_that_it_tells_are_those_of_the_published_page():
-    told = section("Results").partition("The frozen protocol")[2]
-    verdicts = read("docs/results/small-cpu/README.md").partition("The verdicts in full:")[2]
-    by_pair = {
-        (pair, metric): text
-        for pair, metric, text in re.findall(
-            r"^- (\w+ is better than \w+) in ([\w ]+) of .*?: (.*)$", verdicts, re.MULTILINE
-        )
-    }
-    perplexity, copying = "nats per character", "symbol accuracy"
-    of_it = by_pair["gated_deltanet is better than softmax", perplexity]
-    mean, low, high = re.findall(r"-(\d+\.\d)", of_it)
-    assert f"better than softmax in perplexity, by {mean} % [{high}, {low}]," in told
-    for pair in ("softmax is better than gated_deltanet", "softmax is better than linear"):
-        assert (pair, copying) in by_pair
-    assert ("softmax is better than linear", perplexity) in by_pair
+def test_the_verdicts_of_findings_are_the_published_ones():
+    [shown] = [table for table in tables("Results") if "| verdict | findings |" in table]
+    told = {line.split(" | ")[0].strip("| "): line.split(" | ")[1].strip("| ").split(", ") for line in shown[2:]}
+    by_verdict = defaultdict(list)
+    for finding in json.loads(read("docs/results/findings-h100/findings.json"))["findings"]:
+        by_verdict[finding["verdict"]].append(finding["name"])
+    assert told == by_verdict
+
+
+def test_the_verdicts_that_it_tells_are_those_of_the_published_pages():
+    told = " ".join(section("Results").split())
+    battery, of = "battery-h100", ("nats per character", "accuracy", "symbol accuracy")
+    over_deltanet, over_linear = "softmax is better than gated_deltanet", "softmax is better than linear"
+    for page, pair, metric, words in (
+        (battery, over_deltanet, of[0], "than Gated DeltaNet in perplexity by "),
+        (battery, over_linear, of[0], "less than matters, than linear attention by "),
+        (battery, "softmax is better than softmax_nope", of[0], "and than itself without positions by "),
+        (battery, over_deltanet, of[1], "pairs it is better than Gated DeltaNet by "),
+        (battery, over_linear, of[1], "0.012] and than linear attention by "),
+        (battery, over_deltanet, of[2], "steps, it is better than Gated DeltaNet by "),
+        (battery, over_linear, of[2], "0.90] and than linear attention by "),
+        ("small-cpu", "gated_deltanet is better than softmax", of[0], "better than softmax in perplexity, by "),
+    ):
+        assert words + verdict(page, pair, metric) in told
+    page = read(f"docs/results/{battery}/README.md")
+    assert "by less than matters" in page
+    assert "a control that comes out neither better nor worse" in told
+    assert "Control: softmax against itself under other seeds came out neither better nor worse" in page
+
+
+def verdict(page: str, pair: str, metric: str) -> str:
+    """The figure of a published verdict and its bounds, of fewer nats as of an advantage: 0.49 % [0.15, 0.83]."""
+    verdicts = read(f"docs/results/{page}/README.md").partition("The verdicts in full:")[2]
+    [figures] = re.findall(rf"^- {pair} in {metric} of .*?: (\S+(?: %)? \[[^]]*\])", verdicts, re.MULTILINE)
+    mean, percent, low, high = re.fullmatch(r"(\S+?)( %)? \[(\S+), (\S+)\]", figures).groups()
+    bounds = (high, low) if mean.startswith("-") else (low, high)
+    return f"{mean[1:]}{percent or ''} [{', '.join(bound[1:] for bound in bounds)}]"
 
 
 def test_the_names_that_python_gets_are_of_attnbench_itself(root):

@@ -30,6 +30,9 @@ DISTINCTIONS = ("seq_len", "seed", "experiment", "model", "precision", "device",
 MAX_NAME_SHARE = 0.3
 """Share of a terminal's width up to which the names of the lines are never broken: of 80, gated_deltanet_window."""
 
+PADDING = 2
+"""Characters between two columns on a terminal."""
+
 NOTHING = "–"
 """The cell of a number that was not measured."""
 
@@ -69,12 +72,15 @@ def to_terminal(table: Table, width: int) -> RichTable:
     lines = [
         [Text(printable(str(c)), style="bold" if c.mark == "best" else "") for c in _as_cells(it)] for it in table.lines
     ]
+    share = width // len(table.headers) - PADDING
     for index, header in enumerate(table.headers):
         is_left = index < table.num_labels and header != LABELS["parameters"]
         # The headers of the other columns make room for the names of the lines.
         is_name = index == 0 and all(len(line[0]) <= MAX_NAME_SHARE * width for line in lines)
+        # A name that will be too wide is broken between its words, not in the middle of one.
+        text = printable(header)
         rich_table.add_column(
-            Text(printable(header)),
+            Text(text if len(text) <= share else text.replace("_", "_\n")),
             justify="left" if is_left else "right",
             overflow="fold",
             no_wrap=is_name,

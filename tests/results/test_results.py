@@ -188,11 +188,21 @@ COLUMNS = [
 ]
 
 
-def shown(table):
-    console = Console(width=80, color_system=None, force_terminal=False)
+def shown(table, width=80):
+    console = Console(width=width, color_system=None, force_terminal=False)
     with console.capture() as capture:
         print_table(table, console)
     return capture.get()
+
+
+def test_a_header_that_is_too_wide_is_broken_between_the_words_of_its_name():
+    names = ["softmax", "softmax_nope", "linear", "gated_deltanet", "gated_deltanet_window"]
+    table = Table(headers=["", *names], lines=[["recall at 512, 64", *("1,000,000" for _ in names)]])
+    lines = shown(table).splitlines()
+    words = " ".join(lines).partition("─")[0].split()
+    assert {*words} == {"softmax", "linear", "softmax_", "nope", "gated_", "deltanet", "deltanet_", "window"}
+    assert max(map(len, lines)) <= 80
+    assert {*names} <= {*shown(table, width=160).split()}
 
 
 def test_the_name_of_a_line_is_not_broken_to_spare_the_headers_a_second_line():

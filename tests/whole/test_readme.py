@@ -89,7 +89,7 @@ def test_the_verdicts_that_it_tells_are_those_of_the_published_pages():
         assert words + verdict(page, pair, metric) in told
     page = read(f"docs/results/{battery}/README.md")
     assert "by less than matters" in page
-    assert "a control that comes out neither better nor worse" in told
+    assert "a control that is neither better nor worse" in told
     assert "Control: softmax against itself under other seeds came out neither better nor worse" in page
 
 

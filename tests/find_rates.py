@@ -57,7 +57,7 @@ def main() -> None:
     try:
         for finding in findings():
             if finding.name in given.names:
-                _search(finding, searching(finding, settings, dict(given.rates), num_seeds=given.seeds))
+                search(finding, searching(finding, settings, dict(given.rates), num_seeds=given.seeds))
     except (Interrupted, UserError) as reason:
         print(reason, file=sys.stderr)
         sys.exit(reason.exit_code if isinstance(reason, Interrupted) else 2)
@@ -88,15 +88,16 @@ def searching(
     return plan
 
 
-def _search(finding: FindingSettings, plan: ComparisonSettings) -> None:
+def search(finding: FindingSettings, plan: ComparisonSettings) -> None:
+    """Carry out the searches of a finding, and print what each came to and the rates for its yaml."""
     comparison = Comparison(plan, compose)
     with holding(comparison.folder, waits=False):
         run_cells(comparison, is_frozen=False)
     choices: dict[tuple[str, str], list[Choice]] = defaultdict(list)
-    for search in comparison.all_searches():
-        choice = search.choice()
-        choices[search.variant, search.evaluation].append(choice)
-        print(f"{search.name}: {choice.chosen:g} of {choice.seeds}, solved {choice.solved}", flush=True)
+    for it in comparison.all_searches():
+        choice = it.choice()
+        choices[it.variant, it.evaluation].append(choice)
+        print(f"{it.name}: {choice.chosen:g} of {choice.seeds}, solved {choice.solved}", flush=True)
     rates: dict[str, dict[str, list[float]]] = defaultdict(dict)
     for (variant, evaluation), group in choices.items():
         rates[variant][evaluation] = [best_of_all(group)]

@@ -10,6 +10,7 @@ from small import MIXERS
 from attnbench.cli.compose import CONF, compose
 from attnbench.comparison.findings import plan_of
 from attnbench.comparison.plan import Comparison
+from attnbench.comparison.search import Choice
 from attnbench.settings.finding import FindingsSettings
 from attnbench.settings.schema import SELECTION_SEED
 
@@ -82,3 +83,31 @@ def test_the_power_that_a_yaml_states_is_the_simulated_one(name):
     found = simulate_findings.power(finding, num_draws=20 if finding.power.simulated >= 0.95 else 40)
     assert finding.power.simulated == pytest.approx(found, abs=0.1)
     assert finding.power.simulated >= 0.8
+
+
+def of_one_setting(solved: dict[str, int], steps: dict[str, float], *, chosen: float = 1.0) -> Choice:
+    return Choice(
+        variant="deltanet",
+        evaluation="recall",
+        settings={},
+        grid=[float(rate) for rate in solved],
+        scores={rate: 0.5 for rate in solved},
+        solved=solved,
+        steps=steps,
+        chosen=chosen,
+        at_edge=False,
+    )
+
+
+def test_one_rate_for_several_settings_is_the_best_of_all_and_not_of_the_last():
+    easy = of_one_setting({"0.01": 3, "0.03": 3, "0.1": 3}, {"0.01": 90, "0.03": 70, "0.1": 50}, chosen=0.1)
+    hard = of_one_setting({"0.01": 1, "0.03": 2, "0.1": 0}, {"0.01": 900, "0.03": 800, "0.1": 1000}, chosen=0.03)
+    assert find_rates.best_of_all([hard, easy]) == find_rates.best_of_all([easy, hard]) == 0.03
+    # As many seeds: then fewest steps.
+    same = of_one_setting({"0.01": 2, "0.03": 1, "0.1": 0}, {"0.01": 850, "0.03": 960, "0.1": 1000})
+    assert find_rates.best_of_all([easy, same, hard]) == 0.03
+    assert find_rates.best_of_all([easy, replace(same, steps={**same.steps, "0.01": 100})]) == 0.01
+    # A rate that widened one grid alone was not tried everywhere.
+    wider = replace(easy, solved={**easy.solved, "0.3": 9}, steps={**easy.steps, "0.3": 1})
+    assert find_rates.best_of_all([wider, hard]) == 0.03
+    assert find_rates.best_of_all([replace(wider, chosen=0.3)]) == 0.3

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import find_rates
 import hydra
 import pytest
 import torch
@@ -20,6 +21,7 @@ from attnbench.evals.copy_task import CopyTask
 from attnbench.results.row_tables import read_csv
 from attnbench.settings.errors import UserError
 from attnbench.settings.finding import FindingsSettings, read_finding
+from attnbench.settings.schema import SELECTION_SEED
 from attnbench.verdict.finding import FAIL, NOT_RUN, PASS, UNDECIDED
 
 OVERRIDES = [
@@ -255,6 +257,17 @@ def test_a_command_line_names_devices_and_a_stack_as_a_plans_does():
 def test_words_about_carried_cells_that_cannot_be_meant(words, message):
     with pytest.raises(UserError, match=message):
         read_words(*words)
+
+
+def test_rates_are_searched_on_seeds_that_are_not_scored_and_printed_for_the_yaml(text, tmp_path, capsys):
+    unsearched = finding(text, variants={"plain": {"words": ["attn=softmax", "attn.conv_size=0"], "rates": None}})
+    find_rates.search(
+        unsearched, find_rates.searching(unsearched, settings(tmp_path), {"copy": [1e-2, 3e-2]}, num_seeds=1)
+    )
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told in {f"little: plain: rates: {{'copy': [{rate}]}}" for rate in (0.01, 0.03)}
+    seeds = {path.parents[1].name.split("-")[-2] for path in tmp_path.glob("findings/little/cells/*/results/*.jsonl")}
+    assert seeds == {f"seed{SELECTION_SEED}"}
 
 
 def test_a_finding_of_a_probe_and_a_language_model_has_a_rate_for_each(text, tmp_path):

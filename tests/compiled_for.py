@@ -67,8 +67,9 @@ def forgotten(width: int, dtype: torch.dtype) -> Tensor:
     return flash_attention.flash_attention(*heads, cumulative_log_forget(log_forget), causal=True)
 
 
-def summed(width: int, dtype: torch.dtype) -> Tensor:
-    return linear_attention(empty(3 * HEADS * width, dtype), None, None, HEADS, "elu", 1e-6)[0]
+def summed(width: int, dtype: torch.dtype, *, is_turned: bool = False) -> Tensor:
+    angles = torch.empty(2, LENGTH, width // 2) if is_turned else None
+    return linear_attention(empty(3 * HEADS * width, dtype), None, None, HEADS, "elu", 1e-6, angles)[0]
 
 
 def decayed(keys: int, values: int, dtype: torch.dtype) -> Tensor:
@@ -108,6 +109,9 @@ PROBLEMS = {
     "flash that forgets, 128 channels, float32": partial(forgotten, 128, WHOLE),
     "flash that forgets, 64 channels, tf32": partial(forgotten, 64, WHOLE),
     "linear, 128 channels, bfloat16": partial(summed, 128, HALF),
+    "linear, 64 channels, rotated, bfloat16": partial(summed, 64, HALF, is_turned=True),
+    "linear, 128 channels, rotated, bfloat16": partial(summed, 128, HALF, is_turned=True),
+    "linear, 64 channels, rotated, float32": partial(summed, 64, WHOLE, is_turned=True),
     "scalar decay, 64 x 64, bfloat16": partial(decayed, 64, 64, HALF),
     "scalar decay, 128 x 128, bfloat16": partial(decayed, 128, 128, HALF),
     "scalar decay, 128 x 128, float32": partial(decayed, 128, 128, WHOLE),

@@ -44,22 +44,26 @@ def linear_attention(
     normaliser_BHK: Tensor | None,
     num_heads: int,
     feature_map: str,
-    eps: float | None,
+    eps: float,
+    rotation_2TK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y_t = S_t^T f(q_t) / (f(q_t) . z_t + eps) with S_t = S_{t-1} + f(k_t) v_t^T and z_t = z_{t-1} + f(k_t).
 
-    Products run in the dtype of q, k and v; S and z are float32. No gradient flows through S and z that come or go.
+    With rotary positions S is written and read by turned features, z by f(k_t) and f(q_t) as they are. Products run in
+    the dtype of q, k and v; S and z are float32. No gradient flows through S and z that come or go.
 
     Args:
         mixed_BTC: query, key and value side by side, each (num_heads, K): float32 or bfloat16, K as in `WIDTHS`.
         memory_BHKV, normaliser_BHK: S and z before the first position, in float32; None for zeros.
         feature_map: f: elu (elu(x) + 1), relu, or identity where the features have been taken before.
-        eps: None leaves the quotient out: y_t = S_t^T f(q_t).
+        rotation_2TK: cos and sin of ops/rotary.py, (2, T, K/2) in float32; None for no rotary positions.
 
     Returns:
         y as (B, T, H, V), S and z after the last position.
     """
-    y_BTHV, _, memory_BHNKV, normaliser_BHNK = mix(mixed_BTC, memory_BHKV, normaliser_BHK, num_heads, feature_map, eps)
+    y_BTHV, _, memory_BHNKV, normaliser_BHNK = mix(
+        mixed_BTC, memory_BHKV, normaliser_BHK, rotation_2TK, num_heads, feature_map, eps
+    )
     return y_BTHV, memory_BHNKV[:, :, -1], normaliser_BHNK[:, :, -1]
 
 
@@ -68,13 +72,15 @@ def mix(
     mixed_BTC: Tensor,
     memory_BHKV: Tensor | None,
     normaliser_BHK: Tensor | None,
+    rotation_2TK: Tensor | None,
     num_heads: int,
     feature_map: str,
-    eps: float | None,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y, the quotient's divisor as (B, H, T), and S and z after each of N segments."""
     mixed_BTC = mixed_BTC.contiguous()
-    arguments = _arguments(mixed_BTC, num_heads, feature_map, forward_blocks(mixed_BTC, num_heads))
+    blocks = forward_blocks(mixed_BTC, num_heads)
+    arguments = _arguments(mixed_BTC, rotation_2TK, num_heads, feature_map, blocks)
     y_BTHV, divisor_BHT, memory_BHNKV, normaliser_BHNK = _outputs(mixed_BTC, num_heads)
     start = None if memory_BHKV is None or normaliser_BHK is None else (memory_BHKV, normaliser_BHK)
     num_segments = memory_BHNKV.shape[2]
@@ -95,8 +101,7 @@ def mix(
         normaliser=normaliser_BHNK,
         y=y_BTHV,
         divisor=divisor_BHT,
-        eps=0.0 if eps is None else eps,
-        NORMALISED=eps is not None,
+        eps=eps,
         HAS_START=start is not None,
         **arguments,
     )
@@ -108,9 +113,10 @@ def _(
     mixed_BTC: Tensor,
     memory_BHKV: Tensor | None,
     normaliser_BHK: Tensor | None,
+    rotation_2TK: Tensor | None,
     num_heads: int,
     feature_map: str,
-    eps: float | None,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _outputs(mixed_BTC, num_heads)
 
@@ -121,18 +127,19 @@ def mix_backward(
     mixed_BTC: Tensor,
     memory_BHKV: Tensor | None,
     normaliser_BHK: Tensor | None,
+    rotation_2TK: Tensor | None,
     y_BTHV: Tensor,
     divisor_BHT: Tensor,
     memory_BHNKV: Tensor,
     normaliser_BHNK: Tensor,
     num_heads: int,
     feature_map: str,
-    is_normalised: bool,
 ) -> Tensor:
     """The gradient of the packed input."""
     mixed_BTC, gradient_BTHV = mixed_BTC.contiguous(), gradient_BTHV.contiguous()
-    arguments = _arguments(mixed_BTC, num_heads, feature_map, backward_blocks(mixed_BTC, num_heads))
-    arguments |= {"of_y": gradient_BTHV, "y": y_BTHV, "divisor": divisor_BHT, "NORMALISED": is_normalised}
+    blocks = backward_blocks(mixed_BTC, num_heads)
+    arguments = _arguments(mixed_BTC, rotation_2TK, num_heads, feature_map, blocks)
+    arguments |= {"of_y": gradient_BTHV, "y": y_BTHV, "divisor": divisor_BHT}
     of_mixed = torch.empty_like(mixed_BTC)
     of_memory, of_normaliser = memory_BHNKV, normaliser_BHNK
     num_segments = memory_BHNKV.shape[2]
@@ -164,39 +171,37 @@ def _(
     mixed_BTC: Tensor,
     memory_BHKV: Tensor | None,
     normaliser_BHK: Tensor | None,
+    rotation_2TK: Tensor | None,
     y_BTHV: Tensor,
     divisor_BHT: Tensor,
     memory_BHNKV: Tensor,
     normaliser_BHNK: Tensor,
     num_heads: int,
     feature_map: str,
-    is_normalised: bool,
 ) -> Tensor:
     return mixed_BTC.new_empty(mixed_BTC.shape)
 
 
 def _save_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.num_heads, ctx.feature_map, eps = inputs
-    ctx.is_normalised = eps is not None
+    *tensors, ctx.num_heads, ctx.feature_map, _ = inputs
     ctx.save_for_backward(*tensors, *output)
     # What no gradient comes for stays None instead of zeros as large as the states.
     ctx.set_materialize_grads(False)
 
 
 def _gradient(ctx: Any, of_y: Tensor | None, *of_states: Tensor | None) -> tuple[Tensor | None, ...]:
-    if any(ctx.needs_input_grad[1:3]) or any(gradient is not None for gradient in of_states):
-        raise NotImplementedError("linear_attention has no gradient through its states")
+    if any(ctx.needs_input_grad[1:4]) or any(gradient is not None for gradient in of_states):
+        raise NotImplementedError("linear_attention has no gradient through its states or its rotation")
     if of_y is None:
-        return (None,) * 6
-    how = ctx.num_heads, ctx.feature_map, ctx.is_normalised
-    return mix_backward(of_y, *ctx.saved_tensors, *how), None, None, None, None, None
+        return (None,) * 7
+    return mix_backward(of_y, *ctx.saved_tensors, ctx.num_heads, ctx.feature_map), *(None,) * 6
 
 
 mix.register_autograd(_gradient, setup_context=_save_for_gradient)
 
 
-join_the_batch(mix)
-join_the_batch(mix_backward)
+join_the_batch(mix, shared=(3,))
+join_the_batch(mix_backward, shared=(4,))
 
 
 def forward_blocks(mixed_BTC: Tensor, num_heads: int) -> Blocks:
@@ -232,14 +237,20 @@ def _outputs(mixed_BTC: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor,
     )
 
 
-def _arguments(mixed_BTC: Tensor, num_heads: int, feature_map: str, blocks: Blocks) -> dict[str, Any]:
+def _arguments(
+    mixed_BTC: Tensor, rotation_2TK: Tensor | None, num_heads: int, feature_map: str, blocks: Blocks
+) -> dict[str, Any]:
     """Return the arguments that all kernels take."""
     batch, length, channels = mixed_BTC.shape
     width, rest = divmod(channels, 3 * num_heads)
     if rest or width not in WIDTHS or mixed_BTC.dtype not in DTYPES:
         raise ValueError(f"linear_attention: no kernel for {channels} channels, {num_heads} heads, {mixed_BTC.dtype}")
+    if rotation_2TK is not None and rotation_2TK.shape != (2, length, width / 2):
+        raise ValueError(f"linear_attention: {tuple(rotation_2TK.shape)} are no angles for {length} × {width}")
     return {
         "mixed": mixed_BTC,
+        "rotation": mixed_BTC if rotation_2TK is None else rotation_2TK.contiguous(),
+        "ROTATED": rotation_2TK is not None,
         "length": length,
         "segment": segment_positions(batch, length, num_heads),
         "HEADS": num_heads,

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from attnbench.kernels.products import product
+from attnbench.kernels.rotary import turn
 
 UNSPECIALIZED = ("length", "segment")
 """Arguments whose value compiles nothing anew."""
@@ -87,6 +88,23 @@ def _key_value(
 
 
 @triton.jit
+def _turned(
+    x,
+    rotation,
+    first,
+    length,
+    ROTATED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """A chunk's features turned by the angles of their positions, as they were where there are none."""
+    if ROTATED:
+        return turn(x, rotation, first + tl.arange(0, CHUNK), length, WIDTH, BLOCK, False).to(x.dtype)
+    return x
+
+
+@triton.jit
 def _through_quotient(
     of_y,
     y,
@@ -95,19 +113,16 @@ def _through_quotient(
     length,
     first,
     head,
-    NORMALISED: tl.constexpr,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     """Return, with y = n / d, dn = dy / d, in y's dtype, and dd = -(dy . y) / d in float32; zero where no position
-    is. Not normalised, dn = dy and dd = 0."""
+    is."""
     stride: tl.constexpr = HEADS * WIDTH
     address, exists = _tile(of_y, sequence, length, first, head, stride, WIDTH, BLOCK, CHUNK)
     gradient = tl.load(address, mask=exists, other=0).to(tl.float32)
-    if not NORMALISED:
-        return gradient.to(y.dtype.element_ty), tl.zeros([CHUNK], tl.float32)
     address, exists = _tile(y, sequence, length, first, head, stride, WIDTH, BLOCK, CHUNK)
     quotient = tl.load(address, mask=exists, other=0).to(tl.float32)
     position = first + tl.arange(0, CHUNK)
@@ -120,10 +135,12 @@ def _through_quotient(
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def linear_sums_kernel(
     mixed,
+    rotation,
     memory,
     normaliser,
     length,
     segment,
+    ROTATED: tl.constexpr,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     FEATURE: tl.constexpr,
@@ -136,7 +153,8 @@ def linear_sums_kernel(
     state, total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     for first in range(start, stop, CHUNK):
         _, key, value = _key_value(mixed, sequence, length, first, head, HEADS, WIDTH, FEATURE, BLOCK, CHUNK)
-        state = product(tl.trans(key), value, PRECISION, state)
+        turned_key = _turned(key, rotation, first, length, ROTATED, WIDTH, BLOCK, CHUNK)
+        state = product(tl.trans(turned_key), value, PRECISION, state)
         total += tl.sum(key.to(tl.float32), 0)
     memory_address, normaliser_address, inside, exists = _state(memory, normaliser, slot, WIDTH, BLOCK)
     tl.store(memory_address, state, mask=inside)
@@ -177,6 +195,7 @@ def _before(
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def linear_forward_kernel(
     mixed,
+    rotation,
     start_memory,
     start_normaliser,
     memory,
@@ -187,7 +206,7 @@ def linear_forward_kernel(
     segment,
     eps,
     HAS_START: tl.constexpr,
-    NORMALISED: tl.constexpr,
+    ROTATED: tl.constexpr,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     FEATURE: tl.constexpr,
@@ -196,7 +215,8 @@ def linear_forward_kernel(
     PRECISION: tl.constexpr,
 ):
     """Within a chunk by masked products, from before it by S and z. A sequence of one segment stores its last state;
-    of several, each starts with what the one before is known to end with."""
+    of several, each starts with what the one before is known to end with. ROTATED, S is of turned features, and z, and
+    so the quotient's divisor, of those that are not."""
     sequence, head, start, stop, slot = _locate(length, segment, HEADS)
     state, total = _before(
         *(start_memory, start_normaliser, memory, normaliser, sequence, head, start, slot),
@@ -208,17 +228,21 @@ def linear_forward_kernel(
         raw = tl.load(address, mask=is_there, other=0)
         query = _feature(raw, FEATURE).to(raw.dtype)
         _, key, value = _key_value(mixed, sequence, length, first, head, HEADS, WIDTH, FEATURE, BLOCK, CHUNK)
-        weight = tl.where(row[:, None] >= row[None, :], product(query, tl.trans(key), PRECISION), 0)
-        if NORMALISED:
-            quotient_by = tl.sum(weight, 1) + tl.sum(query.to(tl.float32) * total[None, :], 1) + eps
-        else:
-            quotient_by = tl.full([CHUNK], 1.0, tl.float32)
-        mixture = product(weight.to(value.dtype), value, PRECISION, product(query, state.to(query.dtype), PRECISION))
+        turned_query = _turned(query, rotation, first, length, ROTATED, WIDTH, BLOCK, CHUNK)
+        turned_key = _turned(key, rotation, first, length, ROTATED, WIDTH, BLOCK, CHUNK)
+        seen = row[:, None] >= row[None, :]
+        weight = tl.where(seen, product(turned_query, tl.trans(turned_key), PRECISION), 0)
+        plain = weight
+        if ROTATED:
+            plain = tl.where(seen, product(query, tl.trans(key), PRECISION), 0)
+        quotient_by = tl.sum(plain, 1) + tl.sum(query.to(tl.float32) * total[None, :], 1) + eps
+        before = product(turned_query, state.to(query.dtype), PRECISION)
+        mixture = product(weight.to(value.dtype), value, PRECISION, before)
         address, is_there = _tile(y, sequence, length, first, head, HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
         tl.store(address, (mixture / quotient_by[:, None]).to(y.dtype.element_ty), mask=is_there)
         address = divisor + (sequence * HEADS + head).to(tl.int64) * length + first + row
         tl.store(address, quotient_by, mask=first + row < length)
-        state = product(tl.trans(key), value, PRECISION, state)
+        state = product(tl.trans(turned_key), value, PRECISION, state)
         total += tl.sum(key.to(tl.float32), 0)
     if segment >= length:
         memory_address, normaliser_address, inside, exists = _state(memory, normaliser, slot, WIDTH, BLOCK)
@@ -229,6 +253,7 @@ def linear_forward_kernel(
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def linear_sums_backward_kernel(
     mixed,
+    rotation,
     of_y,
     y,
     divisor,
@@ -236,7 +261,7 @@ def linear_sums_backward_kernel(
     of_normaliser,
     length,
     segment,
-    NORMALISED: tl.constexpr,
+    ROTATED: tl.constexpr,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     FEATURE: tl.constexpr,
@@ -252,9 +277,10 @@ def linear_sums_backward_kernel(
         raw = tl.load(address, mask=is_there, other=0)
         query = _feature(raw, FEATURE).to(raw.dtype)
         of_read, of_divisor = _through_quotient(
-            of_y, y, divisor, sequence, length, first, head, NORMALISED, HEADS, WIDTH, BLOCK, CHUNK
+            of_y, y, divisor, sequence, length, first, head, HEADS, WIDTH, BLOCK, CHUNK
         )
-        of_state = product(tl.trans(query), of_read, PRECISION, of_state)
+        turned_query = _turned(query, rotation, first, length, ROTATED, WIDTH, BLOCK, CHUNK)
+        of_state = product(tl.trans(turned_query), of_read, PRECISION, of_state)
         of_total += tl.sum(query.to(tl.float32) * of_divisor[:, None], 0)
     memory_address, normaliser_address, inside, exists = _state(of_memory, of_normaliser, slot, WIDTH, BLOCK)
     tl.store(memory_address, of_state, mask=inside)
@@ -264,6 +290,7 @@ def linear_sums_backward_kernel(
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def linear_query_gradient_kernel(
     mixed,
+    rotation,
     of_y,
     y,
     divisor,
@@ -275,7 +302,7 @@ def linear_query_gradient_kernel(
     length,
     segment,
     HAS_START: tl.constexpr,
-    NORMALISED: tl.constexpr,
+    ROTATED: tl.constexpr,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     FEATURE: tl.constexpr,
@@ -286,6 +313,8 @@ def linear_query_gradient_kernel(
     """Walk from the first chunk to the last, with G = dn and g = dd of `_through_quotient`, S and z before a chunk:
 
         df(q)_t = S G_t + g_t z + sum_{s<=t} (G_t . v_s + g_t) f(k)_s
+
+    ROTATED, S and the part of G_t read turned features, whose gradient is turned back before g_t's is added.
 
     S is summed anew. Taking it backwards from its last value would save a walk, but features are exponentials: where
     later ones are a million times larger, what is left after subtracting them has no digits.
@@ -301,21 +330,32 @@ def linear_query_gradient_kernel(
         raw_query = tl.load(address, mask=is_there, other=0)
         _, key, value = _key_value(mixed, sequence, length, first, head, HEADS, WIDTH, FEATURE, BLOCK, CHUNK)
         of_read, of_divisor = _through_quotient(
-            of_y, y, divisor, sequence, length, first, head, NORMALISED, HEADS, WIDTH, BLOCK, CHUNK
+            of_y, y, divisor, sequence, length, first, head, HEADS, WIDTH, BLOCK, CHUNK
         )
-        of_weight = product(of_read, tl.trans(value), PRECISION) + of_divisor[:, None]
-        of_weight = tl.where(row[:, None] >= row[None, :], of_weight, 0).to(key.dtype)
-        of_query = product(of_read, tl.trans(state).to(key.dtype), PRECISION, of_divisor[:, None] * total[None, :])
-        of_query = _through_feature(product(of_weight, key, PRECISION, of_query), raw_query, FEATURE)
+        turned_key = _turned(key, rotation, first, length, ROTATED, WIDTH, BLOCK, CHUNK)
+        seen = row[:, None] >= row[None, :]
+        of_weight = product(of_read, tl.trans(value), PRECISION)
+        of_query = of_divisor[:, None] * total[None, :]
+        if ROTATED:
+            of_turned = product(of_read, tl.trans(state).to(key.dtype), PRECISION)
+            of_turned = product(tl.where(seen, of_weight, 0).to(key.dtype), turned_key, PRECISION, of_turned)
+            of_query = product(tl.where(seen, of_divisor[:, None], 0).to(key.dtype), key, PRECISION, of_query)
+            of_query += turn(of_turned, rotation, first + row, length, WIDTH, BLOCK, True)
+        else:
+            of_weight = tl.where(seen, of_weight + of_divisor[:, None], 0).to(key.dtype)
+            of_query = product(of_read, tl.trans(state).to(key.dtype), PRECISION, of_query)
+            of_query = product(of_weight, key, PRECISION, of_query)
+        of_query = _through_feature(of_query, raw_query, FEATURE)
         address, is_there = _tile(of_mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
         tl.store(address, of_query.to(key.dtype), mask=is_there)
-        state = product(tl.trans(key), value, PRECISION, state)
+        state = product(tl.trans(turned_key), value, PRECISION, state)
         total += tl.sum(key.to(tl.float32), 0)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def linear_key_value_gradient_kernel(
     mixed,
+    rotation,
     of_y,
     y,
     divisor,
@@ -324,7 +364,7 @@ def linear_key_value_gradient_kernel(
     of_mixed,
     length,
     segment,
-    NORMALISED: tl.constexpr,
+    ROTATED: tl.constexpr,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     FEATURE: tl.constexpr,
@@ -337,6 +377,8 @@ def linear_key_value_gradient_kernel(
 
     df(k)_s = dS v_s + dz   + sum_{t>=s} (G_t . v_s + g_t) f(q)_t
     dv_s    = dS^T f(k)_s   + sum_{t>=s} (f(q)_t . f(k)_s) G_t
+
+    ROTATED, dS and all that goes with G are of turned features.
     """
     sequence, head, start, stop, slot = _locate(length, segment, HEADS)
     of_state, of_total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
@@ -353,19 +395,26 @@ def linear_key_value_gradient_kernel(
         query = _feature(raw_query, FEATURE).to(raw_query.dtype)
         raw_key, key, value = _key_value(mixed, sequence, length, first, head, HEADS, WIDTH, FEATURE, BLOCK, CHUNK)
         of_read, of_divisor = _through_quotient(
-            of_y, y, divisor, sequence, length, first, head, NORMALISED, HEADS, WIDTH, BLOCK, CHUNK
+            of_y, y, divisor, sequence, length, first, head, HEADS, WIDTH, BLOCK, CHUNK
         )
+        turned_query = _turned(query, rotation, first, length, ROTATED, WIDTH, BLOCK, CHUNK)
+        turned_key = _turned(key, rotation, first, length, ROTATED, WIDTH, BLOCK, CHUNK)
         # Both as (source, position), the transposes of those in the other kernels.
         seen = row[:, None] <= row[None, :]
-        of_weight = tl.where(seen, product(value, tl.trans(of_read), PRECISION) + of_divisor[None, :], 0).to(
-            query.dtype
-        )
-        of_key = product(value, tl.trans(of_state).to(value.dtype), PRECISION) + of_total[None, :]
-        of_key = _through_feature(product(of_weight, query, PRECISION, of_key), raw_key, FEATURE)
-        weight = tl.where(seen, product(key, tl.trans(query), PRECISION), 0).to(of_read.dtype)
-        of_value = product(weight, of_read, PRECISION, product(key, of_state.to(key.dtype), PRECISION))
+        of_weight = product(value, tl.trans(of_read), PRECISION)
+        of_key = product(value, tl.trans(of_state).to(value.dtype), PRECISION)
+        if ROTATED:
+            of_key = product(tl.where(seen, of_weight, 0).to(query.dtype), turned_query, PRECISION, of_key)
+            of_key = turn(of_key, rotation, first + row, length, WIDTH, BLOCK, True) + of_total[None, :]
+            of_key = product(tl.where(seen, of_divisor[None, :], 0).to(query.dtype), query, PRECISION, of_key)
+        else:
+            of_weight = tl.where(seen, of_weight + of_divisor[None, :], 0).to(query.dtype)
+            of_key = product(of_weight, query, PRECISION, of_key + of_total[None, :])
+        of_key = _through_feature(of_key, raw_key, FEATURE)
+        weight = tl.where(seen, product(turned_key, tl.trans(turned_query), PRECISION), 0).to(of_read.dtype)
+        of_value = product(weight, of_read, PRECISION, product(turned_key, of_state.to(key.dtype), PRECISION))
         address, is_there = _tile(of_mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
         tl.store(address + HEADS * WIDTH, of_key.to(query.dtype), mask=is_there)
         tl.store(address + 2 * HEADS * WIDTH, of_value.to(query.dtype), mask=is_there)
-        of_state = product(tl.trans(query), of_read, PRECISION, of_state)
+        of_state = product(tl.trans(turned_query), of_read, PRECISION, of_state)
         of_total += tl.sum(query.to(tl.float32) * of_divisor[:, None], 0)

@@ -102,7 +102,7 @@ class LinearAttention(Mixer):
         return [{"head_width": width} for width in range(1, dim + 1) if free or dim % width == 0]
 
     def forward(self, x_BTD: Tensor, state: LinearState | None = None) -> tuple[Tensor, LinearState | None]:
-        mix = self._mix_packed if self.backend == "triton" and self.positions.theta is None else self._mix
+        mix = self._mix_packed if self.backend == "triton" else self._mix
         mixed_BTHV, memory_BHKV, normaliser_BHK = mix(x_BTD, state)
         if state is not None:
             state.memory_BHKV.copy_(memory_BHKV)
@@ -140,8 +140,8 @@ class LinearAttention(Mixer):
         return linear_attention(*inputs, memory, normaliser, angles, self.backend)
 
     def _mix_packed(self, x_BTD: Tensor, state: LinearState | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the same without positions by our kernel, which reads the projection where it is; f too where nothing
-        is between."""
+        """Compute the same by our kernel, which reads the projection where it is, and takes f too where nothing is
+        between."""
         history = None if state is None else state.history_BWC
         if not self.qk_norm and self.feature_map != "softmax":
             mixed_BTC, feature_map = self.query_key_value.packed(x_BTD, history), self.feature_map
@@ -149,7 +149,8 @@ class LinearAttention(Mixer):
             mixed_BTC = torch.cat([part.flatten(2) for part in self._features(x_BTD, history)], dim=-1)
             feature_map = "identity"
         memory, normaliser = (None, None) if state is None else state[:2]
-        return packed_linear_attention(mixed_BTC, memory, normaliser, self.num_heads, feature_map)
+        angles = self.positions(x_BTD, 0 if state is None else state.position)
+        return packed_linear_attention(mixed_BTC, memory, normaliser, angles, self.num_heads, feature_map)
 
     def _finish(self, mixed_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
         return self.output(self.norm(mixed_BTHV).flatten(2), x_BTD)

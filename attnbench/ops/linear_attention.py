@@ -67,11 +67,12 @@ def linear_attention(
     angles: Tensor | None,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the same by chunks with any backend: S_t^T q_t first, and the normaliser by a sum over all keys.
+    """Compute the same by chunks: S_t^T q_t first, and the normaliser by a sum over all keys.
 
     Args:
         memory_BHKV, normaliser_BHK: the state before the first position; None for zeros.
         angles: see ops/rotary.py; None for no rotary positions.
+        backend: torch or fla; triton is `packed_linear_attention`.
 
     Returns:
         y (B, T, H, V) in the value's dtype, the last memory and the last normaliser.
@@ -83,13 +84,6 @@ def linear_attention(
         # Without its normaliser, which carries no state of ours.
         options = {"initial_state": memory_BHKV, "output_final_state": memory_BHKV is not None, "normalize": False}
         mixed_BTHV, last_memory = chunk_linear_attn(*inputs, scale=1.0, **options)
-    elif backend == "triton":
-        from attnbench.kernels import linear_attention as kernel
-
-        packed_BTC, num_heads = torch.cat([x.flatten(2) for x in inputs], dim=-1), key_BTHK.shape[2]
-        mixed_BTHV, last_memory, _ = kernel.linear_attention(
-            packed_BTC, memory_BHKV, normaliser_BHK, num_heads, "identity", None
-        )
     else:
         mixed_BTHV, last_memory = chunked_linear_attention(*inputs, memory_BHKV, CHUNK_SIZE)
     # A sum over thousands of keys, so in float32 at least.
@@ -105,18 +99,19 @@ def packed_linear_attention(
     mixed_BTC: Tensor,
     memory_BHKV: Tensor | None,
     normaliser_BHK: Tensor | None,
+    angles: Tensor | None,
     num_heads: int,
     feature_map: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the same without rotary positions by our kernel, normaliser and all, from the heads of query, key and
-    value side by side.
+    """Compute the same by our kernel, positions, normaliser and all, from the heads of query, key and value side by
+    side.
 
     Args:
         feature_map: applied by the kernel: elu, relu, or identity where it was applied before.
     """
     from attnbench.kernels import linear_attention as kernel
 
-    return kernel.linear_attention(mixed_BTC, memory_BHKV, normaliser_BHK, num_heads, feature_map, EPS)
+    return kernel.linear_attention(mixed_BTC, memory_BHKV, normaliser_BHK, num_heads, feature_map, EPS, angles)
 
 
 def chunked_linear_attention(

@@ -86,7 +86,10 @@ OPERATORS = {
     "packed_flash_attention": (packed, MIXED),
     "packed_flash_attention, split": (packed, (3, *MIXED[1:])),
     "linear_attention": (lambda x: linear_attention(x, None, None, HEADS, "elu", 1e-6)[0], MIXED),
-    "linear_attention, no quotient": (lambda x: linear_attention(x, None, None, HEADS, "identity", None)[0], MIXED),
+    "linear_attention, turned": (
+        lambda x: linear_attention(x, None, None, HEADS, "elu", 1e-6, angles_of(x))[0],
+        MIXED,
+    ),
     "scalar_decay": (decayed, MIXED),
     "scalar_decay, in segments": (decayed, (2, 600, MIXED[2])),
     "gated_delta_rule, walking": (partial(delta_rule, parallel=False), MIXED),

@@ -10,6 +10,7 @@ from torch import Tensor
 from attnbench.kernels import linear_attention as kernels
 from attnbench.kernels.linear_attention import linear_attention, mix
 from attnbench.mixers.contract import in_pieces
+from attnbench.ops.rotary import rotate, rotation
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 EPS = 1e-6
@@ -21,20 +22,27 @@ def definition(
     normaliser: Tensor | None,
     num_heads: int,
     feature_map: str,
-    eps: float | None = EPS,
+    rotation: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """All weights at once, which in float64 is exact enough."""
     query, key, value = mixed_BTC.unflatten(2, (3, num_heads, -1)).permute(2, 0, 3, 1, 4)
     features = {"elu": lambda x: torch.nn.functional.elu(x) + 1, "relu": torch.relu, "identity": lambda x: x}
     query, key = features[feature_map](query), features[feature_map](key)
-    weight = (query @ key.mT).tril()
-    mixture, divisor = weight @ value, weight.sum(-1, keepdim=True)
-    last_memory, last_normaliser = key.mT @ value, key.sum(2)
+    turned_query, turned_key = query, key
+    if rotation is not None:
+        turned_query, turned_key = (rotate(x.transpose(1, 2), rotation).transpose(1, 2) for x in (query, key))
+    mixture = (turned_query @ turned_key.mT).tril() @ value
+    divisor = (query @ key.mT).tril().sum(-1, keepdim=True)
+    last_memory, last_normaliser = turned_key.mT @ value, key.sum(2)
     if memory is not None and normaliser is not None:
-        mixture, divisor = mixture + query @ memory, divisor + query @ normaliser[..., None]
+        mixture, divisor = mixture + turned_query @ memory, divisor + query @ normaliser[..., None]
         last_memory, last_normaliser = last_memory + memory, last_normaliser + normaliser
-    y = mixture if eps is None else mixture / (divisor + eps)
-    return y.transpose(1, 2), last_memory, last_normaliser
+    return (mixture / (divisor + EPS)).transpose(1, 2), last_memory, last_normaliser
+
+
+def angles(length: int, width: int) -> Tensor:
+    """Those of positions 3, 4, ..., as after a state; small theta, so that the last pair turns too."""
+    return rotation(length, width, 3, 100.0, torch.device(DEVICE))
 
 
 def packed(batch: int, length: int, heads: int, width: int, feature_map: str, dtype: torch.dtype, seed=0) -> Tensor:
@@ -52,22 +60,23 @@ def check(
     dtype: torch.dtype,
     *,
     state: bool = False,
+    rotated: bool = False,
     batch=1,
     heads=2,
-    eps: float | None = EPS,
 ) -> None:
     """Parts of the gradient apart: that of the value is the largest, that of the first query zero."""
+    rotation = angles(length, width) if rotated else None
     memory = normal(batch, heads, width, width, seed=2) if state else None
     normaliser = normal(batch, heads, width, seed=3).abs() if state else None
 
     def operator(mixed: Tensor, *given: Tensor | None) -> tuple[Tensor, ...]:
-        mixture, *last = linear_attention(mixed, *given, heads, feature_map, eps)
+        mixture, *last = linear_attention(mixed, *given, heads, feature_map, EPS, rotation)
         assert mixture.dtype == dtype
         return mixture, *(x.detach() for x in last)
 
     assert_definition(
         operator,
-        lambda *given: definition(*given, heads, feature_map, eps),
+        lambda *given: definition(*given, heads, feature_map, rotation),
         [packed(batch, length, heads, width, feature_map, dtype).requires_grad_(), memory, normaliser],
         TOLERANCE[dtype],
         gradient_parts=3,
@@ -96,12 +105,22 @@ def test_kernels_go_on_from_a_state(length):
     check(length, 20, "elu", torch.float32, state=True)
 
 
+@pytest.mark.parametrize("length", [1, 16, 64, 65, 133])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_with_rotary_positions_the_divisor_is_of_features_that_are_not_turned(length, dtype):
+    check(length, 32, "elu", dtype, rotated=True)
+
+
+@pytest.mark.parametrize(("width", "feature_map"), [(16, "relu"), (20, "elu"), (64, "identity"), (128, "elu")])
+def test_turned_features_of_any_width(width, feature_map):
+    check(40, width, feature_map, torch.float32, rotated=True)
+
+
 @pytest.mark.parametrize("segment", [64, 256])
 @pytest.mark.parametrize("state", [False, True])
-def test_without_the_quotient_the_kernels_are_the_sum(monkeypatch, state, segment):
-    """The kernel without its quotient, for rotary positions, whose normaliser is of other features."""
+def test_turned_features_go_on_from_a_state_and_over_segments(monkeypatch, state, segment):
     monkeypatch.setattr(kernels, "segment_positions", lambda batch, length, num_heads: segment)
-    check(133, 20, "identity", torch.float32, state=state, eps=None)
+    check(133, 20, "elu", torch.float32, state=state, rotated=True, batch=2)
 
 
 @pytest.mark.parametrize("state", [False, True])
@@ -128,9 +147,10 @@ def test_nothing_is_left_unwritten(monkeypatch):
     for segment in (64, 256):
         monkeypatch.setattr(kernels, "segment_positions", lambda batch, length, num_heads, segment=segment: segment)
         mixed = packed(1, 133, 2, 20, "elu", torch.float32)
-        results = mix(mixed, None, None, 2, "elu", EPS)
-        assert all(x.isfinite().all() for x in results)
-        assert kernels.mix_backward(results[0], mixed, None, None, *results, 2, "elu", True).isfinite().all()
+        for turned in (None, angles(133, 20)):
+            results = mix(mixed, None, None, turned, 2, "elu", EPS)
+            assert all(x.isfinite().all() for x in results)
+            assert kernels.mix_backward(results[0], mixed, None, None, turned, *results, 2, "elu").isfinite().all()
 
 
 @pytest.mark.parametrize("state", [False, True])
@@ -140,21 +160,23 @@ def test_it_is_a_proper_operator(state):
     normaliser = normal(2, 2, 16).abs() if state else None
     torch.library.opcheck(
         mix,
-        (mixed, memory, normaliser, 2, "elu", EPS),
+        (mixed, memory, normaliser, angles(5, 16) if state else None, 2, "elu", EPS),
         # Its gradient is checked above; this one would ask for those of the states.
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
 
 
+@pytest.mark.parametrize("rotated", [False, True])
 @pytest.mark.parametrize("state", [False, True])
-def test_stacked_inputs_under_vmap(state):
+def test_stacked_inputs_under_vmap(state, rotated):
     mixed = torch.stack([packed(2, 20, 2, 16, "elu", torch.float32, seed) for seed in range(3)], dim=1).requires_grad_()
     memory = normal(2, 2, 16, 16) if state else None
     normaliser = normal(3, 2, 2, 16).abs() if state else None
 
+    turned = angles(20, 16) if rotated else None
     tensors = [x for x in (mixed, memory, normaliser) if x is not None]
     assert_stacked(
-        lambda mixed, *given: linear_attention(mixed, *(given or (None, None)), 2, "elu", EPS)[0],
+        lambda mixed, *given: linear_attention(mixed, *(given or (None, None)), 2, "elu", EPS, turned)[0],
         tensors,
         (1, None, 0)[: len(tensors)],
     )
@@ -173,7 +195,11 @@ def test_what_has_no_kernel_is_refused(width, dtype):
 
 
 OPTIONS = ({}, {"feature_map": "relu"}, {"feature_map": "softmax"}, {"qk_norm": True}, {"conv_size": 4})
-OPTIONS += ({"rotary_theta": 100.0}, {"output_norm": True, "output_gate": "sigmoid"})
+OPTIONS += (
+    {"rotary_theta": 100.0},
+    {"rotary_theta": 100.0, "qk_norm": True, "feature_map": "softmax"},
+    {"output_norm": True, "output_gate": "sigmoid"},
+)
 
 
 @interpreted

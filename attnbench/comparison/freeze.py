@@ -28,6 +28,9 @@ BLOCKS = Path("docs/results/SEEDS")
 MADE_BY = ("frozen", "commit", "dirty", "command")
 """Entries of freeze.json that say who froze it, and when."""
 
+BUDGETS = re.compile(r"\.budgets\.[^.]+$")
+"""Place of the steps of a preset's cells among the options of an evaluation."""
+
 MAX_VALUE_CHARACTERS = 60
 """Longest value that a message quotes."""
 
@@ -167,14 +170,17 @@ def _scored_folders(folder: Path) -> list[Path]:
 def _difference(then: Any, now: Any, where: str = "") -> str | None:
     """Name the first entry in which two contents differ; None: they are equal.
 
-    A setting that has come since, and is null, changes nothing: what is frozen can go on.
+    A setting that has come since, and is null, changes nothing, nor does a budget of another cell, without which a plan
+    that asks for that cell is refused: what is frozen can go on.
     """
     if isinstance(then, dict) and isinstance(now, dict):
         for name in dict.fromkeys([*then, *now]):
             inside = f"{where}.{name}".lstrip(".")
-            if name not in now or (name not in then and now[name] is not None):
+            if name not in then and (now[name] is None or BUDGETS.search(where) is not None):
+                continue
+            if name not in now or name not in then:
                 return f"{inside} was {'not ' if name not in then else ''}there when it was frozen"
-            difference = _difference(then.get(name), now[name], inside)
+            difference = _difference(then[name], now[name], inside)
             if difference is not None:
                 return difference
         return None

@@ -177,6 +177,18 @@ def test_a_setting_that_has_come_since_is_a_change_unless_it_is_null(frozen_plan
         freezing.check_frozen(comparison_of(frozen_plan, text))
 
 
+def test_a_budget_of_another_cell_that_has_come_since_is_no_change_and_another_number_is():
+    def content(**budgets: int) -> dict:
+        return {"variants": {"softmax": {"evaluations": {"recall": {"budgets": {"zoology": budgets}}}}}}
+
+    then = content(**{"256x16": 1000})
+    assert freezing._difference(then, content(**{"256x16": 1000, "256x32": 2400})) is None
+    where = r"variants.softmax.evaluations.recall.budgets.zoology.256x16"
+    assert freezing._difference(then, content(**{"256x16": 2000})) == f"{where} was frozen as 1000 and is 2000 now"
+    assert freezing._difference(then, content()) == f"{where} was there when it was frozen"
+    assert freezing._difference({"budgets": {}}, {"budgets": {"zoology": {}}}) is not None
+
+
 def test_of_probes_alone_the_steps_over_a_text_are_not_frozen(frozen_plan, text):
     path = frozen_plan / freezing.FREEZE
     content = json.loads(path.read_text())

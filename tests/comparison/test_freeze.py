@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,13 +35,13 @@ OVERRIDES = [
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+def run(function, items, **_):
+    yield from in_this_process(function, items)
+
+
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
     """Cells run in this process: processes have tests of their own."""
-
-    def run(function, items, **_):
-        yield from in_this_process(function, items)
-
     monkeypatch.setattr(cells, "run_in_processes", run)
 
 
@@ -252,10 +253,20 @@ def test_the_blocks_of_published_tables_do_not_overlap_and_have_their_rows(tmp_p
     check_blocks(blocks[0].plans[-1], [blocks[0].first], blocks)
 
 
-@pytest.fixture
-def scored_plan(frozen_plan, text) -> Path:
+@pytest.fixture(scope="module")
+def scored_once(text, tmp_path_factory) -> Path:
     """A frozen plan, carried out."""
-    return carried_out(settings(text, frozen_plan.parent))
+    outputs = tmp_path_factory.mktemp("scored")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cells, "run_in_processes", run)
+        carried_out(settings(text, outputs, freeze=True))
+        return carried_out(settings(text, outputs))
+
+
+@pytest.fixture
+def scored_plan(scored_once, tmp_path) -> Path:
+    """A copy of it, to be altered."""
+    return Path(shutil.copytree(scored_once, tmp_path / scored_once.name))
 
 
 def test_a_frozen_plan_offers_no_further_variant(scored_plan, text, caplog):

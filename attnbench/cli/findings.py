@@ -47,6 +47,8 @@ def read_findings(config: DictConfig, hydra_config: Any) -> tuple[FindingsSettin
             raise UserError(f"{name}='': name a folder")
         if folder is not None and settings.freeze:
             raise UserError(f"freeze=true with {name}={folder}: do one after the other")
+    if settings.exported is not None and settings.imported is not None:
+        raise UserError(f"export={settings.exported} with import={settings.imported}: do one after the other")
     if settings.imported is not None and not Path(settings.imported).is_dir():
         raise UserError(f"import={settings.imported}: no such folder; export={settings.imported} writes one")
     check_outputs_dir(settings.outputs_dir)

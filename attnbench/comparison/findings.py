@@ -11,11 +11,11 @@ from typing import Any
 from attnbench.comparison.compare import run_cells
 from attnbench.comparison.freeze import check_frozen, freeze
 from attnbench.comparison.plan import Comparison, Compose
-from attnbench.comparison.transfer import export_cells, import_cells
+from attnbench.comparison.transfer import CELLS, export_cells, import_cells
 from attnbench.machine.device import resolve_device
 from attnbench.results.files import replace_file
 from attnbench.results.folder import holding
-from attnbench.results.row_files import read_results
+from attnbench.results.row_files import is_complete, read_results
 from attnbench.results.rows import TRAINING, ResultRow
 from attnbench.settings.check import check_plan
 from attnbench.settings.errors import UserError
@@ -28,9 +28,6 @@ log = logging.getLogger(__name__)
 
 TABLE = "findings"
 """Name under which docs/results/SEEDS books the seeds of all findings, and of their folder under outputs/."""
-
-CELLS = "cells.jsonl.gz"
-"""Cells of a finding, in its folder of a page and of what export= writes."""
 
 FINDINGS = "findings.json"
 """Verdicts and figures, in that folder."""
@@ -160,7 +157,8 @@ def _carry_out(
             log.info(f"{import_cells(imported, comparison.folder)} cells taken over from {imported}")
         files = run_cells(comparison, is_frozen=check_frozen(comparison, claim=_claim(finding)))
     rows = [row for path in files for row in read_results(path)]
-    for name, reason in comparison.failures.items():
+    if comparison.failures:
+        name, reason = next(iter(comparison.failures.items()))
         again = f"{name}: {reason}; the same command tries it again"
         return Decision(finding=finding, verdict=NOT_RUN, reason=again), rows
     return decide(finding, rows, settings.seeds), rows
@@ -168,7 +166,8 @@ def _carry_out(
 
 def _export(folder: Path, target: Path, names: Sequence[str]) -> None:
     """Write the cells of each finding that has some, also of one that was cut off."""
-    written = {name: target / name / CELLS for name in names if list(folder.glob(f"{name}/**/results/*.jsonl"))}
+    found = {name: folder.glob(f"{name}/**/results/*.jsonl") for name in names}
+    written = {name: target / name / CELLS for name, paths in found.items() if any(map(is_complete, paths))}
     if not written:
         raise UserError(f"export={target}: none of these findings has results in {folder}: {', '.join(names)}")
     for name, path in written.items():

@@ -12,7 +12,7 @@ from typing import Any
 
 from attnbench.comparison.findings import FINDINGS
 from attnbench.comparison.freeze import FREEZE
-from attnbench.comparison.transfer import export_cells
+from attnbench.comparison.transfer import CELLS, export_cells
 from attnbench.report import words
 from attnbench.report.answer import sentences
 from attnbench.report.effects import factorial_tables
@@ -110,7 +110,7 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
         files={"comparison.json": json.dumps(record, indent=1) + "\n", **frozen},
         is_packed=True,
     )
-    export_cells(experiment, target / "cells.jsonl.gz")
+    export_cells(experiment, target / CELLS)
 
 
 def publish_findings(folder: Path, target: Path, *, title: str, note: str = "") -> None:
@@ -138,7 +138,7 @@ def publish_findings(folder: Path, target: Path, *, title: str, note: str = "") 
             if path.exists():
                 files[f"{name}/{path.name}"] = read_bounded(path, MAX_JSON_BYTES)
     for name in inputs:
-        export_cells(folder / name, target / name / "cells.jsonl.gz")
+        export_cells(folder / name, target / name / CELLS)
     write_page(
         target,
         title=title,

@@ -13,6 +13,9 @@ from attnbench.results.row_files import is_complete, parse_results
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import MAX_JSON_BYTES, parse_json, parse_yaml, read_bounded
 
+CELLS = "cells.jsonl.gz"
+"""Such a file in a published page's folder, of findings in a folder a finding."""
+
 CARRIED = re.compile(
     r"(comparison|freeze)\.json|(cells/)?[^/]+/(results/[^/]+\.jsonl|environment[^/]*\.json|config\.yaml)"
 )

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from attnbench.kernels.batching import join_the_batch
 from attnbench.kernels.launching import launch, register_fake
-from attnbench.kernels.linear_kernels import (
-    linear_forward_kernel,
+from attnbench.kernels.linear_gradient import (
     linear_key_value_gradient_kernel,
     linear_query_gradient_kernel,
     linear_sums_backward_kernel,
-    linear_sums_kernel,
 )
+from attnbench.kernels.linear_kernels import linear_forward_kernel, linear_sums_kernel
 from attnbench.kernels.products import float32_product
 
 WIDTHS = range(16, 129)

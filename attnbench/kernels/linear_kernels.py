@@ -1,4 +1,4 @@
-"""Linear attention's kernels: a program walks a segment of one head of one sequence, see linear_attention.py."""
+"""Linear attention's forward kernels: a program walks a segment of one head of a sequence, see linear_attention.py."""
 
 # The kernels are no functions to a type checker.
 # pyright: reportIndexIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -14,7 +14,7 @@ UNSPECIALIZED = ("length", "segment")
 
 
 @triton.jit
-def _locate(length, segment, HEADS: tl.constexpr):
+def locate(length, segment, HEADS: tl.constexpr):
     """Return this program's position: its sequence, head, first position, the position after its last, and its number
     among the segments of all heads of all sequences. Heads that lie side by side are neighbours in the grid."""
     num_segments = tl.cdiv(length, segment)
@@ -25,7 +25,7 @@ def _locate(length, segment, HEADS: tl.constexpr):
 
 
 @triton.jit
-def _tile(x, sequence, length, first, head, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
+def tile(x, sequence, length, first, head, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
     """Addresses of a chunk of a head in (B, length, stride), and which of them exist; large tensors need 64 bits."""
     row, column = tl.arange(0, CHUNK), tl.arange(0, BLOCK)
     base = x + (sequence.to(tl.int64) * length + first) * stride + head * WIDTH
@@ -36,7 +36,7 @@ def _tile(x, sequence, length, first, head, stride, WIDTH: tl.constexpr, BLOCK: 
 
 
 @triton.jit
-def _state(memory, normaliser, slot, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def slot_state(memory, normaliser, slot, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """Return the addresses of S and z in a slot, a head's segment, and which of them exist."""
     row = tl.arange(0, BLOCK)
     memory_address = memory + slot.to(tl.int64) * WIDTH * WIDTH + row[:, None] * WIDTH + row[None, :]
@@ -45,7 +45,7 @@ def _state(memory, normaliser, slot, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _feature(x, FEATURE: tl.constexpr):
+def feature(x, FEATURE: tl.constexpr):
     """f, in float32."""
     x = x.to(tl.float32)
     if FEATURE == "elu":
@@ -56,18 +56,7 @@ def _feature(x, FEATURE: tl.constexpr):
 
 
 @triton.jit
-def _through_feature(gradient, x, FEATURE: tl.constexpr):
-    """The gradient of x from that of f(x)."""
-    x = x.to(tl.float32)
-    if FEATURE == "elu":
-        gradient *= tl.exp(tl.minimum(x, 0))
-    elif FEATURE == "relu":
-        gradient = tl.where(x > 0, gradient, 0)
-    return gradient
-
-
-@triton.jit
-def _key_value(
+def key_value(
     mixed,
     sequence,
     length,
@@ -81,14 +70,14 @@ def _key_value(
 ):
     """A chunk's keys, their features and values, all zero where there are none, so that they change no state."""
     stride: tl.constexpr = 3 * HEADS * WIDTH
-    address, exists = _tile(mixed, sequence, length, first, head, stride, WIDTH, BLOCK, CHUNK)
+    address, exists = tile(mixed, sequence, length, first, head, stride, WIDTH, BLOCK, CHUNK)
     raw = tl.load(address + HEADS * WIDTH, mask=exists, other=0)
     value = tl.load(address + 2 * HEADS * WIDTH, mask=exists, other=0)
-    return raw, tl.where(exists, _feature(raw, FEATURE), 0).to(raw.dtype), value
+    return raw, tl.where(exists, feature(raw, FEATURE), 0).to(raw.dtype), value
 
 
 @triton.jit
-def _turned(
+def turned(
     x,
     rotation,
     first,
@@ -102,34 +91,6 @@ def _turned(
     if ROTATED:
         return turn(x, rotation, first + tl.arange(0, CHUNK), length, WIDTH, BLOCK, False).to(x.dtype)
     return x
-
-
-@triton.jit
-def _through_quotient(
-    of_y,
-    y,
-    divisor,
-    sequence,
-    length,
-    first,
-    head,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """Return, with y = n / d, dn = dy / d, in y's dtype, and dd = -(dy . y) / d in float32; zero where no position
-    is."""
-    stride: tl.constexpr = HEADS * WIDTH
-    address, exists = _tile(of_y, sequence, length, first, head, stride, WIDTH, BLOCK, CHUNK)
-    gradient = tl.load(address, mask=exists, other=0).to(tl.float32)
-    address, exists = _tile(y, sequence, length, first, head, stride, WIDTH, BLOCK, CHUNK)
-    quotient = tl.load(address, mask=exists, other=0).to(tl.float32)
-    position = first + tl.arange(0, CHUNK)
-    address = divisor + (sequence * HEADS + head).to(tl.int64) * length + position
-    inverse = 1 / tl.load(address, mask=position < length, other=1)
-    of_divisor = -tl.sum(gradient * quotient, 1) * inverse
-    return (gradient * inverse[:, None]).to(y.dtype.element_ty), of_divisor
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -149,20 +110,20 @@ def linear_sums_kernel(
     PRECISION: tl.constexpr,
 ):
     """Compute what each segment adds to S and z."""
-    sequence, head, start, stop, slot = _locate(length, segment, HEADS)
+    sequence, head, start, stop, slot = locate(length, segment, HEADS)
     state, total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     for first in range(start, stop, CHUNK):
-        _, key, value = _key_value(mixed, sequence, length, first, head, HEADS, WIDTH, FEATURE, BLOCK, CHUNK)
-        turned_key = _turned(key, rotation, first, length, ROTATED, WIDTH, BLOCK, CHUNK)
+        _, key, value = key_value(mixed, sequence, length, first, head, HEADS, WIDTH, FEATURE, BLOCK, CHUNK)
+        turned_key = turned(key, rotation, first, length, ROTATED, WIDTH, BLOCK, CHUNK)
         state = product(tl.trans(turned_key), value, PRECISION, state)
         total += tl.sum(key.to(tl.float32), 0)
-    memory_address, normaliser_address, inside, exists = _state(memory, normaliser, slot, WIDTH, BLOCK)
+    memory_address, normaliser_address, inside, exists = slot_state(memory, normaliser, slot, WIDTH, BLOCK)
     tl.store(memory_address, state, mask=inside)
     tl.store(normaliser_address, total, mask=exists)
 
 
 @triton.jit
-def _before(
+def before(
     start_memory,
     start_normaliser,
     memory,
@@ -180,13 +141,13 @@ def _before(
     state, total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     if HAS_START:
         first_slot = sequence * HEADS + head
-        memory_address, normaliser_address, inside, exists = _state(
+        memory_address, normaliser_address, inside, exists = slot_state(
             start_memory, start_normaliser, first_slot, WIDTH, BLOCK
         )
         state = tl.load(memory_address, mask=inside & (start == 0), other=0)
         total = tl.load(normaliser_address, mask=exists & (start == 0), other=0)
     if start > 0:
-        memory_address, normaliser_address, inside, exists = _state(memory, normaliser, slot - 1, WIDTH, BLOCK)
+        memory_address, normaliser_address, inside, exists = slot_state(memory, normaliser, slot - 1, WIDTH, BLOCK)
         state = tl.load(memory_address, mask=inside, other=0)
         total = tl.load(normaliser_address, mask=exists, other=0)
     return state, total
@@ -217,204 +178,34 @@ def linear_forward_kernel(
     """Within a chunk by masked products, from before it by S and z. A sequence of one segment stores its last state;
     of several, each starts with what the one before is known to end with. ROTATED, S is of turned features, and z, and
     so the quotient's divisor, of those that are not."""
-    sequence, head, start, stop, slot = _locate(length, segment, HEADS)
-    state, total = _before(
+    sequence, head, start, stop, slot = locate(length, segment, HEADS)
+    state, total = before(
         *(start_memory, start_normaliser, memory, normaliser, sequence, head, start, slot),
         *(HAS_START, HEADS, WIDTH, BLOCK),
     )
     row = tl.arange(0, CHUNK)
     for first in range(start, stop, CHUNK):
-        address, is_there = _tile(mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
+        address, is_there = tile(mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
         raw = tl.load(address, mask=is_there, other=0)
-        query = _feature(raw, FEATURE).to(raw.dtype)
-        _, key, value = _key_value(mixed, sequence, length, first, head, HEADS, WIDTH, FEATURE, BLOCK, CHUNK)
-        turned_query = _turned(query, rotation, first, length, ROTATED, WIDTH, BLOCK, CHUNK)
-        turned_key = _turned(key, rotation, first, length, ROTATED, WIDTH, BLOCK, CHUNK)
+        query = feature(raw, FEATURE).to(raw.dtype)
+        _, key, value = key_value(mixed, sequence, length, first, head, HEADS, WIDTH, FEATURE, BLOCK, CHUNK)
+        turned_query = turned(query, rotation, first, length, ROTATED, WIDTH, BLOCK, CHUNK)
+        turned_key = turned(key, rotation, first, length, ROTATED, WIDTH, BLOCK, CHUNK)
         seen = row[:, None] >= row[None, :]
         weight = tl.where(seen, product(turned_query, tl.trans(turned_key), PRECISION), 0)
         plain = weight
         if ROTATED:
             plain = tl.where(seen, product(query, tl.trans(key), PRECISION), 0)
         quotient_by = tl.sum(plain, 1) + tl.sum(query.to(tl.float32) * total[None, :], 1) + eps
-        before = product(turned_query, state.to(query.dtype), PRECISION)
-        mixture = product(weight.to(value.dtype), value, PRECISION, before)
-        address, is_there = _tile(y, sequence, length, first, head, HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
+        mixture = product(turned_query, state.to(query.dtype), PRECISION)
+        mixture = product(weight.to(value.dtype), value, PRECISION, mixture)
+        address, is_there = tile(y, sequence, length, first, head, HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
         tl.store(address, (mixture / quotient_by[:, None]).to(y.dtype.element_ty), mask=is_there)
         address = divisor + (sequence * HEADS + head).to(tl.int64) * length + first + row
         tl.store(address, quotient_by, mask=first + row < length)
         state = product(tl.trans(turned_key), value, PRECISION, state)
         total += tl.sum(key.to(tl.float32), 0)
     if segment >= length:
-        memory_address, normaliser_address, inside, exists = _state(memory, normaliser, slot, WIDTH, BLOCK)
+        memory_address, normaliser_address, inside, exists = slot_state(memory, normaliser, slot, WIDTH, BLOCK)
         tl.store(memory_address, state, mask=inside)
         tl.store(normaliser_address, total, mask=exists)
-
-
-@triton.jit(do_not_specialize=UNSPECIALIZED)
-def linear_sums_backward_kernel(
-    mixed,
-    rotation,
-    of_y,
-    y,
-    divisor,
-    of_memory,
-    of_normaliser,
-    length,
-    segment,
-    ROTATED: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FEATURE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Compute what each segment adds to the gradients of the S and z before it."""
-    sequence, head, start, stop, slot = _locate(length, segment, HEADS)
-    of_state, of_total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
-    for first in range(start, stop, CHUNK):
-        address, is_there = _tile(mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
-        raw = tl.load(address, mask=is_there, other=0)
-        query = _feature(raw, FEATURE).to(raw.dtype)
-        of_read, of_divisor = _through_quotient(
-            of_y, y, divisor, sequence, length, first, head, HEADS, WIDTH, BLOCK, CHUNK
-        )
-        turned_query = _turned(query, rotation, first, length, ROTATED, WIDTH, BLOCK, CHUNK)
-        of_state = product(tl.trans(turned_query), of_read, PRECISION, of_state)
-        of_total += tl.sum(query.to(tl.float32) * of_divisor[:, None], 0)
-    memory_address, normaliser_address, inside, exists = _state(of_memory, of_normaliser, slot, WIDTH, BLOCK)
-    tl.store(memory_address, of_state, mask=inside)
-    tl.store(normaliser_address, of_total, mask=exists)
-
-
-@triton.jit(do_not_specialize=UNSPECIALIZED)
-def linear_query_gradient_kernel(
-    mixed,
-    rotation,
-    of_y,
-    y,
-    divisor,
-    start_memory,
-    start_normaliser,
-    memory,
-    normaliser,
-    of_mixed,
-    length,
-    segment,
-    HAS_START: tl.constexpr,
-    ROTATED: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FEATURE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Walk from the first chunk to the last, with G = dn and g = dd of `_through_quotient`, S and z before a chunk:
-
-        df(q)_t = S G_t + g_t z + sum_{s<=t} (G_t . v_s + g_t) f(k)_s
-
-    ROTATED, S and the part of G_t read turned features, whose gradient is turned back before g_t's is added.
-
-    S is summed anew. Taking it backwards from its last value would save a walk, but features are exponentials: where
-    later ones are a million times larger, what is left after subtracting them has no digits.
-    """
-    sequence, head, start, stop, slot = _locate(length, segment, HEADS)
-    state, total = _before(
-        *(start_memory, start_normaliser, memory, normaliser, sequence, head, start, slot),
-        *(HAS_START, HEADS, WIDTH, BLOCK),
-    )
-    row = tl.arange(0, CHUNK)
-    for first in range(start, stop, CHUNK):
-        address, is_there = _tile(mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
-        raw_query = tl.load(address, mask=is_there, other=0)
-        _, key, value = _key_value(mixed, sequence, length, first, head, HEADS, WIDTH, FEATURE, BLOCK, CHUNK)
-        of_read, of_divisor = _through_quotient(
-            of_y, y, divisor, sequence, length, first, head, HEADS, WIDTH, BLOCK, CHUNK
-        )
-        turned_key = _turned(key, rotation, first, length, ROTATED, WIDTH, BLOCK, CHUNK)
-        seen = row[:, None] >= row[None, :]
-        of_weight = product(of_read, tl.trans(value), PRECISION)
-        of_query = of_divisor[:, None] * total[None, :]
-        if ROTATED:
-            of_turned = product(of_read, tl.trans(state).to(key.dtype), PRECISION)
-            of_turned = product(tl.where(seen, of_weight, 0).to(key.dtype), turned_key, PRECISION, of_turned)
-            of_query = product(tl.where(seen, of_divisor[:, None], 0).to(key.dtype), key, PRECISION, of_query)
-            of_query += turn(of_turned, rotation, first + row, length, WIDTH, BLOCK, True)
-        else:
-            of_weight = tl.where(seen, of_weight + of_divisor[:, None], 0).to(key.dtype)
-            of_query = product(of_read, tl.trans(state).to(key.dtype), PRECISION, of_query)
-            of_query = product(of_weight, key, PRECISION, of_query)
-        of_query = _through_feature(of_query, raw_query, FEATURE)
-        address, is_there = _tile(of_mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
-        tl.store(address, of_query.to(key.dtype), mask=is_there)
-        state = product(tl.trans(turned_key), value, PRECISION, state)
-        total += tl.sum(key.to(tl.float32), 0)
-
-
-@triton.jit(do_not_specialize=UNSPECIALIZED)
-def linear_key_value_gradient_kernel(
-    mixed,
-    rotation,
-    of_y,
-    y,
-    divisor,
-    of_memory,
-    of_normaliser,
-    of_mixed,
-    length,
-    segment,
-    ROTATED: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FEATURE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Walk from the last chunk to the first, with G and g as above, dS and dz the sums of f(q) G^T and g f(q) after a
-    chunk:
-
-    df(k)_s = dS v_s + dz   + sum_{t>=s} (G_t . v_s + g_t) f(q)_t
-    dv_s    = dS^T f(k)_s   + sum_{t>=s} (f(q)_t . f(k)_s) G_t
-
-    ROTATED, dS and all that goes with G are of turned features.
-    """
-    sequence, head, start, stop, slot = _locate(length, segment, HEADS)
-    of_state, of_total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
-    if stop < length:
-        memory_address, normaliser_address, inside, exists = _state(of_memory, of_normaliser, slot + 1, WIDTH, BLOCK)
-        of_state = tl.load(memory_address, mask=inside, other=0)
-        of_total = tl.load(normaliser_address, mask=exists, other=0)
-    row = tl.arange(0, CHUNK)
-    num_chunks = tl.cdiv(stop - start, CHUNK)
-    for step in range(num_chunks):
-        first = start + (num_chunks - 1 - step) * CHUNK
-        address, is_there = _tile(mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
-        raw_query = tl.load(address, mask=is_there, other=0)
-        query = _feature(raw_query, FEATURE).to(raw_query.dtype)
-        raw_key, key, value = _key_value(mixed, sequence, length, first, head, HEADS, WIDTH, FEATURE, BLOCK, CHUNK)
-        of_read, of_divisor = _through_quotient(
-            of_y, y, divisor, sequence, length, first, head, HEADS, WIDTH, BLOCK, CHUNK
-        )
-        turned_query = _turned(query, rotation, first, length, ROTATED, WIDTH, BLOCK, CHUNK)
-        turned_key = _turned(key, rotation, first, length, ROTATED, WIDTH, BLOCK, CHUNK)
-        # Both as (source, position), the transposes of those in the other kernels.
-        seen = row[:, None] <= row[None, :]
-        of_weight = product(value, tl.trans(of_read), PRECISION)
-        of_key = product(value, tl.trans(of_state).to(value.dtype), PRECISION)
-        if ROTATED:
-            of_key = product(tl.where(seen, of_weight, 0).to(query.dtype), turned_query, PRECISION, of_key)
-            of_key = turn(of_key, rotation, first + row, length, WIDTH, BLOCK, True) + of_total[None, :]
-            of_key = product(tl.where(seen, of_divisor[None, :], 0).to(query.dtype), query, PRECISION, of_key)
-        else:
-            of_weight = tl.where(seen, of_weight + of_divisor[None, :], 0).to(query.dtype)
-            of_key = product(of_weight, query, PRECISION, of_key + of_total[None, :])
-        of_key = _through_feature(of_key, raw_key, FEATURE)
-        weight = tl.where(seen, product(turned_key, tl.trans(turned_query), PRECISION), 0).to(of_read.dtype)
-        of_value = product(weight, of_read, PRECISION, product(turned_key, of_state.to(key.dtype), PRECISION))
-        address, is_there = _tile(of_mixed, sequence, length, first, head, 3 * HEADS * WIDTH, WIDTH, BLOCK, CHUNK)
-        tl.store(address + HEADS * WIDTH, of_key.to(query.dtype), mask=is_there)
-        tl.store(address + 2 * HEADS * WIDTH, of_value.to(query.dtype), mask=is_there)
-        of_state = product(tl.trans(turned_query), of_read, PRECISION, of_state)
-        of_total += tl.sum(query.to(tl.float32) * of_divisor[:, None], 0)

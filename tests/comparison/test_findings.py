@@ -18,6 +18,7 @@ from attnbench.comparison.findings import plan_of, run_findings
 from attnbench.comparison.publish import publish_findings
 from attnbench.comparison.transfer import import_cells
 from attnbench.evals.copy_task import CopyTask
+from attnbench.results.folder import holding
 from attnbench.results.row_tables import read_csv
 from attnbench.settings.errors import UserError
 from attnbench.settings.finding import FindingsSettings, read_finding
@@ -129,9 +130,14 @@ def test_what_was_cut_off_is_exported_and_where_nothing_is_that_is_said(text, tm
     with pytest.raises(UserError, match=r"none of these findings has results in .*: little"):
         run_findings(replace(given, exported=str(carried)), [finding(text)], compose_once)
     decided(given, finding(text))
-    next((tmp_path / "findings").glob("little/cells/*seed1-*/results/*.jsonl")).unlink()
+    torn = next((tmp_path / "findings").glob("little/cells/*seed1-*/results/*.jsonl"))
+    torn.write_text(torn.read_text()[:100])
     run_findings(replace(given, exported=str(carried)), [finding(text)], compose_once)
     assert import_cells(carried / "little" / "cells.jsonl.gz", tmp_path / "again") == 1
+    for whole in (tmp_path / "findings").glob("little/cells/*/results/*.jsonl"):
+        whole.write_text(whole.read_text()[:100])
+    with pytest.raises(UserError, match=r"none of these findings has results in .*: little"):
+        run_findings(replace(given, exported=str(carried)), [finding(text)], compose_once)
 
 
 def test_a_folder_without_cells_of_these_findings_is_refused(text, tmp_path):
@@ -252,6 +258,7 @@ def test_a_command_line_names_devices_and_a_stack_as_a_plans_does():
         (["export=''"], "export='': name a folder"),
         (["freeze=true", "export=there"], "freeze=true with export=there: do one after the other"),
         (["freeze=true", "import=docs"], "freeze=true with import=docs: do one after the other"),
+        (["export=there", "import=docs"], "export=there with import=docs: do one after the other"),
     ],
 )
 def test_words_about_carried_cells_that_cannot_be_meant(words, message):
@@ -261,9 +268,11 @@ def test_words_about_carried_cells_that_cannot_be_meant(words, message):
 
 def test_rates_are_searched_on_seeds_that_are_not_scored_and_printed_for_the_yaml(text, tmp_path, capsys):
     unsearched = finding(text, variants={"plain": {"words": ["attn=softmax", "attn.conv_size=0"], "rates": None}})
-    find_rates.search(
-        unsearched, find_rates.searching(unsearched, settings(tmp_path), {"copy": [1e-2, 3e-2]}, num_seeds=1)
-    )
+    plan = find_rates.searching(unsearched, settings(tmp_path), {"copy": [1e-2, 3e-2]}, num_seeds=1)
+    # Its folder is there before a size of stacks is written into it, and nobody else's meanwhile.
+    with holding(tmp_path / "findings" / "little", waits=False), pytest.raises(UserError, match="in use by"):
+        find_rates.search(unsearched, plan)
+    find_rates.search(unsearched, plan)
     told = capsys.readouterr().out.splitlines()[-1]
     assert told in {f"little: plain: rates: {{'copy': [{rate}]}}" for rate in (0.01, 0.03)}
     seeds = {path.parents[1].name.split("-")[-2] for path in tmp_path.glob("findings/little/cells/*/results/*.jsonl")}

@@ -52,12 +52,12 @@ def load_strength(beta, sequence, head, start, length, num_heads, C: tl.constexp
 
 
 @triton.jit
-def chunk_sums(sums, within, row, first, C: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr):
-    """s and t, (C, KEYS), from what `sums` has of every position, `within`: the sum from the start of its block of 16
-    on. Then the exponents of the factors at the first level, and which that is.
+def block_sums(sums, row, first, C: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr):
+    """Sum of log decays of every block of 16, and of those before it and behind it, (C / 16, KEYS) each.
 
     Args:
-        row: of the chunk in `sums`, int64; `first` is the column.
+        sums: of every position the sum from the start of its block of 16 on; the chunk's begin at `row`, int64, and at
+            column `first`.
     """
     BLOCKS: tl.constexpr = C // 16
     block, last = tl.arange(0, BLOCKS), sums + row * K + first + 15 * K + tl.arange(0, KEYS)[None, :]
@@ -67,23 +67,39 @@ def chunk_sums(sums, within, row, first, C: tl.constexpr, K: tl.constexpr, KEYS:
         before += tl.load(last + ((block - apart) * (16 * K))[:, None], mask=(block >= apart)[:, None], other=0.0)
         is_there = (block + apart < BLOCKS)[:, None]
         behind += tl.load(last + ((block + apart) * (16 * K))[:, None], mask=is_there, other=0.0)
-    total = tl.sum(own, 0)[None, None, :]
-    inside = tl.reshape(within, (BLOCKS, 16, KEYS))
-    since = inside + before[:, None, :]
-    until = tl.minimum(own[:, None, :] - inside, 0.0) + behind[:, None, :]
-    is_mild, is_mild_in_blocks = tl.min(total) >= -RANGE, tl.min(own) >= -RANGE
-    centred = tl.where(is_mild_in_blocks, inside - 0.5 * own[:, None, :], 0.0)
-    centred = tl.where(is_mild, since - 0.5 * total, centred)
-    level = tl.where(is_mild, 6 if C == 64 else 5, tl.where(is_mild_in_blocks, 4, 0))
-    shape: tl.constexpr = (C, KEYS)
-    return tl.reshape(since, shape), tl.reshape(until, shape), tl.reshape(centred, shape), level
+    return own, before, behind
 
 
 @triton.jit
-def load_total(sums, row, first, C: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr):
-    """s_C, (KEYS,)."""
-    block, columns = tl.arange(0, C // 16), first + tl.arange(0, KEYS)
-    return tl.sum(tl.load(sums + (row + block * 16 + 15)[:, None] * K + columns[None, :]), 0)
+def sums_since(within, before, C: tl.constexpr, KEYS: tl.constexpr):
+    """s, (C, KEYS), from `within` a block of 16 and `before` it."""
+    return tl.reshape(tl.reshape(within, (C // 16, 16, KEYS)) + before[:, None, :], (C, KEYS))
+
+
+@triton.jit
+def sums_until(within, own, behind, C: tl.constexpr, KEYS: tl.constexpr):
+    """t, (C, KEYS)."""
+    inside = tl.reshape(within, (C // 16, 16, KEYS))
+    return tl.reshape(tl.minimum(own[:, None, :] - inside, 0.0) + behind[:, None, :], (C, KEYS))
+
+
+@triton.jit
+def first_level_of(own, C: tl.constexpr):
+    """Level at which a chunk's first pairs meet: that of the whole chunk, of blocks of 16, or of neighbours."""
+    is_mild, is_mild_in_blocks = tl.min(tl.sum(own, 0)) >= -RANGE, tl.min(own) >= -RANGE
+    return tl.where(is_mild, 6 if C == 64 else 5, tl.where(is_mild_in_blocks, 4, 0))
+
+
+@triton.jit
+def centred_sums(sums, row, first, first_level, C: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr):
+    """Exponents of the factors at the first level."""
+    within = tl.load(matrix(sums, row, K, first, C, KEYS))
+    own, before, _ = block_sums(sums, row, first, C, K, KEYS)
+    is_whole, is_in_blocks = first_level > 4, first_level == 4
+    total = tl.sum(own, 0)[None, :]
+    origin = tl.where(is_whole, 0.5 * total - before, tl.where(is_in_blocks, 0.5 * own, 0.0))
+    inside = tl.reshape(within, (C // 16, 16, KEYS)) - origin[:, None, :]
+    return tl.where(first_level > 0, tl.reshape(inside, (C, KEYS)), 0.0)
 
 
 @triton.jit
@@ -105,13 +121,15 @@ def border_sums(sums, row, first, size, C: tl.constexpr, K: tl.constexpr, KEYS: 
 
 
 @triton.jit
-def pair_factors(sums, centred, row, first, level, first_level, C: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr):
+def pair_factors(sums, row, first, level, first_level, C: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr):
     """Factors of positions as the later and as the earlier one of a pair in parts of 2^level positions: at the first
     level of any pair, at the others of one whose positions lie in different halves."""
-    later, earlier = centred, -centred
     if level > first_level:
         later = border_sums(sums, row, first, 1 << level, C, K, KEYS)
         earlier = later
+    else:
+        later = centred_sums(sums, row, first, first_level, C, K, KEYS)
+        earlier = -later
     return tl.exp(later), tl.exp(earlier)
 
 
@@ -126,13 +144,14 @@ def of_level(values, level, first_level, C: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=LENGTHS)
-def chunk_kernel(query, key, reader, log_decay, beta, sums, totals, asking, reading, leaving, pairs, length,
+def chunk_kernel(query, key, reader, log_decay, sums, totals, asking, reading, leaving, pairs, length,
                  num_heads: tl.constexpr, C: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr, ERASES: tl.constexpr,
                  PRECISION: tl.constexpr):  # fmt: skip
-    """Fill, of every chunk, `sums` and `totals` (exp(s_C)) in float32, A, D, Y and `pairs` (X, N, 2, C, C): W and N.
+    """Fill, of every chunk, `sums` and `totals` (exp(s_C)) in float32, A, R exp(s), Y and `pairs` (X, N, 2, C, C): W
+    and L.
 
-    Grid: chunks of all sequences × heads. Keys come in blocks of KEYS channels. `reader` (R) may be None, for the key,
-    and so may `beta`; unless ERASES, there are neither D nor N.
+    Grid: chunks of all sequences × heads. Keys come in blocks of KEYS channels. `reader` (R) may be None, for the key;
+    unless ERASES there are neither R exp(s) nor L.
     """
     index, sequence, head, start = chunk_place(length, num_heads, C)
     dtype: tl.constexpr = query.dtype.element_ty
@@ -149,39 +168,53 @@ def chunk_kernel(query, key, reader, log_decay, beta, sums, totals, asking, read
         tl.store(matrix(sums, row, K, first, C, KEYS), within)
         # What one thread has written others read below.
         tl.debug_barrier()
-        columns = first + tl.arange(0, KEYS)
-        tl.store(totals + index * K + columns, tl.exp(load_total(sums, row, first, C, K, KEYS)))
-        since, until, centred, first_level = chunk_sums(sums, within, row, first, C, K, KEYS)
+        in_block, before, behind = block_sums(sums, row, first, C, K, KEYS)
+        tl.store(totals + index * K + first + tl.arange(0, KEYS), tl.exp(tl.sum(in_block, 0)))
+        since, until = sums_since(within, before, C, KEYS), sums_until(within, in_block, behind, C, KEYS)
         wide_asked, wide_kept = asked.to(tl.float32), kept.to(tl.float32)
         tl.store(matrix(asking, row, K, first, C, KEYS), (wide_asked * tl.exp(since)).to(dtype))
         tl.store(matrix(leaving, row, K, first, C, KEYS), (wide_kept * tl.exp(until)).to(dtype))
+        if ERASES:
+            erased_rows = key if reader is None else reader
+            erased = load_rows(erased_rows + column, sequence, start, length, stride, C, KEYS)
+            tl.store(matrix(reading, row, K, first, C, KEYS), (erased.to(tl.float32) * tl.exp(since)).to(dtype))
         own += tl.sum(wide_asked * wide_kept, 1)
-        erased = kept
-        if ERASES and reader is not None:
-            erased = load_rows(reader + column, sequence, start, length, stride, C, KEYS)
+        first_level = first_level_of(in_block, C)
         for level in range(first_level, LEVELS + 1):
-            later, earlier = pair_factors(sums, centred, row, first, level, first_level, C, K, KEYS)
+            # Loaded anew at each of the levels, of which there is mostly one: what is held over a loop costs registers.
+            asked = load_rows(query + column, sequence, start, length, stride, C, KEYS)
+            kept = load_rows(key + column, sequence, start, length, stride, C, KEYS)
+            later, earlier = pair_factors(sums, row, first, level, first_level, C, K, KEYS)
             met = tl.trans((kept.to(tl.float32) * earlier).to(dtype))
             meeting = (asked.to(tl.float32) * later).to(dtype)
             weight += of_level(product(meeting, met, PRECISION), level, first_level, C)
             if ERASES:
+                erased_rows = key if reader is None else reader
+                erased = load_rows(erased_rows + column, sequence, start, length, stride, C, KEYS)
                 meeting = (erased.to(tl.float32) * later).to(dtype)
                 lower += of_level(product(meeting, met, PRECISION), level, first_level, C)
     rows = tl.arange(0, C)
     weight = tl.where(rows[:, None] == rows[None, :], own[:, None], weight)
     tl.store(matrix(pairs, row * count, C, 0, C, C), weight.to(dtype))
     if ERASES:
-        strength = load_strength(beta, sequence, head, start, length, num_heads, C)
-        between = resolvent(lower, strength, C, PRECISION).to(dtype)
-        tl.store(matrix(pairs, row * count + C, C, 0, C, C), between)
-        for first in range(0, K, KEYS):
-            column = head * K + first
-            if reader is None:
-                erased = load_rows(key + column, sequence, start, length, stride, C, KEYS).to(tl.float32)
-            else:
-                erased = load_rows(reader + column, sequence, start, length, stride, C, KEYS).to(tl.float32)
-            within = tl.load(matrix(sums, row, K, first, C, KEYS))
-            since, _, _, _ = chunk_sums(sums, within, row, first, C, K, KEYS)
-            erased *= tl.exp(since)
-            erased -= product(between, (erased * strength[:, None]).to(dtype), PRECISION)
-            tl.store(matrix(reading, row, K, first, C, KEYS), erased.to(dtype))
+        tl.store(matrix(pairs, row * count + C, C, 0, C, C), lower.to(dtype))
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def resolve_kernel(beta, reading, pairs, length, num_heads: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
+                   KEYS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Put N in the place of L, and D in that of R exp(s), of every chunk. Grid: chunks of all sequences × heads."""
+    index, sequence, head, start = chunk_place(length, num_heads, C)
+    dtype: tl.constexpr = reading.dtype.element_ty
+    row = index * C
+    strength = load_strength(beta, sequence, head, start, length, num_heads, C)
+    lower = tl.load(matrix(pairs, row * 2 + C, C, 0, C, C)).to(tl.float32)
+    between = resolvent(lower, strength, C, PRECISION).to(dtype)
+    # All threads have read what others write.
+    tl.debug_barrier()
+    tl.store(matrix(pairs, row * 2 + C, C, 0, C, C), between)
+    for first in range(0, K, KEYS):
+        erased = tl.load(matrix(reading, row, K, first, C, KEYS)).to(tl.float32)
+        erased -= product(between, (erased * strength[:, None]).to(dtype), PRECISION)
+        tl.debug_barrier()
+        tl.store(matrix(reading, row, K, first, C, KEYS), erased.to(dtype))

@@ -17,37 +17,30 @@ from attnbench.kernels.delta_rule_chunk import (
 )
 from attnbench.kernels.delta_rule_tiles import chunk_place
 from attnbench.kernels.diagonal_chunk import (
-    chunk_sums,
+    block_sums,
+    first_level_of,
     load_strength,
-    load_total,
     of_level,
     pair_factors,
+    sums_since,
+    sums_until,
 )
 from attnbench.kernels.products import product
 
 
 @triton.jit(do_not_specialize=LENGTHS)
-def gradient_kernel(query, key, reader, value, beta, sums, pairs, states, corrections, gradient, state_gradients,
-                    change_gradients, query_gradient, key_gradient, reader_gradient, value_gradient,
-                    log_decay_gradient, beta_gradient, length, num_heads: tl.constexpr, C: tl.constexpr,
-                    K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, ERASES: tl.constexpr,
-                    PRECISION: tl.constexpr):  # fmt: skip
-    """Compute the gradients of q, k, r, the log decay, v and b, over the blocks of values. Grid: chunks of all
-    sequences × heads, blocks of KEYS channels of the keys. What has no channels of keys is computed by all, and stored
-    by the first.
+def pair_gradient_kernel(value, beta, pairs, corrections, gradient, change_gradients, value_gradient, beta_gradient,
+                         pair_gradients, length, num_heads: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
+                         VALUES: tl.constexpr, ERASES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Compute the gradients of W and L, `pair_gradients`, as `pairs` has them, and those of v and b. Grid: chunks of
+    all sequences × heads. Above the diagonal they stand for nothing.
 
-    Where nothing is erased the values' gradient is there before, and stands here for nothing. With H the gradient of F
-    through (I - N b), that of V is b H, of b the row sum of F o H, of L below the diagonal -(b H) (b F)^T.
-
-    A pair gives the log decays between its positions what it gives the sum of them: what a level's late positions get
-    is added from the end on, what the early ones get taken away, and both are the same products of the same rounded
-    numbers. What positions read of S is added from the end on too, what they leave for S' from the start.
+    Where nothing is erased there are no L and b, and the values' gradient is there before. With H the gradient of F
+    through (I - N b), that of V is b H, of b the row sum of F o H, of L -(b H) (b F)^T.
     """
     index, sequence, head, start = chunk_place(length, num_heads, C)
-    dtype: tl.constexpr = query.dtype.element_ty
-    LEVELS: tl.constexpr = 6 if C == 64 else 5
-    first_key = tl.program_id(1) * KEYS
-    row, stride, column = index * C, num_heads * K, head * K + first_key
+    dtype: tl.constexpr = gradient.dtype.element_ty
+    row, count = index * C, 2 if ERASES else 1
     strength = load_strength(beta, sequence, head, start, length, num_heads, C)
     of_weight, of_lower = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
     for first in range(0, V, VALUES):
@@ -69,29 +62,56 @@ def gradient_kernel(query, key, reader, value, beta, sums, pairs, states, correc
         positions = start + tl.arange(0, C)
         entries = (sequence.to(tl.int64) * length + positions) * num_heads + head
         tl.store(beta_gradient + entries, diagonal(of_lower, C), mask=positions < length)
+    tl.store(matrix(pair_gradients, row * count, C, 0, C, C), of_weight.to(dtype))
+    if ERASES:
+        of_lower *= -strength[:, None] * strength[None, :]
+        tl.store(matrix(pair_gradients, row * count + C, C, 0, C, C), of_lower.to(dtype))
 
+
+@triton.jit(do_not_specialize=LENGTHS)
+def gradient_kernel(query, key, reader, value, beta, sums, states, corrections, gradient, state_gradients,
+                    pair_gradients, value_gradient, query_gradient, key_gradient, reader_gradient, log_decay_gradient,
+                    length, num_heads: tl.constexpr, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+                    KEYS: tl.constexpr, VALUES: tl.constexpr, ERASES: tl.constexpr,
+                    PRECISION: tl.constexpr):  # fmt: skip
+    """Compute the gradients of q, k, r and the log decay from those of v and of what `pair_gradient_kernel` gives.
+    Grid: chunks of all sequences × heads, blocks of KEYS channels of the keys.
+
+    A pair gives the log decays between its positions what it gives the sum of them: what a level's late positions get
+    is added from the end on, what the early ones get taken away, and both are the same products of the same rounded
+    numbers. What positions read of S is added from the end on too, what they leave for S' from the start.
+    """
+    index, sequence, head, start = chunk_place(length, num_heads, C)
+    dtype: tl.constexpr = query.dtype.element_ty
+    LEVELS: tl.constexpr = 6 if C == 64 else 5
+    first_key, count = tl.program_id(1) * KEYS, 2 if ERASES else 1
+    row, stride, column = index * C, num_heads * K, head * K + first_key
     asked = load_rows(query + column, sequence, start, length, stride, C, KEYS)
     kept = load_rows(key + column, sequence, start, length, stride, C, KEYS)
-    erased = kept
-    if ERASES and reader is not None:
-        erased = load_rows(reader + column, sequence, start, length, stride, C, KEYS)
-    within = tl.load(matrix(sums, row, K, first_key, C, KEYS))
-    own = diagonal(of_weight, C)[:, None]
+    positions = tl.arange(0, C)
+    own = tl.load(pair_gradients + (row * count + positions) * C + positions).to(tl.float32)[:, None]
     of_query, of_key = own * kept.to(tl.float32), own * asked.to(tl.float32)
     of_reader, inside = tl.zeros((C, KEYS), tl.float32), tl.zeros((C, KEYS), tl.float32)
-    of_weight, of_lower = of_weight.to(dtype), (of_lower * -strength[:, None] * strength[None, :]).to(dtype)
-    _, _, centred, first_level = chunk_sums(sums, within, row, first_key, C, K, KEYS)
+    in_block, before, behind = block_sums(sums, row, first_key, C, K, KEYS)
+    first_level = first_level_of(in_block, C)
     for level in range(first_level, LEVELS + 1):
-        later, earlier = pair_factors(sums, centred, row, first_key, level, first_level, C, K, KEYS)
-        meeting, met = (asked.to(tl.float32) * later).to(dtype), (kept.to(tl.float32) * earlier).to(dtype)
-        of_pairs = of_level(of_weight, level, first_level, C).to(dtype)
+        # All is loaded anew at each of the levels, of which there is mostly one: what a loop holds costs registers.
+        later, earlier = pair_factors(sums, row, first_key, level, first_level, C, K, KEYS)
+        kept = load_rows(key + column, sequence, start, length, stride, C, KEYS)
+        met = (kept.to(tl.float32) * earlier).to(dtype)
+        asked = load_rows(query + column, sequence, start, length, stride, C, KEYS)
+        meeting = (asked.to(tl.float32) * later).to(dtype)
+        of_pairs = of_level(tl.load(matrix(pair_gradients, row * count, C, 0, C, C)), level, first_level, C).to(dtype)
         of_meeting = product(of_pairs, met, PRECISION)
         of_query += later * of_meeting
         inside += meeting.to(tl.float32) * of_meeting
         of_met = product(tl.trans(of_pairs), meeting, PRECISION)
         if ERASES:
+            erased_rows = key if reader is None else reader
+            erased = load_rows(erased_rows + column, sequence, start, length, stride, C, KEYS)
             meeting = (erased.to(tl.float32) * later).to(dtype)
-            of_pairs = of_level(of_lower, level, first_level, C).to(dtype)
+            of_pairs = tl.load(matrix(pair_gradients, row * count + C, C, 0, C, C))
+            of_pairs = of_level(of_pairs, level, first_level, C).to(dtype)
             of_meeting = product(of_pairs, met, PRECISION)
             inside += meeting.to(tl.float32) * of_meeting
             if reader is None:
@@ -102,11 +122,7 @@ def gradient_kernel(query, key, reader, value, beta, sums, pairs, states, correc
         of_key += earlier * of_met
         inside -= met.to(tl.float32) * of_met
 
-    # All threads have stored the values' gradient; and what is needed again is loaded again.
-    tl.debug_barrier()
-    within = tl.load(matrix(sums, row, K, first_key, C, KEYS))
-    since, until, _, _ = chunk_sums(sums, within, row, first_key, C, K, KEYS)
-    since = tl.exp(since)
+    since = tl.exp(sums_since(tl.load(matrix(sums, row, K, first_key, C, KEYS)), before, C, KEYS))
     read = tl.zeros((C, KEYS), tl.float32)
     for first in range(0, V, VALUES):
         of_output = load_rows(gradient + head * V + first, sequence, start, length, num_heads * V, C, VALUES)
@@ -132,6 +148,7 @@ def gradient_kernel(query, key, reader, value, beta, sums, pairs, states, correc
             of_key += read
         else:
             store_rows(of_reader + read, reader_gradient + column, sequence, start, length, stride, C, KEYS)
+    strength = load_strength(beta, sequence, head, start, length, num_heads, C)
     written, of_total = tl.zeros((C, KEYS), tl.float32), tl.zeros((KEYS,), tl.float32)
     for first in range(0, V, VALUES):
         if ERASES:
@@ -143,10 +160,11 @@ def gradient_kernel(query, key, reader, value, beta, sums, pairs, states, correc
         after = tl.load(matrix(state_gradients, index * V + first, K, first_key, VALUES, KEYS))
         written = product(change, after, PRECISION, written)
         of_total += tl.sum(state.to(tl.float32) * after.to(tl.float32), 0)
+    until = sums_until(tl.load(matrix(sums, row, K, first_key, C, KEYS)), in_block, behind, C, KEYS)
     written *= tl.exp(until)
     store_rows(of_key + written, key_gradient + column, sequence, start, length, stride, C, KEYS)
     kept = load_rows(key + column, sequence, start, length, stride, C, KEYS)
     left = kept.to(tl.float32) * written
-    of_total *= tl.exp(load_total(sums, row, first_key, C, K, KEYS))
+    of_total *= tl.exp(tl.sum(in_block, 0))
     of_log_decay = tl.cumsum(inside, 0, reverse=True) + (tl.cumsum(left, 0) - left + of_total[None, :])
     store_rows(of_log_decay, log_decay_gradient + column, sequence, start, length, stride, C, KEYS)

@@ -11,18 +11,20 @@ import torch
 from torch import Tensor
 
 from attnbench.kernels.delta_rule_launch import NARROW_VALUES, positions_of_chunk
-from attnbench.kernels.diagonal_chunk import chunk_kernel
-from attnbench.kernels.diagonal_gradient import gradient_kernel
+from attnbench.kernels.diagonal_chunk import chunk_kernel, resolve_kernel
+from attnbench.kernels.diagonal_gradient import gradient_kernel, pair_gradient_kernel
 from attnbench.kernels.diagonal_walk import walk_backward_kernel, walk_forward_kernel
 from attnbench.kernels.launching import is_roomy, launch
 from attnbench.kernels.products import float32_product
 
 LAUNCH: dict[str, dict[str, int]] = {
     # One stage: loads of what a program has stored itself must not come ahead.
-    "chunk": {"num_warps": 8, "num_stages": 1},
+    "chunk": {"num_warps": 4, "num_stages": 1, "KEYS": 64},
+    "resolve": {"num_warps": 4, "num_stages": 1, "KEYS": 64},
     "walk_forward": {"num_warps": 4, "num_stages": 2, "VALUES": 64},
     "walk_backward": {"num_warps": 4, "num_stages": 2, "VALUES": 64},
-    "gradient": {"num_warps": 8, "num_stages": 1, "VALUES": 64},
+    "pair_gradient": {"num_warps": 4, "num_stages": 1, "VALUES": 64},
+    "gradient": {"num_warps": 8, "num_stages": 1, "VALUES": 64, "KEYS": 64},
 }
 """Launch of each kernel: warps of a program, stages of the loads in its loop and, where it has a block of value
 channels, the most of them."""
@@ -30,10 +32,6 @@ channels, the most of them."""
 CRAMPED_LAUNCH = {"num_stages": 1, "VALUES": 32}
 """Entries of the walks of a head with keys of more than 256 bytes in their place on a card that is not roomy, to fit
 there into 99 KiB of shared memory, and in tf32 on any, whose products take both factors from there; not tuned."""
-
-MOST_KEYS = 64
-"""Most channels of a block of keys, where they come in blocks."""
-
 
 class Prepared(NamedTuple):
     """Tensors of every chunk that do not depend on the state; see diagonal_chunk.py. D is empty where nothing is
@@ -127,10 +125,9 @@ class DiagonalRule:
         """Number of chunks of all sequences together."""
         return self.sequences * self.num_chunks
 
-    @property
-    def keys(self) -> int:
-        """Channels of a block of keys."""
-        return min(MOST_KEYS, self.key_width)
+    def keys(self, kernel: str) -> int:
+        """Return the channels of a kernel's block of keys."""
+        return min(LAUNCH[kernel]["KEYS"], self.key_width)
 
     def values(self, kernel: str) -> int:
         """Return the channels of a kernel's block of values, a power of 2 that divides them."""
@@ -149,11 +146,15 @@ class DiagonalRule:
     def options(self, kernel: str) -> dict[str, Any]:
         """Return a kernel's constants."""
         precision = float32_product() if self.query.dtype == torch.float32 else "tf32"
-        sizes = {"num_heads": self.num_heads, "C": self.chunk, "K": self.key_width, "ERASES": self.erases}
-        if kernel != "chunk":
+        sizes = {"num_heads": self.num_heads, "C": self.chunk}
+        if kernel != "resolve":
+            sizes["ERASES"] = self.erases
+        if kernel != "pair_gradient":
+            sizes["K"] = self.key_width
+        if "VALUES" in LAUNCH[kernel]:
             sizes |= {"V": self.value_width, "VALUES": self.values(kernel)}
-        if not kernel.startswith("walk"):
-            sizes["KEYS"] = self.keys
+        if "KEYS" in LAUNCH[kernel]:
+            sizes["KEYS"] = self.keys(kernel)
         return self.launch_of(kernel) | sizes | {"PRECISION": precision}
 
     def empty_prepared(self) -> Prepared:
@@ -187,12 +188,16 @@ def forward(
     kept: Kept | None,
 ) -> None:
     """Fill `output`, `last`, what is prepared, and what the gradient needs."""
+    _, totals, asking, reading, leaving, pairs = prepared
     launch(
         chunk_kernel, (rule.all_chunks,),
-        rule.query, rule.key, rule.reader, rule.log_decay, rule.beta, *prepared, rule.length,
-        **rule.options("chunk"),
+        rule.query, rule.key, rule.reader, rule.log_decay, *prepared, rule.length, **rule.options("chunk"),
     )  # fmt: skip
-    _, totals, asking, reading, leaving, pairs = prepared
+    if rule.erases:
+        launch(
+            resolve_kernel, (rule.all_chunks,),
+            rule.beta, reading, pairs, rule.length, **rule.options("resolve"),
+        )  # fmt: skip
     states, corrections = (None, None) if kept is None else kept
     launch(
         walk_forward_kernel, (rule.sequences, rule.value_width // rule.values("walk_forward")),
@@ -213,9 +218,15 @@ def backward(
         asking, reading, leaving, totals, pairs, rule.beta, gradient, last_gradient, of.memory, of_states, of_changes,
         rule.length, **rule.options("walk_backward"),
     )  # fmt: skip
+    of_pairs = torch.empty_like(pairs)
     launch(
-        gradient_kernel, (rule.all_chunks, rule.key_width // rule.keys),
-        rule.query, rule.key, rule.reader, rule.value, rule.beta, sums, pairs, *kept, gradient, of_states, of_changes,
-        of.query, of.key, of.reader, of.value, of.log_decay, of.beta, rule.length,
+        pair_gradient_kernel, (rule.all_chunks,),
+        rule.value, rule.beta, pairs, kept.corrections, gradient, of_changes, of.value, of.beta, of_pairs, rule.length,
+        **rule.options("pair_gradient"),
+    )  # fmt: skip
+    launch(
+        gradient_kernel, (rule.all_chunks, rule.key_width // rule.keys("gradient")),
+        rule.query, rule.key, rule.reader, rule.value, rule.beta, sums, *kept, gradient, of_states, of_pairs, of.value,
+        of.query, of.key, of.reader, of.log_decay, rule.length,
         **rule.options("gradient"),
     )  # fmt: skip

@@ -91,13 +91,12 @@ def diagonal_decay(inputs: DiagonalInputs, memory_BHKV: Tensor | None, backend: 
 
 def _by_kernels(inputs: DiagonalInputs, memory_BHKV: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Compute the same by our kernels, which erase what the key points to."""
-    query, key, value, log_decay, read, erase = inputs.in_recurrence()
-    beta_BTH = None
-    if inputs.erase_strength is not None and inputs.erase_strength is inputs.write_strength:
+    strength, beta_BTH = inputs.erase_strength, None
+    if strength is not None and strength is inputs.write_strength and strength.shape[-1] == 1:
         # One number a head is read by the kernels themselves.
-        beta_BTH = inputs.erase_strength.squeeze(-1) if inputs.erase_strength.shape[-1] == 1 else None
-    if beta_BTH is not None:
-        value, read = inputs.value_BTHV, None
+        beta_BTH = strength.squeeze(-1)
+        inputs = inputs._replace(erase_strength=None, write_strength=None)
+    query, key, value, log_decay, read, erase = inputs.in_recurrence()
     if memory_BHKV is not None and query.shape[1] == 1:
         from attnbench.kernels.diagonal_step import diagonal_decay_step
 

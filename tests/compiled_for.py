@@ -157,7 +157,7 @@ def main(capability: int, word: str = "") -> None:
     flash_attention._check = lambda *inputs: None
     for module in (delta_rule_launch, diagonal_launch, flash_launch):
         module.is_roomy = lambda device: capability // 10 in (9, 10)
-    for module in (delta_rule_launch, flash_launch):
+    for module in (delta_rule_launch, diagonal_launch, flash_launch):
         module.num_multiprocessors = lambda device: 128
     with tempfile.TemporaryDirectory() as cache, FakeTensorMode():
         triton.knobs.cache.dir = cache

@@ -14,7 +14,7 @@ from attnbench.kernels.delta_rule_launch import NARROW_VALUES, positions_of_chun
 from attnbench.kernels.diagonal_chunk import chunk_kernel, resolve_kernel
 from attnbench.kernels.diagonal_gradient import gradient_kernel, pair_gradient_kernel
 from attnbench.kernels.diagonal_walk import walk_backward_kernel, walk_forward_kernel
-from attnbench.kernels.launching import is_roomy, launch
+from attnbench.kernels.launching import is_roomy, launch, num_multiprocessors
 from attnbench.kernels.products import float32_product
 
 LAUNCH: dict[str, dict[str, int]] = {
@@ -32,6 +32,11 @@ channels, the most of them."""
 CRAMPED_LAUNCH = {"num_stages": 1, "VALUES": 32}
 """Entries of the walks of a head with keys of more than 256 bytes in their place on a card that is not roomy, to fit
 there into 99 KiB of shared memory, and in tf32 on any, whose products take both factors from there; not tuned."""
+
+NARROWEST = 16
+"""Least channels of a walk's block of values: 2 x 16,384 positions of 12 heads of 64 channels take 458 and 381 µs
+forward and backward with it, 518 and 471 with 32, 758 and 559 with 64, on an H100."""
+
 
 class Prepared(NamedTuple):
     """Tensors of every chunk that do not depend on the state; see diagonal_chunk.py. D is empty where nothing is
@@ -132,7 +137,13 @@ class DiagonalRule:
     def values(self, kernel: str) -> int:
         """Return the channels of a kernel's block of values, a power of 2 that divides them."""
         most = self.launch_of(kernel)["VALUES"] if self.chunk == 64 else NARROW_VALUES
-        return min(most, self.value_width & -self.value_width)
+        channels = min(most, self.value_width & -self.value_width)
+        if kernel.startswith("walk"):
+            # Of few sequences the walks are long, and most multiprocessors would have none.
+            programs = self.sequences * self.value_width // channels
+            while channels > NARROWEST and 2 * programs <= num_multiprocessors(self.query.device):
+                channels, programs = channels // 2, 2 * programs
+        return channels
 
     def launch_of(self, kernel: str) -> dict[str, int]:
         """Return the entry of a kernel for these inputs."""

@@ -11,7 +11,9 @@ from mixer_building import build, check_against_definition, check_compiles_and_s
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from attnbench.kernels import diagonal_launch
 from attnbench.kernels.diagonal_decay import diagonal_decay, diagonal_decay_forward
+from attnbench.kernels.diagonal_launch import DiagonalRule
 from attnbench.kernels.diagonal_step import diagonal_decay_step
 from attnbench.mixers.contract import in_pieces
 from attnbench.ops.diagonal_decay import DiagonalInputs, recurrent_diagonal_decay
@@ -155,6 +157,15 @@ def test_chunks_that_forget_too_much_for_one_product_and_those_just_short_of_it(
         inputs = rule_inputs("beta", 40)
         inputs[3] = torch.full_like(inputs[3], -rate).requires_grad_()
         check(inputs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_few_sequences_are_walked_by_more_programs(kind, monkeypatch):
+    """Blocks of 16 channels of values, as a device takes them whose multiprocessors are more than the walks."""
+    monkeypatch.setattr(diagonal_launch, "num_multiprocessors", lambda device: 132)
+    inputs = rule_inputs(kind, 133, 16, 64)
+    assert DiagonalRule(*inputs[:6]).values("walk_forward") == 16
+    check(inputs)
 
 
 def test_a_call_without_gradients_keeps_no_states():

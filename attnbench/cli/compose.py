@@ -86,12 +86,10 @@ def compose_mixers(names: Sequence[str] | None) -> list[MixerSettings]:
     Args:
         names: of yamls; None for all that are a mixer as they stand, with nothing that must be given.
     """
+    every = sorted(GlobalHydra.instance().config_loader().get_group_options("attn")) if names is None else names
+    configs = [hydra.compose("train", [f"attn={name}"], return_hydra_config=True) for name in every]
     if names is None:
-        options = GlobalHydra.instance().config_loader().get_group_options("attn")
-        names = [
-            name for name in sorted(options) if not OmegaConf.missing_keys(hydra.compose("train", [f"attn={name}"]))
-        ]
-    configs = [hydra.compose("train", [f"attn={name}"], return_hydra_config=True) for name in names]
+        configs = [config for config in configs if not OmegaConf.missing_keys(config.attn)]
     return [read_mixer(config, config.hydra) for config in configs]
 
 

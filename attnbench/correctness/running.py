@@ -9,6 +9,7 @@ end, when every worker has ended: that is the one thing that is timed.
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -177,18 +178,19 @@ def _run_in_workers(
                 pass
 
 
-def _urgency(checks: Sequence[Check]) -> list[tuple[bool, ...]]:
+def _urgency(checks: Sequence[Check]) -> list[tuple[int, ...]]:
     """Return the places of checks in the order of running, the first the least.
 
     The longest comes first, so that none is left over at the end: steps of whole models, then a library that tries its
-    launches, then what has kernels to compile. Of mixers with one operator the first compiles most of what the others
-    need, which come later and find it in the compiler's cache.
+    launches, then what has kernels to compile. Checks of one operator at one width share most of their kernels, so they
+    come far apart: the second finds in the compiler's cache what it would otherwise compile beside the first.
     """
-    seen, places = set(), []
+    seen, places = Counter(), []
     for check in checks:
-        key = (_family(check), check.kind, check.case.name, check.precision, check.backend)
-        places.append((check.kind != "first step", check.backend == "torch", check.backend != "fla", key in seen))
-        seen.add(key)
+        key = (_family(check), check.kind, check.case.head_width, check.precision, check.backend)
+        places.append((check.kind != "first step", check.backend == "torch", check.backend != "fla", seen[key]))
+        # One that is refused compiles nothing.
+        seen[key] += not check.refusal
     return places
 
 

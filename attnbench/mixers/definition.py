@@ -84,7 +84,11 @@ USUAL = Case(name="")
 
 
 class Computed(NamedTuple):
-    """Output of a mixer, and the gradients of a weighted sum of it."""
+    """Output of a mixer, and the gradients of a weighted sum of it; on the CPU, wherever they were computed.
+
+    To compare two is hundreds of small operations, a third of which hand a number back: on a GPU each waits its turn
+    behind the other processes.
+    """
 
     output_BTD: Tensor
     input_gradient_BTD: Tensor
@@ -123,13 +127,12 @@ def limits(tolerance: float) -> dict[str, float]:
 
 
 def by_definition(mixer: Mixer, length: int, case: Case = USUAL) -> Computed:
-    """Compute the mixer's `reference` and its gradients in float64; they end on the mixer's device.
+    """Compute the mixer's `reference` and its gradients in float64.
 
     What is defined position by position is computed on the CPU: it is thousands of small operations, and processes that
     share a GPU, as the doctor's do, launch theirs one after the other.
     """
-    device = next(mixer.parameters()).device
-    where = device if mixer.defines_itself else torch.device("cpu")
+    where = next(mixer.parameters()).device if mixer.defines_itself else torch.device("cpu")
     wide = copy.deepcopy(mixer).to(where, torch.float64)
     x_BTD, weight_BTD = (x.double() for x in example(length, case.model.dim, where, case.input_scale))
     rows = []
@@ -138,10 +141,10 @@ def by_definition(mixer: Mixer, length: int, case: Case = USUAL) -> Computed:
         rows.append(_computed(wide, x_1TD, wide.reference(x_1TD), weight_1TD))
     names = rows[0].parameter_gradients
     return Computed(
-        output_BTD=torch.cat([row.output_BTD for row in rows]).to(device),
-        input_gradient_BTD=torch.cat([row.input_gradient_BTD for row in rows]).to(device),
+        output_BTD=torch.cat([row.output_BTD for row in rows]),
+        input_gradient_BTD=torch.cat([row.input_gradient_BTD for row in rows]),
         parameter_gradients={
-            name: torch.stack([row.parameter_gradients[name] for row in rows]).sum(0).to(device) for name in names
+            name: torch.stack([row.parameter_gradients[name] for row in rows]).sum(0) for name in names
         },
         parameter_terms={name: math.hypot(*(row.parameter_terms[name] for row in rows)) for name in names},
     )
@@ -181,14 +184,14 @@ def deviation(
 
 
 def by_state(mixer: Mixer, length: int, precision: str) -> list[Tensor]:
-    """Compute the same outputs without gradients through a state, each (B, T, D): of two pieces read one after the
-    other, and of the last NUM_STEPS positions, step by step."""
+    """Compute the same outputs without gradients through a state, each (B, T, D) and on the CPU: of two pieces read one
+    after the other, and of the last NUM_STEPS positions, step by step."""
     x_BTD, _ = example(length, MODEL.dim, next(mixer.parameters()).device)
     x_BTD = x_BTD.to(dtype_of(precision))
     pieces = [length // 2, length - length // 2 - NUM_STEPS]
     with torch.no_grad(), computing(precision, x_BTD.device):
         y_BTD = in_pieces(mixer, x_BTD, [*pieces, *[1] * NUM_STEPS])
-    return list(y_BTD.split([*pieces, NUM_STEPS], dim=1))
+    return list(y_BTD.cpu().split([*pieces, NUM_STEPS], dim=1))
 
 
 def in_pieces(mixer: Mixer, x_BTD: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -233,9 +236,9 @@ def _in_precision(mixer: Mixer, form: Callable[[Tensor], Tensor], length: int, p
 def _computed(mixer: Mixer, x_BTD: Tensor, output_BTD: Tensor, weight_BTD: Tensor) -> Computed:
     names, parameters = zip(*mixer.named_parameters(), strict=True)
     of_input, *of_parameters = torch.autograd.grad(output_BTD, (x_BTD, *parameters), weight_BTD, materialize_grads=True)
-    gradients = dict(zip(names, of_parameters, strict=True))
+    gradients = dict(zip(names, (gradient.cpu() for gradient in of_parameters), strict=True))
     norms = {name: float(gradient.double().norm()) for name, gradient in gradients.items()}
-    return Computed(output_BTD.detach(), of_input, gradients, norms)
+    return Computed(output_BTD.detach().cpu(), of_input.cpu(), gradients, norms)
 
 
 def compare(actual: Computed, expected: Computed, case: Case = USUAL, rounded: Computed | None = None) -> Deviation:

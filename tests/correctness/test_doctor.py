@@ -127,6 +127,8 @@ def test_what_takes_longest_runs_first_and_kernels_are_compiled_once():
     planned = [
         check("deltanet", "torch"),
         check("deltanet"),
+        check("deltanet", case=Case(name="rotated")),
+        check("deltanet", case=Case(name="narrow", head_width=16)),
         check("efla"),
         check("efla", precision="bfloat16"),
         check("kda"),
@@ -137,16 +139,18 @@ def test_what_takes_longest_runs_first_and_kernels_are_compiled_once():
     ]
     places = running._urgency(planned)
     ranked = sorted(zip(places, planned, strict=True), key=lambda pair: pair[0])
-    assert [(it.name, it.backend, it.precision) for _, it in ranked] == [
-        ("gla", "triton", "float32"),
-        ("linear", "fla", "float32"),
-        ("deltanet", "triton", "float32"),
-        ("efla", "triton", "bfloat16"),
-        ("kda", "triton", "float32"),
-        ("softmax", "triton", "float32"),
-        ("efla", "triton", "float32"),
-        ("gdn2", "triton", "float32"),
-        ("deltanet", "torch", "float32"),
+    assert [(it.name, it.backend, it.precision, it.case.name) for _, it in ranked] == [
+        ("gla", "triton", "float32", ""),
+        ("linear", "fla", "float32", ""),
+        ("deltanet", "triton", "float32", ""),
+        ("deltanet", "triton", "float32", "narrow"),
+        ("efla", "triton", "bfloat16", ""),
+        ("kda", "triton", "float32", ""),
+        ("softmax", "triton", "float32", ""),
+        ("deltanet", "triton", "float32", "rotated"),
+        ("gdn2", "triton", "float32", ""),
+        ("efla", "triton", "float32", ""),
+        ("deltanet", "torch", "float32", ""),
     ]
 
 

@@ -1,8 +1,13 @@
 """The kernels that all models share, through Triton's interpreter on a CPU and, marked gpu, on a card."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
+from compiled_products import multiply_kernel
 from kernel_checks import DEVICE, assert_definition, assert_near, assert_stacked, normal
 
 from attnbench.kernels import embedding as embedding_kernel
@@ -35,6 +40,25 @@ def test_float32_is_multiplied_as_torch_multiplies_it(precision, expected):
         ]
         assert [own["PRECISION"] for own in constants] == [expected] * 4
         assert DeltaRule(mixed.bfloat16(), rate, rate, 2, 16, False).options("read")["PRECISION"] == "tf32"
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter has no TF32")
+def test_products_in_tf32_are_those_of_the_nearest_numbers_that_it_has():
+    left, right = (normal(64, 64, seed=seed) for seed in (1, 2))
+    output = torch.empty_like(left)
+    multiply_kernel[1,](left, right, output, SIZE=64, PRECISION="tf32")
+    # Numbers between two of TF32, as good as none half way: 13 bits are cut off, of which 0x1000 is the highest.
+    nearest = [(x.view(torch.int32) + 0x1000).bitwise_and(-0x2000).view(torch.float32).double() for x in (left, right)]
+    assert_near(output, nearest[0] @ nearest[1], 1e-6)
+
+
+def test_a_card_is_told_to_round_to_tf32(root):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "tests/compiled_products.py"]
+    output = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True, env=environment).stdout
+    float32, bfloat16 = output.split(".version")[1:]
+    assert "cvt.rna.tf32.f32" in float32
+    assert ".tf32" not in bfloat16
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)

@@ -1,12 +1,12 @@
-"""Prints the PTX of a matrix product in TF32, as Triton compiles it for Hopper, which need not be here, of float32
-tiles and then of bfloat16's."""
+"""Prints the PTX of a matrix product of float32 tiles, as Triton compiles it for Hopper, which need not be here: with
+factors rounded to TF32, and then with what kernels on bfloat16 take."""
 
 import torch
 import triton
 import triton.language as tl
 from triton import MockTensor
 
-from attnbench.kernels.products import product
+from attnbench.kernels.products import product, product_precision
 
 
 @triton.jit
@@ -21,9 +21,10 @@ def main() -> None:
     from compiled_for import Driver
 
     triton.runtime.driver.set_active(Driver(90))
+    tile = MockTensor.wrap_dtype(torch.float32)
+    torch.set_float32_matmul_precision("high")
     for dtype in (torch.float32, torch.bfloat16):
-        factor, result = MockTensor.wrap_dtype(dtype), MockTensor.wrap_dtype(torch.float32)
-        compiled = multiply_kernel.warmup(factor, factor, result, SIZE=64, PRECISION="tf32", grid=(1,))
+        compiled = multiply_kernel.warmup(tile, tile, tile, SIZE=64, PRECISION=product_precision(dtype), grid=(1,))
         print(compiled.asm["ptx"])
 
 

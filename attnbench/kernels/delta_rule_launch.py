@@ -21,7 +21,7 @@ from attnbench.kernels.delta_rule_parallel import (
 from attnbench.kernels.delta_rule_tiles import FACTORS, pairs_kernel
 from attnbench.kernels.delta_rule_walk import walk_backward_kernel, walk_forward_kernel
 from attnbench.kernels.launching import is_roomy, launch, num_multiprocessors
-from attnbench.kernels.products import float32_product
+from attnbench.kernels.products import product_precision
 
 Kept = tuple[Tensor, Tensor, Tensor, Tensor]
 """Tensors of every chunk that the gradient needs: S (transposed), F, and what `pairs_kernel` fills."""
@@ -158,8 +158,8 @@ class DeltaRule:
         return self.mixed.new_empty(self.sequences, self.num_chunks, *shape)
 
     def options(self, kernel: str, **more: Any) -> dict[str, Any]:
-        """A kernel's constants; what is float32 where the inputs have fewer digits is multiplied to TF32's."""
-        precision = float32_product() if self.mixed.dtype == torch.float32 else "tf32"
+        """Return a kernel's constants."""
+        precision = product_precision(self.mixed.dtype)
         options = {"C": self.chunk, "K": self.key_width, "V": self.value_width, "PRECISION": precision}
         return options | more | self.launch_of(kernel)
 

@@ -15,7 +15,7 @@ from attnbench.kernels.diagonal_chunk import chunk_kernel, resolve_kernel
 from attnbench.kernels.diagonal_gradient import gradient_kernel, pair_gradient_kernel
 from attnbench.kernels.diagonal_walk import walk_backward_kernel, walk_forward_kernel
 from attnbench.kernels.launching import is_roomy, launch, num_multiprocessors
-from attnbench.kernels.products import float32_product
+from attnbench.kernels.products import float32_product, product_precision
 
 LAUNCH: dict[str, dict[str, int]] = {
     # One stage: loads of what a program has stored itself must not come ahead.
@@ -156,7 +156,7 @@ class DiagonalRule:
 
     def options(self, kernel: str) -> dict[str, Any]:
         """Return a kernel's constants."""
-        precision = float32_product() if self.query.dtype == torch.float32 else "tf32"
+        precision = product_precision(self.query.dtype)
         sizes = {"num_heads": self.num_heads, "C": self.chunk}
         if kernel != "resolve":
             sizes["ERASES"] = self.erases

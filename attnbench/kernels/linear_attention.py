@@ -20,7 +20,7 @@ from attnbench.kernels.linear_gradient import (
     linear_sums_backward_kernel,
 )
 from attnbench.kernels.linear_kernels import linear_forward_kernel, linear_sums_kernel
-from attnbench.kernels.products import float32_product
+from attnbench.kernels.products import product_precision
 
 WIDTHS = range(16, 129)
 """Channels a head that there are kernels for."""
@@ -257,7 +257,7 @@ def _arguments(
         "FEATURE": feature_map,
         "BLOCK": max(16, triton.next_power_of_2(width)),
         "CHUNK": blocks.positions,
-        "PRECISION": float32_product(),
+        "PRECISION": product_precision(mixed_BTC.dtype),
         "num_warps": blocks.num_warps,
         "num_stages": blocks.num_stages,
     }

@@ -16,6 +16,14 @@ def float32_product() -> str:
     return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
+def product_precision(dtype: torch.dtype) -> str:
+    """PRECISION of `product` in a kernel whose inputs have this dtype. What is float32 where they have fewer digits is
+    multiplied to TF32's, cut off; of float32 inputs TF32's factors are rounded."""
+    if dtype != torch.float32:
+        return "tf32"
+    return "tf32x3" if float32_product() == "tf32x3" else "rounded tf32"
+
+
 @triton.jit
 def _nearest(x):
     """Round float32 to TF32."""
@@ -24,15 +32,17 @@ def _nearest(x):
 
 @triton.jit
 def product(left, right, PRECISION: tl.constexpr, sum=None):
-    """left @ right, plus `sum`, in float32; both have one dtype. PRECISION is what becomes of float32: "tf32" or
-    "tf32x3"."""
+    """left @ right, plus `sum`, in float32; both have one dtype. PRECISION is what becomes of float32: "tf32x3",
+    "rounded tf32" or "tf32"."""
     if WIDEN:
-        return tl.dot(left.to(tl.float32), right.to(tl.float32), sum, input_precision="ieee")
-    if PRECISION == "tf32" and left.dtype == tl.float32:
+        result = tl.dot(left.to(tl.float32), right.to(tl.float32), sum, input_precision="ieee")
+    elif PRECISION == "rounded tf32":
         # Tensor cores cut off the bits that TF32 lacks. Then all factors are too small, which no sum averages out: the
         # gradients of mLSTM, differences at a norm, are off by 1.2e-2 of themselves, with rounded factors by 8e-4.
-        left, right = _nearest(left), _nearest(right)
-    return tl.dot(left, right, sum, input_precision=PRECISION)
+        result = tl.dot(_nearest(left), _nearest(right), sum, input_precision="tf32")
+    else:
+        result = tl.dot(left, right, sum, input_precision=PRECISION)
+    return result
 
 
 @triton.jit

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnbench.kernels.launching import launch
 from attnbench.kernels.linear_attention import segment_positions
-from attnbench.kernels.products import float32_product
+from attnbench.kernels.products import product_precision
 from attnbench.kernels.scalar_decay_kernels import (
     carry_kernel,
     gradient_kernel,
@@ -111,7 +111,7 @@ class ScalarDecay:
             "C": self.chunk,
             "KEYS": keys,
             "VALUES": self.values(kernel),
-            "PRECISION": float32_product() if is_float32 else "tf32",
+            "PRECISION": product_precision(self.mixed.dtype),
         }
         return LAUNCH[kernel] | sizes | ({"num_warps": WIDE_WARPS} if is_float32 and keys > 64 else {})
 

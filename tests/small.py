@@ -84,22 +84,22 @@ def python_path(*folders: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, folders), *([inherited] if inherited else [])])}
 
 
-def compose_once(words: Sequence[str]) -> RunSettings:
+def compose_once(words: Sequence[str], config_dir: Path | None = None) -> RunSettings:
     """`compose`, but Hydra reads each command line once: it takes as long for one as a small model for its training.
 
     Where outputs and text lie makes no difference to Hydra, and is put in afterwards.
     """
     paths = {word.partition("=")[0]: word.partition("=")[2] for word in words if word.startswith(PATHS)}
     named = [f"{name}=somewhere" for name in paths]
-    settings = deepcopy(_composed((*named, *(word for word in words if not word.startswith(PATHS)))))
+    settings = deepcopy(_composed((*named, *(word for word in words if not word.startswith(PATHS))), config_dir))
     settings.outputs_dir = paths.get("outputs_dir", settings.outputs_dir)
     settings.data.path = paths.get("data.path", settings.data.path)
     return settings
 
 
 @cache
-def _composed(words: tuple[str, ...]) -> RunSettings:
-    return compose(words)
+def _composed(words: tuple[str, ...], config_dir: Path | None) -> RunSettings:
+    return compose(words, config_dir=config_dir)
 
 
 def in_this_process(function: Callable[[Any], object], items: Iterable[Any], **_: object) -> Iterator[Outcome]:

@@ -47,7 +47,8 @@ BENCHES = sorted(path.stem for path in (CONF / "bench").glob("*.yaml"))
 MODEL = ModelSettings(name="small", dim=32, num_layers=2, head_width=16, feed_forward_width=24)
 TRAIN = TrainSettings(num_steps=12, batch_size=4, learning_rate=1e-2, warmup_steps=3, precision="float32")
 TINY_RUN = [
-    *("model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "match=none", "data=text"),
+    *("model.num_layers=2", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24"),
+    *("match=none", "data=text"),
     *("train.num_epochs=null", "train.num_steps=2", "train.batch_size=2", "train.warmup_steps=1", "seq_len=16"),
 ]
 """A language model in a second, of a text that data.path names."""

@@ -8,6 +8,7 @@ import runpy
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import torch
 import yaml
 
+from attnbench.machine import environment
 from attnbench.settings.registry import TRUSTED
 
 INTERPRETED = not torch.cuda.is_available()
@@ -55,7 +57,8 @@ def root() -> Path:
 def does_without_what_takes_longest() -> Iterator[None]:
     """Save most of a small training, a sample of 300 characters; of throughput, a second of matrix products, whose
     speed is its unit of arithmetic; of a report, its charts in pixels; milliseconds for each file that is synced; of
-    a composition by Hydra a quarter, which is parsing the same yamls; of --help a list by Hydra that ours has not.
+    a composition by Hydra a quarter, which is parsing the same yamls; of --help a list by Hydra that ours has not; and
+    of each environment two processes of git.
 
     test_sample.py, test_timing.py, test_report.py and test_disk.py hold these.
     """
@@ -66,6 +69,7 @@ def does_without_what_takes_longest() -> Iterator[None]:
         if find_spec("vl_convert"):
             patch.setattr("attnbench.report.look.to_png", lambda svg: b"")
         patch.setattr(os, "fsync", lambda descriptor: None)
+        patch.setattr("attnbench.machine.environment._git", cache(environment._git))
         patch.setattr(yaml, "load", hydra_parses_once(yaml.load))
         patch.setattr("hydra._internal.hydra.Hydra.format_config_groups", lambda *_: "")
         yield

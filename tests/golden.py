@@ -51,6 +51,8 @@ MODEL = [
     *("train.num_epochs=null", "train.num_steps=8", "train.batch_size=4", "train.warmup_steps=2"),
     *("train.validation_interval_steps=4", "train.log_interval_steps=4", "logger=none", "device=cpu"),
 ]
+BATCHES = {"perplexity_batch_tokens": 4096}
+"""Enters the hash of perplexity's rows."""
 MEANING = """
 These rows are not those of tests/stored/golden.json. A refactoring changes none: then look for what it changed.
 Where numbers change on purpose: raise the entry of NUMBERS_VERSION (attnbench/__init__.py) whose part it is, so that
@@ -82,7 +84,7 @@ def measure(folder: Path, parts: Iterable[str] = PARTS) -> dict[str, list[dict[s
 def _training(folder: Path) -> Iterator[dict[str, Any]]:
     """Rows and log of a language model with a feed-forward, matched, validated and scored."""
     words = [*MODEL, f"data.path={folder / 'text.txt'}", f"outputs_dir={folder / 'training'}", "attn=gated_deltanet"]
-    trained = run(compose([*words, "eval=[perplexity]", *smoke_words("perplexity")]))
+    trained = run(compose([*words, "eval=[perplexity]", *smoke_words("perplexity", **BATCHES)]))
     yield from _rows(trained)
     for row in read_metrics(trained / "metrics.jsonl"):
         yield {name: "a clock's" if name in CLOCKS else value for name, value in row.items()}
@@ -101,7 +103,7 @@ def _plan(folder: Path) -> Iterator[dict[str, Any]]:
         overrides=[
             *(word for word in MODEL if word != "logger=none" and not word.startswith("device=")),
             f"data.path={folder / 'text.txt'}",
-            *smoke_words("copy", "perplexity", copy_learning_rates=[1e-2, 3e-2]),
+            *smoke_words("copy", "perplexity", copy_learning_rates=[1e-2, 3e-2], **BATCHES),
         ],
         variants={"softmax": ["attn=softmax"], "wide": ["attn=gated_deltanet", "attn.negative_eigenvalues=true"]},
         evaluations=["copy", "perplexity"],

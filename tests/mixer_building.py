@@ -3,6 +3,8 @@
 import importlib
 import inspect
 import zlib
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,15 @@ def mixer_names() -> list[str]:
 
 def read(name: str) -> tuple[type[Mixer], dict[str, Any]]:
     """The class that a yaml of conf/attn names, and its options."""
-    options = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    options = deepcopy(_content(name))
     module, _, class_name = options.pop("_target_").rpartition(".")
     return getattr(importlib.import_module(module), class_name), options
+
+
+@cache
+def _content(name: str) -> dict[str, Any]:
+    """Parsing a yaml takes as long as most of what is then asked of the mixer."""
+    return yaml.safe_load((CONF / f"{name}.yaml").read_text())
 
 
 def backend(name: str, **changes: Any) -> str:

@@ -4,6 +4,7 @@ python tests/mixer_table.py puts the present one into the page.
 """
 
 import re
+from functools import cache
 from itertools import takewhile
 from typing import Any
 
@@ -24,6 +25,7 @@ HEADERS = ("`attn=`", "paper", "parameters", "feed-forward", "MFLOPs a token", "
 VOCABULARY_SIZE = 284
 
 
+@cache
 def mixer_table() -> str:
     """Return a line for each yaml of conf/attn; of one that needs more words than its name, dashes."""
     lines = []

@@ -16,7 +16,7 @@ SETTINGS = [
     *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32"),
     *("train.num_epochs=null", "train.num_steps=12", "train.batch_size=4", "train.warmup_steps=2"),
     *("train.log_interval_steps=2", "train.validation_interval_steps=4", "data=text"),
-    *("eval.perplexity.extrapolation=[2]", "logger=none", "device=cpu"),
+    *("eval.perplexity.extrapolation=[2]", "eval.perplexity.batch_tokens=512", "logger=none", "device=cpu"),
 ]
 
 

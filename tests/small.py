@@ -47,7 +47,8 @@ BENCHES = sorted(path.stem for path in (CONF / "bench").glob("*.yaml"))
 MODEL = ModelSettings(name="small", dim=32, num_layers=2, head_width=16, feed_forward_width=24)
 TRAIN = TrainSettings(num_steps=12, batch_size=4, learning_rate=1e-2, warmup_steps=3, precision="float32")
 TINY_RUN = [
-    *("model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "match=none", "data=text"),
+    *("model.num_layers=2", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24"),
+    *("match=none", "data=text"),
     *("train.num_epochs=null", "train.num_steps=2", "train.batch_size=2", "train.warmup_steps=1", "seq_len=16"),
 ]
 """A language model in a second, of a text that data.path names."""
@@ -84,22 +85,22 @@ def python_path(*folders: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, folders), *([inherited] if inherited else [])])}
 
 
-def compose_once(words: Sequence[str]) -> RunSettings:
+def compose_once(words: Sequence[str], config_dir: Path | None = None) -> RunSettings:
     """`compose`, but Hydra reads each command line once: it takes as long for one as a small model for its training.
 
     Where outputs and text lie makes no difference to Hydra, and is put in afterwards.
     """
     paths = {word.partition("=")[0]: word.partition("=")[2] for word in words if word.startswith(PATHS)}
     named = [f"{name}=somewhere" for name in paths]
-    settings = deepcopy(_composed((*named, *(word for word in words if not word.startswith(PATHS)))))
+    settings = deepcopy(_composed((*named, *(word for word in words if not word.startswith(PATHS))), config_dir))
     settings.outputs_dir = paths.get("outputs_dir", settings.outputs_dir)
     settings.data.path = paths.get("data.path", settings.data.path)
     return settings
 
 
 @cache
-def _composed(words: tuple[str, ...]) -> RunSettings:
-    return compose(words)
+def _composed(words: tuple[str, ...], config_dir: Path | None) -> RunSettings:
+    return compose(words, config_dir=config_dir)
 
 
 def in_this_process(function: Callable[[Any], object], items: Iterable[Any], **_: object) -> Iterator[Outcome]:

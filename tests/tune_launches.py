@@ -2,9 +2,10 @@
 
     python tests/tune_launches.py kda 128,256,4,64 chunk.num_warps=4,8 gradient.num_warps=4,8 gradient.num_stages=1,2
 
-Every combination of one kernel's values is measured with the other kernels at their entries. All are compiled first, by
-as many processes as there are cores; then each is measured by a process alone: microseconds of every kernel in one
-forward and backward pass in bfloat16, by torch's profiler, and the largest error beside the definition in float64.
+Every combination of one kernel's values is measured with the other kernels at their entries; without values the table
+is, as it stands. All are compiled first, by as many processes as there are cores; then each is measured by a process
+alone: microseconds of every kernel in one forward and backward pass in bfloat16, by torch's profiler, and the largest
+error beside the definition in float64.
 """
 
 import argparse
@@ -59,13 +60,14 @@ def main() -> None:
 
 
 def combinations(values: list[str], table: dict[str, Entry]) -> Iterator[tuple[str, Entry]]:
-    """A kernel and its whole entry each; the first is what stands in the table."""
+    """A kernel and its whole entry each; the first is what stands in the table, and without values all there is."""
     given: dict[str, dict[str, list[int]]] = {}
     for word in values:
         place, _, numbers = word.partition("=")
         kernel, _, option = place.partition(".")
         given.setdefault(kernel, {})[option] = [int(number) for number in numbers.split(",")]
-    yield next((kernel, table[kernel]) for kernel in given)
+    first = next(iter(given or table))
+    yield first, table[first]
     for kernel, options in given.items():
         for chosen in itertools.product(*options.values()):
             entry = table[kernel] | dict(zip(options, chosen, strict=True))

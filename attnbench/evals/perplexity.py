@@ -64,7 +64,7 @@ class Perplexity(CheckpointEvaluation):
     primary: ClassVar[Primary] = Primary(
         metric="nats_per_character", kind="nats", margin=math.log(1.01), settings={**TEST_OF_BEST, **FULL_CONTEXT}
     )
-    smoke: ClassVar[dict[str, Any]] = {"extrapolation": [2], "batch_tokens": 4096}
+    smoke: ClassVar[dict[str, Any]] = {"extrapolation": [2], "batch_tokens": 512}
     one_more: ClassVar[dict[str, Any]] = {"extrapolation": [2, 4]}
 
     def __init__(self, *, extrapolation: list, characters: int | None, batch_tokens: int) -> None:

@@ -138,17 +138,18 @@ def _signature(cls: type) -> tuple[Mapping[str, inspect.Parameter], dict[str, An
 
 def _matches(value: Any, annotation: Any) -> bool:
     """Return whether a yaml value fits an annotation; one that is not of plain types fits every value."""
+    # Plain types first: rows of results are read by the ten thousand.
+    if annotation in (bool, str, list, dict):
+        return isinstance(value, annotation)
+    if annotation in (int, float):
+        return isinstance(value, (int, float) if annotation is float else int) and not isinstance(value, bool)
+    if annotation in (None, type(None)):
+        return value is None
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return any(_matches(value, option) for option in arguments)
-    if annotation in (None, type(None)):
-        return value is None
     if origin is Literal:
         return isinstance(value, str) and value in arguments
-    if annotation in (int, float):
-        return isinstance(value, int | float if annotation is float else int) and not isinstance(value, bool)
-    if annotation in (bool, str, list, dict):
-        return isinstance(value, annotation)
     if is_dataclass(annotation) and isinstance(annotation, type):
         return isinstance(value, (Mapping, annotation))
     if origin is list:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from probe_settings import smoke_words
-from small import comparison_settings, in_this_process
+from small import comparison_settings, compose_once, in_this_process
 
 from attnbench.cli.compose import CONF, compose
 from attnbench.comparison import cells, compare
@@ -82,7 +82,7 @@ def carried_out(given: ComparisonSettings, my_conf: Path) -> Path:
     """Carry out a plan in this process; what Hydra composed for it once is not composed again."""
 
     def composed(words: Sequence[str]) -> RunSettings:
-        return compose(words, config_dir=my_conf)
+        return compose_once(words, config_dir=my_conf)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cells, "run_in_processes", lambda function, items, **_: in_this_process(function, items))

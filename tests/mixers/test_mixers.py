@@ -22,7 +22,7 @@ from mixer_building import (
     output_and_gradients,
     read,
 )
-from small import one_an_operator
+from small import OPERATORS, one_an_operator
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
@@ -51,12 +51,14 @@ from attnbench.settings.schema import MixerSettings
 
 SHARED = ({"conv_size": 0}, {"conv_size": 4}, {"output_gate": "none"}, {"output_gate": "silu"}, {"qk_norm": False})
 SHARED += ({"qk_norm": True},)
+AROUND = ({"rotary_theta": None}, {"rotary_theta": 100.0}, {"output_norm": False})
+AROUND += ({"output_norm": True, "output_gate": "sigmoid"},)
 CHANGES = (
     *SHARED,
     {"num_heads": 3, "head_width": 16},
     {"num_key_value_heads": 1, "qk_norm": True, "output_gate": "silu", "conv_size": 4},
-    *({"rotary_theta": None}, {"feature_map": "relu"}, {"feature_map": "softmax"}, {"negative_eigenvalues": True}),
-    *({"rotary_theta": 100.0}, {"output_norm": False}, {"output_norm": True, "output_gate": "sigmoid"}),
+    *AROUND,
+    *({"feature_map": "relu"}, {"feature_map": "softmax"}, {"negative_eigenvalues": True}),
     *({"value_expansion": 2}, {"value_expansion": 0.5}),
     {"num_heads": 3, "head_width": 16, "value_expansion": 1.5},
     *({"window": 1}, {"window": 5}, {"window": 500}, {"latent_width": 7, "rotary_width": 4}),
@@ -75,8 +77,10 @@ def changes_of(name):
 
 
 every_mixer = pytest.mark.parametrize("name", mixer_names())
+TRACED = ("gated_deltanet", "linear", "softmax")
+"""Mixers that are traced, which takes seconds each, in every run of the tests: operators alone are in tests/ops."""
 one_mixer_an_operator = pytest.mark.parametrize("name", one_an_operator(mixer_names()))
-"""Each tracing takes a second; those of the other mixers are among the slow tests."""
+"""For what stands around a mixing and takes long; the other mixers are among the slow tests."""
 
 ONE_LENGTH, EVERY_LENGTH = replace(CASE, lengths=(65,)), replace(CASE, lengths=ALL_LENGTHS.lengths)
 """One more than a chunk of 16, 32 or 64."""
@@ -133,22 +137,26 @@ EVERYTHING = {"rotary_theta": 100.0, "conv_size": 4, "qk_norm": True, "output_no
 """Nothing, and all that can stand around a mixing, at once; a norm of keys that a recurrence needs stays."""
 
 
-@every_mixer
+@one_mixer_an_operator
 @pytest.mark.parametrize("change", [BARE, EVERYTHING], ids=["bare", "everything"])
 def test_keeps_its_promises_with_nothing_and_with_everything_around_it(name, change):
     allowed = without_state(name, **change)
     assert breaches(lambda: build(name, dtype=torch.float64, **change), ONE_LENGTH, CHECKS, allowed) == {}
 
 
+def is_shared_code(name, change):
+    return change in SHARED or (change in AROUND and name not in OPERATORS)
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        pytest.param(name, change, id=f"{name}-{change}", marks=[pytest.mark.slow] * (change in SHARED))
+        pytest.param(name, change, id=f"{name}-{change}", marks=[pytest.mark.slow] * is_shared_code(name, change))
         for name, change in itertools.chain(*map(changes_of, mixer_names()))
     ],
 )
 def test_keeps_its_promises_with_options(name, change):
-    """One by one those around a mixing are among the slow tests: they are the same code in every mixer."""
+    """Those around a mixing are the same code in every mixer: among the slow tests but for some of one an operator."""
     checked = CHECKS if change in SHARED else OF_THE_RECURRENCE
     allowed = without_state(name, **change)
     assert breaches(lambda: build(name, dtype=torch.float64, **change), ONE_LENGTH, checked, allowed) == {}
@@ -273,7 +281,9 @@ def test_compiles_without_a_break(name):
         assert_near(actual[what], expected, 2e-5, what)
 
 
-@one_mixer_an_operator
+@pytest.mark.parametrize(
+    "name", [name if name in TRACED else pytest.param(name, marks=pytest.mark.slow) for name in mixer_names()]
+)
 def test_compiles_and_stacks_with_everything_around_it(name):
     mixer = build(name, **EVERYTHING)
     if backend(name) in mixer.without_vmap:

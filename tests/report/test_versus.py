@@ -7,6 +7,7 @@ import re
 import runpy
 import sys
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from report_rows import SKILL, write_experiment
 from attnbench.report.inputs import read_inputs
 from attnbench.report.versus import write_versus
 from attnbench.results.row_tables import write_csv
-from attnbench.results.rows import EVALUATION_OPTIONS
+from attnbench.results.rows import EVALUATION_OPTIONS, ResultRow
 from attnbench.settings.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("without_charts")
@@ -32,8 +33,13 @@ def before(tmp_path_factory) -> Path:
 
 def changed(before: Path, target: Path, change) -> Path:
     """Write a folder of the rows as `change` returns them, and of those that it keeps."""
-    write_csv([new for row in read_inputs(before).rows if (new := change(row)) is not None], target / "results.csv")
+    write_csv([new for row in rows_of(before) if (new := change(row)) is not None], target / "results.csv")
     return target
+
+
+@cache
+def rows_of(before: Path) -> list[ResultRow]:
+    return read_inputs(before).rows
 
 
 def with_nats(row, nats):

@@ -26,14 +26,16 @@ from attnbench.training.hooks import Checkpoints
 from attnbench.training.log import MetricsLog, read_metrics
 from attnbench.training.prepare import prepare
 
-PERPLEXITY = ["eval=perplexity", *smoke_words("perplexity")]
+PERPLEXITY = ["eval=perplexity", *smoke_words("perplexity", perplexity_characters=100)]
 
 
 def settings(folder: Path, *words: str):
+    """A training, of which nothing is measured unless the words say so."""
     text = folder / "small.txt"
     text.write_text(" ".join(random.Random(0).choices(["the", "cat", "sees", "a", "tree"], k=1000)))
     own = ["train.num_steps=8", "train.validation_interval_steps=2", "device=cpu", "logger=none"]
-    return compose_once([*TINY_RUN, *own, f"data.path={text}", f"outputs_dir={folder / 'outputs'}", *words])
+    paths = [f"data.path={text}", f"outputs_dir={folder / 'outputs'}"]
+    return compose_once([*TINY_RUN, *own, *paths, *(words or ["eval=[]"])])
 
 
 def forked(act) -> int:

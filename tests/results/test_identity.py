@@ -130,7 +130,7 @@ def test_an_edited_mixer_is_trained_again(outside):
     [old], [new] = first, both - first
     for folder, expected in ((old, "was trained by another source of its mixer"), (new, "")):
         given = ["--config-dir", str(outside / "conf"), f"run={folder}", "eval=[perplexity]", "device=cpu"]
-        code, _, said = run_here("evaluate.py", *given, cwd=outside)
+        code, _, said = run_here("evaluate.py", *given, *smoke_words("perplexity"), cwd=outside)
         assert (code == 0) == (folder == new), said
         assert expected in said
 

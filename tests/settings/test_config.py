@@ -56,6 +56,7 @@ BAD = {
     "train.batch_size=many": ["train.batch_size=many", "an integer"],
     "train.batch_size=0": ["train.batch_size=0", "at least 1"],
     "train.batch_size=1.5": ["train.batch_size=1.5", "an integer"],
+    "train.batch_size=true": ["train.batch_size=True", "an integer"],
     "train.learning_rate=-1": ["train.learning_rate=-1", "above 0"],
     "train.learning_rate=nan": ["train.learning_rate=nan", "above 0"],
     "train.learning_rate=null": ["train.learning_rate=null", "a number"],

@@ -16,6 +16,7 @@ from probe_settings import BATTERY, EVALUATIONS, smoke_words
 from scripts_here import run_here
 from small import BENCHES, TINY_RUN, compose_once, in_this_process, python_path
 
+from attnbench.cli.compose import CONF
 from attnbench.comparison import cells
 from attnbench.evals.base import Probe
 from attnbench.mixers.contract import PROMISES
@@ -136,6 +137,11 @@ def plan_words(words: Sequence[str] = ("plan=demo",)) -> list[str]:
     }
     if "plan=demo" in words:
         plan |= {"seeds": [0], "probe_seeds": [0]}
+    else:
+        # Some have dozens of variants, and test_plans.py composes each.
+        yaml_of_plan = CONF / "plan" / f"{words[0].partition('=')[2]}.yaml"
+        variants = yaml.safe_load(yaml_of_plan.read_text()).get("variants", {}) if yaml_of_plan.exists() else {}
+        plan |= {f"variants.{name}": None for name in list(variants)[2:]}
     return [*(f"plan.{name}={json.dumps(value)}" for name, value in plan.items()), "logger=none", "device=cpu"]
 
 

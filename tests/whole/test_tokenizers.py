@@ -25,6 +25,7 @@ WORDS = [
     *("experiment=demo", "attn=linear", "model.num_layers=1", "model.dim=16", "model.head_width=16", "seq_len=16"),
     *("model.feed_forward_width=24", "train.num_tokens=640", "train.batch_size=8", "train.warmup_steps=1"),
     *("data=text", "logger=none", "device=cpu", "eval=[perplexity]", "eval.perplexity.extrapolation=[2]"),
+    "eval.perplexity.batch_tokens=512",
 ]
 KINDS = {
     "characters": ["data.tokenizer=characters"],

@@ -18,7 +18,7 @@ demo: $(STAMP) ## all four mixers through all six evaluations on this machine's 
 findings: $(STAMP) ## four published claims that a CPU decides, ten seeds each, and a page (minutes)
 	$(BIN)/python scripts/findings.py parity conv_recall nope_copy induction device=cpu num_workers=2
 
-doctor: $(STAMP) ## what this machine can run, and whether each kernel runs it right (a minute)
+doctor: $(STAMP) ## what this machine can run, and whether each kernel runs it right (a minute or two)
 	$(BIN)/python scripts/doctor.py
 
 test: $(STAMP) ## run the tests (CPU, no network)

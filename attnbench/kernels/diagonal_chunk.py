@@ -1,5 +1,5 @@
 """One chunk of the delta rule, or of the plain sum, with a decay a key channel, as the kernels beside this file put it
-together; and what the positions of a chunk do to each other, by a kernel that does all chunks at once.
+together; and what the positions of a chunk do to each other, by two kernels that do all chunks at once.
 
 A chunk has C positions, in blocks of 16. With s_i the sum of log decays, by channel, of the chunk's positions up to i,
 t_j that of those behind j, and s_ij that of those behind j up to i; S (K, V) is the state before the chunk, rows of Q

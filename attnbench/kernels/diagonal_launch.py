@@ -26,8 +26,9 @@ LAUNCH: dict[str, dict[str, int]] = {
     "pair_gradient": {"num_warps": 4, "num_stages": 1, "VALUES": 64},
     "gradient": {"num_warps": 8, "num_stages": 1, "VALUES": 64, "KEYS": 64},
 }
-"""Launch of each kernel: warps of a program, stages of the loads in its loop and, where it has a block of value
-channels, the most of them."""
+"""Launch of each kernel: warps of a program, stages of the loads in its loop and, where it has a block of channels of
+the values or the keys, the most of them. Chunks of 64 take no fewer than 64 keys at once: narrower products Triton 3.6
+compiles wrongly (see `NARROW` in delta_rule_launch.py)."""
 
 CRAMPED_LAUNCH = {"num_stages": 1, "VALUES": 32}
 """Entries of the walks of a head with keys of more than 256 bytes in their place on a card that is not roomy, to fit

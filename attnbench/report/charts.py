@@ -23,6 +23,9 @@ NUMBER_WIDTH = 34
 LINE_END = "  "
 """Between the lines of a figure's words: a control character would be escaped."""
 
+CHARACTER_WIDTH = 7
+"""Pixels for a character of a label 13 pixels high: those of a wide font, as browsers have them, take 6.5."""
+
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right", "triangle-left")
 DASHES = ([1, 0], [6, 3], [2, 2], [9, 3, 2, 3], [4, 1], [12, 4], [1, 3])
 CROSS_HEIGHT = 14
@@ -108,9 +111,11 @@ def draw_bounds(values: Sequence[Datum], description: str) -> dict[str, Any]:
         values: `variant` (words for the figure, LINE_END between its lines), `value`, `low`, `high`, `text`; of a limit
             `variant` and `limit`.
     """
-    labels = {"labelFontSize": 13, "labelLimit": 360, "labelExpr": f"split(datum.label, '{LINE_END}')"}
-    names = alt.Axis(title=None, domain=False, ticks=False, **labels)
     order = list(dict.fromkeys(value["variant"] for value in values))
+    lines = [line for variant in order for line in variant.split(LINE_END)]
+    labels = {"labelFontSize": 13, "labelLimit": 360, "labelExpr": f"split(datum.label, '{LINE_END}')"}
+    # A browser's font may be wider than the one that the picture is laid out with, and would stick out to the left.
+    names = alt.Axis(title=None, domain=False, ticks=False, minExtent=CHARACTER_WIDTH * max(map(len, lines)), **labels)
     y, number = alt.Y("variant:N", sort=order, axis=names), alt.Axis(title=None, tickCount=5)
     tooltip = [alt.Tooltip("variant:N", title="figure"), alt.Tooltip("text:N", title="with its bounds")]
     base = alt.Chart(alt.NamedData("figures")).encode(y=y)

@@ -11,6 +11,7 @@ from made_rows import row
 from report_rows import SKILL, write_experiment
 
 from attnbench.report.blocks import Pictures, Samples
+from attnbench.report.charts import LINE_END, draw_bounds
 from attnbench.report.inputs import primaries, read_inputs
 from attnbench.report.learning import MAX_POINTS, MAX_TEXT, curve_section, rate_section, sample_section
 from attnbench.report.page import write_report
@@ -193,3 +194,12 @@ def test_every_metric_that_was_ever_published_of_a_mixer_has_a_definition(root):
     metrics |= {name for name in json.dumps(golden).split('"') if name in DEFINITIONS}
     assert metrics > {"selection", "ceiling_fraction", "steps_to_95"}
     assert metrics <= DEFINITIONS.keys()
+
+
+def test_words_of_a_bound_have_room_in_a_wide_font_too():
+    words = "nats per character of mamba2 less"
+    spec = draw_bounds([{"variant": f"{words}{LINE_END}two", "value": 1, "low": 0, "high": 2, "text": ""}], "bounds")
+    extents = {layer["encoding"]["y"]["axis"]["minExtent"] for layer in spec["layer"]}
+    # 13 pixels high, DejaVu Sans takes 6.5 a character.
+    assert min(extents) >= 6.5 * len(words)
+    assert max(extents) < 6.5 * (len(words) + len("two"))

@@ -145,8 +145,8 @@ def of_level(values, level, first_level, C: tl.constexpr):
 
 @triton.jit(do_not_specialize=LENGTHS)
 def chunk_kernel(query, key, reader, log_decay, sums, totals, asking, reading, leaving, pairs, length,
-                 num_heads: tl.constexpr, C: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr, ERASES: tl.constexpr,
-                 PRECISION: tl.constexpr):  # fmt: skip
+                 num_heads: tl.constexpr, QUERY_ROW: tl.constexpr, KEY_ROW: tl.constexpr, C: tl.constexpr,
+                 K: tl.constexpr, KEYS: tl.constexpr, ERASES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Fill, of every chunk, `sums` and `totals` (exp(s_C)) in float32, A, R exp(s), Y and `pairs` (X, N, 2, C, C): W
     and L.
 
@@ -157,12 +157,13 @@ def chunk_kernel(query, key, reader, log_decay, sums, totals, asking, reading, l
     dtype: tl.constexpr = query.dtype.element_ty
     LEVELS: tl.constexpr = 6 if C == 64 else 5
     row, stride, count = index * C, num_heads * K, 2 if ERASES else 1
+    ERASED_ROW: tl.constexpr = KEY_ROW if reader is None else num_heads * K
     weight, lower = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
     own = tl.zeros((C,), tl.float32)
     for first in range(0, K, KEYS):
         column = head * K + first
-        asked = load_rows(query + column, sequence, start, length, stride, C, KEYS)
-        kept = load_rows(key + column, sequence, start, length, stride, C, KEYS)
+        asked = load_rows(query + column, sequence, start, length, QUERY_ROW, C, KEYS)
+        kept = load_rows(key + column, sequence, start, length, KEY_ROW, C, KEYS)
         decays = load_rows(log_decay + column, sequence, start, length, stride, C, KEYS)
         within = tl.reshape(tl.cumsum(tl.reshape(decays, (C // 16, 16, KEYS)), 1), (C, KEYS))
         tl.store(matrix(sums, row, K, first, C, KEYS), within)
@@ -176,21 +177,21 @@ def chunk_kernel(query, key, reader, log_decay, sums, totals, asking, reading, l
         tl.store(matrix(leaving, row, K, first, C, KEYS), (wide_kept * tl.exp(until)).to(dtype))
         if ERASES:
             erased_rows = key if reader is None else reader
-            erased = load_rows(erased_rows + column, sequence, start, length, stride, C, KEYS)
+            erased = load_rows(erased_rows + column, sequence, start, length, ERASED_ROW, C, KEYS)
             tl.store(matrix(reading, row, K, first, C, KEYS), (erased.to(tl.float32) * tl.exp(since)).to(dtype))
         own += tl.sum(wide_asked * wide_kept, 1)
         first_level = first_level_of(in_block, C)
         for level in range(first_level, LEVELS + 1):
             # Loaded anew at each of the levels, of which there is mostly one: what is held over a loop costs registers.
-            asked = load_rows(query + column, sequence, start, length, stride, C, KEYS)
-            kept = load_rows(key + column, sequence, start, length, stride, C, KEYS)
+            asked = load_rows(query + column, sequence, start, length, QUERY_ROW, C, KEYS)
+            kept = load_rows(key + column, sequence, start, length, KEY_ROW, C, KEYS)
             later, earlier = pair_factors(sums, row, first, level, first_level, C, K, KEYS)
             met = tl.trans((kept.to(tl.float32) * earlier).to(dtype))
             meeting = (asked.to(tl.float32) * later).to(dtype)
             weight += of_level(product(meeting, met, PRECISION), level, first_level, C)
             if ERASES:
                 erased_rows = key if reader is None else reader
-                erased = load_rows(erased_rows + column, sequence, start, length, stride, C, KEYS)
+                erased = load_rows(erased_rows + column, sequence, start, length, ERASED_ROW, C, KEYS)
                 meeting = (erased.to(tl.float32) * later).to(dtype)
                 lower += of_level(product(meeting, met, PRECISION), level, first_level, C)
     rows = tl.arange(0, C)

@@ -8,7 +8,15 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from attnbench.kernels.batching import join_the_batch
-from attnbench.kernels.diagonal_launch import DiagonalRule, Gradients, Kept, Prepared, backward, forward
+from attnbench.kernels.diagonal_launch import (
+    DiagonalRule,
+    Gradients,
+    Kept,
+    Prepared,
+    backward,
+    forward,
+    in_rows,
+)
 from attnbench.kernels.launching import register_fake
 from attnbench.settings.errors import UserError
 
@@ -113,8 +121,11 @@ def diagonal_decay_backward(
     return gradients
 
 
-def _rule(*inputs: Tensor | None) -> DiagonalRule:
-    return DiagonalRule(*(None if x is None else x.contiguous() for x in inputs))  # pyright: ignore[reportArgumentType]
+def _rule(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, reader: Tensor | None, beta: Tensor | None
+) -> DiagonalRule:
+    reader, beta = (None if x is None else x.contiguous() for x in (reader, beta))
+    return DiagonalRule(in_rows(query), in_rows(key), in_rows(value), log_decay.contiguous(), reader, beta)
 
 
 def _empty_memory(rule: DiagonalRule, is_wanted: bool) -> Tensor:
@@ -125,7 +136,7 @@ def _empty_memory(rule: DiagonalRule, is_wanted: bool) -> Tensor:
 def _forward_outputs(
     rule: DiagonalRule, keep_memory: bool, keep_states: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    ends = torch.empty_like(rule.value), _empty_memory(rule, keep_memory)
+    ends = rule.value.new_empty(rule.value.shape), _empty_memory(rule, keep_memory)
     if keep_states:
         return *ends, *rule.empty_prepared(), *rule.empty_kept()  # pyright: ignore[reportReturnType]
     nothing = [rule.query.new_empty(0) for _ in range(len(Prepared._fields) + len(Kept._fields))]
@@ -135,8 +146,8 @@ def _forward_outputs(
 def _empty_gradients(
     rule: DiagonalRule, of_memory: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    optional = (rule.query.new_empty(0) if x is None else torch.empty_like(x) for x in (rule.reader, rule.beta))
-    always = (torch.empty_like(x) for x in (rule.query, rule.key, rule.value, rule.log_decay))
+    optional = (rule.query.new_empty(0) if x is None else x.new_empty(x.shape) for x in (rule.reader, rule.beta))
+    always = (x.new_empty(x.shape) for x in (rule.query, rule.key, rule.value, rule.log_decay))
     return *always, *optional, _empty_memory(rule, of_memory)  # pyright: ignore[reportReturnType]
 
 

@@ -30,8 +30,9 @@ from attnbench.kernels.products import product
 
 @triton.jit(do_not_specialize=LENGTHS)
 def pair_gradient_kernel(value, beta, pairs, corrections, gradient, change_gradients, value_gradient, beta_gradient,
-                         pair_gradients, length, num_heads: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
-                         VALUES: tl.constexpr, ERASES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                         pair_gradients, length, num_heads: tl.constexpr, VALUE_ROW: tl.constexpr, C: tl.constexpr,
+                         V: tl.constexpr, VALUES: tl.constexpr, ERASES: tl.constexpr,
+                         PRECISION: tl.constexpr):  # fmt: skip
     """Compute the gradients of W and L, `pair_gradients`, as `pairs` has them, and those of v and b. Grid: chunks of
     all sequences × heads. Above the diagonal they stand for nothing.
 
@@ -56,7 +57,7 @@ def pair_gradient_kernel(value, beta, pairs, corrections, gradient, change_gradi
             store_rows(of_value, own_rows, sequence, start, length, num_heads * V, C, VALUES)
             change = (correction.to(tl.float32) * strength[:, None]).to(dtype)
         else:
-            change = load_rows(value + head * V + first, sequence, start, length, num_heads * V, C, VALUES)
+            change = load_rows(value + head * V + first, sequence, start, length, VALUE_ROW, C, VALUES)
         of_weight = product(of_output, tl.trans(change), PRECISION, of_weight)
     if ERASES and beta is not None:
         positions = start + tl.arange(0, C)
@@ -71,9 +72,9 @@ def pair_gradient_kernel(value, beta, pairs, corrections, gradient, change_gradi
 @triton.jit(do_not_specialize=LENGTHS)
 def gradient_kernel(query, key, reader, value, beta, sums, states, corrections, gradient, state_gradients,
                     pair_gradients, value_gradient, query_gradient, key_gradient, reader_gradient, log_decay_gradient,
-                    length, num_heads: tl.constexpr, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-                    KEYS: tl.constexpr, VALUES: tl.constexpr, ERASES: tl.constexpr,
-                    PRECISION: tl.constexpr):  # fmt: skip
+                    length, num_heads: tl.constexpr, QUERY_ROW: tl.constexpr, KEY_ROW: tl.constexpr,
+                    VALUE_ROW: tl.constexpr, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr,
+                    VALUES: tl.constexpr, ERASES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Compute the gradients of q, k, r and the log decay from those of v and of what `pair_gradient_kernel` gives.
     Grid: chunks of all sequences × heads, blocks of KEYS channels of the keys.
 
@@ -86,8 +87,9 @@ def gradient_kernel(query, key, reader, value, beta, sums, states, corrections, 
     LEVELS: tl.constexpr = 6 if C == 64 else 5
     first_key, count = tl.program_id(1) * KEYS, 2 if ERASES else 1
     row, stride, column = index * C, num_heads * K, head * K + first_key
-    asked = load_rows(query + column, sequence, start, length, stride, C, KEYS)
-    kept = load_rows(key + column, sequence, start, length, stride, C, KEYS)
+    ERASED_ROW: tl.constexpr = KEY_ROW if reader is None else num_heads * K
+    asked = load_rows(query + column, sequence, start, length, QUERY_ROW, C, KEYS)
+    kept = load_rows(key + column, sequence, start, length, KEY_ROW, C, KEYS)
     positions = tl.arange(0, C)
     own = tl.load(pair_gradients + (row * count + positions) * C + positions).to(tl.float32)[:, None]
     of_query, of_key = own * kept.to(tl.float32), own * asked.to(tl.float32)
@@ -97,9 +99,9 @@ def gradient_kernel(query, key, reader, value, beta, sums, states, corrections, 
     for level in range(first_level, LEVELS + 1):
         # All is loaded anew at each of the levels, of which there is mostly one: what a loop holds costs registers.
         later, earlier = pair_factors(sums, row, first_key, level, first_level, C, K, KEYS)
-        kept = load_rows(key + column, sequence, start, length, stride, C, KEYS)
+        kept = load_rows(key + column, sequence, start, length, KEY_ROW, C, KEYS)
         met = (kept.to(tl.float32) * earlier).to(dtype)
-        asked = load_rows(query + column, sequence, start, length, stride, C, KEYS)
+        asked = load_rows(query + column, sequence, start, length, QUERY_ROW, C, KEYS)
         meeting = (asked.to(tl.float32) * later).to(dtype)
         of_pairs = of_level(tl.load(matrix(pair_gradients, row * count, C, 0, C, C)), level, first_level, C).to(dtype)
         of_meeting = product(of_pairs, met, PRECISION)
@@ -108,7 +110,7 @@ def gradient_kernel(query, key, reader, value, beta, sums, states, corrections, 
         of_met = product(tl.trans(of_pairs), meeting, PRECISION)
         if ERASES:
             erased_rows = key if reader is None else reader
-            erased = load_rows(erased_rows + column, sequence, start, length, stride, C, KEYS)
+            erased = load_rows(erased_rows + column, sequence, start, length, ERASED_ROW, C, KEYS)
             meeting = (erased.to(tl.float32) * later).to(dtype)
             of_pairs = tl.load(matrix(pair_gradients, row * count + C, C, 0, C, C))
             of_pairs = of_level(of_pairs, level, first_level, C).to(dtype)
@@ -130,7 +132,7 @@ def gradient_kernel(query, key, reader, value, beta, sums, states, corrections, 
         read = product(of_output, state, PRECISION, read)
     read *= since
     of_query += read
-    asked = load_rows(query + column, sequence, start, length, stride, C, KEYS)
+    asked = load_rows(query + column, sequence, start, length, QUERY_ROW, C, KEYS)
     inside += asked.to(tl.float32) * read
     store_rows(of_query, query_gradient + column, sequence, start, length, stride, C, KEYS)
     if ERASES:
@@ -142,7 +144,7 @@ def gradient_kernel(query, key, reader, value, beta, sums, states, corrections, 
             read = product(of_value, state, PRECISION, read)
         read *= -since
         erased_rows = key if reader is None else reader
-        erased = load_rows(erased_rows + column, sequence, start, length, stride, C, KEYS)
+        erased = load_rows(erased_rows + column, sequence, start, length, ERASED_ROW, C, KEYS)
         inside += erased.to(tl.float32) * read
         if reader is None:
             of_key += read
@@ -155,7 +157,7 @@ def gradient_kernel(query, key, reader, value, beta, sums, states, corrections, 
             correction = tl.load(matrix(corrections, row, V, first, C, VALUES))
             change = (correction.to(tl.float32) * strength[:, None]).to(dtype)
         else:
-            change = load_rows(value + head * V + first, sequence, start, length, num_heads * V, C, VALUES)
+            change = load_rows(value + head * V + first, sequence, start, length, VALUE_ROW, C, VALUES)
         state = tl.load(matrix(states, index * V + first, K, first_key, VALUES, KEYS))
         after = tl.load(matrix(state_gradients, index * V + first, K, first_key, VALUES, KEYS))
         written = product(change, after, PRECISION, written)
@@ -163,7 +165,7 @@ def gradient_kernel(query, key, reader, value, beta, sums, states, corrections, 
     until = sums_until(tl.load(matrix(sums, row, K, first_key, C, KEYS)), in_block, behind, C, KEYS)
     written *= tl.exp(until)
     store_rows(of_key + written, key_gradient + column, sequence, start, length, stride, C, KEYS)
-    kept = load_rows(key + column, sequence, start, length, stride, C, KEYS)
+    kept = load_rows(key + column, sequence, start, length, KEY_ROW, C, KEYS)
     left = kept.to(tl.float32) * written
     of_total *= tl.exp(tl.sum(in_block, 0))
     of_log_decay = tl.cumsum(inside, 0, reverse=True) + (tl.cumsum(left, 0) - left + of_total[None, :])

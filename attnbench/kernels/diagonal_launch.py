@@ -39,6 +39,14 @@ NARROWEST = 16
 forward and backward with it, 518 and 471 with 32, 758 and 559 with 64, on an H100."""
 
 
+def in_rows(x_BTHC: Tensor) -> Tensor:
+    """Return it as it is where the heads of a position lie side by side, and positions evenly, or else a copy."""
+    batch_stride, row_stride, *of_heads = x_BTHC.stride()
+    _, length, _, width = x_BTHC.shape
+    lies_so = of_heads == [width, 1] and (x_BTHC.shape[0] == 1 or batch_stride == length * row_stride)
+    return x_BTHC if lies_so else x_BTHC.contiguous()
+
+
 class Prepared(NamedTuple):
     """Tensors of every chunk that do not depend on the state; see diagonal_chunk.py. D is empty where nothing is
     erased."""
@@ -78,7 +86,8 @@ class Gradients(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DiagonalRule:
-    """One call's inputs, contiguous, and what follows from their shapes.
+    """One call's inputs, and what follows from their shapes. All are contiguous, but for query, key and value, whose
+    rows of all heads may be parts of longer ones, as a projection leaves them (`in_rows`).
 
     Args:
         reader: what is erased; None for nothing or, with `beta`, for beta times the key.
@@ -203,7 +212,8 @@ def forward(
     _, totals, asking, reading, leaving, pairs = prepared
     launch(
         chunk_kernel, (rule.all_chunks,),
-        rule.query, rule.key, rule.reader, rule.log_decay, *prepared, rule.length, **rule.options("chunk"),
+        rule.query, rule.key, rule.reader, rule.log_decay, *prepared, rule.length,
+        QUERY_ROW=rule.query.stride(1), KEY_ROW=rule.key.stride(1), **rule.options("chunk"),
     )  # fmt: skip
     if rule.erases:
         launch(
@@ -214,7 +224,7 @@ def forward(
     launch(
         walk_forward_kernel, (rule.sequences, rule.value_width // rule.values("walk_forward")),
         asking, reading, leaving, totals, pairs, rule.value, rule.beta, initial, output, last, states, corrections,
-        rule.length, **rule.options("walk_forward"),
+        rule.length, VALUE_ROW=rule.value.stride(1), **rule.options("walk_forward"),
     )  # fmt: skip
 
 
@@ -234,11 +244,12 @@ def backward(
     launch(
         pair_gradient_kernel, (rule.all_chunks,),
         rule.value, rule.beta, pairs, kept.corrections, gradient, of_changes, of.value, of.beta, of_pairs, rule.length,
-        **rule.options("pair_gradient"),
+        VALUE_ROW=rule.value.stride(1), **rule.options("pair_gradient"),
     )  # fmt: skip
     launch(
         gradient_kernel, (rule.all_chunks, rule.key_width // rule.keys("gradient")),
         rule.query, rule.key, rule.reader, rule.value, rule.beta, sums, *kept, gradient, of_states, of_pairs, of.value,
         of.query, of.key, of.reader, of.log_decay, rule.length,
+        QUERY_ROW=rule.query.stride(1), KEY_ROW=rule.key.stride(1), VALUE_ROW=rule.value.stride(1),
         **rule.options("gradient"),
     )  # fmt: skip

@@ -15,8 +15,8 @@ from attnbench.kernels.products import product
 
 @triton.jit(do_not_specialize=LENGTHS)
 def walk_forward_kernel(asking, reading, leaving, totals, pairs, value, beta, initial, output, last, states,
-                        corrections, length, num_heads: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
-                        V: tl.constexpr, VALUES: tl.constexpr, ERASES: tl.constexpr,
+                        corrections, length, num_heads: tl.constexpr, VALUE_ROW: tl.constexpr, C: tl.constexpr,
+                        K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr, ERASES: tl.constexpr,
                         PRECISION: tl.constexpr):  # fmt: skip
     """Grid: sequences × heads, blocks of values. `initial` and `last` may be None, and so may what the gradient needs,
     `states` (S, transposed) and, where something is erased, `corrections` (F) of every chunk.
@@ -33,7 +33,7 @@ def walk_forward_kernel(asking, reading, leaving, totals, pairs, value, beta, in
         asked = tl.load(matrix(asking, chunk * C, K, 0, C, K))
         left = tl.load(matrix(leaving, chunk * C, K, 0, C, K))
         weight = tl.load(matrix(pairs, chunk * count * C, C, 0, C, C))
-        change = tl.trans(load_rows(value + head * V + first, sequence, start, length, num_heads * V, C, VALUES))
+        change = tl.trans(load_rows(value + head * V + first, sequence, start, length, VALUE_ROW, C, VALUES))
         before = state.to(asked.dtype)
         if states is not None:
             tl.store(matrix(states, chunk * V + first, K, 0, VALUES, K), before)

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.kernels import diagonal_launch
-from attnbench.kernels.diagonal_decay import diagonal_decay, diagonal_decay_forward
-from attnbench.kernels.diagonal_launch import DiagonalRule
+from attnbench.kernels.diagonal_decay import _rule, diagonal_decay, diagonal_decay_forward
+from attnbench.kernels.diagonal_launch import DiagonalRule, in_rows
 from attnbench.kernels.diagonal_step import diagonal_decay_step
 from attnbench.mixers.contract import in_pieces
 from attnbench.ops.diagonal_decay import DiagonalInputs, recurrent_diagonal_decay
@@ -157,6 +157,30 @@ def test_chunks_that_forget_too_much_for_one_product_and_those_just_short_of_it(
         inputs = rule_inputs("beta", 40)
         inputs[3] = torch.full_like(inputs[3], -rate).requires_grad_()
         check(inputs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_read_where_a_projection_has_left_them(kind):
+    """Query, key and value side by side, as views: the same bits as of copies, and nothing is copied."""
+    inputs = rule_inputs(kind, 33, 16, 32, batch=2)
+    packed = torch.cat([x.detach().flatten(2) for x in inputs[:3]], dim=-1)
+    views = [x.unflatten(2, (len(DECAYS), -1)) for x in packed.split([64, 64, 128], dim=-1)]
+    rule = _rule(*views, *inputs[3:6])
+    assert [x.data_ptr() for x in (rule.query, rule.key, rule.value)] == [x.data_ptr() for x in views]
+    apart = [*(x.requires_grad_() for x in views), *inputs[3:]]
+    learning = [index for index, x in enumerate(inputs) if x is not None]
+    results = []
+    for given in (inputs, apart):
+        output, memory = kernels(*given, keep_memory=True)
+        of = torch.autograd.grad(output.square().sum() + memory.sum(), [given[index] for index in learning])
+        results.append([output, memory, *of])
+    for own, other in zip(*results, strict=True):
+        assert torch.equal(own, other)
+        assert own.is_contiguous()
+        assert other.is_contiguous()
+    # Heads that do not lie side by side, or sequences that do not follow each other evenly, are copied.
+    for x in (inputs[0].transpose(1, 2).contiguous().transpose(1, 2), packed[:, ::2].unflatten(2, (16, 16))):
+        assert in_rows(x[:, :16]).is_contiguous()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -192,7 +192,7 @@ def _described(decision: Decision) -> dict[str, Any]:
         "statement": finding.statement,
         "source": finding.source,
         "setting": finding.setting,
-        "otherwise": finding.otherwise,
+        "other_answer": decision.other_answer,
         "verdict": decision.verdict,
         "reason": decision.reason,
         "contrasts": [

@@ -179,7 +179,7 @@ def _finding_parts(finding: Mapping[str, Any], files: Mapping[str, str]) -> list
         markdown_text(frozen),
         f"![{markdown_text('; '.join(texts))}]({picture})" if picture in files else "",
         bullets(texts or [f"Not run: {finding['reason']}"]),
-        markdown_text(f"For another answer: {finding['otherwise']}."),
+        markdown_text("For {}: {}.".format(*finding["other_answer"])),
     ]
 
 

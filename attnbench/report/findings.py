@@ -63,7 +63,8 @@ def _section(decision: Decision) -> Section:
         blocks += [Pictures([_picture(decision)]), Lines({"Figures": [it.text for it in decision.tested]})]
     else:
         blocks.append(Note(f"Not run: {decision.reason}."))
-    return Section(title=finding.name, blocks=[*blocks, Note(f"{finding.otherwise}.", heading="For another answer: ")])
+    answer, sentence = decision.other_answer
+    return Section(title=finding.name, blocks=[*blocks, Note(f"{sentence}.", heading=f"For {answer}: ")])
 
 
 def _picture(decision: Decision) -> Picture:

@@ -8,8 +8,10 @@ from attnbench.results.rows import ResultRow
 from attnbench.settings.errors import UserError
 from attnbench.settings.finding import ContrastSettings, FindingSettings
 from attnbench.verdict.finding import (
+    FAIL,
     MISSES,
     NOT_RUN,
+    PASS,
     REACHES,
     UNDECIDED,
     Estimate,
@@ -77,6 +79,14 @@ class Decision:
             return f"{head}: {self.reason}"
         others = len(self.tested) - 1
         return f"{head}: {deciding[0].text}{f' (one of {others + 1} contrasts)' if others else ''}"
+
+    @property
+    def other_answer(self) -> tuple[str, str]:
+        """The other answer, of one that is open FAIL, and what would have to be true for it."""
+        if self.verdict != FAIL:
+            return FAIL, self.finding.otherwise
+        missed = [it for it in self.tested if it.verdict != PASS]
+        return PASS, "; ".join(f"{it.label.removesuffix(':')} would have to be {it.asked}" for it in missed)
 
 
 def decide(finding: FindingSettings, rows: Iterable[ResultRow], seeds: Sequence[int]) -> Decision:

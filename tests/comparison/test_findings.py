@@ -89,6 +89,9 @@ def test_a_false_finding_fails_with_its_figures(text, tmp_path, capsys):
     line = capsys.readouterr().out.splitlines()[-1]
     assert line.startswith("FAIL      little: share of seeds of plain with symbol accuracy >= 0.95")
     assert "[0, 0.632]" in line
+    # Of one that fails the other answer is PASS, for which each figure would have to be as it was asked.
+    share = "share of seeds of plain with symbol accuracy >= 0.95, length 5"
+    assert found["other_answer"] == [PASS, f"{share} would have to be >= 0.7"]
 
 
 def test_nothing_runs_twice_and_the_page_has_each_interval(text, tmp_path):
@@ -322,7 +325,7 @@ def test_published_findings_have_their_verdicts_figures_cells_and_what_was_froze
         "(little/finding-little.svg)",
         "## other: not run",
         "Not run: device=cpu: too slow to decide it",
-        "For another answer: It would have to learn faster.",
+        "For FAIL: It would have to learn faster.",
         "    python scripts/findings.py little",
     ):
         assert words in page

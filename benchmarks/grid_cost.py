@@ -6,16 +6,17 @@ d988206, which knew no stacks; `one by one`, one worker; `new`, `plan.stack=auto
 zoology's own loop at (256,16), whose second run reads the sequences of the first, and plan=published with one seed,
 with empty caches and again with filled ones.
 
-Prints a line a column as soon as it has run, and in the end the table. Columns are kept in OUTPUTS/grid_cost.jsonl, and
-the same command goes on behind them; those of one case belong on one machine, with nothing beside them.
+Prints a line a column as soon as it has run, and in the end the table. Columns are kept in OUTPUTS/grid_cost.jsonl,
+caches in OUTPUTS/work, and the same command goes on behind them; those of one case belong on one machine, with nothing
+beside them.
 """
 
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +43,7 @@ COLUMNS = {
 }
 ZOOLOGY, PUBLISHED = "zoology", "published"
 ZOOLOGY_STEPS = 200
-"""Of an epoch; its two are as many as a training of recall has in the plan."""
+"""Steps of an epoch; its two have as many as a training of recall in the plan."""
 
 
 class Column(NamedTuple):
@@ -53,8 +54,10 @@ class Column(NamedTuple):
     command: list[str]
     tree: Path
     """Whose code runs; the command's folder."""
-    caches: str
-    """Name of the folder of compiler caches; columns that share it find them filled."""
+    place: Path
+    """Folder of its caches and, in outputs/, of what it writes."""
+    is_first: bool = True
+    """Begin with an empty place; otherwise with what the column before it has left in its caches."""
 
 
 def main() -> None:
@@ -70,13 +73,12 @@ def main() -> None:
         parser.error(f"no case {', '.join(sorted(unknown))}; there are {', '.join([*CASES, ZOOLOGY, PUBLISHED])}")
     given.outputs.mkdir(parents=True, exist_ok=True)
     kept = given.outputs / "grid_cost.jsonl"
-    with tempfile.TemporaryDirectory() as folder:
-        for column in columns(given, Path(folder)):
-            if (column.case, column.name) not in {(row["case"], row["column"]) for row in read(kept)}:
-                row = timed(column, Path(folder))
-                print(json.dumps(row), flush=True)
-                with kept.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+    for column in columns(given, (given.outputs / "work").resolve()):
+        if (column.case, column.name) not in {(row["case"], row["column"]) for row in read(kept)}:
+            row = timed(column)
+            print(json.dumps(row), flush=True)
+            with kept.open("a") as file:
+                file.write(json.dumps(row) + "\n")
     print(table(read(kept)))
 
 
@@ -86,15 +88,17 @@ def columns(given: argparse.Namespace, folder: Path) -> Iterator[Column]:
         if case == PUBLISHED:
             words = ["plan=published", "plan.seeds=[0]", "plan.probe_seeds=[0]"]
             for name in ("empty caches", "filled caches"):
-                yield Column(case, name, command(words, given.device, folder / name.replace(" ", "_")), ROOT, case)
+                place = folder / case
+                yield Column(case, name, command(words, given.device, place), ROOT, place, name == "empty caches")
         elif case == ZOOLOGY:
             if given.zoology is None:
                 print(f"{case}: not run without --zoology", flush=True)
                 continue
             program = [str(ROOT / "benchmarks/zoology_loop.py"), str(given.zoology.resolve()), "256", "16"]
+            words = [*program, str(ZOOLOGY_STEPS), "--cache", str(folder / case / "sequences")]
             for name in ("sequences made", "sequences read"):
-                words = [*program, str(ZOOLOGY_STEPS), "--cache", str(folder / "sequences")]
-                yield Column(case, name, [sys.executable, *words], ROOT, case)
+                told = [sys.executable, *words]
+                yield Column(case, name, told, ROOT, folder / case, name == "sequences made")
         else:
             for name, words in COLUMNS.items():
                 tree = ROOT if name != "before" else given.before and given.before.resolve()
@@ -102,15 +106,16 @@ def columns(given: argparse.Namespace, folder: Path) -> Iterator[Column]:
                     print(f"{case}, {name}: not run without --before", flush=True)
                     continue
                 plan, place = f"grid_cost_{case}", folder / case / name.replace(",", "").replace(" ", "_")
-                write_plan(case, place / "plan" / f"{plan}.yaml", is_before=name == "before", steps=given.steps)
-                told = [f"--config-dir={place}", f"plan={plan}", f"plan.only=[{CASES[case][0]}]", *words]
-                yield Column(case, name, command(told, given.device, place), tree, f"{case} {name}")
+                plans = folder / ("plans_before" if name == "before" else "plans")
+                write_plan(case, plans / "plan" / f"{plan}.yaml", is_before=name == "before", steps=given.steps)
+                told = [f"--config-dir={plans}", f"plan={plan}", f"plan.only=[{CASES[case][0]}]", *words]
+                yield Column(case, name, command(told, given.device, place), tree, place)
 
 
-def command(words: list[str], device: str, outputs: Path) -> list[str]:
+def command(words: list[str], device: str, place: Path) -> list[str]:
     return [
         *(sys.executable, "scripts/compare.py", *words),
-        *(f"device={device}", "logger=none", "report=false", f"outputs_dir={outputs}"),
+        *(f"device={device}", "logger=none", "report=false", f"outputs_dir={place / 'outputs'}"),
     ]
 
 
@@ -129,17 +134,18 @@ def write_plan(case: str, path: Path, *, is_before: bool, steps: int | None) -> 
     path.write_text(yaml.safe_dump(plan, sort_keys=False))
 
 
-def timed(column: Column, folder: Path) -> dict[str, Any]:
-    """Run a command; return its seconds, and of zoology's loop what it prints.
+def timed(column: Column) -> dict[str, Any]:
+    """Run a command, of which nothing is left by one that was cut off; return its seconds, and of zoology's loop what
+    it prints.
 
     Raises:
         SystemExit: it failed.
     """
-    caches = folder / "caches" / column.caches
+    shutil.rmtree(column.place if column.is_first else column.place / "outputs", ignore_errors=True)
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(column.tree), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        "TRITON_CACHE_DIR": str(caches / "triton"),
-        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+        "TRITON_CACHE_DIR": str(column.place / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(column.place / "inductor"),
     }
     began = time.perf_counter()
     done = subprocess.run(column.command, cwd=column.tree, env=environment, capture_output=True, text=True)

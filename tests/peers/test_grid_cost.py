@@ -1,6 +1,7 @@
-"""What a grid costs: which columns run, in whose code, and that what has run is not run again."""
+"""The cost of a grid: which columns run, in whose code, from which caches, and that none is run again."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ def ran(monkeypatch) -> list[grid_cost.Column]:
     """Columns that were run, each in its order's number of seconds."""
     done: list[grid_cost.Column] = []
 
-    def timed(column: grid_cost.Column, folder: Path) -> dict[str, Any]:
+    def timed(column: grid_cost.Column) -> dict[str, Any]:
         done.append(column)
         return {"case": column.case, "column": column.name, "seconds": 10.0 * len(done)}
 
@@ -62,6 +63,25 @@ def test_twenty_runs_of_zoology_s_loop(ran, monkeypatch, tmp_path, capsys):
     assert "zoology, sequences read: 20.0 s a run, 400 for twenty" in capsys.readouterr().out
     # The same folder of sequences, so that the second run reads the first one's.
     assert ran[0].command == ran[1].command
+
+
+def test_a_column_finds_what_it_is_said_to_find(monkeypatch, tmp_path):
+    """Caches of the column before it, also of another sitting; of one that was cut off nothing is left."""
+    found = []
+
+    def run(command: list[str], cwd: Path, env: dict[str, str], **_: Any) -> subprocess.CompletedProcess:
+        caches, outputs = Path(env["TRITON_CACHE_DIR"]), tmp_path / "work" / "published" / "outputs"
+        found.append((caches.exists(), outputs.exists()))
+        for folder in (caches, outputs):
+            folder.mkdir(parents=True, exist_ok=True)
+        return subprocess.CompletedProcess(command, int(len(found) == 2), "", "cut off")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    words = ("published", f"--outputs={tmp_path}")
+    with pytest.raises(SystemExit, match="published, filled caches: exit code 1"):
+        call(monkeypatch, *words)
+    call(monkeypatch, *words)
+    assert found == [(False, False), (True, False), (True, False)]
 
 
 def test_the_plan_of_a_case(tmp_path):

@@ -114,7 +114,7 @@ def match_model(
             state that grows; layers to be solved that differ, or where nothing is to be matched by them.
     """
 
-    def built(width: int, layers: Sequence[MixerSettings]) -> LanguageModel:
+    def built(width: int, layers: Sequence[MixerSettings], model: ModelSettings = model) -> LanguageModel:
         settings = replace(model, feed_forward_width=width, num_layers=len(layers))
         return build_meta(layers, settings, vocabulary_size=vocabulary_size)
 
@@ -127,7 +127,9 @@ def match_model(
         raise UserError(
             "match_by=layers: the layers' mixers differ, and which to add nobody says; match_by=feed_forward"
         )
-    reference = built(model.feed_forward_width, [REFERENCE] * model.num_layers)
+    # Softmax's counts are the same in however many heads; one fills the width where those of a mixer do not.
+    one_head = replace(model, head_width=model.dim)
+    reference = built(model.feed_forward_width, [REFERENCE] * model.num_layers, one_head)
     width, mismatch, layers, values = model.feed_forward_width, None, list(mixers), []
     if match == "state":
         layers, mismatch, values = _match_states(mixers, model)

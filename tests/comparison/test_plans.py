@@ -11,6 +11,7 @@ from attnbench.cli.reading import read_comparison
 from attnbench.model.language_model import build_meta, resolve_mixer
 from attnbench.model.matching import TOLERANCE, match_mixer
 from attnbench.settings.errors import UserError
+from attnbench.training.prepare import prepare
 
 PLANS = sorted(path.stem for path in (CONF / "plan").glob("*.yaml"))
 
@@ -61,6 +62,14 @@ def test_the_published_sizes_are_those_of_the_published_table(variant, parameter
     mixers = [mixer] * settings.model.num_layers
     built = build_meta(mixers, settings.model, vocabulary_size=settings.data.vocabulary_size)
     assert built.num_parameters() == pytest.approx(parameters, rel=0.01)
+
+
+def test_every_variant_of_the_published_sizes_can_be_prepared():
+    own = plan("plan=published")
+    evaluations = f"eval=[{','.join(own.evaluations)}]"
+    for words in own.variants.values():
+        settings = compose([evaluations, "device=cpu", *own.overrides, *words, "data=embedded"])
+        assert prepare(settings).matched.match == "none"
 
 
 @pytest.mark.parametrize(("fraction", "num_variants"), [("half", 24), pytest.param("full", 48, marks=pytest.mark.slow)])

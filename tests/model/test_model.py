@@ -137,6 +137,23 @@ def test_every_mixer_is_matched_within_one_percent(name, match):
         assert matched.model == model
 
 
+def test_what_is_matched_does_not_depend_on_how_softmax_would_be_cut_into_heads():
+    mixers = [mixer_settings("gated_deltanet", num_heads=1)] * 2
+    wide, narrow = (
+        ModelSettings(name="thin", dim=64, num_layers=2, head_width=head_width, feed_forward_width=400)
+        for head_width in (48, 16)
+    )
+    for match in ("params", "flops", "none"):
+        counts = [
+            (found.reference_parameters, found.reference_flops_per_token)
+            for found in (
+                match_model(mixers, model, match=match, seq_len=64, vocabulary_size=30) for model in (wide, narrow)
+            )
+        ]
+        plain = match_model([REFERENCE] * 2, narrow, match="none", seq_len=64, vocabulary_size=30)
+        assert counts == [(plain.parameters, plain.flops_per_token)] * 2
+
+
 def test_matching_takes_steps_of_one_where_eight_are_too_coarse():
     model = ModelSettings(name="narrow", dim=32, num_layers=2, head_width=16, feed_forward_width=12)
     gated = [mixer_settings("softmax", conv_size=3)] * 2

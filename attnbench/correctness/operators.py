@@ -52,6 +52,17 @@ def _swiglu(numbers: _Numbers, dtype: torch.dtype) -> Problem:
     return Problem((numbers.normal(33, 300, dtype=dtype),), lambda packed: (swiglu(packed),), definition)
 
 
+def _rms_norm(numbers: _Numbers, dtype: torch.dtype) -> Problem:
+    """Rows so many that several programs share the sum of the weight's gradient."""
+    from attnbench.kernels.rms_norm import rms_norm
+
+    def definition(x: Tensor, weight_1D: Tensor) -> tuple[Tensor, ...]:
+        return (weight_1D * x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt(),)
+
+    inputs = numbers.normal(133, 72, dtype=dtype), numbers.normal(1, 72, dtype=dtype)
+    return Problem(inputs, lambda *given: (rms_norm(*given, 1e-6),), definition)
+
+
 def _embed(numbers: _Numbers, dtype: torch.dtype) -> Problem:
     """Embedding of so many positions that several programs share the sum of the gradient."""
     from attnbench.kernels.embedding import embed
@@ -261,6 +272,7 @@ def _diagonal_decay_step(numbers: _Numbers, dtype: torch.dtype) -> Problem:
 
 OPERATORS: dict[str, Callable[[_Numbers, torch.dtype], Problem]] = {
     "swiglu": _swiglu,
+    "rms_norm": _rms_norm,
     "embed": _embed,
     "linear_cross_entropy": _loss,
     # More symbols than a program holds at once.

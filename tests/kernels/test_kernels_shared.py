@@ -13,9 +13,11 @@ from kernel_checks import DEVICE, assert_definition, assert_near, assert_stacked
 from attnbench.kernels import embedding as embedding_kernel
 from attnbench.kernels import flash_launch, linear_attention
 from attnbench.kernels import linear_cross_entropy as loss_kernel
+from attnbench.kernels import rms_norm as norm_kernel
 from attnbench.kernels.delta_rule_launch import DeltaRule
 from attnbench.kernels.embedding import embed
 from attnbench.kernels.linear_cross_entropy import linear_cross_entropy
+from attnbench.kernels.rms_norm import rms_norm
 from attnbench.kernels.rotary import split_rotated, turn_packed
 from attnbench.kernels.scalar_decay_launch import ScalarDecay
 from attnbench.kernels.swiglu import swiglu
@@ -76,6 +78,21 @@ def test_swiglu_is_silu_times_up_and_so_is_its_gradient(rows, width, dtype):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("most", [1024, 2], ids=["many parts", "two parts"])
+@pytest.mark.parametrize(("rows", "width"), [(1, 8), (130, 24), (700, 64), (3, 3000)])
+def test_rows_are_normed_as_the_definition_says(rows, width, most, dtype, monkeypatch):
+    monkeypatch.setattr(norm_kernel, "MAX_PARTS", most)
+
+    def definition(x, weight_1D):
+        return weight_1D * x * (x.square().mean(-1, keepdim=True) + 0.1).rsqrt()
+
+    x, weight = normal(rows, width, dtype=dtype).requires_grad_(), normal(1, width, dtype=dtype, seed=1)
+    x.data[0] = 0.0
+    tensors = [x, weight.requires_grad_()]
+    assert_definition(lambda *given: rms_norm(*given, 0.1), definition, tensors, TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("part_bytes", [2**25, 1000])
 @pytest.mark.parametrize(("num_symbols", "block"), [(10, 4096), (61, 16), (64, 16)])
@@ -107,13 +124,15 @@ def test_the_loss_without_gradient_is_that_of_the_house():
     assert of_x.numel() == of_weight.numel() == 0
 
 
-@pytest.mark.parametrize("operator", ["swiglu", "linear_cross_entropy", "embed"])
+@pytest.mark.parametrize("operator", ["swiglu", "rms_norm", "linear_cross_entropy", "embed"])
 def test_the_compiler_sees_through_the_operators(operator):
     x = normal(8, 16).requires_grad_()
 
     def function(x):
         if operator == "swiglu":
             return swiglu(x).sum()
+        if operator == "rms_norm":
+            return rms_norm(x, x[:1], 0.1).square().sum()
         if operator == "embed":
             return embed(torch.arange(8, device=DEVICE) // 3, x, torch.bfloat16).float().square().sum()
         return linear_cross_entropy(x, x, torch.arange(8, device=DEVICE), None, True)[0]
@@ -208,6 +227,10 @@ def test_stacked_models_are_each_alone():
         return query * key * value
 
     assert_stacked(swiglu, [x], [0])
+    gains = normal(3, 1, 16, seed=2).requires_grad_()
+    normed = lambda *given: rms_norm(*given, 0.1)  # noqa: E731
+    assert_stacked(normed, [x, gains], [0, 0])
+    assert_stacked(normed, [x, gains.detach()[0].requires_grad_()], [0, None])
     assert_stacked(turned, [normal(3, 2, 5, 48).requires_grad_()], [0])
     assert_stacked(lambda x: turn_packed(x, angles, 2, False), [normal(3, 2, 5, 48).requires_grad_()], [0])
     assert_stacked(lambda *given: embed(*given, torch.float32), [tokens, weight], [0, 0])

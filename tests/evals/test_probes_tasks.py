@@ -344,7 +344,7 @@ def test_correct_labels_are_found_in_pieces_and_absent_ones_are_not_among_them(m
     expected_BL = batch.weight_BT.bool()
     expected_BL[:, 1] = False
     assert torch.equal(correct_labels(model, batch), expected_BL)
-    monkeypatch.setattr(scoring, "MAX_ELEMENTS", 7 * (9 * task.vocabulary_size + 40**2))
+    monkeypatch.setitem(scoring.MAX_ELEMENTS, "cpu", 7 * (9 * task.vocabulary_size + 40**2))
     assert torch.equal(correct_labels(model, batch), expected_BL)
     assert model.sizes == [30, 7, 7, 7, 7, 2]
     assert set(model.modes) == {(False, False)}

@@ -11,8 +11,9 @@ from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
 from attnbench.training.loop import Batch
 
-MAX_ELEMENTS = 2**25
-"""Logits and scores of attention that one forward pass may have: 128 MiB in float32."""
+MAX_ELEMENTS = {"cpu": 2**25, "cuda": 2**28}
+"""Logits and scores of attention that one forward pass may have: 128 MiB and 1 GiB in float32. A GPU waits for the host
+between small ones."""
 
 
 @torch.no_grad()
@@ -73,7 +74,7 @@ def _parts(model: LanguageModel, batch: Batch, num_models: int) -> Iterator[slic
     """Cut a batch into as many sequences as fit one forward pass of so many models."""
     length, num_labels = batch.tokens_BT.shape[1], batch.targets_BT.shape[1]
     of_sequence = num_models * (num_labels * model.embedding.num_embeddings + length**2)
-    at_once = max(1, MAX_ELEMENTS // of_sequence)
+    at_once = max(1, MAX_ELEMENTS[batch.tokens_BT.device.type] // of_sequence)
     return (slice(start, start + at_once) for start in range(0, len(batch.tokens_BT), at_once))
 
 

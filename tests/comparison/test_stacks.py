@@ -63,7 +63,7 @@ def test_what_was_measured_at_the_first_run_holds(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("elements", "number", "num_devices", "expected"),
-    [(2**22, 20, 1, True), (2**22, 20, 2, False), (2**22, 3, 1, False), (2**16, 40, 1, False)],
+    [(2**23, 30, 1, True), (2**23, 20, 2, False), (2**22, 20, 1, False), (2**16, 40, 1, False)],
 )
 def test_trainings_are_compiled_where_it_saves_more_than_it_takes(
     tmp_path, monkeypatch, elements, number, num_devices, expected

@@ -2,9 +2,9 @@
 
 Twenty trainings a case, four learning rates × five seeds at equal steps (conf/plan/grid_cost.yaml), in columns, each a
 command in a new process with empty compiler caches: `before`, eight workers of the code in `--before`, a tree of commit
-d988206, which knew no stacks; `one by one`, one worker; `new`, `plan.stack=auto`; and `new, four workers`. Then
-zoology's own loop at (256,16), whose second run reads the sequences of the first, and plan=published with one seed,
-with empty caches and again with filled ones.
+d988206, which knew no stacks; `one by one`, one worker; and `new`, `plan.stack=auto`. Then zoology's own loop at
+(256,16), whose second run reads the sequences of the first, and plan=published with one seed, with empty caches and
+again with filled ones.
 
 Prints a line a column as soon as it has run, and in the end the table. Columns are kept in OUTPUTS/grid_cost.jsonl,
 caches in OUTPUTS/work, and the same command goes on behind them; those of one case belong on one machine, with nothing
@@ -39,7 +39,6 @@ COLUMNS = {
     "before": ["plan.num_workers=8"],
     "one by one": ["plan.num_workers=1", "plan.stack=1"],
     "new": ["plan.num_workers=1", "plan.stack=auto"],
-    "new, four workers": ["plan.num_workers=4", "plan.stack=auto"],
 }
 ZOOLOGY, PUBLISHED = "zoology", "published"
 ZOOLOGY_STEPS = 200

@@ -31,13 +31,14 @@ def rms_norm(x_ND: Tensor, weight_RD: Tensor, eps: float) -> Tensor:
     """weight × x / sqrt(mean(x²) + eps) of each row, computed in float32: (N, D), in the dtype given.
 
     Args:
+        x_ND: a projection's part of a head may be read where it lies, beside others'.
         weight_RD: one of each of R stacked models, to which equal parts of the rows belong, in order.
     """
-    x_ND = x_ND.contiguous()
-    y_ND = torch.empty_like(x_ND)
+    x_ND, stride = _rows(x_ND)
+    y_ND = torch.empty_like(x_ND, memory_format=torch.contiguous_format)
     num_rows, options = x_ND.shape[0] // len(weight_RD), _block(x_ND)
     grid = (-(-num_rows // options["ROWS"]), len(weight_RD))
-    launch(_forward, grid, x_ND, weight_RD.contiguous(), y_ND, num_rows, x_ND.shape[1], eps, **options)
+    launch(_forward, grid, x_ND, weight_RD.contiguous(), y_ND, num_rows, x_ND.shape[1], stride, eps, **options)
     return y_ND
 
 
@@ -48,6 +49,7 @@ def rms_norm_backward(gradient_ND: Tensor, x_ND: Tensor, weight_RD: Tensor, eps:
 
         dL/dx = r (g w - n mean(g w n)),   dL/dw = sum over rows of g n
     """
+    x_ND, stride = _rows(x_ND)
     of_x = torch.empty_like(x_ND, memory_format=torch.contiguous_format)
     num_models, width = weight_RD.shape
     num_rows, options = len(x_ND) // num_models, _block(x_ND)
@@ -55,13 +57,19 @@ def rms_norm_backward(gradient_ND: Tensor, x_ND: Tensor, weight_RD: Tensor, eps:
     blocks_a_part = -(-num_blocks // MAX_PARTS)
     num_parts = -(-num_blocks // max(1, blocks_a_part))
     parts = torch.empty(num_models, num_parts, width, dtype=torch.float32, device=x_ND.device)
-    inputs = gradient_ND.contiguous(), x_ND.contiguous(), weight_RD.contiguous()
-    rows_a_part = blocks_a_part * options["ROWS"]
-    launch(_backward, (num_parts, num_models), *inputs, of_x, parts, num_rows, width, rows_a_part, eps, **options)
+    inputs = gradient_ND.contiguous(), x_ND, weight_RD.contiguous()
+    sizes = num_rows, width, stride, blocks_a_part * options["ROWS"]
+    launch(_backward, (num_parts, num_models), *inputs, of_x, parts, *sizes, eps, **options)
     return of_x, parts.sum(1)
 
 
-def _block(x_ND: Tensor) -> dict[str, int]:
+def _rows(x_ND: Tensor) -> tuple[Tensor, int]:
+    """Return x with rows whose channels lie side by side, and how far it is from one to the next."""
+    x_ND = x_ND if x_ND.stride(1) == 1 else x_ND.contiguous()
+    return x_ND, x_ND.stride(0)
+
+
+def _block(x_ND: Tensor) -> dict[str, Any]:
     columns = triton.next_power_of_2(x_ND.shape[1])
     return {"ROWS": max(1, NUMBERS // columns), "COLUMNS": columns, "num_warps": min(16, max(4, columns // 512))}
 
@@ -104,19 +112,19 @@ def _unit_rows(x, address, there, width, eps):
 
 
 @triton.jit
-def _forward(x, weight, y, num_rows, width, eps, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _forward(x, weight, y, num_rows, width, stride, eps, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Grid: blocks of a model's rows, models."""
     model, column = tl.program_id(1).to(tl.int64), tl.arange(0, COLUMNS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = (row < num_rows)[:, None] & (column < width)[None, :]
-    address = (model * num_rows + row)[:, None] * width + column[None, :]
-    unit, _ = _unit_rows(x, address, there, width, eps)
+    row = (model * num_rows + row)[:, None]
+    unit, _ = _unit_rows(x, row * stride + column[None, :], there, width, eps)
     gain = tl.load(weight + model * width + column, mask=column < width, other=0.0).to(tl.float32)
-    tl.store(y + address, unit * gain[None, :], mask=there)
+    tl.store(y + row * width + column[None, :], unit * gain[None, :], mask=there)
 
 
 @triton.jit
-def _backward(gradient, x, weight, of_x, parts, num_rows, width, rows_a_part, eps,
+def _backward(gradient, x, weight, of_x, parts, num_rows, width, stride, rows_a_part, eps,
               ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     """Grid: parts of a model's rows, models."""
     part, model, column = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.arange(0, COLUMNS)
@@ -126,8 +134,9 @@ def _backward(gradient, x, weight, of_x, parts, num_rows, width, rows_a_part, ep
     for first in range(part * rows_a_part, end, ROWS):
         row = first + tl.arange(0, ROWS)
         there = (row < end)[:, None] & (column < width)[None, :]
-        address = (model * num_rows + row)[:, None] * width + column[None, :]
-        unit, scale = _unit_rows(x, address, there, width, eps)
+        row = (model * num_rows + row)[:, None]
+        address = row * width + column[None, :]
+        unit, scale = _unit_rows(x, row * stride + column[None, :], there, width, eps)
         given = tl.load(gradient + address, mask=there, other=0.0).to(tl.float32)
         mean = tl.sum(given * gain[None, :] * unit, axis=1, keep_dims=True) / width
         tl.store(of_x + address, scale * (given * gain[None, :] - unit * mean), mask=there)

@@ -90,6 +90,10 @@ def test_rows_are_normed_as_the_definition_says(rows, width, most, dtype, monkey
     x.data[0] = 0.0
     tensors = [x, weight.requires_grad_()]
     assert_definition(lambda *given: rms_norm(*given, 0.1), definition, tensors, TOLERANCES[dtype])
+    # Where a projection has left it, and with channels apart.
+    for part in (normal(rows, 3 * width, dtype=dtype)[:, width : 2 * width], normal(width, rows, dtype=dtype).T):
+        tensors = [part.requires_grad_(), weight]
+        assert_definition(lambda *given: rms_norm(*given, 0.1), definition, tensors, TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)

@@ -1,13 +1,14 @@
-"""Launching our Triton kernels, and compiling them before that, while torch's compiler is still at its own work.
+"""Launching our Triton kernels, and compiling them before that, side by side.
 
 Triton compiles a kernel when it is first launched, one after the other: for Gated DeltaNet's step that is seconds after
 the seconds that torch.compile takes. But long before, torch.compile asks each operator what it would return for tensors
-that have a shape and no memory. Then the operator's kernels begin to compile, each in a thread, and are loaded onto the
-device: Triton holds Python's lock for a small part of its time.
+that have a shape and no memory; and so does `foresee` where nothing goes through torch.compile. Then the operator's
+kernels begin to compile, each in a thread, and are loaded onto the device: Triton holds Python's lock for a small part
+of its time.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import cache
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.library import CustomOpDef  # pyright: ignore[reportPrivateImportUsage]
 from torch.types import py_sym_types
 from triton.runtime.errors import OutOfResources
@@ -28,6 +29,9 @@ MAX_THREADS = 8
 
 _unfinished: set[Future[None]] = set()
 """Compilations that have begun. A kernel that is being loaded cannot be launched."""
+
+_foreseen: set[Any] = set()
+"""What `foresee` has been asked."""
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
@@ -52,6 +56,27 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     else:
         named = tuple((name, _outline(x)) for name, x in options.items())
         begin(kernel, outline.device, tuple(_outline(x) for x in arguments), named)
+
+
+def foresee(
+    loss: Callable[..., Tensor], parameters: Sequence[Tensor], inputs: Sequence[Tensor | None], name: str
+) -> None:
+    """Trace a loss and its gradients for tensors without memory, so that all their kernels begin to compile at once.
+
+    In a step that does not go through torch.compile each is compiled otherwise when it is first launched, one after the
+    other. Does nothing away from a card, or for the same shapes again.
+
+    Args:
+        name: says of the loss what shapes do not.
+    """
+    question = name, *((x.shape, x.dtype) for x in (*parameters, *inputs) if x is not None)
+    if question in _foreseen or not can_compile(tuple(parameters)):
+        return
+    _foreseen.add(question)
+    # What cannot be traced says so when it runs.
+    with suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        value = loss(*(None if x is None else mode.from_tensor(x) for x in inputs))
+        torch.autograd.grad(value.sum(), parameters, allow_unused=True)
 
 
 @cache

@@ -1,6 +1,6 @@
 """Training: a loop of steps with hooks around it. `train_step` is the very function that throughput times."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -11,7 +11,7 @@ from torch.profiler import record_function
 from attnbench.data.batches import Batches
 from attnbench.kernels import import_kernels
 from attnbench.machine.cuda_graph import CapturedCall
-from attnbench.machine.device import wake_compiler
+from attnbench.machine.device import on_kernels, wake_compiler
 from attnbench.machine.group import Group
 from attnbench.machine.precision import computing, multiplying
 from attnbench.model.dropout import row_keys
@@ -23,6 +23,7 @@ from attnbench.training.schedule import learning_rates
 
 RATES_AT_A_TIME = 2**12
 """Learning rates that are on the device at once."""
+OWN_BACKENDS = ("torch", "triton")
 EPSILON = 1e-8
 """AdamW's, beside the root of the second moment."""
 
@@ -122,6 +123,36 @@ class Rates:
         return self._rates_S[step - self._known.start]
 
 
+def foresee(
+    model: LanguageModel,
+    nats: Callable[[LanguageModel, Batch], Tensor],
+    batch: Batch,
+    precision: str,
+    parameters: Iterable[Tensor] | None = None,
+) -> None:
+    """Begin to compile, on CUDA, the kernels of a step that does not go through torch.compile.
+
+    Args:
+        nats: its forward pass.
+        parameters: of which it takes the gradient; None: the model's.
+    """
+    if not on_kernels(first := next(model.parameters())):
+        return
+    # Kernels of others would be launched on memory that is not there.
+    is_ours = all(type(part).__module__.startswith(("attnbench.", "torch.")) for part in model.modules())
+    if not is_ours or any(layer.mixer.backend not in OWN_BACKENDS for layer in model.layers):
+        return
+    from attnbench.kernels import launching
+
+    def loss(*parts: Tensor | None) -> Tensor:
+        with computing(precision, first.device):
+            return nats(model, Batch(*parts))  # pyright: ignore[reportArgumentType]
+
+    learned = [*(model.parameters() if parameters is None else parameters)]
+    with multiplying(precision):
+        launching.foresee(loss, learned, batch, f"{model} in {precision}")
+
+
 def batch_nats(model: LanguageModel, batch: Batch) -> Tensor:
     """Nats over all labels of the batch, in the precision that is set: the compiled part, with its backward pass."""
     hidden, _ = model.hidden(batch.tokens_BT, positions_BL=batch.positions_BL, dropout_B=batch.dropout_B)
@@ -186,7 +217,13 @@ def stepper(
             import_kernels()
         nats = torch.compile(batch_nats, dynamic=False, options=options)
 
+    is_new = not compiled
+
     def step(batch: Batch, rate: Tensor) -> StepReport:
+        nonlocal is_new
+        if is_new:
+            is_new = False
+            foresee(state.model, batch_nats, batch.rows(slice(settings.micro_batch_size)), precision)
         return train_step(state, batch, rate, settings, precision, nats, group)
 
     return _captured(step, others_ask=group is not None) if captured else step

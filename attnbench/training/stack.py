@@ -20,7 +20,7 @@ from attnbench.settings.errors import Interrupted
 from attnbench.settings.schema import TrainSettings
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import DivergedError, is_logged
-from attnbench.training.loop import EPSILON, Batch, Rates, StepReport, batch_nats
+from attnbench.training.loop import EPSILON, Batch, Rates, StepReport, batch_nats, foresee
 from attnbench.training.stack_linear import SplitSums
 
 MIN_STEPS_TO_COMPACT = 200
@@ -140,6 +140,7 @@ class Stack:
         self._moving: list[Member] = []
         self._is_still_R = torch.empty(0)
         self._still = torch.zeros((), device=self.device)
+        self._is_new = True
         self._call = CapturedCall(self._on_tensors) if captured else self._on_tensors
         # Torch's attention on a CPU has no batching rule. It is called a training at a time, as alone, and would warn
         # at every step of its backward pass.
@@ -167,6 +168,10 @@ class Stack:
         }
         # The same at every step.
         self._parts[:] = named
+        if self._is_new:
+            self._is_new = False
+            parameters = self.tensors.parameters.values()
+            foresee(self.nats.model, self._stacked_nats, Batch(**named), self.precision, parameters)
         report = self._call(rates_R, self._is_still_R, *named.values())
         if any(is_logged(one.state.step + 1, one.state.end(one.num_steps), self.settings) for one in moving):
             report = StepReport(report.loss.cpu(), report.gradient_norm.cpu())
@@ -174,18 +179,23 @@ class Stack:
         return {member: StepReport(*of_member) for member, of_member in zip(self.members, of_members, strict=True)}
 
     def _on_tensors(self, rates_R: Tensor, is_still_R: Tensor, *parts: Tensor) -> StepReport:
-        parameters = self.tensors.parameters
-        products = SplitSums() if self.device.type == "cuda" else nullcontext()
-        with record_function("forward"), computing(self.precision, self.device), products:
-            loss_R = torch.vmap(self._mean_nats)(parameters, *parts)
+        with record_function("forward"), computing(self.precision, self.device):
+            loss_R = self._losses(*parts)
         # One sum: no training's loss is in another's gradient.
         with record_function("backward"), multiplying(self.precision):
             loss_R.sum().backward()
         with record_function("optimizer"):
             norm_R = self.tensors.update(rates_R, is_still_R, self.settings)
-        for tensor in parameters.values():
+        for tensor in self.tensors.parameters.values():
             tensor.grad = None
         return StepReport(loss_R.detach(), norm_R)
+
+    def _losses(self, *parts: Tensor) -> Tensor:
+        with SplitSums() if self.device.type == "cuda" else nullcontext():
+            return torch.vmap(self._mean_nats)(self.tensors.parameters, *parts)
+
+    def _stacked_nats(self, _: LanguageModel, stacked: Batch) -> Tensor:
+        return self._losses(*(part for part in stacked if part is not None))
 
     def _mean_nats(self, parameters: dict[str, Tensor], *parts: Tensor) -> Tensor:
         batch = dict(zip(self._parts, parts, strict=True))

@@ -8,6 +8,7 @@ from threading import Event, Timer
 import pytest
 import torch
 from kernel_checks import interpreted, normal
+from small import mixer_settings
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -20,11 +21,23 @@ from attnbench.kernels.flash_attention import flash_attention, packed_flash_atte
 from attnbench.kernels.gated_delta_rule import gated_delta_rule
 from attnbench.kernels.linear_attention import linear_attention
 from attnbench.kernels.linear_cross_entropy import linear_cross_entropy
+from attnbench.kernels.rms_norm import rms_norm
 from attnbench.kernels.rotary import split_rotated, turn_packed
 from attnbench.kernels.scalar_decay import scalar_decay
 from attnbench.kernels.short_convolution import short_convolution
 from attnbench.kernels.swiglu import swiglu
+from attnbench.model.language_model import build_model
 from attnbench.settings.errors import UserError
+from attnbench.settings.schema import ModelSettings, TrainSettings
+from attnbench.training import loop
+from attnbench.training.checkpoint import TrainState
+from attnbench.training.loop import Batch, stepper
+from attnbench.training.stack import Member, Stack
+
+
+class ThirdParty(torch.nn.Module):
+    """As a library's would be: its class is not one of attnbench's."""
+
 
 LENGTH, HEADS, WIDTH = 40, 2, 16
 MIXED = (2, LENGTH, 3 * HEADS * WIDTH)
@@ -76,6 +89,7 @@ def angles_of(x: Tensor) -> Tensor:
 
 OPERATORS = {
     "swiglu": (swiglu, (33, 48)),
+    "rms_norm": (lambda x: rms_norm(x, x[:1], 1e-6), (34, 48)),
     "embed": (embedded, (30, 16)),
     "linear_cross_entropy": (logits_of, (30, 16)),
     "short_convolution": (lambda x: short_convolution(x, x[0, :8, :4], silu=True), (2, 20, 8)),
@@ -101,13 +115,12 @@ OPERATORS = {
 """Of a tensor, and the tensor's shape. No two ask an operator the same: the second time nothing would begin."""
 
 
-@interpreted
-@pytest.mark.parametrize("name", OPERATORS)
-def test_all_that_is_launched_was_begun_while_tracing(name, monkeypatch):
-    function, shape = OPERATORS[name]
+@pytest.fixture
+def watched(monkeypatch) -> tuple[set, set]:
+    """Kernels with what they are compiled for: those that began while an operator was traced, and those launched."""
     original, begun, launched = launching.launch, set(), set()
 
-    def watched(kernel, grid, *arguments, **options):
+    def watch(kernel, grid, *arguments, **options):
         tensors = [part for part in (*arguments, *options.values()) if isinstance(part, Tensor)]
         named = tuple((key, launching._outline(part)) for key, part in options.items())
         into = begun if any(isinstance(part, FakeTensor) for part in tensors) else launched
@@ -116,9 +129,16 @@ def test_all_that_is_launched_was_begun_while_tracing(name, monkeypatch):
 
     for module in list(sys.modules.values()):
         if getattr(module, "launch", None) is original:
-            monkeypatch.setattr(module, "launch", watched)
+            monkeypatch.setattr(module, "launch", watch)
     monkeypatch.setattr(launching, "can_compile", lambda inputs: True)
     monkeypatch.setattr(launching, "begin", lambda *kernel: None)
+    return begun, launched
+
+
+@interpreted
+@pytest.mark.parametrize("name", OPERATORS)
+def test_all_that_is_launched_was_begun_while_tracing(name, watched, monkeypatch):
+    (function, shape), (begun, launched) = OPERATORS[name], watched
     if name.endswith(", split"):
         monkeypatch.setattr(flash_launch, "splits_for", lambda *_: 2)
     torch.compiler.reset()
@@ -127,6 +147,75 @@ def test_all_that_is_launched_was_begun_while_tracing(name, monkeypatch):
     assert launched
     assert name.endswith(", split") == any(kernel == "add_up_kernel" for kernel, *_ in launched)
     assert begun == launched
+
+
+MIXERS = {"softmax": "torch", "flash": "triton", "linear": "triton", "gated_deltanet": "triton", "kda": "triton"}
+
+
+@interpreted
+@pytest.mark.parametrize("stack", [1, 2])
+@pytest.mark.parametrize("name", MIXERS)
+def test_kernels_of_a_step_that_is_not_compiled_begin_before_it(name, stack, watched, monkeypatch):
+    begun, launched = watched
+    for module in list(sys.modules.values()):
+        if hasattr(module, "on_kernels"):
+            monkeypatch.setattr(module, "on_kernels", lambda x: x.dtype == torch.float32)
+    # No two cases have one shape: the second time an operator is asked the same nothing begins.
+    number = 2 * list(MIXERS).index(name) + stack
+    length, num_symbols = 33 + number, 20 + number
+    size = ModelSettings(name="thin", dim=32, num_layers=1, head_width=16, feed_forward_width=24)
+    mixer = mixer_settings(name)
+    mixer.options["backend"] = MIXERS[name]
+    tokens = torch.arange(2 * length).view(2, length) % 20
+    batch = Batch(tokens, tokens[:, :3], torch.ones(2, 3), tokens[:, 3:6])
+    states = [TrainState.fresh(build_model([mixer], size, vocabulary_size=num_symbols, seed=i)) for i in range(stack)]
+    settings, rate = TrainSettings(num_steps=9, batch_size=2, compile=False), torch.tensor(1e-3)
+    if stack == 1:
+        step = partial(stepper(states[0], settings, "float32"), batch, rate)
+    else:
+        how = {"batches": lambda step: batch, "settings": settings, "num_steps": 9, "hooks": []}
+        members = [Member(state=state, **how) for state in states]
+        step = partial(Stack(members, "float32").step, members)
+    step()
+    assert len(launched) >= 7
+    assert begun == launched
+    before = len(begun)
+    step()
+    assert len(begun) == before
+
+
+@interpreted
+def test_what_cannot_be_foreseen_says_so_when_it_runs(monkeypatch):
+    monkeypatch.setattr(launching, "can_compile", lambda inputs: True)
+    traced = []
+
+    def loss(x: Tensor) -> Tensor:
+        traced.append(x.shape)
+        return x[: int(x.sum())].sum()
+
+    for rows in (3, 3, 4):
+        launching.foresee(loss, [torch.ones(1, requires_grad=True)], [torch.ones(rows)], "of a length that is a sum")
+    assert traced == [(3,), (4,)]
+
+
+@pytest.mark.parametrize("part", [None, torch.nn.Identity(), ThirdParty()])
+def test_kernels_of_others_are_not_traced(part, monkeypatch):
+    size = ModelSettings(name="thin", dim=32, num_layers=1, head_width=16, feed_forward_width=24)
+    model = build_model([mixer_settings("softmax")], size, vocabulary_size=20, seed=0)
+    model.layers[0].mixer.part = part
+    asked = []
+    monkeypatch.setattr(launching, "foresee", lambda *given: asked.append(given))
+    monkeypatch.setattr(loop, "on_kernels", lambda x: True)
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    loop.foresee(model, loop.batch_nats, Batch(tokens, tokens), "float32")
+    assert bool(asked) != isinstance(part, ThirdParty)
+    model.layers[0].mixer.backend = "fla"
+    loop.foresee(model, loop.batch_nats, Batch(tokens, tokens), "float32")
+    assert len(asked) <= 1
+    monkeypatch.undo()
+    asked.clear()
+    loop.foresee(model, loop.batch_nats, Batch(tokens, tokens), "float32")
+    assert not asked
 
 
 class Kernel:

@@ -35,13 +35,13 @@ def test_a_case_has_its_columns_and_what_ran_is_not_run_again(ran, monkeypatch, 
     assert [column.name for column in ran] == list(grid_cost.COLUMNS)
     # A comma in a setting would be several values of it.
     assert not [word for column in ran for word in column.command if "," in word and "_dir" in word]
-    assert [column.tree for column in ran] == [tmp_path, *[grid_cost.ROOT] * 3]
-    assert "| copy | 10 | 20 | 30 | 40 |" in capsys.readouterr().out
+    assert [column.tree for column in ran] == [tmp_path, *[grid_cost.ROOT] * 2]
+    assert "| copy | 10 | 20 | 30 |" in capsys.readouterr().out
     kept = tmp_path / "grid_cost.jsonl"
     kept.write_text("".join(line for line in kept.read_text().splitlines(keepends=True) if '"new"' not in line))
     call(monkeypatch, *words)
-    assert [column.name for column in ran[4:]] == ["new"]
-    assert json.loads(kept.read_text().splitlines()[-1])["seconds"] == 50
+    assert [column.name for column in ran[3:]] == ["new"]
+    assert json.loads(kept.read_text().splitlines()[-1])["seconds"] == 40
 
 
 def test_what_has_no_path_says_so(ran, monkeypatch, tmp_path, capsys):
@@ -49,7 +49,7 @@ def test_what_has_no_path_says_so(ran, monkeypatch, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "copy, before: not run without --before" in printed
     assert "zoology: not run without --zoology" in printed
-    assert len(ran) == 3
+    assert len(ran) == 2
 
 
 def test_a_case_that_there_is_not(monkeypatch, tmp_path, capsys):

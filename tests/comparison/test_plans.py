@@ -1,5 +1,7 @@
 """Every plan of conf/plan: its variants are command lines that train.py would take."""
 
+from dataclasses import replace
+
 import pytest
 import yaml
 from hydra import compose as compose_hydra
@@ -8,10 +10,10 @@ from mixer_building import mixer_names
 
 from attnbench.cli.compose import CONF, compose
 from attnbench.cli.reading import read_comparison
+from attnbench.comparison.plan import Comparison
 from attnbench.model.language_model import build_meta, resolve_mixer
 from attnbench.model.matching import TOLERANCE, match_mixer
 from attnbench.settings.errors import UserError
-from attnbench.training.prepare import prepare
 
 PLANS = sorted(path.stem for path in (CONF / "plan").glob("*.yaml"))
 
@@ -64,12 +66,19 @@ def test_the_published_sizes_are_those_of_the_published_table(variant, parameter
     assert built.num_parameters() == pytest.approx(parameters, rel=0.01)
 
 
-def test_every_variant_of_the_published_sizes_can_be_prepared():
-    own = plan("plan=published")
-    evaluations = f"eval=[{','.join(own.evaluations)}]"
-    for words in own.variants.values():
-        settings = compose([evaluations, "device=cpu", *own.overrides, *words, "data=embedded"])
-        assert prepare(settings).matched.match == "none"
+@pytest.mark.parametrize(
+    "name", [name if name == "published" else pytest.param(name, marks=pytest.mark.slow) for name in PLANS]
+)
+def test_every_variant_of_a_plan_can_be_trained_and_measured(name, tmp_path):
+    """In particular its models are built and matched, the probes' too."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        words = [f"plan={name}", "device=cpu", "logger=none", f"outputs_dir={tmp_path}"]
+        config = compose_hydra("compare", words, return_hydra_config=True)
+    settings = read_comparison(config, config.hydra)
+    own = replace(settings.plan, overrides=[*settings.plan.overrides, "data=embedded"])
+    comparison = Comparison(replace(settings, plan=own), compose)
+    assert not comparison.failures
+    assert list(comparison.variants) == list(own.variants)
 
 
 @pytest.mark.parametrize(("fraction", "num_variants"), [("half", 24), pytest.param("full", 48, marks=pytest.mark.slow)])

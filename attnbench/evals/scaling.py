@@ -150,9 +150,8 @@ class Scaling(SystemEvaluation):
         return lacks_text(subject, subject.seq_len, self.batch_size)
 
     def _costs(self, subject: Subject, model: ModelSettings, settings: dict[str, Any]) -> Iterator[Measurement]:
-        cost = measure_step(
-            subject, length=subject.seq_len, batch_size=self.batch_size, repetition=self.repetition, model=model
-        )
+        how = {"length": subject.seq_len, "batch_size": self.batch_size, "repetition": self.repetition}
+        cost = measure_step(subject, model=model, finds_compiled=True, **how)
         if isinstance(cost, OutOfMemory):
             yield from without_numbers(COSTS, settings, "out_of_memory", cost.reason)
             return

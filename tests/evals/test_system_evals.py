@@ -18,6 +18,7 @@ from small import compose_once
 
 from attnbench.cli.compose import CONF
 from attnbench.evals import throughput
+from attnbench.evals.lib import step_cost
 from attnbench.evals.lib.rows import doublings
 from attnbench.evals.memory import growth
 from attnbench.evals.scaling import FIT, Scaling, power_law
@@ -91,6 +92,21 @@ def test_throughput_times_the_step_that_trains_on_new_text_at_every_call(text, m
     assert all(tokens_BT.shape == (2, 32) for tokens_BT, *_ in steps)
     assert len({tuple(tokens_BT.flatten().tolist()) for tokens_BT, *_ in steps}) == len(steps)
     assert all(rate > 0 and (*rest,) == (measured.train, "float32") for _, rate, *rest in steps)
+
+
+def test_a_first_step_that_is_shown_finds_nothing_compiled_and_one_that_is_not_may(text, monkeypatch):
+    colds, cold_compiler = [], step_cost._cold_compiler
+    monkeypatch.setattr(step_cost, "_cold_compiler", lambda is_cold: colds.append(is_cold) or cold_compiler(False))
+    # Nothing is compiled here in truth, which would take a minute.
+    monkeypatch.setattr(step_cost, "load_compiler", lambda device: None)
+    stepper = step_cost.stepper
+    monkeypatch.setattr(step_cost, "stepper", lambda *given, compiled, captured: stepper(*given))
+    measured = subject(text, "train.compile=true")
+    rows_of("throughput", measured, lengths=[16], constant_tokens=None)
+    assert colds == [True]
+    rows = rows_of("scaling", measured, names=["tiny"])
+    assert "first_step_seconds" not in {row.metric for row in rows}
+    assert colds == [True, False]
 
 
 def test_one_length_more_changes_no_other_setting(text):

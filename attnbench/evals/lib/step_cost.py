@@ -79,12 +79,19 @@ def settle(subject: Subject) -> None:
 
 
 def measure_step(
-    subject: Subject, *, length: int, batch_size: int, repetition: Repetition, model: ModelSettings | None = None
+    subject: Subject,
+    *,
+    length: int,
+    batch_size: int,
+    repetition: Repetition,
+    model: ModelSettings | None = None,
+    finds_compiled: bool = False,
 ) -> StepCost | OutOfMemory:
     """Train a new model for as many steps as it takes, after `settle`, on the subject's corpus cut to this length.
 
     Args:
         model: another size; None for the run's own.
+        finds_compiled: take what the compiler's caches have: the seconds of the first step then say nothing.
 
     Raises:
         UserError: the mixer cannot be matched at that size, or the corpus has no such batch.
@@ -92,7 +99,7 @@ def measure_step(
     build = subject.builder(model)
     # Around the attempt: after an exception, which the attempt takes, the compiler would leave its folder behind.
     on_cpu = subject.device.type == "cpu"
-    with _cold_compiler(subject.compile), memory_capped(available_mib() if on_cpu else None):
+    with _cold_compiler(subject.compile and not finds_compiled), memory_capped(available_mib() if on_cpu else None):
         return attempt(lambda: _measure(subject, build, length, batch_size, repetition))
 
 

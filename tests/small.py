@@ -35,7 +35,7 @@ from attnbench.settings.schema import (
     TrainSettings,
 )
 from attnbench.training.checkpoint import TrainState
-from attnbench.training.loop import Batch
+from attnbench.training.step import Batch
 
 MIXERS = sorted(path.stem for path in (CONF / "attn").glob("*.yaml") if ": ???" not in path.read_text())
 """The yamls that are a mixer as they stand, with nothing that must be given."""

@@ -30,7 +30,7 @@ from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MixerSettings, ModelSettings
-from attnbench.training.loop import Batch, batch_nats, loss_and_gradients
+from attnbench.training.step import Batch, batch_nats, loss_and_gradients
 
 PARAMETERS = "parameters"
 PASSES = {"forward": 1, "total": 3}

@@ -21,8 +21,9 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import MixerSettings, ModelSettings, TrainSettings
 from attnbench.training.checkpoint import TrainState
-from attnbench.training.loop import Batch, Rates, stepper
+from attnbench.training.loop import Rates
 from attnbench.training.stack import Member, Stack
+from attnbench.training.step import Batch, stepper
 
 STEP, SHARE = "step_milliseconds", "training_milliseconds"
 UNITS = {STEP: "ms", SHARE: "ms", MAX_ERROR: ""}

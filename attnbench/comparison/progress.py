@@ -28,7 +28,8 @@ from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import duration
 from attnbench.training.job import TrainingJob
-from attnbench.training.loop import StepReport, train
+from attnbench.training.loop import train
+from attnbench.training.step import StepReport
 
 log = logging.getLogger(__name__)
 

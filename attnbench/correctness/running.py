@@ -34,7 +34,7 @@ from attnbench.settings.errors import UserError, one_line
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import MixerSettings, TrainSettings
 from attnbench.training.checkpoint import TrainState
-from attnbench.training.loop import Batch, stepper
+from attnbench.training.step import Batch, stepper
 
 SMALL_STEP = replace(MODEL, name="small", num_layers=2, feed_forward_width=256)
 """Model whose first training step is timed."""

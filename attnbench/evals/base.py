@@ -18,7 +18,7 @@ from attnbench.results.metrics import Primary
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
 from attnbench.settings.schema import ModelSettings, TrainSettings
-from attnbench.training.loop import Batch
+from attnbench.training.step import Batch
 
 
 class Subject(Protocol):

@@ -28,7 +28,7 @@ from attnbench.results.tables import Headline
 from attnbench.settings.check import check_counts, check_value
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ModelSettings
-from attnbench.training.loop import Batch
+from attnbench.training.step import Batch
 
 NUM_SYMBOLS = 26
 START, SEPARATOR, PADDING, BLANK = range(NUM_SYMBOLS, NUM_SYMBOLS + 4)

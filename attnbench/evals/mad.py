@@ -21,7 +21,7 @@ from attnbench.results.tables import Headline
 from attnbench.settings.check import check_counts, check_value
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ModelSettings
-from attnbench.training.loop import Batch
+from attnbench.training.step import Batch
 
 
 @dataclass(slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
 from attnbench.settings.check import check_counts
 from attnbench.settings.errors import UserError
-from attnbench.training.loop import Batch, loss_and_gradients
+from attnbench.training.step import Batch, loss_and_gradients
 
 METRICS = {"forward": "forward_peak_mib", "training": "training_peak_mib"}
 """The metric of each mode: a forward pass without gradient, or forward and backward of the loss."""

@@ -20,7 +20,7 @@ from attnbench.results.tables import Headline
 from attnbench.settings.check import check_counts, check_value
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ModelSettings
-from attnbench.training.loop import Batch
+from attnbench.training.step import Batch
 
 NUM_KEYS = NUM_VALUES = 16
 NUM_FILLER = 32

@@ -28,7 +28,7 @@ from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
 from attnbench.settings.check import check_counts, check_value
 from attnbench.settings.schema import ModelSettings
-from attnbench.training.loop import Batch
+from attnbench.training.step import Batch
 
 BLANK = 0
 

@@ -22,7 +22,7 @@ from attnbench.results.tables import Headline
 from attnbench.settings.check import check_counts, check_value
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ModelSettings
-from attnbench.training.loop import Batch
+from attnbench.training.step import Batch
 
 SHARED_BITS = 10
 """Lengths with fewer than 2^10 strings may have one in several splits: too few to keep some from training."""

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from attnbench.settings.schema import TrainSettings
 from attnbench.training.checkpoint import BEST, STEP, TrainState, kept
 from attnbench.training.hooks import DivergedError
-from attnbench.training.loop import Batch, loss_and_gradients
+from attnbench.training.step import Batch, loss_and_gradients
 
 
 def located(

@@ -11,9 +11,10 @@ from attnbench.settings.schema import RunSettings
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.job import batches_of, is_captured
 from attnbench.training.lead import Word, shared_tensors
-from attnbench.training.loop import StepReport, train
+from attnbench.training.loop import train
 from attnbench.training.prepare import Run, prepare
 from attnbench.training.run import make_ready
+from attnbench.training.step import StepReport
 
 
 def follow(group: Group, settings: RunSettings) -> None:

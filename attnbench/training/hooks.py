@@ -18,8 +18,8 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.schema import TrainSettings
 from attnbench.training.checkpoint import TrainState, save_best, save_step
 from attnbench.training.log import MetricsLog, ProgressBar
-from attnbench.training.loop import StepReport
 from attnbench.training.schedule import learning_rates
+from attnbench.training.step import StepReport
 from attnbench.training.wandb import WandbMirror
 
 log = logging.getLogger(__name__)

@@ -28,11 +28,12 @@ from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import DivergedError, Stopwatch
 from attnbench.training.log import watched
-from attnbench.training.loop import Batch, text_batch
+from attnbench.training.loop import text_batch
 from attnbench.training.prepare import Run, resolved_config, row_settings
 from attnbench.training.run import Training, make_ready, num_devices_of
 from attnbench.training.sample import write_sample
 from attnbench.training.schedule import shortened
+from attnbench.training.step import Batch
 from attnbench.training.wandb import WandbMirror, beside
 
 log = logging.getLogger(__name__)

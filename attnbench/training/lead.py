@@ -18,7 +18,7 @@ from attnbench.machine.signals import StopRequest
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.schema import TrainSettings
 from attnbench.training.checkpoint import TrainState
-from attnbench.training.loop import StepReport
+from attnbench.training.step import StepReport
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,9 @@ from attnbench.training.divergence import located
 from attnbench.training.hooks import Checkpoints, DivergedError, Estimate, Logging, Stopwatch, Validation, make_up
 from attnbench.training.lead import Leader
 from attnbench.training.log import MetricsLog, ProgressBar, stream_metrics
-from attnbench.training.loop import Batch, train
+from attnbench.training.loop import train
 from attnbench.training.stack import Member
+from attnbench.training.step import Batch
 from attnbench.training.wandb import WandbMirror
 
 log = logging.getLogger(__name__)

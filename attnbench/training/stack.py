@@ -20,8 +20,9 @@ from attnbench.settings.errors import Interrupted
 from attnbench.settings.schema import TrainSettings
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import DivergedError, is_logged
-from attnbench.training.loop import EPSILON, Batch, Rates, StepReport, batch_nats, foresee
+from attnbench.training.loop import Rates
 from attnbench.training.stack_linear import SplitSums
+from attnbench.training.step import EPSILON, Batch, StepReport, batch_nats, foresee
 
 MIN_STEPS_TO_COMPACT = 200
 """Steps that may be left from which on a stack leaves out its finished trainings: another recording of the step has to
@@ -70,7 +71,7 @@ def train_stack(members: Sequence[Member], *, precision: str, captured: bool = F
     """Train all to their ends, and yield each as soon as it is over.
 
     Args:
-        captured: see `loop.stepper`.
+        captured: see `step.stepper`.
 
     Raises:
         Interrupted: a hook was asked to stop; all members that are not over have been kept.
@@ -260,7 +261,7 @@ class StackedTensors:
 
     @torch.no_grad()
     def update(self, rates_R: Tensor, is_still_R: Tensor, settings: TrainSettings) -> Tensor:
-        """Clip and update each training as `loop.clip` and `loop.update` do it alone; returns the norms (R,) before.
+        """Clip and update each training as `step.clip` and `step.update` do it alone; returns the norms (R,) before.
 
         Args:
             is_still_R: trainings that are left as they are, as those are whose gradient is not finite.

@@ -20,8 +20,8 @@ from attnbench.ops.delta_rule import chunk_size, chunked_gated_delta_rule
 from attnbench.results.folder import data_root
 from attnbench.settings.schema import MixerSettings, ModelSettings, RunSettings
 from attnbench.training.checkpoint import TrainState
-from attnbench.training.loop import Batch, stepper
 from attnbench.training.schedule import learning_rates
+from attnbench.training.step import Batch, stepper
 from benchmarks.peers.models import FlaModel, NanoGPT, Operator, PlainGPT, naive_delta_rule
 
 NUM_SCHEDULED = 10_000

@@ -28,7 +28,7 @@ from attnbench.report.page import write_report
 from attnbench.results.row_tables import read_csv
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import BenchSettings
-from attnbench.training.loop import train_step
+from attnbench.training.step import train_step
 
 
 class OutOfResourcesError(Exception):

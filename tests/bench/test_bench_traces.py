@@ -26,7 +26,7 @@ from attnbench.bench.profiling.recording import Line, record, top
 from attnbench.bench.profiling.regions import labelled, labelled_nats, weight_parts
 from attnbench.bench.profiling.traces import Work, read_trace, write_trace
 from attnbench.settings.errors import UserError
-from attnbench.training.loop import train_step
+from attnbench.training.step import train_step
 
 CPU = torch.device("cpu")
 NUM_STEPS = 2

@@ -27,7 +27,7 @@ from attnbench.results.row_files import is_complete, read_results
 from attnbench.results.tables import read_folders
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import RunSettings
-from attnbench.training import loop as train
+from attnbench.training import step as training_step
 from attnbench.training.prepare import prepare
 
 SMALL = [
@@ -135,12 +135,12 @@ def test_another_machine_or_library_is_another_folder_and_another_commit_is_not(
 
 
 def test_what_does_not_fit_is_rows_and_the_next_length_is_measured(tmp_path, monkeypatch):
-    def full_when_short(state, batch, *given, step=train.train_step):
+    def full_when_short(state, batch, *given, step=training_step.train_step):
         if batch.tokens_BT.shape == (2, 16):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return step(state, batch, *given)
 
-    monkeypatch.setattr(train, "train_step", full_when_short)
+    monkeypatch.setattr(training_step, "train_step", full_when_short)
     own = settings(tmp_path, "eval.throughput.constant_tokens=null", "eval.throughput.lengths=[16,32]")
     found = [row.measurement for row in read_results(measured(own))]
     statuses = {

@@ -27,7 +27,7 @@ from attnbench.machine.memory import available_mib
 from attnbench.machine.timing import CappedChild, OutOfMemory
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED
-from attnbench.training import loop as train
+from attnbench.training import step as training_step
 from attnbench.training.prepare import Run, prepare
 
 ON_LINUX = pytest.mark.skipif(available_mib() is None, reason="only Linux counts and caps a process's memory")
@@ -78,13 +78,13 @@ def test_throughput_has_every_metric_and_they_agree(text):
 
 
 def test_throughput_times_the_step_that_trains_on_new_text_at_every_call(text, monkeypatch):
-    seen, train_step = [], train.train_step
+    seen, train_step = [], training_step.train_step
 
     def watched(state, batch, rate, settings, precision, *compiled):
         seen.append((batch.tokens_BT.clone(), float(rate), settings, precision))
         return train_step(state, batch, rate, settings, precision, *compiled)
 
-    monkeypatch.setattr(train, "train_step", watched)
+    monkeypatch.setattr(training_step, "train_step", watched)
     measured = subject(text)
     rows_of("throughput", measured, lengths=[32], batch_size=2, constant_tokens=None, warmup=2, repeats=4)
     _settling, *steps = seen

@@ -29,10 +29,10 @@ from attnbench.kernels.swiglu import swiglu
 from attnbench.model.language_model import build_model
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ModelSettings, TrainSettings
-from attnbench.training import loop
+from attnbench.training import step as training_step
 from attnbench.training.checkpoint import TrainState
-from attnbench.training.loop import Batch, stepper
 from attnbench.training.stack import Member, Stack
+from attnbench.training.step import Batch, stepper
 
 
 class ThirdParty(torch.nn.Module):
@@ -205,16 +205,16 @@ def test_kernels_of_others_are_not_traced(part, monkeypatch):
     model.layers[0].mixer.part = part
     asked = []
     monkeypatch.setattr(launching, "foresee", lambda *given: asked.append(given))
-    monkeypatch.setattr(loop, "on_kernels", lambda x: True)
+    monkeypatch.setattr(training_step, "on_kernels", lambda x: True)
     tokens = torch.zeros(1, 4, dtype=torch.long)
-    loop.foresee(model, loop.batch_nats, Batch(tokens, tokens), "float32")
+    training_step.foresee(model, training_step.batch_nats, Batch(tokens, tokens), "float32")
     assert bool(asked) != isinstance(part, ThirdParty)
     model.layers[0].mixer.backend = "fla"
-    loop.foresee(model, loop.batch_nats, Batch(tokens, tokens), "float32")
+    training_step.foresee(model, training_step.batch_nats, Batch(tokens, tokens), "float32")
     assert len(asked) <= 1
     monkeypatch.undo()
     asked.clear()
-    loop.foresee(model, loop.batch_nats, Batch(tokens, tokens), "float32")
+    training_step.foresee(model, training_step.batch_nats, Batch(tokens, tokens), "float32")
     assert not asked
 
 

@@ -19,7 +19,7 @@ from attnbench.model import stored
 from attnbench.results.row_files import read_results
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.training import job as training_job
-from attnbench.training import loop as train
+from attnbench.training import step as training_step
 from attnbench.training.hooks import Checkpoints
 from attnbench.training.log import read_metrics
 from attnbench.training.prepare import prepare
@@ -149,7 +149,7 @@ def test_a_stop_before_anything_is_there_to_save_is_heard_at_once(folder, monkey
         pytest.fail("went on")
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "train_step", compile_for_minutes)
+        patch.setattr(training_step, "train_step", compile_for_minutes)
         with pytest.raises(Interrupted, match="before a step was done; the same command goes on"):
             run(settings)
     assert not (prepare(settings).folder / "checkpoint").exists()

@@ -13,8 +13,9 @@ from attnbench.data.batches import Batches
 from attnbench.model.dropout import drop, row_keys
 from attnbench.model.language_model import LanguageModel, build_model
 from attnbench.training.checkpoint import TrainState, load_last, save_step
-from attnbench.training.loop import Batch, batch_nats, loss_and_gradients, text_batch, train
+from attnbench.training.loop import text_batch, train
 from attnbench.training.prepare import prepare, row_settings
+from attnbench.training.step import Batch, batch_nats, loss_and_gradients
 
 SHARE = 0.3
 TOKENS = torch.arange(600).remainder(7).mul(3).remainder(9).to(torch.int16)
@@ -172,7 +173,7 @@ def test_a_captured_step_is_given_the_keys_of_its_own_batch(share, monkeypatch):
                 kept.copy_(tensor)
             return self.function(*self.kept)
 
-    monkeypatch.setattr("attnbench.training.loop.CapturedCall", Replaying)
+    monkeypatch.setattr("attnbench.training.step.CapturedCall", Replaying)
     states = [TrainState.fresh(dropping(share)) for _ in range(2)]
     for state, captured in zip(states, (False, True), strict=True):
         batches = Batches(TOKENS, SEQ_LEN, TRAIN.batch_size, 0, "cpu")

@@ -26,8 +26,9 @@ from attnbench.results.row_files import read_results
 from attnbench.results.rows import ResultRow
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.schema import RunSettings
-from attnbench.training import follow, loop
+from attnbench.training import follow
 from attnbench.training import job as training_job
+from attnbench.training import step as training_step
 from attnbench.training.checkpoint import TrainState, load_counters
 from attnbench.training.log import read_metrics
 
@@ -89,11 +90,11 @@ def _be_rank(rank: int, given: dict[str, str], settings: RunSettings, act: Act |
         torch.set_num_threads(1)
         if act is not None:
 
-            def train_step(state, *arguments, step=loop.train_step):
+            def train_step(state, *arguments, step=training_step.train_step):
                 act(rank, state)
                 return step(state, *arguments)
 
-            loop.train_step = train_step
+            training_step.train_step = train_step
         try:
             run(settings)
             code = 0
@@ -251,7 +252,7 @@ def test_a_signal_while_one_is_in_its_first_step_ends_both(folder):
             os.kill(int(path.read_text()), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGTERM)
 
-        loop.update = update
+        training_step.update = update
 
     (code, lines), (code_of_other, _) = together(settings, stop)
     assert (code, code_of_other) == (143, 143)

@@ -25,8 +25,9 @@ from attnbench.model.language_model import build_model
 from attnbench.settings.errors import Interrupted
 from attnbench.training.checkpoint import TrainState, load_last, save_step
 from attnbench.training.hooks import DivergedError
-from attnbench.training.loop import StepReport, text_batch, train
+from attnbench.training.loop import text_batch, train
 from attnbench.training.stack import MIN_STEPS_TO_COMPACT, Member, train_stack
+from attnbench.training.step import StepReport
 
 TOKENS = torch.arange(600).remainder(7).mul(3).remainder(9).to(torch.int16)
 RUNS = [(0, 1e-3), (1, 1e-3), (0, 5e-4), (2, 3e-4)]

@@ -41,17 +41,9 @@ from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import DivergedError, Logging, Stopwatch
 from attnbench.training.job import _new_end
 from attnbench.training.log import MetricsLog, ProgressBar
-from attnbench.training.loop import (
-    Batch,
-    StepReport,
-    clip,
-    loss_and_gradients,
-    stepper,
-    train,
-    train_step,
-    update,
-)
+from attnbench.training.loop import train
 from attnbench.training.schedule import learning_rates, num_decay_steps, shortened
+from attnbench.training.step import Batch, StepReport, clip, loss_and_gradients, stepper, train_step, update
 from attnbench.training.wandb import WandbMirror
 
 CPU = torch.device("cpu")
@@ -432,7 +424,7 @@ def test_what_the_compiler_waits_for_begins_before_it_has_traced_anything(monkey
     assert events == ["hashed", "hashed", "started"]
 
     events.clear()
-    monkeypatch.setattr("attnbench.training.loop.wake_compiler", lambda device: events.append(device.type))
+    monkeypatch.setattr("attnbench.training.step.wake_compiler", lambda device: events.append(device.type))
     monkeypatch.setattr("attnbench.kernels.import_module", events.append)
     monkeypatch.setattr(torch, "compile", lambda *arguments, **options: events.append("compile"))
     stepper(fresh_state(), TRAIN, "float32", compiled=True)

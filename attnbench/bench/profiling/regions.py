@@ -11,7 +11,7 @@ from attnbench.mixers.base import Mixer
 from attnbench.mixers.layers import FeedForward, RMSNorm
 from attnbench.model.language_model import LanguageModel
 from attnbench.model.loss import nats_of
-from attnbench.training.loop import Batch
+from attnbench.training.step import Batch
 
 NORMS = (RMSNorm, nn.RMSNorm, nn.LayerNorm, nn.GroupNorm)
 
@@ -63,7 +63,7 @@ def labelled(model: nn.Module) -> Iterator[None]:
 
 
 def labelled_nats(model: LanguageModel, batch: Batch) -> Tensor:
-    """Compute `training.loop.batch_nats`, the loss under its label."""
+    """Compute `training.step.batch_nats`, the loss under its label."""
     hidden, _ = model.hidden(batch.tokens_BT, positions_BL=batch.positions_BL, dropout_B=batch.dropout_B)
     with record_function("loss"):
         return nats_of(model.embedding, hidden, batch.targets_BT, batch.weight_BT)

@@ -30,7 +30,7 @@ from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
 from attnbench.settings.schema import ModelSettings, TrainSettings
 from attnbench.training.checkpoint import TrainState
-from attnbench.training.loop import Batch, StepReport, stepper, train_step
+from attnbench.training.step import Batch, StepReport, stepper, train_step
 
 CAPTURED, EAGER = "captured", "eager"
 PEAK = "peak_memory_mib"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attnbench.data.counters import hashed
 from attnbench.evals.lib.task_data import choose, integers_below, shuffled
-from attnbench.training.loop import Batch
+from attnbench.training.step import Batch
 
 UNITS, KEYS, VALUES, LENGTHS, NOISE, QUERIES = range(6)
 """Purposes of a hash, as its first counter."""

@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
-from attnbench.training.loop import Batch
+from attnbench.training.step import Batch
 
 MAX_ELEMENTS = {"cpu": 2**25, "cuda": 2**28}
 """Logits and scores of attention that one forward pass may have: 128 MiB and 1 GiB in float32. A GPU waits for the host

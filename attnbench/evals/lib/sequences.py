@@ -7,7 +7,7 @@ import torch
 from attnbench.data.batches import block_order
 from attnbench.evals.base import Task
 from attnbench.machine.device import synchronize
-from attnbench.training.loop import Batch
+from attnbench.training.step import Batch
 
 
 class TrainingSequences:

@@ -17,8 +17,9 @@ from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
 from attnbench.settings.schema import ModelSettings
 from attnbench.training.checkpoint import TrainState
-from attnbench.training.loop import StepReport, stepper, text_batch
+from attnbench.training.loop import text_batch
 from attnbench.training.schedule import learning_rates
+from attnbench.training.step import StepReport, stepper
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attnbench.data.counters import hashed
 from attnbench.settings.errors import UserError
-from attnbench.training.loop import Batch
+from attnbench.training.step import Batch
 
 SPLITS = {"train": 0, "validation": 1, "test": 2}
 

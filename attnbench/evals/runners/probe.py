@@ -35,10 +35,10 @@ from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import DivergedError
 from attnbench.training.job import budget
-from attnbench.training.loop import Batch
 from attnbench.training.prepare import hashed_model, mixer_options, recipe_settings
 from attnbench.training.run import Training, make_ready
 from attnbench.training.schedule import shortened
+from attnbench.training.step import Batch
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,260 @@
+"""One training step: forward, backward, clip, update. `train_step` is the very function that throughput times."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+from torch.profiler import record_function
+
+from attnbench.kernels import import_kernels
+from attnbench.machine.cuda_graph import CapturedCall
+from attnbench.machine.device import on_kernels, wake_compiler
+from attnbench.machine.group import Group
+from attnbench.machine.precision import computing, multiplying
+from attnbench.model.language_model import LanguageModel
+from attnbench.model.loss import nats_of
+from attnbench.settings.schema import TrainSettings
+from attnbench.training.checkpoint import TrainState
+
+OWN_BACKENDS = ("torch", "triton")
+EPSILON = 1e-8
+"""AdamW's, beside the root of the second moment."""
+
+
+class Batch(NamedTuple):
+    """Sequences and the labels that are scored: at every position, or at `positions_BL` alone."""
+
+    tokens_BT: Tensor
+    targets_BT: Tensor
+    """(B, T), or (B, L) where positions are given."""
+    weight_BT: Tensor | None = None
+    """1 where there is a label, 0 where there is none; None: everywhere."""
+    positions_BL: Tensor | None = None
+    dropout_B: Tensor | None = None
+    """Keys of the rows' dropout masks; given where, and only where, the model drops anything."""
+
+    def rows(self, part: slice | Tensor) -> "Batch":
+        """Some of the sequences: a slice, or their indices."""
+        tensors = (tensor[part] if tensor is not None else None for tensor in self)
+        return Batch(*tensors)  # pyright: ignore[reportArgumentType]
+
+
+class StepReport(NamedTuple):
+    """Loss and gradient norm of a step, on the device; reading them waits for it."""
+
+    loss: Tensor
+    """Nats a label."""
+    gradient_norm: Tensor
+    """Before clipping."""
+
+
+Step = Callable[[Batch, Tensor], StepReport]
+"""One training step: a batch and its learning rate, a scalar on the device."""
+
+
+def foresee(
+    model: LanguageModel,
+    nats: Callable[[LanguageModel, Batch], Tensor],
+    batch: Batch,
+    precision: str,
+    parameters: Iterable[Tensor] | None = None,
+) -> None:
+    """Begin to compile, on CUDA, the kernels of a step that does not go through torch.compile.
+
+    Args:
+        nats: its forward pass.
+        parameters: of which it takes the gradient; None: the model's.
+    """
+    if not on_kernels(first := next(model.parameters())):
+        return
+    # Kernels of others would be launched on memory that is not there.
+    is_ours = all(type(part).__module__.startswith(("attnbench.", "torch.")) for part in model.modules())
+    if not is_ours or any(layer.mixer.backend not in OWN_BACKENDS for layer in model.layers):
+        return
+    from attnbench.kernels import launching
+
+    def loss(*parts: Tensor | None) -> Tensor:
+        with computing(precision, first.device):
+            return nats(model, Batch(*parts))  # pyright: ignore[reportArgumentType]
+
+    learned = [*(model.parameters() if parameters is None else parameters)]
+    with multiplying(precision):
+        launching.foresee(loss, learned, batch, f"{model} in {precision}")
+
+
+def batch_nats(model: LanguageModel, batch: Batch) -> Tensor:
+    """Nats over all labels of the batch, in the precision that is set: the compiled part, with its backward pass."""
+    hidden, _ = model.hidden(batch.tokens_BT, positions_BL=batch.positions_BL, dropout_B=batch.dropout_B)
+    return nats_of(model.embedding, hidden, batch.targets_BT, batch.weight_BT)
+
+
+def train_step(
+    state: TrainState,
+    batch: Batch,
+    rate: Tensor,
+    settings: TrainSettings,
+    precision: str,
+    nats: Callable[[LanguageModel, Batch], Tensor] = batch_nats,
+    group: Group | None = None,
+) -> StepReport:
+    """Forward, backward, clip, update. Nothing here waits for the device.
+
+    A profiler shows all that the step does under one of three labels: forward, backward, optimizer; and a fourth,
+    reduction, where there is a group.
+
+    Args:
+        batch: of a group this rank's rows, as many as every other's.
+        rate: a scalar on the device, so that a captured step can be given another.
+        nats: `batch_nats`, or the same compiled.
+        group: other processes that train the same model: gradients and loss are added up once, after all micro-batches.
+    """
+    num_ranks = group.size if group is not None else 1
+    loss, gradients = loss_and_gradients(state.model, batch, settings.micro_batch_size, precision, nats, num_ranks)
+    if group is not None:
+        with record_function("reduction"):
+            group.add_up([loss, *gradients.values()])
+    with record_function("optimizer"):
+        norm = clip(gradients, settings.clip_norm)
+        update(state, gradients, norm, rate, settings)
+    return StepReport(loss, norm)
+
+
+def stepper(
+    state: TrainState,
+    settings: TrainSettings,
+    precision: str,
+    *,
+    compiled: bool = False,
+    captured: bool = False,
+    group: Group | None = None,
+) -> Step:
+    """The step that trains `state`, and the one to time.
+
+    Args:
+        compiled: forward, loss and backward through torch.compile, as one graph. Changes the result by rounding.
+        captured: replay it as a CUDA graph. Small models otherwise wait for the host to launch their kernels. Changes
+            the speed, not the result; for batches of one shape.
+        group: see `train_step`; what NCCL does is captured too.
+    """
+    # Without padding: our operators want their inputs dense, and would have to copy what was padded.
+    options: dict[str, Any] = {"comprehensive_padding": False}
+    nats = batch_nats
+    if compiled:
+        device = next(state.model.parameters()).device
+        wake_compiler(device)
+        if device.type == "cuda":
+            import_kernels()
+        nats = torch.compile(batch_nats, dynamic=False, options=options)
+
+    is_new = not compiled
+
+    def step(batch: Batch, rate: Tensor) -> StepReport:
+        nonlocal is_new
+        if is_new:
+            is_new = False
+            foresee(state.model, batch_nats, batch.rows(slice(settings.micro_batch_size)), precision)
+        return train_step(state, batch, rate, settings, precision, nats, group)
+
+    return _captured(step, others_ask=group is not None) if captured else step
+
+
+def _captured(step: Step, *, others_ask: bool) -> Step:
+    names: list[str] = []
+
+    def on_tensors(rate: Tensor, *parts: Tensor) -> StepReport:
+        return step(Batch(**dict(zip(names, parts, strict=True))), rate)
+
+    call = CapturedCall(on_tensors, others_ask=others_ask)
+
+    def replayed(batch: Batch, rate: Tensor) -> StepReport:
+        given = {name: part for name, part in batch._asdict().items() if part is not None}
+        # The same at every step.
+        names[:] = given
+        return call(rate, *given.values())
+
+    return replayed
+
+
+def loss_and_gradients(
+    model: LanguageModel,
+    batch: Batch,
+    micro_batch_size: int | None,
+    precision: str,
+    nats: Callable[[LanguageModel, Batch], Tensor] = batch_nats,
+    num_ranks: int = 1,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean nats over all labels of the batch, and its gradients by name.
+
+    Micro-batches add up sums over the batch's own count of labels, so that their number does not change the result.
+
+    Args:
+        num_ranks: processes that have as many labels each; the result is then this one's part of the mean over all.
+
+    Raises:
+        ValueError: the model has dropout, and the batch brings no keys; or the labels of other ranks may be more, or
+            fewer.
+    """
+    if num_ranks > 1 and batch.weight_BT is not None:
+        raise ValueError("several ranks, and weights: the count of labels on the other ranks is not known")
+    if model.dropout and batch.dropout_B is None:
+        raise ValueError(f"dropout={model.dropout}: the batch has no keys; text_batch makes batches that have them")
+    parameters = dict(model.named_parameters())
+    size = batch.tokens_BT.shape[0]
+    count = batch.weight_BT.sum() if batch.weight_BT is not None else batch.targets_BT.numel() * num_ranks
+    losses = []
+    for start in range(0, size, micro_batch_size or size):
+        part = batch.rows(slice(start, start + (micro_batch_size or size)))
+        with record_function("forward"), computing(precision, batch.tokens_BT.device):
+            loss = nats(model, part) / count
+        # Without autocast, which has decided each operator's dtype, but with the products of the forward pass.
+        with record_function("backward"), multiplying(precision):
+            loss.backward()
+        losses.append(loss.detach())
+    gradients = {name: tensor.grad for name, tensor in parameters.items() if tensor.grad is not None}
+    for tensor in parameters.values():
+        tensor.grad = None
+    return torch.stack(losses).sum(), gradients
+
+
+def clip(gradients: dict[str, Tensor], limit: float) -> Tensor:
+    """Scale all gradients, in place, so that their common norm is at most `limit`; returns the norm before."""
+    tensors = list(gradients.values())
+    norm = torch.nn.utils.get_total_norm(tensors)
+    torch._foreach_mul_(tensors, (limit / (norm + 1e-6)).clamp(max=1.0))  # pyright: ignore[reportPrivateImportUsage]
+    return norm
+
+
+def update(
+    state: TrainState, gradients: dict[str, Tensor], norm: Tensor, rate: Tensor, settings: TrainSettings
+) -> None:
+    """One AdamW step (Loshchilov and Hutter, 2019), in place, by torch's fused kernel.
+
+    Where `norm`, that of the gradients, is not finite, nothing changes: the weights stay those of the last good step.
+    """
+    parameters = dict(state.model.named_parameters())
+    spared = state.model.undecayed()
+    not_finite = (~torch.isfinite(norm)).float()
+    for decay, names in (
+        (settings.weight_decay, [name for name in gradients if name not in spared]),
+        (0.0, [name for name in gradients if name in spared]),
+    ):
+        with torch.no_grad():
+            adamw(
+                [parameters[name] for name in names],
+                [gradients[name] for name in names],
+                [state.first_moment[name] for name in names],
+                [state.second_moment[name] for name in names],
+                [],
+                [state.update_count[name] for name in names],
+                fused=True,
+                found_inf=not_finite,
+                amsgrad=False,
+                beta1=settings.beta1,
+                beta2=settings.beta2,
+                lr=rate,  # pyright: ignore[reportArgumentType]
+                weight_decay=decay,
+                eps=EPSILON,
+                maximize=False,
+            )

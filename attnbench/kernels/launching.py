@@ -31,7 +31,7 @@ _unfinished: set[Future[None]] = set()
 """Compilations that have begun. A kernel that is being loaded cannot be launched."""
 
 _foreseen: set[Any] = set()
-"""What `foresee` has been asked."""
+"""Questions that `foresee` has been asked."""
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:

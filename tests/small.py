@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +217,20 @@ def batch_of(step: int) -> Batch:
 def run_small(folder: Path) -> list[str]:
     """Words that make a line of train.py take a second; they stand last, and so win over what it says."""
     return [*TINY_RUN, f"data.path={folder / 'my_text.txt'}", f"outputs_dir={folder}", "logger=none", "device=cpu"]
+
+
+def watch_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Have torch.compile trace and not compile, whole functions alone; returns the graphs, as they come."""
+    # Here: it loads the compiler.
+    from torch._dynamo.backends.debugging import aot_eager
+
+    graphs = []
+
+    def backend(graph: Any, inputs: Any, *, options: Any = None) -> Any:
+        # The options are inductor's own.
+        graphs.append(graph)
+        return aot_eager(graph, inputs)
+
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend, fullgraph=True))
+    return graphs

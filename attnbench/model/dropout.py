@@ -25,11 +25,20 @@ def row_keys(seed: int, step: int, row_B: Tensor) -> Tensor:
     return hashed(STREAM, seed, step, row_B)
 
 
-def drop(x_BTD: Tensor, share: float, key_B: Tensor | None, layer: int, branch: int) -> Tensor:
-    """Return x with a share of its elements 0 and the others divided by 1 - share; x itself where no key is given."""
+def layer_keys(key_B: Tensor | None, layer: int) -> Tensor | None:
+    """Return the keys of rows in one layer, (B,): what is computed from them is the same function in all layers."""
+    return None if key_B is None else hashed(key_B, layer)
+
+
+def drop(x_BTD: Tensor, share: float, key_B: Tensor | None, branch: int) -> Tensor:
+    """Return x with a share of its elements 0 and the others divided by 1 - share; x itself where no key is given.
+
+    Args:
+        key_B: of the rows in this layer.
+    """
     if key_B is None or not share:
         return x_BTD
     index_TD = torch.arange(x_BTD[0].numel(), device=x_BTD.device).view(x_BTD.shape[1:])
     # 62 bits, which are never negative.
-    uniform_BTD = hashed(hashed(key_B, layer, branch)[:, None, None], index_TD) & (2**62 - 1)
+    uniform_BTD = hashed(hashed(key_B, branch)[:, None, None], index_TD) & (2**62 - 1)
     return torch.where(uniform_BTD >= round(share * 2**62), x_BTD / (1 - share), 0.0)

@@ -19,7 +19,7 @@ from attnbench.machine.device import on_kernels
 from attnbench.machine.memory import check_free
 from attnbench.mixers.base import Mixer, State
 from attnbench.mixers.layers import INITIAL_DEVIATION, FeedForward, Projection, RMSNorm
-from attnbench.model.dropout import EMBEDDING, FEED_FORWARD, MIXER, drop
+from attnbench.model.dropout import EMBEDDING, FEED_FORWARD, MIXER, drop, layer_keys
 from attnbench.results.identity import hashed_options
 from attnbench.settings.errors import UserError
 from attnbench.settings.hybrid import each, is_hybrid, naming
@@ -33,9 +33,9 @@ PARAMETERS_A_THREAD = 2**22
 class Block(nn.Module):
     """x + mixer(norm(x)), then x + feed_forward(norm(x)) where there is a feed-forward."""
 
-    def __init__(self, mixer: Mixer, dim: int, feed_forward_width: int, layer: int, dropout: float) -> None:
+    def __init__(self, mixer: Mixer, dim: int, feed_forward_width: int, dropout: float) -> None:
         super().__init__()
-        self.layer, self.dropout = layer, dropout
+        self.dropout = dropout
         has_feed_forward = feed_forward_width > 0 and not mixer.replaces_feed_forward
         self.mixer_norm = RMSNorm(dim)
         self.mixer = mixer
@@ -45,20 +45,32 @@ class Block(nn.Module):
     def forward(
         self, x_BTD: Tensor, state: State | None = None, dropout_B: Tensor | None = None
     ) -> tuple[Tensor, State | None]:
+        """Args: dropout_B: keys of the rows' masks in this layer, see `dropout.layer_keys`."""
+        x_BTD, branch_BTD, state = self.summands(x_BTD, state, dropout_B)
+        return x_BTD + branch_BTD, state
+
+    def summands(
+        self, x_BTD: Tensor, state: State | None, dropout_B: Tensor | None
+    ) -> tuple[Tensor, Tensor, State | None]:
+        """Return the residual stream before the block's last branch, what that adds to it, and the state."""
         mixed_BTD, state = self.mixer(self.mixer_norm(x_BTD), state)
-        x_BTD = x_BTD + drop(mixed_BTD, self.dropout, dropout_B, self.layer, MIXER)
-        return self.feed(x_BTD, dropout_B), state
+        mixed_BTD = drop(mixed_BTD, self.dropout, dropout_B, MIXER)
+        if self.feed_forward is None or self.feed_forward_norm is None:
+            return x_BTD, mixed_BTD, state
+        x_BTD = x_BTD + mixed_BTD
+        fed_BTD = self.feed_forward(self.feed_forward_norm(x_BTD))
+        return x_BTD, drop(fed_BTD, self.dropout, dropout_B, FEED_FORWARD), state
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         """Compute one position."""
         mixed_BD, state = self.mixer.step(self.mixer_norm(x_BD), state)
         return self.feed(x_BD + mixed_BD), state
 
-    def feed(self, x: Tensor, dropout_B: Tensor | None = None) -> Tensor:
+    def feed(self, x: Tensor) -> Tensor:
+        """Return x + feed_forward(norm(x)), or x where there is no feed-forward."""
         if self.feed_forward is None or self.feed_forward_norm is None:
             return x
-        fed = self.feed_forward(self.feed_forward_norm(x))
-        return x + drop(fed, self.dropout, dropout_B, self.layer, FEED_FORWARD)
+        return x + self.feed_forward(self.feed_forward_norm(x))
 
 
 class Embedding(nn.Embedding):
@@ -96,9 +108,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.dropout = dropout
         self.embedding = Embedding(vocabulary_size, dim)
-        self.blocks = nn.ModuleList(
-            Block(mixer, dim, feed_forward_width, layer, dropout) for layer, mixer in enumerate(mixers)
-        )
+        self.blocks = nn.ModuleList(Block(mixer, dim, feed_forward_width, dropout) for mixer in mixers)
         self.norm = RMSNorm(dim)
         self.feed_forward_width = feed_forward_width
 
@@ -126,14 +136,22 @@ class LanguageModel(nn.Module):
         Args:
             dropout_B: keys of the rows' dropout masks, see `dropout.row_keys`; None: nothing is dropped.
         """
-        x_BTD = drop(self.embed(tokens_BT), self.dropout, dropout_B, 0, EMBEDDING)
+        x_BTD = self.enter(tokens_BT, dropout_B)
         states: list[State] = []
         for index, block in enumerate(self.blocks):
-            x_BTD, after = block(x_BTD, state[index] if state is not None else None, dropout_B)
+            x_BTD, after = block(x_BTD, state[index] if state is not None else None, layer_keys(dropout_B, index))
             states.append(after)
+        return self.leave(x_BTD, positions_BL), (states if state is not None else None)
+
+    def enter(self, tokens_BT: Tensor, dropout_B: Tensor | None) -> Tensor:
+        """Return what the first block reads, (B, T, D)."""
+        return drop(self.embed(tokens_BT), self.dropout, layer_keys(dropout_B, 0), EMBEDDING)
+
+    def leave(self, x_BTD: Tensor, positions_BL: Tensor | None) -> Tensor:
+        """Return the hidden states after what the last block wrote, all of them or those at the positions."""
         if positions_BL is not None:
             x_BTD = x_BTD.gather(1, positions_BL[..., None].expand(-1, -1, x_BTD.shape[-1]))
-        return self.norm(x_BTD), (states if state is not None else None)
+        return self.norm(x_BTD)
 
     def step(self, tokens_B: Tensor, state: list[State]) -> tuple[Tensor, list[State]]:
         """Return logits (B, vocabulary) after one more token; reads nothing from the device."""

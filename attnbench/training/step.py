@@ -1,6 +1,7 @@
 """One training step: forward, backward, clip, update. `train_step` is the very function that throughput times."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,8 @@ from attnbench.machine.cuda_graph import CapturedCall
 from attnbench.machine.device import on_kernels, wake_compiler
 from attnbench.machine.group import Group
 from attnbench.machine.precision import computing, multiplying
-from attnbench.model.language_model import LanguageModel
+from attnbench.model.dropout import layer_keys
+from attnbench.model.language_model import Block, LanguageModel
 from attnbench.model.loss import nats_of
 from attnbench.settings.schema import TrainSettings
 from attnbench.training.checkpoint import TrainState
@@ -85,9 +87,58 @@ def foresee(
 
 
 def batch_nats(model: LanguageModel, batch: Batch) -> Tensor:
-    """Nats over all labels of the batch, in the precision that is set: the compiled part, with its backward pass."""
+    """Nats over all labels of the batch, in the precision that is set."""
     hidden, _ = model.hidden(batch.tokens_BT, positions_BL=batch.positions_BL, dropout_B=batch.dropout_B)
     return nats_of(model.embedding, hidden, batch.targets_BT, batch.weight_BT)
+
+
+def compiled_nats(device: torch.device) -> Callable[[LanguageModel, Batch], Tensor]:
+    """Return `batch_nats` through torch.compile, with its backward pass, in three parts: what is before the blocks, a
+    block, and what is behind them.
+
+    Blocks of one kind are compiled once; as one graph the model takes as many times the seconds as it has blocks, for
+    a step that is no faster. A block's last sum is left to the next part, whose norm is one kernel with it.
+    """
+    wake_compiler(device)
+    if device.type == "cuda":
+        import_kernels()
+    # Another model's parts are compiled anew, as are those of other shapes: from the ninth on torch would go on without
+    # its compiler.
+    limits: Any = torch._dynamo.config  # pyright: ignore[reportPrivateImportUsage]
+    limits.recompile_limit = limits.accumulated_recompile_limit
+    # Without padding: our operators want their inputs dense, and would have to copy what was padded.
+    part: Any = partial(torch.compile, dynamic=False, options={"comprehensive_padding": False})
+    enter, through, leave = part(_enter), part(_through), part(_leave)
+
+    def nats(model: LanguageModel, batch: Batch) -> Tensor:
+        x_BTD, branch_BTD = enter(model, batch.tokens_BT, batch.dropout_B)
+        for index, block in enumerate(model.layers):
+            x_BTD, branch_BTD = through(block, x_BTD, branch_BTD, layer_keys(batch.dropout_B, index))
+        return leave(model, x_BTD, branch_BTD, batch.targets_BT, batch.weight_BT, batch.positions_BL)
+
+    return nats
+
+
+def _enter(model: LanguageModel, tokens_BT: Tensor, dropout_B: Tensor | None) -> tuple[Tensor, Tensor]:
+    x_BTD = model.enter(tokens_BT, dropout_B)
+    # Halves, whose sum is exact: with nothing to add the first block would be another graph than the others.
+    half_BTD = x_BTD / 2
+    return half_BTD, x_BTD - half_BTD
+
+
+def _through(block: Block, x_BTD: Tensor, branch_BTD: Tensor, dropout_B: Tensor | None) -> tuple[Tensor, Tensor]:
+    return block.summands(x_BTD + branch_BTD, None, dropout_B)[:2]
+
+
+def _leave(
+    model: LanguageModel,
+    x_BTD: Tensor,
+    branch_BTD: Tensor,
+    targets: Tensor,
+    weight: Tensor | None,
+    positions_BL: Tensor | None,
+) -> Tensor:
+    return nats_of(model.embedding, model.leave(x_BTD + branch_BTD, positions_BL), targets, weight)
 
 
 def train_step(
@@ -107,7 +158,7 @@ def train_step(
     Args:
         batch: of a group this rank's rows, as many as every other's.
         rate: a scalar on the device, so that a captured step can be given another.
-        nats: `batch_nats`, or the same compiled.
+        nats: `batch_nats`, or `compiled_nats`.
         group: other processes that train the same model: gradients and loss are added up once, after all micro-batches.
     """
     num_ranks = group.size if group is not None else 1
@@ -133,21 +184,12 @@ def stepper(
     """The step that trains `state`, and the one to time.
 
     Args:
-        compiled: forward, loss and backward through torch.compile, as one graph. Changes the result by rounding.
+        compiled: forward, loss and backward by `compiled_nats`. Changes the result by rounding.
         captured: replay it as a CUDA graph. Small models otherwise wait for the host to launch their kernels. Changes
             the speed, not the result; for batches of one shape.
         group: see `train_step`; what NCCL does is captured too.
     """
-    # Without padding: our operators want their inputs dense, and would have to copy what was padded.
-    options: dict[str, Any] = {"comprehensive_padding": False}
-    nats = batch_nats
-    if compiled:
-        device = next(state.model.parameters()).device
-        wake_compiler(device)
-        if device.type == "cuda":
-            import_kernels()
-        nats = torch.compile(batch_nats, dynamic=False, options=options)
-
+    nats = compiled_nats(next(state.model.parameters()).device) if compiled else batch_nats
     is_new = not compiled
 
     def step(batch: Batch, rate: Tensor) -> StepReport:

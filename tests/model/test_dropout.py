@@ -5,17 +5,28 @@ from typing import Any
 
 import pytest
 import torch
-from small import MODEL, SEQ_LEN, TRAIN, VOCABULARY, assert_equal_numbers, mixer_settings, numbers_of, record
+from small import (
+    MODEL,
+    SEQ_LEN,
+    TRAIN,
+    VOCABULARY,
+    assert_equal_numbers,
+    mixer_settings,
+    numbers_of,
+    record,
+    watch_compiler,
+)
 from torch import Tensor
 
 from attnbench.cli.compose import compose
 from attnbench.data.batches import Batches
-from attnbench.model.dropout import drop, row_keys
+from attnbench.data.counters import hashed
+from attnbench.model.dropout import drop, layer_keys, row_keys
 from attnbench.model.language_model import LanguageModel, build_model
 from attnbench.training.checkpoint import TrainState, load_last, save_step
 from attnbench.training.loop import text_batch, train
 from attnbench.training.prepare import prepare, row_settings
-from attnbench.training.step import Batch, batch_nats, loss_and_gradients
+from attnbench.training.step import Batch, batch_nats, compiled_nats, loss_and_gradients
 
 SHARE = 0.3
 TOKENS = torch.arange(600).remainder(7).mul(3).remainder(9).to(torch.int16)
@@ -31,11 +42,12 @@ def batch_at(step: int, seed: int = 0, **ranks: int) -> Batch:
 
 
 def mask(seed: int, step: int, row: int, layer: int, branch: int) -> Tensor:
-    return drop(torch.ones(1, SEQ_LEN, 32), SHARE, row_keys(seed, step, torch.tensor([row])), layer, branch) > 0
+    keys = layer_keys(row_keys(seed, step, torch.tensor([row])), layer)
+    return drop(torch.ones(1, SEQ_LEN, 32), SHARE, keys, branch) > 0
 
 
 def test_the_mean_is_kept_and_the_share_is_what_was_asked_for():
-    dropped = drop(torch.ones(64, 64, 64), SHARE, row_keys(0, 0, torch.arange(64)), 0, 0)
+    dropped = drop(torch.ones(64, 64, 64), SHARE, layer_keys(row_keys(0, 0, torch.arange(64)), 0), 0)
     # Five standard errors of 2^18 draws.
     assert (dropped == 0).double().mean().item() == pytest.approx(SHARE, abs=5 * (0.3 * 0.7 / 2**18) ** 0.5)
     assert dropped.mean().item() == pytest.approx(1, abs=5 * (0.3 / 0.7 / 2**18) ** 0.5)
@@ -140,22 +152,25 @@ def test_only_a_training_step_drops_and_one_without_keys_is_refused():
 
 
 def test_every_branch_of_every_layer_and_the_embedding_are_dropped_from(monkeypatch):
-    seen = []
+    seen, batch = [], batch_at(0)
+    layer_by_key = {tuple(map(int, hashed(batch.dropout_B, layer))): layer for layer in range(3)}
 
-    def watched(x: Tensor, share: float, keys: Tensor | None, layer: int, branch: int) -> Tensor:
+    def watched(x: Tensor, share: float, keys: Tensor | None, branch: int) -> Tensor:
         if keys is not None:
-            seen.append((layer, branch))
-        return drop(x, share, keys, layer, branch)
+            seen.append((layer_by_key[tuple(map(int, keys))], branch))
+        return drop(x, share, keys, branch)
 
     monkeypatch.setattr("attnbench.model.language_model.drop", watched)
-    batch_nats(dropping(), batch_at(0))
+    batch_nats(dropping(), batch)
     assert seen == [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2)]
 
 
-def test_compiled_steps_drop_the_same():
+def test_compiled_steps_drop_the_same(monkeypatch):
     plain, batch = dropping(), batch_at(1)
-    compiled = torch.compile(batch_nats, backend="aot_eager", dynamic=False, fullgraph=True)
-    torch.testing.assert_close(compiled(plain, batch), batch_nats(plain, batch))
+    graphs = watch_compiler(monkeypatch)
+    torch.testing.assert_close(compiled_nats(torch.device("cpu"))(plain, batch), batch_nats(plain, batch))
+    # The layer is in the keys, and both blocks are one graph.
+    assert len(graphs) == 3
 
 
 @pytest.mark.parametrize("share", [0.0, SHARE])

@@ -17,6 +17,7 @@ import pytest
 import torch
 from small import (
     MIXERS,
+    MODEL,
     PROFILED,
     SEQ_LEN,
     TRAIN,
@@ -24,16 +25,18 @@ from small import (
     assert_equal_numbers,
     batch_of,
     fresh_state,
+    mixer_settings,
     numbers_of,
     one_an_operator,
+    watch_compiler,
 )
-from torch._dynamo.backends.debugging import aot_eager
 from torch._functorch._aot_autograd.autograd_cache import check_cacheable
 
 import attnbench.training.loop
 from attnbench.machine.device import resolve_device, wake_compiler
 from attnbench.machine.environment import _assembler_version
 from attnbench.machine.precision import computing
+from attnbench.model.language_model import build_model
 from attnbench.model.loss import cross_entropy
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_STEPS, LoggerSettings
@@ -43,7 +46,17 @@ from attnbench.training.job import _new_end
 from attnbench.training.log import MetricsLog, ProgressBar
 from attnbench.training.loop import train
 from attnbench.training.schedule import learning_rates, num_decay_steps, shortened
-from attnbench.training.step import Batch, StepReport, clip, loss_and_gradients, stepper, train_step, update
+from attnbench.training.step import (
+    Batch,
+    StepReport,
+    batch_nats,
+    clip,
+    compiled_nats,
+    loss_and_gradients,
+    stepper,
+    train_step,
+    update,
+)
 from attnbench.training.wandb import WandbMirror
 
 CPU = torch.device("cpu")
@@ -428,7 +441,7 @@ def test_what_the_compiler_waits_for_begins_before_it_has_traced_anything(monkey
     monkeypatch.setattr("attnbench.kernels.import_module", events.append)
     monkeypatch.setattr(torch, "compile", lambda *arguments, **options: events.append("compile"))
     stepper(fresh_state(), TRAIN, "float32", compiled=True)
-    assert events == ["cpu", "compile"]
+    assert events == ["cpu", *["compile"] * 3]
 
     events.clear()
     weight = SimpleNamespace(device=torch.device("cuda"))
@@ -474,21 +487,30 @@ def test_a_compiled_step_trains_to_the_same_losses(name, monkeypatch):
         return Batch(shifted_BT[:, :-1], shifted_BT[:, 1:])
 
     eager = losses_of_training(fresh_state(name), 3, batches=batches)
-    graphs = []
-
-    def backend(graph, inputs, *, options):
-        # The options are inductor's own.
-        graphs.append(graph)
-        return aot_eager(graph, inputs)
-
-    state = fresh_state(name)
-    torch.compiler.reset()
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend, fullgraph=True))
+    state, graphs = fresh_state(name), watch_compiler(monkeypatch)
     losses = Losses()
     train(state, batches, TRAIN, precision="float32", num_steps=3, hooks=[losses], compiled=True)
     assert losses.values == pytest.approx(eager, abs=1e-4)
-    # One graph and no second one: nothing that changes from step to step is built into it.
-    assert len(graphs) == 1
+    # One for both blocks, one before and one behind them: nothing that changes with layer or step is built into them.
+    assert len(graphs) == 3
+
+
+def test_blocks_of_one_kind_are_compiled_once(monkeypatch):
+    kinds = [mixer_settings("window"), mixer_settings("linear")] * 3
+    model = build_model(kinds, replace(MODEL, num_layers=6), vocabulary_size=len(VOCABULARY), seed=0)
+    graphs, batch = watch_compiler(monkeypatch), batch_of(0)
+    loss = compiled_nats(torch.device("cpu"))(model, batch)
+    assert len(graphs) == 4
+    torch.testing.assert_close(loss, batch_nats(model, batch))
+
+
+def test_the_tenth_model_of_a_process_is_compiled_as_the_first_was(monkeypatch):
+    graphs, batch = watch_compiler(monkeypatch), batch_of(0)
+    for width in range(16, 176, 16):
+        size = replace(MODEL, dim=width, head_width=16, num_layers=1)
+        model = build_model([mixer_settings("linear")], size, vocabulary_size=len(VOCABULARY), seed=0)
+        compiled_nats(torch.device("cpu"))(model, batch)
+    assert len(graphs) == 30
 
 
 @pytest.mark.parametrize("name", one_an_operator())
@@ -505,7 +527,8 @@ def test_what_was_traced_can_be_kept_for_the_next_process(name, monkeypatch):
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend, fullgraph=True))
     train(state, batch_of, TRAIN, precision="float32", num_steps=1, hooks=[], compiled=True)
-    assert len(checked) == 1
+    # The bound of HGRN2's decay is another number in each layer, and its blocks two kinds.
+    assert len(checked) == (4 if name == "hgrn2" else 3)
 
 
 def test_training_goes_on_where_the_state_stands():

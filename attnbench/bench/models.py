@@ -149,12 +149,13 @@ class ModelsBench(TimedBench):
             "total": lambda: loss_and_gradients(model, batch, None, precision),
         }
         parameters = model.num_parameters()
-        flops = model.forward_flops(self.length) * self.batch_size
+        flops = model.forward_flops(self.length)
+        assert flops is not None, "a mixer of attnbench's own"
         yield Measurement(metric=PARAMETERS, value=parameters, unit="", settings=settings)
         for name, call in calls.items():
             times = time_repeats(call, device, **asdict(self.repetition))
             # Weights are float32 and are read once a pass, their gradients written once.
-            work = Work(PASSES[name] * flops, 4 * parameters * (1 if name == "forward" else 3))
+            work = Work(PASSES[name] * flops * self.batch_size, 4 * parameters * (1 if name == "forward" else 3))
             yield from time_rows(name, times, settings, work.floor_ms(conditions.ceilings))
 
 

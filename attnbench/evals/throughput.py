@@ -7,6 +7,7 @@ from attnbench.evals.base import Subject, SystemEvaluation
 from attnbench.evals.lib.rows import doublings, speed_row, time_row, without_numbers
 from attnbench.evals.lib.step_cost import Repetition, StepCost, lacks_text, measure_step, settle
 from attnbench.machine.timing import OutOfMemory, matrix_product_ceiling
+from attnbench.model.matching import UNCOUNTED
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
 from attnbench.settings.check import check_counts
@@ -113,7 +114,6 @@ def _rows(cost: StepCost, settings: dict[str, Any], ceiling: float) -> Iterator[
         ceiling: TFLOP/s.
     """
     times, num_tokens = cost.times, settings["sequence_length"] * settings["batch_size"]
-    tflops = cost.flops / times.median_ms / 1e9
 
     def row(metric: str, value: float, **more: Any) -> Measurement:
         return Measurement(metric=metric, value=value, unit=UNITS[metric], settings=settings, **more)
@@ -122,5 +122,10 @@ def _rows(cost: StepCost, settings: dict[str, Any], ceiling: float) -> Iterator[
     yield time_row(times, settings)
     yield speed_row("tokens_per_second", num_tokens, times, settings)
     yield cost.memory(settings)
+    if cost.flops is None:
+        counted = {metric: UNITS[metric] for metric in ("achieved_tflops", "ceiling_fraction")}
+        yield from without_numbers(counted, settings, "unsupported", UNCOUNTED)
+        return
+    tflops = cost.flops / times.median_ms / 1e9
     yield row("achieved_tflops", tflops, num_samples=times.num_repeats)
     yield row("ceiling_fraction", tflops / ceiling, num_samples=times.num_repeats)

@@ -142,9 +142,10 @@ class Mixer(nn.Module, ABC):
         return y_BTD[:, 0], state
 
     @abstractmethod
-    def mixing_flops(self, length: int) -> int:
+    def mixing_flops(self, length: int) -> int | None:
         """Count operations of the mixing alone, forward, per sequence: a multiply-add counts 2, and causal mixing
-        counts only the operations that a causal algorithm needs. Projections are not part of it."""
+        counts only the operations that a causal algorithm needs. Projections are not part of it. None: nobody has
+        counted them."""
 
 
 def state_bytes(state: State) -> int:

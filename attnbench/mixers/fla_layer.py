@@ -17,7 +17,8 @@ class FlaLayer(Adapter):
     """A layer of fla.layers, with its own projections, convolution, norm and gate: no part of attnbench stands around
     it, and recipes do not reach it. Its library's version is part of a result's identity.
 
-    Its library decodes by caches of its own, which attnbench does not call: here it only trains and scores.
+    Its library decodes by caches of its own, which attnbench does not call: here it only trains and scores. Operations
+    of its kernels nobody counts: there are no FLOPs of it, and match=flops is refused.
 
     Args:
         layer: name of the class in fla.layers.
@@ -71,6 +72,9 @@ class FlaLayer(Adapter):
 
     def construct(self) -> nn.Module:
         return self.layer_class(**self.options)
+
+    def mixing_flops(self, length: int) -> None:
+        """Not known: torch dispatches none of its kernels, and they cannot be launched on a model without memory."""
 
     def mix(self, x_BTD: Tensor) -> Tensor:
         """Call the layer; of its output, attention weights and cache, the output."""

@@ -186,12 +186,12 @@ class LanguageModel(nn.Module):
         """Count the parameters, the tied embedding once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def forward_flops(self, length: int, num_logits: int | None = None) -> int:
+    def forward_flops(self, length: int, num_logits: int | None = None) -> int | None:
         """Count operations of one forward pass over one sequence; a multiply-add counts 2, a training step three of
         these.
 
         Every weight matrix is used once a token (short convolutions too), but that of the logits where they are read;
-        the mixers count their mixing.
+        the mixers count their mixing. None where one of them does not.
 
         Args:
             num_logits: positions at which logits are read; None: all.
@@ -199,7 +199,8 @@ class LanguageModel(nn.Module):
         of_logits = self.embedding.weight.numel()
         matrices = sum(parameter.numel() for parameter in self.parameters() if parameter.dim() > 1) - of_logits
         products = matrices * length + of_logits * (length if num_logits is None else num_logits)
-        return 2 * products + sum(block.mixer.mixing_flops(length) for block in self.layers)
+        of_mixing = [block.mixer.mixing_flops(length) for block in self.layers]
+        return None if None in of_mixing else 2 * products + sum(filter(None, of_mixing))
 
     def undecayed(self) -> set[str]:
         """Return full names of the parameters that take no weight decay, as their modules declare them."""

@@ -25,6 +25,7 @@ STATE_TOLERANCE = 0.1
 """Larger than TOLERANCE, as a state's size goes in steps of heads and channels."""
 LAYERS_TOLERANCE = 0.1
 """Larger than TOLERANCE, as a model's size goes in steps of a layer."""
+UNCOUNTED = "operations that nobody has counted"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,8 +40,8 @@ class Matched:
     reference_parameters: int
     num_branches: int
     """See `LanguageModel.num_branches`."""
-    flops_per_token: float
-    """Forward FLOPs at the run's sequence length."""
+    flops_per_token: float | None
+    """Forward FLOPs at the run's sequence length; None where a mixer does not know its own."""
     reference_flops_per_token: float
     state_bytes: int | None
     """State bytes of one sequence at the run's length, all layers together, caches in the compute dtype of `precision`;
@@ -55,7 +56,6 @@ class Matched:
     def statement(self, mixer: str) -> str:
         """Return one line to print before training."""
         parameters = self.parameters / self.reference_parameters - 1
-        flops = self.flops_per_token / self.reference_flops_per_token - 1
         state = "no state" if self.state_bytes is None else f"{self.state_bytes:,} state bytes"
         unsolved = (
             ""
@@ -64,10 +64,16 @@ class Matched:
         )
         return (
             f"match={self.match}{unsolved}: {mixer} has {self.parameters:,} parameters "
-            f"({parameters:+.2%} of plain softmax's) and {self.flops_per_token / 1e6:.2f} forward MFLOPs a token "
-            f"({flops:+.2%}), feed_forward_width {self.model.feed_forward_width}, {self.model.num_layers} layers, "
+            f"({parameters:+.2%} of plain softmax's) and {self._flops_statement()}, "
+            f"feed_forward_width {self.model.feed_forward_width}, {self.model.num_layers} layers, "
             f"{state} a sequence of {self.seq_len:,} in {self.precision}{self._memory_statement()}"
         )
+
+    def _flops_statement(self) -> str:
+        if self.flops_per_token is None:
+            return UNCOUNTED
+        difference = self.flops_per_token / self.reference_flops_per_token - 1
+        return f"{self.flops_per_token / 1e6:.2f} forward MFLOPs a token ({difference:+.2%})"
 
     def _memory_statement(self) -> str:
         if self.state_mismatch is None:
@@ -118,8 +124,14 @@ def match_model(
         settings = replace(model, feed_forward_width=width, num_layers=len(layers))
         return build_meta(layers, settings, vocabulary_size=vocabulary_size)
 
-    def flops(candidate: LanguageModel) -> float:
-        return candidate.forward_flops(seq_len, num_logits) / seq_len
+    def flops(candidate: LanguageModel) -> float | None:
+        of_sequence = candidate.forward_flops(seq_len, num_logits)
+        return None if of_sequence is None else of_sequence / seq_len
+
+    def counted_flops(candidate: LanguageModel) -> float:
+        if (found := flops(candidate)) is None:
+            raise UserError(f"match=flops: {mixers[0].name} has {UNCOUNTED}; match=params or none")
+        return found
 
     if match_by == "layers" and match not in ("params", "flops"):
         raise UserError(f"match_by=layers: match={match} leaves the number of layers as it is; match=params or flops")
@@ -133,7 +145,7 @@ def match_model(
     width, mismatch, layers, values = model.feed_forward_width, None, list(mixers), []
     if match == "state":
         layers, mismatch, values = _match_states(mixers, model)
-    measure = flops if match == "flops" else LanguageModel.num_parameters
+    measure = counted_flops if match == "flops" else LanguageModel.num_parameters
     if match_by == "layers":
         number = solve_layers(lambda number: measure(built(width, layers[:1] * number)), measure(reference), match)
         layers = layers[:1] * number
@@ -148,7 +160,7 @@ def match_model(
         reference_parameters=reference.num_parameters(),
         num_branches=chosen.num_branches,
         flops_per_token=flops(chosen),
-        reference_flops_per_token=flops(reference),
+        reference_flops_per_token=counted_flops(reference),
         state_bytes=_state_bytes(chosen, layers, seq_len, precision),
         seq_len=seq_len,
         precision=precision,

@@ -17,7 +17,7 @@ from attnbench.machine.group import Group
 from attnbench.machine.signals import StopRequest
 from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.model.loss import perplexity, split_nats
-from attnbench.model.matching import Matched
+from attnbench.model.matching import UNCOUNTED, Matched
 from attnbench.results.folder import first_environment
 from attnbench.results.job import Job
 from attnbench.results.protocol import protocol_of
@@ -262,6 +262,8 @@ def _measurements(run: Run, counters: Mapping[str, Any], stopwatch: Stopwatch | 
 
 def budget(matched: Matched) -> Iterator[Measurement]:
     """Cost of a model, which stands beside each of its scores."""
-    yield Measurement(metric="forward_flops_per_token", value=matched.flops_per_token, unit="FLOP")
+    flops, unknown = matched.flops_per_token, matched.flops_per_token is None
+    status, reason = ("unsupported", UNCOUNTED) if unknown else ("ok", "")
+    yield Measurement(metric="forward_flops_per_token", value=flops, unit="FLOP", status=status, reason=reason)
     if matched.state_bytes is not None:
         yield Measurement(metric="state_bytes", value=matched.state_bytes, unit="B")

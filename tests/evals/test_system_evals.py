@@ -25,6 +25,8 @@ from attnbench.evals.scaling import FIT, Scaling, power_law
 from attnbench.evals.throughput import UNITS, Throughput
 from attnbench.machine.memory import available_mib
 from attnbench.machine.timing import CappedChild, OutOfMemory
+from attnbench.model.language_model import LanguageModel
+from attnbench.model.matching import UNCOUNTED
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED
 from attnbench.training import step as training_step
@@ -75,6 +77,15 @@ def test_throughput_has_every_metric_and_they_agree(text):
     [step] = [row for row in rows if row.metric == "step_milliseconds" and row.settings["sequence_length"] == 64]
     assert step.low <= step.value <= step.high
     assert step.num_samples >= 3
+
+
+def test_a_mixer_whose_operations_nobody_counts_has_its_speed_alone(text, monkeypatch):
+    measured = subject(text)
+    monkeypatch.setattr(LanguageModel, "forward_flops", lambda *_: None)
+    rows = rows_of("throughput", measured, lengths=[16], batch_size=2, constant_tokens=None, max_length=16)
+    assert [row.metric for row in rows] == list(UNITS)
+    uncounted = {row.metric: row.reason for row in rows if row.status == "unsupported"}
+    assert uncounted == dict.fromkeys(("achieved_tflops", "ceiling_fraction"), UNCOUNTED)
 
 
 def test_throughput_times_the_step_that_trains_on_new_text_at_every_call(text, monkeypatch):

@@ -24,6 +24,7 @@ from attnbench.settings import registry
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import class_named
 from attnbench.settings.schema import MixerSettings
+from attnbench.training.job import budget
 
 TINY = ("experiment=demo", "model=tiny", "device=cpu", "logger=none", "attn=module")
 PATH = "outside_layers:Tutorial"
@@ -187,6 +188,8 @@ def library(monkeypatch) -> None:
             self.A_log._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]
 
         def forward(self, hidden_states: Tensor) -> tuple[Tensor, None, None]:
+            # As kernels launched without memory do to the whole process.
+            assert not hidden_states.is_meta, "illegal memory access"
             return self.projection(hidden_states) * self.A_log.sum(), None, None
 
     layers = ModuleType("fla.layers")
@@ -214,6 +217,22 @@ def test_a_layer_of_the_library_gets_the_model_s_sizes_and_checked_options(libra
         FlaLayer(dim=32, head_width=8, layer="Double")
     with pytest.raises(UserError, match=r"^attn\.layer=Doubled: has no state"):
         mixer.init_state(1, 4, torch.float32)
+
+
+def test_a_layer_of_the_library_is_matched_by_parameters_and_has_no_flops(library, monkeypatch) -> None:
+    monkeypatch.setattr(FlaLayer, "choose_backend", classmethod(lambda cls, options, **where: "fla"))
+    mixer = MixerSettings(name="fla", target=registry.FLA_LAYER, options={"layer": "Doubled", "options": {}})
+    settings = compose(TINY[:-1])
+    how: dict[str, Any] = {"device_type": "cpu", "precision": "float32", "seq_len": 64, "vocabulary_size": 30}
+    found = match_mixer(mixer, settings.model, match="params", **how)
+    assert found.flops_per_token is None
+    assert ") and operations that nobody has counted, feed_forward_width " in found.statement("fla")
+    row = next(iter(budget(found)))
+    assert (row.metric, row.value, row.status) == ("forward_flops_per_token", None, "unsupported")
+    with pytest.raises(UserError, match=r"^match=flops: fla has operations that nobody has counted; match=params or"):
+        match_mixer(mixer, settings.model, match="flops", **how)
+    model = build_model(found.mixers, found.model, vocabulary_size=30, seed=0)
+    assert model.forward_flops(64) is None
 
 
 def test_the_library_s_version_is_part_of_the_identity(monkeypatch) -> None:

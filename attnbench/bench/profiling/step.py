@@ -89,6 +89,7 @@ def profile_step(case: StepCase, cell: dict[str, Any], conditions: Conditions) -
         yield from without_numbers(UNITS, cell, *checked)
         return
     error, flops_per_token = checked
+    assert flops_per_token is not None, "a mixer of attnbench's own"
     # The bytes of a step are not counted: at these sizes it is its operations that take the time.
     floor_ms = Cost(round(3 * flops_per_token * case.length * case.batch_size), 0).floor_ms(conditions.ceilings)
     for form in forms(conditions.device.type):

@@ -42,8 +42,9 @@ class StepCost:
     """One setting, measured."""
 
     parameters: int
-    flops: int
-    """FLOPs of a training step, from the mixer's formula: three forward passes over the batch."""
+    flops: int | None
+    """FLOPs of a training step, from the mixer's formula: three forward passes over the batch; None where it has
+    none."""
     first_step_seconds: float
     times: Times
     peak_mib: float | None
@@ -127,9 +128,10 @@ def _measure(
     synchronize(subject.device)
     first_step_seconds = time.perf_counter() - started
     times = repetition.times(step, subject.device)
+    flops = model.forward_flops(length)
     return StepCost(
         parameters=model.num_parameters(),
-        flops=3 * model.forward_flops(length) * batch_size,
+        flops=None if flops is None else 3 * flops * batch_size,
         first_step_seconds=first_step_seconds,
         times=times,
         peak_mib=memory.mib(),

@@ -3,7 +3,8 @@
 import torch
 from small import VOCABULARY, mixer_settings
 
-from attnbench.model.language_model import LanguageModel, build_model
+from attnbench.model.building import build_model
+from attnbench.model.language_model import LanguageModel
 from attnbench.settings.schema import ModelSettings
 
 MODEL = ModelSettings(name="small", dim=64, num_layers=2, head_width=32, feed_forward_width=64)

@@ -15,7 +15,7 @@ from pages import ROOT, read
 from attnbench.cli.compose import compose
 from attnbench.mixers.base import Mixer
 from attnbench.mixers.decay import half_lives
-from attnbench.model.language_model import build_model
+from attnbench.model.building import build_model
 from attnbench.model.matching import match_mixer
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import resolve

@@ -19,7 +19,7 @@ from scipy.stats import binom
 from attnbench.cli.compose import CONF, compose
 from attnbench.cli.reading import read_comparison
 from attnbench.evals.base import CheckpointEvaluation, Evaluation
-from attnbench.model.language_model import function_of
+from attnbench.model.building import function_of
 from attnbench.results.metrics import Primary
 from attnbench.results.protocol import SIGNIFICANCE
 from attnbench.settings.hybrid import layers_of

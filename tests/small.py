@@ -21,7 +21,8 @@ from attnbench.bench.base import Bench
 from attnbench.cli.compose import CONF, compose
 from attnbench.data.batches import Batches
 from attnbench.machine.processes import Outcome
-from attnbench.model.language_model import LanguageModel, build_model, resolve_mixer
+from attnbench.model.building import build_model, resolve_mixer
+from attnbench.model.language_model import LanguageModel
 from attnbench.model.stored import ModelRecord
 from attnbench.results.rows import Identity
 from attnbench.settings.registry import resolve

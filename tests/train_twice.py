@@ -11,7 +11,7 @@ from mixer_building import mixer_names, read
 from safetensors.torch import save_file
 from small import TRAIN, VOCABULARY, batch_of, mixer_settings
 
-from attnbench.model.language_model import build_model
+from attnbench.model.building import build_model
 from attnbench.settings.schema import ModelSettings
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.loop import train

@@ -13,7 +13,7 @@ from attnbench.bench.tables import Layout, Values
 from attnbench.evals.lib.rows import time_row, without_numbers
 from attnbench.machine.timing import Times, time_repeats
 from attnbench.mixers.base import Mixer
-from attnbench.model.language_model import build_model
+from attnbench.model.building import build_model
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
 from attnbench.settings.check import check_counts

@@ -283,7 +283,7 @@ def _check_machine(settings: RunSettings) -> None:
     from attnbench.evals.base import Evaluation
     from attnbench.machine.device import resolve_device
     from attnbench.machine.precision import resolve_precision
-    from attnbench.model.language_model import build_meta, resolve_mixer
+    from attnbench.model.building import build_meta, resolve_mixer
 
     device_type = resolve_device(settings.device).type
     precision = resolve_precision(settings.train.precision, device_type)

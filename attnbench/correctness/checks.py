@@ -16,7 +16,7 @@ from attnbench.machine.precision import resolve_precision
 from attnbench.mixers.base import Mixer
 from attnbench.mixers.contract import PROMISES
 from attnbench.mixers.definition import LENGTHS, USUAL, Case, exact
-from attnbench.model.language_model import build_model, resolve_mixer
+from attnbench.model.building import build_model, resolve_mixer
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import MixerSettings

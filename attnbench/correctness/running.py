@@ -29,7 +29,7 @@ from attnbench.mixers.base import Mixer
 from attnbench.mixers.contract import ALL_LENGTHS, PROMISES, breach
 from attnbench.mixers.definition import MODEL, TOLERANCES, Computed, by_definition, by_state, deviation, limits
 from attnbench.mixers.relative_errors import relative_error, worst
-from attnbench.model.language_model import build_model
+from attnbench.model.building import build_model
 from attnbench.settings.errors import UserError, one_line
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import MixerSettings, TrainSettings

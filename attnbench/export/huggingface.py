@@ -22,7 +22,7 @@ from attnbench.export.tokenizer import tokenizer_files
 from attnbench.export.torch_form import BACKEND
 from attnbench.mixers.adapter import Adapter
 from attnbench.mixers.base import Mixer
-from attnbench.model.language_model import function_of, layer_sizes
+from attnbench.model.building import function_of, layer_sizes
 from attnbench.model.stored import ModelRecord, errors_of_the_system, load_model, load_record, tokenizer_of
 from attnbench.results.files import sync
 from attnbench.results.folder import ROOT

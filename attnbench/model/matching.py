@@ -10,7 +10,8 @@ import torch
 
 from attnbench.machine.precision import dtype_of
 from attnbench.mixers.base import Mixer, State, state_bytes
-from attnbench.model.language_model import LanguageModel, build_layer, build_meta, resolve_mixer
+from attnbench.model.building import build_layer, build_meta, resolve_mixer
+from attnbench.model.language_model import LanguageModel
 from attnbench.settings.errors import UserError
 from attnbench.settings.hybrid import layers_of
 from attnbench.settings.registry import resolve

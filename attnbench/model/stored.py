@@ -25,7 +25,8 @@ from attnbench.data.tokenizer import Tokenizer
 from attnbench.data.tokenizer_state import from_state
 from attnbench.machine.device import resolve_device
 from attnbench.machine.precision import resolve_precision
-from attnbench.model.language_model import LanguageModel, build_meta, resolve_mixer
+from attnbench.model.building import build_meta, resolve_mixer
+from attnbench.model.language_model import LanguageModel
 from attnbench.results.files import sync
 from attnbench.settings.check import read
 from attnbench.settings.earlier import current_mixer

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from attnbench.machine.memory import check_free
-from attnbench.model.language_model import LanguageModel, num_bytes
+from attnbench.model.building import num_bytes
+from attnbench.model.language_model import LanguageModel
 from attnbench.model.stored import ModelRecord, fill, naming_the_way_out, read_files, read_state, write_files
 from attnbench.results.files import sync
 from attnbench.settings.check import check_options

@@ -13,7 +13,8 @@ from attnbench.data.corpus import Corpus, load_corpus
 from attnbench.machine.device import resolve_device
 from attnbench.machine.precision import resolve_compile, resolve_precision
 from attnbench.mixers.recipe import not_applicable
-from attnbench.model.language_model import LanguageModel, build_model, function_of
+from attnbench.model.building import build_model, function_of
+from attnbench.model.language_model import LanguageModel
 from attnbench.model.matching import Matched, match_mixer
 from attnbench.model.stored import ModelRecord, load_model
 from attnbench.results.folder import data_root

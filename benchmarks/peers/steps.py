@@ -14,7 +14,7 @@ from attnbench.data.corpus import Corpus, load_corpus
 from attnbench.machine import device as support
 from attnbench.machine.device import keep_freed_memory, resolve_device
 from attnbench.machine.precision import resolve_compile, resolve_precision
-from attnbench.model.language_model import build_meta, build_model, resolve_mixer
+from attnbench.model.building import build_meta, build_model, resolve_mixer
 from attnbench.model.matching import TOLERANCE, match_model, solve_width
 from attnbench.ops.delta_rule import chunk_size, chunked_gated_delta_rule
 from attnbench.results.folder import data_root

@@ -28,7 +28,7 @@ from attnbench.comparison.plan import Comparison
 from attnbench.comparison.progress import Progress
 from attnbench.machine.processes import Outcome
 from attnbench.mixers.flash import Flash
-from attnbench.model.language_model import function_of
+from attnbench.model.building import function_of
 from attnbench.report.inputs import read_inputs
 from attnbench.results.folder import ROOT
 from attnbench.results.job import is_whole

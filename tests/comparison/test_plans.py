@@ -11,7 +11,7 @@ from mixer_building import mixer_names
 from attnbench.cli.compose import CONF, compose
 from attnbench.cli.reading import read_comparison
 from attnbench.comparison.plan import Comparison
-from attnbench.model.language_model import build_meta, resolve_mixer
+from attnbench.model.building import build_meta, resolve_mixer
 from attnbench.model.matching import TOLERANCE, match_mixer
 from attnbench.settings.errors import UserError
 

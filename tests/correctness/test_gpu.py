@@ -21,7 +21,7 @@ from attnbench.evals.lib.step_cost import Repetition
 from attnbench.machine.device import forget_compiled
 from attnbench.machine.precision import multiplying
 from attnbench.mixers.definition import LENGTHS, MODEL, TOLERANCES, deviation
-from attnbench.model.language_model import build_model, resolve_mixer
+from attnbench.model.building import build_model, resolve_mixer
 from attnbench.ops.attention_kernels import IMPLEMENTATIONS
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ModelSettings

@@ -20,7 +20,7 @@ from attnbench.evals.runners import probe
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.evals.runners.probe import ProbeJob
 from attnbench.mixers.softmax import Softmax
-from attnbench.model.language_model import build_model
+from attnbench.model.building import build_model
 from attnbench.results.job import run_jobs
 from attnbench.results.row_files import is_complete, read_results
 from attnbench.results.rows import Measurement, ResultRow

@@ -26,7 +26,7 @@ from attnbench.kernels.rotary import split_rotated, turn_packed
 from attnbench.kernels.scalar_decay import scalar_decay
 from attnbench.kernels.short_convolution import short_convolution
 from attnbench.kernels.swiglu import swiglu
-from attnbench.model.language_model import build_model
+from attnbench.model.building import build_model
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ModelSettings, TrainSettings
 from attnbench.training import step as training_step

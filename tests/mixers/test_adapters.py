@@ -16,7 +16,8 @@ from attnbench.cli.reading import read_evaluation, read_generation
 from attnbench.mixers.contract import breach, causality, gradients, independence, past
 from attnbench.mixers.definition import Case
 from attnbench.mixers.fla_layer import FlaLayer
-from attnbench.model.language_model import LanguageModel, build_model, resolve_mixer
+from attnbench.model.building import build_model, resolve_mixer
+from attnbench.model.language_model import LanguageModel
 from attnbench.model.matching import match_mixer
 from attnbench.model.stored import ModelRecord, load_model, write_files
 from attnbench.results.identity import code_of

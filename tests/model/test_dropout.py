@@ -21,8 +21,9 @@ from torch import Tensor
 from attnbench.cli.compose import compose
 from attnbench.data.batches import Batches
 from attnbench.data.counters import hashed
+from attnbench.model.building import build_model
 from attnbench.model.dropout import drop, layer_keys, row_keys
-from attnbench.model.language_model import LanguageModel, build_model
+from attnbench.model.language_model import LanguageModel
 from attnbench.training.checkpoint import TrainState, load_last, save_step
 from attnbench.training.loop import text_batch, train
 from attnbench.training.prepare import prepare, row_settings

@@ -24,7 +24,7 @@ from attnbench.cli.reading import read_generation
 from attnbench.comparison.execute import run
 from attnbench.data.tokenizer import Characters
 from attnbench.machine.precision import computing
-from attnbench.model.language_model import build_model, resolve_mixer
+from attnbench.model.building import build_model, resolve_mixer
 from attnbench.model.sampling import Sampling, Writer, write_by_recomputation
 from attnbench.settings import registry
 from attnbench.settings.errors import UserError

@@ -15,7 +15,7 @@ from attnbench.mixers.base import Mixer, state_bytes
 from attnbench.mixers.layers import Projection
 from attnbench.mixers.linear import LinearAttention
 from attnbench.mixers.softmax import Softmax
-from attnbench.model.language_model import build_meta, build_model, init_weights, num_bytes
+from attnbench.model.building import build_meta, build_model, init_weights, num_bytes
 from attnbench.model.matching import REFERENCE, match_model
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import resolve, trust

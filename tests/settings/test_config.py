@@ -19,7 +19,7 @@ from small import python_path
 from attnbench.cli.compose import CONF, compose
 from attnbench.cli.help import read_comments
 from attnbench.cli.sweeps import SweepOutcomes
-from attnbench.model.language_model import build_meta
+from attnbench.model.building import build_meta
 from attnbench.model.matching import REFERENCE
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import TRUSTED

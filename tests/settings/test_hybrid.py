@@ -7,7 +7,7 @@ import torch
 
 from attnbench.cli.compose import compose
 from attnbench.evals.runners.prepare_probe import prepare_probe
-from attnbench.model.language_model import build_model, resolve_mixer
+from attnbench.model.building import build_model, resolve_mixer
 from attnbench.model.matching import match_mixer
 from attnbench.model.stored import ModelRecord, load_model, write_files
 from attnbench.settings.errors import UserError

@@ -21,7 +21,7 @@ from small import (
 from torch import Tensor
 
 from attnbench.data.batches import Batches
-from attnbench.model.language_model import build_model
+from attnbench.model.building import build_model
 from attnbench.settings.errors import Interrupted
 from attnbench.training.checkpoint import TrainState, load_last, save_step
 from attnbench.training.hooks import DivergedError

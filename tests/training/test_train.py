@@ -36,7 +36,7 @@ import attnbench.training.loop
 from attnbench.machine.device import resolve_device, wake_compiler
 from attnbench.machine.environment import _assembler_version
 from attnbench.machine.precision import computing
-from attnbench.model.language_model import build_model
+from attnbench.model.building import build_model
 from attnbench.model.loss import cross_entropy
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_STEPS, LoggerSettings

@@ -5,7 +5,8 @@ from functools import cached_property
 from typing import Any
 
 from attnbench.bench.base import Conditions
-from attnbench.model.language_model import LanguageModel, build_model, resolve_mixer
+from attnbench.model.building import build_model, resolve_mixer
+from attnbench.model.language_model import LanguageModel
 from attnbench.model.matching import Matched, match_model
 from attnbench.settings.check import check
 from attnbench.settings.errors import UserError

@@ -20,7 +20,8 @@ from attnbench.machine.precision import computing
 from attnbench.machine.signals import StopRequest
 from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.mixers.base import Mixer
-from attnbench.model.language_model import LanguageModel, build_model, function_of
+from attnbench.model.building import build_model, function_of
+from attnbench.model.language_model import LanguageModel
 from attnbench.model.matching import Matched
 from attnbench.model.stored import ModelRecord
 from attnbench.results.identity import code_of, config_hash, hashed_options

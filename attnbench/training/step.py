@@ -103,9 +103,9 @@ def compiled_nats(device: torch.device) -> Callable[[LanguageModel, Batch], Tens
     if device.type == "cuda":
         import_kernels()
     # Another model's parts are compiled anew, as are those of other shapes: from the ninth on torch would go on without
-    # its compiler.
+    # its compiler, and a warning.
     limits: Any = torch._dynamo.config  # pyright: ignore[reportPrivateImportUsage]
-    limits.recompile_limit = limits.accumulated_recompile_limit
+    limits.recompile_limit, limits.fail_on_recompile_limit_hit = limits.accumulated_recompile_limit, True
     # Without padding: our operators want their inputs dense, and would have to copy what was padded.
     part: Any = partial(torch.compile, dynamic=False, options={"comprehensive_padding": False})
     enter, through, leave = part(_enter), part(_through), part(_leave)

@@ -5,7 +5,7 @@ import math
 import os
 import re
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from small import (
     one_an_operator,
     watch_compiler,
 )
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._functorch._aot_autograd.autograd_cache import check_cacheable
 
 import attnbench.training.loop
@@ -511,6 +512,27 @@ def test_the_tenth_model_of_a_process_is_compiled_as_the_first_was(monkeypatch):
         model = build_model([mixer_settings("linear")], size, vocabulary_size=len(VOCABULARY), seed=0)
         compiled_nats(torch.device("cpu"))(model, batch)
     assert len(graphs) == 30
+
+
+def test_past_the_compiler_s_last_limit_a_step_fails_and_is_not_run_without_it(monkeypatch):
+    graphs, batch = [], batch_of(0)
+
+    def backend(graph, inputs, *, options):
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    # Without fullgraph=True, which has it fail anyway.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    monkeypatch.setattr(torch._dynamo.config, "accumulated_recompile_limit", 2)
+    # It is set to that one, and after this test again to what it was.
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    for width in (16, 32, 48):
+        size = replace(MODEL, dim=width, head_width=16, num_layers=1)
+        model = build_model([mixer_settings("linear")], size, vocabulary_size=len(VOCABULARY), seed=0)
+        with pytest.raises(FailOnRecompileLimitHit) if width == 48 else nullcontext():
+            compiled_nats(torch.device("cpu"))(model, batch)
+    assert len(graphs) == 6
 
 
 @pytest.mark.parametrize("name", one_an_operator())

@@ -524,14 +524,15 @@ def test_past_the_compiler_s_last_limit_a_step_fails_and_is_not_run_without_it(m
     torch.compiler.reset()
     # Without fullgraph=True, which has it fail anyway.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    monkeypatch.setattr(torch._dynamo.config, "accumulated_recompile_limit", 2)
-    # It is set to that one, and after this test again to what it was.
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
-    for width in (16, 32, 48):
-        size = replace(MODEL, dim=width, head_width=16, num_layers=1)
-        model = build_model([mixer_settings("linear")], size, vocabulary_size=len(VOCABULARY), seed=0)
-        with pytest.raises(FailOnRecompileLimitHit) if width == 48 else nullcontext():
-            compiled_nats(torch.device("cpu"))(model, batch)
+    # What it sets as well is as it was afterwards.
+    with torch._dynamo.config.patch(
+        accumulated_recompile_limit=2, recompile_limit=8, fail_on_recompile_limit_hit=False
+    ):
+        for width in (16, 32, 48):
+            size = replace(MODEL, dim=width, head_width=16, num_layers=1)
+            model = build_model([mixer_settings("linear")], size, vocabulary_size=len(VOCABULARY), seed=0)
+            with pytest.raises(FailOnRecompileLimitHit) if width == 48 else nullcontext():
+                compiled_nats(torch.device("cpu"))(model, batch)
     assert len(graphs) == 6
 
 

@@ -30,7 +30,11 @@ class Block(nn.Module):
     def forward(
         self, x_BTD: Tensor, state: State | None = None, dropout_B: Tensor | None = None
     ) -> tuple[Tensor, State | None]:
-        """Args: dropout_B: keys of the rows' masks in this layer, see `dropout.layer_keys`."""
+        """Return the residual stream behind the block, and the state.
+
+        Args:
+            dropout_B: keys of the rows' masks in this layer, see `dropout.layer_keys`.
+        """
         x_BTD, branch_BTD, state = self.summands(x_BTD, state, dropout_B)
         return x_BTD + branch_BTD, state
 

@@ -102,8 +102,8 @@ def compiled_nats(device: torch.device) -> Callable[[LanguageModel, Batch], Tens
     wake_compiler(device)
     if device.type == "cuda":
         import_kernels()
-    # Another model's parts are compiled anew, as are those of other shapes: from the ninth on torch would go on without
-    # its compiler, and a warning.
+    # Another model's parts are compiled anew, as are those of other shapes. From the ninth on torch would go on without
+    # its compiler, with a warning; here it has more of them, and then fails.
     limits: Any = torch._dynamo.config  # pyright: ignore[reportPrivateImportUsage]
     limits.recompile_limit, limits.fail_on_recompile_limit_hit = limits.accumulated_recompile_limit, True
     # Without padding: our operators want their inputs dense, and would have to copy what was padded.

@@ -131,7 +131,8 @@ def match_model(
 
     def counted_flops(candidate: LanguageModel) -> float:
         if (found := flops(candidate)) is None:
-            raise UserError(f"match=flops: {mixers[0].name} has {UNCOUNTED}; match=params or none")
+            names = ", ".join(dict.fromkeys(mixer.name for mixer in mixers))
+            raise UserError(f"match=flops: the model of {names} has {UNCOUNTED}; match=params or none")
         return found
 
     if match_by == "layers" and match not in ("params", "flops"):

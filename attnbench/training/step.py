@@ -96,8 +96,8 @@ def compiled_nats(device: torch.device) -> Callable[[LanguageModel, Batch], Tens
     """Return `batch_nats` through torch.compile, with its backward pass, in three parts: what is before the blocks, a
     block, and what is behind them.
 
-    Blocks of one kind are compiled once; as one graph the model takes as many times the seconds as it has blocks, for
-    a step that is no faster. A block's last sum is left to the next part, whose norm is one kernel with it.
+    Blocks of one kind are compiled once; as one graph the model takes up to as many times the seconds as it has blocks,
+    for a step that is hardly faster. A block's last sum is left to the next part, whose norm is one kernel with it.
     """
     wake_compiler(device)
     if device.type == "cuda":

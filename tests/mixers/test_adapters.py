@@ -18,7 +18,7 @@ from attnbench.mixers.definition import Case
 from attnbench.mixers.fla_layer import FlaLayer
 from attnbench.model.building import build_model, resolve_mixer
 from attnbench.model.language_model import LanguageModel
-from attnbench.model.matching import match_mixer
+from attnbench.model.matching import REFERENCE, match_mixer, match_model
 from attnbench.model.stored import ModelRecord, load_model, write_files
 from attnbench.results.identity import code_of
 from attnbench.settings import registry
@@ -230,8 +230,8 @@ def test_a_layer_of_the_library_is_matched_by_parameters_and_has_no_flops(librar
     assert ") and operations that nobody has counted, feed_forward_width " in found.statement("fla")
     row = next(iter(budget(found)))
     assert (row.metric, row.value, row.status) == ("forward_flops_per_token", None, "unsupported")
-    with pytest.raises(UserError, match=r"^match=flops: fla has operations that nobody has counted; match=params or"):
-        match_mixer(mixer, settings.model, match="flops", **how)
+    with pytest.raises(UserError, match=r"^match=flops: the model of softmax, fla has operations that nobody has"):
+        match_model([REFERENCE, mixer], settings.model, match="flops", seq_len=64, vocabulary_size=30)
     model = build_model(found.mixers, found.model, vocabulary_size=30, seed=0)
     assert model.forward_flops(64) is None
 

@@ -3,8 +3,8 @@
 Twenty trainings a case, four learning rates × five seeds at equal steps (conf/plan/grid_cost.yaml), in columns, each a
 command in a new process with empty compiler caches: `before`, eight workers of the code in `--before`, a tree of commit
 d988206, which knew no stacks; `one by one`, one worker; and `new`, `plan.stack=auto`. Then zoology's own loop at
-(256,16), whose second run reads the sequences of the first, and plan=published with one seed, as `new`, with empty
-caches and again with filled ones.
+(256,16), whose second run reads the sequences of the first, and plan=published with one seed, stacks by four workers,
+with empty caches and again with filled ones.
 
 Prints a line a column as soon as it has run, and in the end the table. Columns are kept in OUTPUTS/grid_cost.jsonl,
 caches in OUTPUTS/work, and the same command goes on behind them; those of one case belong on one machine, with nothing
@@ -85,7 +85,7 @@ def columns(given: argparse.Namespace, folder: Path) -> Iterator[Column]:
     """Yield what is asked for and can run; say of the rest why not."""
     for case in given.cases:
         if case == PUBLISHED:
-            words = ["plan=published", "plan.seeds=[0]", "plan.probe_seeds=[0]", *COLUMNS["new"]]
+            words = ["plan=published", "plan.seeds=[0]", "plan.probe_seeds=[0]", "plan.stack=auto"]
             for name in ("empty caches", "filled caches"):
                 place = folder / case
                 yield Column(case, name, command(words, given.device, place), ROOT, place, name == "empty caches")

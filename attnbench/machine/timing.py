@@ -26,7 +26,7 @@ MINIMUM_REPEATS = 3
 BUFFER_BYTES = 2**28
 """Size of the buffer that clears caches: several times the last-level cache of any GPU."""
 
-MAX_TIMES_BEFORE = 32
+MAX_TIMES_BEFORE = 256
 """Largest number of repeats of the work before a timed call: a call that itself waits for the device is always late."""
 
 OUT_OF_MEMORY_SIGNALS = (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)

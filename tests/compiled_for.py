@@ -27,6 +27,7 @@ from attnbench.kernels.embedding import embed
 from attnbench.kernels.gated_delta_rule import gated_delta_rule
 from attnbench.kernels.linear_attention import linear_attention
 from attnbench.kernels.scalar_decay import scalar_decay
+from attnbench.kernels.turned_heads import turned_heads
 
 LENGTH, HEADS = 512, 2
 
@@ -91,6 +92,11 @@ def decayed_by_channel(kind: str, keys: int, values: int, dtype: torch.dtype) ->
     return diagonal_decay(query, key, empty(HEADS * values, dtype).unflatten(2, (HEADS, values)), log_decay, *chosen)[0]
 
 
+def turned(keys: int, dtype: torch.dtype) -> Tensor:
+    gain, bias = torch.empty(1, 2, keys, requires_grad=True), torch.empty(1, 2, HEADS, keys, requires_grad=True)
+    return turned_heads(empty(2 * keys + 128, dtype), gain, bias, torch.empty(1, LENGTH, HEADS, keys // 4), 1e-6)
+
+
 def embedded(dtype: torch.dtype) -> Tensor:
     return embed(torch.empty(LENGTH, dtype=torch.int64), torch.empty(1000, 256, requires_grad=True), dtype)
 
@@ -116,6 +122,8 @@ PROBLEMS = {
     "scalar decay, 128 x 128, bfloat16": partial(decayed, 128, 128, HALF),
     "scalar decay, 128 x 128, float32": partial(decayed, 128, 128, WHOLE),
     "scalar decay, 128 x 128, tf32": partial(decayed, 128, 128, WHOLE),
+    "turned heads, 128 channels, bfloat16": partial(turned, 128, HALF),
+    "turned heads, 128 channels, float32": partial(turned, 128, WHOLE),
     "embedding, bfloat16": partial(embedded, HALF),
     "embedding, float32": partial(embedded, WHOLE),
 } | {

@@ -104,7 +104,7 @@ join_the_batch(rms_norm_backward)
 
 
 @triton.jit
-def _unit_rows(x, address, there, width, eps):
+def unit_rows(x, address, there, width, eps):
     """Rows over the square root of their mean square, and one over that root, (rows, 1)."""
     given = tl.load(x + address, mask=there, other=0.0).to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(given * given, axis=1, keep_dims=True) / width + eps)
@@ -118,7 +118,7 @@ def _forward(x, weight, y, num_rows, width, stride, eps, ROWS: tl.constexpr, COL
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = (row < num_rows)[:, None] & (column < width)[None, :]
     row = (model * num_rows + row)[:, None]
-    unit, _ = _unit_rows(x, row * stride + column[None, :], there, width, eps)
+    unit, _ = unit_rows(x, row * stride + column[None, :], there, width, eps)
     gain = tl.load(weight + model * width + column, mask=column < width, other=0.0).to(tl.float32)
     tl.store(y + row * width + column[None, :], unit * gain[None, :], mask=there)
 
@@ -136,7 +136,7 @@ def _backward(gradient, x, weight, of_x, parts, num_rows, width, stride, rows_a_
         there = (row < end)[:, None] & (column < width)[None, :]
         row = (model * num_rows + row)[:, None]
         address = row * width + column[None, :]
-        unit, scale = _unit_rows(x, row * stride + column[None, :], there, width, eps)
+        unit, scale = unit_rows(x, row * stride + column[None, :], there, width, eps)
         given = tl.load(gradient + address, mask=there, other=0.0).to(tl.float32)
         mean = tl.sum(given * gain[None, :] * unit, axis=1, keep_dims=True) / width
         tl.store(of_x + address, scale * (given * gain[None, :] - unit * mean), mask=there)

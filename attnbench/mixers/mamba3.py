@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnbench.mixers.around import Gate
-from attnbench.mixers.base import head_count
+from attnbench.mixers.base import State, head_count
 from attnbench.mixers.decay import MAX_FORGETTING, DecayInit, inverse_softplus, spread_steps
 from attnbench.mixers.decayed import DecayedAttention, add_skip, check_state_width, state_widths
 from attnbench.mixers.layers import Projection
@@ -17,6 +17,7 @@ from attnbench.ops.lagged_scalar_decay import (
     lagged_scalar_decay,
     lagged_scalar_decay_flops,
     lagged_scalar_decay_step,
+    packed_lagged_scalar_decay,
     recurrent_lagged_scalar_decay,
 )
 from attnbench.ops.precision import at_least_float32
@@ -170,6 +171,27 @@ class Mamba3(DecayedAttention):
         log_decay_BTH = -(F.softplus(decay + self.decay_bias).clamp(min=MIN_RATE) * step_BTH).clamp(max=MAX_FORGETTING)
         angle_BTHA = step_BTH[..., None] * (math.pi * angle.tanh())[:, :, None]
         return log_decay_BTH, mixture.sigmoid() * step_BTH, (-mixture).sigmoid() * step_BTH, angle_BTHA
+
+    def forward(self, x_BTD: Tensor, state: Mamba3State | None = None) -> tuple[Tensor, State | None]:
+        if state is None and self.backend == "triton" and self.qk_norm and self.positions.theta is None:
+            mixed_BTHV, value_BTHV = self._mix_turned(x_BTD)
+            return self.finish(mixed_BTHV, value_BTHV, x_BTD), None
+        return super().forward(x_BTD, state)
+
+    def _mix_turned(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute what `project` and `mix` do without a state by our kernels, which norm, shift and turn in one pass;
+        return the value's heads too."""
+        from attnbench.kernels.turned_heads import turned_heads
+
+        packed_BTC = self.query_key_value.packed(x_BTD)
+        log_decay_BTH, own_BTH, completing_BTH, angle_BTHA = self.gates(x_BTD)
+        norms: Any = (self.query_norm.norm, self.key_norm.norm)
+        gain_R2K = torch.stack([norm.weight for norm in norms])[None]
+        bias_R2HK = torch.stack([self.query_norm.bias, self.key_norm.bias])[None]
+        heads_BTC = turned_heads(packed_BTC, gain_R2K, bias_R2HK, cumulative_sum(angle_BTHA), norms[0].eps)
+        gates = (log_decay_BTH, own_BTH + next_of(completing_BTH), own_BTH)
+        mixed_BTHV, _ = packed_lagged_scalar_decay(heads_BTC, *gates, None, self.num_heads, self.key_width)
+        return mixed_BTHV, packed_BTC[..., 2 * self.key_width :].unflatten(-1, (self.num_heads, -1))
 
     def mix(
         self, query_BTHK: Tensor, key_BTHK: Tensor, value_BTHV: Tensor, *gates: Tensor, state: Mamba3State | None

@@ -58,12 +58,8 @@ def lagged_scalar_decay(
         weight own_T: write_T, which the next position decides, is not read.
     """
     if backend == "triton":
-        # The kernels leave the last position in the memory too, with the weight that it writes.
-        write_BTH = torch.cat([write_BTH[:, :-1], own_BTH[:, -1:]], dim=1)
-        mixed_BTC = packed(query_BTHK, key_BTHK, value_BTHV)
-        return packed_scalar_decay(
-            mixed_BTC, log_decay_BTH, write_BTH, own_BTH, memory_BHKV, *query_BTHK.shape[2:]
-        )  # fmt: skip
+        mixed_BTC, gates = packed(query_BTHK, key_BTHK, value_BTHV), (log_decay_BTH, write_BTH, own_BTH)
+        return packed_lagged_scalar_decay(mixed_BTC, *gates, memory_BHKV, *query_BTHK.shape[2:])
     decay_BTH = log_decay_BTH.exp()
     if memory_BHKV is None:
         shape = (value_BTHV.shape[0], *value_BTHV.shape[2:3], key_BTHK.shape[-1], value_BTHV.shape[-1])
@@ -78,6 +74,21 @@ def lagged_scalar_decay(
     own_BHV = own_BTH[:, -1, :, None] * value_BTHV[:, -1]
     last_BHKV = decay_BTH[:, -1, :, None, None] * before_BHKV + key_BTHK[:, -1, :, :, None] * own_BHV[:, :, None, :]
     return mixed_BTHV.to(value_BTHV.dtype), last_BHKV
+
+
+def packed_lagged_scalar_decay(
+    mixed_BTC: Tensor,
+    log_decay_BTH: Tensor,
+    write_BTH: Tensor,
+    own_BTH: Tensor,
+    memory_BHKV: Tensor | None,
+    num_heads: int,
+    key_width: int,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the same by our kernels, from the heads of query, key and value side by side, (HK | HK | HV)."""
+    # The kernels leave the last position in the memory too, with the weight that it writes.
+    write_BTH = torch.cat([write_BTH[:, :-1], own_BTH[:, -1:]], dim=1)
+    return packed_scalar_decay(mixed_BTC, log_decay_BTH, write_BTH, own_BTH, memory_BHKV, num_heads, key_width)
 
 
 def lagged_scalar_decay_step(

@@ -26,6 +26,7 @@ from attnbench.kernels.rotary import split_rotated, turn_packed
 from attnbench.kernels.scalar_decay import scalar_decay
 from attnbench.kernels.short_convolution import short_convolution
 from attnbench.kernels.swiglu import swiglu
+from attnbench.kernels.turned_heads import turned_heads
 from attnbench.model.building import build_model
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ModelSettings, TrainSettings
@@ -75,6 +76,11 @@ def turned(x: Tensor) -> Tensor:
     return sum(split_rotated(x, angles_of(x), HEADS, HEADS))
 
 
+def turned_heads_of(x: Tensor) -> Tensor:
+    gain, bias = x[:1, :2, :WIDTH], x[:1, : 2 * HEADS, :WIDTH].unflatten(1, (2, HEADS))
+    return turned_heads(x, gain, bias, x[..., : HEADS * 4].unflatten(2, (HEADS, 4)).float(), 1e-6)
+
+
 def attended(x: Tensor) -> Tensor:
     return flash_attention(*x.unflatten(2, (-1, WIDTH)).split(HEADS, dim=2), causal=True)
 
@@ -94,6 +100,7 @@ OPERATORS = {
     "linear_cross_entropy": (logits_of, (30, 16)),
     "short_convolution": (lambda x: short_convolution(x, x[0, :8, :4], silu=True), (2, 20, 8)),
     "split_rotated": (turned, MIXED),
+    "turned_heads": (turned_heads_of, MIXED),
     "turn_packed": (lambda x: turn_packed(x, angles_of(x), 2 * HEADS, False), MIXED),
     "flash_attention": (attended, MIXED),
     "flash_attention, split": (attended, (3, *MIXED[1:])),

@@ -9,7 +9,7 @@ ATTENTION = {"flash_forward_kernel", "flash_query_gradient_kernel", "flash_key_v
 DELTA_RULE = {"walk_forward_kernel", "walk_backward_kernel", "scan_forward_kernel", "wide_gradient_kernel"}
 DECAY = {"walk_forward_kernel", "walk_backward_kernel", "gradient_kernel", "carry_kernel"}
 CHANNEL_DECAY = {"chunk_kernel", "walk_forward_kernel", "walk_backward_kernel", "gradient_kernel"}
-OTHERS = {"linear_query_gradient_kernel", "_sum_rows"}
+OTHERS = {"linear_query_gradient_kernel", "_sum_rows", "turned_heads_kernel", "turned_heads_gradient_kernel"}
 EVERYTHING = ATTENTION | DELTA_RULE | DECAY | CHANNEL_DECAY | OTHERS
 
 

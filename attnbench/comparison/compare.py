@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.comparison.cells import Cell, gpus_and_workers, run_here
-from attnbench.comparison.freeze import check_frozen, described_protocols, freeze
+from attnbench.comparison.freeze import check_frozen, described_protocols, freeze, unbooked_seeds
 from attnbench.comparison.looks import look_again
 from attnbench.comparison.plan import Comparison, Compose
 from attnbench.comparison.progress import Progress, list_cells, say_why_again
@@ -73,6 +73,11 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
     if settings.freeze:
         path = freeze(comparison)
         log.info(f"frozen: {path}; commit it before the first cell is scored, then run the same without freeze=true")
+        if unbooked := unbooked_seeds(comparison):
+            log.warning(
+                f"plan.seeds: {unbooked[0]} is not among the seeds that docs/results/SEEDS books for plan="
+                f"{settings.plan.name}, and no table of it is published with others"
+            )
         return folder
     is_frozen = check_frozen(comparison)
     # Asked now, so that a mode that cannot be is refused before hours of work and not after.

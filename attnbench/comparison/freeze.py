@@ -14,7 +14,7 @@ from attnbench.results.files import replace_file
 from attnbench.results.folder import ROOT
 from attnbench.results.protocol import protocol_id
 from attnbench.results.rows import TRAINING, is_search
-from attnbench.results.seed_blocks import check_blocks, read_blocks
+from attnbench.results.seed_blocks import check_blocks, outside_blocks, read_blocks
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED
 from attnbench.settings.text import read_object
@@ -56,13 +56,12 @@ def freeze(comparison: Comparison, *, table: str | None = None, claim: dict[str,
         raise UserError("plan.seeds=auto: the scores decide how many seeds there are; a frozen plan names its seeds")
     for name, reason in comparison.failures.items():
         raise UserError(f"plan.variants.{name}: cannot be frozen, as it cannot run here: {reason}")
-    plan, seeds = comparison.plan, set(comparison.control_seeds())
+    plan = comparison.plan
     for search in comparison.all_searches():
-        seeds.update(comparison.seeds_of(search))
         if not comparison.seeds_of(search):
             setting = "plan.seeds" if search.evaluation == TRAINING else "plan.probe_seeds"
             raise UserError(f"{setting}=[]: a plan that is frozen names the seeds of {search.evaluation}")
-    check_blocks(table or plan.name, sorted(seeds), read_blocks(ROOT / BLOCKS))
+    check_blocks(table or plan.name, _scored_seeds(comparison), read_blocks(ROOT / BLOCKS))
     check_family(comparison.family(), comparison.primaries(), *comparison.seeds_by_evaluation())
     scored = _scored_folders(comparison.folder)
     if scored:
@@ -82,6 +81,16 @@ def freeze(comparison: Comparison, *, table: str | None = None, claim: dict[str,
     comparison.folder.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(content, indent=1) + "\n")
     return path
+
+
+def unbooked_seeds(comparison: Comparison) -> list[int]:
+    """Return the seeds of scores, the control's too, that are not among those booked for a table of this plan."""
+    return outside_blocks(comparison.plan.name, _scored_seeds(comparison), read_blocks(ROOT / BLOCKS))
+
+
+def _scored_seeds(comparison: Comparison) -> list[int]:
+    of_searches = (comparison.seeds_of(search) for search in comparison.all_searches())
+    return sorted({*comparison.control_seeds(), *(seed for seeds in of_searches for seed in seeds)})
 
 
 def check_frozen(comparison: Comparison, *, claim: dict[str, Any] | None = None) -> bool:

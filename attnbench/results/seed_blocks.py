@@ -61,3 +61,9 @@ def check_blocks(plan: str, seeds: Sequence[int], blocks: Sequence[Block]) -> No
                 f"plan.seeds: {taken[0]} is booked in docs/results/SEEDS, {block.first} to {block.last} for plan="
                 f"{block.named}; take seeds, and these + 50 for the control, that no other plan has booked"
             )
+
+
+def outside_blocks(plan: str, seeds: Sequence[int], blocks: Sequence[Block]) -> list[int]:
+    """Return the seeds that lie in none of a plan's own blocks; none of a plan that has booked none."""
+    own = [block for block in blocks if plan in block.plans]
+    return [seed for seed in seeds if own and not any(block.first <= seed <= block.last for block in own)]

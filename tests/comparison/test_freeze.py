@@ -130,6 +130,16 @@ def test_what_cannot_be_frozen_is_refused_in_one_line(changed, message, text, tm
     assert not list(tmp_path.rglob("freeze.json"))
 
 
+@pytest.mark.parametrize(
+    ("name", "seeds", "word"),
+    [("compare", [*range(6)], "plan.seeds: 0 is not among"), ("compare", [*range(100, 106)], ""), ("mine", [0], "")],
+)
+def test_freezing_on_seeds_other_than_those_booked_for_the_plan_says_so(name, seeds, word, text, tmp_path, caplog):
+    carried_out(settings(text, tmp_path, freeze=True, name=name, probe_seeds=seeds, rank=[], reference=None))
+    assert ("is not among the seeds that docs/results/SEEDS books for plan=" in caplog.text) == bool(word)
+    assert word in caplog.text
+
+
 def test_a_plan_that_only_describes_may_have_few_seeds(text, tmp_path):
     folder = carried_out(settings(text, tmp_path, freeze=True, probe_seeds=[0], rank=[], reference=None))
     assert frozen(folder)["family"] == []

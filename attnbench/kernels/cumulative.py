@@ -47,13 +47,14 @@ def cumulative_sum_kernel(
 
 @triton.jit(do_not_specialize=["offset", "num_keys"])
 def within_blocks_kernel(cumulative, within, offset, num_keys, BLOCK: tl.constexpr):
-    """Grid: blocks of positions, sequences and heads. Positions past the last are taken for it."""
-    first, row = tl.program_id(0) * BLOCK, tl.program_id(1).to(tl.int64)
+    """Grid: blocks of positions of all sequences and heads. Positions past the last are taken for it."""
+    num_blocks = tl.cdiv(num_keys - offset, BLOCK)
+    first, row = tl.program_id(0) % num_blocks * BLOCK, (tl.program_id(0) // num_blocks).to(tl.int64)
     position = first + tl.arange(0, BLOCK)
     cumulative += row * num_keys
     middle = tl.load(cumulative + tl.minimum(first + BLOCK // 2 + offset, num_keys - 1))
     own = tl.load(cumulative + tl.minimum(position + offset, num_keys - 1))
-    within += row * tl.num_programs(0) * BLOCK
+    within += row * num_blocks * BLOCK
     tl.store(within + position, ((middle - own) * LOG2_E).to(tl.float32))
 
 
@@ -70,7 +71,7 @@ def within_blocks(cumulative_BHS: Tensor | None, block: int, offset: int = 0) ->
     num_blocks = -(-(S - offset) // block)
     within = cumulative_BHS.new_empty((B, H, num_blocks, block), dtype=torch.float32)
     with torch.cuda.device_of(cumulative_BHS):
-        grid = (num_blocks, B * H)
+        grid = (B * H * num_blocks,)
         launch(within_blocks_kernel, grid, cumulative_BHS, within, offset, S, BLOCK=block, num_warps=1)
     return within
 

@@ -204,6 +204,7 @@ def flash_query_gradient_kernel(
                 key_tile = turn(key_tile, rotation, key_position, num_keys, WIDTH, PADDED, False).to(key_tile.dtype)
             score = tl.dot(query_tile, tl.trans(key_tile), input_precision=PRECISION)
             if FORGETS:
+                # Not as neighbours, as in the forward pass.
                 forgotten = tl.load(within + tl.minimum(key_position, num_keys))
                 lost = logsumexp_log2 - _forgotten_until(cumulative, first_key, num_keys, since, KEYS)
                 weight = tl.exp2(score * (scale * LOG2_E) + forgotten[None, :] - lost[:, None])

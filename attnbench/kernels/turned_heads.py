@@ -137,13 +137,28 @@ def _turned(first, second, cos, sin):
 
 
 @triton.jit
-def _copy_values(source, target, row, inside, stride, other_stride, VALUES: tl.constexpr, PADDED: tl.constexpr):
-    """The last VALUES channels of rows of `stride` channels, to the last ones of rows of `other_stride`."""
+def _copy_values(source, target, row, inside, source_keys, target_keys, VALUES: tl.constexpr, PADDED: tl.constexpr):
+    """The last VALUES channels of rows, behind so many of query and key, to the last ones of other rows."""
+    source += row * (source_keys + VALUES) + source_keys
+    target += row * (target_keys + VALUES) + target_keys
     for first in range(0, VALUES, PADDED):
         channel = first + tl.arange(0, PADDED)[None, :]
         there = inside & (channel < VALUES)
-        values = tl.load(source + row * stride + stride - VALUES + channel, mask=there)
-        tl.store(target + row * other_stride + other_stride - VALUES + channel, values, mask=there)
+        tl.store(target + channel, tl.load(source + channel, mask=there), mask=there)
+
+
+@triton.jit
+def _places(num_rows, HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, VALUES: tl.constexpr,
+            ROWS: tl.constexpr):  # fmt: skip
+    """The model, rows and whether they are there, and of a query's or key's channels the same; their addresses in what
+    is packed, and in what is by heads."""
+    model, channel = tl.program_id(1).to(tl.int64), tl.arange(0, PADDED)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside, within = (row < num_rows)[:, None], channel < WIDTH
+    row = (model * num_rows + row)[:, None]
+    packed_address = row * (2 * WIDTH + VALUES) + channel[None, :]
+    heads_address = row * (2 * HEADS * WIDTH + VALUES) + channel[None, :]
+    return model, row, inside, within, inside & within[None, :], packed_address, heads_address
 
 
 @triton.jit
@@ -151,15 +166,10 @@ def turned_heads_kernel(packed, gain, bias, angle, heads, num_rows, eps, HEADS: 
                         PADDED: tl.constexpr, ANGLES: tl.constexpr, VALUES: tl.constexpr,
                         ROWS: tl.constexpr):  # fmt: skip
     """Grid: blocks of a model's positions, models."""
-    model = tl.program_id(1).to(tl.int64)
+    model, row, inside, within, there, packed_address, heads_address = _places(
+        num_rows, HEADS, WIDTH, PADDED, VALUES, ROWS
+    )  # fmt: skip
     channel, pair = tl.arange(0, PADDED), tl.arange(0, PADDED // 2)[None, :]
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = (row < num_rows)[:, None]
-    row = (model * num_rows + row)[:, None]
-    stride, heads_stride = 2 * WIDTH + VALUES, 2 * HEADS * WIDTH + VALUES
-    within = channel < WIDTH
-    there = inside & within[None, :]
-    packed_address, heads_address = row * stride + channel[None, :], row * heads_stride + channel[None, :]
     gain += model * 2 * WIDTH + channel
     bias += model * 2 * HEADS * WIDTH + channel
     query, _scale = unit_rows(packed, packed_address, there, WIDTH, eps)
@@ -178,7 +188,7 @@ def turned_heads_kernel(packed, gain, bias, angle, heads, num_rows, eps, HEADS: 
         first, second = _pairs(key + shift[None, :], ROWS, PADDED)
         first, second = _turned(first, second, cos, sin)
         tl.store(heads + heads_address + (HEADS + head) * WIDTH, _joined(first, second, ROWS, PADDED), mask=there)
-    _copy_values(packed, heads, row, inside, stride, heads_stride, VALUES, PADDED)
+    _copy_values(packed, heads, row, inside, 2 * WIDTH, 2 * HEADS * WIDTH, VALUES, PADDED)
 
 
 @triton.jit
@@ -196,19 +206,15 @@ def turned_heads_gradient_kernel(gradient, packed, gain, bias, angle, of_packed,
                                  eps, HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
                                  ANGLES: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
     """Grid: blocks of a model's positions, models."""
-    block, model = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    model, row, inside, within, there, packed_address, heads_address = _places(
+        num_rows, HEADS, WIDTH, PADDED, VALUES, ROWS
+    )  # fmt: skip
     channel, pair = tl.arange(0, PADDED), tl.arange(0, PADDED // 2)[None, :]
-    row = block * ROWS + tl.arange(0, ROWS)
-    inside = (row < num_rows)[:, None]
-    row = (model * num_rows + row)[:, None]
-    stride, heads_stride = 2 * WIDTH + VALUES, 2 * HEADS * WIDTH + VALUES
-    within = channel < WIDTH
-    there = inside & within[None, :]
-    packed_address, heads_address = row * stride + channel[None, :], row * heads_stride + channel[None, :]
     gain += model * 2 * WIDTH + channel
     bias += model * 2 * HEADS * WIDTH + channel
-    of_gain += (model * tl.num_programs(0) + block) * 2 * WIDTH + channel
-    of_bias += (model * tl.num_programs(0) + block) * 2 * HEADS * WIDTH + channel
+    block = model * tl.num_programs(0) + tl.program_id(0)
+    of_gain += block * 2 * WIDTH + channel
+    of_bias += block * 2 * HEADS * WIDTH + channel
     query_gain = tl.load(gain, mask=within, other=0.0).to(tl.float32)[None, :]
     key_gain = tl.load(gain + WIDTH, mask=within, other=0.0).to(tl.float32)[None, :]
     query, query_scale = unit_rows(packed, packed_address, there, WIDTH, eps)
@@ -237,4 +243,4 @@ def turned_heads_gradient_kernel(gradient, packed, gain, bias, angle, of_packed,
     of_key = key_scale * (of_key - key * (tl.sum(of_key * key, axis=1, keep_dims=True) / WIDTH))
     tl.store(of_packed + packed_address, of_query, mask=there)
     tl.store(of_packed + WIDTH + packed_address, of_key, mask=there)
-    _copy_values(gradient, of_packed, row, inside, heads_stride, stride, VALUES, PADDED)
+    _copy_values(gradient, of_packed, row, inside, 2 * HEADS * WIDTH, 2 * WIDTH, VALUES, PADDED)

@@ -14,7 +14,7 @@ EPS = 0.1
 
 
 def given(B: int, T: int, H: int, K: int, V: int, A: int, dtype: torch.dtype) -> list[Tensor]:
-    """What is packed, gain, bias, and angles of several turns."""
+    """Query, key and values packed, gain, bias, and angles of several turns."""
     tensors = [
         normal(B, T, 2 * K + V, dtype=dtype),
         normal(1, 2, K, seed=1),

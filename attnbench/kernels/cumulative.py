@@ -17,7 +17,6 @@ import triton.language as tl
 from torch import Tensor
 
 from attnbench.kernels.batching import join_the_batch
-from attnbench.kernels.flash_parts import LOG2_E
 from attnbench.kernels.launching import launch, register_fake
 
 BLOCK = 1024
@@ -43,37 +42,6 @@ def cumulative_sum_kernel(
         sums = before + tl.cumsum(x, 0, reverse=REVERSE)
         tl.store(result + position * result_strides[2], sums.to(result.dtype.element_ty), mask=position < length)
         before += tl.sum(x, 0)
-
-
-@triton.jit(do_not_specialize=["offset", "num_keys"])
-def within_blocks_kernel(cumulative, within, offset, num_keys, BLOCK: tl.constexpr):
-    """Grid: blocks of positions of all sequences and heads. Positions past the last are taken for it."""
-    num_blocks = tl.cdiv(num_keys - offset, BLOCK)
-    first, row = tl.program_id(0) % num_blocks * BLOCK, (tl.program_id(0) // num_blocks).to(tl.int64)
-    position = first + tl.arange(0, BLOCK)
-    cumulative += row * num_keys
-    middle = tl.load(cumulative + tl.minimum(first + BLOCK // 2 + offset, num_keys - 1))
-    own = tl.load(cumulative + tl.minimum(position + offset, num_keys - 1))
-    within += row * num_blocks * BLOCK
-    tl.store(within + position, ((middle - own) * LOG2_E).to(tl.float32))
-
-
-def within_blocks(cumulative_BHS: Tensor | None, block: int, offset: int = 0) -> Tensor | None:
-    """Return log2 of what forget gates leave between each position and the middle of its block of so many, the first
-    of them at `offset`: (B, H, blocks, block) in float32. None: there are no gates.
-
-    Args:
-        cumulative_BHS: contiguous, C of each head.
-    """
-    if cumulative_BHS is None:
-        return None
-    B, H, S = cumulative_BHS.shape
-    num_blocks = -(-(S - offset) // block)
-    within = cumulative_BHS.new_empty((B, H, num_blocks, block), dtype=torch.float32)
-    with torch.cuda.device_of(cumulative_BHS):
-        grid = (B * H * num_blocks,)
-        launch(within_blocks_kernel, grid, cumulative_BHS, within, offset, S, BLOCK=block, num_warps=1)
-    return within
 
 
 def _sum_up(source_BHT: Tensor, result_BHT: Tensor, *, reverse: bool) -> None:

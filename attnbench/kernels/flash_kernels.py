@@ -5,9 +5,7 @@ second axis have parts of one walk, and what they write has B for every part, on
 
 With FORGETS, `cumulative` is the sum of log f up to every position of the keys, (B, H, S) in float64 and contiguous. A
 program takes its differences to the middle of its own block before it rounds them: they are small where weights are
-not. What is then left to each score is one number of its key. For the blocks that a program walks, `within` has the
-differences to each block's own middle, in float32, so that all threads do not take every one of them in float64: of
-blocks of KEYS positions of the keys, or of QUERIES queries where a program walks these.
+not. What is then left to each score is one number of its key.
 """
 
 import triton
@@ -56,16 +54,9 @@ def _forgotten(cumulative, position, num_keys, since):
     return ((since - own) * LOG2_E).to(tl.float32)
 
 
-@triton.jit
-def _forgotten_until(cumulative, first, num_keys, since, BLOCK: tl.constexpr):
-    """Return the same of the middle of a block of positions."""
-    middle = tl.load(cumulative + tl.minimum(first + BLOCK // 2, num_keys - 1))
-    return ((since - middle) * LOG2_E).to(tl.float32)
-
-
 @triton.jit(do_not_specialize=LENGTHS)
 def flash_forward_kernel(
-    query, query_strides, key, key_strides, value, value_strides, rotation, cumulative, within, mixed, logsumexp,
+    query, query_strides, key, key_strides, value, value_strides, rotation, cumulative, mixed, logsumexp,
     num_queries, num_keys, scale,
     ROTATE_QUERY: tl.constexpr, ROTATE_KEY: tl.constexpr, FORGETS: tl.constexpr,
     HEADS: tl.constexpr, SHARED_BY: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
@@ -91,7 +82,6 @@ def flash_forward_kernel(
         first, middle, stop = own_part(first, middle, stop, KEYS)
     if FORGETS:
         cumulative += sequence * num_keys
-        within += sequence * tl.cdiv(num_keys, KEYS) * KEYS
         since = tl.load(cumulative + tl.minimum(first_query + offset + QUERIES // 2, num_keys - 1))
     accumulated = tl.zeros([QUERIES, PADDED], tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
@@ -110,20 +100,11 @@ def flash_forward_kernel(
                     seen = _visible(position[:, None] + offset, key_position[None, :], num_keys, CAUSAL, WINDOW)
                 score *= scale * LOG2_E
                 if FORGETS:
-                    common = _forgotten_until(cumulative, first_key, num_keys, since, KEYS)
-                    # Not as neighbours: with those ptxas lets one product wait for the other here (C7515).
-                    score += tl.load(within + tl.minimum(key_position, num_keys))[None, :]
+                    score += _forgotten(cumulative, key_position, num_keys, since)[None, :]
                 if masked:
                     score = tl.where(seen, score, MASKED_SCORE)
-                row_largest = tl.max(score, 1)
-                if FORGETS:
-                    # What all scores of a block have in common is added to its rows.
-                    row_largest += common
-                    new_largest = tl.maximum(largest, row_largest)
-                    weight = tl.exp2(score - (new_largest - common)[:, None])
-                else:
-                    new_largest = tl.maximum(largest, row_largest)
-                    weight = tl.exp2(score - new_largest[:, None])
+                new_largest = tl.maximum(largest, tl.max(score, 1))
+                weight = tl.exp2(score - new_largest[:, None])
             else:
                 new_largest = tl.maximum(largest, tl.max(score, 1) * (scale * LOG2_E))
                 weight = tl.exp2(score * (scale * LOG2_E) - new_largest[:, None])
@@ -150,7 +131,7 @@ def flash_forward_kernel(
 
 @triton.jit(do_not_specialize=LENGTHS)
 def flash_query_gradient_kernel(
-    query, query_strides, key, key_strides, value, value_strides, rotation, cumulative, within, mixed, logsumexp,
+    query, query_strides, key, key_strides, value, value_strides, rotation, cumulative, mixed, logsumexp,
     gradient, gradient_strides, own_product, row_sum, query_gradient, query_gradient_strides,
     num_queries, num_keys, scale,
     ROTATE_QUERY: tl.constexpr, ROTATE_KEY: tl.constexpr, FORGETS: tl.constexpr,
@@ -188,7 +169,6 @@ def flash_query_gradient_kernel(
         # A query's own key, whose score has lost nothing, is to be among the masked.
         middle = tl.minimum(middle, (first_query + offset) // KEYS * KEYS)
         cumulative += sequence * num_keys
-        within += sequence * tl.cdiv(num_keys, KEYS) * KEYS
         since = tl.load(cumulative + tl.minimum(first_query + offset + QUERIES // 2, num_keys - 1))
         logsumexp_log2 += _forgotten(cumulative, position + offset, num_keys, since)
         sum_before = tl.zeros([QUERIES], tl.float32)
@@ -204,10 +184,8 @@ def flash_query_gradient_kernel(
                 key_tile = turn(key_tile, rotation, key_position, num_keys, WIDTH, PADDED, False).to(key_tile.dtype)
             score = tl.dot(query_tile, tl.trans(key_tile), input_precision=PRECISION)
             if FORGETS:
-                # Not as neighbours, as in the forward pass.
-                forgotten = tl.load(within + tl.minimum(key_position, num_keys))
-                lost = logsumexp_log2 - _forgotten_until(cumulative, first_key, num_keys, since, KEYS)
-                weight = tl.exp2(score * (scale * LOG2_E) + forgotten[None, :] - lost[:, None])
+                forgotten = _forgotten(cumulative, key_position, num_keys, since)
+                weight = tl.exp2(score * (scale * LOG2_E) + forgotten[None, :] - logsumexp_log2[:, None])
             else:
                 weight = tl.exp2(score * (scale * LOG2_E) - logsumexp_log2[:, None])
             if masked:
@@ -234,7 +212,7 @@ def flash_query_gradient_kernel(
 
 @triton.jit(do_not_specialize=LENGTHS)
 def flash_key_value_gradient_kernel(
-    query, query_strides, key, key_strides, value, value_strides, rotation, cumulative, within, logsumexp,
+    query, query_strides, key, key_strides, value, value_strides, rotation, cumulative, logsumexp,
     gradient, gradient_strides, own_product, row_sum, key_gradient, key_gradient_strides,
     value_gradient, value_gradient_strides, cumulative_gradient, num_queries, num_keys, scale,
     ROTATE_QUERY: tl.constexpr, ROTATE_KEY: tl.constexpr, FORGETS: tl.constexpr,
@@ -280,7 +258,6 @@ def flash_key_value_gradient_kernel(
         head_row = (batch * HEADS + head) * num_queries
         if FORGETS:
             head_cumulative = cumulative + (batch * HEADS + head) * num_keys
-            head_within = within + (batch * HEADS + head) * tl.cdiv(num_queries, QUERIES) * QUERIES
             since = tl.load(head_cumulative + tl.minimum(first_key + KEYS // 2, num_keys - 1))
             forgotten = _forgotten(head_cumulative, key_position, num_keys, since)
             sum_after = tl.zeros([KEYS], tl.float32)
@@ -299,10 +276,8 @@ def flash_key_value_gradient_kernel(
                     query_tile = turned.to(query_tile.dtype)
                 score = tl.dot(key_tile, tl.trans(query_tile), input_precision=PRECISION)
                 if FORGETS:
-                    kept = forgotten - _forgotten_until(head_cumulative, first_query + offset, num_keys, since, QUERIES)
-                    of_query = tl.load(head_within + tl.multiple_of(first_query, QUERIES) + tl.arange(0, QUERIES))
-                    lost = logsumexp_log2 + of_query
-                    weight = tl.exp2(score * (scale * LOG2_E) + kept[:, None] - lost[None, :])
+                    logsumexp_log2 += _forgotten(head_cumulative, position + offset, num_keys, since)
+                    weight = tl.exp2(score * (scale * LOG2_E) + forgotten[:, None] - logsumexp_log2[None, :])
                 else:
                     weight = tl.exp2(score * (scale * LOG2_E) - logsumexp_log2[None, :])
                 if masked:

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnbench.kernels.cumulative import within_blocks
 from attnbench.kernels.flash_kernels import (
     flash_forward_kernel,
     flash_key_value_gradient_kernel,
@@ -121,7 +120,7 @@ def forward(
         flash_forward_kernel,
         grid,
         *_with_strides(query, key if ahead is None else rotated(key, ahead), value),
-        *(rotation, cumulative, within_blocks(cumulative, constants["KEYS"]), *parts, T, S, K**-0.5),
+        *(rotation, cumulative, *parts, T, S, K**-0.5),
         FORGETS=cumulative is not None,
         ROTATE_QUERY=rotation is not None,
         ROTATE_KEY=rotation is not None and ahead is None,
@@ -179,9 +178,6 @@ def backward(
         key_parts, value_parts = of_parts(key_gradient, key_splits), of_parts(value_gradient, key_splits)
     else:
         query_parts, key_parts, value_parts = gradients
-    of_key_blocks = of_query_blocks = within_blocks(cumulative, of_queries["KEYS"])
-    if cumulative is not None and (of_queries["KEYS"], S) != (of_keys["QUERIES"], T):
-        of_query_blocks = within_blocks(cumulative, of_keys["QUERIES"], S - T)
     row_sum, column_parts = None, cumulative_gradient
     if cumulative_gradient is not None:
         row_sum = of_parts(logsumexp, query_splits)
@@ -190,7 +186,7 @@ def backward(
         flash_query_gradient_kernel,
         query_grid,
         *_with_strides(query, key if ahead is None else rotated(key, ahead), value),
-        *(rotation, cumulative, of_key_blocks, mixed, logsumexp, *_with_strides(gradient), own_product, row_sum),
+        *(rotation, cumulative, mixed, logsumexp, *_with_strides(gradient), own_product, row_sum),
         *(*_with_strides(query_parts), T, S, K**-0.5),
         FORGETS=cumulative is not None,
         ROTATE_QUERY=rotate,
@@ -202,7 +198,7 @@ def backward(
         flash_key_value_gradient_kernel,
         key_grid,
         *_with_strides(query if ahead is None else rotated(query, ahead), key, value),
-        *(rotation, cumulative, of_query_blocks, logsumexp, *_with_strides(gradient), own_product, row_sum),
+        *(rotation, cumulative, logsumexp, *_with_strides(gradient), own_product, row_sum),
         *(*_with_strides(key_parts, value_parts), column_parts, T, S, K**-0.5),
         FORGETS=cumulative is not None,
         ROTATE_QUERY=rotate_repeated,

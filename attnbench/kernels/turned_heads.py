@@ -23,8 +23,8 @@ from attnbench.kernels.launching import launch, register_fake
 from attnbench.kernels.rms_norm import unit_rows
 from attnbench.kernels.rotary import padded_width
 
-ROWS = 32
-"""Positions of a program."""
+ROWS = 16
+"""Positions that a program walks: so few that there are enough programs, and so many that their sums are few."""
 
 
 @torch.library.custom_op("attnbench::turned_heads", mutates_args=())
@@ -40,10 +40,10 @@ def turned_heads(packed_BTC: Tensor, gain_R2K: Tensor, bias_R2HK: Tensor, angle_
     """
     packed_BTC = packed_BTC.contiguous()
     heads_BTC = _new_heads(packed_BTC, bias_R2HK)
-    num_rows, shape = _shape(packed_BTC, bias_R2HK, angle_BTHA)
     inputs = packed_BTC, gain_R2K.contiguous(), bias_R2HK.contiguous(), angle_BTHA.contiguous()
+    num_rows, grid, options = _launch(packed_BTC, bias_R2HK, angle_BTHA)
     with torch.cuda.device_of(packed_BTC):
-        launch(turned_heads_kernel, (-(-num_rows // ROWS), len(gain_R2K)), *inputs, heads_BTC, num_rows, eps, **shape)
+        launch(turned_heads_kernel, grid, *inputs, heads_BTC, num_rows, eps, **options)
     return heads_BTC
 
 
@@ -56,32 +56,33 @@ def turned_heads_backward(
     With g_h the gradient of y_h turned back, and n the normed x before the gain, r its factor:
 
         dL/dbias_h = sum over positions of g_h,   G = sum over heads of g_h,   dL/dgain = sum over positions of G n
-        dL/dx = r (G gain - n mean(G gain n)),   dL/dangle = y'_0 dL/dy_1 - y'_1 dL/dy_0 of a pair, of query and key
+        dL/dx = r (G gain - n mean(G gain n)),   dL/dangle = s_0 g_1 - s_1 g_0 of a pair of s_h, of query and key
     """
     packed_BTC = packed_BTC.contiguous()
-    num_rows, shape = _shape(packed_BTC, bias_R2HK, angle_BTHA)
-    num_models, num_blocks = len(gain_R2K), -(-num_rows // ROWS)
+    num_rows, grid, options = _launch(packed_BTC, bias_R2HK, angle_BTHA)
     of_packed, of_angle = torch.empty_like(packed_BTC), torch.empty_like(angle_BTHA, dtype=torch.float32)
-    # A sum a block of positions, and those summed up in their order: the same bits twice.
+    # A sum a part of the positions, and those summed up in their order: the same bits twice.
+    num_parts, num_models = grid
     of_gain, of_bias = (
-        x.new_empty(num_models, num_blocks, *x.shape[1:], dtype=torch.float32) for x in (gain_R2K, bias_R2HK)
+        x.new_empty(num_models, num_parts, *x.shape[1:], dtype=torch.float32) for x in (gain_R2K, bias_R2HK)
     )
     inputs = (x.contiguous() for x in (gradient_BTC, packed_BTC, gain_R2K, bias_R2HK, angle_BTHA))
     results = of_packed, of_gain, of_bias, of_angle
     with torch.cuda.device_of(packed_BTC):
-        launch(turned_heads_gradient_kernel, (num_blocks, num_models), *inputs, *results, num_rows, eps, **shape)
+        launch(turned_heads_gradient_kernel, grid, *inputs, *results, num_rows, eps, **options)
     return of_packed, of_gain.sum(1), of_bias.sum(1), of_angle
 
 
-def _shape(packed_BTC: Tensor, bias_R2HK: Tensor, angle_BTHA: Tensor) -> tuple[int, dict[str, Any]]:
-    """Return the positions of a model, and what a kernel is compiled for."""
+def _launch(packed_BTC: Tensor, bias_R2HK: Tensor, angle_BTHA: Tensor) -> tuple[int, tuple[int, int], dict[str, Any]]:
+    """Return the positions of a model, and a kernel's grid and options."""
     num_models, _, num_heads, width = bias_R2HK.shape
     num_rows = packed_BTC.shape[0] * packed_BTC.shape[1] // num_models
-    padded = padded_width(width)
-    sizes = {"HEADS": num_heads, "WIDTH": width, "PADDED": padded, "ANGLES": angle_BTHA.shape[3]}
-    # Eight channels a thread: with twice as many, the gradient takes all registers that a thread can have.
-    sizes |= {"VALUES": packed_BTC.shape[2] - 2 * width, "ROWS": ROWS, "num_warps": padded // 8}
-    return num_rows, sizes
+    padded_heads, padded = triton.next_power_of_2(num_heads), padded_width(width)
+    sizes = {"HEADS": num_heads, "PADDED_HEADS": padded_heads, "WIDTH": width, "PADDED": padded}
+    sizes |= {"ANGLES": angle_BTHA.shape[3], "VALUES": packed_BTC.shape[2] - 2 * width, "ROWS": ROWS}
+    # Sixteen numbers of all heads' queries a thread.
+    num_warps = min(16, max(1, padded_heads * padded // 512))
+    return num_rows, (-(-num_rows // ROWS), num_models), sizes | {"num_warps": num_warps}
 
 
 def _new_heads(packed_BTC: Tensor, bias_R2HK: Tensor) -> Tensor:
@@ -121,126 +122,155 @@ join_the_batch(turned_heads_backward)
 
 
 @triton.jit
-def _pairs(x, ROWS: tl.constexpr, PADDED: tl.constexpr):
+def _pairs(x, HEADS: tl.constexpr, PADDED: tl.constexpr):
     """The first channels and the second ones of pairs (2i, 2i + 1)."""
-    return tl.split(tl.reshape(x, [ROWS, PADDED // 2, 2]))
+    return tl.split(tl.reshape(x, [HEADS, PADDED // 2, 2]))
 
 
 @triton.jit
-def _joined(first, second, ROWS: tl.constexpr, PADDED: tl.constexpr):
-    return tl.reshape(tl.join(first, second), [ROWS, PADDED])
+def _joined(first, second, HEADS: tl.constexpr, PADDED: tl.constexpr):
+    return tl.reshape(tl.join(first, second), [HEADS, PADDED])
 
 
 @triton.jit
-def _turned(first, second, cos, sin):
-    return first * cos - second * sin, second * cos + first * sin
+def cos_sin(angle):
+    """Cosine and sine, to 1e-7 of angles below 8,192 and beyond as exact as the angle, by one reduction to an eighth of
+    a turn and two series. tl.cos and tl.sin have a reduction each, and a way for angles of any size."""
+    quarters = tl.floor(angle * 0.6366197723675814 + 0.5)
+    # Half of pi in three numbers, of which so many times the first two are exact.
+    x = angle - quarters * 1.5703125 - quarters * 4.837512969970703e-4 - quarters * 7.549789948768648e-8
+    square = x * x
+    sine = x + x * square * (-0.16666654611 + square * (8.3321608736e-3 - square * 1.9515295891e-4))
+    cosine = 1.0 - 0.5 * square
+    cosine += (
+        square * square * (4.166664568298827e-2 + square * (-1.388731625493765e-3 + square * 2.443315711809948e-5))
+    )
+    quarter = quarters.to(tl.int32)
+    is_odd = (quarter & 1) != 0
+    cos, sin = tl.where(is_odd, sine, cosine), tl.where(is_odd, cosine, sine)
+    return tl.where(((quarter + 1) & 2) != 0, -cos, cos), tl.where((quarter & 2) != 0, -sin, sin)
 
 
 @triton.jit
-def _copy_values(source, target, row, inside, source_keys, target_keys, VALUES: tl.constexpr, PADDED: tl.constexpr):
+def _turned(x, cos, sin, HEADS: tl.constexpr, PADDED: tl.constexpr):
+    first, second = _pairs(x, HEADS, PADDED)
+    return _joined(first * cos - second * sin, second * cos + first * sin, HEADS, PADDED)
+
+
+@triton.jit
+def _copy_values(source, target, first_row, end_row, source_keys, target_keys, VALUES: tl.constexpr,
+                 PADDED: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
     """The last VALUES channels of rows, behind so many of query and key, to the last ones of other rows."""
+    row = first_row + tl.arange(0, ROWS)[:, None]
     source += row * (source_keys + VALUES) + source_keys
     target += row * (target_keys + VALUES) + target_keys
     for first in range(0, VALUES, PADDED):
         channel = first + tl.arange(0, PADDED)[None, :]
-        there = inside & (channel < VALUES)
+        there = (row < end_row) & (channel < VALUES)
         tl.store(target + channel, tl.load(source + channel, mask=there), mask=there)
 
 
 @triton.jit
-def _places(num_rows, HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, VALUES: tl.constexpr,
-            ROWS: tl.constexpr):  # fmt: skip
-    """The model, rows and whether they are there, and of a query's or key's channels the same; their addresses in what
-    is packed, and in what is by heads."""
-    model, channel = tl.program_id(1).to(tl.int64), tl.arange(0, PADDED)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside, within = (row < num_rows)[:, None], channel < WIDTH
-    row = (model * num_rows + row)[:, None]
-    packed_address = row * (2 * WIDTH + VALUES) + channel[None, :]
-    heads_address = row * (2 * HEADS * WIDTH + VALUES) + channel[None, :]
-    return model, row, inside, within, inside & within[None, :], packed_address, heads_address
+def _tile(HEADS: tl.constexpr, PADDED_HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+          ANGLES: tl.constexpr):  # fmt: skip
+    """Of a position: channels of a query or key, read by every head, and whether they are there; the same channels by
+    heads; its angles, and whether they are there."""
+    head, channel = tl.arange(0, PADDED_HEADS)[:, None], tl.arange(0, PADDED)[None, :]
+    pair, is_head = tl.arange(0, PADDED // 2)[None, :], head < HEADS
+    there, has_angle = is_head & (channel < WIDTH), is_head & (pair < ANGLES)
+    return channel + head * 0, there, head * WIDTH + channel, head * ANGLES + pair, has_angle
 
 
 @triton.jit
-def turned_heads_kernel(packed, gain, bias, angle, heads, num_rows, eps, HEADS: tl.constexpr, WIDTH: tl.constexpr,
-                        PADDED: tl.constexpr, ANGLES: tl.constexpr, VALUES: tl.constexpr,
-                        ROWS: tl.constexpr):  # fmt: skip
-    """Grid: blocks of a model's positions, models."""
-    model, row, inside, within, there, packed_address, heads_address = _places(
-        num_rows, HEADS, WIDTH, PADDED, VALUES, ROWS
-    )  # fmt: skip
-    channel, pair = tl.arange(0, PADDED), tl.arange(0, PADDED // 2)[None, :]
-    gain += model * 2 * WIDTH + channel
-    bias += model * 2 * HEADS * WIDTH + channel
-    query, _scale = unit_rows(packed, packed_address, there, WIDTH, eps)
-    query *= tl.load(gain, mask=within, other=0.0).to(tl.float32)[None, :]
-    key, _scale = unit_rows(packed + WIDTH, packed_address, there, WIDTH, eps)
-    key *= tl.load(gain + WIDTH, mask=within, other=0.0).to(tl.float32)[None, :]
-    for head in range(HEADS):
+def turned_heads_kernel(packed, gain, bias, angle, heads, num_rows, eps, HEADS: tl.constexpr,
+                        PADDED_HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, ANGLES: tl.constexpr,
+                        VALUES: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
+    """Grid: parts of a model's positions, models. A program walks them one by one, all heads at once."""
+    model = tl.program_id(1).to(tl.int64)
+    first_row, end_row = model * num_rows + tl.program_id(0) * ROWS, (model + 1) * num_rows
+    shared, there, by_head, turning, has_angle = _tile(HEADS, PADDED_HEADS, WIDTH, PADDED, ANGLES)
+    gain, bias = gain + model * 2 * WIDTH + shared, bias + model * 2 * HEADS * WIDTH + by_head
+    query_gain = tl.load(gain, mask=there, other=0.0).to(tl.float32)
+    key_gain = tl.load(gain + WIDTH, mask=there, other=0.0).to(tl.float32)
+    query_shift = tl.load(bias, mask=there, other=0.0).to(tl.float32)
+    key_shift = tl.load(bias + HEADS * WIDTH, mask=there, other=0.0).to(tl.float32)
+    _copy_values(packed, heads, first_row, end_row, 2 * WIDTH, 2 * HEADS * WIDTH, VALUES, PADDED, ROWS)
+    for row in range(first_row, tl.minimum(first_row + ROWS, end_row)):
         # Pairs without an angle are turned by 0.
-        given = tl.load(angle + (row * HEADS + head) * ANGLES + pair, mask=inside & (pair < ANGLES), other=0.0)
-        cos, sin = tl.cos(given), tl.sin(given)
-        shift = tl.load(bias + head * WIDTH, mask=within, other=0.0).to(tl.float32)
-        first, second = _pairs(query + shift[None, :], ROWS, PADDED)
-        first, second = _turned(first, second, cos, sin)
-        tl.store(heads + heads_address + head * WIDTH, _joined(first, second, ROWS, PADDED), mask=there)
-        shift = tl.load(bias + (HEADS + head) * WIDTH, mask=within, other=0.0).to(tl.float32)
-        first, second = _pairs(key + shift[None, :], ROWS, PADDED)
-        first, second = _turned(first, second, cos, sin)
-        tl.store(heads + heads_address + (HEADS + head) * WIDTH, _joined(first, second, ROWS, PADDED), mask=there)
-    _copy_values(packed, heads, row, inside, 2 * WIDTH, 2 * HEADS * WIDTH, VALUES, PADDED)
+        cos, sin = cos_sin(tl.load(angle + row * HEADS * ANGLES + turning, mask=has_angle, other=0.0))
+        source, target = row * (2 * WIDTH + VALUES) + shared, heads + row * (2 * HEADS * WIDTH + VALUES) + by_head
+        query, _scale = unit_rows(packed, source, there, WIDTH, eps)
+        query = _turned(query * query_gain + query_shift, cos, sin, PADDED_HEADS, PADDED)
+        tl.store(target, query, mask=there)
+        key, _scale = unit_rows(packed + WIDTH, source, there, WIDTH, eps)
+        key = _turned(key * key_gain + key_shift, cos, sin, PADDED_HEADS, PADDED)
+        tl.store(target + HEADS * WIDTH, key, mask=there)
 
 
 @triton.jit
-def _turned_back(gradient, shifted, cos, sin, ROWS: tl.constexpr, PADDED: tl.constexpr):
-    """A head's gradient of query or key, turned back, and what it says of the angles."""
-    first, second = _pairs(shifted, ROWS, PADDED)
-    first, second = _turned(first, second, cos, sin)
-    of_first, of_second = _pairs(gradient, ROWS, PADDED)
-    back_first, back_second = _turned(of_first, of_second, cos, -sin)
-    return _joined(back_first, back_second, ROWS, PADDED), first * of_second - second * of_first
+def _of_angle(shifted, back, HEADS: tl.constexpr, PADDED: tl.constexpr):
+    """What the gradient of a turned pair, turned back, says of its angle: as much as both turned would."""
+    first, second = _pairs(shifted, HEADS, PADDED)
+    of_first, of_second = _pairs(back, HEADS, PADDED)
+    return first * of_second - second * of_first
+
+
+@triton.jit
+def _through_the_norm(of_normed, unit, scale, gain, WIDTH: tl.constexpr):
+    """The gradient of a query or key, of that behind its norm and gain."""
+    of_unit = of_normed * gain
+    return scale * (of_unit - unit * (tl.sum(of_unit * unit, axis=1, keep_dims=True) / WIDTH))
 
 
 @triton.jit
 def turned_heads_gradient_kernel(gradient, packed, gain, bias, angle, of_packed, of_gain, of_bias, of_angle, num_rows,
-                                 eps, HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-                                 ANGLES: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    """Grid: blocks of a model's positions, models."""
-    model, row, inside, within, there, packed_address, heads_address = _places(
-        num_rows, HEADS, WIDTH, PADDED, VALUES, ROWS
-    )  # fmt: skip
-    channel, pair = tl.arange(0, PADDED), tl.arange(0, PADDED // 2)[None, :]
-    gain += model * 2 * WIDTH + channel
-    bias += model * 2 * HEADS * WIDTH + channel
+                                 eps, HEADS: tl.constexpr, PADDED_HEADS: tl.constexpr, WIDTH: tl.constexpr,
+                                 PADDED: tl.constexpr, ANGLES: tl.constexpr, VALUES: tl.constexpr,
+                                 ROWS: tl.constexpr):  # fmt: skip
+    """Grid: parts of a model's positions, models. A program walks them one by one, all heads at once, so that sums over
+    positions stay in registers."""
+    model = tl.program_id(1).to(tl.int64)
+    first_row, end_row = model * num_rows + tl.program_id(0) * ROWS, (model + 1) * num_rows
+    shared, there, by_head, turning, has_angle = _tile(HEADS, PADDED_HEADS, WIDTH, PADDED, ANGLES)
+    gain, bias = gain + model * 2 * WIDTH + shared, bias + model * 2 * HEADS * WIDTH + by_head
+    query_gain = tl.load(gain, mask=there, other=0.0).to(tl.float32)
+    key_gain = tl.load(gain + WIDTH, mask=there, other=0.0).to(tl.float32)
+    # What all heads share has a row for each, all alike, of which the first is written.
+    is_first = there & (by_head < WIDTH)
+    of_query_bias = tl.zeros([PADDED_HEADS, PADDED], tl.float32)
+    of_key_bias = tl.zeros([PADDED_HEADS, PADDED], tl.float32)
+    of_query_gain = tl.zeros([PADDED_HEADS, PADDED], tl.float32)
+    of_key_gain = tl.zeros([PADDED_HEADS, PADDED], tl.float32)
+    _copy_values(gradient, of_packed, first_row, end_row, 2 * HEADS * WIDTH, 2 * WIDTH, VALUES, PADDED, ROWS)
+    for row in range(first_row, tl.minimum(first_row + ROWS, end_row)):
+        cos, sin = cos_sin(tl.load(angle + row * HEADS * ANGLES + turning, mask=has_angle, other=0.0))
+        place, at = row * (2 * WIDTH + VALUES) + shared, gradient + row * (2 * HEADS * WIDTH + VALUES) + by_head
+        query, query_scale = unit_rows(packed, place, there, WIDTH, eps)
+        back = tl.load(at, mask=there, other=0.0).to(tl.float32)
+        back = _turned(back, cos, -sin, PADDED_HEADS, PADDED)
+        # Shifts are read again at every position: held, they would leave registers for four programs of six.
+        query_shift = tl.load(bias, mask=there, other=0.0).to(tl.float32)
+        of_turn = _of_angle(query * query_gain + query_shift, back, PADDED_HEADS, PADDED)
+        of_query_bias += back
+        of_query_gain += back * query
+        of_query = tl.sum(back, axis=0, keep_dims=True)
+        key, key_scale = unit_rows(packed + WIDTH, place, there, WIDTH, eps)
+        back = tl.load(at + HEADS * WIDTH, mask=there, other=0.0).to(tl.float32)
+        back = _turned(back, cos, -sin, PADDED_HEADS, PADDED)
+        key_shift = tl.load(bias + HEADS * WIDTH, mask=there, other=0.0).to(tl.float32)
+        of_turn += _of_angle(key * key_gain + key_shift, back, PADDED_HEADS, PADDED)
+        of_key_bias += back
+        of_key_gain += back * key
+        of_key = tl.sum(back, axis=0, keep_dims=True)
+        tl.store(of_angle + row * HEADS * ANGLES + turning, of_turn, mask=has_angle)
+        of_query = _through_the_norm(of_query, query, query_scale, query_gain, WIDTH)
+        of_key = _through_the_norm(of_key, key, key_scale, key_gain, WIDTH)
+        tl.store(of_packed + place, of_query, mask=is_first)
+        tl.store(of_packed + place + WIDTH, of_key, mask=is_first)
     block = model * tl.num_programs(0) + tl.program_id(0)
-    of_gain += block * 2 * WIDTH + channel
-    of_bias += block * 2 * HEADS * WIDTH + channel
-    query_gain = tl.load(gain, mask=within, other=0.0).to(tl.float32)[None, :]
-    key_gain = tl.load(gain + WIDTH, mask=within, other=0.0).to(tl.float32)[None, :]
-    query, query_scale = unit_rows(packed, packed_address, there, WIDTH, eps)
-    key, key_scale = unit_rows(packed + WIDTH, packed_address, there, WIDTH, eps)
-    of_query, of_key = tl.zeros([ROWS, PADDED], tl.float32), tl.zeros([ROWS, PADDED], tl.float32)
-    for head in range(HEADS):
-        address, has_angle = (row * HEADS + head) * ANGLES + pair, inside & (pair < ANGLES)
-        given = tl.load(angle + address, mask=has_angle, other=0.0)
-        cos, sin = tl.cos(given), tl.sin(given)
-        shift = tl.load(bias + head * WIDTH, mask=within, other=0.0).to(tl.float32)[None, :]
-        given = tl.load(gradient + heads_address + head * WIDTH, mask=there, other=0.0).to(tl.float32)
-        back, of_turn = _turned_back(given, query * query_gain + shift, cos, sin, ROWS, PADDED)
-        tl.store(of_bias + head * WIDTH, tl.sum(back, axis=0), mask=within)
-        of_query += back
-        shift = tl.load(bias + (HEADS + head) * WIDTH, mask=within, other=0.0).to(tl.float32)[None, :]
-        given = tl.load(gradient + heads_address + (HEADS + head) * WIDTH, mask=there, other=0.0).to(tl.float32)
-        back, of_key_turn = _turned_back(given, key * key_gain + shift, cos, sin, ROWS, PADDED)
-        tl.store(of_bias + (HEADS + head) * WIDTH, tl.sum(back, axis=0), mask=within)
-        of_key += back
-        tl.store(of_angle + address, of_turn + of_key_turn, mask=has_angle)
-    tl.store(of_gain, tl.sum(of_query * query, axis=0), mask=within)
-    tl.store(of_gain + WIDTH, tl.sum(of_key * key, axis=0), mask=within)
-    of_query *= query_gain
-    of_key *= key_gain
-    of_query = query_scale * (of_query - query * (tl.sum(of_query * query, axis=1, keep_dims=True) / WIDTH))
-    of_key = key_scale * (of_key - key * (tl.sum(of_key * key, axis=1, keep_dims=True) / WIDTH))
-    tl.store(of_packed + packed_address, of_query, mask=there)
-    tl.store(of_packed + WIDTH + packed_address, of_key, mask=there)
-    _copy_values(gradient, of_packed, row, inside, 2 * HEADS * WIDTH, 2 * WIDTH, VALUES, PADDED)
+    of_bias += block * 2 * HEADS * WIDTH + by_head
+    tl.store(of_bias, of_query_bias, mask=there)
+    tl.store(of_bias + HEADS * WIDTH, of_key_bias, mask=there)
+    of_gain += block * 2 * WIDTH + shared
+    tl.store(of_gain, tl.sum(of_query_gain, axis=0, keep_dims=True), mask=is_first)
+    tl.store(of_gain + WIDTH, tl.sum(of_key_gain, axis=0, keep_dims=True), mask=is_first)

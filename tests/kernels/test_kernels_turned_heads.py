@@ -47,6 +47,13 @@ def test_queries_and_keys_are_normed_shifted_and_turned(B, T, H, K, V, A, dtype)
     assert torch.equal(heads_BTC[..., 2 * H * K :], tensors[0].detach()[..., 2 * K :])
 
 
+@pytest.mark.parametrize("size", [1e-3, 1e3])
+def test_angles_of_any_size_turn_by_their_remainder(size):
+    packed, gain, bias, angle = given(1, 40, 2, 16, 16, 8, torch.float32)
+    angle = (size * angle).detach().requires_grad_()
+    assert_definition(lambda *x: turned_heads(*x, EPS), definition, [packed, gain, bias, angle], 2e-6)
+
+
 def test_gradients_have_the_same_bits_twice():
     tensors = given(2, 50, 3, 16, 16, 4, torch.float32)
     loss = turned_heads(*tensors, EPS).square().sum()

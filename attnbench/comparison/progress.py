@@ -105,7 +105,8 @@ class Progress:
         left = self.seconds_left()
         parts = [f"about {duration(left)} to go"] if left else []
         if self.waiting and self.tells_now:
-            parts.append("now " + "; ".join(cell.label for cell in self.waiting[: self.at_a_time]))
+            others = min(self.at_a_time, len(self.waiting)) - 1
+            parts.append(f"now {self.waiting[0].label}{f' and {others} more' if others else ''}")
         status = ", ".join(parts)
         if self._line is None:
             log.info(f"{line} ({status})" if status else line)

@@ -491,6 +491,14 @@ def test_progress_says_what_came_out_what_runs_and_how_long_the_rest_takes(text,
     assert any("+plan.variants.mine=" in line and line.strip().startswith(given.command) for line in said)
 
 
+def test_of_cells_that_run_side_by_side_the_first_is_named(caplog):
+    caplog.set_level("INFO", logger="attnbench")
+    waiting = [Cell(label=name, jobs=(), is_timed=False) for name in ("one", "two", "three", "four")]
+    for at_a_time, running in ((1, "now one"), (3, "now one and 2 more"), (8, "now one and 3 more")):
+        Progress(Counter(), {}).begin(waiting, at_a_time)
+        assert caplog.records[-1].message == f"[0/0] ({running})"
+
+
 def test_the_time_left_begins_with_the_plan_s_costs_and_follows_what_runs():
     progress = Progress(Counter(copy=2, training=1), {"copy": 10.0, "training": 100.0})
     assert progress.seconds_left() == 120

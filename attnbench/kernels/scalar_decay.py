@@ -105,15 +105,17 @@ def scalar_decay_backward(
     num_groups: int,
     key_width: int,
     scale: float,
+    of_decay: bool,
     of_memory: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients of mixed, of log decay, of both weights (empty where there is none) and, if `of_memory`, of the
-    first memory, transposed (else empty)."""
+    """Return gradients of mixed, of log decay, of both weights and of the first memory, transposed; empty are those of
+    weights that are None, and without `of_decay` and `of_memory` those of the log decay and the memory."""
     rule = _rule(mixed_BTC, log_decay_BTH, write_BTH, own_BTH, num_groups, key_width, scale)
-    outputs = of_mixed, of_log_decay, of_write, of_own, of_first = _backward_outputs(rule, of_memory)
+    outputs = of_mixed, *of_gates, of_first = _backward_outputs(rule, of_decay, of_memory)
+    wanted = of_decay, write_BTH is not None, own_BTH is not None
     backward(
         rule, states, gradient_BTHV.contiguous(), _contiguous(last_gradient_BHVK), of_first if of_memory else None,
-        (of_mixed, of_log_decay, None if write_BTH is None else of_write, None if own_BTH is None else of_own),
+        (of_mixed, *(of_gate if is_wanted else None for of_gate, is_wanted in zip(of_gates, wanted, strict=True))),
     )  # fmt: skip
     return outputs
 
@@ -137,11 +139,13 @@ def _forward_outputs(rule: ScalarDecay, keep_memory: bool, keep_states: bool) ->
     )  # fmt: skip
 
 
-def _backward_outputs(rule: ScalarDecay, of_memory: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    rates, nothing = rule.log_decay, (0,)
-    of_write, of_own = (rates.new_empty(nothing if x is None else rates.shape) for x in (rule.write, rule.own))
-    of_first = rule.states().unflatten(0, (-1, rule.num_heads)) if of_memory else rates.new_empty(nothing)
-    return rule.mixed.new_empty(rule.mixed.shape), rates.new_empty(rates.shape), of_write, of_own, of_first
+def _backward_outputs(
+    rule: ScalarDecay, of_decay: bool, of_memory: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    rates, wanted = rule.log_decay, (of_decay, rule.write is not None, rule.own is not None)
+    of_decays, of_write, of_own = (rates.new_empty(rates.shape if is_wanted else (0,)) for is_wanted in wanted)
+    of_first = rule.states().unflatten(0, (-1, rule.num_heads)) if of_memory else rates.new_empty((0,))
+    return rule.mixed.new_empty(rule.mixed.shape), of_decays, of_write, of_own, of_first
 
 
 @register_fake(scalar_decay_forward)
@@ -154,9 +158,10 @@ def _(mixed: Tensor, log_decay: Tensor, write: Tensor | None, own: Tensor | None
 
 @register_fake(scalar_decay_backward)
 def _(mixed: Tensor, log_decay: Tensor, write: Tensor | None, own: Tensor | None, states: Tensor, gradient: Tensor,
-      last_gradient: Tensor | None, num_groups: int, key_width: int, scale: float,
+      last_gradient: Tensor | None, num_groups: int, key_width: int, scale: float, of_decay: bool,
       of_memory: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return _backward_outputs(ScalarDecay(mixed, log_decay, write, own, num_groups, key_width, scale), of_memory)
+    rule = ScalarDecay(mixed, log_decay, write, own, num_groups, key_width, scale)
+    return _backward_outputs(rule, of_decay, of_memory)
 
 
 def _save_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -171,12 +176,15 @@ def _gradient(ctx: Any, gradient: Tensor | None, last_gradient: Tensor | None, _
     mixed, log_decay, write, own, states = ctx.saved_tensors
     if gradient is None:
         gradient = mixed.new_zeros(*log_decay.shape, states.shape[-2])
-    of_mixed, of_log_decay, of_write, of_own, of_memory = scalar_decay_backward(
-        mixed, log_decay, write, own, states, gradient, last_gradient if ctx.kept_memory else None,
-        *ctx.shape, ctx.of_memory,
+    # Of decays that nothing learns, as a retention's, nothing is summed up.
+    of_decay, gates = ctx.needs_input_grad[1], (log_decay, write, own)
+    of_mixed, *of_gates, of_memory = scalar_decay_backward(
+        mixed, *gates, states, gradient, last_gradient if ctx.kept_memory else None,
+        *ctx.shape, of_decay, ctx.of_memory,
     )  # fmt: skip
-    of_write, of_own = (None if x is None else of_x for x, of_x in ((write, of_write), (own, of_own)))
-    return of_mixed, of_log_decay, of_write, of_own, of_memory if ctx.of_memory else None, *(None,) * 5
+    wanted = of_decay, write is not None, own is not None
+    of_gates = (of_gate if is_wanted else None for of_gate, is_wanted in zip(of_gates, wanted, strict=True))
+    return of_mixed, *of_gates, of_memory if ctx.of_memory else None, *(None,) * 5
 
 
 scalar_decay_forward.register_autograd(_gradient, setup_context=_save_for_gradient)

@@ -207,7 +207,7 @@ def gradient_kernel(mixed, log_decay, write, own, states, gradient, of_states, o
     `of_log_decay`; then, with OF_KEY alone, all others: keys of 128 channels leave no registers for both at a time.
 
     c_i enters as exp(c_i) where position i reads and as exp(-c_i) where it is read; what pairs give each is a sum over
-    their rows or columns. `write` and `own` may be None, and their gradients.
+    their rows or columns. `write` and `own` may be None, and their gradients, and the gradient of the log decay.
     """
     num_chunks = tl.cdiv(length, C)
     start, rest = tl.program_id(0) % num_chunks * C, tl.program_id(0) // num_chunks
@@ -237,7 +237,8 @@ def gradient_kernel(mixed, log_decay, write, own, states, gradient, of_states, o
             of_output = _load(gradient, row, H * V, head * V + first, num_rows, V - first, C, VALUES)
             if OF_KEY:
                 after = _load(of_states, chunk * V + first, K, 0, V - first, K, VALUES, KEYS)
-                of_total += tl.sum(tl.sum(before.to(tl.float32) * after.to(tl.float32), 1), 0)
+                if of_log_decay is not None:
+                    of_total += tl.sum(tl.sum(before.to(tl.float32) * after.to(tl.float32), 1), 0)
                 weight = (score * _pair_weight(writes, owns, C)).to(dtype)
                 of_value = product(key, tl.trans(after), PRECISION) * (leaving * writes)[:, None]
                 of_value = product(weight, of_output, PRECISION, of_value)
@@ -247,22 +248,25 @@ def gradient_kernel(mixed, log_decay, write, own, states, gradient, of_states, o
                 of_read = product(of_output, before, PRECISION, of_read)
             if OF_KEY:
                 of_left = product(value, after, PRECISION, of_left)
-        through = of_pairs * score
         of_score = (of_pairs * decay * _pair_weight(writes, owns, C)).to(dtype)
+        through, entries = of_pairs * score, (row + positions) * H + head
         of_owns, through = tl.sum(tl.where(is_own, through, 0.0), 0), tl.where(is_own, 0.0, through)
-        entries = (row + positions) * H + head
         if OF_QUERY:
-            query_inner = tl.sum(through * writes[:, None], 0)
-            query_inner += tl.sum(query.to(tl.float32) * of_read, 1) * asking
+            if of_log_decay is not None:
+                query_inner = tl.sum(through * writes[:, None], 0)
+                query_inner += tl.sum(query.to(tl.float32) * of_read, 1) * asking
+                if not OF_KEY:
+                    tl.store(of_log_decay + entries, query_inner, mask=valid)
             of_query += of_read * asking[:, None]
             of_query = product(tl.trans(of_score), key, PRECISION, of_query)
-        else:
-            query_inner = tl.load(of_log_decay + entries, mask=valid, other=0.0)
         if OF_KEY:
             key_inner, left_inner = tl.sum(through, 1), tl.sum(key.to(tl.float32) * of_left, 1) * leaving
-            of_total *= tl.exp(total)
-            of_decays = log_decay_gradients(query_inner, 0.0, key_inner * writes, left_inner * writes, of_total)
-            tl.store(of_log_decay + entries, of_decays, mask=valid)
+            if of_log_decay is not None:
+                if not OF_QUERY:
+                    query_inner = tl.load(of_log_decay + entries, mask=valid, other=0.0)
+                of_total *= tl.exp(total)
+                of_decays = log_decay_gradients(query_inner, 0.0, key_inner * writes, left_inner * writes, of_total)
+                tl.store(of_log_decay + entries, of_decays, mask=valid)
             if of_write is not None:
                 of_writes = key_inner + left_inner + (of_owns if own is None else 0.0)
                 tl.store(of_write + entries, of_writes, mask=valid)
@@ -270,8 +274,6 @@ def gradient_kernel(mixed, log_decay, write, own, states, gradient, of_states, o
                 tl.store(of_own + entries, of_owns, mask=valid)
             of_key += of_left * (leaving * writes)[:, None]
             of_key = product(of_score, query, PRECISION, of_key)
-        else:
-            tl.store(of_log_decay + entries, query_inner, mask=valid)
     if OF_QUERY:
         _store(of_query, of_mixed, row, STRIDE, group * K, num_rows, K)
     if OF_KEY:

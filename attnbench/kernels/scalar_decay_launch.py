@@ -143,9 +143,9 @@ def backward(
     gradient: Tensor,
     last_gradient: Tensor | None,
     of_initial: Tensor | None,
-    outputs: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
+    outputs: tuple[Tensor | None, ...],
 ) -> None:
-    """Fill `of_initial` and `outputs`: the gradients of the inputs and of both weights, which may be None."""
+    """Fill `of_initial` and `outputs`: the gradients of `mixed` and of the three gates, of which each may be None."""
     of_states = torch.empty_like(states)
 
     def walk(after: Tensor | None, before: Tensor | None, totals: Tensor | None, kept: Tensor | None) -> None:

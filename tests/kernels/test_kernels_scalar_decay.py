@@ -11,6 +11,7 @@ from mixer_building import build, check_against_definition, check_compiles_and_s
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from attnbench.kernels import scalar_decay as scalar_decay_kernel
 from attnbench.kernels import scalar_decay_launch
 from attnbench.kernels.scalar_decay import scalar_decay, scalar_decay_backward, scalar_decay_forward
 from attnbench.kernels.scalar_decay_step import scalar_decay_step
@@ -122,6 +123,30 @@ def test_other_widths_shared_keys_and_what_may_be_missing(shape, given):
     check(shape, "mixed", given)
 
 
+@pytest.mark.parametrize("given", ["", "own", "write own memory"])
+@pytest.mark.parametrize("key_width", [16, 128])
+def test_of_decays_that_learn_nothing_no_gradient_is_taken(key_width, given, monkeypatch):
+    """And the others are those that they are beside it. Of keys of 128 channels there are two kernels."""
+    shape = Shape(70, key_width, num_heads=2)
+    tensors = inputs_of(shape, "mixed")
+    names = ("mixed", "log_decay", "write", "own", "memory")
+    held = {
+        name: x if name in ("mixed", "log_decay", *given.split()) else None
+        for name, x in zip(names, tensors, strict=True)
+    }
+    asked, gradients = [], []
+    backward = scalar_decay_kernel.scalar_decay_backward
+    counted = lambda *x: (asked.append(x[-2]), backward(*x))[1]  # noqa: E731
+    monkeypatch.setattr(scalar_decay_kernel, "scalar_decay_backward", counted)
+    for learns in (True, False):
+        held["log_decay"] = tensors[1].detach().requires_grad_(learns)
+        y, _ = scalar_decay(*held.values(), num_groups=1, key_width=key_width, scale=1.0)
+        leaves = [x for name, x in held.items() if x is not None and name != "log_decay"]
+        gradients.append(torch.autograd.grad(y.square().sum(), leaves))
+    assert asked == [True, False]
+    assert all(torch.equal(first, second) for first, second in zip(*gradients, strict=True))
+
+
 @pytest.mark.parametrize("decay", [1.0, 4.0, 12.0])
 def test_a_head_that_forgets_at_once_has_digits_in_its_decay_s_gradient(segments, decay):
     shape = Shape(133, num_heads=2)
@@ -169,7 +194,7 @@ def test_nothing_is_left_unwritten_and_again_it_is_the_same_bits(monkeypatch, se
     for _ in range(2):
         y, last, states = scalar_decay_forward(mixed, log_decay, write, own, memory.mT, 1, 16, 1.0, True, True)
         gradients = scalar_decay_backward(
-            mixed, log_decay, write, own, states, y, last, 1, 16, 1.0, True
+            mixed, log_decay, write, own, states, y, last, 1, 16, 1.0, True, True
         )  # fmt: skip
         results.append((y, last, states, *gradients))
     for first, second in zip(*results, strict=True):

@@ -20,6 +20,11 @@ ROTATED_INSIDE_UP_TO = 512
 over the memory that rotates them all."""
 
 
+FORGETTING_REGISTERS = {"forward": 128, "query_gradient": 168}
+"""Most registers of a thread with forget gates, of tiles of 64 × 64: a multiprocessor then has as many programs as
+without, four and three, and hardly a number is kept elsewhere for it. Left to itself the compiler takes 150 and 172."""
+
+
 class Tiles(NamedTuple):
     """Cut of a kernel: the speed, not the result beyond rounding."""
 
@@ -82,10 +87,15 @@ def _grid(
     return num_programs, splits_for(num_programs, num_blocks, num_multiprocessors(query.device), num_warps, query.dtype)
 
 
-def _constants(kernel: str, query: Tensor, key: Tensor, causal: bool, window: int | None) -> dict[str, Any]:
+def _constants(
+    kernel: str, query: Tensor, key: Tensor, forgets: bool, causal: bool, window: int | None
+) -> dict[str, Any]:
     """Return what a kernel of this problem is compiled for, rotation apart."""
     tiles = tiles_for(kernel, query.dtype, query.shape[3], key.shape[1], is_roomy(query.device))
+    is_small = query.dtype != torch.float32 and query.shape[3] <= 64 and tiles.queries == 64
+    registers = FORGETTING_REGISTERS.get(kernel) if forgets and is_small else None
     return {
+        "FORGETS": forgets,
         "HEADS": query.shape[2],
         "SHARED_BY": query.shape[2] // key.shape[2],
         "WIDTH": query.shape[3],
@@ -97,6 +107,7 @@ def _constants(kernel: str, query: Tensor, key: Tensor, causal: bool, window: in
         "PRECISION": float32_product(),
         "num_warps": tiles.num_warps,
         "num_stages": tiles.num_stages,
+        **({"maxnreg": registers} if registers else {}),
     }
 
 
@@ -112,7 +123,7 @@ def forward(
     (B, T, H, K), S = query.shape, key.shape[1]
     mixed, logsumexp = query.new_empty(query.shape), query.new_empty((B, H, T), dtype=torch.float32)
     ahead = _rotated_ahead(rotation, key)
-    constants = _constants("forward", query, key, causal, window)
+    constants = _constants("forward", query, key, cumulative is not None, causal, window)
     grid = _grid(B * H * _blocks(T, constants["QUERIES"]), S, window, "KEYS", constants, query)
     splits = grid[1]
     parts = (mixed, logsumexp) if splits == 1 else (of_parts(mixed, splits), of_parts(logsumexp, splits))
@@ -121,7 +132,6 @@ def forward(
         grid,
         *_with_strides(query, key if ahead is None else rotated(key, ahead), value),
         *(rotation, cumulative, *parts, T, S, K**-0.5),
-        FORGETS=cumulative is not None,
         ROTATE_QUERY=rotation is not None,
         ROTATE_KEY=rotation is not None and ahead is None,
         SPLIT=splits > 1,
@@ -166,8 +176,8 @@ def backward(
     (B, T, H, K), (S, G) = query.shape, key.shape[1:3]
     ahead = _rotated_ahead(rotation, key)
     rotate, rotate_repeated = rotation is not None, rotation is not None and ahead is None
-    of_queries = _constants("query_gradient", query, key, causal, window)
-    of_keys = _constants("key_value_gradient", query, key, causal, window)
+    problem = query, key, cumulative is not None, causal, window
+    of_queries, of_keys = (_constants(kernel, *problem) for kernel in ("query_gradient", "key_value_gradient"))
     query_grid = _grid(B * H * _blocks(T, of_queries["QUERIES"]), S, window, "KEYS", of_queries, query)
     key_grid = _grid(B * G * _blocks(S, of_keys["KEYS"]), T, window, "QUERIES", of_keys, query)
     query_splits, key_splits = query_grid[1], key_grid[1]
@@ -188,7 +198,6 @@ def backward(
         *_with_strides(query, key if ahead is None else rotated(key, ahead), value),
         *(rotation, cumulative, mixed, logsumexp, *_with_strides(gradient), own_product, row_sum),
         *(*_with_strides(query_parts), T, S, K**-0.5),
-        FORGETS=cumulative is not None,
         ROTATE_QUERY=rotate,
         ROTATE_KEY=rotate_repeated,
         SPLIT=split,
@@ -200,7 +209,6 @@ def backward(
         *_with_strides(query if ahead is None else rotated(query, ahead), key, value),
         *(rotation, cumulative, logsumexp, *_with_strides(gradient), own_product, row_sum),
         *(*_with_strides(key_parts, value_parts), column_parts, T, S, K**-0.5),
-        FORGETS=cumulative is not None,
         ROTATE_QUERY=rotate_repeated,
         ROTATE_KEY=rotate,
         SPLIT=split,

@@ -20,9 +20,14 @@ ROTATED_INSIDE_UP_TO = 512
 over the memory that rotates them all."""
 
 
-FORGETTING_REGISTERS = {"forward": 128, "query_gradient": 168}
-"""Most registers of a thread with forget gates, of tiles of 64 × 64: a multiprocessor then has as many programs as
-without, four and three, and hardly a number is kept elsewhere for it. Left to itself the compiler takes 150 and 172."""
+REGISTERS = {
+    ("forward", "forgets"): 128,
+    ("query_gradient", "forgets"): 168,
+    ("forward", "rotates"): 168,
+}
+"""Most registers of a thread with forget gates, or with a key that is rotated inside, of tiles of 64 × 64: a program
+more then fits on a multiprocessor, with gates as many as without, and hardly a number is kept elsewhere for it. Left to
+themselves Triton 3.6 and 3.7.1 take 160 and 150, 172 and 172, 190 and 150."""
 
 
 class Tiles(NamedTuple):
@@ -88,12 +93,16 @@ def _grid(
 
 
 def _constants(
-    kernel: str, query: Tensor, key: Tensor, forgets: bool, causal: bool, window: int | None
+    kernel: str, query: Tensor, key: Tensor, forgets: bool, rotates: bool, causal: bool, window: int | None
 ) -> dict[str, Any]:
-    """Return what a kernel of this problem is compiled for, rotation apart."""
+    """Return what a kernel of this problem is compiled for, what it rotates apart.
+
+    Args:
+        rotates: its keys, inside.
+    """
     tiles = tiles_for(kernel, query.dtype, query.shape[3], key.shape[1], is_roomy(query.device))
     is_small = query.dtype != torch.float32 and query.shape[3] <= 64 and tiles.queries == 64
-    registers = FORGETTING_REGISTERS.get(kernel) if forgets and is_small else None
+    registers = REGISTERS.get((kernel, "rotates" if rotates else "forgets" if forgets else "")) if is_small else None
     return {
         "FORGETS": forgets,
         "HEADS": query.shape[2],
@@ -123,7 +132,8 @@ def forward(
     (B, T, H, K), S = query.shape, key.shape[1]
     mixed, logsumexp = query.new_empty(query.shape), query.new_empty((B, H, T), dtype=torch.float32)
     ahead = _rotated_ahead(rotation, key)
-    constants = _constants("forward", query, key, cumulative is not None, causal, window)
+    rotates_key = rotation is not None and ahead is None
+    constants = _constants("forward", query, key, cumulative is not None, rotates_key, causal, window)
     grid = _grid(B * H * _blocks(T, constants["QUERIES"]), S, window, "KEYS", constants, query)
     splits = grid[1]
     parts = (mixed, logsumexp) if splits == 1 else (of_parts(mixed, splits), of_parts(logsumexp, splits))
@@ -133,7 +143,7 @@ def forward(
         *_with_strides(query, key if ahead is None else rotated(key, ahead), value),
         *(rotation, cumulative, *parts, T, S, K**-0.5),
         ROTATE_QUERY=rotation is not None,
-        ROTATE_KEY=rotation is not None and ahead is None,
+        ROTATE_KEY=rotates_key,
         SPLIT=splits > 1,
         **constants,
     )
@@ -176,7 +186,7 @@ def backward(
     (B, T, H, K), (S, G) = query.shape, key.shape[1:3]
     ahead = _rotated_ahead(rotation, key)
     rotate, rotate_repeated = rotation is not None, rotation is not None and ahead is None
-    problem = query, key, cumulative is not None, causal, window
+    problem = query, key, cumulative is not None, rotate_repeated, causal, window
     of_queries, of_keys = (_constants(kernel, *problem) for kernel in ("query_gradient", "key_value_gradient"))
     query_grid = _grid(B * H * _blocks(T, of_queries["QUERIES"]), S, window, "KEYS", of_queries, query)
     key_grid = _grid(B * G * _blocks(S, of_keys["KEYS"]), T, window, "QUERIES", of_keys, query)

@@ -227,6 +227,25 @@ def test_views_of_any_strides_are_read_in_place() -> None:
         torch.testing.assert_close(own.double(), other, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "length", "width", "dtype", "forgets", "rotates", "most"),
+    [
+        ("forward", 256, 64, torch.bfloat16, True, False, 128),
+        ("forward", 256, 64, torch.bfloat16, False, True, 168),
+        ("forward", 256, 64, torch.bfloat16, False, False, None),
+        ("query_gradient", 4096, 64, torch.bfloat16, True, False, 168),
+        # Their tiles need more.
+        ("forward", 4096, 64, torch.bfloat16, True, False, None),
+        ("forward", 256, 128, torch.bfloat16, True, False, None),
+        ("forward", 256, 64, torch.float32, True, False, None),
+    ],
+)
+def test_registers_are_limited_where_another_program_has_room(kernel, length, width, dtype, forgets, rotates, most):
+    heads = torch.empty(1, length, 2, width, dtype=dtype, device="meta")
+    constants = flash_launch._constants(kernel, heads, heads, forgets, rotates, True, None)
+    assert constants.get("maxnreg") == most
+
+
 @pytest.mark.parametrize("packed", [True, False])
 def test_vmap_folds_the_stack_into_the_batch(packed: bool) -> None:
     x = inputs(3, 2, 20, 64, dtype=torch.float32, seed=0)

@@ -163,7 +163,7 @@ def main(capability: int, word: str = "") -> None:
     launching.can_compile = lambda inputs: True
     # It holds a CPU's tensors for the interpreter's, which has no products in bfloat16.
     flash_attention._check = lambda *inputs: None
-    for module in (delta_rule_launch, diagonal_launch, flash_launch):
+    for module in (delta_rule_launch, flash_launch):
         module.is_roomy = lambda device: capability // 10 in (9, 10)
     for module in (delta_rule_launch, diagonal_launch, flash_launch):
         module.num_multiprocessors = lambda device: 128

@@ -71,12 +71,15 @@ CRAMPED_LAUNCH: dict[str, dict[str, int]] = {
 KiB of shared memory, not tuned."""
 
 
-def positions_of_chunk(key_width: int, value_width: int) -> int:
+def positions_of_chunk(key_width: int, value_width: int, dtype: torch.dtype) -> int:
     """C: 32 for narrow heads, on four warps.
 
-    Chunks of 64 on two warps avoid the wrong instructions too, but run out of registers.
+    Chunks of 64 on two warps avoid the wrong instructions too, but run out of registers. In float32, whose factors of
+    three products take registers twice, so do chunks of 64 of heads of 64 channels: a thread of most kernels kept 1,000
+    to 3,000 bytes elsewhere.
     """
-    return 32 if min(key_width, value_width & -value_width) < NARROW else 64
+    is_narrow = min(key_width, value_width & -value_width) < NARROW
+    return 32 if is_narrow or (dtype == torch.float32 and key_width <= 64) else 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ class DeltaRule:
     @property
     def chunk(self) -> int:
         """Positions of a chunk."""
-        return positions_of_chunk(self.key_width, self.value_width)
+        return positions_of_chunk(self.key_width, self.value_width, self.mixed.dtype)
 
     @property
     def num_chunks(self) -> int:
@@ -136,14 +139,16 @@ class DeltaRule:
     def launch_of(self, kernel: str) -> dict[str, int]:
         """Return the entry of a kernel for these inputs."""
         launch = LAUNCH[kernel]
-        is_short_float32 = self.mixed.dtype == torch.float32 and self.chunk < 64
+        is_float32 = self.mixed.dtype == torch.float32
         if self.key_width > WIDE:
             launch = launch | WIDE_LAUNCH.get(kernel, {})
             if kernel == "gradient" and self.value_width > 256:
                 # A shorter loop runs out of registers with it and is slower: docs/backends.md has the times.
                 launch = launch | {"num_stages": 3}
-        elif self.key_width > 64 and (kernel == "gradient" or is_short_float32):
+        elif self.key_width > 64 and (kernel == "gradient" or (is_float32 and self.chunk < 64)):
             # Four run out of registers, in float32 so far that the assembler takes half a minute and more.
+            launch = launch | {"num_warps": 8}
+        elif self.key_width > 32 and kernel == "gradient" and is_float32:
             launch = launch | {"num_warps": 8}
         if self.key_width * self.mixed.itemsize > 256 and self.chunk == 64 and not is_roomy(self.mixed.device):
             launch = launch | CRAMPED_LAUNCH.get(kernel, {})

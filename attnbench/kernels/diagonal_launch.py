@@ -14,8 +14,8 @@ from attnbench.kernels.delta_rule_launch import NARROW_VALUES, positions_of_chun
 from attnbench.kernels.diagonal_chunk import chunk_kernel, resolve_kernel
 from attnbench.kernels.diagonal_gradient import gradient_kernel, pair_gradient_kernel
 from attnbench.kernels.diagonal_walk import walk_backward_kernel, walk_forward_kernel
-from attnbench.kernels.launching import is_roomy, launch, num_multiprocessors
-from attnbench.kernels.products import float32_product, product_precision
+from attnbench.kernels.launching import launch, num_multiprocessors
+from attnbench.kernels.products import product_precision
 
 LAUNCH: dict[str, dict[str, int]] = {
     # One stage: loads of what a program has stored itself must not come ahead.
@@ -30,9 +30,9 @@ LAUNCH: dict[str, dict[str, int]] = {
 the values or the keys, the most of them. Chunks of 64 take no fewer than 64 keys at once: narrower products Triton 3.6
 compiles wrongly (see `NARROW` in delta_rule_launch.py)."""
 
-CRAMPED_LAUNCH = {"num_stages": 1, "VALUES": 32}
-"""Entries of the walks of a head with keys of more than 256 bytes in their place on a card that is not roomy, to fit
-there into 99 KiB of shared memory, and in tf32 on any, whose products take both factors from there; not tuned."""
+FLOAT32_KEYS = {"chunk": 64, "walk_forward": 64, "walk_backward": 64, "gradient": 32}
+"""Most key channels with which a kernel of short chunks in float32 has registers enough in four warps; with more it has
+eight."""
 
 NARROWEST = 16
 """Least channels of a walk's block of values: 2 x 16,384 positions of 12 heads of 64 channels take 458 and 381 µs
@@ -129,7 +129,9 @@ class DiagonalRule:
     @property
     def chunk(self) -> int:
         """Positions of a chunk."""
-        return positions_of_chunk(self.key_width, self.value_width)
+        # Short ones in float32, of wider heads than the delta rule's too: all but none of its registers spill then.
+        is_float32 = self.query.dtype == torch.float32
+        return 32 if is_float32 else positions_of_chunk(self.key_width, self.value_width, self.query.dtype)
 
     @property
     def num_chunks(self) -> int:
@@ -157,12 +159,11 @@ class DiagonalRule:
 
     def launch_of(self, kernel: str) -> dict[str, int]:
         """Return the entry of a kernel for these inputs."""
-        is_wide = self.chunk == 64 and self.key_width * self.query.itemsize > 256
-        is_tf32 = self.query.dtype == torch.float32 and float32_product() == "tf32"
-        if is_wide and kernel.startswith("walk") and (is_tf32 or not is_roomy(self.query.device)):
-            return LAUNCH[kernel] | CRAMPED_LAUNCH
-        # Short chunks have no work for more.
-        return LAUNCH[kernel] | {"num_warps": 4 if self.chunk < 64 else LAUNCH[kernel]["num_warps"]}
+        if self.chunk == 64:
+            return LAUNCH[kernel]
+        # Short chunks have no work for more than four warps.
+        is_float32 = self.query.dtype == torch.float32
+        return LAUNCH[kernel] | {"num_warps": 8 if is_float32 and self.key_width > FLOAT32_KEYS.get(kernel, 128) else 4}
 
     def options(self, kernel: str) -> dict[str, Any]:
         """Return a kernel's constants."""

@@ -127,7 +127,7 @@ def _forward_outputs(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     batch, length, channels = mixed.shape
     value_width = channels // num_heads - 2 * key_width
-    chunk = positions_of_chunk(key_width, value_width)
+    chunk = positions_of_chunk(key_width, value_width, mixed.dtype)
     chunks = (batch * num_heads, (length + chunk - 1) // chunk)
 
     def of_chunks(*shape: int, dtype: torch.dtype = mixed.dtype) -> Tensor:

@@ -204,17 +204,23 @@ join_the_batch(mix_backward, shared=(4,))
 
 
 def forward_blocks(mixed_BTC: Tensor, num_heads: int) -> Blocks:
-    """Picked by hand: states of 128 channels need eight warps' registers, float32 twice the shared memory."""
-    width = mixed_BTC.shape[2] // (3 * num_heads)
-    positions = 16 if mixed_BTC.shape[1] <= 16 else 64 if mixed_BTC.dtype == torch.bfloat16 else 32
-    return Blocks(positions, num_warps=4 if width <= 64 else 8, num_stages=2 if width <= 64 else 1)
+    """Picked by hand: states of 128 channels need eight warps' registers, in float32 of 64, and twice the shared
+    memory."""
+    width, positions, num_warps = _sizes(mixed_BTC, num_heads)
+    return Blocks(positions, num_warps, num_stages=2 if width <= 64 else 1)
 
 
 def backward_blocks(mixed_BTC: Tensor, num_heads: int) -> Blocks:
     """Choose as `forward_blocks` does, for each of the two gradient kernels."""
-    width = mixed_BTC.shape[2] // (3 * num_heads)
-    positions = 16 if mixed_BTC.shape[1] <= 16 else 64 if mixed_BTC.dtype == torch.bfloat16 else 32
-    return Blocks(positions, num_warps=4 if width <= 64 else 8, num_stages=1)
+    _, positions, num_warps = _sizes(mixed_BTC, num_heads)
+    return Blocks(positions, num_warps, num_stages=1)
+
+
+def _sizes(mixed_BTC: Tensor, num_heads: int) -> tuple[int, int, int]:
+    """Return a head's channels, the positions of a chunk, and warps."""
+    width, is_half = mixed_BTC.shape[2] // (3 * num_heads), mixed_BTC.dtype == torch.bfloat16
+    positions = 16 if mixed_BTC.shape[1] <= 16 else 64 if is_half else 32
+    return width, positions, 4 if width <= (64 if is_half else 32) else 8
 
 
 def segment_positions(batch: int, length: int, num_heads: int) -> int:

@@ -162,7 +162,8 @@ def backward(
         last_gradient, of_initial = ends, None
     walk(last_gradient, of_initial, None, of_states)
     # Of wide keys one after the other.
-    for of_query, of_key in ((True, False), (False, True)) if rule.key_width > 64 else ((True, True),):
+    is_wide = rule.key_width > (32 if rule.mixed.dtype == torch.float32 else 64)
+    for of_query, of_key in ((True, False), (False, True)) if is_wide else ((True, True),):
         launch(
             gradient_kernel, (rule.mixed.shape[0] * rule.num_groups * rule.num_chunks,),
             rule.mixed, *rule.gates, states, gradient, of_states, *outputs, rule.length, rule.scale,

@@ -129,7 +129,7 @@ class DiagonalRule:
     @property
     def chunk(self) -> int:
         """Positions of a chunk."""
-        # Short ones in float32, of wider heads than the delta rule's too: all but none of its registers spill then.
+        # Short ones in float32, of wider heads than the delta rule's too, whose registers hold nearly all then.
         is_float32 = self.query.dtype == torch.float32
         return 32 if is_float32 else positions_of_chunk(self.key_width, self.value_width, self.query.dtype)
 

@@ -149,7 +149,8 @@ def what_came_out(cell: Cell) -> str:
             last = scores[-1]
             # The label of one of several tasks says where already.
             where = f" at {axis} {last.settings[axis]}" if axis in last.settings and axis not in cell.label else ""
-            return f"{metric} {last.value:.4g}{f' {last.unit}' if last.unit else ''}{where}"
+            unit = f" {last.unit}" if last.unit not in ("", "1") else ""
+            return f"{metric} {last.value:.4g}{unit}{where}"
     return next((f"{row.status}: {row.reason}" for row in rows if row.status != "ok"), "no number")
 
 

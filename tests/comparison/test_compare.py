@@ -25,7 +25,7 @@ from small import comparison_settings, compose_once, in_this_process, mixer_sett
 from attnbench.comparison import cells, compare
 from attnbench.comparison.cells import Cell
 from attnbench.comparison.plan import Comparison
-from attnbench.comparison.progress import Progress
+from attnbench.comparison.progress import Progress, what_came_out
 from attnbench.machine.processes import Outcome
 from attnbench.mixers.flash import Flash
 from attnbench.model.building import function_of
@@ -33,6 +33,7 @@ from attnbench.report.inputs import read_inputs
 from attnbench.results.folder import ROOT
 from attnbench.results.job import is_whole
 from attnbench.results.row_files import is_complete, read_results
+from attnbench.results.rows import Measurement
 from attnbench.settings.check import check_plan
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import trust
@@ -489,6 +490,15 @@ def test_progress_says_what_came_out_what_runs_and_how_long_the_rest_takes(text,
     assert re.search(r": symbol_accuracy [\d.e-]+ at length \d+, 0:01$", lines[-1])
     # The last lines say how the comparison grows.
     assert any("+plan.variants.mine=" in line and line.strip().startswith(given.command) for line in said)
+
+
+@pytest.mark.parametrize(("unit", "said"), [("1", "perplexity 9.757"), ("nat", "perplexity 9.757 nat")])
+def test_a_number_without_a_unit_has_none_in_its_line(unit, said, monkeypatch):
+    row = SimpleNamespace(measurement=Measurement(metric="perplexity", value=9.757, unit=unit))
+    monkeypatch.setattr("attnbench.comparison.progress.read_results", lambda path: [row])
+    job = SimpleNamespace(plots=[("perplexity", "sequence_length")])
+    cell = SimpleNamespace(rows_there=lambda: [None], jobs=[job], label="training softmax")
+    assert what_came_out(cell) == said  # pyright: ignore[reportArgumentType]
 
 
 def test_of_cells_that_run_side_by_side_the_first_is_named(caplog):

@@ -140,13 +140,16 @@ class DeltaRule:
         """Return the entry of a kernel for these inputs."""
         launch = LAUNCH[kernel]
         is_float32 = self.mixed.dtype == torch.float32
-        is_wide_and_short = is_float32 and self.key_width > 64 and self.chunk < 64
+        if kernel == "gradient":
+            keys_of_four_warps = 32 if is_float32 else 64
+        else:
+            keys_of_four_warps = 64 if is_float32 and self.chunk < 64 else WIDE
         if self.key_width > WIDE:
             launch = launch | WIDE_LAUNCH.get(kernel, {})
             if kernel == "gradient" and self.value_width > 256:
                 # A shorter loop runs out of registers with it and is slower: docs/backends.md has the times.
                 launch = launch | {"num_stages": 3}
-        elif self.key_width > (32 if is_float32 else 64) if kernel == "gradient" else is_wide_and_short:
+        elif self.key_width > keys_of_four_warps:
             # Four run out of registers, in float32 so far that the assembler takes half a minute and more.
             launch = launch | {"num_warps": 8}
         if self.key_width * self.mixed.itemsize > 256 and self.chunk == 64 and not is_roomy(self.mixed.device):

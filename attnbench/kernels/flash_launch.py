@@ -19,7 +19,6 @@ ROTATED_INSIDE_UP_TO = 512
 """Positions. A key is rotated by every block of queries that reads it, which above this length costs more than one pass
 over the memory that rotates them all."""
 
-
 REGISTERS = {
     ("forward", "forgets"): 128,
     ("query_gradient", "forgets"): 168,

@@ -11,6 +11,7 @@ forward reads 3 and writes 2, with segments reads 2 more; backward reads 2 and 6
 more. That is 17 units or 21 where 11 is the least, each input read and each output and gradient written once.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -111,13 +112,17 @@ def scalar_decay_backward(
     """Return gradients of mixed, of log decay, of both weights and of the first memory, transposed; empty are those of
     weights that are None, and without `of_decay` and `of_memory` those of the log decay and the memory."""
     rule = _rule(mixed_BTC, log_decay_BTH, write_BTH, own_BTH, num_groups, key_width, scale)
-    outputs = of_mixed, *of_gates, of_first = _backward_outputs(rule, of_decay, of_memory)
-    wanted = of_decay, write_BTH is not None, own_BTH is not None
+    outputs = _backward_outputs(rule, of_decay, of_memory)
+    *of_inputs, of_first = _without_empty(outputs)
     backward(
-        rule, states, gradient_BTHV.contiguous(), _contiguous(last_gradient_BHVK), of_first if of_memory else None,
-        (of_mixed, *(of_gate if is_wanted else None for of_gate, is_wanted in zip(of_gates, wanted, strict=True))),
+        rule, states, gradient_BTHV.contiguous(), _contiguous(last_gradient_BHVK), of_first, tuple(of_inputs)
     )  # fmt: skip
     return outputs
+
+
+def _without_empty(tensors: Iterable[Tensor]) -> list[Tensor | None]:
+    """None in place of what is empty, as nobody wants it."""
+    return [x if x.numel() else None for x in tensors]
 
 
 def _rule(mixed: Tensor, log_decay: Tensor, write: Tensor | None, own: Tensor | None, *shape: Any) -> ScalarDecay:
@@ -177,14 +182,12 @@ def _gradient(ctx: Any, gradient: Tensor | None, last_gradient: Tensor | None, _
     if gradient is None:
         gradient = mixed.new_zeros(*log_decay.shape, states.shape[-2])
     # Of decays that nothing learns, as a retention's, nothing is summed up.
-    of_decay, gates = ctx.needs_input_grad[1], (log_decay, write, own)
-    of_mixed, *of_gates, of_memory = scalar_decay_backward(
-        mixed, *gates, states, gradient, last_gradient if ctx.kept_memory else None,
+    of_decay = ctx.needs_input_grad[1]
+    gradients = scalar_decay_backward(
+        mixed, log_decay, write, own, states, gradient, last_gradient if ctx.kept_memory else None,
         *ctx.shape, of_decay, ctx.of_memory,
     )  # fmt: skip
-    wanted = of_decay, write is not None, own is not None
-    of_gates = (of_gate if is_wanted else None for of_gate, is_wanted in zip(of_gates, wanted, strict=True))
-    return of_mixed, *of_gates, of_memory if ctx.of_memory else None, *(None,) * 5
+    return *_without_empty(gradients), *(None,) * 5
 
 
 scalar_decay_forward.register_autograd(_gradient, setup_context=_save_for_gradient)

@@ -171,14 +171,22 @@ def _copy_values(source, target, first_row, end_row, source_keys, target_keys, V
 
 
 @triton.jit
-def _tile(HEADS: tl.constexpr, PADDED_HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-          ANGLES: tl.constexpr):  # fmt: skip
-    """Of a position: channels of a query or key, read by every head, and whether they are there; the same channels by
-    heads; its angles, and whether they are there."""
+def _places(num_rows, gain, bias, HEADS: tl.constexpr, PADDED_HEADS: tl.constexpr, WIDTH: tl.constexpr,
+            PADDED: tl.constexpr, ANGLES: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
+    """A program's first position and the one after its model's last. Within a position, channels of a query or key,
+    read by every head, and whether they are there; the same channels by heads; its angles, and whether they are there.
+    Gains of query and key, and where the model's biases are."""
+    model = tl.program_id(1).to(tl.int64)
     head, channel = tl.arange(0, PADDED_HEADS)[:, None], tl.arange(0, PADDED)[None, :]
     pair, is_head = tl.arange(0, PADDED // 2)[None, :], head < HEADS
-    there, has_angle = is_head & (channel < WIDTH), is_head & (pair < ANGLES)
-    return channel + head * 0, there, head * WIDTH + channel, head * ANGLES + pair, has_angle
+    shared, by_head, there = channel + head * 0, head * WIDTH + channel, is_head & (channel < WIDTH)
+    gain += model * 2 * WIDTH + shared
+    query_gain = tl.load(gain, mask=there, other=0.0).to(tl.float32)
+    key_gain = tl.load(gain + WIDTH, mask=there, other=0.0).to(tl.float32)
+    first_row, end_row = model * num_rows + tl.program_id(0) * ROWS, (model + 1) * num_rows
+    angles, has_angle = head * ANGLES + pair, is_head & (pair < ANGLES)
+    bias += model * 2 * HEADS * WIDTH + by_head
+    return first_row, end_row, shared, there, by_head, angles, has_angle, query_gain, key_gain, bias
 
 
 @triton.jit
@@ -186,18 +194,15 @@ def turned_heads_kernel(packed, gain, bias, angle, heads, num_rows, eps, HEADS: 
                         PADDED_HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, ANGLES: tl.constexpr,
                         VALUES: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
     """Grid: parts of a model's positions, models. A program walks them one by one, all heads at once."""
-    model = tl.program_id(1).to(tl.int64)
-    first_row, end_row = model * num_rows + tl.program_id(0) * ROWS, (model + 1) * num_rows
-    shared, there, by_head, turning, has_angle = _tile(HEADS, PADDED_HEADS, WIDTH, PADDED, ANGLES)
-    gain, bias = gain + model * 2 * WIDTH + shared, bias + model * 2 * HEADS * WIDTH + by_head
-    query_gain = tl.load(gain, mask=there, other=0.0).to(tl.float32)
-    key_gain = tl.load(gain + WIDTH, mask=there, other=0.0).to(tl.float32)
+    first_row, end_row, shared, there, by_head, angles, has_angle, query_gain, key_gain, bias = _places(
+        num_rows, gain, bias, HEADS, PADDED_HEADS, WIDTH, PADDED, ANGLES, ROWS
+    )  # fmt: skip
     query_shift = tl.load(bias, mask=there, other=0.0).to(tl.float32)
     key_shift = tl.load(bias + HEADS * WIDTH, mask=there, other=0.0).to(tl.float32)
     _copy_values(packed, heads, first_row, end_row, 2 * WIDTH, 2 * HEADS * WIDTH, VALUES, PADDED, ROWS)
     for row in range(first_row, tl.minimum(first_row + ROWS, end_row)):
         # Pairs without an angle are turned by 0.
-        cos, sin = cos_sin(tl.load(angle + row * HEADS * ANGLES + turning, mask=has_angle, other=0.0))
+        cos, sin = cos_sin(tl.load(angle + row * HEADS * ANGLES + angles, mask=has_angle, other=0.0))
         source, target = row * (2 * WIDTH + VALUES) + shared, heads + row * (2 * HEADS * WIDTH + VALUES) + by_head
         query, _scale = unit_rows(packed, source, there, WIDTH, eps)
         query = _turned(query * query_gain + query_shift, cos, sin, PADDED_HEADS, PADDED)
@@ -209,7 +214,8 @@ def turned_heads_kernel(packed, gain, bias, angle, heads, num_rows, eps, HEADS: 
 
 @triton.jit
 def _of_angle(shifted, back, HEADS: tl.constexpr, PADDED: tl.constexpr):
-    """What the gradient of a turned pair, turned back, says of its angle: as much as both turned would."""
+    """Gradient of the angles, of pairs before they are turned and their gradients turned back: turned, both would give
+    the same."""
     first, second = _pairs(shifted, HEADS, PADDED)
     of_first, of_second = _pairs(back, HEADS, PADDED)
     return first * of_second - second * of_first
@@ -229,12 +235,9 @@ def turned_heads_gradient_kernel(gradient, packed, gain, bias, angle, of_packed,
                                  ROWS: tl.constexpr):  # fmt: skip
     """Grid: parts of a model's positions, models. A program walks them one by one, all heads at once, so that sums over
     positions stay in registers."""
-    model = tl.program_id(1).to(tl.int64)
-    first_row, end_row = model * num_rows + tl.program_id(0) * ROWS, (model + 1) * num_rows
-    shared, there, by_head, turning, has_angle = _tile(HEADS, PADDED_HEADS, WIDTH, PADDED, ANGLES)
-    gain, bias = gain + model * 2 * WIDTH + shared, bias + model * 2 * HEADS * WIDTH + by_head
-    query_gain = tl.load(gain, mask=there, other=0.0).to(tl.float32)
-    key_gain = tl.load(gain + WIDTH, mask=there, other=0.0).to(tl.float32)
+    first_row, end_row, shared, there, by_head, angles, has_angle, query_gain, key_gain, bias = _places(
+        num_rows, gain, bias, HEADS, PADDED_HEADS, WIDTH, PADDED, ANGLES, ROWS
+    )  # fmt: skip
     # What all heads share has a row for each, all alike, of which the first is written.
     is_first = there & (by_head < WIDTH)
     of_query_bias = tl.zeros([PADDED_HEADS, PADDED], tl.float32)
@@ -243,7 +246,7 @@ def turned_heads_gradient_kernel(gradient, packed, gain, bias, angle, of_packed,
     of_key_gain = tl.zeros([PADDED_HEADS, PADDED], tl.float32)
     _copy_values(gradient, of_packed, first_row, end_row, 2 * HEADS * WIDTH, 2 * WIDTH, VALUES, PADDED, ROWS)
     for row in range(first_row, tl.minimum(first_row + ROWS, end_row)):
-        cos, sin = cos_sin(tl.load(angle + row * HEADS * ANGLES + turning, mask=has_angle, other=0.0))
+        cos, sin = cos_sin(tl.load(angle + row * HEADS * ANGLES + angles, mask=has_angle, other=0.0))
         place, at = row * (2 * WIDTH + VALUES) + shared, gradient + row * (2 * HEADS * WIDTH + VALUES) + by_head
         query, query_scale = unit_rows(packed, place, there, WIDTH, eps)
         back = tl.load(at, mask=there, other=0.0).to(tl.float32)
@@ -262,12 +265,12 @@ def turned_heads_gradient_kernel(gradient, packed, gain, bias, angle, of_packed,
         of_key_bias += back
         of_key_gain += back * key
         of_key = tl.sum(back, axis=0, keep_dims=True)
-        tl.store(of_angle + row * HEADS * ANGLES + turning, of_turn, mask=has_angle)
+        tl.store(of_angle + row * HEADS * ANGLES + angles, of_turn, mask=has_angle)
         of_query = _through_the_norm(of_query, query, query_scale, query_gain, WIDTH)
         of_key = _through_the_norm(of_key, key, key_scale, key_gain, WIDTH)
         tl.store(of_packed + place, of_query, mask=is_first)
         tl.store(of_packed + place + WIDTH, of_key, mask=is_first)
-    block = model * tl.num_programs(0) + tl.program_id(0)
+    block = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
     of_bias += block * 2 * HEADS * WIDTH + by_head
     tl.store(of_bias, of_query_bias, mask=there)
     tl.store(of_bias + HEADS * WIDTH, of_key_bias, mask=there)

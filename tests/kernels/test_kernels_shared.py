@@ -15,6 +15,7 @@ from attnbench.kernels import flash_launch, linear_attention
 from attnbench.kernels import linear_cross_entropy as loss_kernel
 from attnbench.kernels import rms_norm as norm_kernel
 from attnbench.kernels.delta_rule_launch import DeltaRule
+from attnbench.kernels.diagonal_launch import DiagonalRule
 from attnbench.kernels.embedding import embed
 from attnbench.kernels.linear_cross_entropy import linear_cross_entropy
 from attnbench.kernels.rms_norm import rms_norm
@@ -44,6 +45,26 @@ def test_float32_is_multiplied_as_torch_multiplies_it(precision, attention, othe
         ]
         assert [own["PRECISION"] for own in constants] == [attention, *[others] * 3]
         assert DeltaRule(mixed.bfloat16(), rate, rate, 2, 16, False).options("read")["PRECISION"] == "tf32"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "of_delta", "of_diagonal"),
+    [
+        (torch.bfloat16, 64, (64, 4), (64, 8)),
+        (torch.float32, 32, (32, 4), (32, 4)),
+        (torch.float32, 64, (32, 8), (32, 8)),
+        (torch.float32, 128, (64, 8), (32, 8)),
+    ],
+)
+def test_float32_has_shorter_chunks_and_more_warps(dtype, width, of_delta, of_diagonal):
+    """Positions of a chunk, and warps of a program of all gradients."""
+    heads, rate = torch.empty(1, 64, 1, width, dtype=dtype), torch.empty(1, 64, 1)
+    rules = (
+        DeltaRule(heads.flatten(2).repeat(1, 1, 3), rate, rate, 1, width, False),
+        DiagonalRule(*[heads] * 4, None, rate),
+    )
+    chosen = [(rule.chunk, rule.launch_of("gradient")["num_warps"]) for rule in rules]
+    assert chosen == [of_delta, of_diagonal]
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter has no TF32")

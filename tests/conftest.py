@@ -119,7 +119,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def without_charts(monkeypatch) -> None:
     """Let reports have empty charts: drawing them takes seconds."""
-    monkeypatch.setattr("attnbench.report.look.to_svg", lambda picture: "<svg/>")
+    monkeypatch.setattr("attnbench.report.look.to_svg", lambda picture, variants: "<svg/>")
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """Colours and type of all charts, the script that draws them on a page, and their pictures without a browser."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -73,12 +74,16 @@ def config(*, dark: bool) -> dict[str, Any]:
     }
 
 
-def to_svg(picture: Picture) -> str:
-    """Draw the chart as a picture on white with its title, without a browser."""
+def to_svg(picture: Picture, variants: Sequence[str]) -> str:
+    """Draw the chart as a picture on white with its title, without a browser.
+
+    Args:
+        variants: all that its legend may name, none of which is cut.
+    """
     below = [line for line in (picture.legend, picture.missing) if line]
     title = {"text": picture.title, "subtitle": below, "anchor": "start", "offset": 16}
     static = {**picture.spec, "width": STATIC_WIDTH, "title": with_printable_text(title)}
-    return vl_convert.vegalite_to_svg(static, vl_version=VEGA_LITE, config=_on_white())
+    return vl_convert.vegalite_to_svg(static, vl_version=VEGA_LITE, config=_on_white(variants))
 
 
 def to_png(svg: str) -> bytes:
@@ -94,7 +99,7 @@ def runtime() -> str:
     return bundle.replace("https://vega.github.io/", "/").replace("https://github.com/", "/")
 
 
-def _on_white() -> dict[str, Any]:
-    light = config(dark=False)
-    columns = STATIC_WIDTH // (LEGEND_LIMIT + 40)
-    return {**light, "legend": {**light["legend"], "columns": columns}, "background": "white", "padding": 16}
+def _on_white(variants: Sequence[str]) -> dict[str, Any]:
+    light, longest = config(dark=False), max((8 * len(name) for name in variants), default=LEGEND_LIMIT)
+    legend = {**light["legend"], "columns": max(1, STATIC_WIDTH // (longest + 40)), "labelLimit": 0}
+    return {**light, "legend": legend, "background": "white", "padding": 16}

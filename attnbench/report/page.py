@@ -114,7 +114,7 @@ def write_sections(
     """Write index.html of these sections, and their charts into figures/; return the path of the page."""
     shown = {f"section-{index}": section for index, section in enumerate(sections)}
     pictures = [picture for section in shown.values() for picture in _pictures(section)]
-    _write_figures(pictures, target)
+    _write_figures(pictures, variants, target)
     scripts = [look.runtime(), (HERE / "page.js").read_text(encoding="utf-8")] if pictures else []
     page = render(
         plan=title,
@@ -139,10 +139,10 @@ def _pictures(section: Section) -> list[Picture]:
     return [picture for block in section.blocks if isinstance(block, Pictures) for picture in block.shown]
 
 
-def _write_figures(pictures: Sequence[Picture], target: Path) -> None:
+def _write_figures(pictures: Sequence[Picture], variants: Sequence[str], target: Path) -> None:
     (target / "figures").mkdir(parents=True, exist_ok=True)
     for picture in pictures:
-        svg = look.to_svg(picture)
+        svg = look.to_svg(picture, variants)
         replace_file(target / "figures" / f"{picture.name}.svg", svg)
         unlinked(target / "figures" / f"{picture.name}.png").write_bytes(look.to_png(svg))
 

@@ -14,6 +14,7 @@ from attnbench.report.blocks import Pictures, Samples
 from attnbench.report.charts import LINE_END, draw_bounds
 from attnbench.report.inputs import primaries, read_inputs
 from attnbench.report.learning import MAX_POINTS, MAX_TEXT, curve_section, rate_section, sample_section
+from attnbench.report.look import to_svg
 from attnbench.report.page import write_report
 from attnbench.report.sections import position_section
 from attnbench.report.tradeoffs import tradeoffs
@@ -194,6 +195,17 @@ def test_every_metric_that_was_ever_published_of_a_mixer_has_a_definition(root):
     metrics |= {name for name in json.dumps(golden).split('"') if name in DEFINITIONS}
     assert metrics > {"selection", "ceiling_fraction", "steps_to_95"}
     assert metrics <= DEFINITIONS.keys()
+
+
+def test_long_names_stand_whole_in_the_legend_of_a_picture_without_a_browser(inputs, known):
+    long = {name: f"{name}+positions+convolution+gate+output_norm" for name in SKILL}
+    rows = [
+        dataclasses.replace(row, identity=dataclasses.replace(row.identity, variant=long[row.identity.variant]))
+        for row in inputs.rows
+    ]
+    shown = drawn(tradeoffs(rows, figures(rows), known, [*long.values()]))
+    svg = to_svg(next(iter(shown.values())), [*long.values()])
+    assert all(name in svg for name in long.values() if "<" not in name)
 
 
 def test_words_of_a_bound_have_room_in_a_wide_font_too():

@@ -467,7 +467,7 @@ def test_parts_of_a_whole_are_one_bar_a_variant(summed):
     assert {value["variant"] for value in values} == set(SKILL)
     # Stacked and coloured in one order.
     assert [value["order"] for value in values if value["variant"] == "softmax"] == list(range(len(PARTS)))
-    assert "mixing" in to_svg(shown)
+    assert "mixing" in to_svg(shown, list(SKILL))
 
 
 def test_a_bench_says_what_it_is_for_and_what_is_drawn(inputs):
@@ -507,7 +507,7 @@ def test_ticks_are_the_positions_themselves(summed):
         if figure.settings["sequence_length"] == 256
     ]
     (plot,) = plots_of(own, [("training_peak_mib", "sequence_length")])
-    assert {">32<", ">64<", ">128<"} <= set(re.findall(r">\d+<", to_svg(picture(plot, list(SKILL)))))
+    assert {">32<", ">64<", ">128<"} <= set(re.findall(r">\d+<", to_svg(picture(plot, list(SKILL)), list(SKILL))))
 
 
 def test_variants_look_alike_in_every_chart(summed):

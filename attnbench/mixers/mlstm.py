@@ -50,7 +50,7 @@ class MLSTM(DecayedAttention):
         value_expansion: channels of value a head, V, as a multiple of head_width.
         backend: auto | torch | triton | fla. triton is this bench's own kernel, for CUDA and a head_width that is a
             multiple of 16 up to 128; auto: triton where it runs, otherwise torch. fla is flash-linear-attention's
-            kernel of simple GLA with one column more of values, for CUDA.
+            kernel of simple GLA, the normaliser a column of values, for CUDA.
         rotary_theta: base of the wavelengths of rotary positions, by which query and key are turned, in the normaliser
             too, whose absolute value is taken; null for none.
         conv_size: taps of the short convolution over query, key and value; 0 for none, SiLU alone.

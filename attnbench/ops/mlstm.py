@@ -74,8 +74,8 @@ def mlstm(
     if backend == "triton" and memory is not None and query_BTHK.shape[1] == 1:
         return _step_in_place(query_BTHK, key_BTHK, value_BTHV, log_decay_BTH, write_BTH, maximum_BTH, memory)
     width = value_BTHV.shape[-1]
-    # Our kernels take columns by sixteen.
-    padding = -(width + 1) % 16 if backend == "triton" else 0
+    # Our kernels take columns by sixteen, flash-linear-attention's refuse an odd number in bfloat16.
+    padding = 0 if backend == "torch" else -(width + 1) % 16
     columns = torch.cat([value_BTHV, torch.ones_like(value_BTHV[..., :1])], dim=-1)
     columns = F.pad((columns * write_BTH[..., None]).to(value_BTHV.dtype), (0, padding))
     before = None

@@ -1,5 +1,9 @@
 """mLSTM's operator against its definition and against the paper's parallel form, both in float64."""
 
+import sys
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +11,7 @@ from kernel_checks import assert_definition, assert_near, assert_stacked, normal
 from torch import Tensor
 
 from attnbench.ops.mlstm import Memory, mlstm, recurrent_mlstm
+from attnbench.ops.scalar_decay import chunked_scalar_decay
 
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 133)
 FORGETTING = ("0", "-0.01", "-5", "mixed")
@@ -102,6 +107,21 @@ def test_pieces_are_the_whole(sizes):
         outputs.append(y)
     assert_near(torch.cat(outputs, dim=1), recurrent_mlstm(*tensors), 1e-10)
     assert memory.maximum_BH.min() >= 0
+
+
+def test_the_librarys_kernel_is_given_an_even_number_of_columns(monkeypatch):
+    def chunk_simple_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial_state: Tensor, **_: Any) -> Any:
+        assert v.shape[-1] % 2 == 0
+        return chunked_scalar_decay(q, k, v, g, initial_state, 16)
+
+    for name, module in (("fla", {}), ("fla.ops", {}), ("fla.ops.simple_gla", {"chunk_simple_gla": chunk_simple_gla})):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**module))
+    tensors = inputs(70, "mixed")
+    memory = Memory(*(torch.zeros(shape, dtype=torch.float64) for shape in ((2, 3, 16, 24), (2, 3, 16), (2, 3))))
+    (y, last), (expected, last_of_torch) = (mlstm(*tensors, memory, backend) for backend in ("fla", "torch"))
+    assert_near(y, expected, 1e-10)
+    for actual, right in zip(last, last_of_torch, strict=True):
+        assert_near(actual, right, 1e-10)
 
 
 def test_nothing_of_the_future_not_even_within_rounding():

@@ -147,7 +147,7 @@ class DeltaRule:
         if self.key_width > WIDE:
             launch = launch | WIDE_LAUNCH.get(kernel, {})
             if kernel == "gradient" and self.value_width > 256:
-                # A shorter loop runs out of registers with it and is slower: docs/backends.md has the times.
+                # A shorter loop runs out of registers with it and is slower: docs/kernels.md has the times.
                 launch = launch | {"num_stages": 3}
         elif self.key_width > keys_of_four_warps:
             # Four run out of registers, in float32 so far that the assembler takes half a minute and more.

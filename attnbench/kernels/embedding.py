@@ -5,7 +5,7 @@ arrive. Here the sum is a product with a matrix that has a one where position n 
 products, and a sum whose order shape and tokens decide. Positions of which none holds one of a program's symbols are
 passed over: most of them, as symbols are in the order of code points and texts mostly written in the first hundred.
 With more than MAX_SYMBOLS symbols the positions are sorted by symbol first, as torch does uncompiled, an order as
-fixed; docs/backends.md has the times of both.
+fixed; docs/kernels.md has the times of both.
 """
 
 # Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.

@@ -13,7 +13,7 @@ sequence's end have zeros throughout, log decays too, which changes nothing.
 States are transposed, (V, K): as left operand of a product they then stay in registers, on Hopper too. Pairs are
 (source, position), so that of the three products with them only one takes them transposed. Values come in blocks of
 channels; channels that a block or a padded key has beyond the head's are masked. No product has 64 rows and more where
-another side is below 64 (see docs/backends.md, "When a compiler is wrong").
+another side is below 64 (see docs/kernels.md, "When a compiler is wrong").
 """
 
 # The kernels are no functions to a type checker.

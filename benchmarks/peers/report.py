@@ -148,9 +148,9 @@ def _images(rows: Sequence[ResultRow]) -> dict[str, tuple[str, str]]:
     from attnbench.report.look import to_svg
     from attnbench.report.plotted import picture
 
-    steps = [row for row in _of(rows, "agreement") if "step" in row.measurement.settings]
+    steps, paths = [row for row in _of(rows, "agreement") if "step" in row.measurement.settings], list(PATHS)
     plots = plots_of(figures(steps), PLOTS) if steps else []
-    return {f"figures/{plot.name}.svg": (plot.title, to_svg(picture(plot, list(PATHS)))) for plot in plots}
+    return {f"figures/{plot.name}.svg": (plot.title, to_svg(picture(plot, paths), paths)) for plot in plots}
 
 
 def _of(rows: Iterable[ResultRow], evaluation: str) -> list[ResultRow]:

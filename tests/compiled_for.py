@@ -20,14 +20,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 
-from attnbench.kernels import delta_rule_launch, diagonal_launch, flash_attention, flash_launch, launching
-from attnbench.kernels.cumulative import cumulative_log_forget
-from attnbench.kernels.diagonal_decay import diagonal_decay
-from attnbench.kernels.embedding import embed
-from attnbench.kernels.gated_delta_rule import gated_delta_rule
-from attnbench.kernels.linear_attention import linear_attention
-from attnbench.kernels.scalar_decay import scalar_decay
-from attnbench.kernels.turned_heads import turned_heads
+from attnbench.kernels import launching
+from attnbench.kernels.delta import launch as delta_rule_launch
+from attnbench.kernels.delta.rule import gated_delta_rule
+from attnbench.kernels.diagonal import launch as diagonal_launch
+from attnbench.kernels.diagonal.decay import diagonal_decay
+from attnbench.kernels.flash import attention as flash_attention
+from attnbench.kernels.flash import launch as flash_launch
+from attnbench.kernels.flash.cumulative import cumulative_log_forget
+from attnbench.kernels.layers.embedding import embed
+from attnbench.kernels.layers.turned_heads import turned_heads
+from attnbench.kernels.linear.attention import linear_attention
+from attnbench.kernels.scalar.decay import scalar_decay
 
 LENGTH, HEADS = 512, 2
 

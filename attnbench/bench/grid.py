@@ -18,7 +18,7 @@ from attnbench.bench.base import (
 )
 from attnbench.bench.operators.attention import Problem, measure_attention
 from attnbench.bench.tables import Layout, Values
-from attnbench.kernels.cuda_flash_attention import STEPS
+from attnbench.kernels.cuda.flash_attention import STEPS
 from attnbench.ops.attention_kernels import IMPLEMENTATIONS, OUR_KERNELS
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline

@@ -181,7 +181,7 @@ class Mamba3(DecayedAttention):
     def _mix_turned(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Compute what `project` and `mix` do without a state by our kernels, which norm, shift and turn in one pass;
         return the value's heads too."""
-        from attnbench.kernels.turned_heads import turned_heads
+        from attnbench.kernels.layers.turned_heads import turned_heads
 
         packed_BTC = self.query_key_value.packed(x_BTD)
         log_decay_BTH, own_BTH, completing_BTH, angle_BTHA = self.gates(x_BTD)

@@ -123,7 +123,7 @@ class Softmax(Mixer):
         """Return query, key and value by heads, normed and rotated, for T positions from `position` on."""
         angles = self.positions(x_BTD, position)
         if angles is not None and not self.qk_norm and on_kernels(x_BTD):
-            from attnbench.kernels.rotary import split_rotated
+            from attnbench.kernels.layers.rotary import split_rotated
 
             packed_BTC = self.query_key_value.packed(x_BTD, history_BWC)
             return split_rotated(packed_BTC, angles, self.num_heads, self.num_key_value_heads)

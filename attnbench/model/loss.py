@@ -27,7 +27,7 @@ def nats_of(embedding: Embedding, hidden: Tensor, targets: Tensor, weight: Tenso
     """Return `cross_entropy` of the logits of `hidden` (..., D); on a GPU they are never in memory as a whole."""
     if not on_kernels(hidden):
         return cross_entropy(embedding.logits(hidden), targets, weight)
-    from attnbench.kernels.linear_cross_entropy import linear_cross_entropy
+    from attnbench.kernels.layers.linear_cross_entropy import linear_cross_entropy
 
     flat_weight = weight.flatten() if weight is not None else None
     return linear_cross_entropy(

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attnbench.kernels.cuda_flash_attention import STEPS, WIDTHS, load_cuda_attention
+from attnbench.kernels.cuda.flash_attention import STEPS, WIDTHS, load_cuda_attention
 from attnbench.machine.device import require_triton
 from attnbench.settings.errors import UserError
 
@@ -127,7 +127,7 @@ def load_flash_attn() -> Callable[..., Tensor]:
 
 
 def _triton() -> Attention:
-    from attnbench.kernels.flash_attention import flash_attention
+    from attnbench.kernels.flash.attention import flash_attention
 
     return lambda query, key, value, causal: flash_attention(query, key, value, causal=causal)
 

@@ -127,7 +127,7 @@ def packed_gated_delta_rule(
         key_BSC, value_BSC = (part.unflatten(-1, (num_steps, -1)).flatten(1, 2) for part in (key, value))
         mixed_BSC = torch.cat([query_BSHK.flatten(2), key_BSC, value_BSC], dim=-1)
     if memory_BHKV is not None and mixed_BTC.shape[1] == 1:
-        from attnbench.kernels.delta_rule_step import gated_delta_rule_step
+        from attnbench.kernels.delta.step import gated_delta_rule_step
 
         *_, mixed_BHV = [
             gated_delta_rule_step(mixed_BC, log_decay_BH, beta_BH, memory_BHKV, has_unit_length)
@@ -136,7 +136,7 @@ def packed_gated_delta_rule(
             )
         ]
         return mixed_BHV[:, None], None
-    from attnbench.kernels import gated_delta_rule as kernel
+    from attnbench.kernels.delta import rule as kernel
 
     mixed_BSHV, last_memory = kernel.gated_delta_rule(
         mixed_BSC,

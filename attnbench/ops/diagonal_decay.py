@@ -98,12 +98,12 @@ def _by_kernels(inputs: DiagonalInputs, memory_BHKV: Tensor | None) -> tuple[Ten
         inputs = inputs._replace(erase_strength=None, write_strength=None)
     query, key, value, log_decay, read, erase = inputs.in_recurrence()
     if memory_BHKV is not None and query.shape[1] == 1:
-        from attnbench.kernels.diagonal_step import diagonal_decay_step
+        from attnbench.kernels.diagonal.step import diagonal_decay_step
 
         tensors = (query, key, value, log_decay, read, beta_BTH, erase)
         alone = (None if x is None else x.squeeze(1) for x in tensors)
         return diagonal_decay_step(*alone, memory_BHKV)[:, None], None
-    from attnbench.kernels import diagonal_decay as kernel
+    from attnbench.kernels.diagonal import decay as kernel
 
     if erase is not None:
         query, key, value, log_decay, read = _in_two(query, key, value, log_decay, read, erase)

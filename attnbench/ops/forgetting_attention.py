@@ -33,8 +33,8 @@ def forgetting_attention(
     """Attend from T positions to themselves, S = T; (B, T, H, K). log f is in float32 at least."""
     if backend == "torch":
         return materialised(query_BTHK, key_BSGK, value_BSGK, None, forgetting_bias(log_forget_BTH))
-    from attnbench.kernels.cumulative import cumulative_log_forget
-    from attnbench.kernels.flash_attention import flash_attention
+    from attnbench.kernels.flash.attention import flash_attention
+    from attnbench.kernels.flash.cumulative import cumulative_log_forget
 
     return flash_attention(query_BTHK, key_BSGK, value_BSGK, cumulative_log_forget(log_forget_BTH), causal=True)
 
@@ -55,8 +55,8 @@ def forgetting_prefill(
         # The last query's are what the next one's are counted on from.
         bias_BSH.copy_(bias_BHTS[:, :, -1].mT)
         return materialised(query_BTHK, key_BSGK, value_BSGK, None, bias_BHTS)
-    from attnbench.kernels.cumulative import cumulative_log_forget
-    from attnbench.kernels.flash_attention import flash_attention
+    from attnbench.kernels.flash.attention import flash_attention
+    from attnbench.kernels.flash.cumulative import cumulative_log_forget
 
     # Counted from the first of the T positions on, and back from there.
     sum_BHT = cumulative_log_forget(log_forget_BTH)
@@ -76,7 +76,7 @@ def forgetting_step(
 ) -> Tensor:
     """Attend from a single query, T = 1, at `position` to what is filled of a cache, `bias_BSH` with it; (B, 1, H, K).
 
-    triton in one pass over what is filled, see flash_decoding.py.
+    triton in one pass over what is filled, see kernels/flash/decoding.py.
     """
     if backend == "torch":
         # Entries ahead change too, and are set to 0 where their position is written.
@@ -84,7 +84,7 @@ def forgetting_step(
         bias_BSH.index_fill_(1, position[None], 0.0)
         past_S = position - torch.arange(key_BSGK.shape[1], device=query_BTHK.device)
         return attend(query_BTHK, key_BSGK, value_BSGK, visible(past_S, None)[None], bias_BSH.mT[:, :, None])
-    from attnbench.kernels.flash_decoding import forgetting_decoding
+    from attnbench.kernels.flash.decoding import forgetting_decoding
 
     newest = (query_BTHK[:, 0], key_BSGK, value_BSGK, log_forget_BTH[:, 0], bias_BSH, position)
     return forgetting_decoding(*newest)[:, None]

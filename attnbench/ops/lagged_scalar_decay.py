@@ -107,7 +107,7 @@ def lagged_scalar_decay_step(
         late_pair: key (B, H, K) and value (B, H, V) of the position before, turned and in float32.
         late_BH: what its weight of writing lacks in the memory, which this position decides.
     """
-    from attnbench.kernels.scalar_decay_step import scalar_decay_step
+    from attnbench.kernels.scalar.step import scalar_decay_step
 
     mixed_BC, num_heads = packed(query_B1HK, key_B1HK, value_B1HV)[:, 0], query_B1HK.shape[2]
     gates = (log_decay_B1H[:, 0], own_B1H[:, 0])

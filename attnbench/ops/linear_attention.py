@@ -109,7 +109,7 @@ def packed_linear_attention(
     Args:
         feature_map: applied by the kernel: elu, relu, or identity where it was applied before.
     """
-    from attnbench.kernels import linear_attention as kernel
+    from attnbench.kernels.linear import attention as kernel
 
     return kernel.linear_attention(mixed_BTC, memory_BHKV, normaliser_BHK, num_heads, feature_map, EPS, angles)
 

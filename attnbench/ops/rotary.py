@@ -78,7 +78,7 @@ def rotate_packed(packed_BTC: Tensor, rotation: Tensor, num_heads: int) -> Tenso
     """Turn the first `num_heads` heads of what a projection made, (B, T, C), and leave the channels after them: query
     and key where they lie before the value, for a kernel that reads the three side by side."""
     if on_kernels(packed_BTC):
-        from attnbench.kernels.rotary import turn_packed
+        from attnbench.kernels.layers.rotary import turn_packed
 
         return turn_packed(packed_BTC, rotation, num_heads, False)
     width = 2 * num_heads * rotation.shape[-1]

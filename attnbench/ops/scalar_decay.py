@@ -100,14 +100,14 @@ def packed_scalar_decay(
         scale: factor of the query.
     """
     if memory_BHKV is not None and mixed_BTC.shape[1] == 1:
-        from attnbench.kernels.scalar_decay_step import scalar_decay_step
+        from attnbench.kernels.scalar.step import scalar_decay_step
 
         write_BTH = write_BTH if own_BTH is None else own_BTH
         write_BH = None if write_BTH is None else write_BTH[:, 0]
         log_decay_BH = log_decay_BTH[:, 0].expand(len(mixed_BTC), -1)
         y_BHV = scalar_decay_step(mixed_BTC[:, 0], log_decay_BH, write_BH, memory_BHKV, num_groups, scale)
         return y_BHV[:, None], memory_BHKV
-    from attnbench.kernels import scalar_decay as kernel
+    from attnbench.kernels.scalar import decay as kernel
 
     y_BTHV, last_BHKV = kernel.scalar_decay(
         mixed_BTC,

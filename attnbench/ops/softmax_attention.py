@@ -113,7 +113,7 @@ def fused(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, window: int 
     if backend == "flash_attn":
         sizes = (-1, -1) if window is None else (window - 1, 0)
         return load_flash_attn()(query_BTHK, key_BSHK, value_BSHK, causal=True, window_size=sizes)
-    from attnbench.kernels.flash_attention import flash_attention
+    from attnbench.kernels.flash.attention import flash_attention
 
     return flash_attention(query_BTHK, key_BSHK, value_BSHK, causal=True, window=window)
 
@@ -126,7 +126,7 @@ def fused_packed(
     Args:
         angles: see ops/rotary.py; None for no rotary positions.
     """
-    from attnbench.kernels.flash_attention import packed_flash_attention
+    from attnbench.kernels.flash.attention import packed_flash_attention
 
     return packed_flash_attention(
         mixed_BTC,
@@ -148,7 +148,7 @@ def decode(
     position, which a captured CUDA graph needs.
     """
     if backend == "triton":
-        from attnbench.kernels.flash_decoding import flash_decoding
+        from attnbench.kernels.flash.decoding import flash_decoding
 
         return flash_decoding(query_BTHK[:, 0], key_BSHK, value_BSHK, position, window=window)[:, None]
     past_S = position - torch.arange(key_BSHK.shape[1], device=query_BTHK.device)

@@ -38,7 +38,7 @@ class Layer(nn.Module):
         # A comment that stays.
         y = helped(x) * SCALE
         if on_kernels(x) and self.backend != "torch":
-            from attnbench.kernels.swiglu import swiglu
+            from attnbench.kernels.layers.swiglu import swiglu
 
             return swiglu(y)
         elif self.backend == "fla" or y is None:
@@ -148,7 +148,9 @@ def test_what_is_no_definition_of_a_file_is_refused(written, line):
         copied_sources({"attnbench.export.model": MODEL}, OWN)
 
 
-@pytest.mark.parametrize("line", ["from attnbench.kernels.swiglu import swiglu as helped", "from fla import helped"])
+@pytest.mark.parametrize(
+    "line", ["from attnbench.kernels.layers.swiglu import swiglu as helped", "from fla import helped"]
+)
 def test_a_library_outside_a_function_is_refused(written, line, monkeypatch):
     text = LAYERS.replace("from leaving_passed_on import helped", line)
     written(layers=text)

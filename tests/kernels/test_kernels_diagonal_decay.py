@@ -11,10 +11,10 @@ from mixer_building import build, check_against_definition, check_compiles_and_s
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnbench.kernels import diagonal_launch
-from attnbench.kernels.diagonal_decay import _rule, diagonal_decay, diagonal_decay_forward
-from attnbench.kernels.diagonal_launch import DiagonalRule, in_rows
-from attnbench.kernels.diagonal_step import diagonal_decay_step
+from attnbench.kernels.diagonal import launch as diagonal_launch
+from attnbench.kernels.diagonal.decay import _rule, diagonal_decay, diagonal_decay_forward
+from attnbench.kernels.diagonal.launch import DiagonalRule, in_rows
+from attnbench.kernels.diagonal.step import diagonal_decay_step
 from attnbench.mixers.contract import in_pieces
 from attnbench.ops.diagonal_decay import DiagonalInputs, recurrent_diagonal_decay
 from attnbench.ops.diagonal_decay import diagonal_decay as by_backend

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from kernel_checks import DEVICE, assert_definition, assert_near, assert_stacked, normal
 from torch import Tensor
 
-from attnbench.kernels import flash_launch
-from attnbench.kernels.flash_attention import flash_attention, packed_flash_attention
+from attnbench.kernels.flash import launch as flash_launch
+from attnbench.kernels.flash.attention import flash_attention, packed_flash_attention
 from attnbench.kernels.launching import is_roomy
 from attnbench.mixers.flash import Flash
 from attnbench.ops.rotary import rotate, rotation

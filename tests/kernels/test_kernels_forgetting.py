@@ -6,10 +6,10 @@ from kernel_checks import DEVICE, assert_definition, assert_near, assert_stacked
 from mixer_building import build
 from torch import Tensor
 
-from attnbench.kernels import flash_launch
-from attnbench.kernels.cumulative import cumulative_log_forget
-from attnbench.kernels.flash_attention import flash_attention
-from attnbench.kernels.flash_decoding import forgetting_decoding
+from attnbench.kernels.flash import launch as flash_launch
+from attnbench.kernels.flash.attention import flash_attention
+from attnbench.kernels.flash.cumulative import cumulative_log_forget
+from attnbench.kernels.flash.decoding import forgetting_decoding
 from attnbench.ops.forgetting_attention import forgetting_bias
 from attnbench.ops.softmax_attention import materialised
 

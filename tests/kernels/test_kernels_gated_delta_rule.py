@@ -8,10 +8,10 @@ from mixer_building import build, check_against_definition, check_compiles_and_s
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnbench.kernels import delta_rule_launch
-from attnbench.kernels.delta_rule_launch import DeltaRule
-from attnbench.kernels.delta_rule_step import gated_delta_rule_step
-from attnbench.kernels.gated_delta_rule import gated_delta_rule, gated_delta_rule_forward
+from attnbench.kernels.delta import launch as delta_rule_launch
+from attnbench.kernels.delta.launch import DeltaRule
+from attnbench.kernels.delta.rule import gated_delta_rule, gated_delta_rule_forward
+from attnbench.kernels.delta.step import gated_delta_rule_step
 from attnbench.mixers.contract import in_pieces
 from attnbench.mixers.decay import MAX_FORGETTING
 from attnbench.ops.delta_rule import packed_gated_delta_rule, recurrent_gated_delta_rule, unit_length

@@ -14,19 +14,20 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from triton.runtime.errors import OutOfResources
 
-from attnbench.kernels import flash_launch, launching
-from attnbench.kernels.diagonal_decay import diagonal_decay
-from attnbench.kernels.embedding import embed
-from attnbench.kernels.flash_attention import flash_attention, packed_flash_attention
-from attnbench.kernels.gated_delta_rule import gated_delta_rule
-from attnbench.kernels.linear_attention import linear_attention
-from attnbench.kernels.linear_cross_entropy import linear_cross_entropy
-from attnbench.kernels.rms_norm import rms_norm
-from attnbench.kernels.rotary import split_rotated, turn_packed
-from attnbench.kernels.scalar_decay import scalar_decay
-from attnbench.kernels.short_convolution import short_convolution
-from attnbench.kernels.swiglu import swiglu
-from attnbench.kernels.turned_heads import turned_heads
+from attnbench.kernels import launching
+from attnbench.kernels.delta.rule import gated_delta_rule
+from attnbench.kernels.diagonal.decay import diagonal_decay
+from attnbench.kernels.flash import launch as flash_launch
+from attnbench.kernels.flash.attention import flash_attention, packed_flash_attention
+from attnbench.kernels.layers.embedding import embed
+from attnbench.kernels.layers.linear_cross_entropy import linear_cross_entropy
+from attnbench.kernels.layers.rms_norm import rms_norm
+from attnbench.kernels.layers.rotary import split_rotated, turn_packed
+from attnbench.kernels.layers.short_convolution import short_convolution
+from attnbench.kernels.layers.swiglu import swiglu
+from attnbench.kernels.layers.turned_heads import turned_heads
+from attnbench.kernels.linear.attention import linear_attention
+from attnbench.kernels.scalar.decay import scalar_decay
 from attnbench.model.building import build_model
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ModelSettings, TrainSettings
@@ -349,7 +350,7 @@ def test_nothing_begins_away_from_a_card_or_for_sizes_that_are_not_known(monkeyp
 
 @pytest.mark.gpu
 def test_what_was_begun_is_what_a_launch_looks_for():
-    from attnbench.kernels.swiglu import _forward
+    from attnbench.kernels.layers.swiglu import _forward
 
     x, caches = normal(77, 224, dtype=torch.bfloat16), _forward.device_caches[torch.cuda.current_device()][0]
     before = set(caches)

@@ -7,8 +7,8 @@ from mixer_building import assert_near as assert_near_everywhere
 from mixer_building import build, check_against_definition, check_compiles_and_stacks, example_input
 from torch import Tensor
 
-from attnbench.kernels import linear_attention as kernels
-from attnbench.kernels.linear_attention import linear_attention, mix
+from attnbench.kernels.linear import attention as kernels
+from attnbench.kernels.linear.attention import linear_attention, mix
 from attnbench.mixers.contract import in_pieces
 from attnbench.ops.rotary import rotate, rotation
 

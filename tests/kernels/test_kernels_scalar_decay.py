@@ -11,10 +11,10 @@ from mixer_building import build, check_against_definition, check_compiles_and_s
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnbench.kernels import scalar_decay as scalar_decay_kernel
-from attnbench.kernels import scalar_decay_launch
-from attnbench.kernels.scalar_decay import scalar_decay, scalar_decay_backward, scalar_decay_forward
-from attnbench.kernels.scalar_decay_step import scalar_decay_step
+from attnbench.kernels.scalar import decay as scalar_decay_kernel
+from attnbench.kernels.scalar import launch as scalar_decay_launch
+from attnbench.kernels.scalar.decay import scalar_decay, scalar_decay_backward, scalar_decay_forward
+from attnbench.kernels.scalar.step import scalar_decay_step
 from attnbench.mixers.contract import in_pieces
 from attnbench.ops.lagged_scalar_decay import lagged_scalar_decay, recurrent_lagged_scalar_decay
 from attnbench.ops.scalar_decay import recurrent_scalar_decay

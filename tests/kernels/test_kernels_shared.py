@@ -10,18 +10,19 @@ import torch.nn.functional as F
 from compiled_products import multiply_kernel
 from kernel_checks import DEVICE, assert_definition, assert_near, assert_stacked, normal
 
-from attnbench.kernels import embedding as embedding_kernel
-from attnbench.kernels import flash_launch, linear_attention
-from attnbench.kernels import linear_cross_entropy as loss_kernel
-from attnbench.kernels import rms_norm as norm_kernel
-from attnbench.kernels.delta_rule_launch import DeltaRule
-from attnbench.kernels.diagonal_launch import DiagonalRule
-from attnbench.kernels.embedding import embed
-from attnbench.kernels.linear_cross_entropy import linear_cross_entropy
-from attnbench.kernels.rms_norm import rms_norm
-from attnbench.kernels.rotary import split_rotated, turn_packed
-from attnbench.kernels.scalar_decay_launch import ScalarDecay
-from attnbench.kernels.swiglu import swiglu
+from attnbench.kernels.delta.launch import DeltaRule
+from attnbench.kernels.diagonal.launch import DiagonalRule
+from attnbench.kernels.flash import launch as flash_launch
+from attnbench.kernels.layers import embedding as embedding_kernel
+from attnbench.kernels.layers import linear_cross_entropy as loss_kernel
+from attnbench.kernels.layers import rms_norm as norm_kernel
+from attnbench.kernels.layers.embedding import embed
+from attnbench.kernels.layers.linear_cross_entropy import linear_cross_entropy
+from attnbench.kernels.layers.rms_norm import rms_norm
+from attnbench.kernels.layers.rotary import split_rotated, turn_packed
+from attnbench.kernels.layers.swiglu import swiglu
+from attnbench.kernels.linear import attention as linear_attention
+from attnbench.kernels.scalar.launch import ScalarDecay
 from attnbench.machine.precision import multiplying
 from attnbench.model.loss import cross_entropy
 from attnbench.ops.rotary import rotate, rotation

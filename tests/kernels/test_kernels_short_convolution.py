@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from kernel_checks import DEVICE, assert_definition, assert_stacked, normal
 from torch import Tensor
 
-from attnbench.kernels.short_convolution import (
+from attnbench.kernels.layers.short_convolution import (
     BLOCKS,
     convolve,
     launch_backward,

@@ -449,7 +449,7 @@ def test_what_the_compiler_waits_for_begins_before_it_has_traced_anything(monkey
     on_gpu: Any = SimpleNamespace(model=SimpleNamespace(parameters=lambda: iter([weight])))
     stepper(on_gpu, TRAIN, "float32", compiled=True)
     assert (events[0], events[-1]) == ("cuda", "compile")
-    assert {"attnbench.kernels.gated_delta_rule", "attnbench.kernels.embedding"} < set(events)
+    assert {"attnbench.kernels.delta.rule", "attnbench.kernels.layers.embedding"} < set(events)
 
 
 @pytest.mark.parametrize(("precision", "products"), [("float32", "highest"), ("tf32", "high")])

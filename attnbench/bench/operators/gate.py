@@ -1,6 +1,6 @@
 """The gate before every timing: attention and its gradients against float64.
 
-The formulas stand in kernels/flash_attention.py. An implementation that is off by more than its precision explains is a
+The formulas stand in kernels/flash/attention.py. An implementation that is off by more than its precision explains is a
 failed cell, however fast.
 """
 

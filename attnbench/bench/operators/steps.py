@@ -120,7 +120,7 @@ def _flash_attn(example: StepExample, num_splits: int) -> Call:
 
 
 def _triton(example: StepExample, splits: int | None) -> Call:
-    from attnbench.kernels.flash_decoding import flash_decoding
+    from attnbench.kernels.flash.decoding import flash_decoding
 
     position = torch.tensor(example.shape.cache_length - 1, device=example.query_BHK.device)
     return lambda: flash_decoding(example.query_BHK, example.key_BSGK, example.value_BSGK, position, splits=splits)

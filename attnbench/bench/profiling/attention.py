@@ -105,7 +105,7 @@ def sdpa(name: str, shape: GroupedShape, packed_BTC: Tensor, angles: Tensor) -> 
 
 def triton(shape: GroupedShape, packed_BTC: Tensor, angles: Tensor) -> Tensor:
     """Our kernel, which splits and rotates by itself."""
-    from attnbench.kernels.flash_attention import packed_flash_attention
+    from attnbench.kernels.flash.attention import packed_flash_attention
 
     mixed_BTC = packed_flash_attention(
         packed_BTC,

@@ -1,0 +1,1 @@
+"""FlashAttention's forward pass in CUDA C++, to be read."""

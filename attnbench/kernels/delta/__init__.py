@@ -1,0 +1,1 @@
+"""The gated delta rule: chunks walked one after the other, or all at once around a scan."""

@@ -1,0 +1,281 @@
+"""Choice and launch of the gated delta rule's kernels: the two forms over the same tiles, forward and backward."""
+
+# Launching a kernel gives plain numbers for its constexpr arguments.
+# pyright: reportArgumentType=false
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnbench.kernels.delta.gradient import NARROW_KEYS, gradient_kernel, wide_gradient_kernel
+from attnbench.kernels.delta.parallel import (
+    key_parts_kernel,
+    prepare_backward_kernel,
+    prepare_forward_kernel,
+    read_kernel,
+    scan_backward_kernel,
+    scan_forward_kernel,
+)
+from attnbench.kernels.delta.tiles import FACTORS, pairs_kernel
+from attnbench.kernels.delta.walk import walk_backward_kernel, walk_forward_kernel
+from attnbench.kernels.launching import is_roomy, launch, num_multiprocessors
+from attnbench.kernels.products import product_precision
+
+Kept = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Tensors of every chunk that the gradient needs: S (transposed), F, and what `pairs_kernel` fills."""
+
+LAUNCH: dict[str, dict[str, int]] = {
+    "pairs": {"num_warps": 4},
+    "walk_forward": {"num_warps": 4, "num_stages": 2, "VALUES": 64},
+    "walk_backward": {"num_warps": 4, "num_stages": 2, "VALUES": 64},
+    "key_parts": {"num_warps": 4},
+    "prepare_forward": {"num_warps": 4, "num_stages": 1, "VALUES": 64},
+    "scan_forward": {"num_warps": 4, "num_stages": 3, "VALUES": 16},
+    "read": {"num_warps": 4, "VALUES": 64},
+    "prepare_backward": {"num_warps": 4, "VALUES": 64},
+    "scan_backward": {"num_warps": 4, "num_stages": 3, "VALUES": 16},
+    "gradient": {"num_warps": 4, "num_stages": 1, "VALUES": 64},
+}
+"""Launch of each kernel: warps of a program, stages of the loads in its loop and, where it has a block of value
+channels, the most of them."""
+
+NARROW = 64
+"""A head with fewer key channels, or fewer value channels to a program, has shorter chunks (`positions_of_chunk`) and
+blocks of fewer values (`NARROW_VALUES`), and all its products are the small ones of a single warp. The others, Hopper's
+instructions for a group of four warps, which multiply 64 rows at once, Triton 3.6 compiles wrongly for narrow tiles: at
+16 and 32 key channels rows of W from 16 on come out wrong, and at 16 and 32 value channels gradients are read from
+beyond the shared memory."""
+
+NARROW_VALUES = 32
+
+WIDE = 128
+"""A head with more key channels comes in bfloat16 alone."""
+
+WIDE_LAUNCH: dict[str, dict[str, int]] = {
+    "walk_forward": {"num_warps": 8, "num_stages": 2, "VALUES": 128},
+    "walk_backward": {"num_warps": 8, "num_stages": 2, "VALUES": 128},
+    "gradient": {"num_warps": 8, "num_stages": 2},
+}
+"""Entries of such a head in place of LAUNCH's: the state of a walk is half of a multiprocessor's registers."""
+
+CRAMPED_LAUNCH: dict[str, dict[str, int]] = {
+    "walk_forward": {"num_warps": 4, "num_stages": 1, "VALUES": 32},
+    "walk_backward": {"num_warps": 4, "num_stages": 1, "VALUES": 32},
+    "scan_forward": {"num_stages": 2},
+    "scan_backward": {"num_stages": 2},
+    "gradient": {"num_warps": 8, "num_stages": 1},
+}
+"""Entries of a head with keys of more than 256 bytes in their place on a card that is not roomy: to fit there into 99
+KiB of shared memory, not tuned."""
+
+
+def positions_of_chunk(key_width: int, value_width: int, dtype: torch.dtype) -> int:
+    """C: 32 for narrow heads, on four warps.
+
+    Chunks of 64 on two warps avoid the wrong instructions too, but run out of registers. In float32, whose factors of
+    three products take registers twice, so do chunks of 64 of heads of 64 channels: a thread of most kernels kept 1,000
+    to 3,000 bytes elsewhere.
+    """
+    is_narrow = min(key_width, value_width & -value_width) < NARROW
+    return 32 if is_narrow or (dtype == torch.float32 and key_width <= 64) else 64
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRule:
+    """One call's inputs, contiguous, and what follows from their shapes.
+
+    Args:
+        parallel: all chunks at once around a scan, instead of one program a head that walks its chunks; None for the
+            rule in `choose_parallel`.
+    """
+
+    mixed: Tensor
+    log_decay: Tensor
+    beta: Tensor
+    num_heads: int
+    key_width: int
+    unit_length: bool
+    parallel: bool | None = None
+
+    @property
+    def length(self) -> int:
+        return self.mixed.shape[1]
+
+    @property
+    def sequences(self) -> int:
+        """Independent ones: of every head."""
+        return self.mixed.shape[0] * self.num_heads
+
+    @property
+    def value_width(self) -> int:
+        return self.mixed.shape[2] // self.num_heads - 2 * self.key_width
+
+    @property
+    def scale(self) -> float:
+        """Factor on queries."""
+        return self.key_width**-0.5
+
+    @property
+    def chunk(self) -> int:
+        """Positions of a chunk."""
+        return positions_of_chunk(self.key_width, self.value_width, self.mixed.dtype)
+
+    @property
+    def num_chunks(self) -> int:
+        return -(-self.length // self.chunk)
+
+    @property
+    def all_chunks(self) -> int:
+        """Number of chunks of all sequences together."""
+        return self.sequences * self.num_chunks
+
+    @property
+    def values(self) -> int:
+        """The most value channels of a block, a power of 2 that divides them."""
+        return min(128 if self.chunk == 64 else NARROW_VALUES, self.value_width & -self.value_width)
+
+    def launch_of(self, kernel: str) -> dict[str, int]:
+        """Return the entry of a kernel for these inputs."""
+        launch = LAUNCH[kernel]
+        is_float32 = self.mixed.dtype == torch.float32
+        if kernel == "gradient":
+            keys_of_four_warps = 32 if is_float32 else 64
+        else:
+            keys_of_four_warps = 64 if is_float32 and self.chunk < 64 else WIDE
+        if self.key_width > WIDE:
+            launch = launch | WIDE_LAUNCH.get(kernel, {})
+            if kernel == "gradient" and self.value_width > 256:
+                # A shorter loop runs out of registers with it and is slower: docs/kernels.md has the times.
+                launch = launch | {"num_stages": 3}
+        elif self.key_width > keys_of_four_warps:
+            # Four run out of registers, in float32 so far that the assembler takes half a minute and more.
+            launch = launch | {"num_warps": 8}
+        if self.key_width * self.mixed.itemsize > 256 and self.chunk == 64 and not is_roomy(self.mixed.device):
+            launch = launch | CRAMPED_LAUNCH.get(kernel, {})
+        return launch | {"VALUES": min(launch["VALUES"], self.values)} if "VALUES" in launch else launch
+
+    def num_blocks(self, kernel: str) -> int:
+        """Blocks of value channels."""
+        return self.value_width // self.launch_of(kernel)["VALUES"]
+
+    def empty(self, *shape: int) -> Tensor:
+        """Return an empty tensor of every chunk, in the dtype of the inputs."""
+        return self.mixed.new_empty(self.sequences, self.num_chunks, *shape)
+
+    def options(self, kernel: str, **more: Any) -> dict[str, Any]:
+        """Return a kernel's constants."""
+        precision = product_precision(self.mixed.dtype)
+        options = {"C": self.chunk, "K": self.key_width, "V": self.value_width, "PRECISION": precision}
+        return options | more | self.launch_of(kernel)
+
+    def goes_parallel(self) -> bool:
+        return choose_parallel(self) if self.parallel is None else self.parallel
+
+
+def choose_parallel(rule: DeltaRule) -> bool:
+    """Return whether walking would leave most of the device idle for long: fewer walks than multiprocessors, 8 chunks
+    each."""
+    num_walks = rule.sequences * rule.num_blocks("walk_forward")
+    return rule.num_chunks >= 8 and num_walks < num_multiprocessors(rule.mixed.device)
+
+
+def forward(
+    rule: DeltaRule,
+    initial: Tensor | None,
+    output: Tensor,
+    last: Tensor | None,
+    kept: Kept | None,
+) -> None:
+    """Fill `output`, `last` and what the gradient needs."""
+    pairs, factors = kept[2:] if kept is not None else _empty_pairs(rule)
+    launch(
+        pairs_kernel, (rule.all_chunks,),
+        rule.mixed, rule.log_decay, rule.beta, pairs, factors, rule.length, rule.scale,
+        **rule.options("pairs", num_heads=rule.num_heads, UNIT=rule.unit_length),
+    )  # fmt: skip
+    prepared, heads = (rule.mixed, pairs, factors), {"num_heads": rule.num_heads}
+    if not rule.goes_parallel():
+        states, corrections = (None, None) if kept is None else kept[:2]
+        launch(
+            walk_forward_kernel, (rule.sequences, rule.num_blocks("walk_forward")),
+            *prepared, initial, output, last, states, corrections, rule.length,
+            **rule.options("walk_forward", **heads),
+        )  # fmt: skip
+        return
+    states, corrections = _empty_states(rule) if kept is None else kept[:2]
+    readers, writers = _key_parts(rule, pairs, factors)
+    launch(
+        prepare_forward_kernel, (rule.all_chunks, rule.num_blocks("prepare_forward")),
+        *prepared, corrections, rule.length, **rule.options("prepare_forward", **heads),
+    )  # fmt: skip
+    launch(
+        scan_forward_kernel, (rule.sequences, rule.num_blocks("scan_forward")),
+        factors, readers, writers, initial, last, states, corrections, rule.length,
+        **rule.options("scan_forward"),
+    )  # fmt: skip
+    launch(
+        read_kernel, (rule.all_chunks, rule.num_blocks("read")),
+        *prepared, states, corrections, output, rule.length, **rule.options("read", **heads),
+    )  # fmt: skip
+
+
+def backward(
+    rule: DeltaRule,
+    kept: Kept,
+    gradient: Tensor,
+    last_gradient: Tensor | None,
+    of_initial: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of the three inputs; fill `of_initial`."""
+    states, corrections, pairs, factors = kept
+    of_states, of_corrections = torch.empty_like(states), torch.empty_like(corrections)
+    prepared, ends = (rule.mixed, pairs, factors), (last_gradient, of_initial)
+    heads = {"num_heads": rule.num_heads}
+    if rule.goes_parallel():
+        readers, writers = _key_parts(rule, pairs, factors)
+        launch(
+            prepare_backward_kernel, (rule.all_chunks, rule.num_blocks("prepare_backward")),
+            *prepared, gradient, of_corrections, of_states, rule.length,
+            **rule.options("prepare_backward", **heads),
+        )  # fmt: skip
+        launch(
+            scan_backward_kernel, (rule.sequences, rule.num_blocks("scan_backward")),
+            factors, readers, writers, *ends, of_states, of_corrections, rule.length,
+            **rule.options("scan_backward"),
+        )  # fmt: skip
+    else:
+        launch(
+            walk_backward_kernel, (rule.sequences, rule.num_blocks("walk_backward")),
+            *prepared, gradient, *ends, of_states, of_corrections, rule.length,
+            **rule.options("walk_backward", **heads),
+        )  # fmt: skip
+    of_mixed, of_log_decay, of_beta = (torch.empty_like(x) for x in (rule.mixed, rule.log_decay, rule.beta))
+    launch(
+        gradient_kernel if rule.key_width <= NARROW_KEYS else wide_gradient_kernel, (rule.all_chunks,),
+        rule.mixed, rule.log_decay, pairs, factors, states, corrections, gradient, of_states, of_corrections,
+        of_mixed, of_log_decay, of_beta, rule.length, rule.scale,
+        **rule.options("gradient", UNIT=rule.unit_length, CORRECTED=not rule.goes_parallel(), **heads),
+    )  # fmt: skip
+    return of_mixed, of_log_decay, of_beta
+
+
+def _key_parts(rule: DeltaRule, pairs: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+    """W and Y of every chunk."""
+    readers, writers = (rule.empty(rule.chunk, rule.key_width) for _ in range(2))
+    launch(
+        key_parts_kernel, (rule.all_chunks,),
+        rule.mixed, pairs, factors, readers, writers, rule.length,
+        **rule.options("key_parts", num_heads=rule.num_heads),
+    )  # fmt: skip
+    return readers, writers
+
+
+def _empty_states(rule: DeltaRule) -> tuple[Tensor, Tensor]:
+    return rule.empty(rule.value_width, rule.key_width), rule.empty(rule.chunk, rule.value_width)
+
+
+def _empty_pairs(rule: DeltaRule) -> tuple[Tensor, Tensor]:
+    factors = rule.log_decay.new_empty(rule.sequences, rule.num_chunks, FACTORS.value, rule.chunk)
+    return rule.empty(2, rule.chunk, rule.chunk), factors

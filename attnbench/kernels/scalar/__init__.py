@@ -1,0 +1,1 @@
+"""Memories with one decay a head, which erase nothing else."""

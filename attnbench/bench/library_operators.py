@@ -78,8 +78,8 @@ class LibraryOperatorsBench(TimedBench):
     notes: ClassVar[tuple[str, ...]] = (
         "All implementations run in one process on the same inputs, each after calls that compile and, in the "
         "libraries, choose among configurations, which are not timed. `torch` is our form without kernels, compiled on "
-        "CUDA. triton takes query, key and value side by side where a mixer's projection leaves them so, unless heads "
-        "are shared. `without_gates` is fox's kernel without forget gates, another function.",
+        "CUDA. triton takes query, key and value side by side where a mixer's projection leaves them so. "
+        "`without_gates` is fox's kernel without forget gates, another function.",
         "Peak memory is that of the tensors which both passes make, beyond their inputs.",
     )
     plots: ClassVar[tuple[tuple[str, str], ...]] = (("total_milliseconds", "sequence_length"),)

@@ -109,23 +109,27 @@ def packed_gated_delta_rule(
     memory_BHKV: Tensor | None,
     key_width: int,
     has_unit_length: bool,
+    num_key_heads: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the same by our kernels, from the heads of query, key and value side by side.
 
     Args:
-        mixed_BTC: channels (HK | nHK | nHV), the heads of each sub-step side by side.
+        mixed_BTC: channels (GK | nGK | nHV), the heads of each sub-step side by side.
         has_unit_length: divide query and key of each head by their length; see `unit_length`.
+        num_key_heads: G, heads of query and key, each shared by H / G of the values'; None: H.
 
     Returns:
         y, and the last memory: None for a single position, where the memory given has become it.
     """
     num_heads, num_steps = beta_BSH.shape[-1], beta_BSH.shape[1] // mixed_BTC.shape[1]
+    num_key_heads = num_heads if num_key_heads is None else num_key_heads
     mixed_BSC = mixed_BTC
     if num_steps > 1:
-        query, key, value = mixed_BTC.tensor_split((num_heads * key_width, (1 + num_steps) * num_heads * key_width), -1)
-        query_BSHK, log_decay_BTH = _by_sub_steps(query.unflatten(-1, (num_heads, -1)), log_decay_BTH, num_steps)
+        keys = num_key_heads * key_width
+        query, key, value = mixed_BTC.tensor_split((keys, (1 + num_steps) * keys), -1)
+        query_BSGK, log_decay_BTH = _by_sub_steps(query.unflatten(-1, (num_key_heads, -1)), log_decay_BTH, num_steps)
         key_BSC, value_BSC = (part.unflatten(-1, (num_steps, -1)).flatten(1, 2) for part in (key, value))
-        mixed_BSC = torch.cat([query_BSHK.flatten(2), key_BSC, value_BSC], dim=-1)
+        mixed_BSC = torch.cat([query_BSGK.flatten(2), key_BSC, value_BSC], dim=-1)
     if memory_BHKV is not None and mixed_BTC.shape[1] == 1:
         from attnbench.kernels.delta.step import gated_delta_rule_step
 
@@ -144,6 +148,7 @@ def packed_gated_delta_rule(
         beta_BSH,
         memory_BHKV,
         num_heads=num_heads,
+        num_key_heads=num_key_heads,
         key_width=key_width,
         unit_length=has_unit_length,
         keep_memory=memory_BHKV is not None,

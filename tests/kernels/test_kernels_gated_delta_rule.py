@@ -119,7 +119,7 @@ def test_kernels_keep_their_digits_where_all_keys_are_alike(parallel):
 def test_kernels_of_wide_heads_are_the_definition_on_cards_with_little_shared_memory(parallel, monkeypatch):
     monkeypatch.setattr(delta_rule_launch, "is_roomy", lambda device: False)
     inputs = rule_inputs(70, 128, 64, num_heads=1)
-    assert DeltaRule(*inputs[:3], 1, 128, True).launch_of("walk_forward")["VALUES"] == 32
+    assert DeltaRule(*inputs[:3], 1, 1, 128, True).launch_of("walk_forward")["VALUES"] == 32
     check(inputs, unit=True, parallel=parallel, given=True)
 
 
@@ -161,10 +161,37 @@ def test_a_head_that_forgets_at_once_has_digits_in_its_decay_s_gradient(decay, p
     assert_near(actual.sum(1), expected.sum(1), 2e-4)
 
 
+@pytest.mark.parametrize("width", [16, 128])
+@both_forms
+def test_heads_of_values_share_those_of_query_and_key(width, parallel):
+    """The kernels of gradients of narrow and of wide keys."""
+    check_shared(width, 16, torch.float32, parallel)
+
+
+def check_shared(width: int, value_width: int, dtype: torch.dtype, parallel: bool) -> None:
+    """Two heads of query and key, six of the values."""
+    mixed, *others = rule_inputs(70, width, value_width, num_heads=6, dtype=dtype)
+    query, key, value = mixed.detach().tensor_split((6 * width, 12 * width), -1)
+    shared = torch.cat([query[..., : 2 * width], key[..., : 2 * width], value], dim=-1).requires_grad_()
+
+    def kernel(mixed: Tensor, log_decay: Tensor, beta: Tensor, memory: Tensor) -> tuple[Tensor, Tensor | None]:
+        return gated_delta_rule(
+            mixed, log_decay, beta, memory, num_heads=6, num_key_heads=2, key_width=width, unit_length=True,
+            keep_memory=True, parallel=parallel,
+        )  # fmt: skip
+
+    def exact(mixed: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+        *pair, value = mixed.tensor_split((2 * width, 4 * width), -1)
+        repeated = [x.unflatten(-1, (2, width)).repeat_interleave(3, 2).flatten(2) for x in pair]
+        return definition(torch.cat([*repeated, value], dim=-1), *others, True)
+
+    assert_definition(kernel, exact, [shared, *others], 1e-4 if dtype == torch.float32 else 5e-2)
+
+
 def test_a_call_without_gradients_keeps_no_states():
     mixed, log_decay, beta, memory = rule_inputs(70, 16, 16)
     with torch.no_grad():
-        _, _, *kept = gated_delta_rule_forward(mixed, log_decay, beta, None, 2, 16, True, False, False, False)
+        _, _, *kept = gated_delta_rule_forward(mixed, log_decay, beta, None, 2, 2, 16, True, False, False, False)
         alone, last = kernels(mixed, log_decay, beta, memory, True, True, True)
     assert [x.numel() for x in kept] == [0, 0, 0, 0]
     expected, expected_last = kernels(mixed, log_decay, beta, memory, True, True, True)
@@ -174,7 +201,7 @@ def test_a_call_without_gradients_keeps_no_states():
 
 def test_the_operator_is_a_proper_one():
     mixed, log_decay, beta, memory = rule_inputs(20, 16, 16, num_heads=1)
-    for arguments in ((None, 1, 16, True, False, True, None), (memory, 1, 16, True, True, True, True)):
+    for arguments in ((None, 1, 1, 16, True, False, True, None), (memory, 1, 1, 16, True, True, True, True)):
         torch.library.opcheck(gated_delta_rule_forward, (mixed, log_decay, beta, *arguments))
 
 
@@ -227,7 +254,7 @@ def test_a_dtype_that_there_is_not_is_refused(dtype, key_width):
 
 def test_few_walks_go_parallel_only_on_a_gpu():
     mixed, log_decay, beta, _ = rule_inputs(64 * 9, 16, 16, device="cpu")
-    assert not DeltaRule(mixed, log_decay, beta, 2, 16, True).goes_parallel()
+    assert not DeltaRule(mixed, log_decay, beta, 2, 2, 16, True).goes_parallel()
 
 
 @interpreted
@@ -249,22 +276,22 @@ def test_the_mixer_on_kernels_is_its_definition(change):
         torch.testing.assert_close(in_pieces(mixer, x, (64, 1, 5)), mixer(x)[0], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("num_steps", [2, 3])
-def test_kernels_take_sub_steps(num_steps):
-    """And a single position walks through its own, one by one."""
+@pytest.mark.parametrize(("num_steps", "groups"), [(2, 2), (3, 2), (2, 1)])
+def test_kernels_take_sub_steps(num_steps, groups):
+    """Also where heads share query and key. And a single position walks through its own, one by one."""
     width, of_steps = 16, (2, num_steps * 35, 2)
-    query, key, value, memory = (
-        normal(*shape, width, seed=seed) for seed, shape in enumerate([(2, 35, 2), of_steps, of_steps, (2, 2, width)])
-    )
+    shapes = [(2, 35, groups), (2, num_steps * 35, groups), of_steps, (2, 2, width)]
+    query, key, value, memory = (normal(*shape, width, seed=seed) for seed, shape in enumerate(shapes))
     generator = torch.Generator().manual_seed(3)
     log_decay = -5 * torch.rand(2, 35, 2, generator=generator).to(DEVICE)
     beta = 2 * torch.rand(of_steps, generator=generator).to(DEVICE)
 
     def kernels(query: Tensor, key: Tensor, value: Tensor, *others: Tensor):
         parts = (query, key.unflatten(1, (-1, num_steps)), value.unflatten(1, (-1, num_steps)))
-        return packed_gated_delta_rule(torch.cat([x.flatten(2) for x in parts], dim=-1), *others, width, True)
+        return packed_gated_delta_rule(torch.cat([x.flatten(2) for x in parts], dim=-1), *others, width, True, groups)
 
     def exact(query: Tensor, key: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+        query, key = (x.repeat_interleave(2 // groups, 2) for x in (query, key))
         return recurrent_gated_delta_rule(unit_length(query, width**-0.5), unit_length(key), *others)
 
     tensors = [query, key, value, log_decay, beta, memory]
@@ -342,6 +369,13 @@ def test_compiled_kernels_keep_their_digits_where_all_keys_are_alike(dtype, para
     for width in (32, 64):
         inputs = rule_inputs(300, width, width, dtype=dtype, alike=8.0)
         check(inputs, unit=True, parallel=parallel, given=True)
+
+
+@pytest.mark.gpu
+@both_forms
+@pytest.mark.parametrize(("width", "value_width"), [(64, 64), (128, 128), (256, 64)])
+def test_compiled_kernels_share_heads_of_query_and_key(width, value_width, parallel):
+    check_shared(width, value_width, torch.bfloat16, parallel)
 
 
 @pytest.mark.gpu

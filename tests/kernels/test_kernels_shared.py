@@ -41,11 +41,11 @@ def test_float32_is_multiplied_as_torch_multiplies_it(precision, attention, othe
         constants = [
             flash_launch._constants("forward", query, query, False, False, True, None),
             linear_attention._arguments(mixed, None, 2, "elu", linear_attention.forward_blocks(mixed, 2)),
-            DeltaRule(mixed, rate, rate, 2, 16, False).options("read"),
+            DeltaRule(mixed, rate, rate, 2, 2, 16, False).options("read"),
             ScalarDecay(mixed, rate, None, None, 2, 16, 1.0).options("gradient"),
         ]
         assert [own["PRECISION"] for own in constants] == [attention, *[others] * 3]
-        assert DeltaRule(mixed.bfloat16(), rate, rate, 2, 16, False).options("read")["PRECISION"] == "tf32"
+        assert DeltaRule(mixed.bfloat16(), rate, rate, 2, 2, 16, False).options("read")["PRECISION"] == "tf32"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_float32_has_shorter_chunks_and_more_warps(dtype, width, of_delta, of_di
     """Positions of a chunk, and warps of a program of all gradients."""
     heads, rate = torch.empty(1, 64, 1, width, dtype=dtype), torch.empty(1, 64, 1)
     rules = (
-        DeltaRule(heads.flatten(2).repeat(1, 1, 3), rate, rate, 1, width, False),
+        DeltaRule(heads.flatten(2).repeat(1, 1, 3), rate, rate, 1, 1, width, False),
         DiagonalRule(*[heads] * 4, None, rate),
     )
     chosen = [(rule.chunk, rule.launch_of("gradient")["num_warps"]) for rule in rules]

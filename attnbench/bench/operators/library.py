@@ -137,23 +137,22 @@ def _diagonal(
 
 
 def _delta_rule(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, *, backend: str) -> Tensor:
-    """Key heads are repeated for the value's, but for fla, which shares them itself."""
+    """By torch key heads are repeated for the value's; the kernels share them."""
     if backend == "fla":
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # pyright: ignore[reportMissingImports]
 
         return chunk_gated_delta_rule(query, key, value, g=log_decay, beta=beta)[0]
-    repeats = value.shape[2] // query.shape[2]
-    query, key = (x if repeats == 1 else x.repeat_interleave(repeats, 2) for x in (query, key))
     if backend == "triton":
         mixed = torch.cat([x.flatten(2) for x in (query, key, value)], dim=-1)
-        return packed_gated_delta_rule(mixed, log_decay, beta, None, key.shape[-1], False)[0]
+        return packed_gated_delta_rule(mixed, log_decay, beta, None, key.shape[-1], False, key.shape[2])[0]
+    repeats = value.shape[2] // query.shape[2]
+    query, key = (x if repeats == 1 else x.repeat_interleave(repeats, 2) for x in (query, key))
     return gated_delta_rule(query * key.shape[-1] ** -0.5, key, value, log_decay, beta, None, backend)[0]
 
 
 def _packed_delta_rule(shape: Shape) -> Function:
-    return lambda mixed, log_decay, beta: packed_gated_delta_rule(
-        mixed, log_decay, beta, None, shape.head_width, False
-    )[0]
+    heads = (shape.head_width, False, shape.num_key_heads)
+    return lambda mixed, log_decay, beta: packed_gated_delta_rule(mixed, log_decay, beta, None, *heads)[0]
 
 
 def _packed_retention(shape: Shape) -> Function:
@@ -202,7 +201,7 @@ def _ours(
     """The backend of a mixer, if it has it and it runs here; the torch form compiled on CUDA, as in training."""
     options = {"backend": backend, "head_width": shape.head_width}
     mixer.choose_backend(options, device_type=conditions.device.type, precision=conditions.precision)
-    if backend == "triton" and packed is not None and shape.num_key_heads == shape.num_heads:
+    if backend == "triton" and packed is not None:
         return Packed(packed(shape))
     called = partial(function, backend=backend)
     if backend == "torch" and conditions.device.type == "cuda":

@@ -45,7 +45,7 @@ with fewer sums took 0.22)."""
 @triton.jit
 def gradients_of_values(
     pairs, corrections, gradient, correction_gradients, mixed_gradient, betas, of_weight, of_pairs,
-    index, sequence, head, start, length, first, num_heads: tl.constexpr,
+    index, sequence, head, start, length, first, num_heads: tl.constexpr, GROUPS: tl.constexpr,
     C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr, CORRECTED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -61,20 +61,33 @@ def gradients_of_values(
     of_weight = product(of_output, tl.trans(correction), PRECISION, of_weight)
     of_pairs = product(of_correction, tl.trans(correction), PRECISION, of_pairs)
     of_value = of_correction.to(tl.float32) * betas[:, None]
-    own_rows = mixed_gradient + 2 * num_heads * K + head * V + first
-    store_rows(of_value, own_rows, sequence, start, length, num_heads * (2 * K + V), C, VALUES)
+    own_rows = mixed_gradient + 2 * GROUPS * K + head * V + first
+    store_rows(of_value, own_rows, sequence, start, length, 2 * GROUPS * K + num_heads * V, C, VALUES)
     return of_output, correction, of_value, of_weight, of_pairs
+
+
+@triton.jit
+def store_of_head(values, mixed_gradient, heads_gradient, sequence, head, start, length, num_heads: tl.constexpr,
+                  C: tl.constexpr, K: tl.constexpr, V: tl.constexpr):  # fmt: skip
+    """Store the gradient of a head's query or key: among that of `mixed`, or where heads share them, in
+    `heads_gradient` (B, T, 2, H, K), to be summed."""
+    if heads_gradient is None:
+        store_rows(values, mixed_gradient + head * K, sequence, start, length, num_heads * (2 * K + V), C, K)
+    else:
+        store_rows(values, heads_gradient + head * K, sequence, start, length, 2 * num_heads * K, C, K)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
 def gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, gradient, state_gradients,
-                    correction_gradients, mixed_gradient, log_decay_gradient, beta_gradient, length, scale,
-                    num_heads: tl.constexpr, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
+                    correction_gradients, mixed_gradient, heads_gradient, log_decay_gradient, beta_gradient, length,
+                    scale, num_heads: tl.constexpr, GROUPS: tl.constexpr,
+                    C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
                     UNIT: tl.constexpr, CORRECTED: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """All gradients of every chunk, over the blocks of values. Grid: chunks of all sequences × heads.
 
     Of every chunk there are S (`states`) and the gradient of S' (`state_gradients`), both transposed, F (`corrections`)
-    and H or, unless CORRECTED, E (`correction_gradients`). `gradient` is the output's.
+    and H or, unless CORRECTED, E (`correction_gradients`). `gradient` is the output's, `heads_gradient` None where no
+    heads share query and key.
 
     The gradient of a log decay takes row sums of Q and K times parts of their gradients. A part of which a row sum is
     taken is no product's `sum` afterwards: that accumulates in the same registers, and ptxas (12.8 to 13.0) can take
@@ -82,9 +95,8 @@ def gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, gradi
     it spills registers.
     """
     index, sequence, head, start = chunk_place(length, num_heads, C)
-    key = load_key(mixed, sequence, head, start, length, num_heads, C, K, V)
+    key = load_key(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)
     dtype: tl.constexpr = key.dtype
-    stride: tl.constexpr = num_heads * (2 * K + V)
     betas = load_factor(factors, index, BETA, C)
     reading, leaving = load_factor(factors, index, READING, C), load_factor(factors, index, LEAVING, C)
     of_weight, of_pairs = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
@@ -93,7 +105,7 @@ def gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, gradi
     for first in range(0, V, VALUES):
         of_output, correction, of_value, of_weight, of_pairs = gradients_of_values(
             pairs, corrections, gradient, correction_gradients, mixed_gradient, betas, of_weight, of_pairs,
-            index, sequence, head, start, length, first, num_heads, C, K, V, VALUES, CORRECTED, PRECISION
+            index, sequence, head, start, length, first, num_heads, GROUPS, C, K, V, VALUES, CORRECTED, PRECISION
         )  # fmt: skip
         state = tl.load(matrix(states, index * V + first, K, 0, VALUES, K))
         of_query = product(of_output, state, PRECISION, of_query)
@@ -114,14 +126,14 @@ def gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, gradi
     of_own, of_weight = on_diagonal(of_weight, C).to(dtype), below_diagonal(of_weight, C).to(dtype)
     of_pairs = below_diagonal(of_pairs * decay * (-betas * key_factor)[:, None] * betas[None, :], C).to(dtype)
 
-    query = load_query(mixed, sequence, head, start, length, num_heads, C, K, V)
+    query = load_query(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)
     wide = query.to(tl.float32)
     own = product(of_own, key, PRECISION)
     own_inner = tl.sum(wide * own, 1)
     of_query = product(of_weight, key, PRECISION, of_query * asking[:, None])
     query_inner = tl.sum(wide * of_query, 1)
     of_query = scaled_rows_gradient(of_query + own, query, query_factor, query_inner + own_inner, scale, UNIT)
-    store_rows(of_query, mixed_gradient + head * K, sequence, start, length, stride, C, K)
+    store_of_head(of_query, mixed_gradient, heads_gradient, sequence, head, start, length, num_heads, C, K, V)
 
     wide = key.to(tl.float32)
     of_key = product(of_pairs, key, PRECISION, of_key)
@@ -132,7 +144,7 @@ def gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, gradi
     key_inner = reading_inner + tl.sum(wide * of_key, 1)
     of_key = product(of_own, query, PRECISION, of_key + of_written)
     of_key = scaled_rows_gradient(of_key, key, key_factor, key_inner + leaving_inner + own_inner, 1.0, UNIT)
-    store_rows(of_key, mixed_gradient + (num_heads + head) * K, sequence, start, length, stride, C, K)
+    store_of_head(of_key, mixed_gradient, heads_gradient, sequence, num_heads + head, start, length, num_heads, C, K, V)
     of_total = of_state * load_total(factors, index, C)
     of_log_decay = log_decay_gradients(query_inner, reading_inner, key_inner, leaving_inner, of_total)
     tl.store(log_decay_gradient + entries, of_log_decay, mask=valid)
@@ -140,17 +152,17 @@ def gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, gradi
 
 @triton.jit(do_not_specialize=LENGTHS)
 def wide_gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, gradient, state_gradients,
-                    correction_gradients, mixed_gradient, log_decay_gradient, beta_gradient, length, scale,
-                    num_heads: tl.constexpr, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
+                    correction_gradients, mixed_gradient, heads_gradient, log_decay_gradient, beta_gradient, length,
+                    scale, num_heads: tl.constexpr, GROUPS: tl.constexpr,
+                    C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
                     UNIT: tl.constexpr, CORRECTED: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """`gradient_kernel` for more than NARROW_KEYS channels of the keys, in two passes over the blocks of values: first
     what comes through S and the pairs, then what comes through S'. So there are no more than two sums as large as keys
     at a time, and a row sum is one of a whole sum. All that is as large is transposed, rows being channels of the keys.
     """
     index, sequence, head, start = chunk_place(length, num_heads, C)
-    key = load_key(mixed, sequence, head, start, length, num_heads, C, K, V)
+    key = load_key(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)
     dtype: tl.constexpr = key.dtype
-    stride: tl.constexpr = num_heads * (2 * K + V)
     betas = load_factor(factors, index, BETA, C)
     reading, leaving = load_factor(factors, index, READING, C), load_factor(factors, index, LEAVING, C)
     of_weight, of_pairs = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
@@ -158,7 +170,7 @@ def wide_gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, 
     for first in range(0, V, VALUES):
         of_output, correction, of_value, of_weight, of_pairs = gradients_of_values(
             pairs, corrections, gradient, correction_gradients, mixed_gradient, betas, of_weight, of_pairs,
-            index, sequence, head, start, length, first, num_heads, C, K, V, VALUES, CORRECTED, PRECISION
+            index, sequence, head, start, length, first, num_heads, GROUPS, C, K, V, VALUES, CORRECTED, PRECISION
         )  # fmt: skip
         state = tl.load(matrix(states, index * V + first, K, 0, VALUES, K))
         of_query = tall_product(tl.trans(state), tl.trans(of_output), PRECISION, of_query)
@@ -180,7 +192,7 @@ def wide_gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, 
     of_pairs = below_diagonal(-of_pairs * decay * key_factor[:, None], C)
     through_pairs = of_pairs * product(key, tl.trans(key), PRECISION)
 
-    query = load_query(mixed, sequence, head, start, length, num_heads, C, K, V)
+    query = load_query(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)
     wide = tl.trans(query).to(tl.float32)
     of_query *= asking[None, :]
     query_inner = tl.sum(wide * of_query, 0) + tl.sum(below, 1)
@@ -188,7 +200,7 @@ def wide_gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, 
     if UNIT:
         of_query -= wide * (query_factor * query_factor * (query_inner + own) / (scale * scale))[None, :]
     of_query = tl.trans(of_query.to(dtype))
-    store_rows(of_query, mixed_gradient + head * K, sequence, start, length, stride, C, K)
+    store_of_head(of_query, mixed_gradient, heads_gradient, sequence, head, start, length, num_heads, C, K, V)
 
     wide = tl.trans(key).to(tl.float32)
     reading_inner = tl.sum(wide * of_reading, 0) + tl.sum(through_pairs, 1)
@@ -208,7 +220,7 @@ def wide_gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, 
     if UNIT:
         of_key -= wide * (key_factor * key_factor * (key_inner + leaving_inner + own))[None, :]
     of_key = tl.trans(of_key.to(dtype))
-    store_rows(of_key, mixed_gradient + (num_heads + head) * K, sequence, start, length, stride, C, K)
+    store_of_head(of_key, mixed_gradient, heads_gradient, sequence, num_heads + head, start, length, num_heads, C, K, V)
     # Not the sum of its rows' sums, which Triton (3.6, 3.7.1) does not compile for Blackwell's data-centre cards.
     of_total = tl.sum(on_diagonal(of_decay, VALUES)) * load_total(factors, index, C)
     of_log_decay = log_decay_gradients(query_inner, reading_inner, key_inner, leaving_inner, of_total)

@@ -87,6 +87,8 @@ class DeltaRule:
     """One call's inputs, contiguous, and what follows from their shapes.
 
     Args:
+        num_heads: of the values.
+        num_key_heads: of query and key; each is shared by as many of the values'.
         parallel: all chunks at once around a scan, instead of one program a head that walks its chunks; None for the
             rule in `choose_parallel`.
     """
@@ -95,6 +97,7 @@ class DeltaRule:
     log_decay: Tensor
     beta: Tensor
     num_heads: int
+    num_key_heads: int
     key_width: int
     unit_length: bool
     parallel: bool | None = None
@@ -110,12 +113,17 @@ class DeltaRule:
 
     @property
     def value_width(self) -> int:
-        return self.mixed.shape[2] // self.num_heads - 2 * self.key_width
+        return (self.mixed.shape[2] - 2 * self.num_key_heads * self.key_width) // self.num_heads
 
     @property
     def scale(self) -> float:
         """Factor on queries."""
         return self.key_width**-0.5
+
+    @property
+    def heads(self) -> dict[str, int]:
+        """Constants of the kernels that read query, key or value where they lie."""
+        return {"num_heads": self.num_heads, "GROUPS": self.num_key_heads}
 
     @property
     def chunk(self) -> int:
@@ -193,9 +201,9 @@ def forward(
     launch(
         pairs_kernel, (rule.all_chunks,),
         rule.mixed, rule.log_decay, rule.beta, pairs, factors, rule.length, rule.scale,
-        **rule.options("pairs", num_heads=rule.num_heads, UNIT=rule.unit_length),
+        **rule.options("pairs", **rule.heads, UNIT=rule.unit_length),
     )  # fmt: skip
-    prepared, heads = (rule.mixed, pairs, factors), {"num_heads": rule.num_heads}
+    prepared, heads = (rule.mixed, pairs, factors), rule.heads
     if not rule.goes_parallel():
         states, corrections = (None, None) if kept is None else kept[:2]
         launch(
@@ -232,7 +240,7 @@ def backward(
     states, corrections, pairs, factors = kept
     of_states, of_corrections = torch.empty_like(states), torch.empty_like(corrections)
     prepared, ends = (rule.mixed, pairs, factors), (last_gradient, of_initial)
-    heads = {"num_heads": rule.num_heads}
+    heads = rule.heads
     if rule.goes_parallel():
         readers, writers = _key_parts(rule, pairs, factors)
         launch(
@@ -252,12 +260,20 @@ def backward(
             **rule.options("walk_backward", **heads),
         )  # fmt: skip
     of_mixed, of_log_decay, of_beta = (torch.empty_like(x) for x in (rule.mixed, rule.log_decay, rule.beta))
+    of_heads = None
+    if rule.num_key_heads < rule.num_heads:
+        of_heads = of_mixed.new_empty(
+            *of_mixed.shape[:2], 2, rule.num_key_heads, rule.num_heads // rule.num_key_heads, rule.key_width
+        )
     launch(
         gradient_kernel if rule.key_width <= NARROW_KEYS else wide_gradient_kernel, (rule.all_chunks,),
         rule.mixed, rule.log_decay, pairs, factors, states, corrections, gradient, of_states, of_corrections,
-        of_mixed, of_log_decay, of_beta, rule.length, rule.scale,
+        of_mixed, of_heads, of_log_decay, of_beta, rule.length, rule.scale,
         **rule.options("gradient", UNIT=rule.unit_length, CORRECTED=not rule.goes_parallel(), **heads),
     )  # fmt: skip
+    if of_heads is not None:
+        of_pair = of_mixed[..., : 2 * rule.num_key_heads * rule.key_width]
+        torch.sum(of_heads, 4, out=of_pair.unflatten(-1, (2, rule.num_key_heads, -1)))
     return of_mixed, of_log_decay, of_beta
 
 
@@ -267,7 +283,7 @@ def _key_parts(rule: DeltaRule, pairs: Tensor, factors: Tensor) -> tuple[Tensor,
     launch(
         key_parts_kernel, (rule.all_chunks,),
         rule.mixed, pairs, factors, readers, writers, rule.length,
-        **rule.options("key_parts", num_heads=rule.num_heads),
+        **rule.options("key_parts", **rule.heads),
     )  # fmt: skip
     return readers, writers
 

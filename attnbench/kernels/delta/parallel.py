@@ -32,11 +32,11 @@ from attnbench.kernels.products import product, tall_product
 
 
 @triton.jit(do_not_specialize=LENGTHS)
-def key_parts_kernel(mixed, pairs, factors, readers, writers, length, num_heads: tl.constexpr,
+def key_parts_kernel(mixed, pairs, factors, readers, writers, length, num_heads: tl.constexpr, GROUPS: tl.constexpr,
                      C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """W and Y of every chunk (`readers` and `writers`). Grid: chunks of all sequences × heads."""
     index, sequence, head, start = chunk_place(length, num_heads, C)
-    key = load_key(mixed, sequence, head, start, length, num_heads, C, K, V)
+    key = load_key(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)
     between, _ = load_pairs(pairs, index, C)
     reading, leaving = load_factor(factors, index, READING, C), load_factor(factors, index, LEAVING, C)
     betas = load_factor(factors, index, BETA, C)
@@ -48,7 +48,7 @@ def key_parts_kernel(mixed, pairs, factors, readers, writers, length, num_heads:
 
 
 @triton.jit(do_not_specialize=LENGTHS)
-def prepare_forward_kernel(mixed, pairs, factors, corrections, length, num_heads: tl.constexpr,
+def prepare_forward_kernel(mixed, pairs, factors, corrections, length, num_heads: tl.constexpr, GROUPS: tl.constexpr,
                            C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
                            PRECISION: tl.constexpr):  # fmt: skip
     """U of every chunk, in place of F. Grid: chunks of all sequences × heads, blocks of values."""
@@ -56,7 +56,7 @@ def prepare_forward_kernel(mixed, pairs, factors, corrections, length, num_heads
     first = tl.program_id(1) * VALUES
     between, _ = load_pairs(pairs, index, C)
     betas = load_factor(factors, index, BETA, C)
-    value = load_value(mixed, sequence, head, start, length, first, num_heads, C, K, V, VALUES).to(tl.float32)
+    value = load_value(mixed, sequence, head, start, length, first, num_heads, GROUPS, C, K, V, VALUES).to(tl.float32)
     value -= product(between, (value * betas[:, None]).to(between.dtype), PRECISION)
     tl.store(matrix(corrections, index * C, V, first, C, VALUES), value.to(between.dtype))
 
@@ -92,13 +92,13 @@ def scan_forward_kernel(factors, readers, writers, initial, last, states, correc
 
 
 @triton.jit(do_not_specialize=LENGTHS)
-def read_kernel(mixed, pairs, factors, states, corrections, output, length, num_heads: tl.constexpr,
-                C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
-                PRECISION: tl.constexpr):  # fmt: skip
+def read_kernel(mixed, pairs, factors, states, corrections, output, length,
+                num_heads: tl.constexpr, GROUPS: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
+                V: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """The output of every chunk. Grid: chunks of all sequences × heads, blocks of values."""
     index, sequence, head, start = chunk_place(length, num_heads, C)
     first = tl.program_id(1) * VALUES
-    query = load_query(mixed, sequence, head, start, length, num_heads, C, K, V)
+    query = load_query(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)
     _, weight = load_pairs(pairs, index, C)
     betas = load_factor(factors, index, BETA, C)
     state = tl.load(matrix(states, index * V + first, K, 0, VALUES, K))
@@ -111,15 +111,15 @@ def read_kernel(mixed, pairs, factors, states, corrections, output, length, num_
 
 @triton.jit(do_not_specialize=LENGTHS)
 def prepare_backward_kernel(mixed, pairs, factors, gradient, change_gradients, additions, length,
-                            num_heads: tl.constexpr, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-                            VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                            num_heads: tl.constexpr, GROUPS: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
+                            V: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """E_0 (in place of E) and B, transposed (in place of the gradient of S'), of every chunk.
 
     Grid: chunks of all sequences × heads, blocks of values.
     """
     index, sequence, head, start = chunk_place(length, num_heads, C)
     first = tl.program_id(1) * VALUES
-    query = load_query(mixed, sequence, head, start, length, num_heads, C, K, V)
+    query = load_query(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)
     of_output = load_rows(gradient + head * V + first, sequence, start, length, num_heads * V, C, VALUES)
     _, weight = load_pairs(pairs, index, C)
     of_change = product(tl.trans(weight), of_output, PRECISION)

@@ -24,14 +24,16 @@ def gated_delta_rule_step(
     """y of one position, (B, H, V) in the dtype of `mixed_BC`; `recurrent_gated_delta_rule` is its definition.
 
     Args:
-        mixed_BC: query, key and value side by side, (HK | HK | HV), in bfloat16 or float32; K is a power of 2, V a
-            multiple of 16.
+        mixed_BC: query, key and value side by side, (GK | GK | HV), in bfloat16 or float32; K is a power of 2, V a
+            multiple of 16. Each head of query and key is shared by H / G of the values'.
         memory_BHKV: the state, float32 and contiguous, which becomes that after this position.
         unit_length: divide each query and key by its length first.
     """
     batch, heads, key_width, value_width = memory_BHKV.shape
     assert memory_BHKV.is_contiguous()
-    assert mixed_BC.shape[1] == heads * (2 * key_width + value_width)
+    groups, rest = divmod(mixed_BC.shape[1] - heads * value_width, 2 * key_width)
+    assert rest == 0
+    assert heads % groups == 0
     output_BHV = mixed_BC.new_empty(batch, heads, value_width)
     _step[(batch * heads, value_width // VALUES)](
         mixed_BC.contiguous(),
@@ -40,6 +42,7 @@ def gated_delta_rule_step(
         memory_BHKV,
         output_BHV,
         heads,
+        groups,
         key_width**-0.5,
         K=key_width,
         V=value_width,
@@ -56,18 +59,18 @@ def _(mixed_BC: Tensor, log_decay_BH: Tensor, beta_BH: Tensor, memory_BHKV: Tens
 
 
 @triton.jit
-def _step(mixed, log_decay, beta, memory, output, num_heads, scale,
+def _step(mixed, log_decay, beta, memory, output, num_heads, num_groups, scale,
           K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr, UNIT: tl.constexpr):  # fmt: skip
     """Grid: sequences × heads, blocks of value channels."""
     program, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * VALUES
     sequence, head = program // num_heads, program % num_heads
     channels, values = tl.arange(0, K), first + tl.arange(0, VALUES)
-    inputs = mixed + sequence * num_heads * (2 * K + V)
+    inputs, group = mixed + sequence * (2 * num_groups * K + num_heads * V), head // (num_heads // num_groups)
     query, key = (
-        tl.load(inputs + head * K + channels)[None, :],
-        tl.load(inputs + (num_heads + head) * K + channels)[None, :],
+        tl.load(inputs + group * K + channels)[None, :],
+        tl.load(inputs + (num_groups + group) * K + channels)[None, :],
     )
-    value = tl.load(inputs + 2 * num_heads * K + head * V + values).to(tl.float32)
+    value = tl.load(inputs + 2 * num_groups * K + head * V + values).to(tl.float32)
     query_K = tl.sum(query.to(tl.float32) * row_factors(query, scale, UNIT)[:, None], 0)
     key_K = tl.sum(key.to(tl.float32) * row_factors(key, 1.0, UNIT)[:, None], 0)
 

@@ -48,23 +48,26 @@ def chunk_place(length, num_heads, C: tl.constexpr):
 
 
 @triton.jit
-def load_query(mixed, sequence, head, start, length, num_heads: tl.constexpr,
+def load_query(mixed, sequence, head, start, length, num_heads: tl.constexpr, GROUPS: tl.constexpr,
                C: tl.constexpr, K: tl.constexpr, V: tl.constexpr):  # fmt: skip
-    return load_rows(mixed + head * K, sequence, start, length, num_heads * (2 * K + V), C, K)
+    """Of a head of the values: GROUPS heads of query and key are shared by as many of them each."""
+    column = head // (num_heads // GROUPS) * K
+    return load_rows(mixed + column, sequence, start, length, 2 * GROUPS * K + num_heads * V, C, K)
 
 
 @triton.jit
-def load_key(mixed, sequence, head, start, length, num_heads: tl.constexpr,
+def load_key(mixed, sequence, head, start, length, num_heads: tl.constexpr, GROUPS: tl.constexpr,
              C: tl.constexpr, K: tl.constexpr, V: tl.constexpr):  # fmt: skip
-    return load_rows(mixed + (num_heads + head) * K, sequence, start, length, num_heads * (2 * K + V), C, K)
+    column = (GROUPS + head // (num_heads // GROUPS)) * K
+    return load_rows(mixed + column, sequence, start, length, 2 * GROUPS * K + num_heads * V, C, K)
 
 
 @triton.jit
-def load_value(mixed, sequence, head, start, length, first, num_heads: tl.constexpr,
+def load_value(mixed, sequence, head, start, length, first, num_heads: tl.constexpr, GROUPS: tl.constexpr,
                C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr):  # fmt: skip
     """A block of the values' channels, from `first` on."""
-    column = 2 * num_heads * K + head * V + first
-    return load_rows(mixed + column, sequence, start, length, num_heads * (2 * K + V), C, VALUES)
+    column = 2 * GROUPS * K + head * V + first
+    return load_rows(mixed + column, sequence, start, length, 2 * GROUPS * K + num_heads * V, C, VALUES)
 
 
 @triton.jit
@@ -88,14 +91,14 @@ def load_total(factors, index, C: tl.constexpr):
 
 @triton.jit(do_not_specialize=LENGTHS)
 def pairs_kernel(mixed, log_decay, beta, pairs, factors, length, scale, num_heads: tl.constexpr,
-                 C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, UNIT: tl.constexpr,
+                 GROUPS: tl.constexpr, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, UNIT: tl.constexpr,
                  PRECISION: tl.constexpr):  # fmt: skip
     """Compute what the positions of every chunk do to each other, `pairs` (X, N, 2, C, C): R and Q K^T o G. And what
     they are scaled by, `factors` (X, N, FACTORS, C). Grid: chunks of all sequences × heads.
     """
     index, sequence, head, start = chunk_place(length, num_heads, C)
-    key = load_key(mixed, sequence, head, start, length, num_heads, C, K, V)
-    query = load_query(mixed, sequence, head, start, length, num_heads, C, K, V)
+    key = load_key(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)
+    query = load_query(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)
     key_factor, query_factor = row_factors(key, 1.0, UNIT), row_factors(query, scale, UNIT)
     positions = tl.arange(0, C)
     entries, valid = (sequence.to(tl.int64) * length + start + positions) * num_heads + head, start + positions < length

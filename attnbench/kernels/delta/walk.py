@@ -27,8 +27,8 @@ from attnbench.kernels.products import product
 
 @triton.jit(do_not_specialize=LENGTHS)
 def walk_forward_kernel(mixed, pairs, factors, initial, output, last, states, corrections, length,
-                        num_heads: tl.constexpr, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-                        VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                        num_heads: tl.constexpr, GROUPS: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
+                        V: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Grid: sequences × heads, blocks of values. `initial` and `last` may be None, and so may what the gradient needs,
     `states` (S, transposed) and `corrections` (F) of every chunk.
     """
@@ -36,8 +36,9 @@ def walk_forward_kernel(mixed, pairs, factors, initial, output, last, states, co
     sequence, head = program // num_heads, program % num_heads
     num_chunks = tl.cdiv(length, C)
     LEFT: tl.constexpr = K if K <= 128 else K // 2
-    STRIDE: tl.constexpr = num_heads * (2 * K + V)
-    queries, keys = mixed + head * K, mixed + (num_heads + head) * K
+    STRIDE: tl.constexpr = 2 * GROUPS * K + num_heads * V
+    group = head // (num_heads // GROUPS)
+    queries, keys = mixed + group * K, mixed + (GROUPS + group) * K
     whole = program.to(tl.int64) * K
     left = tl.zeros((VALUES, LEFT), tl.float32)
     if initial is not None:
@@ -50,7 +51,7 @@ def walk_forward_kernel(mixed, pairs, factors, initial, output, last, states, co
         start, chunk = n * C, program.to(tl.int64) * num_chunks + n
         key = load_rows(keys, sequence, start, length, STRIDE, C, LEFT)
         query = load_rows(queries, sequence, start, length, STRIDE, C, LEFT)
-        value = load_value(mixed, sequence, head, start, length, first, num_heads, C, K, V, VALUES)
+        value = load_value(mixed, sequence, head, start, length, first, num_heads, GROUPS, C, K, V, VALUES)
         between, weight = load_pairs(pairs, chunk, C)
         before = left.to(key.dtype)
         if states is not None:
@@ -90,8 +91,8 @@ def walk_forward_kernel(mixed, pairs, factors, initial, output, last, states, co
 @triton.jit(do_not_specialize=LENGTHS)
 def walk_backward_kernel(mixed, pairs, factors, gradient, last_gradient, initial_gradient, state_gradients,
                          correction_gradients, length,
-                         num_heads: tl.constexpr, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-                         VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                         num_heads: tl.constexpr, GROUPS: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
+                         V: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Walk from the last chunk to the first: of each, the gradient of S' (`state_gradients`, transposed) and H
     (`correction_gradients`).
 
@@ -102,8 +103,9 @@ def walk_backward_kernel(mixed, pairs, factors, gradient, last_gradient, initial
     num_chunks = tl.cdiv(length, C)
     whole = program.to(tl.int64) * K
     LEFT: tl.constexpr = K if K <= 128 else K // 2
-    STRIDE: tl.constexpr = num_heads * (2 * K + V)
-    queries, keys = mixed + head * K, mixed + (num_heads + head) * K
+    STRIDE: tl.constexpr = 2 * GROUPS * K + num_heads * V
+    group = head // (num_heads // GROUPS)
+    queries, keys = mixed + group * K, mixed + (GROUPS + group) * K
     left = tl.zeros((VALUES, LEFT), tl.float32)
     if last_gradient is not None:
         left = tl.trans(tl.load(matrix(last_gradient, whole, V, first, LEFT, VALUES)))

@@ -189,7 +189,7 @@ def test_split_and_rotated_is_what_the_layers_make_of_the_projection(heads, grou
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize(("heads", "width", "rest"), [(2, 16, 0), (4, 24, 33)])
+@pytest.mark.parametrize(("heads", "width", "rest"), [(2, 16, 0), (2, 16, 64), (4, 24, 33)])
 def test_turned_as_it_stands_is_what_the_layers_make_of_the_projection(heads, width, rest, dtype):
     packed = normal(2, 37, heads * width + rest, dtype=dtype).requires_grad_()
     angles = rotation(37, width, 3, 10000.0, packed.device)

@@ -194,12 +194,13 @@ def turn_packed(packed_BTC: Tensor, rotation_2TK: Tensor, num_heads: int, back: 
     Args:
         rotation_2TK: cosines and sines, float32, as ops/rotary.py gives them; a head has twice as many channels.
     """
-    packed_BTC = packed_BTC.contiguous()
-    copy_BTC, width = torch.empty_like(packed_BTC), 2 * num_heads * rotation_2TK.shape[2]
-    whole, copy = (x[..., :width].unflatten(2, (num_heads, -1)) for x in (packed_BTC, copy_BTC))
+    packed_BTC, width = packed_BTC.contiguous(), 2 * rotation_2TK.shape[2]
+    copy_BTC, channels = torch.empty_like(packed_BTC), packed_BTC.shape[2] // width * width
+    whole, copy = (x[..., :channels].unflatten(2, (-1, width)) for x in (packed_BTC, copy_BTC))
     whole, copy = (copy, whole) if back else (whole, copy)
-    _copy(whole, (copy, copy[:, :, :0], copy[:, :, :0]), rotation_2TK, joins=back)
-    copy_BTC[..., width:] = packed_BTC[..., width:]
+    _copy(whole, (copy[:, :, :num_heads], copy[:, :, :0], copy[:, :, num_heads:]), rotation_2TK, joins=back)
+    # What is left is less than a head.
+    copy_BTC[..., channels:] = packed_BTC[..., channels:]
     return copy_BTC
 
 

@@ -51,7 +51,16 @@ def _forgotten(cumulative, position, num_keys, since):
     """Return log2 of what forget gates leave between a position and where their sum was `since`, float32. Positions
     past the last are taken for it."""
     own = tl.load(cumulative + tl.minimum(position, num_keys - 1))
-    return ((since - own) * LOG2_E).to(tl.float32)
+    lost = ((since - own) * LOG2_E).to(tl.float32)
+    # Every number where it is: what a thread has to gather it does not work out anew. It would for all positions of its
+    # scores, sixteen of 64, in float64, of which a multiprocessor makes sixteen a cycle float32.
+    return tl.gather(lost, tl.arange(0, position.shape[0]), 0)
+
+
+@triton.jit
+def _forgotten_until(cumulative, position, num_keys, since):
+    """Return the same of a single position."""
+    return ((since - tl.load(cumulative + tl.minimum(position, num_keys - 1))) * LOG2_E).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -132,7 +141,7 @@ def flash_forward_kernel(
 @triton.jit(do_not_specialize=LENGTHS)
 def flash_query_gradient_kernel(
     query, query_strides, key, key_strides, value, value_strides, rotation, cumulative, mixed, logsumexp,
-    gradient, gradient_strides, own_product, row_sum, query_gradient, query_gradient_strides,
+    gradient, gradient_strides, own_product, lost, row_sum, query_gradient, query_gradient_strides,
     num_queries, num_keys, scale,
     ROTATE_QUERY: tl.constexpr, ROTATE_KEY: tl.constexpr, FORGETS: tl.constexpr,
     HEADS: tl.constexpr, SHARED_BY: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
@@ -141,7 +150,8 @@ def flash_query_gradient_kernel(
 ):  # fmt: skip
     """One block of queries of one head; also writes its r_t, which the other kernel reads.
 
-    And, with FORGETS, its sums of d_ts over the keys before t.
+    And, with FORGETS, its sums of d_ts over the keys before t, and `lost`: log2 of what a weight is divided by, and of
+    what gates leave between t and the middle of its block.
     """
     num_blocks = tl.cdiv(num_queries, QUERIES)
     first_query = (num_blocks - 1 - tl.program_id(0) % num_blocks) * QUERIES
@@ -171,6 +181,7 @@ def flash_query_gradient_kernel(
         cumulative += sequence * num_keys
         since = tl.load(cumulative + tl.minimum(first_query + offset + QUERIES // 2, num_keys - 1))
         logsumexp_log2 += _forgotten(cumulative, position + offset, num_keys, since)
+        tl.store(lost + row, logsumexp_log2, mask=inside)
         sum_before = tl.zeros([QUERIES], tl.float32)
     if SPLIT:
         first, middle, stop = own_part(first, middle, stop, KEYS)
@@ -215,7 +226,7 @@ def flash_key_value_gradient_kernel(
     query, query_strides, key, key_strides, value, value_strides, rotation, cumulative, logsumexp,
     gradient, gradient_strides, own_product, row_sum, key_gradient, key_gradient_strides,
     value_gradient, value_gradient_strides, cumulative_gradient, num_queries, num_keys, scale,
-    ROTATE_QUERY: tl.constexpr, ROTATE_KEY: tl.constexpr, FORGETS: tl.constexpr,
+    ROTATE_QUERY: tl.constexpr, ROTATE_KEY: tl.constexpr, FORGETS: tl.constexpr, FORGETS_BY: tl.constexpr,
     HEADS: tl.constexpr, SHARED_BY: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -224,6 +235,7 @@ def flash_key_value_gradient_kernel(
 
     Keys go down the tiles here and queries across. Queries past the last are zeros, their gradients too: they add
     nothing. Keys past the last get sums that are not stored. With SPLIT, the gradient in `cumulative` lacks `row_sum`.
+    With FORGETS, `logsumexp` is the other kernel's `lost`, whose blocks have FORGETS_BY queries, a multiple of QUERIES.
     """
     num_blocks = tl.cdiv(num_keys, KEYS)
     first_key = tl.program_id(0) % num_blocks * KEYS
@@ -269,17 +281,18 @@ def flash_key_value_gradient_kernel(
                 gradient_tile = load_rows(
                     head_gradient, gradient_strides[1], position, num_queries, WIDTH, PADDED, True
                 )
-                logsumexp_log2 = tl.load(logsumexp + row, mask=inside, other=0.0) * LOG2_E
+                lost = tl.load(logsumexp + row, mask=inside, other=0.0)
                 row_product = tl.load(own_product + row, mask=inside, other=0.0)
                 if ROTATE_QUERY:
                     turned = turn(query_tile, rotation, position, num_queries, WIDTH, PADDED, False)
                     query_tile = turned.to(query_tile.dtype)
                 score = tl.dot(key_tile, tl.trans(query_tile), input_precision=PRECISION)
                 if FORGETS:
-                    logsumexp_log2 += _forgotten(head_cumulative, position + offset, num_keys, since)
-                    weight = tl.exp2(score * (scale * LOG2_E) + forgotten[:, None] - logsumexp_log2[None, :])
+                    middle_query = first_query // FORGETS_BY * FORGETS_BY + FORGETS_BY // 2
+                    kept = forgotten - _forgotten_until(head_cumulative, middle_query + offset, num_keys, since)
+                    weight = tl.exp2(score * (scale * LOG2_E) + kept[:, None] - lost[None, :])
                 else:
-                    weight = tl.exp2(score * (scale * LOG2_E) - logsumexp_log2[None, :])
+                    weight = tl.exp2(score * (scale * LOG2_E) - (lost * LOG2_E)[None, :])
                 if masked:
                     seen = _visible(position[None, :] + offset, key_position[:, None], num_keys, CAUSAL, WINDOW)
                     weight = tl.where(seen, weight, 0.0)

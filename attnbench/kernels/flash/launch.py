@@ -197,15 +197,15 @@ def backward(
         key_parts, value_parts = of_parts(key_gradient, key_splits), of_parts(value_gradient, key_splits)
     else:
         query_parts, key_parts, value_parts = gradients
-    row_sum, column_parts = None, cumulative_gradient
+    row_sum, lost, column_parts = None, None, cumulative_gradient
     if cumulative_gradient is not None:
-        row_sum = of_parts(logsumexp, query_splits)
+        row_sum, lost = of_parts(logsumexp, query_splits), torch.empty_like(logsumexp)
         column_parts = of_parts(cumulative_gradient, key_splits) if split else cumulative_gradient
     _launch(
         flash_query_gradient_kernel,
         query_grid,
         *_with_strides(query, key if ahead is None else rotated(key, ahead), value),
-        *(rotation, cumulative, mixed, logsumexp, *_with_strides(gradient), own_product, row_sum),
+        *(rotation, cumulative, mixed, logsumexp, *_with_strides(gradient), own_product, lost, row_sum),
         *(*_with_strides(query_parts), T, S, K**-0.5),
         ROTATE_QUERY=rotate,
         ROTATE_KEY=rotate_repeated,
@@ -216,10 +216,11 @@ def backward(
         flash_key_value_gradient_kernel,
         key_grid,
         *_with_strides(query if ahead is None else rotated(query, ahead), key, value),
-        *(rotation, cumulative, logsumexp, *_with_strides(gradient), own_product, row_sum),
+        *(rotation, cumulative, logsumexp if lost is None else lost, *_with_strides(gradient), own_product, row_sum),
         *(*_with_strides(key_parts, value_parts), column_parts, T, S, K**-0.5),
         ROTATE_QUERY=rotate_repeated,
         ROTATE_KEY=rotate,
+        FORGETS_BY=of_queries["QUERIES"],
         SPLIT=split,
         **of_keys,
     )

@@ -21,8 +21,8 @@ from attnbench.comparison.looks import look_again
 from attnbench.comparison.plan import Comparison, Compose
 from attnbench.comparison.progress import Progress, list_cells, say_why_again
 from attnbench.comparison.search import rounds
-from attnbench.comparison.slurm import StillRunning, run_on_slurm
-from attnbench.comparison.slurm_task import different_host
+from attnbench.comparison.slurm.run import StillRunning, run_on_slurm
+from attnbench.comparison.slurm.task import different_host
 from attnbench.comparison.stacks import compiled, in_stacks, sizes
 from attnbench.comparison.transfer import export_cells, import_cells
 from attnbench.machine.device import resolve_device

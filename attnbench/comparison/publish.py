@@ -13,10 +13,10 @@ from typing import Any
 from attnbench.comparison.findings import FINDINGS
 from attnbench.comparison.freeze import FREEZE
 from attnbench.comparison.transfer import CELLS, export_cells
-from attnbench.report import words
-from attnbench.report.answer import sentences
-from attnbench.report.effects import factorial_tables
 from attnbench.report.inputs import Inputs, Protocol, primaries, read_inputs, verdicts_by
+from attnbench.report.sections import words
+from attnbench.report.sections.answer import sentences
+from attnbench.report.sections.effects import factorial_tables
 from attnbench.report.terminal import TRAINED, summary_table
 from attnbench.results.corpora import as_measured
 from attnbench.results.metrics import Primary

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
 
-from attnbench.report import words
 from attnbench.report.blocks import Block, Lines, Note, Picture, Pictures, Section
-from attnbench.report.charts import LINE_END, draw_bounds
-from attnbench.report.drawing import Datum
+from attnbench.report.charts.marks import Datum
+from attnbench.report.charts.vega import LINE_END, draw_bounds
 from attnbench.report.page import write_sections
+from attnbench.report.sections import words
 from attnbench.results.row_tables import write_csv
 from attnbench.results.rows import ResultRow
 from attnbench.results.tables import Table, TableCell

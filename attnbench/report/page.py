@@ -7,17 +7,19 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from attnbench.report import charts, look, words
-from attnbench.report.answer import answer
 from attnbench.report.blocks import Block, Lines, Note, Picture, Pictures, Scores, Section
-from attnbench.report.corpora import corpora_section
-from attnbench.report.effects import effect_section
+from attnbench.report.charts import look
+from attnbench.report.charts import vega as charts
 from attnbench.report.inputs import Inputs, primaries, read_inputs, verdicts_by
-from attnbench.report.learning import curve_section, rate_section, sample_section
-from attnbench.report.making import making_parts, mixed_commits
-from attnbench.report.sections import evaluation_sections, position_section, summary_notes
+from attnbench.report.sections import words
+from attnbench.report.sections.answer import answer
+from attnbench.report.sections.corpora import corpora_section
+from attnbench.report.sections.effects import effect_section
+from attnbench.report.sections.evaluations import evaluation_sections, position_section, summary_notes
+from attnbench.report.sections.learning import curve_section, rate_section, sample_section
+from attnbench.report.sections.making import making_parts, mixed_commits
+from attnbench.report.sections.tradeoffs import tradeoffs
 from attnbench.report.template import render
-from attnbench.report.tradeoffs import tradeoffs
 from attnbench.results.corpora import as_measured, split_name
 from attnbench.results.files import replace_file
 from attnbench.results.metrics import Primary

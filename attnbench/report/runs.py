@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from attnbench.report.runs_beside import comparison_tables, score_text
-from attnbench.report.words import metric_name
+from attnbench.report.sections.words import metric_name
 from attnbench.results.pruning import LOST, Pruning, Removal, plan_pruning, remove
 from attnbench.results.rows import TRAINING, ResultRow, is_search
 from attnbench.results.runs import Run, find_runs, keep, select

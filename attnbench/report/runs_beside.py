@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from attnbench.report.words import metric_name, status_name, where
+from attnbench.report.sections.words import metric_name, status_name, where
 from attnbench.results.rows import ResultRow
 from attnbench.results.runs import Run
 from attnbench.results.tables import NOTHING, Table, format_number, read_folders

@@ -9,7 +9,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from attnbench.report import sections, words
+from attnbench.report.sections import evaluations as sections
+from attnbench.report.sections import words
 from attnbench.settings.errors import printable
 
 HERE = Path(__file__).parent

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from attnbench.report.answer import sentences
+from attnbench.report.sections.answer import sentences
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import TEST_OF_BEST, ResultRow
 from attnbench.results.tables import (
@@ -116,7 +116,7 @@ def print_comparison(
     over_seeds = figures(rows, shared)
     if factors:
         # Imported here: it loads torch, which scripts wait for only once their configuration is checked.
-        from attnbench.report.effects import factorial_tables
+        from attnbench.report.sections.effects import factorial_tables
 
         for table in factorial_tables(Factorial.of(variants, factors), over_seeds, primaries):
             print_table(table)

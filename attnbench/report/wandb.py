@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from attnbench.report import words
+from attnbench.report.charts.plots import Plot, plots_of
 from attnbench.report.inputs import Inputs, about, read_inputs
-from attnbench.report.plots import Plot, plots_of
+from attnbench.report.sections import words
 from attnbench.results.corpora import as_measured
 from attnbench.results.files import replace_file
 from attnbench.results.rows import COLUMNS

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean
 
-from attnbench.report.plots import plots_of
+from attnbench.report.charts.plots import plots_of
 from attnbench.results import page
 from attnbench.results.rows import ResultRow
 from attnbench.results.tables import NOTHING, Table, format_interval, format_number, read_folders
@@ -145,8 +145,8 @@ def _agreement(rows: Sequence[ResultRow]) -> list[str | Table]:
 def _images(rows: Sequence[ResultRow]) -> dict[str, tuple[str, str]]:
     """The agreement's figures, caption and SVG by file name; none where it was not measured."""
     # The plotting library is not there on every machine that measures.
-    from attnbench.report.look import to_svg
-    from attnbench.report.plotted import picture
+    from attnbench.report.charts.look import to_svg
+    from attnbench.report.charts.pictures import picture
 
     steps, paths = [row for row in _of(rows, "agreement") if "step" in row.measurement.settings], list(PATHS)
     plots = plots_of(figures(steps), PLOTS) if steps else []

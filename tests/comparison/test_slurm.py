@@ -17,10 +17,10 @@ from probe_settings import smoke_words
 from slurm_cluster import LIMITED, Cluster, wait_until, why_not
 from small import TINY_RUN, comparison_settings, python_path
 
-from attnbench.comparison import queue
-from attnbench.comparison.queue import array_job
-from attnbench.comparison.slurm import Submission, count_doubles
-from attnbench.comparison.slurm_task import TIMED_HOST, different_host
+from attnbench.comparison.slurm import queue
+from attnbench.comparison.slurm.queue import array_job
+from attnbench.comparison.slurm.run import Submission, count_doubles
+from attnbench.comparison.slurm.task import TIMED_HOST, different_host
 from attnbench.results.folder import ROOT
 from attnbench.results.row_files import is_complete, read_results
 from attnbench.settings.check import check_launcher

@@ -14,8 +14,8 @@ from small import python_path
 from wandb_server import KEY, Server
 
 from attnbench.evals.base import Evaluation
+from attnbench.report.sections.words import heading
 from attnbench.report.wandb import ROWS, chart_key
-from attnbench.report.words import heading
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import CONF
 

@@ -11,13 +11,13 @@ from made_rows import row
 from report_rows import SKILL, write_experiment
 
 from attnbench.report.blocks import Pictures, Samples
-from attnbench.report.charts import LINE_END, draw_bounds
+from attnbench.report.charts.look import to_svg
+from attnbench.report.charts.vega import LINE_END, draw_bounds
 from attnbench.report.inputs import primaries, read_inputs
-from attnbench.report.learning import MAX_POINTS, MAX_TEXT, curve_section, rate_section, sample_section
-from attnbench.report.look import to_svg
 from attnbench.report.page import write_report
-from attnbench.report.sections import position_section
-from attnbench.report.tradeoffs import tradeoffs
+from attnbench.report.sections.evaluations import position_section
+from attnbench.report.sections.learning import MAX_POINTS, MAX_TEXT, curve_section, rate_section, sample_section
+from attnbench.report.sections.tradeoffs import tradeoffs
 from attnbench.results.metrics import DEFINITIONS, Primary
 from attnbench.results.row_tables import read_csv
 from attnbench.results.rows import MIXER_OPTIONS

@@ -15,22 +15,22 @@ from jinja2 import UndefinedError
 from made_rows import row
 from report_rows import CORPUS, EVALUATIONS, HOSTILE, PARTS, SKILL, write_experiment
 
-from attnbench.report.answer import answer
 from attnbench.report.blocks import Folded, Lines, Note, Sample, Samples, Scores, Section
+from attnbench.report.charts.look import to_png, to_svg
+from attnbench.report.charts.pictures import picture, table_of_singles
+from attnbench.report.charts.plots import chance_text, describe, missing_text, plots_of
 from attnbench.report.inputs import about, read_inputs
-from attnbench.report.look import to_png, to_svg
 from attnbench.report.page import write_report
-from attnbench.report.plots import chance_text, describe, missing_text, plots_of
-from attnbench.report.plotted import picture, table_of_singles
-from attnbench.report.surroundings import ALIKE, surroundings, surroundings_table
-from attnbench.report.template import render
-from attnbench.report.words import (
+from attnbench.report.sections.answer import answer
+from attnbench.report.sections.surroundings import ALIKE, surroundings, surroundings_table
+from attnbench.report.sections.words import (
     chances,
     interval_name,
     metric_name,
     plain_answer,
     without_addresses,
 )
+from attnbench.report.template import render
 from attnbench.results.row_files import ResultsWriter, read_results
 from attnbench.results.row_tables import read_csv, write_csv
 from attnbench.results.rows import ALL_SEEDS, DEVICE, MIXER_OPTIONS

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from made_rows import row
 
-from attnbench.report.effects import factorial_tables
+from attnbench.report.sections.effects import factorial_tables
 from attnbench.report.terminal import print_comparison
 from attnbench.results.rows import ResultRow
 from attnbench.results.tables import to_markdown

@@ -9,8 +9,8 @@ import pytest
 from made_rows import row, rows_of
 from simulate_verdicts import ACCURACY, NATS, pairs_with_reference
 
-from attnbench.report import words
 from attnbench.report.inputs import read_inputs
+from attnbench.report.sections import words
 from attnbench.results.rows import TEST_OF_BEST
 from attnbench.settings.errors import UserError
 from attnbench.verdict.control import control_of, control_sentence, judge_control

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from attnbench.report import words
-from attnbench.report.corpora import corpora_lines
-from attnbench.report.surroundings import surroundings
+from attnbench.report.sections import words
+from attnbench.report.sections.corpora import corpora_lines
+from attnbench.report.sections.surroundings import surroundings
 from attnbench.results.corpora import split_name
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import ResultRow

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnbench.report import words
 from attnbench.report.blocks import Block, Note, Picture, Pictures, Sample, Samples, Section
-from attnbench.report.charts import draw
-from attnbench.report.drawing import Axis, Datum, Drawing, position_axis, share_axis, value_axis
+from attnbench.report.charts.marks import Axis, Datum, Drawing, position_axis, share_axis, value_axis
+from attnbench.report.charts.vega import draw
 from attnbench.report.inputs import Inputs, Rate
+from attnbench.report.sections import words
 from attnbench.results.corpora import on_corpus, split_name
 from attnbench.results.metrics import DEFINITIONS, Primary
 from attnbench.results.rows import TRAINING, ResultRow, is_search

@@ -1,4 +1,4 @@
-"""Charts as plain data: marks by their positions, and axes. charts.py turns them into Vega-Lite."""
+"""Charts as plain data: marks by their positions, and axes. vega.py turns them into Vega-Lite."""
 
 import math
 from collections.abc import Mapping, Sequence

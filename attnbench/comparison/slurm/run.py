@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.comparison.cells import Cell
-from attnbench.comparison.queue import array_job, end_of, tasks_in_queue
-from attnbench.comparison.slurm_task import TIMED_HOST, Part, different_host, machine_of, name_of, outcomes_of
+from attnbench.comparison.slurm.queue import array_job, end_of, tasks_in_queue
+from attnbench.comparison.slurm.task import TIMED_HOST, Part, different_host, machine_of, name_of, outcomes_of
 from attnbench.machine.processes import Outcome
 from attnbench.results.files import replace_file
 from attnbench.settings.errors import Interrupted, UserError

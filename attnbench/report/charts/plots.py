@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench.report import words
+from attnbench.report.sections import words
 from attnbench.verdict.seeds import Figure
 
 TOKENS = "tokens_per_step"

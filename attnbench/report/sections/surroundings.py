@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from attnbench.report import words
+from attnbench.report.sections import words
 from attnbench.results.corpora import split_name
 from attnbench.results.rows import MIXER_OPTIONS, ResultRow, is_search
 from attnbench.results.tables import NOTHING, Table

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from attnbench.report import words
 from attnbench.report.blocks import Block, Folded, Note, Pictures, Section
+from attnbench.report.charts.pictures import picture, table_of_singles
+from attnbench.report.charts.plots import plots_of
 from attnbench.report.inputs import Protocol, about
-from attnbench.report.plots import plots_of
-from attnbench.report.plotted import picture, table_of_singles
+from attnbench.report.sections import words
 from attnbench.results.metrics import AXES, DEFINITIONS
 from attnbench.results.tables import NOTHING, Table, TableCell, format_interval, format_within
 from attnbench.verdict.ranking import Verdict

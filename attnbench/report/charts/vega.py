@@ -10,7 +10,7 @@ from typing import Any
 
 import altair as alt
 
-from attnbench.report.drawing import Axis, Datum, Drawing
+from attnbench.report.charts.marks import Axis, Datum, Drawing
 from attnbench.settings.errors import printable
 
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])

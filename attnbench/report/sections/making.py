@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from attnbench.report import words
 from attnbench.report.blocks import Block, Folded, Note
+from attnbench.report.charts.plots import BUDGETS
 from attnbench.report.inputs import Inputs, Rate
-from attnbench.report.plots import BUDGETS
-from attnbench.report.surroundings import surroundings_table
+from attnbench.report.sections import words
+from attnbench.report.sections.surroundings import surroundings_table
 from attnbench.results.rows import is_search
 from attnbench.results.tables import NOTHING, Table, TableCell
 from attnbench.verdict.seeds import Figure

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from attnbench.report import words
 from attnbench.report.blocks import Block, Note, Picture, Pictures, Section
-from attnbench.report.charts import draw
-from attnbench.report.drawing import WIDE_AXIS, Axis, Datum, Drawing, round_numbers, share_axis, value_axis
-from attnbench.report.plotted import figure_words, labels_of
+from attnbench.report.charts.marks import WIDE_AXIS, Axis, Datum, Drawing, round_numbers, share_axis, value_axis
+from attnbench.report.charts.pictures import figure_words, labels_of
+from attnbench.report.charts.vega import draw
+from attnbench.report.sections import words
 from attnbench.results.corpora import split_name
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import MIXER_OPTIONS, ResultRow, is_search

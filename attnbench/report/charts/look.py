@@ -7,7 +7,7 @@ from typing import Any
 import vl_convert
 
 from attnbench.report.blocks import Picture
-from attnbench.report.charts import VEGA_LITE, with_printable_text
+from attnbench.report.charts.vega import VEGA_LITE, with_printable_text
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 STATIC_WIDTH = 640

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from attnbench.report import words
 from attnbench.report.blocks import Picture
-from attnbench.report.charts import draw, draw_bars
-from attnbench.report.drawing import Axis, Datum, Drawing, position_axis, share_axis, value_axis
-from attnbench.report.plots import Plot, chance_text, describe, missing_text, share
+from attnbench.report.charts.marks import Axis, Datum, Drawing, position_axis, share_axis, value_axis
+from attnbench.report.charts.plots import Plot, chance_text, describe, missing_text, share
+from attnbench.report.charts.vega import draw, draw_bars
+from attnbench.report.sections import words
 from attnbench.results.tables import NOTHING, Table, TableCell, format_interval
 from attnbench.verdict.seeds import Figure
 

@@ -5,6 +5,7 @@ import logging
 import os
 import random
 import runpy
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -33,7 +34,9 @@ TRIED = Path(tempfile.mkdtemp(prefix="attnbench-tests-"), "tried")
 
 
 def pytest_configure() -> None:
-    """Refuse the network, here and through PYTHONPATH in every process that a test starts."""
+    """Refuse the network, here and through PYTHONPATH in every process that a test starts; and take a closed terminal
+    for a stop, which those that nohup has started do not."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.environ["ATTNBENCH_TRIED"] = str(TRIED)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(OFFLINE), os.environ.get("PYTHONPATH")]))
     runpy.run_path(str(OFFLINE / "sitecustomize.py"))

@@ -78,7 +78,7 @@ def mix(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y, the quotient's divisor as (B, H, T), and S and z after each of N segments."""
     mixed_BTC = mixed_BTC.contiguous()
-    blocks = forward_blocks(mixed_BTC, num_heads)
+    blocks = forward_blocks(mixed_BTC, num_heads, rotation_2TK is not None)
     arguments = _arguments(mixed_BTC, rotation_2TK, num_heads, feature_map, blocks)
     y_BTHV, divisor_BHT, memory_BHNKV, normaliser_BHNK = _outputs(mixed_BTC, num_heads)
     start = None if memory_BHKV is None or normaliser_BHK is None else (memory_BHKV, normaliser_BHK)
@@ -136,7 +136,7 @@ def mix_backward(
 ) -> Tensor:
     """The gradient of the packed input."""
     mixed_BTC, gradient_BTHV = mixed_BTC.contiguous(), gradient_BTHV.contiguous()
-    blocks = backward_blocks(mixed_BTC, num_heads)
+    blocks = backward_blocks(mixed_BTC, num_heads, rotation_2TK is not None)
     arguments = _arguments(mixed_BTC, rotation_2TK, num_heads, feature_map, blocks)
     arguments |= {"of_y": gradient_BTHV, "y": y_BTHV, "divisor": divisor_BHT}
     of_mixed = torch.empty_like(mixed_BTC)
@@ -203,24 +203,29 @@ join_the_batch(mix, shared=(3,))
 join_the_batch(mix_backward, shared=(4,))
 
 
-def forward_blocks(mixed_BTC: Tensor, num_heads: int) -> Blocks:
+def forward_blocks(mixed_BTC: Tensor, num_heads: int, is_rotated: bool) -> Blocks:
     """Picked by hand: states of 128 channels need eight warps' registers, in float32 of 64, and twice the shared
     memory."""
-    width, positions, num_warps = _sizes(mixed_BTC, num_heads)
+    width, positions, num_warps = _sizes(mixed_BTC, num_heads, is_rotated)
     return Blocks(positions, num_warps, num_stages=2 if width <= 64 else 1)
 
 
-def backward_blocks(mixed_BTC: Tensor, num_heads: int) -> Blocks:
+def backward_blocks(mixed_BTC: Tensor, num_heads: int, is_rotated: bool) -> Blocks:
     """Choose as `forward_blocks` does, for each of the two gradient kernels."""
-    _, positions, num_warps = _sizes(mixed_BTC, num_heads)
+    _, positions, num_warps = _sizes(mixed_BTC, num_heads, is_rotated)
     return Blocks(positions, num_warps, num_stages=1)
 
 
-def _sizes(mixed_BTC: Tensor, num_heads: int) -> tuple[int, int, int]:
-    """Return a head's channels, the positions of a chunk, and warps."""
+def _sizes(mixed_BTC: Tensor, num_heads: int, is_rotated: bool) -> tuple[int, int, int]:
+    """Return a head's channels, the positions of a chunk, and warps.
+
+    With rotation features are there twice, as they are and turned: in float32 a thread of 32 positions of 64 channels
+    kept up to 1,856 bytes elsewhere, of 16 it keeps 244.
+    """
     width, is_half = mixed_BTC.shape[2] // (3 * num_heads), mixed_BTC.dtype == torch.bfloat16
-    positions = 16 if mixed_BTC.shape[1] <= 16 else 64 if is_half else 32
-    return width, positions, 4 if width <= (64 if is_half else 32) else 8
+    is_wide = width > (64 if is_half else 32)
+    positions = 64 if is_half else 16 if is_rotated and is_wide else 32
+    return width, 16 if mixed_BTC.shape[1] <= 16 else positions, 8 if is_wide else 4
 
 
 def segment_positions(batch: int, length: int, num_heads: int) -> int:

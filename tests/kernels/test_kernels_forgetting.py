@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernel_checks import DEVICE, assert_definition, assert_near, assert_stacked, normal
+from kernel_checks import DEVICE, assert_definition, assert_near, assert_stacked, interpreted, normal
 from mixer_building import build
 from torch import Tensor
 
@@ -122,7 +122,9 @@ def test_equal_inputs_give_equal_bits(splits, monkeypatch) -> None:
     assert all(torch.equal(*pair) for pair in zip(*runs, strict=True))
 
 
+@interpreted
 def test_gates_that_forget_nothing_change_no_bit() -> None:
+    """A GPU multiplies and adds with one rounding where there are none, with gates with two."""
     query, key, value, log_forget = inputs(70, 2, 1, 16, torch.float32, "never")
     assert torch.equal(attend(query, key, value, log_forget), flash_attention(query, key, value, causal=True))
 

@@ -281,7 +281,8 @@ def flash_key_value_gradient_kernel(
                 gradient_tile = load_rows(
                     head_gradient, gradient_strides[1], position, num_queries, WIDTH, PADDED, True
                 )
-                lost = tl.load(logsumexp + row, mask=inside, other=0.0)
+                # A query past the last weighs nothing, however little its block's gates leave of the keys.
+                lost = tl.load(logsumexp + row, mask=inside, other=-MASKED_SCORE)
                 row_product = tl.load(own_product + row, mask=inside, other=0.0)
                 if ROTATE_QUERY:
                     turned = turn(query_tile, rotation, position, num_queries, WIDTH, PADDED, False)

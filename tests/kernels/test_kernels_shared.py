@@ -68,6 +68,20 @@ def test_float32_has_shorter_chunks_and_more_warps(dtype, width, of_delta, of_di
     assert chosen == [of_delta, of_diagonal]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "width", "plain", "rotated"),
+    [
+        (torch.bfloat16, 64, (64, 4), (64, 4)),
+        (torch.float32, 32, (32, 4), (32, 4)),
+        (torch.float32, 64, (32, 8), (16, 8)),
+    ],
+)
+def test_linear_attention_has_short_chunks_of_turned_features_in_float32(dtype, width, plain, rotated):
+    mixed = torch.empty(1, 64, 3 * width, dtype=dtype)
+    for blocks_of in (linear_attention.forward_blocks, linear_attention.backward_blocks):
+        assert [blocks_of(mixed, 1, is_rotated)[:2] for is_rotated in (False, True)] == [plain, rotated]
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter has no TF32")
 def test_products_in_tf32_are_those_of_the_nearest_numbers_that_it_has():
     left, right = (normal(64, 64, seed=seed) for seed in (1, 2))

@@ -50,7 +50,7 @@ def chunk_place(length, num_heads, C: tl.constexpr):
 @triton.jit
 def load_query(mixed, sequence, head, start, length, num_heads: tl.constexpr, GROUPS: tl.constexpr,
                C: tl.constexpr, K: tl.constexpr, V: tl.constexpr):  # fmt: skip
-    """Of a head of the values: GROUPS heads of query and key are shared by as many of them each."""
+    """The query of a head of the values: each of GROUPS heads of query and key is shared by as many of them."""
     column = head // (num_heads // GROUPS) * K
     return load_rows(mixed + column, sequence, start, length, 2 * GROUPS * K + num_heads * V, C, K)
 

@@ -52,8 +52,8 @@ def _forgotten(cumulative, position, num_keys, since):
     past the last are taken for it."""
     own = tl.load(cumulative + tl.minimum(position, num_keys - 1))
     lost = ((since - own) * LOG2_E).to(tl.float32)
-    # Every number where it is: what a thread has to gather it does not work out anew. It would for all positions of its
-    # scores, sixteen of 64, in float64, of which a multiprocessor makes sixteen a cycle float32.
+    # This leaves every number where it is, and keeps each thread from working out anew those of all its scores: sixteen
+    # of 64 positions, in float64, of which a multiprocessor turns sixteen a cycle into float32.
     return tl.gather(lost, tl.arange(0, position.shape[0]), 0)
 
 
@@ -281,14 +281,17 @@ def flash_key_value_gradient_kernel(
                 gradient_tile = load_rows(
                     head_gradient, gradient_strides[1], position, num_queries, WIDTH, PADDED, True
                 )
-                # A query past the last weighs nothing, however little its block's gates leave of the keys.
-                lost = tl.load(logsumexp + row, mask=inside, other=-MASKED_SCORE)
+                lost = tl.load(logsumexp + row, mask=inside, other=0.0)
                 row_product = tl.load(own_product + row, mask=inside, other=0.0)
                 if ROTATE_QUERY:
                     turned = turn(query_tile, rotation, position, num_queries, WIDTH, PADDED, False)
                     query_tile = turned.to(query_tile.dtype)
                 score = tl.dot(key_tile, tl.trans(query_tile), input_precision=PRECISION)
                 if FORGETS:
+                    if masked:
+                        # A query past the last weighs nothing: of a key behind the middle of its block it would have
+                        # more than all left, and perhaps infinitely much.
+                        lost = tl.where(inside, lost, -MASKED_SCORE)
                     middle_query = first_query // FORGETS_BY * FORGETS_BY + FORGETS_BY // 2
                     kept = forgotten - _forgotten_until(head_cumulative, middle_query + offset, num_keys, since)
                     weight = tl.exp2(score * (scale * LOG2_E) + kept[:, None] - lost[None, :])

@@ -221,7 +221,7 @@ def backward(
         *(*_with_strides(key_parts, value_parts), column_parts, T, S, K**-0.5),
         ROTATE_QUERY=rotate_repeated,
         ROTATE_KEY=rotate,
-        FORGETS_BY=of_queries["QUERIES"],
+        FORGETS_BY=of_queries["QUERIES"] if cumulative is not None else 0,
         SPLIT=split,
         **of_keys,
     )

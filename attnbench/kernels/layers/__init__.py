@@ -1,1 +1,1 @@
-"""What stands around the mixings: convolution, positions, norms, feed-forward, embedding and loss."""
+"""Layers around the mixings: convolution, positions, norms, feed-forward, embedding and loss."""

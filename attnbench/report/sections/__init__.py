@@ -1,1 +1,1 @@
-"""What a report says: the answer, a section for each question, and the words of all."""
+"""Contents of a report: the answer, a section for each question, and the words of all."""

@@ -225,12 +225,13 @@ def test_decoding_keeps_torchs_rules_and_refuses_what_does_not_fit() -> None:
         forgetting_decoding(query, key, value, log_forget, bias.mT.contiguous().mT, at)
 
 
+@interpreted
 @pytest.mark.parametrize(
     ("name", "options"), [("fox", {}), ("fox", {"num_key_value_heads": 1, "conv_size": 4}), ("window", {"window": 9})]
 )
 def test_the_mixer_trains_and_reads_on_through_it(name, options) -> None:
     """Whole, in pieces and by single steps, as its other backend does; compiled as one graph."""
-    mixer = build(name, backend="triton", dim=32, head_width=16, **options).to(DEVICE)
+    mixer = build(name, backend="triton", dim=32, head_width=16, **options)
     assert mixer.backend == "triton"
     x = normal(2, 37, 32).requires_grad_()
     actual, expected = mixer(x)[0], mixer.reference(x)

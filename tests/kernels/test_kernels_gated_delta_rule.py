@@ -257,6 +257,35 @@ def test_few_walks_go_parallel_only_on_a_gpu():
     assert not DeltaRule(mixed, log_decay, beta, 2, 2, 16, True).goes_parallel()
 
 
+@pytest.mark.parametrize(
+    ("num_heads", "width", "dtype", "length", "parallel"),
+    [
+        (26, 64, torch.bfloat16, 64 * 8, True),
+        (27, 64, torch.bfloat16, 64 * 8, False),
+        (26, 64, torch.bfloat16, 64 * 7, False),
+        (131, 32, torch.bfloat16, 32 * 8, True),
+        (132, 32, torch.bfloat16, 32 * 8, False),
+        (65, 128, torch.float32, 64 * 8, True),
+        (66, 128, torch.float32, 64 * 8, False),
+    ],
+)
+def test_heads_are_few_by_what_was_timed(num_heads, width, dtype, length, parallel, monkeypatch):
+    monkeypatch.setattr(delta_rule_launch, "num_multiprocessors", lambda device: 132)
+    mixed, rates = torch.empty(1, length, 3 * num_heads * width, dtype=dtype), torch.empty(1, length, num_heads)
+    assert DeltaRule(mixed, rates, rates, num_heads, num_heads, width, True).goes_parallel() == parallel
+
+
+def test_few_heads_are_walked_by_more_programs(monkeypatch):
+    """Blocks of 32 channels of values, while the multiprocessors are as many as such walks."""
+    monkeypatch.setattr(delta_rule_launch, "num_multiprocessors", lambda device: 8)
+    inputs = rule_inputs(133, 64, 128, dtype=torch.bfloat16)
+    rule = DeltaRule(*inputs[:3], 2, 2, 64, True)
+    assert [rule.num_blocks(kernel) for kernel in ("walk_forward", "walk_backward", "read")] == [4, 4, 2]
+    check(inputs, unit=True, parallel=False, given=True)
+    monkeypatch.setattr(delta_rule_launch, "num_multiprocessors", lambda device: 7)
+    assert rule.num_blocks("walk_forward") == 2
+
+
 @interpreted
 @pytest.mark.parametrize(
     "change",
@@ -360,6 +389,17 @@ def test_compiled_kernels_are_the_definition(key_width, value_width, dtype, leng
     for given, unit in ((False, True), (True, True)):
         inputs = rule_inputs(length, key_width, value_width, num_heads=3, batch=2, dtype=dtype)
         check(inputs, unit=unit, parallel=parallel, given=given)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", [1, 33, 65, 300])
+@pytest.mark.parametrize(("key_width", "value_width"), [(64, 64), (64, 128), (128, 128)])
+def test_compiled_walks_of_many_heads_are_the_definition(key_width, value_width, length, monkeypatch):
+    """Blocks of 64 channels of values, where the tests above have too few heads for them."""
+    monkeypatch.setattr(delta_rule_launch, "num_multiprocessors", lambda device: 0)
+    inputs = rule_inputs(length, key_width, value_width, num_heads=3, batch=2, dtype=torch.bfloat16)
+    assert DeltaRule(*inputs[:3], 3, 3, key_width, True).launch_of("walk_forward")["VALUES"] == 64
+    check(inputs, unit=True, parallel=False, given=True)
 
 
 @pytest.mark.gpu

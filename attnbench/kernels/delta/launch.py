@@ -50,6 +50,11 @@ beyond the shared memory."""
 
 NARROW_VALUES = 32
 
+NARROWEST = 32
+"""Least value channels of a walk's block. Of few heads the walks are long, and most multiprocessors would have none: 1 x
+8,192 positions of 32 heads of 128 channels (query and key of 16) take 1.73 ms forward and backward with blocks of 32,
+1.91 with 64, and all chunks at once 2.13; 2 x 16,384 of 12 heads of 64 take 1.73, 2.00 and 1.61, on an H100."""
+
 WIDE = 128
 """A head with more key channels comes in bfloat16 alone."""
 
@@ -162,7 +167,19 @@ class DeltaRule:
             launch = launch | {"num_warps": 8}
         if self.key_width * self.mixed.itemsize > 256 and self.chunk == 64 and not is_roomy(self.mixed.device):
             launch = launch | CRAMPED_LAUNCH.get(kernel, {})
-        return launch | {"VALUES": min(launch["VALUES"], self.values)} if "VALUES" in launch else launch
+        if "VALUES" not in launch:
+            return launch
+        channels = min(launch["VALUES"], self.values)
+        if kernel.startswith("walk") and self.can_walk_narrow:
+            programs = self.sequences * self.value_width // channels
+            while channels > NARROWEST and 2 * programs <= num_multiprocessors(self.mixed.device):
+                channels, programs = channels // 2, 2 * programs
+        return launch | {"VALUES": channels}
+
+    @property
+    def can_walk_narrow(self) -> bool:
+        """Heads of which narrower walks have been timed."""
+        return self.mixed.itemsize == 2 and self.chunk == 64 and self.key_width <= WIDE
 
     def num_blocks(self, kernel: str) -> int:
         """Blocks of value channels."""
@@ -184,9 +201,14 @@ class DeltaRule:
 
 def choose_parallel(rule: DeltaRule) -> bool:
     """Return whether walking would leave most of the device idle for long: fewer walks than multiprocessors, 8 chunks
-    each."""
-    num_walks = rule.sequences * rule.num_blocks("walk_forward")
-    return rule.num_chunks >= 8 and num_walks < num_multiprocessors(rule.mixed.device)
+    each; of heads that walk in narrow blocks, whose walks take about as long however many there are, fewer heads of all
+    sequences than a fifth of the multiprocessors (see `NARROWEST`)."""
+    idle_from = num_multiprocessors(rule.mixed.device)
+    if rule.can_walk_narrow:
+        few = 5 * rule.sequences < idle_from
+    else:
+        few = rule.sequences * rule.num_blocks("walk_forward") < idle_from
+    return few and rule.num_chunks >= 8
 
 
 def forward(

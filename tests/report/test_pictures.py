@@ -100,6 +100,28 @@ def test_variants_that_differ_in_their_window_alone_are_one_curve():
     assert "joined" in picture.legend
 
 
+def test_models_of_several_widths_are_one_curve_a_variant_and_a_picture_a_setting():
+    rows = []
+    for num_pairs, width, one, two in ((4, 64, 0.5, 0.9), (4, 128, 0.8, 1.0), (8, 64, 0.1, 0.3)):
+        for variant, accuracy, num_bytes in (("one", one, width), ("two", two, width * width)):
+            place = {"num_pairs": num_pairs, "width": width}
+            rows.append(measured(variant, "accuracy", accuracy, {**place, "split": "test"}, window=width))
+            rows.append(measured(variant, "state_bytes", num_bytes, place, window=width))
+    found = drawn(tradeoffs(rows, figures(rows), {"recall": RECALL}, ["one", "two"]))
+    assert list(found) == ["recall-state_bytes-pairs_4", "recall-state_bytes-pairs_8_width_64"]
+    easy, hard = found.values()
+    assert [(d["x"], d["value"], d["line"], d["width"]) for d in easy.spec["datasets"]["lines"]] == [
+        (64, 0.5, "one", "64"),
+        (4096, 0.9, "two", "64"),
+        (128, 0.8, "one", "128"),
+        (16384, 1.0, "two", "128"),
+    ]
+    assert easy.legend == "pairs 4; joined: one variant at widths 64 and 128"
+    assert "one at width 128 0.8 at 128" in easy.description
+    assert len(hard.spec["datasets"]["points"]) == 2
+    assert "joined" not in hard.legend
+
+
 def test_scores_that_cost_the_same_are_a_table():
     rows = [*sized("one", 0.2, 100), *sized("two", 0.4, 100)]
     section = tradeoffs(rows, figures(rows), {"recall": RECALL}, ["one", "two"])

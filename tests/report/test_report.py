@@ -571,7 +571,7 @@ def test_what_stands_around_each_variant_is_a_table():
 
 
 def test_scores_beyond_the_trained_length_are_in_the_answer(inputs, summed):
-    beyond = answer(inputs.rows, summed, [])["Beyond training"]
+    beyond = answer(inputs.rows, summed, [], {})["Beyond training"]
     assert beyond[0].startswith("Perplexity at 2,048 characters, 8 times the trained length: ")
     assert beyond[1].startswith("Copying 100 symbols, 2 times the trained length: softmax 0.")
     # The best first.

@@ -51,9 +51,9 @@ beyond the shared memory."""
 NARROW_VALUES = 32
 
 NARROWEST = 32
-"""Least value channels of a walk's block. Of few heads the walks are long, and most multiprocessors would have none: 1 x
-8,192 positions of 32 heads of 128 channels (query and key of 16) take 1.73 ms forward and backward with blocks of 32,
-1.91 with 64, and all chunks at once 2.13; 2 x 16,384 of 12 heads of 64 take 1.73, 2.00 and 1.61, on an H100."""
+"""Least value channels of a walk's block. Of few heads the walks are long, and most multiprocessors would have none:
+1 x 8,192 positions of 32 heads of 128 channels (query and key of 16) take 1.73 ms forward and backward with blocks of
+32, 1.91 with 64, and all chunks at once 2.13; 2 x 16,384 of 12 heads of 64 take 1.73, 2.00 and 1.61, on an H100."""
 
 WIDE = 128
 """A head with more key channels comes in bfloat16 alone."""

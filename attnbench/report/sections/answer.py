@@ -10,6 +10,7 @@ from attnbench.results.metrics import Primary
 from attnbench.results.rows import ResultRow
 from attnbench.results.tables import format_number
 from attnbench.verdict.control import control_sentence, judge_control
+from attnbench.verdict.costs import WIDTH, Priced, cost_metric, frontier, priced
 from attnbench.verdict.ranking import Noise, Verdict, noise_floor
 from attnbench.verdict.seeds import Figure, same_models
 
@@ -23,6 +24,7 @@ def answer(
     rows: Sequence[ResultRow],
     figures: Sequence[Figure],
     verdicts: Sequence[Verdict],
+    primaries: Mapping[str, Primary],
     descriptive: Sequence[str] = (),
     factors: Sequence[str] = (),
 ) -> dict[str, list[str]]:
@@ -31,6 +33,7 @@ def answer(
     Args:
         rows: of single seeds, whose settings say what stands around each mixer.
         verdicts: of the whole family.
+        primaries: primary metric by evaluation.
         descriptive: sentences about evaluations that are not tested.
         factors: parts of a factorial, whose effects, in tables of their own, are the answer; lines of each of its
             corners would bury them.
@@ -44,6 +47,7 @@ def answer(
         **({"Descriptive": list(descriptive)} if descriptive else {}),
         **noise_lines(verdicts),
         **beyond_training(figures),
+        "Bytes of state": by_state(figures, primaries),
         "Around the mixers": surroundings(rows),
     }
     return {term: sentences for term, sentences in lines.items() if sentences}
@@ -64,11 +68,11 @@ def sentences(
     """Write all that a comparison says, a sentence a line: models that are one, the answer, and the control.
 
     Args:
-        rows, verdicts, descriptive, factors: as `answer`.
+        rows, verdicts, primaries, descriptive, factors: as `answer`.
         control: rows of the reference under other seeds.
         shared: by evaluation, variants that are another's model, and whose.
     """
-    lines = answer(rows, figures, verdicts, descriptive, factors)
+    lines = answer(rows, figures, verdicts, primaries, descriptive, factors)
     said = [f"{line}: one model, run once." for line in same_models(shared)]
     said += [f"{term}: {sentence}" for term, group in lines.items() for sentence in group]
     if reference is not None:
@@ -88,6 +92,35 @@ def beyond_training(figures: Sequence[Figure]) -> dict[str, list[str]]:
     on_each = [_perplexity_beyond([f for f in figures if f.evaluation == name], name) for name in of_text]
     sentences = [text for text in (*on_each, _copying_beyond(figures)) if text]
     return {"Beyond training": sentences} if sentences else {}
+
+
+def by_state(figures: Sequence[Figure], primaries: Mapping[str, Primary]) -> list[str]:
+    """Write the accuracies that no other comes near with as few bytes of state, a sentence a setting."""
+    sentences = []
+    for evaluation, primary in primaries.items():
+        if cost_metric(primary) != "state_bytes":
+            continue
+        for points in priced(figures, evaluation, primary):
+            settings = points[0].score.settings
+            found = frontier(
+                points, primary, max((settings[name] for name in settings if words.is_chance(name)), default=0)
+            )
+            if found and len({point.price for point in points}) > 1:
+                sentences.append(_most_for_its_state(evaluation, primary, points, found))
+    return sentences
+
+
+def _most_for_its_state(evaluation: str, primary: Primary, points: Sequence[Priced], found: Sequence[Priced]) -> str:
+    has_widths = len({point.score.settings.get(WIDTH) for point in points}) > 1
+    skipped = ("split", *([WIDTH] if has_widths else []))
+    place = words.where({name: value for name, value in found[0].score.settings.items() if name not in skipped})
+    names = [f"{it.score.label}{f' at width {it.score.settings[WIDTH]}' if has_widths else ''}" for it in found]
+    # Two digits tell apart what the margin does; an interval over few seeds would leave fewer.
+    parts = [f"{name} {it.value:.2f} in {words.outcome(it.cost)}" for name, it in zip(names, found, strict=True)]
+    return (
+        f"{words.heading(evaluation)}{place and f' at {place}'}, most for its bytes of state: {'; '.join(parts)}. No "
+        f"other comes within {primary.margin:g} of one of these with as few; by means, not tested."
+    )
 
 
 def verdict_lines(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:

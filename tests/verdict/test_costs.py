@@ -1,0 +1,97 @@
+"""What scores cost, and which of them nothing as cheap comes near."""
+
+import dataclasses
+
+import pytest
+from made_rows import row
+
+from attnbench.report.sections.answer import by_state
+from attnbench.results.metrics import Primary
+from attnbench.results.rows import ResultRow
+from attnbench.verdict.costs import frontier, priced
+from attnbench.verdict.seeds import figures
+
+RECALL = Primary(
+    metric="accuracy", kind="accuracy", margin=0.01, settings={"split": "test"}, hardest=["num_pairs", "-width"]
+)
+CHANCE = 0.25
+
+
+def scored(variant: str, accuracy: float, num_bytes: float | None, *, width: int = 64, num_pairs: int = 4):
+    """Rows of recall: an accuracy and the bytes of its model's state, which nobody measured where they are None."""
+    of_model = {"num_pairs": num_pairs, "width": width}
+    of_score = {**of_model, "split": "test", "chance": CHANCE}
+    measured = [("accuracy", accuracy, of_score), ("state_bytes", num_bytes, of_model)]
+    return [made(variant, *it) for it in measured if it[1] is not None]
+
+
+def made(variant: str, metric: str, value: float, settings: dict) -> ResultRow:
+    identity = dataclasses.replace(row().identity, variant=variant, mixer="Softmax", evaluation="recall")
+    return dataclasses.replace(row(metric=metric, value=value, settings=settings), identity=identity)
+
+
+def points(*rows: list[ResultRow]):
+    """Variant, accuracy and bytes of every score, a list a setting."""
+    found = priced(figures([it for group in rows for it in group]), "recall", RECALL)
+    return [[(it.score.variant, it.value, it.price) for it in group] for group in found]
+
+
+def test_at_one_width_the_hardest_setting_is_priced():
+    one, two = scored("one", 0.9, 100), scored("two", 0.8, 200)
+    harder = scored("one", 0.5, 150, num_pairs=8)
+    assert points(one, two) == [[("one", 0.9, 100), ("two", 0.8, 200)]]
+    assert points(one, two, harder) == [[("one", 0.5, 150)]]
+
+
+def test_at_several_widths_every_setting_has_the_models_of_all():
+    rows = [
+        scored("one", accuracy, num_bytes, width=width, num_pairs=num_pairs)
+        for accuracy, num_bytes, width, num_pairs in ((0.9, 100, 64, 4), (1.0, 400, 128, 4), (0.4, 150, 64, 8))
+    ]
+    assert points(*rows) == [[("one", 0.9, 100), ("one", 1.0, 400)], [("one", 0.4, 150)]]
+
+
+def test_what_nobody_measured_the_cost_of_is_left_out():
+    assert points(scored("one", 0.9, None), scored("two", 0.8, 200)) == [[("two", 0.8, 200)]]
+    assert points(scored("one", 0.9, None)) == []
+    assert points() == []
+
+
+@pytest.mark.parametrize(
+    ("scores", "kept"),
+    [
+        # In the order of their price, and each above all that cost less.
+        ([("dear", 1.0, 900), ("cheap", 0.5, 100), ("worse", 0.4, 300)], ["cheap", "dear"]),
+        # Within the margin of a cheaper one, or of one that costs as much.
+        ([("cheap", 0.5, 100), ("near", 0.51, 200)], ["cheap"]),
+        ([("cheap", 0.5, 100), ("apart", 0.52, 200)], ["cheap", "apart"]),
+        ([("lower", 0.5, 100), ("higher", 0.7, 100)], ["higher"]),
+        # What luck reaches costs nothing.
+        ([("lucky", CHANCE + 0.005, 10), ("learned", 0.5, 100)], ["learned"]),
+        ([("lucky", CHANCE, 10)], []),
+    ],
+)
+def test_the_frontier_has_what_nothing_as_cheap_comes_near(scores, kept):
+    (group,) = priced(figures([it for each in scores for it in scored(*each)]), "recall", RECALL)
+    assert [point.score.variant for point in frontier(group, RECALL, CHANCE)] == kept
+
+
+def said(*rows: list[ResultRow], primary: Primary = RECALL) -> list[str]:
+    return by_state(figures([it for group in rows for it in group]), {"recall": primary})
+
+
+def test_the_answer_says_it_a_sentence_a_setting():
+    ending = "No other comes within 0.01 of one of these with as few; by means, not tested."
+    assert said(scored("one", 0.9, 100), scored("two", 0.95, 2000)) == [
+        f"Recall at pairs 4, width 64, most for its bytes of state: one 0.90 in 100; two 0.95 in 2,000. {ending}"
+    ]
+    of_widths = scored("one", 0.9, 100), scored("one", 1.0, 400, width=128), scored("two", 0.8, 200, width=128)
+    assert said(*of_widths) == [
+        "Recall at pairs 4, most for its bytes of state: one at width 64 0.90 in 100; one at width 128 1.00 in 400. "
+        + ending
+    ]
+    # Nothing to choose from, nothing that was learned, and no accuracy.
+    assert said(scored("one", 0.9, 100), scored("two", 0.95, 100)) == []
+    assert said(scored("one", CHANCE, 100), scored("two", CHANCE, 200)) == []
+    nats = dataclasses.replace(RECALL, kind="nats")
+    assert said(scored("one", 0.9, 100), scored("two", 0.95, 200), primary=nats) == []

@@ -211,6 +211,9 @@ def test_a_comparison_is_what_its_line_says(folder, compared, command):
     if not any(word.startswith("export=") for word in words):
         # The fixture carried one out; of the others it is enough that they would run.
         words.append("plan.dry_run=true")
+    for carried in [word.removeprefix("import=") for word in words if word.startswith("import=")]:
+        export = ["plan=demo", f"export={carried}"]
+        call(folder, "compare.py", *export, *plan_words(export))
     said = call(folder, "compare.py", *words, *plan_words(words))
     if words == ["plan=demo", "plan.dry_run=true"]:
         assert "done  recall softmax" in said

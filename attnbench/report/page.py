@@ -14,6 +14,7 @@ from attnbench.report.inputs import Inputs, primaries, read_inputs, verdicts_by
 from attnbench.report.sections import words
 from attnbench.report.sections.answer import answer
 from attnbench.report.sections.corpora import corpora_section
+from attnbench.report.sections.differences import difference_section
 from attnbench.report.sections.effects import effect_section
 from attnbench.report.sections.evaluations import evaluation_sections, position_section, summary_notes
 from attnbench.report.sections.learning import curve_section, rate_section, sample_section
@@ -88,6 +89,7 @@ def write_page(
     scores = Scores(summary(over_seeds, verdicts, variants))
     sections = [
         Section(title="The answer", blocks=answer),
+        difference_section(verdicts),
         corpora_section(verdicts),
         effect_section(inputs, over_seeds),
         tradeoffs(inputs.rows, over_seeds, known, variants),

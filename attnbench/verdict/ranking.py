@@ -71,6 +71,12 @@ class Verdict:
         )
 
 
+def common_reference(verdicts: Sequence[Verdict]) -> str | None:
+    """Return the variant that all others were compared with and with which alone; None where all pairs were made."""
+    seconds = {verdict.pair.second for verdict in verdicts}
+    return seconds.pop() if len(seconds) == 1 else None
+
+
 def judge(pairs: Sequence[Pair], significance: float = SIGNIFICANCE) -> list[Verdict]:
     """Test every pair of a family once, with all its seeds.
 

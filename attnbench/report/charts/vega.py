@@ -104,12 +104,13 @@ def draw_bars(values: Sequence[Datum], parts: Sequence[str], shown: Sequence[str
     return _specification(layers, {"parts": list(values)}, height=44 * len(shown) + 16, description=description)
 
 
-def draw_bounds(values: Sequence[Datum], description: str) -> dict[str, Any]:
+def draw_bounds(values: Sequence[Datum], description: str, *, gap: int = 28) -> dict[str, Any]:
     """Draw a line a figure: its bounds, itself, and a tick at each limit that it is held against.
 
     Args:
         values: `variant` (words for the figure, LINE_END between its lines), `value`, `low`, `high`, `text`; of a limit
             `variant` and `limit`.
+        gap: pixels between the words of two figures.
     """
     order = list(dict.fromkeys(value["variant"] for value in values))
     lines = [line for variant in order for line in variant.split(LINE_END)]
@@ -123,14 +124,14 @@ def draw_bounds(values: Sequence[Datum], description: str) -> dict[str, Any]:
     layers = [
         base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", axis=number, scale=alt.Scale(zero=False)), x2="high:Q"),
         base.mark_point(filled=True, size=80, opacity=1).encode(x="value:Q", tooltip=tooltip),
-        limits.mark_tick(thickness=3, size=26, color="#D55E00"),
+        limits.mark_tick(thickness=3, size=min(26, 14 + gap), color="#D55E00"),
     ]
     data = {
         "figures": [value for value in values if "value" in value],
         "limits": [value for value in values if "limit" in value],
     }
     num_lines = max(variant.count(LINE_END) + 1 for variant in order)
-    return _specification(layers, data, height=(28 + 16 * num_lines) * len(order) + 16, description=description)
+    return _specification(layers, data, height=(gap + 16 * num_lines) * len(order) + 16, description=description)
 
 
 def _specification(

@@ -11,11 +11,14 @@ from attnbench.results.rows import ResultRow
 from attnbench.results.tables import format_number
 from attnbench.verdict.control import control_sentence, judge_control
 from attnbench.verdict.costs import WIDTH, Priced, cost_metric, frontier, priced
-from attnbench.verdict.ranking import Noise, Verdict, noise_floor
+from attnbench.verdict.ranking import Noise, Verdict, common_reference, noise_floor
 from attnbench.verdict.seeds import Figure, same_models
 
 FULL_LENGTHS = 8
 """Multiple of the trained length at which the perplexity stands in the answer."""
+
+MANY = 6
+"""Variants beside a reference up to which each has its sentence."""
 
 NOT_SCORED = "Fewer than two variants were scored in an evaluation with a primary metric."
 
@@ -124,14 +127,53 @@ def _most_for_its_state(evaluation: str, primary: Primary, points: Sequence[Pric
 
 
 def verdict_lines(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
-    """Write who is better, equivalent and undecided, and what has no verdict; those that nobody is are left out."""
+    """Write who is better, equivalent and undecided, and what has no verdict; those that nobody is are left out.
+
+    A sentence a pair of variants; of many with one reference, a sentence an evaluation.
+    """
+    winners = [it for it in verdicts if it.winner is not None]
+    alike = [it for it in verdicts if it.is_equivalent and it.winner is None]
+    reference = common_reference(verdicts)
+    if reference is not None and len({it.pair.first for it in verdicts}) > MANY:
+        better, equivalent = _better_together(winners, reference), _equivalent_together(alike, reference)
+    else:
+        better, equivalent = _by_pair(winners, _better), _by_pair(alike, _equivalent)
     lines = {
-        "Better": _by_pair([it for it in verdicts if it.winner is not None], _better),
-        "Equivalent": _by_pair([it for it in verdicts if it.is_equivalent and it.winner is None], _equivalent),
+        "Better": better,
+        "Equivalent": equivalent,
         "Undecided": _undecided([it for it in verdicts if it.outcome == "undecided" and not it.is_decided]),
         "No verdict": _without_verdict(verdicts),
     }
     return {term: sentences for term, sentences in lines.items() if sentences}
+
+
+def _better_together(verdicts: Sequence[Verdict], reference: str) -> list[str]:
+    """Write a sentence of each evaluation and size of a difference, the variants in the order of theirs."""
+    groups: dict[tuple[str, bool, str], list[Verdict]] = {}
+    for it in verdicts:
+        groups.setdefault((_what(it), it.winner == reference, _size(it)), []).append(it)
+    sentences = []
+    for (what, is_worse, size), group in groups.items():
+        who = f"{reference} is better than" if is_worse else f"better than {reference} {_are(group)}"
+        sentences.append(f"{words.capitalized(what)}{size}: {who} {_in_order(group)}.")
+    return sentences
+
+
+def _equivalent_together(verdicts: Sequence[Verdict], reference: str) -> list[str]:
+    groups: dict[str, list[Verdict]] = {}
+    for it in verdicts:
+        groups.setdefault(f"{words.capitalized(_what(it))}, within {it.pair.primary.margin_text}", []).append(it)
+    return [f"{what}: as good as {reference} {_are(group)} {_in_order(group)}." for what, group in groups.items()]
+
+
+def _are(verdicts: Sequence[Verdict]) -> str:
+    return "are" if len(verdicts) > 1 else "is"
+
+
+def _in_order(verdicts: Sequence[Verdict]) -> str:
+    """List the variants beside the reference with their differences, the largest first."""
+    ordered = sorted(verdicts, key=lambda it: -abs(it.difference or 0.0))
+    return ", ".join(f"{it.pair.first} {words.difference(it)}" for it in ordered)
 
 
 def _by_pair(verdicts: Sequence[Verdict], sentence: Callable[[list[Verdict]], str]) -> list[str]:

@@ -1,0 +1,63 @@
+"""Pictures of how far each variant is from the reference, and how sure that is."""
+
+import math
+from collections.abc import Sequence
+
+from attnbench.report.blocks import Note, Picture, Pictures, Section
+from attnbench.report.charts.marks import Datum
+from attnbench.report.charts.vega import draw_bounds
+from attnbench.report.sections import words
+from attnbench.verdict.ranking import Verdict, common_reference
+
+FEWEST = 3
+"""Variants beside the reference from which a picture says more than their sentences."""
+
+GAP = 8
+"""Pixels between two variants."""
+
+
+def difference_section(verdicts: Sequence[Verdict]) -> Section | None:
+    """Draw the differences from the reference, a picture an evaluation; None without one, or of few variants."""
+    reference = common_reference(verdicts)
+    if reference is None:
+        return None
+    by_evaluation: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        if verdict.difference is not None:
+            by_evaluation.setdefault(verdict.pair.evaluation, []).append(verdict)
+    shown = [_picture(reference, group) for group in by_evaluation.values() if len(group) >= FEWEST]
+    about = (
+        "A line is the interval of a variant’s difference at its Holm level: it leaves out 0 where one of the two is "
+        "better. The upright ticks are the margin within which two are equivalent, which has a test of its own."
+    )
+    title = f"Differences from {reference}"
+    return Section(title=title, blocks=[Note(about), Pictures(shown)]) if shown else None
+
+
+def _picture(reference: str, verdicts: Sequence[Verdict]) -> Picture:
+    primary, evaluation = verdicts[0].pair.primary, verdicts[0].pair.evaluation
+    is_nats = primary.kind == "nats"
+    # The best first.
+    ordered = sorted(verdicts, key=lambda it: (it.difference or 0.0) * (1 if is_nats else -1))
+    metric = "perplexity" if is_nats else words.metric_name(primary.metric)
+    title = f"{words.heading(evaluation)}: {metric} less {reference}’s{', %' if is_nats else ''}"
+    description = " ".join(words.verdict_sentence(verdict) for verdict in ordered)
+    return Picture(
+        name=f"differences-{evaluation}".replace("/", "_").replace(" ", "_"),
+        title=title,
+        spec=draw_bounds([datum for it in ordered for datum in _data(it, in_percent=is_nats)], description, gap=GAP),
+        description=description,
+        legend=words.where({name: value for name, value in verdicts[0].pair.settings.items() if name != "split"}),
+    )
+
+
+def _data(verdict: Verdict, *, in_percent: bool) -> list[Datum]:
+    label, margin = verdict.pair.first, verdict.pair.primary.margin
+
+    def shown(value: float | None) -> float:
+        assert value is not None
+        return 100 * math.expm1(value) if in_percent else value
+
+    ends = {"value": shown(verdict.difference), "low": shown(verdict.low), "high": shown(verdict.high)}
+    limits = [{"variant": label, "limit": shown(limit)} for limit in (-margin, margin)]
+    return [{"variant": label, **ends, "text": words.verdict_sentence(verdict)}, *limits]

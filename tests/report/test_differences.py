@@ -1,0 +1,122 @@
+"""Many variants beside one reference: their sentences in the answer, and the pictures of their differences."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from simulate_verdicts import ACCURACY, NATS
+
+from attnbench.report.blocks import Pictures
+from attnbench.report.sections.answer import MANY, verdict_lines
+from attnbench.report.sections.differences import FEWEST, difference_section
+from attnbench.verdict.family import Pair
+from attnbench.verdict.ranking import Verdict, common_reference, judge
+
+RECALL = dataclasses.replace(ACCURACY, metric="accuracy", margin=0.01)
+TEXT = dataclasses.replace(NATS, metric="nats_per_character", margin=math.log(1.01))
+
+
+def verdicts(**means: tuple[float, float]) -> list[Verdict]:
+    """Of variants beside softmax: how much better each is in recall, and how many nats above it on text."""
+    noise = np.random.default_rng(0).normal(0, 1e-3, 12)
+    pairs = [
+        Pair(
+            evaluation=evaluation,
+            primary=primary,
+            settings={"split": "test", "sequence_length": 256},
+            first=name,
+            second="softmax",
+            differences=tuple(mean + noise - noise.mean()),
+            seeds=tuple(range(12)),
+        )
+        for evaluation, primary, index in (("recall", RECALL, 0), ("perplexity", TEXT, 1))
+        for name, mean in ((name, both[index]) for name, both in means.items())
+    ]
+    return judge(pairs)
+
+
+MEANS = {
+    "far": (-0.5, 0.2),
+    "near": (-0.05, 0.005),
+    "alike": (0.0, 0.0),
+    "ahead": (0.02, -0.005),
+    "beyond": (0.03, -0.05),
+    "lost": (-0.9, 0.1),
+    "same": (0.0001, 0.0),
+}
+
+
+def test_many_variants_stand_in_a_sentence_an_evaluation_the_largest_difference_first():
+    assert len(MEANS) > MANY
+    lines = verdict_lines(verdicts(**MEANS))
+    assert list(lines) == ["Better", "Equivalent"]
+    better = {sentence.partition(" softmax ")[0] for sentence in lines["Better"]}
+    assert better == {
+        "Recall, more than 0.01 in accuracy:",
+        "Recall, more than 0.01 in accuracy: better than",
+        "Perplexity, more than 1 % of perplexity:",
+        "Perplexity, less than matters:",
+        "Perplexity, less than matters: better than",
+        "Perplexity, more than 1 % of perplexity: better than",
+    }
+    worse, *_ = lines["Better"]
+    assert worse.startswith("Recall, more than 0.01 in accuracy: softmax is better than lost +0.9")
+    assert [worse.index(name) for name in ("lost", "far", "near")] == sorted(map(worse.index, ("lost", "far", "near")))
+    (ahead,) = [it for it in lines["Better"] if it.startswith("Recall") and "better than softmax" in it]
+    assert ahead.startswith("Recall, more than 0.01 in accuracy: better than softmax are beyond +0.03")
+    (only,) = [it for it in lines["Better"] if "less than matters: better than softmax" in it]
+    assert only.startswith("Perplexity, less than matters: better than softmax is ahead -0.")
+    assert [it.partition(": as good as softmax are ")[0] for it in lines["Equivalent"]] == [
+        "Recall, within 0.01 in accuracy",
+        "Perplexity, within 1 % of perplexity",
+    ]
+    assert all("same +0.0" in it and "alike " in it for it in lines["Equivalent"])
+
+
+def test_few_variants_have_a_sentence_each():
+    few = dict(list(MEANS.items())[:MANY])
+    lines = verdict_lines(verdicts(**few))
+    assert lines["Better"][0].startswith("softmax is better than far: recall +0.5")
+    assert lines["Equivalent"] == [next(it for it in lines["Equivalent"] if it.startswith("alike and softmax: recall"))]
+
+
+def test_the_reference_is_what_all_others_were_compared_with():
+    assert common_reference(verdicts(**MEANS)) == "softmax"
+    assert common_reference([]) is None
+    one, *rest = verdicts(**MEANS)
+    among = [dataclasses.replace(one, pair=dataclasses.replace(one.pair, second="far")), *rest]
+    assert common_reference(among) is None
+    assert difference_section(among) is None
+
+
+def test_differences_are_drawn_the_best_first_between_their_margins():
+    section = difference_section(verdicts(**MEANS))
+    assert section is not None
+    assert section.title == "Differences from softmax"
+    (pictures,) = [block for block in section.blocks if isinstance(block, Pictures)]
+    recall, text = pictures.shown
+    assert (recall.title, text.title) == ("Recall: accuracy less softmax’s", "Perplexity: perplexity less softmax’s, %")
+    assert recall.legend == "sequence length 256"
+    drawn = {it.name: it.spec["datasets"]["figures"] for it in pictures.shown}
+    assert [it["variant"] for it in drawn["differences-recall"]] == [
+        "beyond", "ahead", "same", "alike", "near", "far", "lost"
+    ]  # fmt: skip
+    best, *_, worst = drawn["differences-perplexity"]
+    assert (best["variant"], worst["variant"]) == ("beyond", "far")
+    assert worst["value"] == pytest.approx(100 * math.expm1(0.2))
+    assert worst["low"] < worst["value"] < worst["high"]
+    assert worst["text"].startswith("softmax is better than far")
+    limits = {it["limit"] for it in text.spec["datasets"]["limits"] if it["variant"] == "far"}
+    assert sorted(limits) == [pytest.approx(100 * (1 / 1.01 - 1)), pytest.approx(1.0)]
+    assert "softmax is better than lost in accuracy of recall" in recall.description
+
+
+def test_a_picture_needs_variants_enough_that_have_a_difference():
+    few = verdicts(**dict(list(MEANS.items())[: FEWEST - 1]))
+    assert difference_section(few) is None
+    enough = verdicts(**dict(list(MEANS.items())[:FEWEST]))
+    assert difference_section(enough) is not None
+    without = [dataclasses.replace(it, difference=None, low=None, high=None, outcome="none") for it in enough]
+    assert difference_section(without) is None
+    assert difference_section([*enough[:FEWEST], *without[FEWEST:]]).blocks[1].shown[0].name == "differences-recall"

@@ -6,7 +6,7 @@ from pathlib import Path
 from attnbench.data.tokenizer import Tokenizer
 from attnbench.model.stored import ModelRecord, tokenizer_of
 from attnbench.report.inputs import read_inputs, verdicts_by
-from attnbench.report.sections.answer import verdict_lines
+from attnbench.report.sections.verdicts import verdict_lines
 from attnbench.results.rows import ResultRow
 from attnbench.results.tables import Table, format_interval, format_number, to_markdown
 from attnbench.settings.errors import printable

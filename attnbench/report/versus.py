@@ -16,7 +16,8 @@ from attnbench.report.blocks import Lines
 from attnbench.report.inputs import Inputs, primaries, read_inputs
 from attnbench.report.page import write_page
 from attnbench.report.sections import words
-from attnbench.report.sections.answer import beyond_training, noise_lines, verdict_lines
+from attnbench.report.sections.answer import beyond_training, noise_lines
+from attnbench.report.sections.verdicts import verdict_lines
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS, ResultRow, is_search
 from attnbench.results.tables import NOTHING, Table, print_table

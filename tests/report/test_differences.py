@@ -8,8 +8,8 @@ import pytest
 from simulate_verdicts import ACCURACY, NATS
 
 from attnbench.report.blocks import Pictures
-from attnbench.report.sections.answer import MANY, verdict_lines
 from attnbench.report.sections.differences import FEWEST, difference_section
+from attnbench.report.sections.verdicts import MANY, verdict_lines
 from attnbench.verdict.family import Pair
 from attnbench.verdict.ranking import Verdict, common_reference, judge
 

@@ -1,24 +1,22 @@
 """The answer of a comparison in a few lines, alike on a page and on a terminal: who is better, and how sure that is."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from attnbench.report.sections import words
 from attnbench.report.sections.corpora import corpora_lines
 from attnbench.report.sections.surroundings import surroundings
+from attnbench.report.sections.verdicts import verdict_lines
 from attnbench.results.corpora import split_name
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import ResultRow
 from attnbench.results.tables import format_number
 from attnbench.verdict.control import control_sentence, judge_control
 from attnbench.verdict.costs import WIDTH, Priced, cost_metric, frontier, priced
-from attnbench.verdict.ranking import Noise, Verdict, common_reference, noise_floor
+from attnbench.verdict.ranking import Noise, Verdict, noise_floor
 from attnbench.verdict.seeds import Figure, same_models
 
 FULL_LENGTHS = 8
 """Multiple of the trained length at which the perplexity stands in the answer."""
-
-MANY = 6
-"""Variants beside a reference up to which each has its sentence."""
 
 NOT_SCORED = "Fewer than two variants were scored in an evaluation with a primary metric."
 
@@ -124,131 +122,6 @@ def _most_for_its_state(evaluation: str, primary: Primary, points: Sequence[Pric
         f"{words.heading(evaluation)}{place and f' at {place}'}, most for its bytes of state: {'; '.join(parts)}. No "
         f"other comes within {primary.margin:g} of one of these with as few; by means, not tested."
     )
-
-
-def verdict_lines(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
-    """Write who is better, equivalent and undecided, and what has no verdict; those that nobody is are left out.
-
-    A sentence a pair of variants; of many with one reference, a sentence an evaluation.
-    """
-    winners = [it for it in verdicts if it.winner is not None]
-    alike = [it for it in verdicts if it.is_equivalent and it.winner is None]
-    reference = common_reference(verdicts)
-    if reference is not None and len({it.pair.first for it in verdicts}) > MANY:
-        better, equivalent = _better_together(winners, reference), _equivalent_together(alike, reference)
-    else:
-        better, equivalent = _by_pair(winners, _better), _by_pair(alike, _equivalent)
-    lines = {
-        "Better": better,
-        "Equivalent": equivalent,
-        "Undecided": _undecided([it for it in verdicts if it.outcome == "undecided" and not it.is_decided]),
-        "No verdict": _without_verdict(verdicts),
-    }
-    return {term: sentences for term, sentences in lines.items() if sentences}
-
-
-def _better_together(verdicts: Sequence[Verdict], reference: str) -> list[str]:
-    """Write a sentence of each evaluation and size of a difference, the variants in the order of theirs."""
-    groups: dict[tuple[str, bool, str], list[Verdict]] = {}
-    for it in verdicts:
-        groups.setdefault((_what(it), it.winner == reference, _size(it)), []).append(it)
-    sentences = []
-    for (what, is_worse, size), group in groups.items():
-        who = f"{reference} is better than" if is_worse else f"better than {reference} {_are(group)}"
-        sentences.append(f"{words.capitalized(what)}{size}: {who} {_in_order(group)}.")
-    return sentences
-
-
-def _equivalent_together(verdicts: Sequence[Verdict], reference: str) -> list[str]:
-    groups: dict[str, list[Verdict]] = {}
-    for it in verdicts:
-        groups.setdefault(f"{words.capitalized(_what(it))}, within {it.pair.primary.margin_text}", []).append(it)
-    return [f"{what}: as good as {reference} {_are(group)} {_in_order(group)}." for what, group in groups.items()]
-
-
-def _are(verdicts: Sequence[Verdict]) -> str:
-    return "are" if len(verdicts) > 1 else "is"
-
-
-def _in_order(verdicts: Sequence[Verdict]) -> str:
-    """List the variants beside the reference with their differences, the largest first."""
-    ordered = sorted(verdicts, key=lambda it: -abs(it.difference or 0.0))
-    return ", ".join(f"{it.pair.first} {words.difference(it)}" for it in ordered)
-
-
-def _by_pair(verdicts: Sequence[Verdict], sentence: Callable[[list[Verdict]], str]) -> list[str]:
-    """Write a sentence of each pair of variants, the better one named first."""
-    pairs: dict[tuple[str, str], list[Verdict]] = {}
-    for verdict in verdicts:
-        pairs.setdefault(_names(verdict), []).append(verdict)
-    return [sentence(group) for group in pairs.values()]
-
-
-def _names(verdict: Verdict) -> tuple[str, str]:
-    pair = verdict.pair
-    return (pair.second, pair.first) if verdict.winner == pair.second else (pair.first, pair.second)
-
-
-def _better(verdicts: list[Verdict]) -> str:
-    first, second = _names(verdicts[0])
-    parts = [f"{_what(verdict)} {words.difference(verdict)}{_size(verdict)}" for verdict in verdicts]
-    return f"{first} is better than {second}: {'; '.join(parts)}."
-
-
-def _size(verdict: Verdict) -> str:
-    """Compare a difference with the margin, where that says something."""
-    if verdict.is_equivalent:
-        return ", less than matters"
-    return f", more than {verdict.pair.primary.margin_text}" if verdict.exceeds_margin else ""
-
-
-def _equivalent(verdicts: list[Verdict]) -> str:
-    first, second = _names(verdicts[0])
-    parts = [
-        f"{_what(verdict)} {words.difference(verdict)}, within {verdict.pair.primary.margin_text}"
-        for verdict in verdicts
-    ]
-    return f"{first} and {second}: {'; '.join(parts)}."
-
-
-def _undecided(verdicts: Sequence[Verdict]) -> list[str]:
-    """Write a sentence of each evaluation: its pairs, and how many seeds would decide each."""
-    groups: dict[str, list[Verdict]] = {}
-    for verdict in verdicts:
-        groups.setdefault(_what(verdict), []).append(verdict)
-    return [
-        f"{evaluation} at {group[0].num_seeds} seeds; would be decided by: {'; '.join(_by_seeds(group))}."
-        for evaluation, group in groups.items()
-    ]
-
-
-def _by_seeds(group: Sequence[Verdict]) -> list[str]:
-    """Write how many seeds would decide each pair, those of one number together."""
-    pairs: dict[str, list[str]] = {}
-    for it in group:
-        pairs.setdefault(it.reason or words.seeds_text(it), []).append(f"{it.pair.first} and {it.pair.second}")
-    if len(pairs) == 1 and len(group) > 2:
-        return [f"all {len(group)} pairs {next(iter(pairs))}"]
-    return [f"{', '.join(names)} {text}" for text, names in pairs.items()]
-
-
-def _what(verdict: Verdict) -> str:
-    return verdict.pair.evaluation
-
-
-def _without_verdict(verdicts: Sequence[Verdict]) -> list[str]:
-    """Name the pairs that have no verdict, those of one reason together."""
-    groups: dict[str, list[Verdict]] = {}
-    for verdict in verdicts:
-        if verdict.outcome == "none":
-            groups.setdefault(verdict.reason, []).append(verdict)
-    return [f"{words.capitalized(reason)}: {_all_or_listed(group, len(verdicts))}." for reason, group in groups.items()]
-
-
-def _all_or_listed(verdicts: Sequence[Verdict], num: int) -> str:
-    if len(verdicts) == num:
-        return f"all {num} pairs" if num > 1 else "the only pair"
-    return "; ".join(f"{it.pair.first} and {it.pair.second} in {it.pair.evaluation}" for it in verdicts)
 
 
 def _floor(noise: Sequence[Noise]) -> str:

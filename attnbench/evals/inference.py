@@ -58,6 +58,7 @@ class Inference(SystemEvaluation):
             label=("cache_length", "batch_size"),
             higher_is_better=True,
         ),
+        Headline(STATE, "bytes of state", axes=("cache_length",)),
     )
     smoke: ClassVar[dict[str, Any]] = {
         "lengths": [16],

@@ -266,6 +266,18 @@ def test_scaling_shows_the_largest_size_that_all_could_run():
     assert (column.settings, column.header) == ({"model": "12m"}, "ms a step at 12m")
 
 
+def test_inference_shows_decoding_and_the_bytes_that_it_reads():
+    def decoded(metric, value, **settings):
+        return row("softmax", metric=metric, value=value, settings=settings, evaluation="inference")
+
+    rows = []
+    for length in (256, 1024):
+        rows.append(decoded("state_bytes", 100.0 * length, cache_length=length))
+        rows.append(decoded("decode_tokens_per_second", 9.0, cache_length=length, batch_size=8))
+    columns = headline_columns(figures(rows), "inference")
+    assert [column.header for column in columns] == ["decode token/s at 1024, 8", "bytes of state at 1024"]
+
+
 def test_axes_that_are_no_numbers_or_missing_order_before_numbers():
     rows = [
         speed("softmax", "short", 1.0),

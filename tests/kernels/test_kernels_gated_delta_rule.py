@@ -275,15 +275,20 @@ def test_heads_are_few_by_what_was_timed(num_heads, width, dtype, length, parall
     assert DeltaRule(mixed, rates, rates, num_heads, num_heads, width, True).goes_parallel() == parallel
 
 
-def test_few_heads_are_walked_by_more_programs(monkeypatch):
+def test_long_walks_of_few_heads_are_shared_by_more_programs(monkeypatch):
     """Blocks of 32 channels of values, while the multiprocessors are as many as such walks."""
-    monkeypatch.setattr(delta_rule_launch, "num_multiprocessors", lambda device: 8)
-    inputs = rule_inputs(133, 64, 128, dtype=torch.bfloat16)
-    rule = DeltaRule(*inputs[:3], 2, 2, 64, True)
-    assert [rule.num_blocks(kernel) for kernel in ("walk_forward", "walk_backward", "read")] == [4, 4, 2]
+    monkeypatch.setattr(delta_rule_launch, "num_multiprocessors", lambda device: 2)
+    inputs = rule_inputs(64 * 7 + 5, 64, 64, num_heads=1, dtype=torch.bfloat16)
+
+    def num_blocks(length: int) -> list[int]:
+        rule = DeltaRule(*(x[:, :length] for x in inputs[:3]), 1, 1, 64, True)
+        return [rule.num_blocks(kernel) for kernel in ("walk_forward", "walk_backward", "read")]
+
+    assert num_blocks(64 * 7 + 1) == [2, 2, 1]
+    assert num_blocks(64 * 7) == [1, 1, 1]
     check(inputs, unit=True, parallel=False, given=True)
-    monkeypatch.setattr(delta_rule_launch, "num_multiprocessors", lambda device: 7)
-    assert rule.num_blocks("walk_forward") == 2
+    monkeypatch.setattr(delta_rule_launch, "num_multiprocessors", lambda device: 1)
+    assert num_blocks(64 * 7 + 1) == [1, 1, 1]
 
 
 @interpreted
@@ -392,14 +397,13 @@ def test_compiled_kernels_are_the_definition(key_width, value_width, dtype, leng
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("length", [1, 33, 65, 300])
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("length", [64 * 7 + 1, 64 * 8, 1000])
 @pytest.mark.parametrize(("key_width", "value_width"), [(64, 64), (64, 128), (128, 128)])
-def test_compiled_walks_of_many_heads_are_the_definition(key_width, value_width, length, monkeypatch):
-    """Blocks of 64 channels of values, where the tests above have too few heads for them."""
-    monkeypatch.setattr(delta_rule_launch, "num_multiprocessors", lambda device: 0)
+def test_compiled_narrow_walks_are_the_definition(key_width, value_width, length, given):
     inputs = rule_inputs(length, key_width, value_width, num_heads=3, batch=2, dtype=torch.bfloat16)
-    assert DeltaRule(*inputs[:3], 3, 3, key_width, True).launch_of("walk_forward")["VALUES"] == 64
-    check(inputs, unit=True, parallel=False, given=True)
+    assert DeltaRule(*inputs[:3], 3, 3, key_width, True).launch_of("walk_forward")["VALUES"] == 32
+    check(inputs, unit=True, parallel=False, given=given)
 
 
 @pytest.mark.gpu

@@ -55,6 +55,9 @@ NARROWEST = 32
 1 x 8,192 positions of 32 heads of 128 channels (query and key of 16) take 1.73 ms forward and backward with blocks of
 32, 1.91 with 64, and all chunks at once 2.13; 2 x 16,384 of 12 heads of 64 take 1.73, 2.00 and 1.61, on an H100."""
 
+MANY_CHUNKS = 8
+"""Chunks from which a walk is long."""
+
 WIDE = 128
 """A head with more key channels comes in bfloat16 alone."""
 
@@ -178,8 +181,9 @@ class DeltaRule:
 
     @property
     def can_walk_narrow(self) -> bool:
-        """Heads of which narrower walks have been timed."""
-        return self.mixed.itemsize == 2 and self.chunk == 64 and self.key_width <= WIDE
+        """Heads and lengths of which narrower walks have been timed."""
+        is_timed = self.mixed.itemsize == 2 and self.chunk == 64 and self.key_width <= WIDE
+        return is_timed and self.num_chunks >= MANY_CHUNKS
 
     def num_blocks(self, kernel: str) -> int:
         """Blocks of value channels."""
@@ -200,15 +204,15 @@ class DeltaRule:
 
 
 def choose_parallel(rule: DeltaRule) -> bool:
-    """Return whether walking would leave most of the device idle for long: fewer walks than multiprocessors, 8 chunks
-    each; of heads that walk in narrow blocks, whose walks take about as long however many there are, fewer heads of all
-    sequences than a fifth of the multiprocessors (see `NARROWEST`)."""
+    """Return whether walking would leave most of the device idle for long: fewer walks than multiprocessors, of
+    MANY_CHUNKS each; of heads that walk in narrow blocks, whose walks take about as long however many there are, fewer
+    heads of all sequences than a fifth of the multiprocessors (see `NARROWEST`)."""
     idle_from = num_multiprocessors(rule.mixed.device)
     if rule.can_walk_narrow:
         few = 5 * rule.sequences < idle_from
     else:
         few = rule.sequences * rule.num_blocks("walk_forward") < idle_from
-    return few and rule.num_chunks >= 8
+    return few and rule.num_chunks >= MANY_CHUNKS
 
 
 def forward(

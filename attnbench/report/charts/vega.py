@@ -122,7 +122,9 @@ def draw_bounds(values: Sequence[Datum], description: str, *, gap: int = 28) -> 
     base = alt.Chart(alt.NamedData("figures")).encode(y=y)
     limits = alt.Chart(alt.NamedData("limits")).encode(y=y, x=alt.X("limit:Q", axis=number))
     layers = [
-        base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", axis=number, scale=alt.Scale(zero=False)), x2="high:Q"),
+        base.mark_rule(strokeWidth=2).encode(
+            x=alt.X("low:Q", axis=number, scale=alt.Scale(zero=False, padding=8)), x2="high:Q"
+        ),
         base.mark_point(filled=True, size=80, opacity=1).encode(x="value:Q", tooltip=tooltip),
         limits.mark_tick(thickness=3, size=min(26, 14 + gap), color="#D55E00"),
     ]

@@ -13,10 +13,14 @@ from typing import Any
 from attnbench.comparison.findings import FINDINGS
 from attnbench.comparison.freeze import FREEZE
 from attnbench.comparison.transfer import CELLS, export_cells
+from attnbench.report.blocks import Picture, Pictures
+from attnbench.report.charts import look
 from attnbench.report.inputs import Inputs, Protocol, primaries, read_inputs, verdicts_by
 from attnbench.report.sections import words
 from attnbench.report.sections.answer import sentences
+from attnbench.report.sections.differences import difference_section
 from attnbench.report.sections.effects import factorial_tables
+from attnbench.report.sections.tradeoffs import tradeoffs
 from attnbench.report.terminal import TRAINED, summary_table
 from attnbench.results.corpora import as_measured
 from attnbench.results.metrics import Primary
@@ -96,6 +100,7 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
         raise UserError(f"{path}: is not there; compare.py writes it")
     inputs = read_inputs(experiment)
     over_seeds = figures(inputs.rows, inputs.protocol.shared)
+    shown = _pictures(inputs, over_seeds)
     record = read_object(path)
     freeze = experiment / FREEZE
     frozen = {FREEZE: json.dumps(read_object(freeze), indent=1) + "\n"} if freeze.exists() else {}
@@ -104,10 +109,14 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
     write_page(
         target,
         title=title,
-        parts=_comparison_parts(inputs, over_seeds, note),
+        parts=_comparison_parts(inputs, over_seeds, shown, note),
         rows=as_measured([*inputs.rows, *inputs.control, *to_rows(over_seeds)]),
         environments={name: stamp for name, stamp in inputs.environments.items() if stamp is not None},
-        files={"comparison.json": json.dumps(record, indent=1) + "\n", **frozen},
+        files={
+            "comparison.json": json.dumps(record, indent=1) + "\n",
+            **frozen,
+            **{f"{it.name}.svg": look.to_svg(it, inputs.protocol.variants) for it in shown},
+        },
         is_packed=True,
     )
     export_cells(experiment, target / CELLS)
@@ -183,7 +192,22 @@ def _finding_parts(finding: Mapping[str, Any], files: Mapping[str, str]) -> list
     ]
 
 
-def _comparison_parts(inputs: Inputs, over_seeds: Sequence[Figure], note: str) -> list[str | Table]:
+def _pictures(inputs: Inputs, over_seeds: Sequence[Figure]) -> list[Picture]:
+    """Choose the report's pictures that carry its answer: differences from the reference, and what scores cost."""
+    protocol = inputs.protocol
+    if protocol.factors:
+        return []
+    sections = [
+        difference_section(verdicts_by(protocol, over_seeds)),
+        tradeoffs(inputs.rows, over_seeds, primaries(over_seeds, protocol), protocol.variants),
+    ]
+    blocks = [block for section in sections if section is not None for block in section.blocks]
+    return [picture for block in blocks if isinstance(block, Pictures) for picture in block.shown]
+
+
+def _comparison_parts(
+    inputs: Inputs, over_seeds: Sequence[Figure], shown: Sequence[Picture], note: str
+) -> list[str | Table]:
     """Say the answer first, then how sure it is, then the numbers."""
     protocol, known = inputs.protocol, primaries(over_seeds, inputs.protocol)
     devices, commits, corpora = (listed_values(inputs.rows, name) for name in ("device", "commit", "corpus"))
@@ -205,6 +229,7 @@ def _comparison_parts(inputs: Inputs, over_seeds: Sequence[Figure], note: str) -
         inputs.frozen,
         note,
         *_comparison_tables(protocol, over_seeds, verdicts, known),
+        *(f"![{markdown_text(f'{it.title}; {it.legend}')}]({it.name}.svg)" for it in shown),
         *(["The verdicts in full:", bullets(list(map(words.verdict_sentence, verdicts)))] if verdicts else []),
         made_by(
             [protocol.command],

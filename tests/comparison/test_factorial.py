@@ -60,5 +60,7 @@ def test_a_factorial_is_run_and_shown_by_its_effects_and_says_what_it_lacks(text
     assert "\n## Effects of parts on nats a character\n" in published
     assert "\n| positions, gate | 0 of 2 " in published
     assert "odd+positions+gate: was not measured." in published
+    # Its pictures would be of corners.
+    assert "![" not in published
     # Effects have brackets of another kind.
     assert "Clopper" not in published

@@ -1,12 +1,16 @@
 """Many variants beside one reference: their sentences in the answer, and the pictures of their differences."""
 
 import dataclasses
+import json
 import math
+import re
 
 import numpy as np
 import pytest
+from report_rows import SKILL, write_experiment
 from simulate_verdicts import ACCURACY, NATS
 
+from attnbench.comparison.publish import publish_comparison
 from attnbench.report.blocks import Pictures
 from attnbench.report.sections.differences import FEWEST, difference_section
 from attnbench.report.sections.verdicts import MANY, verdict_lines
@@ -120,3 +124,20 @@ def test_a_picture_needs_variants_enough_that_have_a_difference():
     without = [dataclasses.replace(it, difference=None, low=None, high=None, outcome="none") for it in enough]
     assert difference_section(without) is None
     assert difference_section([*enough[:FEWEST], *without[FEWEST:]]).blocks[1].shown[0].name == "differences-recall"
+
+
+@pytest.mark.usefixtures("without_charts")
+def test_a_published_page_has_the_pictures_that_carry_its_answer(tmp_path):
+    folder = write_experiment(tmp_path / "demo", seeds=10)
+    record = json.loads((folder / "comparison.json").read_text())
+    (folder / "comparison.json").write_text(json.dumps(record | {"reference": "softmax", "rank": list(SKILL)}))
+    publish_comparison(folder, tmp_path / "published", title="Demo")
+    page = (tmp_path / "published" / "README.md").read_text()
+    named = re.findall(r"^!\[(.+)\]\((.+)\)$", page, re.MULTILINE)
+    assert [name for _, name in named] == [
+        *(f"differences-{evaluation}.svg" for evaluation in ("copy", "recall", "perplexity")),
+        *("copy-state_bytes.svg", "recall-state_bytes.svg", "perplexity-step_milliseconds.svg"),
+    ]
+    assert named[1][0] == "Recall: accuracy less softmax’s; sequence length 512, pairs 64"
+    assert all((tmp_path / "published" / name).exists() for _, name in named)
+    assert page.index("\n| ") < page.index("\n![") < page.index("The verdicts in full:")

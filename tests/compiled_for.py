@@ -23,7 +23,6 @@ from triton.backends.nvidia.compiler import CUDABackend
 from attnbench.kernels import launching
 from attnbench.kernels.delta import launch as delta_rule_launch
 from attnbench.kernels.delta.rule import gated_delta_rule
-from attnbench.kernels.diagonal import launch as diagonal_launch
 from attnbench.kernels.diagonal.decay import diagonal_decay
 from attnbench.kernels.flash import attention as flash_attention
 from attnbench.kernels.flash import launch as flash_launch
@@ -169,7 +168,6 @@ def main(capability: int, word: str = "") -> None:
     flash_attention._check = lambda *inputs: None
     for module in (delta_rule_launch, flash_launch):
         module.is_roomy = lambda device: capability // 10 in (9, 10)
-    for module in (delta_rule_launch, diagonal_launch, flash_launch):
         module.num_multiprocessors = lambda device: 128
     with tempfile.TemporaryDirectory() as cache, FakeTensorMode():
         triton.knobs.cache.dir = cache

@@ -13,7 +13,7 @@ from typing import Any
 from attnbench.comparison.findings import FINDINGS
 from attnbench.comparison.freeze import FREEZE
 from attnbench.comparison.transfer import CELLS, export_cells
-from attnbench.report.blocks import Picture, Pictures
+from attnbench.report.blocks import Note, Picture, Pictures
 from attnbench.report.charts import look
 from attnbench.report.inputs import Inputs, Protocol, primaries, read_inputs, verdicts_by
 from attnbench.report.sections import words
@@ -100,7 +100,8 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
         raise UserError(f"{path}: is not there; compare.py writes it")
     inputs = read_inputs(experiment)
     over_seeds = figures(inputs.rows, inputs.protocol.shared)
-    shown = _pictures(inputs, over_seeds)
+    known, verdicts = primaries(over_seeds, inputs.protocol), verdicts_by(inputs.protocol, over_seeds)
+    pictures = _pictures(inputs, over_seeds, verdicts, known)
     record = read_object(path)
     freeze = experiment / FREEZE
     frozen = {FREEZE: json.dumps(read_object(freeze), indent=1) + "\n"} if freeze.exists() else {}
@@ -109,13 +110,17 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
     write_page(
         target,
         title=title,
-        parts=_comparison_parts(inputs, over_seeds, shown, note),
+        parts=_comparison_parts(inputs, over_seeds, verdicts, known, pictures, note),
         rows=as_measured([*inputs.rows, *inputs.control, *to_rows(over_seeds)]),
         environments={name: stamp for name, stamp in inputs.environments.items() if stamp is not None},
         files={
             "comparison.json": json.dumps(record, indent=1) + "\n",
             **frozen,
-            **{f"{it.name}.svg": look.to_svg(it, inputs.protocol.variants) for it in shown},
+            **{
+                f"{it.name}.svg": look.to_svg(it, inputs.protocol.variants)
+                for it in pictures
+                if isinstance(it, Picture)
+            },
         },
         is_packed=True,
     )
@@ -192,27 +197,37 @@ def _finding_parts(finding: Mapping[str, Any], files: Mapping[str, str]) -> list
     ]
 
 
-def _pictures(inputs: Inputs, over_seeds: Sequence[Figure]) -> list[Picture]:
-    """Choose the report's pictures that carry its answer: differences from the reference, and what scores cost."""
+def _pictures(
+    inputs: Inputs, over_seeds: Sequence[Figure], verdicts: Sequence[Verdict], known: Mapping[str, Primary]
+) -> list[Note | Picture]:
+    """Choose what the report draws of its answer: differences from the reference, and what scores cost; with its words
+    on how to read them."""
     protocol = inputs.protocol
     if protocol.factors:
         return []
-    sections = [
-        difference_section(verdicts_by(protocol, over_seeds)),
-        tradeoffs(inputs.rows, over_seeds, primaries(over_seeds, protocol), protocol.variants),
-    ]
-    blocks = [block for section in sections if section is not None for block in section.blocks]
-    return [picture for block in blocks if isinstance(block, Pictures) for picture in block.shown]
+    chosen: list[Note | Picture] = []
+    for section in (
+        difference_section(verdicts),
+        tradeoffs(inputs.rows, over_seeds, known, protocol.variants),
+    ):
+        blocks = section.blocks if section is not None else []
+        drawn = [picture for block in blocks if isinstance(block, Pictures) for picture in block.shown]
+        chosen += [*(block for block in blocks if isinstance(block, Note) and drawn), *drawn]
+    return chosen
 
 
 def _comparison_parts(
-    inputs: Inputs, over_seeds: Sequence[Figure], shown: Sequence[Picture], note: str
+    inputs: Inputs,
+    over_seeds: Sequence[Figure],
+    verdicts: Sequence[Verdict],
+    known: Mapping[str, Primary],
+    pictures: Sequence[Note | Picture],
+    note: str,
 ) -> list[str | Table]:
     """Say the answer first, then how sure it is, then the numbers."""
-    protocol, known = inputs.protocol, primaries(over_seeds, inputs.protocol)
+    protocol = inputs.protocol
     devices, commits, corpora = (listed_values(inputs.rows, name) for name in ("device", "commit", "corpus"))
     corpus = f", corpus `{corpora}`" if corpora else ""
-    verdicts = verdicts_by(protocol, over_seeds)
     said = sentences(
         inputs.rows,
         inputs.control,
@@ -229,7 +244,7 @@ def _comparison_parts(
         inputs.frozen,
         note,
         *_comparison_tables(protocol, over_seeds, verdicts, known),
-        *(f"![{markdown_text(f'{it.title}; {it.legend}')}]({it.name}.svg)" for it in shown),
+        *map(_drawn, pictures),
         *(["The verdicts in full:", bullets(list(map(words.verdict_sentence, verdicts)))] if verdicts else []),
         made_by(
             [protocol.command],
@@ -241,6 +256,12 @@ def _comparison_parts(
         *_plan_cells("Failed", [f"{entry['cell']}: {entry['reason']}" for entry in protocol.failures]),
         *_plan_cells("Not run yet", protocol.missing),
     ]
+
+
+def _drawn(part: Note | Picture) -> str:
+    if isinstance(part, Note):
+        return markdown_text(part.text)
+    return f"![{markdown_text(f'{part.title}; {part.legend}')}]({part.name}.svg)"
 
 
 def _comparison_tables(

@@ -1,5 +1,5 @@
-"""What scores cost, of an accuracy the bytes of a state and of a loss the milliseconds of a training step; and which
-scores nothing as cheap comes near."""
+"""Costs of scores, of an accuracy the bytes of a state and of a loss the milliseconds of a training step; and the
+scores that are worth theirs."""
 
 import json
 from collections.abc import Sequence
@@ -32,6 +32,12 @@ class Priced:
         """Mean of the cost."""
         assert self.cost.mean is not None
         return self.cost.mean
+
+
+def widths_of(points: Sequence[Priced]) -> list[int]:
+    """List the widths of the models, narrowest first; empty where there is one, or none is known."""
+    widths = sorted({point.score.settings[WIDTH] for point in points if WIDTH in point.score.settings})
+    return widths if len(widths) > 1 else []
 
 
 def cost_metric(primary: Primary) -> str:
@@ -79,8 +85,10 @@ def _is_cost_of(cost: Figure, score: Figure) -> bool:
 
 
 def frontier(points: Sequence[Priced], primary: Primary, floor: float) -> list[Priced]:
-    """Leave the accuracies that are more than the margin above `floor` and above each that costs no more, the cheapest
-    first."""
+    """Choose accuracies, the cheapest first, each more than the margin above those before it and above `floor`.
+
+    Every other is at most the margin above one of them that costs no more, or above `floor`.
+    """
     kept: list[Priced] = []
     for point in sorted(points, key=lambda point: (point.price, -point.value)):
         if point.value > (kept[-1].value if kept else floor) + primary.margin:

@@ -22,7 +22,7 @@ TEXT = dataclasses.replace(NATS, metric="nats_per_character", margin=math.log(1.
 
 
 def verdicts(**means: tuple[float, float]) -> list[Verdict]:
-    """Of variants beside softmax: how much better each is in recall, and how many nats above it on text."""
+    """Judge variants beside softmax, by how much better each is in recall and how many nats above it on text."""
     noise = np.random.default_rng(0).normal(0, 1e-3, 12)
     pairs = [
         Pair(
@@ -140,4 +140,6 @@ def test_a_published_page_has_the_pictures_that_carry_its_answer(tmp_path):
     ]
     assert named[1][0] == "Recall: accuracy less softmax’s; sequence length 512, pairs 64"
     assert all((tmp_path / "published" / name).exists() for _, name in named)
-    assert page.index("\n| ") < page.index("\n![") < page.index("The verdicts in full:")
+    # Words on how to read them stand before them.
+    places = [page.index(it) for it in ("\n| ", "The upright ticks are the margin", "\n![", "The verdicts in full:")]
+    assert places == sorted(places)

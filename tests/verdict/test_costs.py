@@ -1,4 +1,4 @@
-"""What scores cost, and which of them nothing as cheap comes near."""
+"""Costs of scores, and the scores that are worth theirs."""
 
 import dataclasses
 
@@ -65,15 +65,21 @@ def test_what_nobody_measured_the_cost_of_is_left_out():
         # Within the margin of a cheaper one, or of one that costs as much.
         ([("cheap", 0.5, 100), ("near", 0.51, 200)], ["cheap"]),
         ([("cheap", 0.5, 100), ("apart", 0.52, 200)], ["cheap", "apart"]),
-        ([("lower", 0.5, 100), ("higher", 0.7, 100)], ["higher"]),
+        ([("lower", 0.5, 100), ("higher", 0.7, 100), ("alike", 0.695, 100)], ["higher"]),
+        ([("cheap", 0.5, 100), ("near", 0.509, 200), ("apart", 0.512, 300)], ["cheap", "apart"]),
         # What luck reaches costs nothing.
         ([("lucky", CHANCE + 0.005, 10), ("learned", 0.5, 100)], ["learned"]),
         ([("lucky", CHANCE, 10)], []),
     ],
 )
-def test_the_frontier_has_what_nothing_as_cheap_comes_near(scores, kept):
+def test_the_frontier_has_the_accuracies_that_are_worth_their_cost(scores, kept):
     (group,) = priced(figures([it for each in scores for it in scored(*each)]), "recall", RECALL)
-    assert [point.score.variant for point in frontier(group, RECALL, CHANCE)] == kept
+    found = frontier(group, RECALL, CHANCE)
+    assert [point.score.variant for point in found] == kept
+    # As the answer says of all others.
+    for point in group:
+        no_dearer = [it.value for it in found if it.price <= point.price]
+        assert point.value <= max([CHANCE, *no_dearer]) + RECALL.margin
 
 
 def said(*rows: list[ResultRow], primary: Primary = RECALL) -> list[str]:
@@ -81,7 +87,7 @@ def said(*rows: list[ResultRow], primary: Primary = RECALL) -> list[str]:
 
 
 def test_the_answer_says_it_a_sentence_a_setting():
-    ending = "No other comes within 0.01 of one of these with as few; by means, not tested."
+    ending = "Every other is at most 0.01 above one of these that takes no more, or above chance; by means, not tested."
     assert said(scored("one", 0.9, 100), scored("two", 0.95, 2000)) == [
         f"Recall at pairs 4, width 64, most for its bytes of state: one 0.90 in 100; two 0.95 in 2,000. {ending}"
     ]

@@ -51,9 +51,9 @@ beyond the shared memory."""
 NARROW_VALUES = 32
 
 NARROWEST = 32
-"""Least value channels of a walk's block. Of few heads the walks are long, and most multiprocessors would have none:
-1 x 8,192 positions of 32 heads of 128 channels (query and key of 16) take 1.73 ms forward and backward with blocks of
-32, 1.91 with 64, and all chunks at once 2.13; 2 x 16,384 of 12 heads of 64 take 1.73, 2.00 and 1.61, on an H100."""
+"""Least value channels of a walk's block: 1 x 8,192 positions of 32 heads of 128 channels (query and key of 16) take
+1.73 ms forward and backward with blocks of 32, 1.91 with 64, and all chunks at once 2.13; 2 x 16,384 of 12 heads of 64
+take 1.73, 2.00 and 1.61, on an H100."""
 
 MANY_CHUNKS = 8
 """Chunks from which a walk is long."""
@@ -88,6 +88,18 @@ def positions_of_chunk(key_width: int, value_width: int, dtype: torch.dtype) -> 
     """
     is_narrow = min(key_width, value_width & -value_width) < NARROW
     return 32 if is_narrow or (dtype == torch.float32 and key_width <= 64) else 64
+
+
+def values_of_walk(channels: int, narrowest: int, num_values: int, device: torch.device) -> int:
+    """Return the value channels of a walk's block: `channels`, halved while that leaves no more walks than
+    multiprocessors, as of few heads walks are long and most multiprocessors would have none.
+
+    Args:
+        num_values: value channels of all sequences and heads.
+    """
+    while channels > narrowest and 2 * num_values // channels <= num_multiprocessors(device):
+        channels //= 2
+    return channels
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +186,7 @@ class DeltaRule:
             return launch
         channels = min(launch["VALUES"], self.values)
         if kernel.startswith("walk") and self.can_walk_narrow:
-            programs = self.sequences * self.value_width // channels
-            while channels > NARROWEST and 2 * programs <= num_multiprocessors(self.mixed.device):
-                channels, programs = channels // 2, 2 * programs
+            channels = values_of_walk(channels, NARROWEST, self.sequences * self.value_width, self.mixed.device)
         return launch | {"VALUES": channels}
 
     @property

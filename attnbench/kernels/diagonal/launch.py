@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnbench.kernels.delta.launch import NARROW_VALUES, positions_of_chunk
+from attnbench.kernels.delta.launch import NARROW_VALUES, positions_of_chunk, values_of_walk
 from attnbench.kernels.diagonal.chunk import chunk_kernel, resolve_kernel
 from attnbench.kernels.diagonal.gradient import gradient_kernel, pair_gradient_kernel
 from attnbench.kernels.diagonal.walk import walk_backward_kernel, walk_forward_kernel
-from attnbench.kernels.launching import launch, num_multiprocessors
+from attnbench.kernels.launching import launch
 from attnbench.kernels.products import product_precision
 
 LAUNCH: dict[str, dict[str, int]] = {
@@ -151,10 +151,7 @@ class DiagonalRule:
         most = self.launch_of(kernel)["VALUES"] if self.chunk == 64 else NARROW_VALUES
         channels = min(most, self.value_width & -self.value_width)
         if kernel.startswith("walk"):
-            # Of few sequences the walks are long, and most multiprocessors would have none.
-            programs = self.sequences * self.value_width // channels
-            while channels > NARROWEST and 2 * programs <= num_multiprocessors(self.query.device):
-                channels, programs = channels // 2, 2 * programs
+            channels = values_of_walk(channels, NARROWEST, self.sequences * self.value_width, self.query.device)
         return channels
 
     def launch_of(self, kernel: str) -> dict[str, int]:

@@ -11,7 +11,7 @@ from attnbench.results.metrics import Primary
 from attnbench.results.rows import ResultRow
 from attnbench.results.tables import format_number
 from attnbench.verdict.control import control_sentence, judge_control
-from attnbench.verdict.costs import WIDTH, Priced, cost_metric, frontier, priced
+from attnbench.verdict.costs import WIDTH, Priced, cost_metric, frontier, priced, widths_of
 from attnbench.verdict.ranking import Noise, Verdict, noise_floor
 from attnbench.verdict.seeds import Figure, same_models
 
@@ -96,31 +96,28 @@ def beyond_training(figures: Sequence[Figure]) -> dict[str, list[str]]:
 
 
 def by_state(figures: Sequence[Figure], primaries: Mapping[str, Primary]) -> list[str]:
-    """Write the accuracies that no other comes near with as few bytes of state, a sentence a setting."""
+    """Write the accuracies that are worth their bytes of state, a sentence a setting."""
     sentences = []
     for evaluation, primary in primaries.items():
-        if cost_metric(primary) != "state_bytes":
-            continue
-        for points in priced(figures, evaluation, primary):
+        for points in priced(figures, evaluation, primary) if cost_metric(primary) == "state_bytes" else ():
             settings = points[0].score.settings
-            found = frontier(
-                points, primary, max((settings[name] for name in settings if words.is_chance(name)), default=0)
-            )
+            chance = max((value for name, value in settings.items() if words.is_chance(name)), default=0.0)
+            found = frontier(points, primary, chance)
             if found and len({point.price for point in points}) > 1:
-                sentences.append(_most_for_its_state(evaluation, primary, points, found))
+                sentences.append(_most_for_its_state(evaluation, primary, found, has_widths=bool(widths_of(points))))
     return sentences
 
 
-def _most_for_its_state(evaluation: str, primary: Primary, points: Sequence[Priced], found: Sequence[Priced]) -> str:
-    has_widths = len({point.score.settings.get(WIDTH) for point in points}) > 1
+def _most_for_its_state(evaluation: str, primary: Primary, found: Sequence[Priced], *, has_widths: bool) -> str:
     skipped = ("split", *([WIDTH] if has_widths else []))
     place = words.where({name: value for name, value in found[0].score.settings.items() if name not in skipped})
     names = [f"{it.score.label}{f' at width {it.score.settings[WIDTH]}' if has_widths else ''}" for it in found]
     # Two digits tell apart what the margin does; an interval over few seeds would leave fewer.
     parts = [f"{name} {it.value:.2f} in {words.outcome(it.cost)}" for name, it in zip(names, found, strict=True)]
     return (
-        f"{words.heading(evaluation)}{place and f' at {place}'}, most for its bytes of state: {'; '.join(parts)}. No "
-        f"other comes within {primary.margin:g} of one of these with as few; by means, not tested."
+        f"{words.heading(evaluation)}{place and f' at {place}'}, most for its bytes of state: {'; '.join(parts)}. "
+        f"Every other is at most {primary.margin:g} above one of these that takes no more, or above chance; by means, "
+        "not tested."
     )
 
 

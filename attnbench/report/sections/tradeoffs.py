@@ -14,7 +14,7 @@ from attnbench.report.sections import words
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import MIXER_OPTIONS, ResultRow, is_search
 from attnbench.results.tables import Table, format_interval
-from attnbench.verdict.costs import WIDTH, Priced, priced
+from attnbench.verdict.costs import WIDTH, Priced, priced, widths_of
 from attnbench.verdict.seeds import Figure
 
 WINDOW = "window"
@@ -68,14 +68,8 @@ def _title(evaluation: str, points: Sequence[Priced]) -> str:
     return f"{words.heading(evaluation)}: {words.metric_name(score.metric)} against {against}"
 
 
-def _widths(points: Sequence[Priced]) -> list[int]:
-    """List the widths of the models, narrowest first; a single one is the same as none."""
-    widths = sorted({point.score.settings[WIDTH] for point in points if WIDTH in point.score.settings})
-    return widths if len(widths) > 1 else []
-
-
 def _place(points: Sequence[Priced]) -> str:
-    skipped = ("split", "checkpoint", "context", *([WIDTH] if _widths(points) else []))
+    skipped = ("split", "checkpoint", "context", *([WIDTH] if widths_of(points) else []))
     return words.where({name: value for name, value in points[0].score.settings.items() if name not in skipped})
 
 
@@ -86,8 +80,8 @@ def _picture(
     curves: Mapping[tuple[str, str], str],
     variants: Sequence[str],
 ) -> Picture:
-    widths, scores = _widths(points), [point.score for point in points]
-    data = [_datum(point, f"{point.score.settings.get(WIDTH)}" if widths else "") for point in points]
+    widths, scores = widths_of(points), [point.score for point in points]
+    data = [_datum(point) | ({"width": f"{point.score.settings.get(WIDTH)}"} if widths else {}) for point in points]
     ends = [end for score in scores for end in (score.low, score.high) if end is not None]
     is_share = scores[0].metric.endswith("accuracy")
     cost = points[0].cost.metric
@@ -136,11 +130,10 @@ def _cost_axis(costs: Sequence[float], title: str) -> Axis:
     return Axis(title=title, domain=domain, is_logarithmic=True, is_short=True, ticks=round_numbers(*domain))
 
 
-def _datum(point: Priced, width: str) -> Datum:
+def _datum(point: Priced) -> Datum:
     score = point.score
     return {
         "variant": score.label,
-        "width": width,
         "x": point.price,
         "value": point.value,
         "low": point.value if score.low is None else score.low,

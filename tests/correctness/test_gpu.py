@@ -18,7 +18,7 @@ from attnbench.bench.operators.gate import GateError, largest_error
 from attnbench.bench.operators.roofline import Ceilings
 from attnbench.correctness.checks import build_mixer
 from attnbench.evals.lib.step_cost import Repetition
-from attnbench.machine.device import forget_compiled
+from attnbench.machine.device import forget_compiled, share_kernel_cache
 from attnbench.machine.precision import multiplying
 from attnbench.mixers.definition import LENGTHS, MODEL, TOLERANCES, deviation
 from attnbench.model.building import build_model, resolve_mixer
@@ -169,9 +169,13 @@ def test_an_implementation_of_operator_tables_passes_the_gate(name, head_width, 
 def twice(root, tmp_path_factory):
     """Two folders, filled by two processes that train the same models."""
     folders = [tmp_path_factory.mktemp(name) for name in ("one", "two")]
+    # In a cache of their own the second finds the sizes that the compiler measured for the first; in one that others
+    # fill at the same time it may find theirs. Our kernels, which measure nothing, stay where they are.
+    share_kernel_cache()
+    environment = python_path(root) | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("compiled"))}
     for folder in folders:
         command = [sys.executable, root / "tests" / "train_twice.py", "cuda", folder]
-        done = subprocess.run(command, env=python_path(root), capture_output=True, text=True)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     return folders
 

@@ -273,7 +273,8 @@ class Comparison:
         )
 
     def descriptive(self) -> list[str]:
-        """Say of each evaluation whose primary metric is not tested how many seeds a test in this plan would take."""
+        """Say of each evaluation whose primary metric is not tested why: a test takes seeds that are not there, or the
+        plan tests others."""
         if not self.plan.ranked:
             return ["Nothing is tested in this plan (rank: []), so no difference has a verdict."]
         tested, number = self.primaries(), self.seeds_by_evaluation()[0]
@@ -283,11 +284,18 @@ class Comparison:
             if cls.primary is not None and name not in tested
         }
         family = self.family([*tested, *others])
+        if not family:
+            return []
+
+        def reason(name: str, primary: Primary) -> str:
+            fewest = fewest_seeds_of(primary, len(family))
+            if fewest > number[name]:
+                return f"a test would take {fewest} seeds, and there are {number[name]}"
+            return f"it tests {' and '.join(tested)} alone (plan.tested), which take fewer seeds so"
+
         return [
-            f"{primary.metric} of {name} has no verdict in this plan: a test would take "
-            f"{fewest_seeds_of(primary, len(family))} seeds, and there are {number[name]}."
+            f"{primary.metric} of {name} has no verdict in this plan: {reason(name, primary)}."
             for name, primary in others.items()
-            if family
         ]
 
     def seeds_by_evaluation(self) -> tuple[dict[str, int], dict[str, str]]:

@@ -148,6 +148,36 @@ class OnePercentOff(SeparateProjections):
         return 1.01 * mixed_BTD, state
 
 
+class DecaysOfNoPosition(SeparateProjections):
+    def log_decay(self, x_BTD: Tensor) -> Tensor:
+        return torch.full((self.num_heads,), self.decay).log()
+
+
+class GrowsByItsDecay(SeparateProjections):
+    def log_decay(self, x_BTD: Tensor) -> Tensor:
+        return torch.full((*x_BTD.shape[:2], self.num_heads), 1 / self.decay).log()
+
+
+class KeepsATensor(SeparateProjections):
+    def __init__(self, *, dim: int, head_width: int, backend: str = "auto") -> None:
+        super().__init__(dim=dim, head_width=head_width, backend=backend)
+        self.ages = torch.arange(4)
+
+
+class FailsToBuild(SeparateProjections):
+    def __init__(self, *, dim: int, head_width: int, backend: str = "auto") -> None:
+        super().__init__(dim=dim, head_width=head_width, backend=backend)
+        self.share = dim / 0
+
+
+class StatesNoFlops(Mixer):
+    forward, reference, init_state = (
+        SeparateProjections.forward,
+        SeparateProjections.reference,
+        SeparateProjections.init_state,
+    )
+
+
 class OverflowsWhereItForgets(SeparateProjections):
     """Decays by its input, and masks the decays of later positions when they are exponentials already."""
 

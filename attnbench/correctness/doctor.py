@@ -15,6 +15,7 @@ from attnbench.correctness.checks import (
     CASES,
     LENGTH_IN_PIECES,
     Check,
+    build_mixer,
     case_checks,
     decoding_checks,
     first_step_check,
@@ -37,7 +38,7 @@ from attnbench.results.folder import ROOT
 from attnbench.results.job import measured_by
 from attnbench.results.row_tables import write_csv
 from attnbench.results.rows import Identity, Measurement, ResultRow
-from attnbench.settings.errors import UserError, printable
+from attnbench.settings.errors import UserError, one_line, printable
 from attnbench.settings.registry import class_named, is_own, resolve
 from attnbench.settings.schema import DoctorSettings, MixerSettings
 
@@ -78,10 +79,12 @@ def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings]) -> Path:
 
     Raises:
         UserError: a backend that `auto` chooses here is wrong or cannot train, a mixer from outside attnbench breaks
-            its contract, or an operator that all mixers share is wrong.
+            its contract or cannot be built, or an operator that all mixers share is wrong.
     """
     device, say = resolve_device(settings.device), Printer()
     stamp, precision = environment(device, ROOT), resolve_precision("auto", device.type)
+    for mixer in mixers:
+        _require_built(mixer, device)
     _say_machine(say, stamp)
     _say_choices(say, mixers, precision, device)
     checks = []
@@ -105,6 +108,24 @@ def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings]) -> Path:
     if problems:
         raise UserError("; ".join(problems))
     return folder
+
+
+def _require_built(settings: MixerSettings, device: torch.device) -> None:
+    """Raise UserError for a mixer from outside attnbench that cannot be built: every line would say so."""
+    if is_own(class_named(settings)):
+        return
+    resolve(settings.target, Mixer)
+    try:
+        mixer = resolved(settings, "auto", "float32", device)
+    except UserError:
+        # It does not run here, and the page says why.
+        return
+    try:
+        build_mixer(mixer, device)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"attn={settings.name}: {one_line(error)}") from error
 
 
 def _save(folder: Path, say: Printer, rows: Sequence[ResultRow], stamp: dict[str, Any]) -> Path:

@@ -204,8 +204,15 @@ def definition(mixer: Mixer, case: Case) -> str:
 def forgetting(mixer: Mixer, case: Case) -> str:
     """Check the same of a memory that decays where some positions leave nothing of it: an exponential that overflows
     behind a mask leaves outputs right and gradients wrong."""
-    if mixer.log_decay(_example(mixer, 1, case.model.dim)) is None:
+    x_BTD = _example(mixer, 3, case.model.dim)
+    decay = mixer.log_decay(x_BTD)
+    if decay is None:
         return ""
+    shape = tuple(decay.shape)
+    if decay.ndim not in (3, 4) or shape[:2] != x_BTD.shape[:2]:
+        return f"log_decay of {tuple(x_BTD.shape)} is {shape}, not (B, T, H) or (B, T, H, K)"
+    if not (decay <= 0).all():
+        return f"log_decay is up to {float(decay.max()):.3g}; a logarithm of what the memory keeps is at most 0"
     # In float32 at least: gates that are all but 0 or 1 leave gradients of bfloat16 few digits.
     wide = mixer.to(accumulation_dtype(next(mixer.parameters()).dtype))
     broken = definition(wide, replace(case, input_scale=FORGETTING_SCALE, lengths=case.lengths[-1:]))

@@ -97,7 +97,7 @@ class DecayedAttention(Mixer):
 
     def log_decay(self, x_BTD: Tensor) -> Tensor:
         """Return log a_t of every position, (B, T, H)."""
-        return self.gates(x_BTD)[0]
+        return self.gates(x_BTD)[0].expand(*x_BTD.shape[:2], -1)
 
     def forward(self, x_BTD: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
         if self.backend == "triton" and self.is_packed and not self.qk_norm:

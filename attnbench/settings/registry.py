@@ -34,12 +34,15 @@ def resolve(target: str, base: type[Class]) -> type[Class]:
     """Return the class named `target`, a subclass of `base`.
 
     Raises:
-        UserError: a class that may not be constructed, does not exist, or is no `base`.
+        UserError: a class that may not be constructed, does not exist, is no `base`, or lacks what that asks for.
     """
     module_name, _, class_name = target.rpartition(".")
     cls = getattr(import_module(target), class_name, None)
     if not (isinstance(cls, type) and issubclass(cls, base)):
         raise UserError(f"_target_={target}: {module_name} has no {base.__name__} of the name {class_name}")
+    if inspect.isabstract(cls):
+        missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
+        raise UserError(f"_target_={target}: {class_name} cannot be built without {missing}, which {base.__name__} has")
     return cls
 
 

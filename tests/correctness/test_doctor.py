@@ -401,6 +401,22 @@ def test_the_command_s_exit_code_tells_of_a_user_s_broken_mixer(tmp_path, monkey
     assert "attn=mine breaks a promise: equals its definition: at length 63 forward differs from reference" in errors
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("StatesNoFlops", "StatesNoFlops cannot be built without mixing_flops, which Mixer has"),
+        ("KeepsATensor", "attn=mine: outside_mixers.KeepsATensor keeps a tensor that is no parameter (ages), "),
+        ("FailsToBuild", "attn=mine: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_mixer_that_cannot_be_built_is_one_error_and_no_page(kind, message, capsys, tmp_path):
+    settings = DoctorSettings(mixers=["mine"], device="cpu", outputs_dir=str(tmp_path))
+    with pytest.raises(UserError) as raised:
+        diagnose(settings, [outside(f"outside_mixers.{kind}")])
+    assert str(raised.value).removeprefix(f"_target_=outside_mixers.{kind}: ").startswith(message)
+    assert capsys.readouterr().out == ""
+
+
 def test_a_contract_s_rows_say_which_promise_is_broken(diagnosed):
     settings = outside("outside_mixers.CheapOnPaper")
     said, rows, message = diagnosed([settings])

@@ -198,6 +198,8 @@ BROKEN = {
     "RoundsByTheFuture": [],
     "NormsOverTheBatch": [independence, definition],
     "OverflowsWhereItForgets": [forgetting],
+    "DecaysOfNoPosition": [forgetting],
+    "GrowsByItsDecay": [forgetting],
     "StepsDecayTwice": [pieces],
     "OnePercentOff": [definition],
     "LosesTheQuery": [definition],

@@ -212,7 +212,7 @@ def _comparisons(verdicts: Sequence[Verdict]) -> Folded:
     headers = ["Pair", "Metric", "Setting", "Verdict", "Difference", "Holm interval", "p", "p, Holm"]
     headers += ["p of equivalence, Holm", "Seeds"]
     table = Table(title="All pairs compared", headers=headers, lines=lines, num_labels=4)
-    return Folded("Comparisons", f"{len(lines)} pairs", table)
+    return Folded("Comparisons", "1 pair" if len(lines) == 1 else f"{len(lines)} pairs", table)
 
 
 def _not_ranked(protocol: Protocol) -> str:

@@ -28,7 +28,7 @@ LEGEND = "a line from the lower to the upper bound, each one-sided 95 %; the upr
 def write_findings(decisions: Sequence[Decision], rows: Sequence[ResultRow], *, target: Path, command: str) -> Path:
     """Write index.html, results.csv and figures/ of these findings; return the path of the page."""
     write_csv(rows, target / "results.csv")
-    devices = list(dict.fromkeys(row.identity.device for row in rows))
+    devices = [words.devices(row.identity.device for row in rows)] if rows else []
     counts = {verdict: sum(it.verdict == verdict for it in decisions) for verdict in (PASS, FAIL, UNDECIDED, NOT_RUN)}
     return write_sections(
         [_answer(decisions), *map(_section, decisions)],

@@ -168,7 +168,7 @@ def _facts(inputs: Inputs, over_seeds: Sequence[Figure]) -> list[str]:
         *([_counted(len(evaluations), "evaluation")] if evaluations else []),
         *([f"{len(inputs.protocol.corpora.names)} corpora"] if inputs.protocol.corpora is not None else []),
         f"up to {_counted(num_seeds, 'seed')}" if num_seeds > 1 else "1 seed",
-        words.listed(dict.fromkeys(identity.device for identity in identities)),
+        words.devices(identity.device for identity in identities),
     ]
 
 

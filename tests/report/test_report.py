@@ -25,6 +25,7 @@ from attnbench.report.sections.answer import answer
 from attnbench.report.sections.surroundings import ALIKE, surroundings, surroundings_table
 from attnbench.report.sections.words import (
     chances,
+    devices,
     interval_name,
     metric_name,
     plain_answer,
@@ -335,6 +336,15 @@ def test_what_is_not_ranked_is_said_without_a_winner(summed):
     sentence = plain_answer(summed, column)
     assert "measured, not ranked" in sentence
     assert "best" not in sentence
+
+
+def test_a_processor_that_several_numbers_of_threads_ran_on_stands_once():
+    cpu, other = "AMD EPYC (Rome)", "NVIDIA H200"
+    assert devices([f"{cpu} (2 threads)", other, f"{cpu} (1 threads)", f"{cpu} (2 threads)", other]) == (
+        f"{cpu} (1 or 2 threads) and {other}"
+    )
+    assert devices(["AMD EPYC (1 threads)"]) == "AMD EPYC (1 thread)"
+    assert devices([other]) == other
 
 
 def test_metrics_are_called_by_their_words_and_units():

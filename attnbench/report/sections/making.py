@@ -55,7 +55,9 @@ def _protocol(inputs: Inputs) -> dict[str, str]:
         "Plan": protocol.plan,
         "Variants": words.listed(protocol.variants),
         "Seeds": words.listed(map(str, sorted(seeds, key=str))),
-        **{name: listed(name.lower()) for name in ("Corpus", "Precision", "Device", "Commit")},
+        **{name: listed(name.lower()) for name in ("Corpus", "Precision")},
+        "Device": words.devices(identity.device for identity in identities),
+        "Commit": listed("commit"),
         "Started": protocol.started or "",
         "Took": f"{words.shown_value(protocol.seconds)} s" if protocol.seconds is not None else "",
     }

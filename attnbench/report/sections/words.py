@@ -106,6 +106,22 @@ def listed(words: Iterable[str], last: str = "and") -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}" if words else ""
 
 
+def devices(names: Iterable[str]) -> str:
+    """Name the devices of rows; a processor that several numbers of threads ran on stands once, with these."""
+    threads: dict[str, set[int]] = {}
+    for name in names:
+        processor = re.fullmatch(r"(.*) \((\d+) threads\)", name)
+        numbers = threads.setdefault(processor[1] if processor else name, set())
+        if processor:
+            numbers.add(int(processor[2]))
+    return listed(
+        f"{device} ({listed(map(str, sorted(numbers)), 'or')} thread{'' if numbers == {1} else 's'})"
+        if numbers
+        else device
+        for device, numbers in threads.items()
+    )
+
+
 def verdict_sentence(verdict: Verdict) -> str:
     """Write one sentence on a pair: better or worse and by how much, equivalent, or undecided and what would decide."""
     pair = verdict.pair

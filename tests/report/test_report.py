@@ -557,6 +557,10 @@ def test_what_differs_around_the_mixers_is_a_sentence():
         "conv_size (0: softmax, linear; 4: delta); gate (off: softmax, linear; silu: delta)."
     ]
     assert surroundings(rows[1:3]) == [ALIKE]
+    many = [measured(f"m{n}", "recall", **({"conv_size": 4 if n < 3 else 2} if n else {})) for n in range(7)]
+    assert surroundings(many) == [
+        "In recall the variants differ in conv_size (4: m1, m2; has none: m0; 2: all others)."
+    ]
     assert surroundings([row()]) == []
     assert surroundings_table([row()]) is None
 

@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from attnbench.report.sections import words
+from attnbench.report.sections.verdicts import MANY
 from attnbench.results.corpora import split_name
 from attnbench.results.rows import MIXER_OPTIONS, ResultRow, is_search
 from attnbench.results.tables import NOTHING, Table
@@ -77,15 +78,21 @@ def _shared(by_variant: dict[str, tuple[str, dict[str, Any]]]) -> list[str]:
 
 
 def _differing(name: str, by_variant: dict[str, tuple[str, dict[str, Any]]]) -> str:
-    """Write "conv_size (4: gated_deltanet; 0: softmax, linear)"; empty where all that have the option are alike."""
+    """Write "conv_size (4: gated_deltanet; 0: softmax, linear)"; empty where all that have the option are alike.
+
+    Of more than MANY variants the largest group is "all others"."""
     values: dict[str, list[str]] = {}
     for variant, (_, options) in by_variant.items():
         values.setdefault(_shown(options[name]) if name in options else "", []).append(variant)
     lacking = values.pop("", [])
     if len(values) < 2:
         return ""
-    parts = [f"{value}: {', '.join(variants)}" for value, variants in values.items()]
-    parts += [f"has none: {', '.join(lacking)}"] if lacking else []
+    groups = values | ({"has none": lacking} if lacking else {})
+    if len(by_variant) > MANY:
+        largest = max(groups, key=lambda value: len(groups[value]))
+        del groups[largest]
+        groups[largest] = ["all others"]
+    parts = [f"{value}: {', '.join(variants)}" for value, variants in groups.items()]
     return f"{name} ({'; '.join(parts)})"
 
 

@@ -291,7 +291,7 @@ class Comparison:
             fewest = fewest_seeds_of(primary, len(family))
             if fewest > number[name]:
                 return f"a test would take {fewest} seeds, and there are {number[name]}"
-            return f"it tests {' and '.join(tested)} alone (plan.tested), which take fewer seeds so"
+            return "plan.tested leaves it out, so that a test of what is in it takes fewer seeds"
 
         return [
             f"{primary.metric} of {name} has no verdict in this plan: {reason(name, primary)}."

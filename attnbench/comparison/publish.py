@@ -145,7 +145,8 @@ def publish_findings(folder: Path, target: Path, *, title: str, note: str = "") 
         raise UserError(f"{folder}: no finding was run to its end; there is nothing to publish")
     headers = ["finding", "claim", "source", "verdict"]
     table = Table(title="", headers=headers, lines=[_claim_line(it) for it in findings], num_labels=len(headers))
-    devices, commits = (listed_values(rows, name) for name in ("device", "commit"))
+    devices = markdown_text(words.devices(row.identity.device for row in rows))
+    commits = listed_values(rows, "commit")
     files = {FINDINGS: json.dumps(record, indent=1) + "\n"}
     for name in inputs:
         for path in (folder / "figures" / f"finding-{name}.svg", folder / name / FREEZE):
@@ -226,7 +227,8 @@ def _comparison_parts(
 ) -> list[str | Table]:
     """Say the answer first, then how sure it is, then the numbers."""
     protocol = inputs.protocol
-    devices, commits, corpora = (listed_values(inputs.rows, name) for name in ("device", "commit", "corpus"))
+    devices = markdown_text(words.devices(row.identity.device for row in inputs.rows))
+    commits, corpora = (listed_values(inputs.rows, name) for name in ("commit", "corpus"))
     corpus = f", corpus `{corpora}`" if corpora else ""
     said = sentences(
         inputs.rows,

@@ -202,8 +202,8 @@ def definition(mixer: Mixer, case: Case) -> str:
 
 
 def forgetting(mixer: Mixer, case: Case) -> str:
-    """Check the same of a memory that decays where some positions leave nothing of it: an exponential that overflows
-    behind a mask leaves outputs right and gradients wrong."""
+    """Check `log_decay`'s shape and sign, and the definition again where some positions leave nothing of the memory: an
+    exponential that overflows behind a mask leaves outputs right and gradients wrong."""
     x_BTD = _example(mixer, 3, case.model.dim)
     decay = mixer.log_decay(x_BTD)
     if decay is None:

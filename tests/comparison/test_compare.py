@@ -649,7 +649,7 @@ def test_a_plan_says_what_it_does_not_test_and_how_many_seeds_that_would_take(te
     assert sentence in (folder / "report" / "index.html").read_text()
     many = settings(text, tmp_path / "many", evaluations=["copy", "perplexity"], tested=["perplexity"],
         seeds=list(range(7)), probe_seeds=list(range(7)))  # fmt: skip
-    chosen = "it tests perplexity alone (plan.tested), which take fewer seeds so."
+    chosen = "plan.tested leaves it out, so that a test of what is in it takes fewer seeds."
     assert [line.partition(": ")[2] for line in Comparison(many, compose_once).descriptive()] == [chosen]
     assert Comparison(settings(text, tmp_path / "all", evaluations=["copy"]), compose_once).descriptive() == []
     unranked = Comparison(settings(text, tmp_path / "none", evaluations=["copy"], rank=[]), compose_once)

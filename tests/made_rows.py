@@ -4,6 +4,7 @@ import dataclasses
 
 from small import identity_of
 
+from attnbench.report.inputs import Inputs, Protocol
 from attnbench.results.rows import Measurement, ResultRow
 
 IDENTITY = identity_of(mixer="Softmax", evaluation="copy", corpus=None)
@@ -34,3 +35,10 @@ def row(
 def rows_of(variant, *values, **others):
     """A row for each value, of seeds 0, 1, ..."""
     return [row(variant, seed, value=value, **others) for seed, value in enumerate(values)]
+
+
+def inputs_of(rows, variants, **protocol):
+    """What a report would read of a comparison of `variants` that left these rows."""
+    given = {"plan": "made", "command": "", "rank": [], "reference": None, "files": None, **protocol}
+    known = Protocol(variants=list(variants), **given)
+    return Inputs(rows=list(rows), control=[], protocol=known, environments={}, incomplete=[], folders={})

@@ -28,6 +28,7 @@ from attnbench.comparison.transfer import export_cells, import_cells
 from attnbench.machine.device import resolve_device
 from attnbench.machine.processes import IdleWorkers, Outcome
 from attnbench.machine.signals import interruptible
+from attnbench.report.inputs import read_inputs
 from attnbench.report.terminal import print_comparison
 from attnbench.results.files import replace_file
 from attnbench.results.folder import holding
@@ -87,7 +88,7 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
         return folder
     if not files:
         raise UserError(f"{folder}: no cell has results; {len(comparison.failures)} failed")
-    _show(comparison, files, is_frozen=is_frozen, mirrored=mode != "none")
+    _show(comparison, is_frozen=is_frozen, mirrored=mode != "none")
     if comparison.failures:
         raise UserError(
             f"{len(comparison.failures)} failed, listed in comparison.json; the same command tries them again"
@@ -194,21 +195,10 @@ def _judge(comparison: Comparison, outcome: Outcome[Cell]) -> None:
         comparison.failures[cell.label] = error if error is not None else f"it left no {cell.results[0].name}"
 
 
-def _show(comparison: Comparison, files: Sequence[Path], *, is_frozen: bool, mirrored: bool) -> None:
+def _show(comparison: Comparison, *, is_frozen: bool, mirrored: bool) -> None:
     """Print the summary, write the report, show it in wandb; imports these two, which a comparison can go without."""
     settings, folder, plan = comparison.settings, comparison.folder, comparison.plan
-    print_comparison(
-        comparison.read_rows(files),
-        list(plan.variants),
-        rank=plan.ranked,
-        reference=plan.reference,
-        control_seeds=comparison.control_seeds(),
-        shared=comparison.shared_by_evaluation(),
-        factors=list(plan.factors),
-        primaries=comparison.primaries(),
-        descriptive=comparison.descriptive(),
-        in_looks=plan.in_looks,
-    )
+    print_comparison(read_inputs(folder))
     if settings.report:
         from attnbench.report.page import write_report
 

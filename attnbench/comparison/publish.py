@@ -230,19 +230,8 @@ def _comparison_parts(
     devices = markdown_text(words.devices(row.identity.device for row in inputs.rows))
     commits, corpora = (listed_values(inputs.rows, name) for name in ("commit", "corpus"))
     corpus = f", corpus `{corpora}`" if corpora else ""
-    said = sentences(
-        inputs.rows,
-        inputs.control,
-        over_seeds,
-        verdicts,
-        shared=protocol.shared,
-        primaries=known,
-        reference=protocol.reference,
-        descriptive=protocol.descriptive,
-        factors=protocol.factors,
-    )
     return [
-        bullets(said),
+        bullets(sentences(inputs, over_seeds, verdicts, known)),
         inputs.frozen,
         note,
         *_comparison_tables(protocol, over_seeds, verdicts, known),

@@ -54,7 +54,7 @@ def write_report(folder: Path, *, target: Path | None = None) -> Path:
     over_seeds = figures(inputs.rows, protocol.shared)
     known = primaries(over_seeds, protocol)
     verdicts = verdicts_by(protocol, over_seeds)
-    lines = answer(inputs.rows, over_seeds, verdicts, known, protocol.descriptive, protocol.factors)
+    lines = answer(inputs, over_seeds, verdicts, known)
     return write_page(
         inputs,
         over_seeds,

@@ -1,13 +1,13 @@
 """Tables that a finished command prints, of what was trained and measured, and the paths of its files."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from attnbench.report.sections.answer import sentences
-from attnbench.results.metrics import Primary
 from attnbench.results.rows import TEST_OF_BEST, ResultRow
 from attnbench.results.tables import (
     MetricColumn,
@@ -20,10 +20,12 @@ from attnbench.results.tables import (
 )
 from attnbench.settings.errors import printable
 from attnbench.verdict.axes import distinguish_variants
-from attnbench.verdict.control import control_of
 from attnbench.verdict.factorial import Factorial
 from attnbench.verdict.seeds import figures
-from attnbench.verdict.summary import Entry, Summary, summary, verdicts_of
+from attnbench.verdict.summary import Entry, Summary, summary
+
+if TYPE_CHECKING:
+    from attnbench.report.inputs import Inputs
 
 TRAINED = (
     MetricColumn(
@@ -91,45 +93,19 @@ def _cell(entry: Entry, *, with_interval: bool = False) -> TableCell:
     return TableCell(text=entry.text, notes=notes, mark="best" if entry.is_best else "")
 
 
-def print_comparison(
-    rows: Sequence[ResultRow],
-    variants: Sequence[str],
-    *,
-    rank: Sequence[str],
-    reference: str | None,
-    shared: Mapping[str, Mapping[str, str]],
-    primaries: Mapping[str, Primary],
-    control_seeds: Collection[int] = (),
-    factors: Sequence[str] = (),
-    descriptive: Sequence[str] = (),
-    in_looks: bool = False,
-) -> None:
+def print_comparison(inputs: "Inputs") -> None:
     """Print the summary of a comparison to standard output, with the variants of which all seeds failed; of a factorial
-    its effects and corners.
+    its effects and corners."""
+    # Imported here: they load torch, which scripts wait for only once their configuration is checked.
+    from attnbench.report.inputs import primaries, verdicts_by
+    from attnbench.report.sections.effects import factorial_tables
 
-    Args:
-        factors: parts of a factorial; empty for another plan.
-        descriptive: sentences about evaluations that are not tested.
-        in_looks: the seeds came by plan.seeds=auto.
-    """
-    rows, control = control_of(rows, control_seeds)
-    over_seeds = figures(rows, shared)
-    if factors:
-        # Imported here: it loads torch, which scripts wait for only once their configuration is checked.
-        from attnbench.report.sections.effects import factorial_tables
-
-        for table in factorial_tables(Factorial.of(variants, factors), over_seeds, primaries):
+    protocol, over_seeds = inputs.protocol, figures(inputs.rows, inputs.protocol.shared)
+    known = primaries(over_seeds, protocol)
+    if protocol.factors:
+        for table in factorial_tables(Factorial.of(protocol.variants, protocol.factors), over_seeds, known):
             print_table(table)
         return
-    verdicts = verdicts_of(over_seeds, rank=rank, reference=reference, primaries=primaries, in_looks=in_looks)
-    notes = sentences(
-        rows,
-        control,
-        over_seeds,
-        verdicts,
-        shared=shared,
-        primaries=primaries,
-        reference=reference,
-        descriptive=descriptive,
-    )
-    print_table(replace(summary_table(summary(over_seeds, verdicts, variants)), notes=notes))
+    verdicts = verdicts_by(protocol, over_seeds)
+    notes = sentences(inputs, over_seeds, verdicts, known)
+    print_table(replace(summary_table(summary(over_seeds, verdicts, protocol.variants)), notes=notes))

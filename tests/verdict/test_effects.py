@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from made_rows import row
+from made_rows import inputs_of, row
 
 from attnbench.report.sections.effects import factorial_tables
 from attnbench.report.terminal import print_comparison
@@ -148,7 +148,7 @@ def test_tables_name_every_corner_and_what_each_solved(capsys, monkeypatch):
     assert (len(effects.lines), len(of_nats.lines), len(of_recall.lines)) == (19, 8, 8)
     assert "| none of the parts | 2 of 5 0.7 | diverged at 5 of 5 seeds | not measured |" in to_markdown(of_recall)
     assert any("positions with convolution × gate × norm" in note for note in effects.notes)
-    print_comparison(rows, variants(), rank=[], reference=None, shared={}, primaries=PRIMARY, factors=PARTS)
+    print_comparison(inputs_of(rows, variants(), factors=PARTS))
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
     assert "positions × softmax" in printed

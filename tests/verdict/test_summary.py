@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from made_rows import IDENTITY, row, rows_of
+from made_rows import IDENTITY, inputs_of, row, rows_of
 
 from attnbench.report.terminal import print_comparison, summary_table
 from attnbench.results.rows import COLUMNS, SELECTION_SEED, ResultRow
@@ -216,7 +216,7 @@ def test_what_a_mixer_did_not_get_stands_beside_its_score(capsys):
     ]
     page = to_markdown(summary_table(shown, with_intervals=True))
     assert "| 0.2 [0.0, 0.9] without conv_size, output_gate |" in page
-    print_comparison(rows, ["softmax", "mine"], rank=[], reference=None, shared={}, primaries={})
+    print_comparison(inputs_of(rows, ["softmax", "mine"]))
     said = capsys.readouterr().out
     assert "0.2 without" in said
     assert said.count("output_gate") == 2

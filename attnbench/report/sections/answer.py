@@ -1,6 +1,7 @@
 """The answer of a comparison in a few lines, alike on a page and on a terminal: who is better, and how sure that is."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from attnbench.report.sections import words
 from attnbench.report.sections.corpora import corpora_lines
@@ -8,12 +9,15 @@ from attnbench.report.sections.surroundings import surroundings
 from attnbench.report.sections.verdicts import verdict_lines
 from attnbench.results.corpora import split_name
 from attnbench.results.metrics import Primary
-from attnbench.results.rows import ResultRow
 from attnbench.results.tables import format_number
 from attnbench.verdict.control import control_sentence, judge_control
 from attnbench.verdict.costs import WIDTH, Priced, cost_metric, frontier, priced, widths_of
 from attnbench.verdict.ranking import Noise, Verdict, noise_floor
 from attnbench.verdict.seeds import Figure, same_models
+
+if TYPE_CHECKING:
+    # It loads torch, which scripts wait for only once their configuration is checked.
+    from attnbench.report.inputs import Inputs, Rate
 
 FULL_LENGTHS = 8
 """Multiple of the trained length at which the perplexity stands in the answer."""
@@ -22,63 +26,57 @@ NOT_SCORED = "Fewer than two variants were scored in an evaluation with a primar
 
 
 def answer(
-    rows: Sequence[ResultRow],
-    figures: Sequence[Figure],
-    verdicts: Sequence[Verdict],
-    primaries: Mapping[str, Primary],
-    descriptive: Sequence[str] = (),
-    factors: Sequence[str] = (),
+    inputs: "Inputs", figures: Sequence[Figure], verdicts: Sequence[Verdict], primaries: Mapping[str, Primary]
 ) -> dict[str, list[str]]:
     """Write the lines of the answer by what they are about; those without anything to say are left out.
 
+    Of a factorial the tables of its effects are the answer, and lines of each of its corners would bury them.
+
     Args:
-        rows: of single seeds, whose settings say what stands around each mixer.
         verdicts: of the whole family.
         primaries: primary metric by evaluation.
-        descriptive: sentences about evaluations that are not tested.
-        factors: parts of a factorial, whose effects, in tables of their own, are the answer; lines of each of its
-            corners would bury them.
     """
-    if factors:
-        return {"Descriptive": list(descriptive)} if descriptive else {}
-    unscored = {} if descriptive else {"No verdict": [NOT_SCORED]}
+    protocol = inputs.protocol
+    described = {"Descriptive": list(protocol.descriptive), "Learning rates": edge_lines(protocol.rates)}
+    unscored = {} if protocol.descriptive else {"No verdict": [NOT_SCORED]}
     lines = {
         **corpora_lines(verdicts),
         **(verdict_lines(verdicts) if verdicts else unscored),
-        **({"Descriptive": list(descriptive)} if descriptive else {}),
+        **described,
         **noise_lines(verdicts),
         **beyond_training(figures),
         "Bytes of state": by_state(figures, primaries),
-        "Around the mixers": surroundings(rows),
+        "Around the mixers": surroundings(inputs.rows),
     }
-    return {term: sentences for term, sentences in lines.items() if sentences}
+    return {term: sentences for term, sentences in (described if protocol.factors else lines).items() if sentences}
 
 
 def sentences(
-    rows: Sequence[ResultRow],
-    control: Sequence[ResultRow],
-    figures: Sequence[Figure],
-    verdicts: Sequence[Verdict],
-    *,
-    shared: Mapping[str, Mapping[str, str]],
-    primaries: Mapping[str, Primary],
-    reference: str | None,
-    descriptive: Sequence[str] = (),
-    factors: Sequence[str] = (),
+    inputs: "Inputs", figures: Sequence[Figure], verdicts: Sequence[Verdict], primaries: Mapping[str, Primary]
 ) -> list[str]:
     """Write all that a comparison says, a sentence a line: models that are one, the answer, and the control.
 
     Args:
-        rows, verdicts, primaries, descriptive, factors: as `answer`.
-        control: rows of the reference under other seeds.
-        shared: by evaluation, variants that are another's model, and whose.
+        verdicts, primaries: as `answer`.
     """
-    lines = answer(rows, figures, verdicts, primaries, descriptive, factors)
-    said = [f"{line}: one model, run once." for line in same_models(shared)]
+    reference, control = inputs.protocol.reference, inputs.control
+    said = [f"{line}: one model, run once." for line in same_models(inputs.protocol.shared)]
+    lines = answer(inputs, figures, verdicts, primaries)
     said += [f"{term}: {sentence}" for term, group in lines.items() for sentence in group]
     if reference is not None:
-        said.append(control_sentence(judge_control(rows, control, reference=reference, primaries=primaries), reference))
+        judged = judge_control(inputs.rows, control, reference=reference, primaries=primaries)
+        said.append(control_sentence(judged, reference))
     return list(filter(None, said))
+
+
+def edge_lines(rates: Sequence["Rate"]) -> list[str]:
+    """Name the variants that did best at the first or the last of the rates tried; those of another task's apart."""
+    return [
+        f"{', '.join(filter(None, (words.task(it.evaluation), words.where(it.settings))))}: {it.variant} did best at "
+        f"{it.chosen:g}, at the edge of the rates tried; one beyond it may be better."
+        for it in rates
+        if it.at_edge and it.chosen is not None and it.taken_from is None
+    ]
 
 
 def noise_lines(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:

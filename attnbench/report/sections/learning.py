@@ -76,7 +76,7 @@ def _rate_picture(group: Sequence[Rate], variants: Sequence[str]) -> Picture:
     values = [datum["value"] for datum in (*lines, *dots)]
     what = "nats per character" if _is_training(first.evaluation) else "selection"
     task = words.where(first.settings)
-    title = f"{_task(first.evaluation)}: {what} by learning rate" + (f", {task}" if task else "")
+    title = f"{words.task(first.evaluation)}: {what} by learning rate" + (f", {task}" if task else "")
     failed = [f"{rate.variant} at {name}" for rate in group for name, score in rate.scores.items() if score is None]
     chosen = [f"{rate.variant} {rate.chosen:g}" for rate in group if rate.chosen is not None]
     drawing = Drawing(
@@ -98,12 +98,6 @@ def _rate_picture(group: Sequence[Rate], variants: Sequence[str]) -> Picture:
     )
 
 
-def _task(evaluation: str) -> str:
-    if not _is_training(evaluation):
-        return words.heading(evaluation)
-    return on_corpus("Language model", split_name(evaluation)[1])
-
-
 def _is_training(evaluation: str) -> bool:
     """Tell if it is the training of language models, on whichever corpus."""
     return split_name(evaluation)[0] == TRAINING
@@ -116,7 +110,7 @@ def _windows(rates: Sequence[Rate]) -> Table:
     lines = [
         [
             rate.variant,
-            ", ".join(filter(None, (_task(rate.evaluation), words.where(rate.settings)))),
+            ", ".join(filter(None, (words.task(rate.evaluation), words.where(rate.settings)))),
             TableCell(
                 text=NOTHING if rate.chosen is None else f"{rate.chosen:g}",
                 notes=("at the edge of its grid",) * rate.at_edge,
@@ -216,7 +210,7 @@ def _curve_picture(
     late = [datum["value"] for datum in lines if datum["x"] >= WARM_SHARE * last]
     skipped = ("split", "length", "beyond_training")
     task = words.where({name: value for name, value in score[1].items() if name not in skipped}) if score else ""
-    title = f"{_task(evaluation)}: {'selection' if score else 'nats per character'} by step"
+    title = f"{words.task(evaluation)}: {'selection' if score else 'nats per character'} by step"
     ends = [f"{c.variant} seed {c.seed} {c.values[-1]:.3g} after {c.steps[-1]:,} steps" for c in curves]
     drawing = Drawing(
         description=f"{title}; {'; '.join(ends[:20])}.",

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from attnbench.results.corpora import on_corpus, split_name
+from attnbench.results.rows import TRAINING
 from attnbench.results.tables import NOTHING, format_interval, format_number, format_within
 from attnbench.verdict.axes import PER_RUN
 from attnbench.verdict.ranking import Noise, Verdict
@@ -35,6 +37,12 @@ def metric_name(metric: str, unit: str = "") -> str:
 def heading(evaluation: str) -> str:
     """Write `weight_memory` as "Weight memory"."""
     return capitalized(evaluation.replace("_", " "))
+
+
+def task(evaluation: str) -> str:
+    """Write what a learning rate is for: `training` as "Language model"."""
+    name, corpus = split_name(evaluation)
+    return on_corpus("Language model", corpus) if name == TRAINING else heading(evaluation)
 
 
 def axis_name(axis: str) -> str:

@@ -113,6 +113,7 @@ def test_differences_are_drawn_the_best_first_between_their_margins():
     assert worst["text"].startswith("softmax is better than far")
     limits = {it["limit"] for it in text.spec["datasets"]["limits"] if it["variant"] == "far"}
     assert sorted(limits) == [pytest.approx(100 * (1 / 1.01 - 1)), pytest.approx(1.0)]
+    assert text.spec["datasets"]["levels"] == [{"level": 0.0}]
     assert "softmax is better than lost in accuracy of recall" in recall.description
 
 

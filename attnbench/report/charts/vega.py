@@ -104,13 +104,16 @@ def draw_bars(values: Sequence[Datum], parts: Sequence[str], shown: Sequence[str
     return _specification(layers, {"parts": list(values)}, height=44 * len(shown) + 16, description=description)
 
 
-def draw_bounds(values: Sequence[Datum], description: str, *, gap: int = 28) -> dict[str, Any]:
+def draw_bounds(
+    values: Sequence[Datum], description: str, *, gap: int = 28, level: float | None = None
+) -> dict[str, Any]:
     """Draw a line a figure: its bounds, itself, and a tick at each limit that it is held against.
 
     Args:
         values: `variant` (words for the figure, LINE_END between its lines), `value`, `low`, `high`, `text`; of a limit
             `variant` and `limit`.
         gap: pixels between the words of two figures.
+        level: that a dashed line under all of them stands at; None for none.
     """
     order = list(dict.fromkeys(value["variant"] for value in values))
     lines = [line for variant in order for line in variant.split(LINE_END)]
@@ -121,7 +124,9 @@ def draw_bounds(values: Sequence[Datum], description: str, *, gap: int = 28) -> 
     tooltip = [alt.Tooltip("variant:N", title="figure"), alt.Tooltip("text:N", title="with its bounds")]
     base = alt.Chart(alt.NamedData("figures")).encode(y=y)
     limits = alt.Chart(alt.NamedData("limits")).encode(y=y, x=alt.X("limit:Q", axis=number))
+    levels = alt.Chart(alt.NamedData("levels")).mark_rule(style="chance").encode(x=alt.X("level:Q", axis=number))
     layers = [
+        *([levels] if level is not None else []),
         base.mark_rule(strokeWidth=2).encode(
             x=alt.X("low:Q", axis=number, scale=alt.Scale(zero=False, padding=8)), x2="high:Q"
         ),
@@ -129,6 +134,7 @@ def draw_bounds(values: Sequence[Datum], description: str, *, gap: int = 28) -> 
         limits.mark_tick(thickness=3, size=min(26, 14 + gap), color="#D55E00"),
     ]
     data = {
+        "levels": [{"level": level}] if level is not None else [],
         "figures": [value for value in values if "value" in value],
         "limits": [value for value in values if "limit" in value],
     }

@@ -27,8 +27,8 @@ def difference_section(verdicts: Sequence[Verdict]) -> Section | None:
             by_evaluation.setdefault(verdict.pair.evaluation, []).append(verdict)
     shown = [_picture(reference, group) for group in by_evaluation.values() if len(group) >= FEWEST]
     about = (
-        "A line is the interval of a variant’s difference at its Holm level: it leaves out 0 where one of the two is "
-        "better. The upright ticks are the margin within which two are equivalent, which has a test of its own."
+        "A line is the interval of a variant’s difference at its Holm level: it leaves out 0, the dashed line, where "
+        "one of the two is better. The upright ticks are the margin within which two are equivalent, which has a test of its own."
     )
     title = f"Differences from {reference}"
     return Section(title=title, blocks=[Note(about), Pictures(shown)]) if shown else None
@@ -45,7 +45,9 @@ def _picture(reference: str, verdicts: Sequence[Verdict]) -> Picture:
     return Picture(
         name=f"differences-{evaluation}".replace("/", "_").replace(" ", "_"),
         title=title,
-        spec=draw_bounds([datum for it in ordered for datum in _data(it, in_percent=is_nats)], description, gap=GAP),
+        spec=draw_bounds(
+            [datum for it in ordered for datum in _data(it, in_percent=is_nats)], description, gap=GAP, level=0.0
+        ),
         description=description,
         legend=words.where({name: value for name, value in verdicts[0].pair.settings.items() if name != "split"}),
     )

@@ -558,9 +558,17 @@ def test_what_differs_around_the_mixers_is_a_sentence():
     ]
     assert surroundings(rows[1:3]) == [ALIKE]
     many = [measured(f"m{n}", "recall", **({"conv_size": 4 if n < 3 else 2} if n else {})) for n in range(7)]
-    assert surroundings(many) == [
-        "In recall the variants differ in conv_size (4: m1, m2; has none: m0; 2: all others)."
+    assert surroundings(many) == ["The variants differ in conv_size (4: m1, m2; 2: all others that have it)."]
+    # A variant that another evaluation has besides joins the sentence; one that is another there parts them.
+    of_speed = [measured("flash", "memory", conv_size=0), measured("delta", "memory", conv_size=4, gate="silu")]
+    joined = [
+        "rotary_theta (10,000: softmax; none: linear; has none: delta, flash)",
+        "conv_size (0: softmax, linear, flash; 4: delta)",
+        "gate (off: softmax, linear; silu: delta; has none: flash)",
     ]
+    assert surroundings([*rows[3:], *of_speed]) == [f"The variants differ in {'; '.join(joined)}."]
+    apart = surroundings([*rows[3:], measured("delta", "memory", conv_size=2, gate="silu"), of_speed[0]])
+    assert [it.partition(" the ")[0] for it in apart] == ["In perplexity", "In memory"]
     assert surroundings([row()]) == []
     assert surroundings_table([row()]) is None
 

@@ -28,7 +28,8 @@ def difference_section(verdicts: Sequence[Verdict]) -> Section | None:
     shown = [_picture(reference, group) for group in by_evaluation.values() if len(group) >= FEWEST]
     about = (
         "A line is the interval of a variant’s difference at its Holm level: it leaves out 0, the dashed line, where "
-        "one of the two is better. The upright ticks are the margin within which two are equivalent, which has a test of its own."
+        "one of the two is better. The upright ticks are the margin within which two are equivalent, which has a test "
+        "of its own."
     )
     title = f"Differences from {reference}"
     return Section(title=title, blocks=[Note(about), Pictures(shown)]) if shown else None

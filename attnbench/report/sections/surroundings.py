@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from attnbench.report.sections import words
@@ -15,11 +15,26 @@ from attnbench.settings.schema import RecipeSettings
 PARTS = tuple(entry.name for entry in fields(RecipeSettings) if entry.name != "name")
 """Options of mixers that are parts around them."""
 
+Options = dict[str, tuple[str, dict[str, Any]]]
+"""Mixer and options by variant."""
+
+LACKS = object()
+"""Stands for an option that a mixer has not."""
+
 ALIKE = "Alike around all mixers, in every option that more than one mixer has."
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differing:
+    """One option in which variants differ: its values, as shown, and who has each; `lacking` have no such option."""
+
+    name: str
+    values: dict[str, list[str]]
+    lacking: list[str]
+
+
 def surroundings(rows: Sequence[ResultRow]) -> list[str]:
-    """Say in which options that several mixers have their variants differ, evaluations that are alike together.
+    """Say in which options that several mixers have their variants differ; evaluations that agree have one sentence.
 
     An option that one mixer alone has is part of that mixer; one that a mixer has not is listed as such.
 
@@ -29,14 +44,23 @@ def surroundings(rows: Sequence[ResultRow]) -> list[str]:
     options = _options(rows)
     if not any(len(by_variant) > 1 for by_variant in options.values()):
         return []
-    texts: dict[str, list[str]] = {}
+    groups: list[tuple[list[str], Options]] = []
     for evaluation, by_variant in options.items():
-        differing = [text for name in _shared(by_variant) if (text := _differing(name, by_variant))]
-        if differing:
-            texts.setdefault("; ".join(differing), []).append(evaluation)
-    if not texts:
-        return [ALIKE]
-    return [f"In {words.listed(names)} the variants differ in {text}." for text, names in texts.items()]
+        for names, known in groups:
+            if _agree(known, by_variant):
+                names.append(evaluation)
+                known.update(by_variant)
+                break
+        else:
+            groups.append(([evaluation], dict(by_variant)))
+    # In the order of the report, also a variant that the first evaluation has not.
+    order = dict.fromkeys(row.identity.variant for row in rows)
+    ordered = [(names, {it: known[it] for it in order if it in known}) for names, known in groups]
+    told = [(names, "; ".join(map(_groups_text, _differing(known)))) for names, known in ordered]
+    where = "In {} the" if len(groups) > 1 else "The"
+    return [f"{where.format(words.listed(names))} variants differ in {text}." for names, text in told if text] or [
+        ALIKE
+    ]
 
 
 def surroundings_table(rows: Sequence[ResultRow]) -> Table | None:
@@ -55,9 +79,9 @@ def surroundings_table(rows: Sequence[ResultRow]) -> Table | None:
     )
 
 
-def _options(rows: Sequence[ResultRow]) -> dict[str, dict[str, tuple[str, dict[str, Any]]]]:
+def _options(rows: Sequence[ResultRow]) -> dict[str, Options]:
     """Take mixer and options of each variant from its first row of an evaluation."""
-    by_evaluation: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {}
+    by_evaluation: dict[str, Options] = {}
     for row in rows:
         options, identity = row.measurement.settings.get(MIXER_OPTIONS), row.identity
         if isinstance(options, dict) and not is_search(identity.seed):
@@ -66,34 +90,44 @@ def _options(rows: Sequence[ResultRow]) -> dict[str, dict[str, tuple[str, dict[s
     return by_evaluation
 
 
-def _shared(by_variant: dict[str, tuple[str, dict[str, Any]]]) -> list[str]:
-    """List options that variants of several mixers have, or in which those of one mixer differ."""
-    names = dict.fromkeys(name for _, options in by_variant.values() for name in options)
-    shared = []
-    for name in names:
-        mixers = [mixer for mixer, options in by_variant.values() if name in options]
-        if len(set(mixers)) > 1 or len(mixers) > 1:
-            shared.append(name)
-    return shared
+def _agree(known: Options, others: Options) -> bool:
+    """Tell if variants that are in both have every option alike in which any of all of them differ."""
+    names = {it.name for union in ({**known, **others}, {**others, **known}) for it in _differing(union)}
+    return all(
+        known[variant][1].get(name, LACKS) == others[variant][1].get(name, LACKS)
+        for variant in known.keys() & others.keys()
+        for name in names
+    )
 
 
-def _differing(name: str, by_variant: dict[str, tuple[str, dict[str, Any]]]) -> str:
-    """Write "conv_size (4: gated_deltanet; 0: softmax, linear)"; empty where all that have the option are alike.
+def _differing(by_variant: Options) -> list[Differing]:
+    """List the options that are not alike in all variants that have them."""
+    found = []
+    for name in dict.fromkeys(name for _, options in by_variant.values() for name in options):
+        values: dict[str, list[str]] = {}
+        for variant, (_, options) in by_variant.items():
+            if name in options:
+                values.setdefault(_shown(options[name]), []).append(variant)
+        if len(values) > 1:
+            having = [variant for group in values.values() for variant in group]
+            found.append(Differing(name=name, values=values, lacking=[it for it in by_variant if it not in having]))
+    return found
 
-    Of more than MANY variants the largest group is "all others"."""
-    values: dict[str, list[str]] = {}
-    for variant, (_, options) in by_variant.items():
-        values.setdefault(_shown(options[name]) if name in options else "", []).append(variant)
-    lacking = values.pop("", [])
-    if len(values) < 2:
-        return ""
-    groups = values | ({"has none": lacking} if lacking else {})
-    if len(by_variant) > MANY:
+
+def _groups_text(differing: Differing) -> str:
+    """Write "conv_size (4: gated_deltanet; 0: softmax, linear)".
+
+    Of more than MANY variants the largest group is "all others", and those without the option are not named.
+    """
+    groups, lacking = dict(differing.values), differing.lacking
+    if sum(map(len, groups.values())) + len(lacking) > MANY:
         largest = max(groups, key=lambda value: len(groups[value]))
         del groups[largest]
-        groups[largest] = ["all others"]
+        groups[largest] = ["all others that have it" if lacking else "all others"]
+    elif lacking:
+        groups["has none"] = lacking
     parts = [f"{value}: {', '.join(variants)}" for value, variants in groups.items()]
-    return f"{name} ({'; '.join(parts)})"
+    return f"{differing.name} ({'; '.join(parts)})"
 
 
 def _shown(value: Any) -> str:

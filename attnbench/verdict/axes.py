@@ -28,6 +28,11 @@ def axes(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in PER_RUN}
 
 
+def is_chance(name: str) -> bool:
+    """Tell if a setting is a level to compare with, and no axis."""
+    return name == "chance" or name.startswith("chance_")
+
+
 def key_of(row: ResultRow) -> Key:
     """Tell what rows of several seeds and variants are of."""
     settings = axes(row.measurement.settings)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from attnbench.results.corpora import split_name
 from attnbench.results.metrics import Primary
+from attnbench.verdict.axes import is_chance
 from attnbench.verdict.family import primary_figures
 from attnbench.verdict.seeds import Figure
 
@@ -84,13 +85,16 @@ def _is_cost_of(cost: Figure, score: Figure) -> bool:
     return split_name(cost.evaluation)[0] == "scaling" and cost.settings.get("model") == score.identity.model
 
 
-def frontier(points: Sequence[Priced], primary: Primary, floor: float) -> list[Priced]:
-    """Choose accuracies, the cheapest first, each more than the margin above those before it and above `floor`.
+def frontier(points: Sequence[Priced], primary: Primary) -> list[Priced]:
+    """Choose accuracies of one setting, the cheapest first, each more than the margin above those before it and above
+    chance.
 
-    Every other is at most the margin above one of them that costs no more, or above `floor`.
+    Every other is at most the margin above one of them that costs no more, or above chance.
     """
     kept: list[Priced] = []
+    levels = (value for name, value in points[0].score.settings.items() if is_chance(name))
+    chance = max(levels, default=0.0)
     for point in sorted(points, key=lambda point: (point.price, -point.value)):
-        if point.value > (kept[-1].value if kept else floor) + primary.margin:
+        if point.value > (kept[-1].value if kept else chance) + primary.margin:
             kept.append(point)
     return kept

@@ -17,7 +17,7 @@ from attnbench.results.rows import TRAINING
 from attnbench.results.tables import NOTHING, Headline
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import CONF
-from attnbench.verdict.axes import Key
+from attnbench.verdict.axes import Key, is_chance
 from attnbench.verdict.family import family
 from attnbench.verdict.ranking import Verdict, judge, judge_in_looks
 from attnbench.verdict.seeds import Figure
@@ -215,7 +215,7 @@ def _header(settings: dict[str, Any], headline: Headline, others: Sequence[dict[
     words = [f"{headline.header} at {', '.join(labels)}" if labels else headline.header]
     for name, value in settings.items():
         # Chance levels follow from the other settings.
-        is_named = name in label or name.startswith("chance")
+        is_named = name in label or is_chance(name)
         if not is_named and any(other.get(name) != value for other in others):
             words.append(f"{name} {value}")
     return ", ".join(words)

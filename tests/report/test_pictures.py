@@ -17,7 +17,7 @@ from attnbench.report.inputs import primaries, read_inputs
 from attnbench.report.page import write_report
 from attnbench.report.sections.evaluations import position_section
 from attnbench.report.sections.learning import MAX_POINTS, MAX_TEXT, curve_section, rate_section, sample_section
-from attnbench.report.sections.tradeoffs import tradeoffs
+from attnbench.report.sections.tradeoffs import NAMED, tradeoffs
 from attnbench.results.metrics import DEFINITIONS, Primary
 from attnbench.results.row_tables import read_csv
 from attnbench.results.rows import MIXER_OPTIONS
@@ -98,6 +98,10 @@ def test_variants_that_differ_in_their_window_alone_are_one_curve():
     ]
     assert len(picture.spec["datasets"]["points"]) == 3
     assert "joined" in picture.legend
+    assert [it["name"] for it in picture.spec["datasets"]["best"]] == ["short", "long"]
+    svg = to_svg(picture, ["short", "long", "bare"])
+    # In the legend, and where it lies.
+    assert [svg.count(f">{name}<") for name in ("short", "long", "bare")] == [2, 2, 1]
 
 
 def test_models_of_several_widths_are_one_curve_a_variant_and_a_picture_a_setting():
@@ -116,7 +120,14 @@ def test_models_of_several_widths_are_one_curve_a_variant_and_a_picture_a_settin
         (128, 0.8, "one", "128"),
         (16384, 1.0, "two", "128"),
     ]
-    assert easy.legend == "pairs 4; joined: one variant at widths 64 and 128"
+    assert easy.legend == f"pairs 4; joined: one variant at widths 64 and 128; {NAMED}"
+    # In the order of the points; each has more than all that cost less.
+    assert [(it["name"], it["is_left"]) for it in easy.spec["datasets"]["best"]] == [
+        ("one, 64", False),
+        ("two, 64", True),
+        ("one, 128", False),
+        ("two, 128", True),
+    ]
     assert "one at width 128 0.8 at 128" in easy.description
     assert len(hard.spec["datasets"]["points"]) == 2
     assert "joined" not in hard.legend

@@ -74,7 +74,7 @@ def test_what_nobody_measured_the_cost_of_is_left_out():
 )
 def test_the_frontier_has_the_accuracies_that_are_worth_their_cost(scores, kept):
     (group,) = priced(figures([it for each in scores for it in scored(*each)]), "recall", RECALL)
-    found = frontier(group, RECALL, CHANCE)
+    found = frontier(group, RECALL)
     assert [point.score.variant for point in found] == kept
     # As the answer says of all others.
     for point in group:

@@ -51,6 +51,8 @@ class Drawing:
     """Around what was chosen."""
     levels: Sequence[Datum] = ()
     """A dashed line under everything."""
+    best: Sequence[Datum] = ()
+    """Named beside their places, and joined by dashed steps, cheapest first; with `name`, and `is_left`: its side."""
     missing: Mapping[str, Sequence[Datum]] = field(default_factory=dict)
     """Crosses above the plot, by label."""
     is_thin: bool = False

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnbench.report.sections import words
+from attnbench.verdict.axes import is_chance
 from attnbench.verdict.seeds import Figure
 
 TOKENS = "tokens_per_step"
@@ -150,7 +151,7 @@ def _pairs(figures: Sequence[Figure]) -> list[tuple[str, str]]:
     values: dict[tuple[str, str], set[Any]] = {}
     for figure in figures:
         for axis, value in figure.settings.items():
-            if _is_number(value) and not words.is_chance(axis) and figure.metric not in BUDGETS:
+            if _is_number(value) and not is_chance(axis) and figure.metric not in BUDGETS:
                 values.setdefault((figure.metric, axis), set()).add(value)
     longest: dict[str, str] = {}
     for (metric, axis), values_of_axis in values.items():
@@ -215,7 +216,7 @@ def _telling(figures: Sequence[Figure], axis: str) -> list[str]:
         values: dict[Any, set[str]] = {}
         for figure in figures:
             values.setdefault(figure.settings[axis], set()).add(json.dumps(figure.settings.get(name)))
-        if not words.is_chance(name) and any(len(texts) > 1 for texts in values.values()):
+        if not is_chance(name) and any(len(texts) > 1 for texts in values.values()):
             telling.append(name)
     return telling
 

@@ -52,6 +52,7 @@ def draw(drawing: Drawing, variants: Sequence[str]) -> dict[str, Any]:
     thickness = 1.2 if drawing.is_thin else 2
     layers = {
         "levels": alt.Chart(alt.NamedData("levels")).mark_line(style="chance").encode(x=x, y=y),
+        "steps": alt.Chart(alt.NamedData("best")).mark_line(style="chance", interpolate="step-after").encode(x=x, y=y),
         "bars": marks("points")
         .mark_rule(strokeWidth=1.5, clip=True)
         .encode(y=alt.Y("low:Q", **_channel(drawing.y, padding=6)), y2="high:Q", opacity=look.faded(0.55)),
@@ -60,12 +61,14 @@ def draw(drawing: Drawing, variants: Sequence[str]) -> dict[str, Any]:
         .encode(strokeDash=look.dash, detail="line:N", opacity=look.faded(0.75 if drawing.is_thin else 1.0)),
         "dots": marks("dots").mark_point(filled=True, size=22, clip=True).encode(opacity=look.faded(0.6)),
         "rings": marks("rings").mark_point(size=190, strokeWidth=1.8).encode(opacity=look.faded(1.0)),
+        "names": alt.layer(*(_names(x, y, on_the_left=side) for side in (True, False))),
         "points": marks("points")
         .mark_point(filled=True, size=64, opacity=1)
         .encode(shape=look.shape, opacity=look.faded(1.0), tooltip=tooltip),
     }
-    data = {name: list(getattr(drawing, name)) for name in ("levels", "lines", "dots", "rings", "points")}
-    kept = [layer for name, layer in layers.items() if data["points" if name == "bars" else name]]
+    data = {name: list(getattr(drawing, name)) for name in ("levels", "best", "lines", "dots", "rings", "points")}
+    data_of = {"bars": "points", "steps": "best", "names": "best"}
+    kept = [layer for name, layer in layers.items() if data[data_of.get(name, name)]]
     # The last has the marks on top, which a click on the legend picks.
     kept[-1] = kept[-1].add_params(look.picked)
     crosses = {f"missing {index}": list(values) for index, values in enumerate(drawing.missing.values())}
@@ -75,6 +78,13 @@ def draw(drawing: Drawing, variants: Sequence[str]) -> dict[str, Any]:
         height = alt.value(-8 - CROSS_HEIGHT * index)
         kept.append(mark.encode(x=x, y=height, color=look.color, tooltip=tooltip))
     return _specification(kept, data | crosses, height=264, description=drawing.description)
+
+
+def _names(x: alt.X, y: alt.Y, *, on_the_left: bool) -> alt.Chart:
+    """Write names below the points that they are of, those near the right end on the left."""
+    side: dict[str, Any] = {"align": "right", "dx": -9} if on_the_left else {"align": "left", "dx": 9}
+    text = alt.Chart(alt.NamedData("best")).mark_text(fontSize=13, dy=14, **side).encode(x=x, y=y, text="name:N")
+    return text.transform_filter(f"{'' if on_the_left else '!'}datum.is_left")
 
 
 def draw_bars(values: Sequence[Datum], parts: Sequence[str], shown: Sequence[str], description: str) -> dict[str, Any]:

@@ -98,9 +98,7 @@ def by_state(figures: Sequence[Figure], primaries: Mapping[str, Primary]) -> lis
     sentences = []
     for evaluation, primary in primaries.items():
         for points in priced(figures, evaluation, primary) if cost_metric(primary) == "state_bytes" else ():
-            settings = points[0].score.settings
-            chance = max((value for name, value in settings.items() if words.is_chance(name)), default=0.0)
-            found = frontier(points, primary, chance)
+            found = frontier(points, primary)
             if found and len({point.price for point in points}) > 1:
                 sentences.append(_most_for_its_state(evaluation, primary, found, has_widths=bool(widths_of(points))))
     return sentences

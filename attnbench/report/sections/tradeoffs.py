@@ -1,6 +1,7 @@
 """Pictures of what a score costs: accuracy against the bytes of a state, loss against the time of a training step."""
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,11 +15,14 @@ from attnbench.report.sections import words
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import MIXER_OPTIONS, ResultRow, is_search
 from attnbench.results.tables import Table, format_interval
-from attnbench.verdict.costs import WIDTH, Priced, priced, widths_of
+from attnbench.verdict.costs import WIDTH, Priced, cost_metric, frontier, priced, widths_of
 from attnbench.verdict.seeds import Figure
 
 WINDOW = "window"
 """Option of a mixer that sees so many positions: by it a state has any size."""
+
+
+NAMED = "named: the most for its bytes, by means"
 
 
 def tradeoffs(
@@ -33,7 +37,8 @@ def tradeoffs(
         for points in groups:
             if len({point.price for point in points}) > 1:
                 name = f"{evaluation}-{points[0].cost.metric}{f'-{_place(points)}' if len(groups) > 1 else ''}"
-                pictures.append(_picture(re.sub(r"[/ ,]+", "_", name), evaluation, points, curves, variants))
+                best = frontier(points, primary) if cost_metric(primary) == "state_bytes" else []
+                pictures.append(_picture(re.sub(r"[/ ,]+", "_", name), evaluation, points, best, curves, variants))
             elif len(points) > 1:
                 tables.append(_table(evaluation, points))
     about = "Better is up where it is an accuracy, down where it is a loss; cheaper is left."
@@ -77,6 +82,7 @@ def _picture(
     name: str,
     evaluation: str,
     points: Sequence[Priced],
+    best: Sequence[Priced],
     curves: Mapping[tuple[str, str], str],
     variants: Sequence[str],
 ) -> Picture:
@@ -99,12 +105,18 @@ def _picture(
     first = {datum["line"]: datum["variant"] for datum in reversed(lines)}
     at_width = [f"at width {datum['width']} " if widths else "" for datum in data]
     described = [f"{d['variant']} {at}{d['text']} at {d['cost']}" for d, at in zip(data, at_width, strict=True)]
+    x = _cost_axis([point.price for point in points], title)
     drawing = Drawing(
         description=f"{_title(evaluation, points)}: {'; '.join(described)}.",
         labels=labels_of(scores),
-        x=_cost_axis([point.price for point in points], title),
+        x=x,
         y=share_axis() if is_share else value_axis([point.value for point in points], ends),
         points=data,
+        best=[
+            {**datum, "name": f"{datum['variant']}{f', {width}' if widths else ''}", "is_left": _is_right(x, it.price)}
+            for datum, it, width in zip(data, points, (it.score.settings.get(WIDTH) for it in points), strict=True)
+            if it in best
+        ],
         lines=[datum | {"variant": first[datum["line"]]} for datum in lines],
         words={
             "variant": "variant",
@@ -119,7 +131,7 @@ def _picture(
         title=_title(evaluation, points),
         spec=draw(drawing, variants),
         description=drawing.description,
-        legend="; ".join(filter(None, (_place(points), joined))),
+        legend="; ".join(filter(None, (_place(points), joined, NAMED if best else ""))),
     )
 
 
@@ -128,6 +140,13 @@ def _cost_axis(costs: Sequence[float], title: str) -> Axis:
         return replace(value_axis(costs, title=title), is_short=True)
     domain = min(costs) / 1.25, max(costs) * 1.25
     return Axis(title=title, domain=domain, is_logarithmic=True, is_short=True, ticks=round_numbers(*domain))
+
+
+def _is_right(axis: Axis, position: float) -> bool:
+    """Tell if a place lies in the right half of the axis."""
+    assert axis.domain is not None
+    low, high = axis.domain
+    return position > (math.sqrt(low * high) if axis.is_logarithmic else (low + high) / 2)
 
 
 def _datum(point: Priced) -> Datum:

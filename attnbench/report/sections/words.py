@@ -8,7 +8,7 @@ from typing import Any
 from attnbench.results.corpora import on_corpus, split_name
 from attnbench.results.rows import TRAINING
 from attnbench.results.tables import NOTHING, format_interval, format_number, format_within
-from attnbench.verdict.axes import PER_RUN
+from attnbench.verdict.axes import PER_RUN, is_chance
 from attnbench.verdict.ranking import Noise, Verdict
 from attnbench.verdict.seeds import Figure
 from attnbench.verdict.summary import Column
@@ -55,11 +55,6 @@ def shown_value(value: Any) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return format_number(value)
     return str(value)
-
-
-def is_chance(name: str) -> bool:
-    """Tell if a setting is a level to compare with, and no axis."""
-    return name == "chance" or name.startswith("chance_")
 
 
 def chance_level(level: float) -> str:

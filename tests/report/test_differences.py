@@ -85,6 +85,23 @@ def test_few_variants_have_a_sentence_each():
     assert lines["Equivalent"] == [next(it for it in lines["Equivalent"] if it.startswith("alike and softmax: recall"))]
 
 
+def test_what_several_variants_lack_is_said_once():
+    def without(verdict, reason):
+        return dataclasses.replace(verdict, outcome="none", reason=reason, difference=None, low=None, high=None)
+
+    some = [
+        without(it, f"{it.pair.first} was not measured") if it.pair.first in ("far", "near") else it
+        for it in verdicts(**MEANS)
+    ]
+    assert verdict_lines(some)["No verdict"] == ["Was not measured: recall of far, near; perplexity of far, near."]
+    one, *rest = verdicts(**MEANS)
+    lost = without(one, "far ran out of memory at 1 of 1 seeds")
+    alone = "Far ran out of memory at 1 of 1 seeds: far and softmax in recall."
+    assert verdict_lines([lost, *rest])["No verdict"] == [alone]
+    seeds = [without(it, "a test needs two common seeds, and there is 1") for it in verdicts(**MEANS)]
+    assert verdict_lines(seeds)["No verdict"] == ["A test needs two common seeds, and there is 1: all 14 pairs."]
+
+
 def test_the_reference_is_what_all_others_were_compared_with():
     assert common_reference(verdicts(**MEANS)) == "softmax"
     assert common_reference([]) is None

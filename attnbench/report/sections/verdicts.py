@@ -120,12 +120,22 @@ def _what(verdict: Verdict) -> str:
 
 
 def _without_verdict(verdicts: Sequence[Verdict]) -> list[str]:
-    """Name the pairs that have no verdict, those of one reason together."""
+    """Name the pairs that have no verdict, those of one reason together, also where it is one of their variants'."""
     groups: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         if verdict.outcome == "none":
-            groups.setdefault(verdict.reason, []).append(verdict)
-    return [f"{words.capitalized(reason)}: {_all_or_listed(group, len(verdicts))}." for reason, group in groups.items()]
+            groups.setdefault(verdict.reason.removeprefix(f"{verdict.pair.first} "), []).append(verdict)
+    sentences = []
+    for reason, group in groups.items():
+        if len(group) > 1 and reason != group[0].reason:
+            variants: dict[str, list[str]] = {}
+            for it in group:
+                variants.setdefault(it.pair.evaluation, []).append(it.pair.first)
+            of_each = "; ".join(f"{evaluation} of {', '.join(names)}" for evaluation, names in variants.items())
+            sentences.append(f"{words.capitalized(reason)}: {of_each}.")
+        else:
+            sentences.append(f"{words.capitalized(group[0].reason)}: {_all_or_listed(group, len(verdicts))}.")
+    return sentences
 
 
 def _all_or_listed(verdicts: Sequence[Verdict], num: int) -> str:

@@ -61,22 +61,29 @@ def _unknown(error: ConfigCompositionException, overrides: Sequence[str]) -> str
         key = str(cause.full_key)
         given = next((word for word in overrides if f"{setting_of(word)}.".startswith(f"{key}.")), key)
         if known:
-            near, others = did_you_mean(key.rpartition(".")[2], known), "" if "." in key else _elsewhere(given)
+            near, others = (
+                did_you_mean(key.rpartition(".")[2], known),
+                "" if "." in key else _elsewhere(given, overrides),
+            )
             return f"{given}: unknown setting{near}; there is {', '.join(known)}{others}"
         return _first_line(cause)
     group = re.match(r"Could not override '([^'@]+)", str(error))
     if group is None:
         return ""
     given = next((word for word in overrides if setting_of(word) == group[1]), group[1])
-    return f"{given}: unknown setting{_elsewhere(given)}"
+    return f"{given}: unknown setting{_elsewhere(given, overrides)}"
 
 
-def _elsewhere(word: str) -> str:
+def _elsewhere(word: str, overrides: Sequence[str]) -> str:
     """Return which other scripts take this word of a command line, as the end of a message."""
     # Most words are meant for a training.
     scripts = sorted(scripts_with(setting_of(word).partition(".")[0]), key=lambda script: script != "train.py")
+    if not scripts:
+        return ""
     has = "has" if len(scripts) == 1 else "have"
-    return f"; {' and '.join(scripts)} {has} it: python scripts/{scripts[0]} {word}" if scripts else ""
+    of_a_plan = scripts[0] == "train.py" and any(setting_of(it) == "plan" for it in overrides)
+    told = "; in a plan it is a word of its overrides, see docs/protocol.md" if of_a_plan else ""
+    return f"; {' and '.join(scripts)} {has} it: python scripts/{scripts[0]} {word}{told}"
 
 
 def _unread(error: BaseException, overrides: Sequence[str]) -> str | None:

@@ -34,6 +34,14 @@ from attnbench.verdict.ranking import Verdict
 from attnbench.verdict.seeds import Figure, figures, to_rows
 from attnbench.verdict.summary import summary
 
+READING = (
+    "A difference is the better one's less the other's, and where neither is better the first one's less the second's; "
+    "of perplexity it is in percent of the reference's. Better or worse without a word on the margin: the difference is "
+    "real, and whether it is more than matters is open. [Protocol](../../protocol.md#verdicts) has the terms and the "
+    "tests."
+)
+"""Paragraph of a comparison's page on its sentences."""
+
 VALIDATION, TEST, SPEED, SECONDS = TRAINED
 COLUMNS = (
     replace(VALIDATION, header="validation PPL"),
@@ -232,6 +240,7 @@ def _comparison_parts(
     corpus = f", corpus `{corpora}`" if corpora else ""
     return [
         bullets(sentences(inputs, over_seeds, verdicts, known)),
+        READING if verdicts else "",
         inputs.frozen,
         note,
         *_comparison_tables(protocol, over_seeds, verdicts, known),

@@ -4,7 +4,6 @@ scipy and statsmodels are loaded where they are used, as in statistics.py.
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -36,21 +35,10 @@ def equivalence_power(effect: float, spread: float, margin: float, alpha: float,
     return float(np.mean(inside))
 
 
-def detectable_difference(spread: float, num: int, alpha: float) -> float | None:
-    """Return the difference that `num` pairs find with a probability of 0.8 at level `alpha`; None for one pair."""
-    if num < 2:
-        return None
+def detectable_difference(spread: float, num: int, alpha: float) -> float:
+    """Return the difference that `num` pairs, two or more, find with a probability of 0.8 at level `alpha`."""
     from statsmodels.stats.power import TTestPower
 
     if spread == 0:
         return 0.0
     return float(TTestPower().solve_power(nobs=num, alpha=alpha, power=POWER)) * spread
-
-
-def pooled_spread(groups: Sequence[Sequence[float]]) -> float | None:
-    """Return the standard deviation of differences, pooled over pairs; None where no pair has two seeds."""
-    groups = [group for group in groups if len(group) > 1]
-    if not groups:
-        return None
-    squares = sum(float(np.var(group, ddof=1)) * (len(group) - 1) for group in groups)
-    return math.sqrt(squares / sum(len(group) - 1 for group in groups))

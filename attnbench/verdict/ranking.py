@@ -12,7 +12,7 @@ from attnbench.results.metrics import Primary
 from attnbench.results.protocol import SIGNIFICANCE
 from attnbench.settings.schema import LOOKS
 from attnbench.verdict.family import Pair, fewest_seeds
-from attnbench.verdict.power import detectable_difference, pooled_spread
+from attnbench.verdict.power import detectable_difference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,15 +199,13 @@ def holm(p_values: Sequence[float], significance: float = SIGNIFICANCE) -> Holm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """Noise floor of one primary metric: the difference that this comparison could have detected."""
+    """Noise floor of one primary metric: the differences that this comparison could have detected."""
 
     evaluation: str
     primary: Primary
     num_seeds: int
-    spread: float | None
-    """Standard deviation of paired differences, pooled over the pairs."""
-    detectable: float | None
-    """Detected with a probability of 0.8 at the family's first Holm step; None with fewer than two seeds."""
+    detectable: tuple[float, ...]
+    """By pair, detected with a probability of 0.8 at the family's first Holm step; empty with too few seeds."""
     fewest_seeds: int
     """Seeds below which no difference of any size could be found at that step."""
 
@@ -219,18 +217,16 @@ def noise_floor(pairs: Sequence[Pair]) -> list[Noise]:
     for pair in pairs:
         by_evaluation.setdefault(pair.evaluation, []).append(pair)
     for evaluation, group in by_evaluation.items():
-        spread = pooled_spread([pair.differences for pair in group])
-        num = min((len(pair.differences) for pair in group if len(pair.differences) > 1), default=0)
         test, alpha = group[0].test, SIGNIFICANCE / len(pairs)
-        can = spread is not None and test.smallest_p(num) <= alpha
+        measured = [pair for pair in group if len(pair.differences) > 1]
+        enough = [pair for pair in measured if test.smallest_p(len(pair.differences)) <= alpha]
         floors.append(
             Noise(
                 evaluation=evaluation,
                 primary=group[0].primary,
-                num_seeds=num,
-                spread=spread,
+                num_seeds=min((len(pair.differences) for pair in measured), default=0),
                 fewest_seeds=fewest_seeds(test, alpha),
-                detectable=detectable_difference(spread, num, alpha) if can and spread is not None else None,
+                detectable=tuple(detectable_difference(it.spread, len(it.differences), alpha) for it in enough),
             )
         )
     return floors

@@ -13,6 +13,7 @@ from attnbench.cli.reading import read_comparison
 from attnbench.comparison.plan import Comparison
 from attnbench.model.building import build_meta, resolve_mixer
 from attnbench.model.matching import TOLERANCE, match_mixer
+from attnbench.settings.check import check_plan
 from attnbench.settings.errors import UserError
 
 PLANS = sorted(path.stem for path in (CONF / "plan").glob("*.yaml"))
@@ -33,6 +34,19 @@ def test_every_variant_of_a_plan_composes_with_all_its_evaluations(name):
     for words in own.variants.values():
         settings = compose([f"eval=[{','.join(own.evaluations)}]", "device=cpu", *own.overrides, *words])
         assert [evaluation.name for evaluation in settings.evaluations] == own.evaluations
+
+
+def test_plans_of_language_models_take_other_corpora():
+    def takes_them(name: str) -> bool:
+        try:
+            check_plan(plan(f"plan={name}", "plan.corpora=[wikitext2,embedded]"))
+        except UserError:
+            return False
+        return True
+
+    # One has a vocabulary of its own, two train no language model, and a factorial has one corpus.
+    others = {"published", "frontier", "grid_cost", *(name for name in PLANS if "factorial" in name)}
+    assert {name for name in PLANS if takes_them(name)} == {*PLANS} - others
 
 
 def test_a_plan_names_its_recipe_once_and_a_variant_may_name_another():

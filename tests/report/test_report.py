@@ -225,7 +225,7 @@ def test_the_answer_comes_first_and_marks_what_the_comparisons_separated(page):
     # A perplexity below the other's, and better by more than its margin.
     assert re.search(r"softmax is better than linear: [^.]*perplexity -[\d.]+ % \[", page.text)
     assert "three seeds" not in page.text
-    assert "Found with a probability of 0.8 would be a difference of at least" in page.text
+    assert "Found with a probability of 0.8 would be a difference, between half of the pairs" in page.text
     tables = [index for index, (tag, _) in enumerate(page.elements) if tag == "table"]
     sections = [index for index, (tag, _) in enumerate(page.elements) if tag == "section"]
     assert sections[1] < tables[0]
@@ -569,6 +569,14 @@ def test_what_differs_around_the_mixers_is_a_sentence():
     assert surroundings([*rows[3:], *of_speed]) == [f"The variants differ in {'; '.join(joined)}."]
     apart = surroundings([*rows[3:], measured("delta", "memory", conv_size=2, gate="silu"), of_speed[0]])
     assert [it.partition(" the ")[0] for it in apart] == ["In perplexity", "In memory"]
+    # A hybrid has the options of all its mixers.
+    rotated, plain = {"rotary_theta": 1e4, "conv_size": 4}, {"rotary_theta": None, "conv_size": 4}
+    both = dataclasses.replace(
+        measured("both", "recall"), measurement=row(settings={MIXER_OPTIONS: [plain, rotated]}).measurement
+    )
+    assert surroundings([measured("softmax", "recall", **rotated), measured("delta", "recall", **plain), both]) == [
+        "The variants differ in rotary_theta (10,000: softmax; none: delta; none and 10,000: both)."
+    ]
     assert surroundings([row()]) == []
     assert surroundings_table([row()]) is None
 

@@ -128,6 +128,7 @@ BAD_OF_OTHERS = {
     (COMPARE, "plan=nope"): ["plan=nope", "compare", "demo", "published"],
     (COMPARE, "plan=dmeo"): ["plan=dmeo", "did you mean demo?"],
     (COMPARE, "attn=linear"): ["attn=linear", "python scripts/train.py attn=linear"],
+    (COMPARE, "model=tiny"): ["model=tiny", "in a plan it is a word of its overrides"],
     (COMPARE, "reprt=false"): ["reprt=false", "did you mean report?"],
     (COMPARE, "plan.foo=1"): ["plan.foo=1", "unknown setting", "variants"],
     (COMPARE, "plan.fraction=third"): ["plan.fraction=third", "full, half"],

@@ -2,7 +2,9 @@
 
 import dataclasses
 import random
+import re
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pytest
@@ -85,7 +87,10 @@ def test_a_sentence_gives_the_better_ones_score_less_the_others():
     assert worse.winner == "b"
     assert "b is better than a in accuracy of copy: +0.29" in words.verdict_sentence(worse)
     lower = one(pair([0.05, 0.051, 0.049, 0.0502], NATS))
-    assert "b is better than a in nats per character of copy: -4.8" in words.verdict_sentence(lower)
+    # In percent of the second's, the reference's: 0.05 nats above it are 5.13 % of its perplexity, either way.
+    assert "b is better than a in nats per character of copy: -5.13 % [-5.2" in words.verdict_sentence(lower)
+    higher = one(pair([-0.05, -0.051, -0.049, -0.0502], NATS))
+    assert "a is better than b in nats per character of copy: -4.88 % [-5.0" in words.verdict_sentence(higher)
 
 
 def test_what_no_seed_number_within_reason_decides_says_so():
@@ -226,10 +231,19 @@ def test_the_noise_floor_is_what_could_have_been_detected():
     pairs = [*pairs_with_reference(NATS, np.random.default_rng(0).normal(1, 0.0073 / 2**0.5, (3, 10)))]
     (floor,) = noise_floor(pairs)
     assert floor.num_seeds == 10
-    assert 0.005 < floor.detectable < 0.02
-    assert "% of perplexity" in words.noise_sentence(floor)
+    assert all(0.003 < it < 0.03 for it in floor.detectable)
+    assert len(floor.detectable) == len(pairs)
+    # Pairs that nobody could tell apart do not hide how well the others are.
+    loud = dataclasses.replace(pairs[0], differences=tuple(10 * it for it in pairs[0].differences))
+    (floor,) = noise_floor([*pairs, loud])
+    assert max(floor.detectable) > 5 * median(floor.detectable)
+    told = re.fullmatch(
+        r"nats_per_character (\S+) and (\S+) % of perplexity",
+        words.noise_sentence(floor),
+    )
+    assert float(told[2]) > 5 * float(told[1])
     (nothing,) = noise_floor([pair([0.1, 0.2, 0.3])])
-    assert nothing.detectable is None
+    assert nothing.detectable == ()
     assert words.noise_sentence(nothing) == "copy none (3 seeds are too few, 6 would do)"
 
 

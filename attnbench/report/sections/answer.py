@@ -119,7 +119,10 @@ def _most_for_its_state(evaluation: str, primary: Primary, found: Sequence[Price
 
 def _floor(noise: Sequence[Noise]) -> str:
     floors = "; ".join(map(words.noise_sentence, noise))
-    return f"Found with a probability of 0.8 would be a difference of at least: {floors}."
+    return (
+        "Found with a probability of 0.8 would be a difference, between half of the pairs and between those whose "
+        f"seeds differ most, of at least: {floors}."
+    )
 
 
 def _perplexity_beyond(figures: Sequence[Figure], evaluation: str) -> str:

@@ -84,10 +84,22 @@ def _options(rows: Sequence[ResultRow]) -> dict[str, Options]:
     by_evaluation: dict[str, Options] = {}
     for row in rows:
         options, identity = row.measurement.settings.get(MIXER_OPTIONS), row.identity
-        if isinstance(options, dict) and not is_search(identity.seed):
+        if isinstance(options, dict | list) and not is_search(identity.seed):
             by_variant = by_evaluation.setdefault(split_name(identity.evaluation)[0], {})
-            by_variant.setdefault(identity.variant, (identity.mixer, options))
+            if identity.variant not in by_variant:
+                of_layers = options if isinstance(options, list) else [options]
+                by_variant[identity.variant] = identity.mixer, _of_all_layers(of_layers)
     return by_evaluation
+
+
+def _of_all_layers(options: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Join the options of a hybrid's mixers: one in which they differ has both values, "none and 10,000"."""
+    joined = {}
+    for name in dict.fromkeys(name for of_layer in options for name in of_layer):
+        values = [of_layer[name] for of_layer in options if name in of_layer]
+        shown = dict.fromkeys(map(_shown, values))
+        joined[name] = values[0] if len(shown) == 1 else words.listed(shown)
+    return joined
 
 
 def _agree(known: Options, others: Options) -> bool:

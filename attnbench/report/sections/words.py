@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Sequence
+from statistics import median
 from typing import Any
 
 from attnbench.results.corpora import on_corpus, split_name
@@ -150,25 +151,28 @@ def seeds_text(verdict: Verdict) -> str:
 
 
 def difference(verdict: Verdict) -> str:
-    """Write the difference and its interval, the better one's score less the other's; of nats in % of perplexity."""
+    """Write the difference and its interval, the better one's score less the other's.
+
+    Of nats it is in percent of the reference's perplexity, whichever is better, as in the pictures.
+    """
     if verdict.difference is None or verdict.low is None or verdict.high is None:
         return NOTHING
-    ends = verdict.difference, verdict.low, verdict.high
-    mean, low, high = (-ends[0], -ends[2], -ends[1]) if verdict.winner == verdict.pair.second else ends
-    unit = ""
+    ends, unit = [verdict.difference, verdict.low, verdict.high], ""
     if verdict.pair.primary.kind == "nats":
-        mean, low, high = (100 * math.expm1(value) for value in (mean, low, high))
-        unit = " %"
+        ends, unit = [100 * math.expm1(value) for value in ends], " %"
+    mean, low, high = (-ends[0], -ends[2], -ends[1]) if verdict.winner == verdict.pair.second else ends
     return f"{format_within(mean, low, high, '+')}{unit} {format_interval(low, high, '+')}"
 
 
 def noise_sentence(noise: Noise) -> str:
-    """Write the difference that a comparison could have detected in one primary metric."""
-    if noise.detectable is None:
+    """Write the differences in one primary metric that half of the pairs and that all could have detected."""
+    if not noise.detectable:
         return f"{noise.evaluation} none ({noise.num_seeds} seeds are too few, {noise.fewest_seeds} would do)"
+    ends = median(noise.detectable), max(noise.detectable)
     if noise.primary.kind == "nats":
-        return f"{noise.evaluation} {100 * math.expm1(noise.detectable):.2g} % of perplexity"
-    return f"{noise.evaluation} {noise.detectable:.2g} in {noise.primary.kind}"
+        half, most = (f"{100 * math.expm1(value):.2g}" for value in ends)
+        return f"{noise.evaluation} {half} and {most} % of perplexity"
+    return f"{noise.evaluation} {ends[0]:.2g} and {ends[1]:.2g} in {noise.primary.kind}"
 
 
 def plain_answer(figures: Sequence[Figure], column: Column) -> str:

@@ -37,8 +37,8 @@ from attnbench.verdict.summary import summary
 READING = (
     "A difference is the better one's less the other's, and where neither is better the first one's less the second's; "
     "of perplexity it is in percent of the reference's. Better or worse without a word on the margin: the difference "
-    "is real, and whether it is more than matters is open. [Protocol](../../protocol.md#verdicts) has the terms and the "
-    "tests."
+    "is real, and whether it is more than matters is open. [Protocol](../../protocol.md#verdicts) has the terms and "
+    "the tests."
 )
 """Paragraph of a comparison's page on its sentences."""
 

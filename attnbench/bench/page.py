@@ -89,12 +89,13 @@ def write_page(folders: Sequence[Path], target: Path, *, title: str, note: str =
         target,
         title=title,
         parts=[
+            # First, so that nobody reads a time without its shape.
+            note,
+            *measured.bench.notes,
             *tables(measured.rows, measured.layouts),
             *(["Without a number:", page.bullets(why)] if why else []),
             *([f"Not measured yet, {len(missing)} cells:", page.bullets(missing)] if missing else []),
-            *measured.bench.notes,
             _ceilings_text(measured.rows),
-            note,
             page.made_by(measured.commands, sentences),
         ],
         rows=measured.rows,

@@ -10,20 +10,19 @@ from torch import Tensor
 
 from attnbench.data.batches import Batches
 from attnbench.evals.base import Subject, SystemEvaluation
-from attnbench.evals.lib.rows import speed_row, without_numbers
+from attnbench.evals.lib.rows import STATE, lacks_state, speed_row, state_rows, without_numbers
 from attnbench.evals.lib.step_cost import Repetition, lacks_text, settle
 from attnbench.machine.cuda_graph import CapturedCall
 from attnbench.machine.memory import available_mib, memory_capped
-from attnbench.machine.precision import computing
+from attnbench.machine.precision import computing, dtype_of
 from attnbench.machine.timing import OutOfMemory, Times, attempt
-from attnbench.mixers.base import state_bytes
 from attnbench.model.language_model import LanguageModel
 from attnbench.model.sampling import decoder, read
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
 from attnbench.settings.check import check_counts
 
-PREFILL, DECODE, STATE = "prefill_tokens_per_second", "decode_tokens_per_second", "state_bytes"
+PREFILL, DECODE = "prefill_tokens_per_second", "decode_tokens_per_second"
 
 
 class Inference(SystemEvaluation):
@@ -77,25 +76,14 @@ class Inference(SystemEvaluation):
     def run(self, subject: Subject) -> Iterator[Measurement]:
         """The states, which take no time, then setting after setting; one that does not fit is a row that says so."""
         model = subject.new_model().eval()
-        backends = {getattr(block.mixer, "backend", ""): block.mixer.trains_only for block in model.layers}
-        training = [backend for backend, trains_only in backends.items() if backend in trains_only]
-        if training:
-            yield from self._unsupported(f"backend {training[0]} only trains: it takes no state")
-            return
-        dtype = torch.bfloat16 if subject.precision == "bfloat16" else torch.float32
-        meta = subject.new_model().to("meta")
-        for length in self.lengths:
-            num_bytes = sum(state_bytes(state) for state in meta.init_state(1, length, dtype))
-            yield Measurement(metric=STATE, value=num_bytes, unit="B", settings=_state_settings(length))
+        yield from state_rows(subject, self.lengths, "cache_length")
         settle(subject)
         for batch_size in self.batch_sizes:
             for length in self.lengths:
-                yield from self._speeds(subject, model, length, batch_size, dtype)
+                yield from self._speeds(subject, model, length, batch_size)
 
-    def _speeds(
-        self, subject: Subject, model: LanguageModel, length: int, batch_size: int, dtype: torch.dtype
-    ) -> Iterator[Measurement]:
-        reason = lacks_text(subject, length, batch_size)
+    def _speeds(self, subject: Subject, model: LanguageModel, length: int, batch_size: int) -> Iterator[Measurement]:
+        reason = lacks_state(model) or lacks_text(subject, length, batch_size)
         for metric, num_tokens, measure in (
             (PREFILL, length * batch_size, time_prefill),
             (DECODE, batch_size, time_decoding),
@@ -104,24 +92,12 @@ class Inference(SystemEvaluation):
             if reason is not None:
                 yield from without_numbers({metric: "token/s"}, settings, "unsupported", reason)
                 continue
-            tokens_BT = _text(subject, length, batch_size)
+            tokens_BT, dtype = _text(subject, length, batch_size), dtype_of(subject.precision)
             times = _alone(subject, partial(measure, model, tokens_BT, dtype, self.repetition))
             if isinstance(times, OutOfMemory):
                 yield from without_numbers({metric: "token/s"}, settings, "out_of_memory", times.reason)
                 continue
             yield speed_row(metric, num_tokens, times, settings)
-
-    def _unsupported(self, reason: str) -> Iterator[Measurement]:
-        for length in self.lengths:
-            yield from without_numbers({STATE: "B"}, _state_settings(length), "unsupported", reason)
-            for batch_size in self.batch_sizes:
-                for metric in (PREFILL, DECODE):
-                    settings = _speed_settings(metric, length, batch_size)
-                    yield from without_numbers({metric: "token/s"}, settings, "unsupported", reason)
-
-
-def _state_settings(length: int) -> dict[str, Any]:
-    return {"cache_length": length, "batch_size": 1}
 
 
 def _speed_settings(metric: str, length: int, batch_size: int) -> dict[str, Any]:

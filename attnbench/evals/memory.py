@@ -8,12 +8,11 @@ from typing import Any, ClassVar
 import torch
 
 from attnbench.evals.base import Subject, SystemEvaluation
-from attnbench.evals.lib.rows import doublings, without_numbers
+from attnbench.evals.lib.rows import doublings, state_rows, without_numbers
 from attnbench.machine.device import start_afresh
 from attnbench.machine.memory import reset_resident_peak, resident_peak_mib, return_freed_memory
 from attnbench.machine.precision import computing
 from attnbench.machine.timing import UNKNOWN_PEAK, CappedChild, OutOfMemory, attempt
-from attnbench.mixers.base import state_bytes
 from attnbench.model.dropout import row_keys
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
@@ -83,7 +82,7 @@ class Memory(SystemEvaluation):
         """The states, which take no time, then length after length of each mode, and its growth."""
         is_cpu = subject.device.type == "cpu"
         lengths = doublings(self.min_length, self.cpu_max_length if is_cpu else self.max_length)
-        yield from _states(subject, lengths)
+        yield from state_rows(subject, lengths, "sequence_length")
         if not is_cpu:
             weigh = partial(_weigh_on_device, subject.builder(), self.batch_size, subject.precision, subject.device)
             yield from self._modes(weigh, lengths)
@@ -141,18 +140,6 @@ def growth(peaks: dict[int, float], settings: dict[str, Any]) -> Measurement:
         high=float(fit.slope + fit.stderr),
         num_samples=len(points),
     )
-
-
-def _states(subject: Subject, lengths: list[int]) -> Iterator[Measurement]:
-    """Bytes of one sequence's state when it has grown to a length."""
-    dtype = torch.bfloat16 if subject.precision == "bfloat16" else torch.float32
-    # On the meta device: the bytes are counted, not allocated.
-    model = subject.new_model().to("meta")
-    for length in lengths:
-        num_bytes = sum(state_bytes(state) for state in model.init_state(1, length, dtype))
-        yield Measurement(
-            metric="state_bytes", value=num_bytes, unit="B", settings={"sequence_length": length, "batch_size": 1}
-        )
 
 
 def _pass(model: LanguageModel, mode: str, length: int, batch_size: int, precision: str) -> Callable[[], object]:

@@ -167,6 +167,13 @@ class LanguageModel(nn.Module):
         """Number of outputs added to the residual stream: two a layer, one where there is no feed-forward."""
         return sum(1 if block.feed_forward is None else 2 for block in self.layers)
 
+    @property
+    def backend_without_state(self) -> str:
+        """Name of a layer's backend that only trains, so that nothing decodes with the model; "" where none does."""
+        # A mixer with one backend may not keep its name.
+        backends = ((block.mixer, getattr(block.mixer, "backend", block.mixer.backends[0])) for block in self.layers)
+        return next((backend for mixer, backend in backends if backend in mixer.trains_only), "")
+
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> list[State]:
         """Return one empty state a layer."""
         return [block.mixer.init_state(batch_size, max_length, dtype) for block in self.layers]

@@ -163,7 +163,7 @@ def match_model(
         num_branches=chosen.num_branches,
         flops_per_token=flops(chosen),
         reference_flops_per_token=counted_flops(reference),
-        state_bytes=_state_bytes(chosen, layers, seq_len, precision),
+        state_bytes=_state_bytes(chosen, seq_len, precision),
         seq_len=seq_len,
         precision=precision,
         state_mismatch=mismatch,
@@ -270,11 +270,8 @@ def _memory_bytes(settings: MixerSettings, model: ModelSettings, layer: int) -> 
     return state_bytes(getattr(state, name) for name in mixer.state_memory)
 
 
-def _state_bytes(model: LanguageModel, mixers: Sequence[MixerSettings], seq_len: int, precision: str) -> int | None:
-    if any(
-        settings.options.get("backend") in block.mixer.trains_only
-        for settings, block in zip(mixers, model.layers, strict=True)
-    ):
+def _state_bytes(model: LanguageModel, seq_len: int, precision: str) -> int | None:
+    if model.backend_without_state:
         return None
     with torch.device("meta"):
         return sum(state_bytes(state) for state in model.init_state(1, seq_len, dtype_of(precision)))

@@ -17,10 +17,9 @@ once does not fit writes all the same."""
 
 def check_states(model: LanguageModel) -> None:
     """Raise UserError, with the way out, for a model of which a layer takes no state."""
-    for block in model.layers:
-        backend = getattr(block.mixer, "backend", "")
-        if backend in block.mixer.trains_only:
-            raise UserError(f"backend={backend}: only trains, it takes no state; choose another, or recompute=true")
+    backend = model.backend_without_state
+    if backend:
+        raise UserError(f"backend={backend}: only trains, it takes no state; choose another, or recompute=true")
 
 
 class Sampling:

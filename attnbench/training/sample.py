@@ -34,7 +34,7 @@ def write_sample(folder: Path, model: LanguageModel, record: ModelRecord, tokens
     )
     model.eval()
     with torch.no_grad(), computing(record.precision, device):
-        if any(getattr(block.mixer, "backend", "") in block.mixer.trains_only for block in model.layers):
+        if model.backend_without_state:
             tokens = write_by_recomputation(model, prompt_BT, NUM_CHARACTERS, sampling)
         else:
             length, dtype = prompt_BT.shape[1] + NUM_CHARACTERS, dtype_of(record.precision)

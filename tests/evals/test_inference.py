@@ -10,7 +10,8 @@ from small import MIXERS, WeightReads, mixer_settings, one_an_operator
 
 from attnbench.cli.compose import compose
 from attnbench.evals import inference
-from attnbench.evals.inference import DECODE, PREFILL, STATE, Inference, time_decoding
+from attnbench.evals.inference import DECODE, PREFILL, Inference, time_decoding
+from attnbench.evals.lib.rows import STATE
 from attnbench.evals.lib.step_cost import Repetition
 from attnbench.machine.cuda_graph import CapturedCall
 from attnbench.machine.memory import available_mib

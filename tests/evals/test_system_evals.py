@@ -199,6 +199,19 @@ def test_a_system_that_does_not_tell_has_rows_that_say_so(text, monkeypatch):
     assert all(row.status == "unsupported" and "does not say" in row.reason for row in rows)
 
 
+@ON_LINUX
+def test_a_layer_without_a_state_has_its_peaks_weighed_all_the_same(text):
+    rows = rows_of("memory", subject(text, "attn=module", "attn.path=outside_layers:Tutorial"))
+    states = [row for row in rows if row.metric == "state_bytes"]
+    assert [row.settings["sequence_length"] for row in states] == [32, 64, 128]
+    assert {(row.status, row.reason) for row in states} == {
+        ("unsupported", "backend torch only trains: it takes no state")
+    }
+    peaks = [row for row in rows if row.metric.endswith("_mib")]
+    assert len(peaks) == 6
+    assert all(row.status == "ok" and row.value is not None for row in peaks)
+
+
 @pytest.mark.slow
 @ON_LINUX
 def test_memory_grows_as_the_length_for_linear_attention(text):

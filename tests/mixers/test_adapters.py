@@ -155,6 +155,10 @@ def test_a_layer_of_a_hybrid_can_be_one() -> None:
     found = match_mixer(settings.mixer, settings.model, match="params", **how)
     model = build_model(found.mixers, found.model, vocabulary_size=30, seed=0)
     assert [type(block.mixer).__name__ for block in model.layers] == ["Module", "LinearAttention"]
+    assert model.backend_without_state == "torch"
+    # As of a mixer of a user's that keeps no name of its only backend.
+    del model.layers[0].mixer.backend
+    assert model.backend_without_state == "torch"
 
 
 def test_a_layer_of_the_library_says_on_a_cpu_what_it_needs() -> None:

@@ -82,10 +82,9 @@ def _model(candidate: Candidate) -> LanguageModel:
         UserError: the backend only trains.
     """
     model = candidate.build().eval()
-    for block in model.layers:
-        backend = getattr(block.mixer, "backend", "")
-        if backend in block.mixer.trains_only:
-            raise UserError(f"attn.backend={backend}: only trains, it takes no state")
+    backend = model.backend_without_state
+    if backend:
+        raise UserError(f"attn.backend={backend}: only trains, it takes no state")
     return model
 
 

@@ -3,9 +3,15 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from attnbench.evals.base import Evaluation
+from attnbench.evals.base import Evaluation, Subject
+from attnbench.machine.precision import dtype_of
 from attnbench.machine.timing import OutOfMemory, Times, attempt
+from attnbench.mixers.base import state_bytes
+from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
+
+STATE = "state_bytes"
+"""Metric of `state_rows`."""
 
 
 def doublings(first: int, last: int) -> list[int]:
@@ -21,6 +27,30 @@ def without_numbers(units: dict[str, str], settings: dict[str, Any], status: str
     """One row for each metric, with the status that says why it has no number."""
     for metric, unit in units.items():
         yield Measurement(metric=metric, value=None, unit=unit, settings=settings, status=status, reason=reason)
+
+
+def lacks_state(model: LanguageModel) -> str | None:
+    """The reason where a layer takes no state, otherwise None."""
+    backend = model.backend_without_state
+    return f"backend {backend} only trains: it takes no state" if backend else None
+
+
+def state_rows(subject: Subject, lengths: Iterable[int], axis: str) -> Iterator[Measurement]:
+    """Bytes of one sequence's state when it has grown to each length, caches in the compute dtype.
+
+    Args:
+        axis: the setting that is the length.
+    """
+    # On the meta device: the bytes are counted, not allocated.
+    model, dtype = subject.new_model().to("meta"), dtype_of(subject.precision)
+    reason = lacks_state(model)
+    for length in lengths:
+        settings = {axis: length, "batch_size": 1}
+        if reason is not None:
+            yield from without_numbers({STATE: "B"}, settings, "unsupported", reason)
+            continue
+        num_bytes = sum(state_bytes(state) for state in model.init_state(1, length, dtype))
+        yield Measurement(metric=STATE, value=num_bytes, unit="B", settings=settings)
 
 
 def until_out_of_memory(

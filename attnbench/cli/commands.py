@@ -24,7 +24,7 @@ from attnbench.model.stored import ModelRecord, load_checkpoint, tokenizer_of
 from attnbench.settings.check import check
 from attnbench.settings.errors import UserError
 from attnbench.settings.hybrid import backends_of, parts_of
-from attnbench.settings.schema import GenerationSettings, MixerSettings, RunSettings
+from attnbench.settings.schema import GenerationSettings, RunSettings
 from attnbench.settings.text import printable_text, read_bounded
 from attnbench.training.checkpoint import checkpoint_of
 
@@ -48,7 +48,7 @@ def write_text(settings: GenerationSettings, trained: RunSettings) -> Path:
         checkpoint_of(folder, settings.checkpoint),
         device=trained.device,
         precision=trained.train.precision,
-        backend=_common_backend(trained.mixer),
+        backend={name: part.options.get("backend", "auto") for name, part in parts_of(trained.mixer).items()},
     )
     if not settings.recompute:
         check_states(model)
@@ -63,12 +63,6 @@ def write_text(settings: GenerationSettings, trained: RunSettings) -> Path:
         f"{settings.num_samples} × {num_written} {tokenizer.units} in {time.perf_counter() - started:.2f} s"
     )
     return folder
-
-
-def _common_backend(mixer: MixerSettings) -> str:
-    """Return the backend that a mixer's settings name; auto where a hybrid's mixers name several."""
-    named = {part.options.get("backend", "auto") for part in parts_of(mixer).values()}
-    return named.pop() if len(named) == 1 else "auto"
 
 
 def sample(

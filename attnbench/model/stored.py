@@ -145,14 +145,15 @@ def load_checkpoint(
     *,
     device: str = "auto",
     precision: str = "auto",
-    backend: str = "auto",
+    backend: str | Mapping[str, str] = "auto",
     trusted: Collection[str] = (),
 ) -> tuple[LanguageModel, ModelRecord]:
     """Load a trained model for this device, and its record with the kernels and the precision that are used here.
 
     Args:
         folder: a run's checkpoint/final or checkpoint/best-<step>.
-        device, precision, backend: as the settings `device`, `train.precision` and `attn.backend`.
+        device, precision, backend: as the settings `device`, `train.precision` and `attn.backend`; backends of a
+            hybrid may be given by its mixers' names, {"flash": "sdpa"}, where one that is not named has auto.
         trusted: classes outside attnbench that may be built, beside those of a `compose([...], config_dir=...)`.
 
     Raises:
@@ -164,7 +165,7 @@ def load_checkpoint(
     record.precision = resolve_precision(precision, resolved.type)
     record.mixers = [
         resolve_mixer(
-            replace(mixer, options={**mixer.options, "backend": backend}),
+            replace(mixer, options={**mixer.options, "backend": _backend_of(mixer, backend)}),
             record.model,
             device_type=resolved.type,
             precision=record.precision,
@@ -173,6 +174,10 @@ def load_checkpoint(
     ]
     model, _ = load_model(folder, device=resolved, mixers=record.mixers)
     return model.eval(), record
+
+
+def _backend_of(mixer: MixerSettings, backend: str | Mapping[str, str]) -> str:
+    return backend if isinstance(backend, str) else backend.get(mixer.name, "auto")
 
 
 def load_record(folder: Path) -> ModelRecord:

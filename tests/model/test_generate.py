@@ -263,6 +263,24 @@ def test_a_run_of_a_mixer_from_outside_says_which_words_are_missing(folder, scri
     assert code == 0, said
 
 
+def test_each_mixer_of_a_hybrid_has_the_backend_that_the_run_named(folder, monkeypatch, tmp_path):
+    trained = [*TINY_RUN, f"data.path={folder.parents[1] / 'text.txt'}", f"outputs_dir={tmp_path}", "logger=none"]
+    hybrid = ["attn=hybrid", "attn.layers=[flash,softmax]", "attn.options.flash.backend=sdpa"]
+    made, asked = run(compose([*trained, *hybrid, "eval=[]", "device=cpu"])), []
+
+    def resolve(mixer, *rest, **how):
+        # By what was asked for: on a CPU auto comes to the same kernels.
+        asked.append((mixer.name, mixer.options["backend"]))
+        return resolve_mixer(mixer, *rest, **how)
+
+    monkeypatch.setattr("attnbench.model.stored.resolve_mixer", resolve)
+    assert generate(monkeypatch, made, "prompt=the") is None
+    assert asked == [("flash", "sdpa"), ("softmax", "auto")]
+    del asked[:]
+    assert generate(monkeypatch, made, "prompt=the", "backend=auto") is None
+    assert asked == [("flash", "auto"), ("softmax", "auto")]
+
+
 def test_a_character_that_a_prompt_has_is_a_token():
     assert encode_prompt("ab", Characters("ab?")).tolist() == [0, 1]
     with pytest.raises(UserError, match=r"\? \(U\+003F\)"):

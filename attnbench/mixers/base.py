@@ -74,6 +74,17 @@ class Mixer(nn.Module, ABC):
     """True for a mixer whose block has no feed-forward."""
 
     @classmethod
+    def known_backend(cls, backend: str) -> str:
+        """Return a backend by name, the first where it is `auto`: what a constructor is given, whatever the machine.
+
+        Raises:
+            UserError: an unknown name.
+        """
+        if backend != "auto" and backend not in cls.backends:
+            raise UserError(f"attn.backend={backend}: {cls.__name__} has {', '.join(('auto', *cls.backends))}")
+        return cls.backends[0] if backend == "auto" else backend
+
+    @classmethod
     def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
         """Return the backend that will run, by name; `auto` is resolved here, once, before the model is built.
 
@@ -85,10 +96,7 @@ class Mixer(nn.Module, ABC):
         Raises:
             UserError: an unknown name, or a named kernel that cannot run here, with the way out.
         """
-        requested = options.get("backend", "auto")
-        if requested != "auto" and requested not in cls.backends:
-            raise UserError(f"attn.backend={requested}: {cls.__name__} has {', '.join(('auto', *cls.backends))}")
-        return cls.backends[0] if requested == "auto" else requested
+        return cls.known_backend(options.get("backend", "auto"))
 
     @classmethod
     def state_choices(cls, options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:

@@ -70,7 +70,7 @@ class DecayedAttention(Mixer):
     ) -> None:
         super().__init__()
         self.num_heads, self.key_width, self.value_width, self.scale = num_heads, key_width, value_width, scale
-        self.backend, self.qk_norm = "torch" if backend == "auto" else backend, qk_norm
+        self.backend, self.qk_norm = self.known_backend(backend), qk_norm
         keys, width = key_width if shares_keys else num_heads * key_width, num_heads * value_width
         self.query_key_value = QueryKeyValue(dim, keys, keys, width, conv_size=conv_size, activation=activation)
         self.query_norm, self.key_norm = head_norm(key_width, qk_norm), head_norm(key_width, qk_norm)

@@ -71,7 +71,7 @@ class DeltaRuleMixer(Mixer):
         super().__init__()
         self.head_width, self.num_heads = head_width, head_count(num_heads, dim, head_width)
         self.value_width = expanded(head_width, value_expansion)
-        self.backend = "torch" if backend == "auto" else backend
+        self.backend = self.known_backend(backend)
         if decay_init is not None:
             check_value("attn.decay_init", decay_init, choices=get_args(DecayInit))
         self.decay_init: DecayInit | None = decay_init

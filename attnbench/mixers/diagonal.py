@@ -68,7 +68,7 @@ class DiagonalMixer(Mixer):
         super().__init__()
         self.head_width, self.num_heads = head_width, head_count(num_heads, dim, head_width)
         self.value_width = expanded(head_width, value_expansion)
-        self.backend = "torch" if backend == "auto" else backend
+        self.backend = self.known_backend(backend)
         key_width, width = self.num_heads * head_width, self.num_heads * self.value_width
         self.query_key_value = QueryKeyValue(
             dim, key_width, key_width, width, conv_size=conv_size, activation=activation

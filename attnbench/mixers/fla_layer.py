@@ -47,7 +47,7 @@ class FlaLayer(Adapter):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        self.name, self.backend = layer, "fla" if backend == "auto" else backend
+        self.name, self.backend = layer, self.known_backend(backend)
         self.layer_class = _layer_class(layer)
         sizes = {"hidden_size": dim, "head_dim": head_width, "num_heads": max(1, dim // head_width)}
         self.options = layer_options(self.layer_class, options, {**sizes, "layer_idx": layer_index})

@@ -67,6 +67,7 @@ class Flash(Softmax):
             head_width=head_width,
             num_heads=num_heads,
             num_key_value_heads=num_key_value_heads,
+            backend=backend,
             rotary_theta=rotary_theta,
             conv_size=conv_size,
             qk_norm=qk_norm,

@@ -76,6 +76,7 @@ class Fox(Softmax):
             head_width=head_width,
             num_heads=num_heads,
             num_key_value_heads=num_key_value_heads,
+            backend=backend,
             rotary_theta=rotary_theta,
             conv_size=conv_size,
             qk_norm=qk_norm,
@@ -83,7 +84,6 @@ class Fox(Softmax):
             output_gate=output_gate,
         )
         check_value("attn.decay_init", decay_init, choices=get_args(DecayInit))
-        self.backend = "torch" if backend == "auto" else backend
         self.decay_init: DecayInit = decay_init
         self.forget = Projection(dim, self.num_heads)
         self.forget_bias = nn.Parameter(torch.empty(self.num_heads))

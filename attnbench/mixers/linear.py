@@ -78,7 +78,7 @@ class LinearAttention(Mixer):
         if feature_map not in FEATURE_MAPS:
             raise UserError(f"attn.feature_map={feature_map}: must be one of {', '.join(FEATURE_MAPS)}")
         self.head_width, self.num_heads = head_width, head_count(num_heads, dim, head_width)
-        self.backend = "torch" if backend == "auto" else backend
+        self.backend = self.known_backend(backend)
         self.feature_map, self.qk_norm = feature_map, qk_norm
         width = self.num_heads * head_width
         self.query_key_value = QueryKeyValue(dim, width, width, width, conv_size=conv_size)

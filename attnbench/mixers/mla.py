@@ -78,7 +78,7 @@ class MLA(Mixer):
         self.num_heads, self.head_width = head_count(num_heads, dim, head_width), head_width
         self.latent_width = max(1, dim // 2) if latent_width is None else latent_width
         self.rotary_width = rotary_width
-        self.backend = self.choose_backend({"backend": backend}, device_type="", precision="")
+        self.backend = self.known_backend(backend)
         width, query_width = self.num_heads * head_width, self.num_heads * (head_width + rotary_width)
         self.query_key_value = QueryKeyValue(dim, query_width, rotary_width, self.latent_width, conv_size=conv_size)
         self.latent_norm = RMSNorm(self.latent_width)

@@ -50,7 +50,7 @@ class Module(Adapter):
     ) -> None:
         super().__init__()
         self.path = path
-        self.backend = self.choose_backend({"backend": backend}, device_type="", precision="")
+        self.backend = self.known_backend(backend)
         self.layer_class = resolve_path(path, nn.Module)
         sizes = {"dim": dim, "head_width": head_width, "layer": layer, "num_layers": num_layers}
         self.options = layer_options(self.layer_class, options, sizes)

@@ -66,7 +66,7 @@ class Softmax(Mixer):
         self.num_heads = head_count(num_heads, dim, head_width)
         self.num_key_value_heads = self.num_heads if num_key_value_heads is None else num_key_value_heads
         self.head_width = head_width
-        self.backend = self.choose_backend({"backend": backend}, device_type="", precision="")
+        self.backend = self.known_backend(backend)
         self.qk_norm = qk_norm
         self.window: int | None = None
         width, key_width = self.num_heads * head_width, self.num_key_value_heads * head_width

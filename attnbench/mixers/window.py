@@ -59,6 +59,7 @@ class Window(Softmax):
             head_width=head_width,
             num_heads=num_heads,
             num_key_value_heads=num_key_value_heads,
+            backend=backend,
             rotary_theta=rotary_theta,
             conv_size=conv_size,
             qk_norm=qk_norm,
@@ -67,7 +68,6 @@ class Window(Softmax):
         )
         check_value("attn.window", window, minimum=1)
         self.window: int = window
-        self.backend = "torch" if backend == "auto" else backend
 
     @classmethod
     def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:

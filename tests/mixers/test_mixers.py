@@ -11,8 +11,10 @@ import pytest
 import torch
 from mixer_building import (
     CASE,
+    CONF,
     DIM,
     FROM_MODEL,
+    HEAD_WIDTH,
     assert_near,
     backend,
     build,
@@ -401,3 +403,13 @@ def test_names_parameters_without_weight_decay_that_exist(name):
 def test_refuses_an_unknown_backend(name):
     with pytest.raises(UserError, match=r"attn\.backend=wishful"):
         build(name, backend="wishful")
+
+
+@pytest.mark.parametrize("name", sorted({path.stem for path in CONF.glob("*.yaml")} - {"hybrid"}))
+def test_a_constructor_refuses_an_unknown_backend_too_and_names_its_own(name):
+    mixer_class, options = read(name)
+    sizes = {"dim": DIM, "head_width": HEAD_WIDTH, "layer": 0, "num_layers": 2}
+    given = {key: value for key, value in sizes.items() if key in inspect.signature(mixer_class).parameters} | options
+    known = ", ".join(("auto", *mixer_class.backends))
+    with pytest.raises(UserError, match=rf"^attn\.backend=tritn: {mixer_class.__name__} has {known}$"):
+        mixer_class(**given | {"backend": "tritn"})

@@ -17,7 +17,7 @@ from attnbench.evals.runners.probe import ProbeJob
 from attnbench.machine.environment import device_name
 from attnbench.results.files import replace_file
 from attnbench.settings.errors import UserError
-from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded
+from attnbench.settings.text import read_object
 
 GPUS = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")
 """Those that the numbers below are taken for, by bench=stacks."""
@@ -44,7 +44,7 @@ def sizes(stack: int | None, device: torch.device, folder: Path) -> Size:
         folder: the plan's; stacks.json in it keeps what was measured for.
 
     Raises:
-        UserError: nothing was measured on this GPU.
+        UserError: nothing was measured on this GPU, or stacks.json was altered.
     """
     if stack is not None:
         return lambda job: stack
@@ -52,7 +52,7 @@ def sizes(stack: int | None, device: torch.device, folder: Path) -> Size:
         # Stacks took 0.6 to 1.7 times the time of their trainings one by one on two cores.
         return lambda job: 1
     path, name = folder / "stacks.json", device_name(device)
-    kept: dict[str, int] = parse_json(read_bounded(path, MAX_JSON_BYTES)) if path.exists() else {}
+    kept = _read_sizes(path) if path.exists() else {}
 
     def size(job: ProbeJob) -> int:
         if job.shape_hash not in kept:
@@ -66,6 +66,15 @@ def sizes(stack: int | None, device: torch.device, folder: Path) -> Size:
         return kept[job.shape_hash]
 
     return size
+
+
+def _read_sizes(path: Path) -> dict[str, int]:
+    """Read the sizes of stacks by their trainings' shapes."""
+    kept = read_object(path)
+    for shape, size in kept.items():
+        if type(size) is not int or size < 1:
+            raise UserError(f"{path}: {shape}={size}: must be an integer of at least 1")
+    return kept
 
 
 def activations(job: ProbeJob) -> int:

@@ -62,6 +62,22 @@ def test_what_was_measured_at_the_first_run_holds(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[40]", "must hold a JSON object"),
+        ('{"a": 0}', "a=0: must be an integer of at least 1"),
+        ('{"a": null}', "a=None: must be"),
+    ],
+)
+def test_sizes_that_were_altered_name_their_file(tmp_path, monkeypatch, content, message):
+    monkeypatch.setattr(stacks, "device_name", lambda device: "NVIDIA H200")
+    (tmp_path / "stacks.json").write_text(content)
+    with pytest.raises(UserError, match=rf"^{tmp_path}/stacks\.json: {message}"):
+        sizes(None, CUDA, tmp_path)
+
+
+@pytest.mark.parametrize(
     ("elements", "number", "num_devices", "expected"),
     [(2**23, 30, 1, True), (2**23, 20, 2, False), (2**22, 20, 1, False), (2**16, 40, 1, False)],
 )

@@ -1,11 +1,16 @@
 """Parts of a page before they are rendered: tables, notes, facts. Text as it was given; page.html escapes it."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from attnbench.results.tables import Table
 from attnbench.verdict.summary import Summary
+
+MAX_FILE_NAME = 200
+"""Characters of a picture's name at most: file systems take 255, with what stands around it while it is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class Picture:
     """A chart, and its words."""
 
     name: str
-    """Name of its files."""
+    """Name of its files; see `file_name`."""
     title: str
     spec: dict[str, Any]
     """Vega-Lite."""
@@ -98,3 +103,16 @@ class Section:
     """Name of the evaluation that it is about, where it is about one."""
     parts: dict[str, list[Block]] | None = None
     """Blocks under headings of the second order."""
+
+
+def file_name(*parts: str, settings: Mapping[str, Any] | None = None) -> str:
+    """Return the name of a picture's files: `rates-recall-num_pairs_4`.
+
+    Records may call evaluations and settings anything. A name that is too long is cut, and ends in a hash of all of it.
+    """
+    words = [*parts, *(f"{name}_{value}" for name, value in (settings or {}).items())]
+    name = "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", word).lstrip(".") for word in words)
+    if len(name) <= MAX_FILE_NAME:
+        return name
+    ending = f"-{sha256(name.encode()).hexdigest()[:8]}"
+    return name[: MAX_FILE_NAME - len(ending)] + ending

@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from made_rows import row
+from made_rows import IDENTITY, row
 from report_rows import SKILL, write_experiment
 
-from attnbench.report.blocks import Pictures, Samples
+from attnbench.report.blocks import MAX_FILE_NAME, Pictures, Samples, file_name
 from attnbench.report.charts.look import to_svg
 from attnbench.report.charts.vega import LINE_END, draw_bounds
 from attnbench.report.inputs import primaries, read_inputs
@@ -131,6 +131,40 @@ def test_models_of_several_widths_are_one_curve_a_variant_and_a_picture_a_settin
     assert "one at width 128 0.8 at 128" in easy.description
     assert len(hard.spec["datasets"]["points"]) == 2
     assert "joined" not in hard.legend
+
+
+@pytest.mark.usefixtures("without_charts")
+@pytest.mark.parametrize("name", ["recall\0x", "recall" * 50])
+def test_an_evaluation_of_any_name_has_pictures_whose_files_can_be_written(name, tmp_path, monkeypatch):
+    renamed = dataclasses.replace(IDENTITY, evaluation=name)
+    monkeypatch.setattr(
+        "report_rows._identity",
+        lambda experiment, run, variant, evaluation, seed, stamp: dataclasses.replace(
+            renamed, experiment=experiment, run=run, variant=variant, seed=seed
+        ),
+    )
+    folder = write_experiment(tmp_path / "demo", evaluations=["recall"])
+    record = json.loads((folder / "comparison.json").read_text().replace('"recall"', json.dumps(name)))
+    of_it = {"purpose": "", "plots": [["accuracy", "num_pairs"]], "primary": dataclasses.asdict(RECALL)}
+    record |= {"reference": "softmax", "evaluations": {name: of_it}}
+    (folder / "comparison.json").write_text(json.dumps(record))
+    write_report(folder)
+    pictures = {path.stem for path in (folder / "report" / "figures").glob("*.svg")}
+    of_copy = {"rates-copy-width_64"}
+    if len(name) > MAX_FILE_NAME:
+        assert all(len(it) == MAX_FILE_NAME for it in pictures - of_copy)
+        assert len(pictures - of_copy) == 5
+    else:
+        named = {"differences-recall_x", "recall_x-state_bytes", "rates-recall_x-width_64", "curves-recall_x"}
+        assert pictures == of_copy | named | {"recall_x-accuracy-num_pairs"}
+
+
+def test_names_that_are_cut_differ_where_the_rest_does():
+    assert file_name("recall", "state_bytes", settings={"pairs": 4}) == "recall-state_bytes-pairs_4"
+    assert file_name("../a b", "é") == "_a_b-_"
+    assert file_name("x" * MAX_FILE_NAME) == "x" * MAX_FILE_NAME
+    cut = {file_name("x" * 300, ending) for ending in ("a", "b")}
+    assert [len(it) for it in cut] == [MAX_FILE_NAME] * 2
 
 
 def test_scores_that_cost_the_same_are_a_table():

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from attnbench.report.blocks import file_name
 from attnbench.report.sections import words
 from attnbench.verdict.axes import is_chance
 from attnbench.verdict.seeds import Figure
@@ -178,7 +179,7 @@ def _plots(figures: Sequence[Figure], metric: str, axis: str) -> list[Plot]:
         several = [max(groups, key=lambda group: _preference(group[1][0].settings))]
     return [
         Plot(
-            name=_file_name(shown[0].evaluation, metric, axis, fixed if len(several) > 1 else {}),
+            name=file_name(shown[0].evaluation, metric, axis, settings=fixed if len(several) > 1 else {}),
             metric=metric,
             unit=shown[0].unit,
             axis=axis,
@@ -223,11 +224,6 @@ def _telling(figures: Sequence[Figure], axis: str) -> list[str]:
 
 def _preference(settings: dict[str, Any]) -> tuple[bool, bool]:
     return settings.get("split") == "test", settings.get("checkpoint") == "best"
-
-
-def _file_name(evaluation: str, metric: str, axis: str, fixed: dict[str, Any]) -> str:
-    parts = [evaluation, metric, axis, *(f"{name}_{value}" for name, value in fixed.items())]
-    return "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", part).lstrip(".") for part in parts)
 
 
 def _is_number(value: Any) -> bool:

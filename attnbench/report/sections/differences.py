@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from attnbench.report.blocks import Note, Picture, Pictures, Section
+from attnbench.report.blocks import Note, Picture, Pictures, Section, file_name
 from attnbench.report.charts.marks import Datum
 from attnbench.report.charts.vega import draw_bounds
 from attnbench.report.sections import words
@@ -44,7 +44,7 @@ def _picture(reference: str, verdicts: Sequence[Verdict]) -> Picture:
     title = f"{words.heading(evaluation)}: {metric} less {reference}’s{', %' if is_nats else ''}"
     description = " ".join(words.verdict_sentence(verdict) for verdict in ordered)
     return Picture(
-        name=f"differences-{evaluation}".replace("/", "_").replace(" ", "_"),
+        name=file_name("differences", evaluation),
         title=title,
         spec=draw_bounds(
             [datum for it in ordered for datum in _data(it, in_percent=is_nats)], description, gap=GAP, level=0.0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnbench.report.blocks import Block, Note, Picture, Pictures, Sample, Samples, Section
+from attnbench.report.blocks import Block, Note, Picture, Pictures, Sample, Samples, Section, file_name
 from attnbench.report.charts.marks import Axis, Datum, Drawing, position_axis, share_axis, value_axis
 from attnbench.report.charts.vega import draw
 from attnbench.report.inputs import Inputs, Rate
@@ -89,7 +89,7 @@ def _rate_picture(group: Sequence[Rate], variants: Sequence[str]) -> Picture:
         rings=rings,
     )
     return Picture(
-        name=_file_name("-".join(["rates", first.evaluation, *(f"{k}_{v}" for k, v in first.settings.items())])),
+        name=file_name("rates", first.evaluation, settings=first.settings),
         title=title,
         spec=draw(drawing, variants),
         description=drawing.description,
@@ -221,16 +221,12 @@ def _curve_picture(
         is_thin=True,
     )
     return Picture(
-        name=_file_name(f"curves-{evaluation}"),
+        name=file_name("curves", evaluation),
         title=title,
         spec=draw(drawing, variants),
         description=drawing.description,
         legend=task,
     )
-
-
-def _file_name(name: str) -> str:
-    return name.replace("/", "_").replace(" ", "_")
 
 
 def sample_section(inputs: Inputs) -> Section | None:

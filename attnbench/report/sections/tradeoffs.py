@@ -2,12 +2,11 @@
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from attnbench.report.blocks import Block, Note, Picture, Pictures, Section
+from attnbench.report.blocks import Block, Note, Picture, Pictures, Section, file_name
 from attnbench.report.charts.marks import WIDE_AXIS, Axis, Datum, Drawing, round_numbers, share_axis, value_axis
 from attnbench.report.charts.pictures import figure_words, labels_of
 from attnbench.report.charts.vega import draw
@@ -36,9 +35,9 @@ def tradeoffs(
         groups = priced(figures, evaluation, primary)
         for points in groups:
             if len({point.price for point in points}) > 1:
-                name = f"{evaluation}-{points[0].cost.metric}{f'-{_place(points)}' if len(groups) > 1 else ''}"
+                name = file_name(evaluation, points[0].cost.metric, *([_place(points)] if len(groups) > 1 else []))
                 best = frontier(points, primary) if cost_metric(primary) == "state_bytes" else []
-                pictures.append(_picture(re.sub(r"[/ ,]+", "_", name), evaluation, points, best, curves, variants))
+                pictures.append(_picture(name, evaluation, points, best, curves, variants))
             elif len(points) > 1:
                 tables.append(_table(evaluation, points))
     about = "Better is up where it is an accuracy, down where it is a loss; cheaper is left."

@@ -13,13 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnbench.mixers.base import Mixer
+from attnbench.ops.scalar_decay import MAX_FORGETTING
 
 DecayInit = Literal["spread", "paper"]
 """Values of `decay_init`: half-lives spread evenly by ratio over the heads or channels, or drawn as in the paper."""
-
-MAX_FORGETTING = 30.0
-"""Largest -log a_t. It leaves 1e-13 of the memory, nothing in float32. Beyond it sums of log decays over a chunk lose
-the digits of the other positions in it, and on a GPU, which adds each in an order of its own, may not even fall."""
 
 
 def softplus_decay(hidden: Tensor, log_rate: Tensor, bias: Tensor) -> Tensor:

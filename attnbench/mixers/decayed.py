@@ -192,30 +192,6 @@ def add_skip(mixed_BTHV: Tensor, value_BTHV: Tensor, skip_H: Tensor) -> Tensor:
     return mixed_BTHV + at_least_float32(value_BTHV) * skip_H[:, None]
 
 
-def expanded(head_width: int, value_expansion: float) -> int:
-    """Return the value channels a head.
-
-    Raises:
-        UserError: an expansion that makes no whole number of them.
-    """
-    width = round(head_width * value_expansion)
-    if width < 1 or width != head_width * value_expansion:
-        raise UserError(f"attn.value_expansion={value_expansion}: times head_width={head_width} must be a whole number")
-    return width
-
-
-def expansions(options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:
-    """Return `state_choices` of a mixer whose value_expansion decides: whole numbers of value channels a head up to the
-    model's width."""
-    key_width = options.get("head_width", head_width)
-    return [
-        {"value_expansion": width // key_width if width % key_width == 0 else width / key_width}
-        for width in range(1, dim + 1)
-        # What the constructor asks of it; a quotient that floating point cannot undo is left out.
-        if key_width * (width / key_width) == width
-    ]
-
-
 def check_state_width(state_width: int, rotary_theta: float | None, minimum: int = 1) -> None:
     """Raise UserError for key channels that a head cannot have."""
     check_value("attn.state_width", state_width, minimum=minimum)

@@ -1,6 +1,5 @@
 """Forgetting Transformer: softmax attention whose scores lose what forget gates have let go between two positions."""
 
-import math
 from typing import Any, ClassVar, NamedTuple, get_args
 
 import torch
@@ -8,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnbench.mixers.around import Gate
-from attnbench.mixers.gated_deltanet import DecayInit
+from attnbench.mixers.decay import DecayInit, inverse_softplus, spread_steps
 from attnbench.mixers.layers import Projection
 from attnbench.mixers.softmax import Softmax
 from attnbench.ops.forgetting_attention import forgetting_attention, forgetting_prefill, forgetting_step
@@ -102,9 +101,8 @@ class Fox(Softmax):
 
     def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
         """Set the bias as `decay_init` has it."""
-        step_H = torch.logspace(math.log10(0.001), math.log10(0.4), self.num_heads)
-        # -log sigmoid(b) = step where b = -log(exp(step) - 1), written so that a small step loses no digits.
-        spread_H = -(step_H + (-torch.expm1(-step_H)).log())
+        # -log sigmoid(b) is softplus(-b).
+        spread_H = -inverse_softplus(spread_steps(self.num_heads))
         with torch.no_grad():
             self.forget_bias.copy_(spread_H if self.decay_init == "spread" else torch.zeros_like(spread_H))
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attnbench.mixers.around import Gate
 from attnbench.mixers.base import State, head_count
-from attnbench.mixers.decay import MAX_FORGETTING, DecayInit, inverse_softplus, spread_steps
+from attnbench.mixers.decay import DecayInit, inverse_softplus, spread_steps
 from attnbench.mixers.decayed import DecayedAttention, add_skip, check_state_width, state_widths
 from attnbench.mixers.layers import Projection
 from attnbench.ops.cumulative import cumulative_sum
@@ -22,6 +22,7 @@ from attnbench.ops.lagged_scalar_decay import (
 )
 from attnbench.ops.precision import at_least_float32
 from attnbench.ops.rotary import turn
+from attnbench.ops.scalar_decay import MAX_FORGETTING
 from attnbench.settings.check import check_value
 
 MIN_RATE = 1e-4

@@ -7,12 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnbench.mixers.around import Gate
-from attnbench.mixers.base import head_count
-from attnbench.mixers.decay import MAX_FORGETTING, DecayInit, inverse_softplus, spread_steps
-from attnbench.mixers.decayed import DecayedAttention, expanded, expansions
+from attnbench.mixers.base import expanded, expansions, head_count
+from attnbench.mixers.decay import DecayInit, inverse_softplus, spread_steps
+from attnbench.mixers.decayed import DecayedAttention
 from attnbench.mixers.layers import Projection
 from attnbench.ops.mlstm import Memory, mlstm, mlstm_flops, recurrent_mlstm
 from attnbench.ops.precision import at_least_float32
+from attnbench.ops.scalar_decay import MAX_FORGETTING
 from attnbench.settings.check import check_value
 
 

@@ -23,7 +23,8 @@ AUTO_RULE = "triton on CUDA at key and value widths of 16 to 128 that 16 divides
 
 MAX_FORGETTING = 30.0
 """Largest -log a_t that a mixer should give. It leaves 1e-13 of the memory, nothing in float32. Beyond it sums of log
-decays over a chunk lose the digits of the other positions in it."""
+decays over a chunk lose the digits of the other positions in it, and on a GPU, which adds each in an order of its own,
+may not even fall."""
 
 
 def recurrent_scalar_decay(

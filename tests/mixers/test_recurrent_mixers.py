@@ -6,12 +6,12 @@ from mixer_building import DIM, HEAD_WIDTH, assert_near, build, check_against_de
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnbench.mixers.decay import MAX_FORGETTING
 from attnbench.mixers.gated_deltanet import GatedDeltaNet
 from attnbench.mixers.linear import LinearAttention
 from attnbench.ops.delta_rule import chunked_gated_delta_rule, recurrent_gated_delta_rule
 from attnbench.ops.fla import refuse_miscompiled_gates
 from attnbench.ops.linear_attention import feature
+from attnbench.ops.scalar_decay import MAX_FORGETTING
 from attnbench.ops.scan import affine_scan
 from attnbench.settings.errors import UserError
 

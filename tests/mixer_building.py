@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import math
 import zlib
 from copy import deepcopy
 from functools import cache
@@ -63,6 +64,19 @@ def build(name: str, *, dtype: torch.dtype = torch.float32, **changes: Any) -> M
             generator = torch.Generator().manual_seed(zlib.crc32(path.encode()))
             module.init_weights(generator, 2)
     return mixer.to(dtype)
+
+
+@torch.no_grad()
+def half_lives(mixer: Mixer, dim: int) -> Tensor | None:
+    """Return the positions after which an input of 0 has left half of each part of the memory, one a head or channel;
+    None for a mixer whose memory does not decay.
+
+    Args:
+        dim: of the model.
+    """
+    weight = next(mixer.parameters())
+    decay = mixer.log_decay(weight.new_zeros(1, 1, dim))
+    return None if decay is None else math.log(2) / -decay.double().flatten()
 
 
 def example_input(batch_size: int, length: int, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

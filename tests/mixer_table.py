@@ -9,12 +9,11 @@ from itertools import takewhile
 from typing import Any
 
 import torch
-from mixer_building import mixer_names
+from mixer_building import half_lives, mixer_names
 from pages import ROOT, read
 
 from attnbench.cli.compose import compose
 from attnbench.mixers.base import Mixer
-from attnbench.mixers.decay import half_lives
 from attnbench.model.building import build_model
 from attnbench.model.matching import match_mixer
 from attnbench.settings.errors import UserError

@@ -144,14 +144,14 @@ def _label(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def narrowed(table: Table, width: int = WIDTH) -> Iterator[Table]:
+def narrowed(table: Table) -> Iterator[Table]:
     """The same table as several side by side, each with the labels, where it is wider than a terminal."""
     widths = [max(len(str(line[index])) for line in (table.headers, *table.lines)) + GAP
               for index in range(len(table.headers))]  # fmt: skip
     labels = list(range(table.num_labels))
     taken: list[int] = []
     for index in range(table.num_labels, len(table.headers)):
-        if taken and sum(widths[column] for column in (*labels, *taken, index)) > width:
+        if taken and sum(widths[column] for column in (*labels, *taken, index)) > WIDTH:
             yield _columns(table, [*labels, *taken])
             taken = []
         taken.append(index)

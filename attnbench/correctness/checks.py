@@ -3,7 +3,7 @@
 A function `..._checks` lists those of this device, refusals filled in; running.py runs them.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -182,11 +182,11 @@ def case_checks(settings: MixerSettings, case: Case, device: torch.device) -> It
                 yield Check(kind="training", name=settings.name, mixer=mixer, precision=precision, case=case)
 
 
-def operator_checks(device: torch.device, names: Collection[str] = tuple(OPERATORS)) -> Iterator[Check]:
+def operator_checks(device: torch.device) -> Iterator[Check]:
     """List each operator in every precision it has here; none where layers take torch's own form of them."""
     if device.type != "cuda" and not interpreted():
         return
-    for name in names:
+    for name in OPERATORS:
         settings = MixerSettings(name=name, target="attnbench.kernels", options={"backend": "triton"})
         # The interpreter multiplies bfloat16 wrongly, and has no TF32.
         for precision in ("float32",) if interpreted() else ("float32", "bfloat16", "tf32"):

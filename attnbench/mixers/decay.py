@@ -1,4 +1,4 @@
-"""Decays that a mixer computes from its input, as Mamba-2 does, and their initial values; half-lives of any decay.
+"""Decays that a mixer computes from its input, as Mamba-2 does, and their initial values.
 
     log a_t = -exp(log_rate) softplus(hidden_t + bias), not below -MAX_FORGETTING
 
@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnbench.mixers.base import Mixer
 from attnbench.ops.scalar_decay import MAX_FORGETTING
 
 DecayInit = Literal["spread", "paper"]
@@ -52,16 +51,3 @@ def init_decay(log_rate: Tensor, bias: Tensor, decay_init: DecayInit, generator:
 def inverse_softplus(step: Tensor) -> Tensor:
     """Return x where softplus(x) is `step`: log(exp(step) - 1), written so that a small step loses no digits."""
     return step + (-torch.expm1(-step)).log()
-
-
-@torch.no_grad()
-def half_lives(mixer: Mixer, dim: int) -> Tensor | None:
-    """Return the positions after which an input of 0 has left half of each part of the memory, one a head or channel;
-    None for a mixer whose memory does not decay.
-
-    Args:
-        dim: of the model.
-    """
-    weight = next(mixer.parameters())
-    decay = mixer.log_decay(weight.new_zeros(1, 1, dim))
-    return None if decay is None else math.log(2) / -decay.double().flatten()

@@ -146,13 +146,6 @@ class MLA(Mixer):
         widths = {"head_width": self.head_width + self.rotary_width, "value_width": self.head_width}
         return attention_flops(length, self.num_heads, **widths)
 
-    def step_flops(self, length: int) -> int:
-        """Count the operations of a step's mixing at the last of `length` positions, its query and its output led
-        through the up-projections, instead of all keys and values: a multiply-add counts 2."""
-        absorbing = 2 * 2 * self.head_width * self.latent_width
-        reading = 2 * length * (2 * self.latent_width + self.rotary_width)
-        return self.num_heads * (absorbing + reading)
-
     def _inputs(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value by heads, the query and the key with the rotary channels last."""
         query_BTHK, rotary_key_BTK, latent_BTC = self._project(x_BTD, 0, None)

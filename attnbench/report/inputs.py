@@ -36,7 +36,7 @@ class Rate:
     """Mean selection by rate, written as text; None where all its trainings diverged."""
     chosen: float | None
     at_edge: bool
-    taken_from: dict[str, Any] | str | None
+    taken_from: dict[str, Any] | None
     """The neighbouring task whose rate was taken over without a search."""
     seeds: dict[str, list[float | None]] = field(default_factory=dict)
     """The selections behind each mean, seed by seed."""

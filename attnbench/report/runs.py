@@ -186,10 +186,6 @@ def _columns(runs: Sequence[Run]) -> Table:
     return Table(headers=headers, lines=lines)
 
 
-def _named_score(evaluation: str, row: ResultRow) -> str:
-    return f"{evaluation}.{row.measurement.metric}={score_text(row, in_full=True)}"
-
-
 def _when(seconds: float, *, in_full: bool = False) -> str:
     """Write a time of this machine's clock: of the last half year without the year, of another without the hour."""
     moment = datetime.fromtimestamp(seconds).astimezone()

@@ -57,7 +57,7 @@ def show_comparison(folder: Path, settings: LoggerSettings, *, root: Path) -> No
     inputs = read_inputs(folder)
     summed = figures(inputs.rows, inputs.protocol.shared)
     plan = inputs.protocol.plan
-    tables, charts, numbers = {ROWS: (COLUMNS, _table(inputs))}, _charts(inputs, summed), _summary(inputs, summed)
+    tables, charts, numbers = {ROWS: (COLUMNS, _table(inputs))}, _charts(inputs, summed), _summary(summed)
     mirror = WandbMirror(
         settings,
         root=root,
@@ -124,7 +124,7 @@ def _chart(plots: Sequence[Plot]) -> LineChart:
     return LineChart(title=words.capitalized(words.metric_name(first.metric, first.unit)), axis=axis, lines=lines)
 
 
-def _summary(inputs: Inputs, summed: Sequence[Figure]) -> dict[str, float]:
+def _summary(summed: Sequence[Figure]) -> dict[str, float]:
     """Take the numbers of the report's summary: {"recall/recall at 256, 16/softmax": 1.0}."""
     content = summary(summed, [])
     return {

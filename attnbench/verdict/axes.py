@@ -9,7 +9,7 @@ from attnbench.results.protocol import PROTOCOL
 from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS, Identity, ResultRow
 
 PER_RUN = (
-    *("learning_rate", "recipe", "not_applicable", "rate_at_edge", "rate_from", "backend"),
+    *("learning_rate", "recipe", "not_applicable", "rate_at_edge", "backend"),
     *("stack", "stack_too_large", "compiled"),
     *(MIXER_OPTIONS, EVALUATION_OPTIONS, PROTOCOL),
 )

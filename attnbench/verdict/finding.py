@@ -126,22 +126,21 @@ def capacity_correlation(
     return _resampled(values, correlation)
 
 
-def seeds_needed(estimate: Estimate, limits: Limits, *, is_share: bool, spread: float | None = None) -> int | None:
+def seeds_needed(estimate: Estimate, limits: Limits, *, is_share: bool) -> int | None:
     """Number of seeds that decide with a probability of 0.8 if the figure is what it seems; None: more than 100.
 
     Args:
-        is_share: the figure is a share of seeds; otherwise Student's power for the distance to the nearer limit.
-        spread: of the figure from seed to seed; None: what the width of the bounds says.
+        is_share: the figure is a share of seeds; otherwise Student's power for the distance to the nearer limit, at
+            the spread from seed to seed that the width of the bounds says.
     """
     num_seeds = range(estimate.num_seeds + 1, MAX_SEEDS + 1)
     if is_share:
         return next((num for num in num_seeds if _share_power(estimate, limits, num) >= POWER), None)
     effect = min(abs(estimate.value - limit) for limit in limits if math.isfinite(limit))
     width = estimate.high - estimate.low
-    if spread is None and math.isfinite(width):
-        spread = width / (2 * 1.645) * math.sqrt(estimate.num_seeds)
-    if not spread or not effect:
+    if not effect or not 0 < width < math.inf:
         return None
+    spread = width / (2 * 1.645) * math.sqrt(estimate.num_seeds)
     # Of fewer than five pairs a permutation test rejects nothing at this level.
     return next((n for n in num_seeds if n >= 5 and difference_power(effect, spread, 2 * LEVEL, n) >= POWER), None)
 

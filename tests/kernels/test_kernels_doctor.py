@@ -33,7 +33,7 @@ class _LosesARow(torch.autograd.Function):
 
 
 def checks(name):
-    found = list(operator_checks(torch.device(DEVICE), [name]))
+    found = [check for check in operator_checks(torch.device(DEVICE)) if check.name == name]
     for check in found:
         run(check, torch.device(DEVICE), {})
     return found

@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 from library_forms import naive_form
-from mixer_building import DIM, HEAD_WIDTH, assert_near, build, example_input, read
+from mixer_building import DIM, HEAD_WIDTH, assert_near, build, example_input, half_lives, read
 from torch import nn
 
-from attnbench.mixers.decay import half_lives
 from attnbench.mixers.decayed import DecayedAttention
 from attnbench.mixers.mamba3 import Mamba3
 from attnbench.ops import scalar_decay

@@ -5,11 +5,19 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from mixer_building import DIM, HEAD_WIDTH, assert_near, build, check_against_definition, example_input, read
+from mixer_building import (
+    DIM,
+    HEAD_WIDTH,
+    assert_near,
+    build,
+    check_against_definition,
+    example_input,
+    half_lives,
+    read,
+)
 from torch import Tensor
 
 from attnbench.mixers import kda
-from attnbench.mixers.decay import half_lives
 from attnbench.mixers.gdn2 import GatedDeltaNet2
 from attnbench.mixers.gla import GatedLinearAttention
 from attnbench.mixers.hgrn2 import HGRN2

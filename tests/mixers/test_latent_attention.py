@@ -13,7 +13,8 @@ from attnbench.settings.errors import UserError
 
 
 def test_a_step_computes_no_keys_and_values() -> None:
-    """The absorbed form in float64 is the definition; its operations are those that `step_flops` states."""
+    """The absorbed form in float64 is the definition; it leads one query and one output through the up-projections, and
+    reads latents at all 20 positions: a multiply-add counts 2."""
     mixer: Any = build("mla", dtype=torch.float64)
     x = example_input(3, 20, dtype=torch.float64)
     with torch.no_grad():
@@ -25,7 +26,9 @@ def test_a_step_computes_no_keys_and_values() -> None:
             mixer.step(x[:, 19], state)
     outside = [mixer.query_key_value.projection, mixer.output.projection]
     projections = 2 * sum(module.weight.numel() for module in outside)
-    assert counter.get_total_flops() == 3 * (mixer.step_flops(20) + projections)
+    absorbing = 2 * 2 * mixer.head_width * mixer.latent_width
+    reading = 2 * 20 * (2 * mixer.latent_width + mixer.rotary_width)
+    assert counter.get_total_flops() == 3 * (mixer.num_heads * (absorbing + reading) + projections)
 
 
 def test_the_cache_holds_latent_and_rotary_key_alone() -> None:

@@ -20,6 +20,7 @@ from mixer_building import (
     build,
     check_compiles_and_stacks,
     example_input,
+    half_lives,
     mixer_names,
     output_and_gradients,
     read,
@@ -45,7 +46,6 @@ from attnbench.mixers.contract import (
     shape_and_dtype,
     state,
 )
-from attnbench.mixers.decay import half_lives
 from attnbench.mixers.softmax import Softmax
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import trust

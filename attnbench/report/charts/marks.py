@@ -61,9 +61,9 @@ class Drawing:
     """Entries of the data that a tooltip shows, and their titles."""
 
 
-def share_axis(title: str | None = None) -> Axis:
+def share_axis() -> Axis:
     """Return the axis of accuracies."""
-    return Axis(title=title, domain=(0, 1))
+    return Axis(domain=(0, 1))
 
 
 def value_axis(means: Sequence[float], ends: Sequence[float] = (), title: str | None = None) -> Axis:

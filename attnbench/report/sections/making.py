@@ -129,7 +129,7 @@ def _recorded_rates(rates: Sequence[Rate]) -> Table:
     grid = sorted({value for rate in rates for value in (*rate.grid, *([rate.chosen] if rate.chosen else []))})
     lines = []
     for rate in rates:
-        source = rate.taken_from if isinstance(rate.taken_from, str) else words.where(rate.taken_from or {})
+        source = words.where(rate.taken_from or {})
         task = _model(rate.evaluation, words.where(rate.settings))
         cells = [_score(value, rate) for value in grid]
         lines.append([rate.variant, task, _remark(rate.at_edge, source), *cells])
@@ -151,7 +151,7 @@ def _score(value: float, rate: Rate) -> str | TableCell:
     return TableCell(text=text, notes=tuple(notes), mark="best" if value == rate.chosen else "") if notes else text
 
 
-def _remark(at_edge: bool, source: str) -> str | TableCell:
+def _remark(at_edge: bool, source: str = "") -> str | TableCell:
     if source:
         return f"rate of {source}"
     return TableCell(text="at the edge of its grid", mark="warn") if at_edge else NOTHING
@@ -163,11 +163,9 @@ def _rates_of_rows(inputs: Inputs) -> list[list[str | TableCell]]:
         settings, identity = row.measurement.settings, row.identity
         if settings.get("learning_rate") is None or is_search(identity.seed):
             continue
-        source = settings.get("rate_from")
-        source = words.where(source) if isinstance(source, dict) else str(source or "")
         rate = f"{settings['learning_rate']:g}"
-        remark = _remark(bool(settings.get("rate_at_edge")), source)
-        key = json.dumps([identity.variant, identity.evaluation, rate, source])
+        remark = _remark(bool(settings.get("rate_at_edge")))
+        key = json.dumps([identity.variant, identity.evaluation, rate])
         lines.setdefault(key, [identity.variant, identity.evaluation, remark, rate])
     return list(lines.values())
 

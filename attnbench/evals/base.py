@@ -157,7 +157,7 @@ class Probe(Evaluation, ABC):
     """Small models trained from scratch.
 
     Attributes:
-        learning_rates: the grid; the runner chooses by `selection` on one seed that is not scored.
+        learning_rates: the grid; the runner chooses by `selection` on seeds that are not scored.
         precision: of the training, as train.precision.
     """
 

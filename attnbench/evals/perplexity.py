@@ -139,7 +139,7 @@ class Perplexity(CheckpointEvaluation):
 
 @dataclass(slots=True)
 class Place:
-    """Where scores belong: their settings, and the tokens that are scored, (N,)."""
+    """Tokens that are scored, (N,), and the settings of their scores."""
 
     axes: dict[str, Any]
     length: int

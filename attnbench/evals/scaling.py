@@ -140,7 +140,7 @@ class Scaling(SystemEvaluation):
             yield from power_law(losses)
 
     def _refusal(self, subject: Subject, model: ModelSettings) -> str | None:
-        """Why a size cannot be measured at all, or None."""
+        """Return the reason why a size cannot be measured at all; None where it can."""
         try:
             subject.builder(model)
         except UserError as refusal:

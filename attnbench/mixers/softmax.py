@@ -1,4 +1,4 @@
-"""Textbook softmax attention, the T × T weights written out; the base class of every softmax attention here."""
+"""Textbook softmax attention, the T × T weights written out; base class of flash, window and fox."""
 
 from typing import Any, ClassVar, NamedTuple
 

@@ -83,7 +83,7 @@ def recording(folder: Path, *, waits: bool) -> Iterator[None]:
 
 @contextmanager
 def recording_each(folders: Sequence[Path], *, waits: bool, is_done: Callable[[Path], bool]) -> Iterator[None]:
-    """Do so for several folders whose work is done together.
+    """Hold several folders whose work is done together, each as `recording` holds one.
 
     Args:
         is_done: true of a folder whose own work was done before an error.

@@ -82,7 +82,7 @@ class Job(ABC):
         return None
 
     def begin(self) -> dict[str, Any]:
-        """Make the folder ready; returns the environment that the rows are of, see `machine.device.environment`."""
+        """Make the folder ready; return the environment of the rows, see `machine.environment.environment`."""
         config = self.config()
         if config is not None:
             write_config(self.folder, config)
@@ -154,7 +154,7 @@ def identity(job: Job, stamp: dict[str, Any]) -> Identity:
     """The columns that all rows of a job share.
 
     Args:
-        stamp: the environment that measures them, see `machine.device.environment`.
+        stamp: the environment that measures them, see `machine.environment.environment`.
     """
     shared: dict[str, Any] = {
         "experiment": job.experiment,

@@ -22,7 +22,7 @@ TEST_NAMES = {
     "accuracy": "sign-flip permutation test",
     "share": "McNemar's exact test",
 }
-"""Test by kind of primary metric; `verdict.ranking.TESTS` has them under these names."""
+"""Test by kind of primary metric; `verdict.family.TESTS` has them under these names."""
 
 PROTOCOL = "protocol"
 """Setting of every row of a mixer: the name of the rules that it was measured under."""

@@ -50,11 +50,11 @@ class Effect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factorial:
-    """A plan's parts and corners, and what was measured at them."""
+    """Parts and corners of a plan, measured or not."""
 
     factors: list[str]
+    """Names of the parts."""
     corners: list[Corner]
-    """Parts of the plan, measured or not."""
 
     @classmethod
     def of(cls, variants: Sequence[str], factors: Sequence[str]) -> "Factorial":

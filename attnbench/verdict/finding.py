@@ -1,7 +1,7 @@
 """Tests of a published claim: a figure over seeds with one-sided 95 % bounds, held against a threshold.
 
 PASS: the bound lies on the stated side. FAIL: the opposite bound excludes it. UNDECIDED otherwise. Numbers in, numbers
-out; which rows they come from stands in comparison/findings.py.
+out; which rows they come from stands in claims.py.
 """
 
 import math

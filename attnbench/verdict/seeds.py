@@ -112,7 +112,7 @@ class Figure:
 def figures(rows: Iterable[ResultRow], shared: Mapping[str, Mapping[str, str]] | None = None) -> list[Figure]:
     """Sum up rows by (variant, evaluation, metric, setting), in the order in which they name these.
 
-    Of an operator the precision is a setting like any other, where its rows have several. Rows of the seed
+    Of an operator the precision is a setting like any other, where its rows have several. Rows of the seeds
     that learning rates are chosen on are left out.
 
     Args:

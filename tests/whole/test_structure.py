@@ -1,10 +1,11 @@
-"""Rooms: the folders of attnbench are those that ROOMS names, and imports point to its beginning."""
+"""Rooms: the folders of attnbench are those that ROOMS names, and imports point to its beginning. Docstrings name what
+there is."""
 
 import shutil
 from pathlib import Path
 
 import pytest
-from sources import imports, imports_of
+from sources import imports, imports_of, is_defined, references
 
 from attnbench import ROOMS
 
@@ -51,12 +52,21 @@ def wrong_ways(package: Path) -> list[str]:
     return [str(found) for found in named if order[found.room] > order[found.file.split("/")[0]]]
 
 
+def undefined(package: Path) -> list[str]:
+    """Names in docstrings that nothing is defined by."""
+    return [str(found) for found in references(package) if not is_defined(found.name, package)]
+
+
 def test_the_folders_are_the_rooms(root):
     assert not wrong_folders(root / "attnbench")
 
 
 def test_imports_point_one_way(root):
     assert not wrong_ways(root / "attnbench")
+
+
+def test_names_in_docstrings_exist(root):
+    assert not undefined(root / "attnbench")
 
 
 def test_what_is_in_the_wrong_place_is_named(root, tmp_path):
@@ -68,8 +78,25 @@ def test_what_is_in_the_wrong_place_is_named(root, tmp_path):
     assert wrong_ways(package) == ["data/late.py:2 imports attnbench.cli.compose"]
 
 
+def test_names_that_moved_are_found(tmp_path):
+    package = tmp_path / "attnbench"
+    (package / "model").mkdir(parents=True)
+    (package / "settings").mkdir()
+    (package / "settings" / "schema.py").write_text("class ModelSettings:\n    dim: int\n")
+    (package / "model" / "__init__.py").touch()
+    (package / "model" / "loss.py").write_text(
+        "from attnbench.settings.schema import ModelSettings\n\nA, B = 1, 2\n\n\nclass Loss:\n    mean: int\n"
+        '    """As `model.loss.B`, `model.loss.Loss.mean`, `attnbench.model.loss` and `model.dim`.\n\n'
+        '    Not `model.loss.C`, `model.loss.ModelSettings`, `model.loss.Loss.sum`, `model.losses`, `model.width`."""\n'
+    )
+    wrong = ("loss.C", "loss.ModelSettings", "loss.Loss.sum", "losses", "width")
+    assert undefined(package) == [f"model/loss.py:8 names model.{name}" for name in wrong]
+
+
 def test_an_empty_package_is_an_error(tmp_path):
     assert wrong_folders(tmp_path) == sorted(ROOMS)
+    with pytest.raises(AssertionError, match="no docstring names anything"):
+        references(tmp_path)
     with pytest.raises(AssertionError, match="nothing is imported"):
         imports(tmp_path)
 

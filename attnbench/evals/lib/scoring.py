@@ -20,7 +20,8 @@ between small ones."""
 def correct_labels(model: LanguageModel, batch: Batch) -> Tensor:
     """Tell where the most likely symbol is the target, (B, L) bool; False where there is no label.
 
-    Runs in the precision of the caller, see `runtime.computing`, and over a bounded number of sequences at a time.
+    Runs in the precision of the caller, see `machine.precision.computing`, and over a bounded number of sequences at a
+    time.
 
     Args:
         batch: with weights and positions.

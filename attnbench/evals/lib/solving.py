@@ -1,4 +1,4 @@
-"""When a probe's training looks at validation data, when that has solved its task, and when it ends.
+"""Rules of when a probe's training looks at validation data, has solved its task, and ends.
 
 A training has reached the threshold when `selection` passes it at two checks in a row. It ends at MASTERED, or after
 twice the steps that reaching it took: the constant rate then falls, inside the budget. Solved is a training that has

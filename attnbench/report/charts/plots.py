@@ -45,7 +45,7 @@ class Plot:
         return sorted(values) if all(map(_is_number, values)) else values
 
     def position(self, figure: Figure) -> Any:
-        """Where a figure stands on the axis: of a bucket of positions "4-7" at its end, counted from 1."""
+        """Return a figure's place on the axis: a bucket of positions "4-7" stands at its end, counted from 1."""
         value = figure.settings[self.axis]
         bucket = BUCKET.fullmatch(value) if self.axis == "position_bucket" and isinstance(value, str) else None
         return int(bucket[1]) + 1 if bucket else value

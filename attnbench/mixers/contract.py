@@ -5,15 +5,22 @@ conf/attn, `scripts/doctor.py` over mixers from outside attnbench.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from attnbench.machine.precision import computing, dtype_of
 from attnbench.mixers.base import Mixer, state_bytes
+from attnbench.mixers.causality import (
+    LEAK,
+    POSITIONS,
+    differences,
+    gradient_in,
+    input_of,
+    largest_difference,
+    seen_of_the_future,
+)
 from attnbench.mixers.definition import (
     INPUT_SCALE,
     TOLERANCES,
@@ -22,30 +29,18 @@ from attnbench.mixers.definition import (
     by_backend,
     by_definition,
     compare,
-    example,
     in_pieces,
 )
 from attnbench.mixers.flops import UncountableError, counted_mixing
 from attnbench.ops.precision import accumulation_dtype
-from attnbench.settings.errors import UserError, one_line
-from attnbench.settings.registry import class_named, is_own
-from attnbench.settings.schema import MixerSettings
+from attnbench.settings.errors import one_line
+from attnbench.settings.registry import is_own
 
 LONGEST = 133
 """Positions over two chunks of 64 with a ragged end."""
 
 ALL_LENGTHS = replace(USUAL, lengths=(1, 63, 64, 65, LONGEST))
 """Case whose lengths are around the border of a chunk of 64, and over two of them."""
-
-POSITIONS = (0, 63, 64, 100)
-"""Positions whose outputs are checked for later inputs."""
-
-LONGEST_CHECK = 256
-"""Largest number of positions that are checked before a training."""
-
-LEAK = {"float32": 1e-5, "tf32": 1e-2, "bfloat16": 3e-2}
-"""Share of a gradient or an output that may come from where nothing should, by precision, in a mixer from outside
-attnbench: the rounding of a convolution by Fourier transform does, or of a largest number that cancels."""
 
 FORGETTING_SCALE = 8 * INPUT_SCALE
 """Factor on the input at which log decays of nearly 0 and far below -5 stand side by side."""
@@ -83,7 +78,7 @@ def breach(promise: Promise, build: Callable[[], Mixer], case: Case) -> str:
 def shape_and_dtype(mixer: Mixer, case: Case) -> str:
     """Check that the output has those of the input, at every length; without a state none is returned."""
     for length in case.lengths:
-        x_BTD = _example(mixer, length, case.model.dim)
+        x_BTD = input_of(mixer, length, case.model.dim)
         y_BTD, state = mixer(x_BTD)
         if (y_BTD.shape, y_BTD.dtype) != (x_BTD.shape, x_BTD.dtype):
             return f"{tuple(x_BTD.shape)} {x_BTD.dtype} became {tuple(y_BTD.shape)} {y_BTD.dtype}"
@@ -101,86 +96,25 @@ def causality(mixer: Mixer, case: Case) -> str:
     return seen_of_the_future(mixer, case.model.dim, LONGEST, is_exact=is_exact)
 
 
-def seen_of_the_future(
-    mixer: Mixer, dim: int, length: int, precision: str = "float32", *, is_exact: bool = False
-) -> str:
-    """Return words on what an output has of later positions, or none.
-
-    Args:
-        dim: of the model.
-        precision: that it computes in, its weights being float32.
-        is_exact: allow no rounding either, such as that of a sum from which a later position is taken away.
-    """
-    x_BTD = _example(mixer, length, dim)
-    x_BTD.requires_grad_()
-    positions = [position for position in (*POSITIONS, length // 2) if position < length - 1]
-    leak = 0.0 if is_exact else LEAK[precision]
-    with computing(precision, x_BTD.device):
-        y_BTD, _ = mixer(_narrowed(x_BTD, precision))
-        for position in positions:
-            gradient_BTD = _gradient(y_BTD[:, position], x_BTD)
-            share_T = gradient_BTD.norm(dim=(0, 2)) / gradient_BTD.norm()
-            ahead_T = share_T[position + 1 :]
-            if ahead_T.norm() > leak:
-                most = position + 1 + int(ahead_T.argmax())
-                return f"position {position} sees position {most}: {ahead_T.norm():.1%} of its gradient lies ahead"
-        with torch.no_grad():
-            # An operation without a gradient, as an argmax or a detached mean, shows in the output alone.
-            for position in positions:
-                changed_BTD = torch.cat([x_BTD[:, : position + 1], -3 * x_BTD[:, position + 1 :]], dim=1)
-                other_BTD, _ = mixer(_narrowed(changed_BTD, precision))
-                error = _difference(other_BTD[:, : position + 1], y_BTD[:, : position + 1])
-                # Where it has no finite output anyway, that is no knowledge of the future.
-                allowed = leak if is_exact else max(leak, torch.finfo(y_BTD.dtype).eps)
-                if not error <= allowed and y_BTD.isfinite().all():
-                    return f"outputs up to position {position} change by {error:.1e} where only later inputs do"
-    return ""
-
-
-def check_causality(
-    mixers: Sequence[MixerSettings], layers: Iterable[Mixer], dim: int, seq_len: int, precision: str
-) -> None:
-    """Check mixers from outside attnbench before they are trained: one that sees the future scores well everywhere.
-
-    Args:
-        mixers: settings of the layers.
-        layers: the mixers built.
-        dim: of the model.
-        seq_len: of the training; more than LONGEST_CHECK positions are not looked at.
-
-    Raises:
-        UserError: one sees the future.
-    """
-    for settings, mixer in zip(mixers, layers, strict=True):
-        if is_own(class_named(settings)):
-            continue
-        seen = seen_of_the_future(mixer, dim, min(seq_len, LONGEST_CHECK), precision)
-        if seen:
-            raise UserError(
-                f"attn={settings.name}: {seen}, so that a model reads what it shall predict; it is not trained. "
-                f"`python scripts/doctor.py --config-dir ... 'mixers=[{settings.name}]'` runs the whole contract"
-            )
-
-
 def past(mixer: Mixer, case: Case) -> str:
     """Check that an output depends on an earlier input: a mixer without that mixes nothing."""
-    x_BTD = _example(mixer, LONGEST, case.model.dim)
+    x_BTD = input_of(mixer, LONGEST, case.model.dim)
     position = POSITIONS[-1]
-    gradient_BTD = _gradient(mixer(x_BTD.requires_grad_())[0][:, position], x_BTD)
+    gradient_BTD = gradient_in(mixer(x_BTD.requires_grad_())[0][:, position], x_BTD)
     return "" if gradient_BTD[:, :position].any() else f"position {position} sees no position before it"
 
 
 def independence(mixer: Mixer, case: Case) -> str:
     """Check that sequences of a batch do not mix."""
-    x_BTD = _example(mixer, 70, case.model.dim)
+    x_BTD = input_of(mixer, 70, case.model.dim)
     y_BTD, _ = mixer(x_BTD.requires_grad_())
     for index, other in ((0, 1), (1, 0)):
-        gradient_BTD = _gradient(y_BTD[index], x_BTD)
+        gradient_BTD = gradient_in(y_BTD[index], x_BTD)
         share = float(gradient_BTD[other].norm() / gradient_BTD.norm())
         if not share <= LEAK["float32"]:
             return f"sequence {index} of a batch sees sequence {other}: {share:.1%} of its gradient is there"
         alone_BTD, _ = mixer(x_BTD[index : index + 1].detach())
-        error = _difference(alone_BTD, y_BTD[index : index + 1])
+        error = largest_difference(alone_BTD, y_BTD[index : index + 1])
         if not error <= _tolerance(mixer):
             return f"a sequence alone differs by {error:.1e} from the same in a batch"
     return ""
@@ -204,7 +138,7 @@ def definition(mixer: Mixer, case: Case) -> str:
 def forgetting(mixer: Mixer, case: Case) -> str:
     """Check `log_decay`'s shape and sign, and the definition again where some positions leave nothing of the memory: an
     exponential that overflows behind a mask leaves outputs right and gradients wrong."""
-    x_BTD = _example(mixer, 3, case.model.dim)
+    x_BTD = input_of(mixer, 3, case.model.dim)
     decay = mixer.log_decay(x_BTD)
     if decay is None:
         return ""
@@ -223,10 +157,10 @@ def pieces(mixer: Mixer, case: Case) -> str:
     """Check that the whole equals its pieces and its single steps, each handing its state on."""
     with torch.no_grad():
         for length in case.lengths:
-            x_BTD = _example(mixer, length, case.model.dim)
+            x_BTD = input_of(mixer, length, case.model.dim)
             whole_BTD, _ = mixer(x_BTD)
             for words, sizes in _cuts(length):
-                error_T = _differences(in_pieces(mixer, x_BTD, sizes), whole_BTD)
+                error_T = differences(in_pieces(mixer, x_BTD, sizes), whole_BTD)
                 wrong = [index for index, error in enumerate(error_T) if not error <= _tolerance(mixer)]
                 if wrong:
                     return (
@@ -249,7 +183,7 @@ def _cuts(length: int) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def state(mixer: Mixer, case: Case) -> str:
     """Check that a piece and a step update it in place, and that it grows with `max_length` as the class says."""
-    x_BTD = _example(mixer, 71, case.model.dim)
+    x_BTD = input_of(mixer, 71, case.model.dim)
     short, long = (state_bytes(mixer.init_state(1, length, x_BTD.dtype)) for length in (64, 128))
     if (long > short) != mixer.state_grows or long < short:
         return f"state_grows is {mixer.state_grows}, and it has {short} bytes for 64 positions, {long} for 128"
@@ -265,7 +199,7 @@ def state(mixer: Mixer, case: Case) -> str:
 
 def gradients(mixer: Mixer, case: Case) -> str:
     """Check that every parameter is trained: it gets a gradient that is finite and not 0."""
-    x_BTD = _example(mixer, 70, case.model.dim)
+    x_BTD = input_of(mixer, 70, case.model.dim)
     names, parameters = zip(*mixer.named_parameters(), strict=True)
     total = mixer(x_BTD)[0].square().sum()
     by_name = dict(zip(names, torch.autograd.grad(total, parameters, allow_unused=True), strict=True))
@@ -313,32 +247,5 @@ PROMISES = (
 )
 
 
-def _example(mixer: Mixer, length: int, dim: int) -> Tensor:
-    """Return an input, (B, T, D), in the dtype of the weights and where they are."""
-    weight = next(mixer.parameters())
-    return example(length, dim, weight.device)[0].to(weight.dtype)
-
-
-def _gradient(output: Tensor, x_BTD: Tensor) -> Tensor:
-    """Return the gradient of the sum of some outputs' squares in the input; the graph stays."""
-    return torch.autograd.grad(output.square().sum(), x_BTD, retain_graph=True, materialize_grads=True)[0]
-
-
-def _narrowed(x_BTD: Tensor, precision: str) -> Tensor:
-    """Return the input as a model gives it; wider than float32 it stays."""
-    dtype = dtype_of(precision)
-    return x_BTD if dtype == torch.float32 else x_BTD.to(dtype)
-
-
 def _tolerance(mixer: Mixer) -> float:
     return TOLERANCES[str(next(mixer.parameters()).dtype).removeprefix("torch.")]
-
-
-def _differences(actual_BTD: Tensor, expected_BTD: Tensor) -> Tensor:
-    """Return the largest difference at each position, as a share of the largest entry of all."""
-    difference_BTD = (actual_BTD.double() - expected_BTD.double()).abs()
-    return difference_BTD.amax(dim=(0, 2)) / expected_BTD.double().abs().max()
-
-
-def _difference(actual_BTD: Tensor, expected_BTD: Tensor) -> float:
-    return float(_differences(actual_BTD.detach(), expected_BTD.detach()).max())

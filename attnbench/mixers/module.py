@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from attnbench.mixers.adapter import Adapter, layer_options
-from attnbench.mixers.contract import seen_of_the_future
+from attnbench.mixers.causality import seen_of_the_future
 from attnbench.settings.errors import UserError, one_line
 from attnbench.settings.registry import resolve_path
 

@@ -12,7 +12,7 @@ import torch
 from attnbench.machine.device import keep_freed_memory, start_afresh
 from attnbench.machine.group import Group
 from attnbench.machine.signals import StopRequest
-from attnbench.mixers.contract import check_causality
+from attnbench.mixers.causality import check_causality
 from attnbench.model.language_model import LanguageModel
 from attnbench.model.stored import ModelRecord
 from attnbench.settings.schema import TrainSettings

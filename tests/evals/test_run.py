@@ -656,7 +656,7 @@ def test_a_mixer_from_outside_that_sees_the_future_is_not_trained(folder, tmp_pa
     assert rows_of(right, "training")
     # It costs seconds, once: what goes on from a checkpoint was looked at.
     looked = []
-    monkeypatch.setattr("attnbench.mixers.contract.seen_of_the_future", lambda *_: looked.append(1) or "")
+    monkeypatch.setattr("attnbench.mixers.causality.seen_of_the_future", lambda *_: looked.append(1) or "")
     run(replace(settings, seed=1, **settings_of("SeparateProjections")))
     assert looked == [1] * settings.model.num_layers
     monkeypatch.setattr(checkpoint, "load_last", lambda folder, model: TrainState.fresh(model))

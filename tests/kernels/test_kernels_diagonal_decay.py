@@ -15,7 +15,7 @@ from attnbench.kernels.delta import launch as delta_rule_launch
 from attnbench.kernels.diagonal.decay import _rule, diagonal_decay, diagonal_decay_forward
 from attnbench.kernels.diagonal.launch import DiagonalRule, in_rows
 from attnbench.kernels.diagonal.step import diagonal_decay_step
-from attnbench.mixers.contract import in_pieces
+from attnbench.mixers.definition import in_pieces
 from attnbench.ops.diagonal_decay import DiagonalInputs, recurrent_diagonal_decay
 from attnbench.ops.diagonal_decay import diagonal_decay as by_backend
 from attnbench.settings.errors import UserError

@@ -12,7 +12,7 @@ from attnbench.kernels.delta import launch as delta_rule_launch
 from attnbench.kernels.delta.launch import DeltaRule
 from attnbench.kernels.delta.rule import gated_delta_rule, gated_delta_rule_forward
 from attnbench.kernels.delta.step import gated_delta_rule_step
-from attnbench.mixers.contract import in_pieces
+from attnbench.mixers.definition import in_pieces
 from attnbench.ops.delta_rule import packed_gated_delta_rule, recurrent_gated_delta_rule, unit_length
 from attnbench.ops.scalar_decay import MAX_FORGETTING
 from attnbench.settings.errors import UserError

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnbench.kernels.linear import attention as kernels
 from attnbench.kernels.linear.attention import linear_attention, mix
-from attnbench.mixers.contract import in_pieces
+from attnbench.mixers.definition import in_pieces
 from attnbench.ops.rotary import rotate, rotation
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}

@@ -15,7 +15,7 @@ from attnbench.kernels.scalar import decay as scalar_decay_kernel
 from attnbench.kernels.scalar import launch as scalar_decay_launch
 from attnbench.kernels.scalar.decay import scalar_decay, scalar_decay_backward, scalar_decay_forward
 from attnbench.kernels.scalar.step import scalar_decay_step
-from attnbench.mixers.contract import in_pieces
+from attnbench.mixers.definition import in_pieces
 from attnbench.ops.lagged_scalar_decay import lagged_scalar_decay, recurrent_lagged_scalar_decay
 from attnbench.ops.scalar_decay import recurrent_scalar_decay
 from attnbench.settings.errors import UserError

@@ -8,7 +8,7 @@ from mixer_building import DIM, HEAD_WIDTH, assert_near, build, example_input
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.mixers.base import state_bytes
-from attnbench.mixers.contract import in_pieces
+from attnbench.mixers.definition import in_pieces
 from attnbench.settings.errors import UserError
 
 

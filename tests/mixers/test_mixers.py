@@ -31,6 +31,7 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.correctness.checks import build_mixer
+from attnbench.mixers.causality import seen_of_the_future
 from attnbench.mixers.contract import (
     ALL_LENGTHS,
     PROMISES,
@@ -42,7 +43,6 @@ from attnbench.mixers.contract import (
     gradients,
     independence,
     pieces,
-    seen_of_the_future,
     shape_and_dtype,
     state,
 )

@@ -8,7 +8,7 @@ from library_forms import naive_form
 from mixer_building import assert_near, build, example_input
 from torch import Tensor
 
-from attnbench.mixers.contract import in_pieces
+from attnbench.mixers.definition import in_pieces
 from attnbench.ops.forgetting_attention import forgetting_bias
 from attnbench.ops.softmax_attention import definition, materialised
 

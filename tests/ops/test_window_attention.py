@@ -9,7 +9,7 @@ from mixer_building import assert_near, build, example_input
 from torch import Tensor
 
 from attnbench.mixers.base import state_bytes
-from attnbench.mixers.contract import in_pieces
+from attnbench.mixers.definition import in_pieces
 from attnbench.mixers.window import Window
 from attnbench.ops.softmax_attention import definition
 from attnbench.ops.window_attention import choose_beside_torch, in_blocks

@@ -1,0 +1,112 @@
+"""Causality of a mixer: what its outputs have of later positions, looked for before it is trained."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from attnbench.machine.precision import computing, dtype_of
+from attnbench.mixers.base import Mixer
+from attnbench.mixers.definition import example
+from attnbench.settings.errors import UserError
+from attnbench.settings.registry import class_named, is_own
+from attnbench.settings.schema import MixerSettings
+
+POSITIONS = (0, 63, 64, 100)
+"""Positions whose outputs are checked for later inputs."""
+
+LONGEST_CHECK = 256
+"""Largest number of positions that are checked before a training."""
+
+LEAK = {"float32": 1e-5, "tf32": 1e-2, "bfloat16": 3e-2}
+"""Share of a gradient or an output that may come from where nothing should, by precision, in a mixer from outside
+attnbench: the rounding of a convolution by Fourier transform does, or of a largest number that cancels."""
+
+
+def seen_of_the_future(
+    mixer: Mixer, dim: int, length: int, precision: str = "float32", *, is_exact: bool = False
+) -> str:
+    """Return words on what an output has of later positions, or none.
+
+    Args:
+        dim: of the model.
+        precision: that it computes in, its weights being float32.
+        is_exact: allow no rounding either, such as that of a sum from which a later position is taken away.
+    """
+    x_BTD = input_of(mixer, length, dim)
+    x_BTD.requires_grad_()
+    positions = [position for position in (*POSITIONS, length // 2) if position < length - 1]
+    leak = 0.0 if is_exact else LEAK[precision]
+    with computing(precision, x_BTD.device):
+        y_BTD, _ = mixer(_narrowed(x_BTD, precision))
+        for position in positions:
+            gradient_BTD = gradient_in(y_BTD[:, position], x_BTD)
+            share_T = gradient_BTD.norm(dim=(0, 2)) / gradient_BTD.norm()
+            ahead_T = share_T[position + 1 :]
+            if ahead_T.norm() > leak:
+                most = position + 1 + int(ahead_T.argmax())
+                return f"position {position} sees position {most}: {ahead_T.norm():.1%} of its gradient lies ahead"
+        with torch.no_grad():
+            # An operation without a gradient, as an argmax or a detached mean, shows in the output alone.
+            for position in positions:
+                changed_BTD = torch.cat([x_BTD[:, : position + 1], -3 * x_BTD[:, position + 1 :]], dim=1)
+                other_BTD, _ = mixer(_narrowed(changed_BTD, precision))
+                error = largest_difference(other_BTD[:, : position + 1], y_BTD[:, : position + 1])
+                # Where it has no finite output anyway, that is no knowledge of the future.
+                allowed = leak if is_exact else max(leak, torch.finfo(y_BTD.dtype).eps)
+                if not error <= allowed and y_BTD.isfinite().all():
+                    return f"outputs up to position {position} change by {error:.1e} where only later inputs do"
+    return ""
+
+
+def check_causality(
+    mixers: Sequence[MixerSettings], layers: Iterable[Mixer], dim: int, seq_len: int, precision: str
+) -> None:
+    """Check mixers from outside attnbench before they are trained: one that sees the future scores well everywhere.
+
+    Args:
+        mixers: settings of the layers.
+        layers: the mixers built.
+        dim: of the model.
+        seq_len: of the training; more than LONGEST_CHECK positions are not looked at.
+
+    Raises:
+        UserError: one sees the future.
+    """
+    for settings, mixer in zip(mixers, layers, strict=True):
+        if is_own(class_named(settings)):
+            continue
+        seen = seen_of_the_future(mixer, dim, min(seq_len, LONGEST_CHECK), precision)
+        if seen:
+            raise UserError(
+                f"attn={settings.name}: {seen}, so that a model reads what it shall predict; it is not trained. "
+                f"`python scripts/doctor.py --config-dir ... 'mixers=[{settings.name}]'` runs the whole contract"
+            )
+
+
+def input_of(mixer: Mixer, length: int, dim: int) -> Tensor:
+    """Return an input, (B, T, D), in the dtype of the weights and where they are."""
+    weight = next(mixer.parameters())
+    return example(length, dim, weight.device)[0].to(weight.dtype)
+
+
+def gradient_in(output: Tensor, x_BTD: Tensor) -> Tensor:
+    """Return the gradient of the sum of some outputs' squares in the input; the graph stays."""
+    return torch.autograd.grad(output.square().sum(), x_BTD, retain_graph=True, materialize_grads=True)[0]
+
+
+def differences(actual_BTD: Tensor, expected_BTD: Tensor) -> Tensor:
+    """Return the largest difference at each position, as a share of the largest entry of all."""
+    difference_BTD = (actual_BTD.double() - expected_BTD.double()).abs()
+    return difference_BTD.amax(dim=(0, 2)) / expected_BTD.double().abs().max()
+
+
+def largest_difference(actual_BTD: Tensor, expected_BTD: Tensor) -> float:
+    """Return the largest of these at any position."""
+    return float(differences(actual_BTD.detach(), expected_BTD.detach()).max())
+
+
+def _narrowed(x_BTD: Tensor, precision: str) -> Tensor:
+    """Return the input as a model gives it; wider than float32 it stays."""
+    dtype = dtype_of(precision)
+    return x_BTD if dtype == torch.float32 else x_BTD.to(dtype)

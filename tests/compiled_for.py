@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 
 from attnbench.kernels import launching
-from attnbench.kernels.delta import launch as delta_rule_launch
+from attnbench.kernels.delta import choice as delta_rule_choice
 from attnbench.kernels.delta.rule import gated_delta_rule
 from attnbench.kernels.diagonal.decay import diagonal_decay
 from attnbench.kernels.flash import attention as flash_attention
@@ -166,7 +166,7 @@ def main(capability: int, word: str = "") -> None:
     launching.can_compile = lambda inputs: True
     # It holds a CPU's tensors for the interpreter's, which has no products in bfloat16.
     flash_attention._check = lambda *inputs: None
-    for module in (delta_rule_launch, flash_launch):
+    for module in (delta_rule_choice, flash_launch):
         module.is_roomy = lambda device: capability // 10 in (9, 10)
         module.num_multiprocessors = lambda device: 128
     with tempfile.TemporaryDirectory() as cache, FakeTensorMode():

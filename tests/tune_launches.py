@@ -24,7 +24,7 @@ from attnbench.bench.library_operators import Example, Passes
 from attnbench.bench.operators.gate import GateError
 from attnbench.bench.operators.library import OPERATORS, Shape
 from attnbench.bench.operators.roofline import Ceilings
-from attnbench.kernels.delta import launch as delta_rule_launch
+from attnbench.kernels.delta import choice as delta_rule_choice
 from attnbench.kernels.diagonal import launch as diagonal_launch
 from attnbench.kernels.scalar import launch as scalar_decay_launch
 
@@ -35,7 +35,7 @@ TABLES: dict[str, dict[str, Entry]] = {
     "mamba2": scalar_decay_launch.LAUNCH,
     "gla": diagonal_launch.LAUNCH,
     "kda": diagonal_launch.LAUNCH,
-    "gated_delta_rule": delta_rule_launch.LAUNCH,
+    "gated_delta_rule": delta_rule_choice.LAUNCH,
 }
 NUM_PASSES = 20
 

@@ -11,7 +11,7 @@ from mixer_building import build, check_against_definition, check_compiles_and_s
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnbench.kernels.delta import launch as delta_rule_launch
+from attnbench.kernels.delta import choice as delta_rule_choice
 from attnbench.kernels.diagonal.decay import _rule, diagonal_decay, diagonal_decay_forward
 from attnbench.kernels.diagonal.launch import DiagonalRule, in_rows
 from attnbench.kernels.diagonal.step import diagonal_decay_step
@@ -186,7 +186,7 @@ def test_rows_are_read_where_a_projection_has_left_them(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_few_sequences_are_walked_by_more_programs(kind, monkeypatch):
     """Blocks of 16 channels of values, as a device takes them whose multiprocessors are more than the walks."""
-    monkeypatch.setattr(delta_rule_launch, "num_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(delta_rule_choice, "num_multiprocessors", lambda device: 132)
     inputs = rule_inputs(kind, 133, 16, 64)
     assert DiagonalRule(*inputs[:6]).values("walk_forward") == 16
     check(inputs)

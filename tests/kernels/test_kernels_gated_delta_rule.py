@@ -8,8 +8,8 @@ from mixer_building import build, check_against_definition, check_compiles_and_s
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnbench.kernels.delta import launch as delta_rule_launch
-from attnbench.kernels.delta.launch import DeltaRule
+from attnbench.kernels.delta import choice as delta_rule_choice
+from attnbench.kernels.delta.choice import DeltaRule
 from attnbench.kernels.delta.rule import gated_delta_rule, gated_delta_rule_forward
 from attnbench.kernels.delta.step import gated_delta_rule_step
 from attnbench.mixers.definition import in_pieces
@@ -117,7 +117,7 @@ def test_kernels_keep_their_digits_where_all_keys_are_alike(parallel):
 @interpreted
 @both_forms
 def test_kernels_of_wide_heads_are_the_definition_on_cards_with_little_shared_memory(parallel, monkeypatch):
-    monkeypatch.setattr(delta_rule_launch, "is_roomy", lambda device: False)
+    monkeypatch.setattr(delta_rule_choice, "is_roomy", lambda device: False)
     inputs = rule_inputs(70, 128, 64, num_heads=1)
     assert DeltaRule(*inputs[:3], 1, 1, 128, True).launch_of("walk_forward")["VALUES"] == 32
     check(inputs, unit=True, parallel=parallel, given=True)
@@ -270,14 +270,14 @@ def test_few_walks_go_parallel_only_on_a_gpu():
     ],
 )
 def test_heads_are_few_by_what_was_timed(num_heads, width, dtype, length, parallel, monkeypatch):
-    monkeypatch.setattr(delta_rule_launch, "num_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(delta_rule_choice, "num_multiprocessors", lambda device: 132)
     mixed, rates = torch.empty(1, length, 3 * num_heads * width, dtype=dtype), torch.empty(1, length, num_heads)
     assert DeltaRule(mixed, rates, rates, num_heads, num_heads, width, True).goes_parallel() == parallel
 
 
 def test_long_walks_of_few_heads_are_shared_by_more_programs(monkeypatch):
     """Blocks of 32 channels of values, while the multiprocessors are as many as such walks."""
-    monkeypatch.setattr(delta_rule_launch, "num_multiprocessors", lambda device: 2)
+    monkeypatch.setattr(delta_rule_choice, "num_multiprocessors", lambda device: 2)
     inputs = rule_inputs(64 * 7 + 5, 64, 64, num_heads=1, dtype=torch.bfloat16)
 
     def num_blocks(length: int) -> list[int]:
@@ -287,7 +287,7 @@ def test_long_walks_of_few_heads_are_shared_by_more_programs(monkeypatch):
     assert num_blocks(64 * 7 + 1) == [2, 2, 1]
     assert num_blocks(64 * 7) == [1, 1, 1]
     check(inputs, unit=True, parallel=False, given=True)
-    monkeypatch.setattr(delta_rule_launch, "num_multiprocessors", lambda device: 1)
+    monkeypatch.setattr(delta_rule_choice, "num_multiprocessors", lambda device: 1)
     assert num_blocks(64 * 7 + 1) == [1, 1, 1]
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from compiled_products import multiply_kernel
 from kernel_checks import DEVICE, assert_definition, assert_near, assert_stacked, normal
 
-from attnbench.kernels.delta.launch import DeltaRule
+from attnbench.kernels.delta.choice import DeltaRule
 from attnbench.kernels.diagonal.launch import DiagonalRule
 from attnbench.kernels.flash import launch as flash_launch
 from attnbench.kernels.layers import embedding as embedding_kernel

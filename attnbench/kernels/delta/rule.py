@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from attnbench.kernels.batching import join_the_batch
-from attnbench.kernels.delta.launch import WIDE, DeltaRule, backward, forward, positions_of_chunk
+from attnbench.kernels.delta.choice import WIDE, DeltaRule, positions_of_chunk
+from attnbench.kernels.delta.launch import backward, forward
 from attnbench.kernels.delta.tiles import FACTORS
 from attnbench.kernels.launching import register_fake
 from attnbench.settings.errors import UserError
@@ -40,7 +41,7 @@ def gated_delta_rule(
         unit_length: divide each query and key by its length first.
         num_key_heads: heads of query and key, G, each shared by H / G of the values'; None: as many as of these.
         keep_memory: whether the last memory is wanted.
-        parallel: which of two forms runs; None for the rule in launch.py. Changes the speed alone.
+        parallel: which of two forms runs; None for the rule in choice.py. Changes the speed alone.
 
     Returns:
         y (B, T, H, V) in the dtype of `mixed_BTC`, and the last memory or None.

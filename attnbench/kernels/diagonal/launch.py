@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnbench.kernels.delta.launch import NARROW_VALUES, positions_of_chunk, values_of_walk
+from attnbench.kernels.delta.choice import NARROW_VALUES, positions_of_chunk, values_of_walk
 from attnbench.kernels.diagonal.chunk import chunk_kernel, resolve_kernel
 from attnbench.kernels.diagonal.gradient import gradient_kernel, pair_gradient_kernel
 from attnbench.kernels.diagonal.walk import walk_backward_kernel, walk_forward_kernel
@@ -28,7 +28,7 @@ LAUNCH: dict[str, dict[str, int]] = {
 }
 """Launch of each kernel: warps of a program, stages of the loads in its loop and, where it has a block of channels of
 the values or the keys, the most of them. Chunks of 64 take no fewer than 64 keys at once: narrower products Triton 3.6
-compiles wrongly (see `NARROW` in delta/launch.py)."""
+compiles wrongly (see `NARROW` in delta/choice.py)."""
 
 FLOAT32_KEYS = {"chunk": 64, "walk_forward": 64, "walk_backward": 64, "gradient": 32}
 """Most key channels with which a kernel of short chunks in float32 has registers enough in four warps; with more it has

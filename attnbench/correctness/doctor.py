@@ -25,27 +25,23 @@ from attnbench.correctness.checks import (
     training_checks,
 )
 from attnbench.correctness.operators import OPERATORS
+from attnbench.correctness.rows import PARTS, write_rows
 from attnbench.correctness.running import run_all
 from attnbench.machine.device import resolve_device
 from attnbench.machine.environment import KERNEL_LIBRARIES, environment
 from attnbench.machine.locks import device_lock
 from attnbench.machine.precision import resolve_precision
 from attnbench.mixers.base import Mixer
-from attnbench.mixers.definition import LENGTHS, PART_FACTOR, TOLERANCES, limits
+from attnbench.mixers.definition import LENGTHS, PART_FACTOR, TOLERANCES
 from attnbench.mixers.relative_errors import ROUNDING_FACTOR, worst
 from attnbench.results.files import replace_file
 from attnbench.results.folder import ROOT
-from attnbench.results.job import measured_by
-from attnbench.results.row_tables import write_csv
-from attnbench.results.rows import Identity, Measurement, ResultRow
 from attnbench.settings.errors import UserError, one_line, printable
 from attnbench.settings.registry import class_named, is_own, resolve
 from attnbench.settings.schema import DoctorSettings, MixerSettings
 
 WIDTH = 79
 STYLES = {"wrong": "bold red", "broken": "bold red", "refused": "dim"}
-PARTS = tuple(limits(1.0))
-"""Errors of a backend, in the order of the page's columns."""
 
 
 class Section(NamedTuple):
@@ -103,8 +99,7 @@ def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings]) -> Path:
     problems = [_problem(check, checks) for check in checks if check.is_chosen and check.is_wrong]
     if not problems:
         say("What auto chooses is right.")
-    rows = [_row(check, stamp, measurement) for check in checks for measurement in _measurements(check)]
-    folder = _save(Path(settings.outputs_dir) / "doctor", say, rows, stamp)
+    folder = _save(Path(settings.outputs_dir) / "doctor", say, checks, stamp)
     if problems:
         raise UserError("; ".join(problems))
     return folder
@@ -128,8 +123,8 @@ def _require_built(settings: MixerSettings, device: torch.device) -> None:
         raise UserError(f"attn={settings.name}: {one_line(error)}") from error
 
 
-def _save(folder: Path, say: Printer, rows: Sequence[ResultRow], stamp: dict[str, Any]) -> Path:
-    write_csv(rows, folder / "results.csv")
+def _save(folder: Path, say: Printer, checks: Sequence[Check], stamp: dict[str, Any]) -> Path:
+    write_rows(checks, stamp, folder / "results.csv")
     replace_file(folder / "environment.json", json.dumps(stamp, indent=2) + "\n")
     replace_file(folder / "doctor.txt", "\n".join(say.lines) + "\n")
     print(f"  {folder}/")
@@ -292,51 +287,3 @@ def _problem(wrong: Check, checks: Sequence[Check]) -> str:
         and _verdict(check) == "right"
     ]
     return f"{words}; {' or '.join(right) + ' is right' if right else 'no other backend of it is right here'}"
-
-
-def _measurements(check: Check) -> Iterator[Measurement]:
-    """Give a row an error and length, a promise or a first step; where nothing ran, rows that say why."""
-    lost: dict[str, Any] = {"value": None, "status": "unsupported" if check.refusal else "failed"}
-    reason = check.refusal or check.failure
-    if check.kind == "first step":
-        ran: dict[str, Any] = {"value": check.seconds, "num_samples": 1}
-        ran = lost | {"reason": reason} if reason else ran
-        yield Measurement(metric="first_step_seconds", unit="s", **ran)
-        return
-    if check.kind == "promise":
-        kept: dict[str, Any] = lost | {"reason": f"{check.name}: {reason}"} if reason else {"value": 1}
-        yield Measurement(metric="promise_kept", unit="", settings={"promise": check.name}, **kept)
-        return
-    settings: dict[str, Any] = {"is_chosen": check.is_chosen}
-    if check.kind != "training":
-        settings["checked"] = check.name
-    elif check.case.name:
-        settings["shape"] = check.case.name
-    if reason:
-        for part in PARTS if check.kind == "training" else ("output",):
-            yield Measurement(metric=f"{part}_error", unit="", settings=settings, reason=reason, **lost)
-    for error in check.errors:
-        number: dict[str, Any] = {"value": error.value}
-        if not error.value < float("inf"):
-            number = {"value": None, "status": "failed", "reason": f"an error of {error.value}"}
-        yield Measurement(metric=error.metric, unit="", settings=settings | error.settings, **number)
-
-
-def _row(check: Check, stamp: dict[str, Any], measurement: Measurement) -> ResultRow:
-    identity = Identity(
-        experiment="doctor",
-        run="doctor",
-        mixer=check.mixer.target.rpartition(".")[2],
-        variant=check.mixer.name,
-        backend=check.backend,
-        model="small" if check.kind == "first step" else "one layer",
-        parameters=None,
-        seq_len=None,
-        evaluation="doctor",
-        seed=0,
-        precision=check.precision,
-        corpus=None,
-        config_hash="",
-        **measured_by(stamp),
-    )
-    return ResultRow(identity=identity, measurement=measurement)

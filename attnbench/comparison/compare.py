@@ -28,7 +28,7 @@ from attnbench.comparison.transfer import export_cells, import_cells
 from attnbench.machine.device import resolve_device
 from attnbench.machine.processes import IdleWorkers, Outcome
 from attnbench.machine.signals import interruptible
-from attnbench.report.inputs import read_inputs
+from attnbench.report.inputs import purpose_of, read_inputs
 from attnbench.report.terminal import print_comparison
 from attnbench.results.files import replace_file
 from attnbench.results.folder import holding
@@ -284,7 +284,7 @@ def _described(comparison: Comparison) -> dict[str, Any]:
     primaries = comparison.primaries()
     return {
         name: {
-            "purpose": (cls.__doc__ or "").strip().partition("\n")[0],
+            "purpose": purpose_of(cls),
             "plots": [list(pair) for pair in cls.plots],
             "primary": asdict(primaries[name]) if name in primaries else None,
         }

@@ -15,6 +15,7 @@ from attnbench.comparison.freeze import FREEZE
 from attnbench.comparison.transfer import CELLS, export_cells
 from attnbench.report.blocks import Note, Picture, Pictures
 from attnbench.report.charts import look
+from attnbench.report.findings import VERDICTS
 from attnbench.report.inputs import Inputs, Protocol, primaries, read_inputs, verdicts_by
 from attnbench.report.sections import words
 from attnbench.report.sections.answer import sentences
@@ -167,8 +168,7 @@ def publish_findings(folder: Path, target: Path, *, title: str, note: str = "") 
         title=title,
         parts=[
             table,
-            "PASS: the bound lies on the stated side of its limit. FAIL: the opposite bound excludes it, which is as "
-            "good a result. UNDECIDED: neither. Of several figures all must pass. Bounds are one-sided 95 %.",
+            VERDICTS,
             note,
             *(part for it in findings for part in _finding_parts(it, files)),
             made_by(

@@ -22,6 +22,12 @@ WIDEST = 4.0
 LABEL_WIDTH = 44
 """Characters in a line of a figure's words beside its bounds."""
 
+VERDICTS = (
+    "PASS: the bound lies on the stated side of its limit. FAIL: the opposite bound excludes it, which is as good a "
+    "result. UNDECIDED: neither. Of several figures all must pass. Bounds are one-sided 95 %."
+)
+"""Meaning of a finding's verdicts, for its pages."""
+
 LEGEND = "a line from the lower to the upper bound, each one-sided 95 %; the upright tick is the limit"
 
 
@@ -48,11 +54,7 @@ def _answer(decisions: Sequence[Decision]) -> Section:
     ]  # fmt: skip
     headers = ["Finding", "Claim", "Source", "Verdict"]
     table = Table(title="Claims and verdicts", headers=headers, lines=lines, num_labels=len(headers))
-    note = (
-        "PASS: the bound lies on the stated side of its limit. FAIL: the opposite bound excludes it, which is as good "
-        "a result. UNDECIDED: neither. Of several figures all must pass. Bounds are one-sided 95 %."
-    )
-    return Section(title="The answer", blocks=[table, Note(note)])
+    return Section(title="The answer", blocks=[table, Note(VERDICTS)])
 
 
 def _section(decision: Decision) -> Section:

@@ -1,7 +1,7 @@
 """Inputs of a report: an experiment's rows, the record of its comparison, its environments, its plots."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +192,12 @@ def about(evaluation: str, protocol: Protocol) -> About:
     cls = evaluation_class(evaluation)
     if cls is None:
         return About(purpose="", plots=None)
-    return About(purpose=(cls.__doc__ or "").strip().partition("\n")[0], plots=list(cls.plots) or None)
+    return About(purpose=purpose_of(cls), plots=list(cls.plots) or None)
+
+
+def purpose_of(cls: type) -> str:
+    """Return the first line of a class's docstring; empty where it has none."""
+    return (cls.__doc__ or "").strip().partition("\n")[0]
 
 
 def primaries(figures: Sequence[Figure], protocol: Protocol) -> dict[str, Primary]:
@@ -265,7 +270,7 @@ def _protocol(record: dict[str, Any] | None, rows: Sequence[ResultRow], folder: 
     for what, number in (("variants", len(known)), ("learning rates", len(grid))):
         if number > MAX_VARIANTS:
             raise UserError(f"{folder}: has {number} {what}, and a report shows at most {MAX_VARIANTS}")
-    return Protocol(**{**{name: getattr(protocol, name) for name in names}, "variants": known})
+    return replace(protocol, variants=known)
 
 
 def _about(*, purpose: str, plots: list[list[str]], primary: dict[str, Any] | None = None) -> About:

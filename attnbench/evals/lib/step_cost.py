@@ -12,6 +12,7 @@ from attnbench.data.batches import Batches
 from attnbench.evals.base import Subject
 from attnbench.machine.device import keep_freed_memory, synchronize
 from attnbench.machine.memory import available_mib, memory_capped
+from attnbench.machine.precision import dtype_of
 from attnbench.machine.timing import UNKNOWN_PEAK, OutOfMemory, PeakMemory, Times, attempt, time_repeats
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
@@ -75,7 +76,7 @@ def settle(subject: Subject) -> None:
         _stepping(subject, TrainState.fresh(subject.new_model()), batches, 1)()
         return
     # cuBLAS has a workspace for each thread that calls it, and the backward pass has a thread of its own.
-    dtype = torch.bfloat16 if subject.precision == "bfloat16" else torch.float32
+    dtype = dtype_of(subject.precision)
     x_NN = torch.ones(256, 256, device=subject.device, dtype=dtype, requires_grad=True)
     (x_NN @ x_NN).sum().backward()
 

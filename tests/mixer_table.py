@@ -59,9 +59,10 @@ def _cells(name: str) -> list[str]:
 
 
 def _paper(cls: type[Mixer]) -> str:
-    """Return the first paper that the class's docstring names."""
-    named = re.search(r"arXiv (\d{4}\.\d{5})", cls.__doc__ or "")
-    return f"[{named[1]}](https://arxiv.org/abs/{named[1]})" if named else ""
+    """Return the first paper that the class's docstring names, under the name that it begins with."""
+    text = " ".join((cls.__doc__ or "").split())
+    named = re.search(r"arXiv (\d{4}\.\d{5})", text)
+    return f"[{re.split(' [(]|, ', text)[0]}](https://arxiv.org/abs/{named[1]})" if named else ""
 
 
 def range_of(lives: torch.Tensor) -> str:

@@ -61,10 +61,8 @@ def _unknown(error: ConfigCompositionException, overrides: Sequence[str]) -> str
         key = str(cause.full_key)
         given = next((word for word in overrides if f"{setting_of(word)}.".startswith(f"{key}.")), key)
         if known:
-            near, others = (
-                did_you_mean(key.rpartition(".")[2], known),
-                "" if "." in key else _elsewhere(given, overrides),
-            )
+            near = did_you_mean(key.rpartition(".")[2], known)
+            others = "" if "." in key else _elsewhere(given, overrides)
             return f"{given}: unknown setting{near}; there is {', '.join(known)}{others}"
         return _first_line(cause)
     group = re.match(r"Could not override '([^'@]+)", str(error))

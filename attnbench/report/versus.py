@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.report.blocks import Lines
-from attnbench.report.inputs import Inputs, primaries, read_inputs
+from attnbench.report.inputs import Inputs, Protocol, primaries, read_inputs
 from attnbench.report.page import write_page
 from attnbench.report.sections import words
 from attnbench.report.sections.answer import beyond_training, noise_lines
@@ -151,24 +151,17 @@ def _joined(before: Side, after: Side, shared: Sequence[str]) -> Inputs:
 
     variants = [side.variant(name) for name in shared for side in (before, after)]
     folders = {f"{side.name}/{run}": path for side in (before, after) for run, path in side.inputs.folders.items()}
-    protocol = replace(
-        after.inputs.protocol,
+    # Of the two plans it keeps what describes evaluations, and what failed.
+    protocol = Protocol(
         plan=f"{after.name} against {before.name}",
         command="",
         variants=variants,
         rank=variants,
         reference=None,
-        rates=[],
-        shared={},
-        factors=[],
-        tested=None,
-        in_looks=False,
-        protocols={},
-        first_scored=None,
+        files=None,
+        evaluations=after.inputs.protocol.evaluations,
+        corpora=after.inputs.protocol.corpora,
         failures=[*before.inputs.protocol.failures, *after.inputs.protocol.failures],
-        missing=[],
-        started=None,
-        seconds=None,
     )
     return Inputs(
         rows=[row for side in (before, after) for row in renamed(side)],

@@ -16,7 +16,7 @@ from attnbench.comparison.transfer import CELLS, export_cells
 from attnbench.report.blocks import Note, Picture, Pictures
 from attnbench.report.charts import look
 from attnbench.report.findings import VERDICTS
-from attnbench.report.inputs import Inputs, Protocol, primaries, read_inputs, verdicts_by
+from attnbench.report.inputs import Inputs, read_inputs
 from attnbench.report.sections import words
 from attnbench.report.sections.answer import sentences
 from attnbench.report.sections.differences import difference_section
@@ -24,15 +24,13 @@ from attnbench.report.sections.effects import factorial_tables
 from attnbench.report.sections.tradeoffs import tradeoffs
 from attnbench.report.terminal import TRAINED, summary_table
 from attnbench.results.corpora import as_measured
-from attnbench.results.metrics import Primary
 from attnbench.results.page import bullets, listed_values, made_by, write_page
 from attnbench.results.rows import same_corpus
 from attnbench.results.tables import MetricColumn, Table, comparison_table, read_folders
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import MAX_JSON_BYTES, markdown_text, parse_json, read_bounded, read_object
 from attnbench.verdict.factorial import Factorial
-from attnbench.verdict.ranking import Verdict
-from attnbench.verdict.seeds import Figure, figures, to_rows
+from attnbench.verdict.seeds import to_rows
 from attnbench.verdict.summary import summary
 
 READING = (
@@ -108,9 +106,7 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
     if not path.exists():
         raise UserError(f"{path}: is not there; compare.py writes it")
     inputs = read_inputs(experiment)
-    over_seeds = figures(inputs.rows, inputs.protocol.shared)
-    known, verdicts = primaries(over_seeds, inputs.protocol), verdicts_by(inputs.protocol, over_seeds)
-    pictures = _pictures(inputs, over_seeds, verdicts, known)
+    pictures = _pictures(inputs)
     record = read_object(path)
     freeze = experiment / FREEZE
     frozen = {FREEZE: json.dumps(read_object(freeze), indent=1) + "\n"} if freeze.exists() else {}
@@ -119,8 +115,8 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
     write_page(
         target,
         title=title,
-        parts=_comparison_parts(inputs, over_seeds, verdicts, known, pictures, note),
-        rows=as_measured([*inputs.rows, *inputs.control, *to_rows(over_seeds)]),
+        parts=_comparison_parts(inputs, pictures, note),
+        rows=as_measured([*inputs.rows, *inputs.control, *to_rows(inputs.figures)]),
         environments={name: stamp for name, stamp in inputs.environments.items() if stamp is not None},
         files={
             "comparison.json": json.dumps(record, indent=1) + "\n",
@@ -206,9 +202,7 @@ def _finding_parts(finding: Mapping[str, Any], files: Mapping[str, str]) -> list
     ]
 
 
-def _pictures(
-    inputs: Inputs, over_seeds: Sequence[Figure], verdicts: Sequence[Verdict], known: Mapping[str, Primary]
-) -> list[Note | Picture]:
+def _pictures(inputs: Inputs) -> list[Note | Picture]:
     """Choose what the report draws of its answer: differences from the reference, and what scores cost; with its words
     on how to read them."""
     protocol = inputs.protocol
@@ -216,8 +210,8 @@ def _pictures(
         return []
     chosen: list[Note | Picture] = []
     for section in (
-        difference_section(verdicts),
-        tradeoffs(inputs.rows, over_seeds, known, protocol.variants),
+        difference_section(inputs.verdicts),
+        tradeoffs(inputs.rows, inputs.figures, inputs.primaries, protocol.variants),
     ):
         blocks = section.blocks if section is not None else []
         drawn = [picture for block in blocks if isinstance(block, Pictures) for picture in block.shown]
@@ -225,25 +219,18 @@ def _pictures(
     return chosen
 
 
-def _comparison_parts(
-    inputs: Inputs,
-    over_seeds: Sequence[Figure],
-    verdicts: Sequence[Verdict],
-    known: Mapping[str, Primary],
-    pictures: Sequence[Note | Picture],
-    note: str,
-) -> list[str | Table]:
+def _comparison_parts(inputs: Inputs, pictures: Sequence[Note | Picture], note: str) -> list[str | Table]:
     """Say the answer first, then how sure it is, then the numbers."""
-    protocol = inputs.protocol
+    protocol, verdicts = inputs.protocol, inputs.verdicts
     devices = markdown_text(words.devices(row.identity.device for row in inputs.rows))
     commits, corpora = (listed_values(inputs.rows, name) for name in ("commit", "corpus"))
     corpus = f", corpus `{corpora}`" if corpora else ""
     return [
-        bullets(sentences(inputs, over_seeds, verdicts, known)),
+        bullets(sentences(inputs)),
         READING if verdicts else "",
         inputs.frozen,
         note,
-        *_comparison_tables(protocol, over_seeds, verdicts, known),
+        *_comparison_tables(inputs),
         *map(_drawn, pictures),
         *(["The verdicts in full:", bullets(list(map(words.verdict_sentence, verdicts)))] if verdicts else []),
         made_by(
@@ -264,14 +251,14 @@ def _drawn(part: Note | Picture) -> str:
     return f"![{markdown_text(f'{part.title}; {part.legend}')}]({part.name}.svg)"
 
 
-def _comparison_tables(
-    protocol: Protocol, over_seeds: Sequence[Figure], verdicts: Sequence[Verdict], known: Mapping[str, Primary]
-) -> list[str | Table]:
+def _comparison_tables(inputs: Inputs) -> list[str | Table]:
     """Make the table of all variants; of a factorial, whose variants are corners, those of its effects and corners."""
+    protocol = inputs.protocol
     if protocol.factors:
-        return [*factorial_tables(Factorial.of(protocol.variants, protocol.factors), over_seeds, known)]
+        factorial = Factorial.of(protocol.variants, protocol.factors)
+        return [*factorial_tables(factorial, inputs.figures, inputs.primaries)]
     return [
-        summary_table(summary(over_seeds, verdicts, protocol.variants), with_intervals=True),
+        summary_table(summary(inputs.figures, inputs.verdicts, protocol.variants), with_intervals=True),
         "Brackets are 95 % intervals over seeds, of accuracies Clopper and Pearson's, of others Student's; for timings "
         "the 20th and 80th percentile. Bold is better than every other variant.",
     ]

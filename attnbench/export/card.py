@@ -5,7 +5,7 @@ from pathlib import Path
 
 from attnbench.data.tokenizer import Tokenizer
 from attnbench.model.stored import ModelRecord, tokenizer_of
-from attnbench.report.inputs import read_inputs, verdicts_by
+from attnbench.report.inputs import read_inputs
 from attnbench.report.sections.verdicts import verdict_lines
 from attnbench.results.rows import ResultRow
 from attnbench.results.tables import Table, format_interval, format_number, to_markdown
@@ -14,7 +14,6 @@ from attnbench.settings.hybrid import classes_of
 from attnbench.settings.schema import ExportSettings, RunSettings
 from attnbench.settings.text import markdown_text
 from attnbench.verdict.axes import axes
-from attnbench.verdict.seeds import figures
 from attnbench.verdict.summary import primary_metrics
 
 HEAD = """---
@@ -116,9 +115,7 @@ def _verdicts(run: Path, rows: Sequence[ResultRow]) -> list[str]:
     if not rows or not (run.parent / "comparison.json").is_file():
         return []
     inputs, variant = read_inputs(run.parent), rows[0].identity.variant
-    over_seeds, protocol = figures(inputs.rows, inputs.protocol.shared), inputs.protocol
-    verdicts = verdicts_by(protocol, over_seeds)
-    of_it = [verdict for verdict in verdicts if variant in (verdict.pair.first, verdict.pair.second)]
+    of_it = [verdict for verdict in inputs.verdicts if variant in (verdict.pair.first, verdict.pair.second)]
     sentences = [f"- {term}: {markdown_text(it)}" for term, group in verdict_lines(of_it).items() for it in group]
-    head = f"Of the comparison {markdown_text(protocol.plan)}, over its seeds:"
+    head = f"Of the comparison {markdown_text(inputs.protocol.plan)}, over its seeds:"
     return [head, "\n".join(sentences)] if sentences else []

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from attnbench.verdict.control import control_of
 from attnbench.verdict.family import name_family
 from attnbench.verdict.frozen import frozen_sentence
 from attnbench.verdict.ranking import Verdict
-from attnbench.verdict.seeds import Figure
+from attnbench.verdict.seeds import Figure, figures
 from attnbench.verdict.summary import evaluation_class, primary_metrics, verdicts_of
 
 
@@ -101,9 +102,9 @@ class Protocol:
     seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """Everything that a report shows."""
+    """Everything that a report shows, and what follows from it, which is computed once."""
 
     rows: list[ResultRow]
     """Rows of single seeds, in the order of the variants."""
@@ -118,6 +119,29 @@ class Inputs:
     """Folder of each run that has one here, by the name that its rows give."""
     frozen: str = ""
     """Sentence on whether the comparison was frozen before it was scored; empty for what is no comparison."""
+
+    @cached_property
+    def figures(self) -> list[Figure]:
+        """Figures over the seeds of `rows`."""
+        return figures(self.rows, self.protocol.shared)
+
+    @cached_property
+    def primaries(self) -> dict[str, Primary]:
+        """Primary metrics that the comparison tests by evaluation, those that nothing was measured of too."""
+        measured = (figure.evaluation for figure in self.figures)
+        return _primaries([*self.protocol.evaluations, *measured], self.protocol)
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """Verdicts on all pairs that the record names."""
+        protocol = self.protocol
+        return verdicts_of(
+            self.figures,
+            rank=protocol.rank,
+            reference=protocol.reference,
+            primaries=self.primaries,
+            in_looks=protocol.in_looks,
+        )
 
 
 def read_inputs(folder: Path, *, keep: Callable[[ResultRow, Path], bool] | None = None) -> Inputs:
@@ -198,22 +222,6 @@ def about(evaluation: str, protocol: Protocol) -> About:
 def purpose_of(cls: type) -> str:
     """Return the first line of a class's docstring; empty where it has none."""
     return (cls.__doc__ or "").strip().partition("\n")[0]
-
-
-def primaries(figures: Sequence[Figure], protocol: Protocol) -> dict[str, Primary]:
-    """List the primary metrics that a comparison tests, those that nothing was measured of too."""
-    return _primaries([*protocol.evaluations, *(figure.evaluation for figure in figures)], protocol)
-
-
-def verdicts_by(protocol: Protocol, figures: Sequence[Figure]) -> list[Verdict]:
-    """Judge a comparison's figures by what its record says is compared and tested."""
-    return verdicts_of(
-        figures,
-        rank=protocol.rank,
-        reference=protocol.reference,
-        primaries=primaries(figures, protocol),
-        in_looks=protocol.in_looks,
-    )
 
 
 def _primaries(evaluations: Iterable[str], protocol: Protocol) -> dict[str, Primary]:

@@ -2,7 +2,7 @@
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from markupsafe import Markup
@@ -10,7 +10,7 @@ from markupsafe import Markup
 from attnbench.report.blocks import Block, Lines, Note, Picture, Pictures, Scores, Section
 from attnbench.report.charts import look
 from attnbench.report.charts import vega as charts
-from attnbench.report.inputs import Inputs, primaries, read_inputs, verdicts_by
+from attnbench.report.inputs import Inputs, read_inputs
 from attnbench.report.sections import words
 from attnbench.report.sections.answer import answer
 from attnbench.report.sections.corpora import corpora_section
@@ -23,13 +23,12 @@ from attnbench.report.sections.tradeoffs import tradeoffs
 from attnbench.report.template import render
 from attnbench.results.corpora import as_measured, split_name
 from attnbench.results.files import replace_file
-from attnbench.results.metrics import Primary
 from attnbench.results.row_tables import write_csv
 from attnbench.results.rows import TRAINING
 from attnbench.settings.text import unlinked
 from attnbench.verdict.control import control_sentence, judge_control
 from attnbench.verdict.ranking import Verdict
-from attnbench.verdict.seeds import Figure, figures, to_rows
+from attnbench.verdict.seeds import Figure, to_rows
 from attnbench.verdict.summary import summary
 
 HERE = Path(__file__).parent
@@ -50,32 +49,22 @@ def write_report(folder: Path, *, target: Path | None = None) -> Path:
         UserError: no rows, a file that cannot be read, or rows that cannot stand in one report.
     """
     inputs = read_inputs(folder)
-    protocol = inputs.protocol
-    over_seeds = figures(inputs.rows, protocol.shared)
-    known = primaries(over_seeds, protocol)
-    verdicts = verdicts_by(protocol, over_seeds)
-    lines = answer(inputs, over_seeds, verdicts, known)
-    return write_page(
-        inputs,
-        over_seeds,
-        verdicts,
-        [Lines(lines), *_checks(inputs, known)],
-        target=folder / "report" if target is None else target,
-    )
+    target = folder / "report" if target is None else target
+    return write_page(inputs, inputs.verdicts, [Lines(answer(inputs)), *_checks(inputs)], target=target)
 
 
-def _checks(inputs: Inputs, known: Mapping[str, Primary]) -> list[Block]:
+def _checks(inputs: Inputs) -> list[Block]:
     """Write what came out of the control, if the plan was frozen, and if the numbers are of several commits."""
     reference, control = inputs.protocol.reference, inputs.control
-    judged = judge_control(inputs.rows, control, reference=reference, primaries=known) if reference else []
-    texts = [control_sentence(judged, reference or ""), inputs.frozen]
+    texts = [inputs.frozen]
+    if reference is not None:
+        judged = judge_control(inputs.rows, control, reference=reference, primaries=inputs.primaries)
+        texts.insert(0, control_sentence(judged, reference))
     mixed = [Note(MIXED_COMMITS, kind="callout")] if mixed_commits(inputs) else []
     return [*mixed, *(Note(text) for text in texts if text)]
 
 
-def write_page(
-    inputs: Inputs, over_seeds: Sequence[Figure], verdicts: Sequence[Verdict], answer: Sequence[Block], *, target: Path
-) -> Path:
+def write_page(inputs: Inputs, verdicts: Sequence[Verdict], answer: Sequence[Block], *, target: Path) -> Path:
     """Write the page of these verdicts, with the answer first and then the pictures that carry it.
 
     The page is complete in itself: it loads nothing, names no address of a network, and its own policy forbids the
@@ -85,13 +74,13 @@ def write_page(
         The path of index.html.
     """
     protocol, variants = inputs.protocol, inputs.protocol.variants
-    known = primaries(over_seeds, protocol)
+    over_seeds, known = inputs.figures, inputs.primaries
     scores = Scores(summary(over_seeds, verdicts, variants))
     sections = [
         Section(title="The answer", blocks=answer),
         difference_section(verdicts),
         corpora_section(verdicts),
-        effect_section(inputs, over_seeds),
+        effect_section(inputs),
         tradeoffs(inputs.rows, over_seeds, known, variants),
         rate_section(protocol.rates, known, variants),
         curve_section(inputs, over_seeds, known, variants),

@@ -96,16 +96,14 @@ def _cell(entry: Entry, *, with_interval: bool = False) -> TableCell:
 def print_comparison(inputs: "Inputs") -> None:
     """Print the summary of a comparison to standard output, with the variants of which all seeds failed; of a factorial
     its effects and corners."""
-    # Imported here: they load torch, which scripts wait for only once their configuration is checked.
-    from attnbench.report.inputs import primaries, verdicts_by
+    # Imported here: it loads torch, which scripts wait for only once their configuration is checked.
     from attnbench.report.sections.effects import factorial_tables
 
-    protocol, over_seeds = inputs.protocol, figures(inputs.rows, inputs.protocol.shared)
-    known = primaries(over_seeds, protocol)
+    protocol = inputs.protocol
     if protocol.factors:
-        for table in factorial_tables(Factorial.of(protocol.variants, protocol.factors), over_seeds, known):
+        factorial = Factorial.of(protocol.variants, protocol.factors)
+        for table in factorial_tables(factorial, inputs.figures, inputs.primaries):
             print_table(table)
         return
-    verdicts = verdicts_by(protocol, over_seeds)
-    notes = sentences(inputs, over_seeds, verdicts, known)
-    print_table(replace(summary_table(summary(over_seeds, verdicts, protocol.variants)), notes=notes))
+    shown = summary_table(summary(inputs.figures, inputs.verdicts, protocol.variants))
+    print_table(replace(shown, notes=sentences(inputs)))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.report.blocks import Lines
-from attnbench.report.inputs import Inputs, Protocol, primaries, read_inputs
+from attnbench.report.inputs import Inputs, Protocol, read_inputs
 from attnbench.report.page import write_page
 from attnbench.report.sections import words
 from attnbench.report.sections.answer import beyond_training, noise_lines
@@ -24,7 +24,7 @@ from attnbench.results.tables import NOTHING, Table, print_table
 from attnbench.settings.errors import UserError
 from attnbench.verdict.family import pair_of
 from attnbench.verdict.ranking import Pair, Verdict, judge
-from attnbench.verdict.seeds import Figure, figures
+from attnbench.verdict.seeds import Figure
 
 COMMIT = re.compile(r"[0-9a-f]{4,40}(-dirty)?")
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -65,8 +65,7 @@ def write_versus(first: str, second: str, *, target: Path | None = None) -> Path
         lists = [words.listed(side.inputs.protocol.variants) for side in (before, after)]
         raise UserError(f"{first} and {second} have no variant in common: {lists[0]}, and {lists[1]}")
     inputs = _joined(before, after, shared)
-    over_seeds = figures(inputs.rows)
-    known = primaries(over_seeds, inputs.protocol)
+    over_seeds, known = inputs.figures, inputs.primaries
     pairs = [
         _pair(evaluation, primary, after.variant(name), before.variant(name), over_seeds)
         for evaluation, primary in known.items()
@@ -81,7 +80,7 @@ def write_versus(first: str, second: str, *, target: Path | None = None) -> Path
     lines["What changed"] = _changes(before, after, shared)
     folder = _folder(second)[0]
     target = target or folder / f"report-against-{re.sub(r'[^A-Za-z0-9_.-]+', '_', before.name)}"
-    return write_page(inputs, over_seeds, verdicts, [Lines(lines)], target=target)
+    return write_page(inputs, verdicts, [Lines(lines)], target=target)
 
 
 def _folder(side: str) -> tuple[Path, str]:

@@ -27,7 +27,7 @@ from attnbench.training.wandb import (
     entity_of,
     wandb_errors,
 )
-from attnbench.verdict.seeds import Figure, figures
+from attnbench.verdict.seeds import Figure
 from attnbench.verdict.summary import evaluation_class, summary
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def show_comparison(folder: Path, settings: LoggerSettings, *, root: Path) -> No
         UserError: as WandbMirror, or for an experiment that read_inputs refuses.
     """
     inputs = read_inputs(folder)
-    summed = figures(inputs.rows, inputs.protocol.shared)
+    summed = inputs.figures
     plan = inputs.protocol.plan
     tables, charts, numbers = {ROWS: (COLUMNS, _table(inputs))}, _charts(inputs, summed), _summary(summed)
     mirror = WandbMirror(

@@ -13,7 +13,7 @@ from report_rows import SKILL, write_experiment
 from attnbench.report.blocks import MAX_FILE_NAME, Pictures, Samples, file_name
 from attnbench.report.charts.look import to_svg
 from attnbench.report.charts.vega import LINE_END, draw_bounds
-from attnbench.report.inputs import primaries, read_inputs
+from attnbench.report.inputs import read_inputs
 from attnbench.report.page import write_report
 from attnbench.report.sections.evaluations import position_section
 from attnbench.report.sections.learning import MAX_POINTS, MAX_TEXT, curve_section, rate_section, sample_section
@@ -44,8 +44,8 @@ def summed(inputs):
 
 
 @pytest.fixture(scope="module")
-def known(inputs, summed):
-    return primaries(summed, inputs.protocol)
+def known(inputs):
+    return inputs.primaries
 
 
 def drawn(section) -> dict:

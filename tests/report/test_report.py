@@ -602,17 +602,17 @@ def test_what_stands_around_each_variant_is_a_table():
 
 def test_a_rate_at_the_edge_of_those_tried_is_in_the_answer(inputs, summed):
     # linear's two, of which recall's is that of another width.
-    told = answer(inputs, summed, [], {})["Learning rates"]
+    told = answer(inputs)["Learning rates"]
     assert told == [
         "Copy, width 64: linear did best at 0.03, at the edge of the rates tried; one beyond it may be better."
     ]
     inside = [dataclasses.replace(rate, at_edge=False) for rate in inputs.protocol.rates]
     protocol = dataclasses.replace(inputs.protocol, rates=inside)
-    assert "Learning rates" not in answer(dataclasses.replace(inputs, protocol=protocol), summed, [], {})
+    assert "Learning rates" not in answer(dataclasses.replace(inputs, protocol=protocol))
 
 
 def test_scores_beyond_the_trained_length_are_in_the_answer(inputs, summed):
-    beyond = answer(inputs, summed, [], {})["Beyond training"]
+    beyond = answer(inputs)["Beyond training"]
     assert beyond[0].startswith("Perplexity at 2,048 characters, 8 times the trained length: ")
     assert beyond[1].startswith("Copying 100 symbols, 2 times the trained length: softmax 0.")
     # The best first.

@@ -25,18 +25,12 @@ FULL_LENGTHS = 8
 NOT_SCORED = "Fewer than two variants were scored in an evaluation with a primary metric."
 
 
-def answer(
-    inputs: "Inputs", figures: Sequence[Figure], verdicts: Sequence[Verdict], primaries: Mapping[str, Primary]
-) -> dict[str, list[str]]:
+def answer(inputs: "Inputs") -> dict[str, list[str]]:
     """Write the lines of the answer by what they are about; those without anything to say are left out.
 
     Of a factorial the tables of its effects are the answer, and lines of each of its corners would bury them.
-
-    Args:
-        verdicts: of the whole family.
-        primaries: primary metric by evaluation.
     """
-    protocol = inputs.protocol
+    protocol, verdicts = inputs.protocol, inputs.verdicts
     described = {"Descriptive": list(protocol.descriptive), "Learning rates": edge_lines(protocol.rates)}
     unscored = {} if protocol.descriptive else {"No verdict": [NOT_SCORED]}
     lines = {
@@ -44,27 +38,21 @@ def answer(
         **(verdict_lines(verdicts) if verdicts else unscored),
         **described,
         **noise_lines(verdicts),
-        **beyond_training(figures),
-        "Bytes of state": by_state(figures, primaries),
+        **beyond_training(inputs.figures),
+        "Bytes of state": by_state(inputs.figures, inputs.primaries),
         "Around the mixers": surroundings(inputs.rows),
     }
     return {term: sentences for term, sentences in (described if protocol.factors else lines).items() if sentences}
 
 
-def sentences(
-    inputs: "Inputs", figures: Sequence[Figure], verdicts: Sequence[Verdict], primaries: Mapping[str, Primary]
-) -> list[str]:
-    """Write all that a comparison says, a sentence a line: models that are one, the answer, and the control.
-
-    Args:
-        verdicts, primaries: as `answer`.
-    """
+def sentences(inputs: "Inputs") -> list[str]:
+    """Write all that a comparison says, a sentence a line: models that are one, the answer, and the control."""
     reference, control = inputs.protocol.reference, inputs.control
     said = [f"{line}: one model, run once." for line in same_models(inputs.protocol.shared)]
-    lines = answer(inputs, figures, verdicts, primaries)
+    lines = answer(inputs)
     said += [f"{term}: {sentence}" for term, group in lines.items() for sentence in group]
     if reference is not None:
-        judged = judge_control(inputs.rows, control, reference=reference, primaries=primaries)
+        judged = judge_control(inputs.rows, control, reference=reference, primaries=inputs.primaries)
         said.append(control_sentence(judged, reference))
     return list(filter(None, said))
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from attnbench.report.blocks import Section
-from attnbench.report.inputs import Inputs, primaries
+from attnbench.report.inputs import Inputs
 from attnbench.results.metrics import Primary
 from attnbench.results.tables import NOTHING, Table, TableCell, format_interval, format_within
 from attnbench.verdict.factorial import Effect, Factorial, by_variant, effects_on_nats, solved_by_variant
@@ -17,13 +17,13 @@ HOW_ESTIMATED = (
 )
 
 
-def effect_section(inputs: Inputs, figures: Sequence[Figure]) -> Section | None:
+def effect_section(inputs: Inputs) -> Section | None:
     """Write what each part around a mixer does; None for a plan that is no factorial."""
     protocol = inputs.protocol
     if not protocol.factors:
         return None
     factorial = Factorial.of(protocol.variants, protocol.factors)
-    tables = factorial_tables(factorial, figures, primaries(figures, protocol))
+    tables = factorial_tables(factorial, inputs.figures, inputs.primaries)
     return Section(title="Effects of the parts", blocks=tables)
 
 

@@ -58,7 +58,7 @@ def sentences(inputs: "Inputs") -> list[str]:
 
 
 def edge_lines(rates: Sequence["Rate"]) -> list[str]:
-    """Name the variants that did best at the first or the last of the rates tried; those of another task's apart."""
+    """Name the variants that did best at the first or the last of the rates tried in a search of their own."""
     return [
         f"{', '.join(filter(None, (words.task(it.evaluation), words.where(it.settings))))}: {it.variant} did best at "
         f"{it.chosen:g}, at the edge of the rates tried; one beyond it may be better."

@@ -58,9 +58,8 @@ def surroundings(rows: Sequence[ResultRow]) -> list[str]:
     ordered = [(names, {it: known[it] for it in order if it in known}) for names, known in groups]
     told = [(names, "; ".join(map(_groups_text, _differing(known)))) for names, known in ordered]
     where = "In {} the" if len(groups) > 1 else "The"
-    return [f"{where.format(words.listed(names))} variants differ in {text}." for names, text in told if text] or [
-        ALIKE
-    ]
+    texts = [f"{where.format(words.listed(names))} variants differ in {text}." for names, text in told if text]
+    return texts or [ALIKE]
 
 
 def surroundings_table(rows: Sequence[ResultRow]) -> Table | None:

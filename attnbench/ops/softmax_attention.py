@@ -237,6 +237,11 @@ def choose_fused(backend: str, *, window: int | None, head_width: int | None, de
         )
     if resolved == "triton":
         require_triton(f"attn.backend={resolved}", device_type)
+        if device_type == "cpu" and precision == "bfloat16":
+            raise UserError(
+                f"train.precision={precision}: Triton's interpreter computes no products in bfloat16 for "
+                f"attn.backend={resolved}; choose train.precision=float32"
+            )
     if resolved == "flash_attn":
         load_flash_attn()
     return resolved

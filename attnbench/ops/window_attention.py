@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnbench.machine.device import require_triton
 from attnbench.ops.attention_kernels import IMPLEMENTATIONS
 from attnbench.ops.softmax_attention import attend, choose_fused, decode, fused, materialised, visible
 from attnbench.settings.errors import UserError
@@ -69,9 +68,6 @@ def choose_beside_torch(
         backend = "triton" if device_type == "cuda" and fits else "torch"
     if backend == "torch":
         return backend
-    if device_type != "cuda" and backend == "triton":
-        require_triton(f"attn.backend={backend}", device_type)
-        return backend
-    if device_type != "cuda":
+    if device_type != "cuda" and backend != "triton":
         raise UserError(f"attn.backend={backend}: runs on CUDA alone, not on device={device_type}; use backend=torch")
     return choose_fused(backend, window=window, head_width=head_width, device_type=device_type, precision=precision)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from kernel_checks import DEVICE
 
+from attnbench.cli.compose import compose
 from attnbench.correctness import running
-from attnbench.correctness.checks import Error, operator_checks
+from attnbench.correctness.checks import Error, operator_checks, training_checks
 from attnbench.correctness.doctor import diagnose
 from attnbench.correctness.operators import OPERATORS
 from attnbench.correctness.running import run
@@ -37,6 +38,17 @@ def checks(name):
     for check in found:
         run(check, torch.device(DEVICE), {})
     return found
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the interpreter alone lacks it")
+@pytest.mark.parametrize("name", ["flash", "window", "fox"])
+def test_what_the_interpreter_cannot_multiply_is_refused_and_not_called_wrong(name):
+    mixer = compose([f"attn={name}", "device=cpu"]).mixer
+    found = {
+        check.precision: check for check in training_checks(mixer, torch.device("cpu")) if check.backend == "triton"
+    }
+    assert found["float32"].refusal == ""
+    assert "no products in bfloat16" in found["bfloat16"].refusal
 
 
 @pytest.mark.parametrize("name", OPERATORS)

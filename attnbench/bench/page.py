@@ -17,7 +17,7 @@ from attnbench.results.files import replace_file
 from attnbench.results.row_files import is_complete, read_results
 from attnbench.results.row_tables import write_csv
 from attnbench.results.rows import ResultRow
-from attnbench.results.tables import format_number, print_table
+from attnbench.results.tables import Table, format_number, print_table
 from attnbench.settings.errors import UserError, printable
 from attnbench.settings.registry import build, resolve
 from attnbench.settings.text import MAX_YAML_BYTES, parse_yaml, read_bounded, read_object
@@ -57,10 +57,11 @@ def print_tables(folders: Sequence[Path]) -> None:
     console = Console(width=WIDTH + 1)
     for measured in _measured(folders):
         layouts = [layout for layout in measured.layouts if not layout.on_page_alone]
-        for table in tables(measured.rows, layouts):
+        shown = list(tables(measured.rows, layouts))
+        for table in shown:
             for part in narrowed(table):
                 print_table(part, console)
-        for line in (*reasons(measured.rows, layouts), _ceilings_text(measured.rows)):
+        for line in (*reasons(measured.rows, layouts), _ceilings_text(measured.rows, shown)):
             text = textwrap.fill(printable(line), WIDTH, subsequent_indent="  ")
             console.print(text, markup=False, highlight=False)
     for folder in folders:
@@ -78,7 +79,8 @@ def write_page(folders: Sequence[Path], target: Path, *, title: str, note: str =
         names = ", ".join(measured.name for measured in runs)
         raise UserError(f"{', '.join(map(str, folders))}: must be runs of one bench that measured something ({names})")
     (measured,) = runs
-    why, missing = reasons(measured.rows, measured.layouts), measured.missing
+    shown, why = list(tables(measured.rows, measured.layouts)), reasons(measured.rows, measured.layouts)
+    missing = measured.missing
     commit, device = (page.listed_values(measured.rows, column) for column in ("commit", "device"))
     sentences = (
         f"at commit {commit} on {device}. results.csv has all rows, with percentiles and numbers of repeats; "
@@ -92,10 +94,10 @@ def write_page(folders: Sequence[Path], target: Path, *, title: str, note: str =
             # First, so that nobody reads a time without its shape.
             note,
             *measured.bench.notes,
-            *tables(measured.rows, measured.layouts),
+            *shown,
             *(["Without a number:", page.bullets(why)] if why else []),
             *([f"Not measured yet, {len(missing)} cells:", page.bullets(missing)] if missing else []),
-            _ceilings_text(measured.rows),
+            _ceilings_text(measured.rows, shown),
             page.made_by(measured.commands, sentences),
         ],
         rows=measured.rows,
@@ -104,8 +106,10 @@ def write_page(folders: Sequence[Path], target: Path, *, title: str, note: str =
     )
 
 
-def _ceilings_text(rows: Sequence[ResultRow]) -> str:
-    """The ceilings that shares of the roofline are shares of."""
+def _ceilings_text(rows: Sequence[ResultRow], shown: Sequence[Table]) -> str:
+    """The ceilings that shares of the roofline are shares of; empty where no table has such a share."""
+    if not any(header.endswith("roof") for table in shown for header in table.headers):
+        return ""
     values = {(row.identity.precision, row.measurement.metric): row.measurement.value for row in rows}
     flops, copy = CEILINGS
     parts = [

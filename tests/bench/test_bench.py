@@ -1,5 +1,6 @@
 """Every bench of conf/bench at its smoke settings, and the gate, the rows and the tables that they share."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -55,6 +56,9 @@ def test_a_bench_measures_prints_and_publishes(name, tmp_path, run, capsys):
     assert {row.identity.precision for row in rows} == {"float32"}
     assert any(row.measurement.status == "ok" and row.identity.variant != "device" for row in rows)
     assert not [row for row in rows if row.measurement.status == "failed"]
+    # Said only where a column has such shares.
+    tables, footnote, _ = printed.partition("roof, the share of the roofline")
+    assert bool(footnote) == bool(re.search(r"\broof\b", tables))
     write_page([folder], tmp_path / "page", title="A title")
     page = (tmp_path / "page" / "README.md").read_text()
     assert page.startswith("# A title\n")

@@ -22,12 +22,12 @@ from attnbench.cli.compose import CONF, compose
 from attnbench.comparison.compare import run_cells
 from attnbench.comparison.findings import plan_of
 from attnbench.comparison.plan import Comparison
-from attnbench.comparison.search import Choice
 from attnbench.results.folder import holding
 from attnbench.results.rows import TRAINING
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.finding import FindingSettings, FindingsSettings
 from attnbench.settings.schema import ComparisonSettings
+from attnbench.verdict.rates import Choice
 
 TRAINING_RATES: list[float] = list(OmegaConf.load(CONF / "plan" / "compare.yaml").learning_rates)
 """Grid of language models, that of plan=compare; a probe's stands in the probe's yaml."""

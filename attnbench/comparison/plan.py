@@ -9,7 +9,7 @@ from typing import Any
 
 from attnbench.comparison.cells import Cell, by_kind, system_cell
 from attnbench.comparison.coinciding import Shared, Variant, shared_cells
-from attnbench.comparison.search import Choice, Search, search_of_training, searches_of_probe
+from attnbench.comparison.search import Search, search_of_training, searches_of_probe
 from attnbench.evals.base import Evaluation, SystemEvaluation
 from attnbench.evals.runners.probe import ProbeJob
 from attnbench.evals.runners.system import SystemJob
@@ -24,6 +24,7 @@ from attnbench.settings.schema import LOOKS, ComparisonSettings, RunSettings
 from attnbench.training.job import TrainingJob
 from attnbench.training.prepare import corpus_label, prepare
 from attnbench.verdict.family import fewest_seeds_of, name_family
+from attnbench.verdict.rates import Choice
 from attnbench.verdict.seeds import same_models
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,44 +19,13 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED, EvaluationSettings, RunSettings
 from attnbench.training.job import TrainingJob
 from attnbench.training.prepare import Run, with_identity
-from attnbench.verdict.rates import rate_sensitivity, rate_window
+from attnbench.verdict.rates import Choice, rate_sensitivity, rate_window
 
 MAX_WIDENINGS = 2
 """Rates that are added to a grid whose best is at its edge, one after the other."""
 
 NUM_FINALISTS = 2
 """Rates of a language model that go on from one epoch of one seed to whole trainings of all search seeds."""
-
-
-@dataclass(slots=True, kw_only=True, frozen=True)
-class Choice:
-    """Choice of the rate that a variant is scored at."""
-
-    variant: str
-    evaluation: str
-    settings: dict[str, Any]
-    """Settings of the task; empty for language models."""
-    grid: list[float]
-    """All rates that were tried, those that widened the grid too."""
-    scores: dict[str, float | None]
-    """Mean score of each rate over the search seeds, on validation data; None where all failed. Empty without a search;
-    of language models those that went on to whole trainings."""
-    seeds: dict[str, list[float | None]] = field(default_factory=dict)
-    """The scores behind each mean, seed by seed."""
-    solved: dict[str, int] = field(default_factory=dict)
-    """Number of search seeds that were solved, by rate; empty for language models."""
-    steps: dict[str, float] = field(default_factory=dict)
-    """Mean steps to 0.95, by rate, the budget where it was never reached; empty for language models."""
-    after_an_epoch: dict[str, float | None] = field(default_factory=dict)
-    """Scores of the first stage of language models, of one seed after one epoch."""
-    rate_window: float | None = None
-    rate_sensitivity: float | None = None
-    """See `verdict.rates`; of language models in two stages those of the first."""
-    chosen: float
-    at_edge: bool
-    """The chosen rate is the smallest or the largest of the widened grid: a wider one might hold a better one."""
-    taken_from: dict[str, Any] | None = None
-    """The settings of the neighbouring task whose rate this is."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)

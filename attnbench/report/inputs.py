@@ -21,34 +21,9 @@ from attnbench.verdict.control import control_of
 from attnbench.verdict.family import name_family
 from attnbench.verdict.frozen import frozen_sentence
 from attnbench.verdict.ranking import Verdict
+from attnbench.verdict.rates import Choice
 from attnbench.verdict.seeds import Figure, figures
 from attnbench.verdict.summary import evaluation_class, primary_metrics, verdicts_of
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
-    """Choice of the learning rate of one variant for one task."""
-
-    variant: str
-    evaluation: str
-    settings: dict[str, Any]
-    grid: list[float]
-    scores: dict[str, float | None]
-    """Mean selection by rate, written as text; None where all its trainings diverged."""
-    chosen: float | None
-    at_edge: bool
-    taken_from: dict[str, Any] | None
-    """The neighbouring task whose rate was taken over without a search."""
-    seeds: dict[str, list[float | None]] = field(default_factory=dict)
-    """The selections behind each mean, seed by seed."""
-    solved: dict[str, int] = field(default_factory=dict)
-    steps: dict[str, float] = field(default_factory=dict)
-    """Number of solved search seeds, and mean steps to 0.95, by rate; empty for language models."""
-    after_an_epoch: dict[str, float | None] = field(default_factory=dict)
-    """Scores by rate of a language model's first stage, after one epoch."""
-    rate_window: float | None = None
-    rate_sensitivity: float | None = None
-    """See `verdict.rates`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +64,7 @@ class Protocol:
     evaluations: dict[str, About] = field(default_factory=dict)
     shared: dict[str, dict[str, str]] = field(default_factory=dict)
     """By evaluation, variants that are one model with another there and have no rows of their own, and with whom."""
-    rates: list[Rate] = field(default_factory=list)
+    rates: list[Choice] = field(default_factory=list)
     failures: list[dict[str, str]] = field(default_factory=list)
     """`cell` and `reason` of each cell that left no rows."""
     missing: list[str] = field(default_factory=list)
@@ -262,8 +237,8 @@ def _protocol(record: dict[str, Any] | None, rows: Sequence[ResultRow], folder: 
     given = {name: value for name, value in (record or {}).items() if name in names}
     try:
         for rate in given.get("rates", []):
-            check_options(Rate, rate, group="rates")
-        given["rates"] = [Rate(**rate) for rate in given.get("rates", [])]
+            check_options(Choice, rate, group="rates")
+        given["rates"] = [Choice(**rate) for rate in given.get("rates", [])]
         given["evaluations"] = {name: _about(**entry) for name, entry in given.get("evaluations", {}).items()}
         if given.get("corpora") is not None:
             given["corpora"] = read(Corpora, given["corpora"], "corpora")

@@ -1,8 +1,10 @@
-"""A variant's scores by learning rate: how wide the rates are that work, and what a wrong one costs."""
+"""A variant's learning rate and its scores by rate: how wide the rates are that work, and what a wrong one costs."""
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 GOOD = 0.9
 """Share of the best accuracy, or of the best 1 / perplexity, from which on a rate works."""
@@ -12,6 +14,37 @@ DECADE = 1.0
 
 Scores = Mapping[float, float | None]
 """Mean score by learning rate; None where all its trainings failed."""
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Choice:
+    """Choice of the rate that a variant is scored at."""
+
+    variant: str
+    evaluation: str
+    settings: dict[str, Any]
+    """Settings of the task; empty for language models."""
+    grid: list[float]
+    """All rates that were tried, those that widened the grid too."""
+    scores: dict[str, float | None]
+    """Mean score of each rate over the search seeds, on validation data; None where all failed. Empty without a search;
+    of language models those that went on to whole trainings."""
+    seeds: dict[str, list[float | None]] = field(default_factory=dict)
+    """The scores behind each mean, seed by seed."""
+    solved: dict[str, int] = field(default_factory=dict)
+    """Number of search seeds that were solved, by rate; empty for language models."""
+    steps: dict[str, float] = field(default_factory=dict)
+    """Mean steps to 0.95, by rate, the budget where it was never reached; empty for language models."""
+    after_an_epoch: dict[str, float | None] = field(default_factory=dict)
+    """Scores of the first stage of language models, of one seed after one epoch."""
+    rate_window: float | None = None
+    rate_sensitivity: float | None = None
+    """As below; of language models in two stages those of the first."""
+    chosen: float
+    at_edge: bool
+    """The chosen rate is the smallest or the largest of the widened grid: a wider one might hold a better one."""
+    taken_from: dict[str, Any] | None = None
+    """The settings of the neighbouring task whose rate this is."""
 
 
 def rate_window(scores: Scores, *, higher_is_better: bool) -> float | None:

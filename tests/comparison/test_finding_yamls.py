@@ -10,9 +10,9 @@ from small import MIXERS
 from attnbench.cli.compose import CONF, compose
 from attnbench.comparison.findings import plan_of
 from attnbench.comparison.plan import Comparison
-from attnbench.comparison.search import Choice
 from attnbench.settings.finding import FindingsSettings
 from attnbench.settings.schema import SELECTION_SEED
+from attnbench.verdict.rates import Choice
 
 FINDINGS = {finding.name: finding for finding in simulate_findings.findings()}
 CORE = {

@@ -19,7 +19,7 @@ from attnbench.comparison.plan import Comparison
 from attnbench.comparison.publish import publish_comparison
 from attnbench.evals.copy_task import Copy
 from attnbench.evals.lib import solving
-from attnbench.report.inputs import primaries, read_inputs
+from attnbench.report.inputs import read_inputs
 from attnbench.results import protocol
 from attnbench.results.folder import ROOT
 from attnbench.results.row_tables import table_of
@@ -28,7 +28,6 @@ from attnbench.results.seed_blocks import check_blocks, read_blocks
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED, ComparisonSettings, PlanSettings
 from attnbench.verdict.frozen import NOT_FROZEN
-from attnbench.verdict.seeds import figures
 
 OVERRIDES = [
     *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32"),
@@ -371,5 +370,5 @@ def test_the_report_tests_what_the_plan_does_and_nothing_else(text, tmp_path):
     carried_out(settings(text, tmp_path, freeze=True, **given))
     folder = carried_out(settings(text, tmp_path, **given))
     inputs = read_inputs(folder)
-    assert list(primaries(figures(inputs.rows, inputs.protocol.shared), inputs.protocol)) == ["perplexity"]
+    assert list(inputs.primaries) == ["perplexity"]
     assert inputs.frozen.endswith("before the first score.")

@@ -17,7 +17,7 @@ from attnbench.cli.compose import CONF
 from attnbench.cli.reading import read_comparison
 from attnbench.comparison import cells, compare
 from attnbench.evals.runners.probe import ProbeJob
-from attnbench.report.inputs import primaries, read_inputs
+from attnbench.report.inputs import read_inputs
 from attnbench.results.rows import is_search
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import LOOKS, PlanSettings
@@ -107,7 +107,7 @@ def test_undecided_pairs_alone_get_more_seeds(text, tmp_path):
     over_seeds = figures(inputs.rows, inputs.protocol.shared)
     verdicts = verdicts_of(
         over_seeds, rank=inputs.protocol.rank, reference="softmax", in_looks=True,
-        primaries=primaries(over_seeds, inputs.protocol),
+        primaries=inputs.primaries,
     )  # fmt: skip
     assert {it.pair.first: (it.outcome, it.num_seeds) for it in verdicts} == {
         "far": ("worse", 10),

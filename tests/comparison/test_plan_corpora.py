@@ -21,7 +21,7 @@ from attnbench.comparison import cells, compare
 from attnbench.comparison.plan import Comparison
 from attnbench.comparison.publish import publish_comparison
 from attnbench.comparison.transfer import import_cells
-from attnbench.report.inputs import primaries, read_inputs
+from attnbench.report.inputs import read_inputs
 from attnbench.report.page import write_report
 from attnbench.report.versus import write_versus
 from attnbench.results.row_tables import read_csv
@@ -123,7 +123,7 @@ def test_a_verdict_of_each_corpus_and_their_count(compared):
     folder, said = compared
     inputs = read_inputs(folder)
     over_seeds = figures(inputs.rows)
-    known = primaries(over_seeds, inputs.protocol)
+    known = inputs.primaries
     assert list(known) == [f"perplexity on {name}" for name in CORPORA]
     verdicts = verdicts_of(over_seeds, rank=["softmax", "plain"], reference=None, primaries=known)
     assert [(it.pair.evaluation, it.pair.first, it.num_seeds) for it in verdicts] == [

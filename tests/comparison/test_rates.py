@@ -10,7 +10,6 @@ from small import compose_once
 
 from attnbench.comparison.cells import Cell
 from attnbench.comparison.search import (
-    Choice,
     Search,
     Trial,
     best_of_probe,
@@ -26,6 +25,7 @@ from attnbench.results.rows import Measurement
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED, RunSettings
 from attnbench.training.prepare import Run, prepare
+from attnbench.verdict.rates import Choice
 
 GRID = [3e-3, 1e-2, 3e-2, 1e-1]
 STAMP = {"device": "a processor", "commit": None, "dirty": None}

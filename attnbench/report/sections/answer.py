@@ -13,11 +13,12 @@ from attnbench.results.tables import format_number
 from attnbench.verdict.control import control_sentence, judge_control
 from attnbench.verdict.costs import WIDTH, Priced, cost_metric, frontier, priced, widths_of
 from attnbench.verdict.ranking import Noise, Verdict, noise_floor
+from attnbench.verdict.rates import Choice
 from attnbench.verdict.seeds import Figure, same_models
 
 if TYPE_CHECKING:
     # It loads torch, which scripts wait for only once their configuration is checked.
-    from attnbench.report.inputs import Inputs, Rate
+    from attnbench.report.inputs import Inputs
 
 FULL_LENGTHS = 8
 """Multiple of the trained length at which the perplexity stands in the answer."""
@@ -57,13 +58,13 @@ def sentences(inputs: "Inputs") -> list[str]:
     return list(filter(None, said))
 
 
-def edge_lines(rates: Sequence["Rate"]) -> list[str]:
+def edge_lines(rates: Sequence[Choice]) -> list[str]:
     """Name the variants that did best at the first or the last of the rates tried in a search of their own."""
     return [
         f"{', '.join(filter(None, (words.task(it.evaluation), words.where(it.settings))))}: {it.variant} did best at "
         f"{it.chosen:g}, at the edge of the rates tried; one beyond it may be better."
         for it in rates
-        if it.at_edge and it.chosen is not None and it.taken_from is None
+        if it.at_edge and it.taken_from is None
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from attnbench.report.blocks import Block, Note, Picture, Pictures, Sample, Samples, Section, file_name
 from attnbench.report.charts.marks import Axis, Datum, Drawing, position_axis, share_axis, value_axis
 from attnbench.report.charts.vega import draw
-from attnbench.report.inputs import Inputs, Rate
+from attnbench.report.inputs import Inputs
 from attnbench.report.sections import words
 from attnbench.results.corpora import on_corpus, split_name
 from attnbench.results.metrics import DEFINITIONS, Primary
@@ -20,7 +20,7 @@ from attnbench.training.log import stream_metrics
 from attnbench.training.sample import SAMPLE
 from attnbench.verdict.axes import axes
 from attnbench.verdict.family import primary_figures
-from attnbench.verdict.rates import rate_dots
+from attnbench.verdict.rates import Choice, rate_dots
 from attnbench.verdict.seeds import Figure
 
 MAX_POINTS = 60
@@ -36,12 +36,12 @@ WARM_SHARE = 0.1
 """Share of the steps, the first ones, whose loss may lie above the plot."""
 
 
-def rate_section(rates: Sequence[Rate], primaries: Mapping[str, Primary], variants: Sequence[str]) -> Section | None:
+def rate_section(rates: Sequence[Choice], primaries: Mapping[str, Primary], variants: Sequence[str]) -> Section | None:
     """Draw scores by rate, for each evaluation of the hardest task that was searched, and list all windows."""
     searched = [rate for rate in rates if len(rate.grid) > 1 and not rate.taken_from]
     if not searched:
         return None
-    by_evaluation: dict[str, list[Rate]] = {}
+    by_evaluation: dict[str, list[Choice]] = {}
     for rate in searched:
         by_evaluation.setdefault(rate.evaluation, []).append(rate)
     pictures = []
@@ -56,7 +56,7 @@ def rate_section(rates: Sequence[Rate], primaries: Mapping[str, Primary], varian
     return Section(title="Learning rates", blocks=[Note(about), Pictures(pictures), _windows(searched)])
 
 
-def _rate_picture(group: Sequence[Rate], variants: Sequence[str]) -> Picture:
+def _rate_picture(group: Sequence[Choice], variants: Sequence[str]) -> Picture:
     """Draw one task; of a language model in two stages the line is the first stage's, of one epoch."""
     first = group[0]
     is_staged = any(rate.after_an_epoch for rate in group)
@@ -70,7 +70,7 @@ def _rate_picture(group: Sequence[Rate], variants: Sequence[str]) -> Picture:
     rings = [
         {"variant": rate.variant, "x": rate.chosen, "value": rate.scores[f"{rate.chosen:g}"]}
         for rate in group
-        if rate.chosen is not None and rate.scores.get(f"{rate.chosen:g}") is not None
+        if rate.scores.get(f"{rate.chosen:g}") is not None
     ]
     grid = sorted({value for rate in group for value in rate.grid})
     values = [datum["value"] for datum in (*lines, *dots)]
@@ -78,7 +78,7 @@ def _rate_picture(group: Sequence[Rate], variants: Sequence[str]) -> Picture:
     task = words.where(first.settings)
     title = f"{words.task(first.evaluation)}: {what} by learning rate" + (f", {task}" if task else "")
     failed = [f"{rate.variant} at {name}" for rate in group for name, score in rate.scores.items() if score is None]
-    chosen = [f"{rate.variant} {rate.chosen:g}" for rate in group if rate.chosen is not None]
+    chosen = [f"{rate.variant} {rate.chosen:g}" for rate in group]
     drawing = Drawing(
         description=f"{title}; chosen: {', '.join(chosen)}.",
         labels={rate.variant: rate.variant for rate in group},
@@ -103,7 +103,7 @@ def _is_training(evaluation: str) -> bool:
     return split_name(evaluation)[0] == TRAINING
 
 
-def _windows(rates: Sequence[Rate]) -> Table:
+def _windows(rates: Sequence[Choice]) -> Table:
     def written(value: float | None) -> str:
         return NOTHING if value is None else f"{value:.2g}"
 
@@ -112,7 +112,7 @@ def _windows(rates: Sequence[Rate]) -> Table:
             rate.variant,
             ", ".join(filter(None, (words.task(rate.evaluation), words.where(rate.settings)))),
             TableCell(
-                text=NOTHING if rate.chosen is None else f"{rate.chosen:g}",
+                text=f"{rate.chosen:g}",
                 notes=("at the edge of its grid",) * rate.at_edge,
                 mark="warn" * rate.at_edge,
             ),

@@ -6,11 +6,12 @@ from typing import Any
 
 from attnbench.report.blocks import Block, Folded, Note
 from attnbench.report.charts.plots import BUDGETS
-from attnbench.report.inputs import Inputs, Rate
+from attnbench.report.inputs import Inputs
 from attnbench.report.sections import words
 from attnbench.report.sections.surroundings import surroundings_table
 from attnbench.results.rows import is_search
 from attnbench.results.tables import NOTHING, Table, TableCell
+from attnbench.verdict.rates import Choice
 from attnbench.verdict.seeds import Figure
 
 MODEL_SIZES = (*BUDGETS, "state_bytes")
@@ -124,9 +125,9 @@ def _rates(inputs: Inputs) -> list[Block]:
     return [_table("Learning rates used", ["Variant", "Task", "Remark", "Rate"], lines, num_labels=3)] if lines else []
 
 
-def _recorded_rates(rates: Sequence[Rate]) -> Table:
+def _recorded_rates(rates: Sequence[Choice]) -> Table:
     """Write a column a rate, so that scores of one rate stand below each other."""
-    grid = sorted({value for rate in rates for value in (*rate.grid, *([rate.chosen] if rate.chosen else []))})
+    grid = sorted({value for rate in rates for value in (*rate.grid, rate.chosen)})
     lines = []
     for rate in rates:
         source = words.where(rate.taken_from or {})
@@ -137,7 +138,7 @@ def _recorded_rates(rates: Sequence[Rate]) -> Table:
     return _table("Learning rates chosen", headers, lines, num_labels=3)
 
 
-def _score(value: float, rate: Rate) -> str | TableCell:
+def _score(value: float, rate: Choice) -> str | TableCell:
     """Show the selection score of one rate of the grid, marked where it was chosen; empty outside the grid."""
     name, notes = f"{value:g}", []
     score = rate.scores.get(name, rate.after_an_epoch.get(name))

@@ -38,7 +38,7 @@ def rows_of(variant, *values, **others):
 
 
 def inputs_of(rows, variants, **protocol):
-    """What a report would read of a comparison of `variants` that left these rows."""
+    """Inputs of a report on a comparison of `variants` that left these rows."""
     given = {"plan": "made", "command": "", "rank": [], "reference": None, "files": None, **protocol}
     known = Protocol(variants=list(variants), **given)
     return Inputs(rows=list(rows), control=[], protocol=known, environments={}, incomplete=[], folders={})

@@ -39,7 +39,7 @@ class Choice:
     """Scores of the first stage of language models, of one seed after one epoch."""
     rate_window: float | None = None
     rate_sensitivity: float | None = None
-    """As below; of language models in two stages those of the first."""
+    """By the functions below; of language models in two stages those of the first."""
     chosen: float
     at_edge: bool
     """The chosen rate is the smallest or the largest of the widened grid: a wider one might hold a better one."""

@@ -600,7 +600,7 @@ def test_what_stands_around_each_variant_is_a_table():
     ]
 
 
-def test_a_rate_at_the_edge_of_those_tried_is_in_the_answer(inputs, summed):
+def test_a_rate_at_the_edge_of_those_tried_is_in_the_answer(inputs):
     # linear's two, of which recall's is that of another width.
     told = answer(inputs)["Learning rates"]
     assert told == [
@@ -611,7 +611,7 @@ def test_a_rate_at_the_edge_of_those_tried_is_in_the_answer(inputs, summed):
     assert "Learning rates" not in answer(dataclasses.replace(inputs, protocol=protocol))
 
 
-def test_scores_beyond_the_trained_length_are_in_the_answer(inputs, summed):
+def test_scores_beyond_the_trained_length_are_in_the_answer(inputs):
     beyond = answer(inputs)["Beyond training"]
     assert beyond[0].startswith("Perplexity at 2,048 characters, 8 times the trained length: ")
     assert beyond[1].startswith("Copying 100 symbols, 2 times the trained length: softmax 0.")

@@ -17,7 +17,7 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_PAIRED, MAX_VARIANTS
 from attnbench.settings.text import read_object
 from attnbench.verdict.axes import distinguish_variants
-from attnbench.verdict.control import control_of
+from attnbench.verdict.control import control_of, judge_control
 from attnbench.verdict.family import name_family
 from attnbench.verdict.frozen import frozen_sentence
 from attnbench.verdict.ranking import Verdict
@@ -117,6 +117,14 @@ class Inputs:
             primaries=self.primaries,
             in_looks=protocol.in_looks,
         )
+
+    @cached_property
+    def control_verdicts(self) -> list[Verdict]:
+        """Verdicts on the reference against itself under the control's seeds; empty without a control."""
+        reference = self.protocol.reference
+        if reference is None:
+            return []
+        return judge_control(self.rows, self.control, reference=reference, primaries=self.primaries)
 
 
 def read_inputs(folder: Path, *, keep: Callable[[ResultRow, Path], bool] | None = None) -> Inputs:

@@ -26,7 +26,7 @@ from attnbench.results.files import replace_file
 from attnbench.results.row_tables import write_csv
 from attnbench.results.rows import TRAINING
 from attnbench.settings.text import unlinked
-from attnbench.verdict.control import control_sentence, judge_control
+from attnbench.verdict.control import control_sentence
 from attnbench.verdict.ranking import Verdict
 from attnbench.verdict.seeds import Figure, to_rows
 from attnbench.verdict.summary import summary
@@ -55,11 +55,7 @@ def write_report(folder: Path, *, target: Path | None = None) -> Path:
 
 def _checks(inputs: Inputs) -> list[Block]:
     """Write what came out of the control, if the plan was frozen, and if the numbers are of several commits."""
-    reference, control = inputs.protocol.reference, inputs.control
-    texts = [inputs.frozen]
-    if reference is not None:
-        judged = judge_control(inputs.rows, control, reference=reference, primaries=inputs.primaries)
-        texts.insert(0, control_sentence(judged, reference))
+    texts = control_sentence(inputs.control_verdicts), inputs.frozen
     mixed = [Note(MIXED_COMMITS, kind="callout")] if mixed_commits(inputs) else []
     return [*mixed, *(Note(text) for text in texts if text)]
 

@@ -44,11 +44,11 @@ def judge_control(
     return judge(sorted(pairs, key=lambda pair: list(primaries).index(pair.evaluation)))
 
 
-def control_sentence(verdicts: Sequence[Verdict], reference: str) -> str:
+def control_sentence(verdicts: Sequence[Verdict]) -> str:
     """Write what came out of the control; empty where there was none."""
     if not verdicts:
         return ""
-    what = f"Control: {reference} against itself under other seeds"
+    what = f"Control: {verdicts[0].pair.second} against itself under other seeds"
     came_out = [f"{verdict.outcome} in {verdict.pair.evaluation}" for verdict in verdicts if verdict.winner is not None]
     if came_out:
         return f"{what} came out {', '.join(came_out)}: this comparison finds differences that are none."

@@ -255,7 +255,7 @@ def test_what_came_out_of_the_control_and_of_freezing_stands_under_the_answer(ex
 def test_every_metric_that_was_ever_published_of_a_mixer_has_a_definition(root):
     metrics = {
         found.measurement.metric
-        for name in ("battery-h100/results.csv.gz", "published-h200/results.csv", "language_model-h200/results.csv")
+        for name in ("battery-h100/results.csv.gz", "published-h100/results.csv.gz", "language_model-h200/results.csv")
         for found in read_csv(root / "docs" / "results" / name)
     }
     golden = json.loads((root / "tests" / "stored" / "golden.json").read_text())

@@ -13,14 +13,13 @@ from simulate_verdicts import ACCURACY, NATS, pairs_with_reference
 
 from attnbench.report.inputs import read_inputs
 from attnbench.report.sections import words
-from attnbench.results.rows import TEST_OF_BEST
 from attnbench.settings.errors import UserError
 from attnbench.verdict.control import control_of, control_sentence, judge_control
 from attnbench.verdict.family import Pair, family
 from attnbench.verdict.ranking import holm, judge, noise_floor
 from attnbench.verdict.seeds import figures
 from attnbench.verdict.statistics import student_interval
-from attnbench.verdict.summary import primary_metrics, verdicts_of
+from attnbench.verdict.summary import verdicts_of
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "results"
 ACCURACY_OF_COPY = dataclasses.replace(ACCURACY, metric="symbol_accuracy")
@@ -247,21 +246,17 @@ def test_the_noise_floor_is_what_could_have_been_detected():
     assert words.noise_sentence(nothing) == "copy none (3 seeds are too few, 6 would do)"
 
 
-def test_flash_and_softmax_are_equivalent_or_undecided_on_published_scores():
-    inputs = read_inputs(PUBLISHED / "published-h200")
-    scores = figures(inputs.rows, inputs.protocol.shared)
-    verdicts = verdicts_of(
-        scores,
-        rank=inputs.protocol.rank,
-        reference=inputs.protocol.reference,
-        # They were measured over all positions, of which the primary metric is none.
-        primaries=primary_metrics(figure.evaluation for figure in scores)
-        | {"perplexity": dataclasses.replace(NATS, settings=TEST_OF_BEST)},
-    )
-    same = [verdict for verdict in verdicts if {verdict.pair.first, verdict.pair.second} == {"softmax", "flash"}]
-    assert len(same) == 3
-    assert all(verdict.winner is None for verdict in same)
-    assert any(verdict.winner is not None for verdict in verdicts)
+CONTROLLED = [page.parent for page in sorted(PUBLISHED.glob("*/README.md")) if "Control: " in page.read_text()]
+
+
+@pytest.mark.parametrize("folder", CONTROLLED, ids=lambda it: it.name)
+def test_no_difference_is_found_between_one_model_and_itself_on_published_scores(folder):
+    inputs = read_inputs(folder)
+    assert [verdict.winner for verdict in inputs.control_verdicts] == [None] * len(inputs.control_verdicts)
+    tested = [verdict.pair.evaluation for verdict in inputs.control_verdicts if verdict.outcome != "none"]
+    assert tested
+    assert set(tested) == {verdict.pair.evaluation for verdict in inputs.verdicts}
+    assert any(verdict.winner is not None for verdict in inputs.verdicts)
 
 
 def test_the_control_is_the_reference_under_other_seeds_paired_in_order():
@@ -276,9 +271,9 @@ def test_the_control_is_the_reference_under_other_seeds_paired_in_order():
 
     (same,) = control(*[0.5 + 0.01 * seed + 0.02 * (-1) ** seed for seed in range(8)])
     assert (same.outcome, same.num_seeds) == ("undecided", 8)
-    assert "neither better nor worse in copy" in control_sentence([same], "softmax")
+    assert "neither better nor worse in copy" in control_sentence([same])
     (other,) = control(*[0.9 + 0.01 * seed for seed in range(8)])
     assert other.outcome == "better"
     assert other.difference == pytest.approx(0.4)
-    assert "finds differences that are none" in control_sentence([other], "softmax")
-    assert control_sentence(judge_control([], [], reference="softmax", primaries={}), "softmax") == ""
+    assert "finds differences that are none" in control_sentence([other])
+    assert control_sentence(judge_control([], [], reference="softmax", primaries={})) == ""

@@ -10,7 +10,7 @@ from attnbench.report.sections.verdicts import verdict_lines
 from attnbench.results.corpora import split_name
 from attnbench.results.metrics import Primary
 from attnbench.results.tables import format_number
-from attnbench.verdict.control import control_sentence, judge_control
+from attnbench.verdict.control import control_sentence
 from attnbench.verdict.costs import WIDTH, Priced, cost_metric, frontier, priced, widths_of
 from attnbench.verdict.ranking import Noise, Verdict, noise_floor
 from attnbench.verdict.rates import Choice
@@ -48,14 +48,9 @@ def answer(inputs: "Inputs") -> dict[str, list[str]]:
 
 def sentences(inputs: "Inputs") -> list[str]:
     """Write all that a comparison says, a sentence a line: models that are one, the answer, and the control."""
-    reference, control = inputs.protocol.reference, inputs.control
     said = [f"{line}: one model, run once." for line in same_models(inputs.protocol.shared)]
-    lines = answer(inputs)
-    said += [f"{term}: {sentence}" for term, group in lines.items() for sentence in group]
-    if reference is not None:
-        judged = judge_control(inputs.rows, control, reference=reference, primaries=inputs.primaries)
-        said.append(control_sentence(judged, reference))
-    return list(filter(None, said))
+    said += [f"{term}: {sentence}" for term, group in answer(inputs).items() for sentence in group]
+    return list(filter(None, [*said, control_sentence(inputs.control_verdicts)]))
 
 
 def edge_lines(rates: Sequence[Choice]) -> list[str]:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.library import CustomOpDef  # pyright: ignore[reportPrivateImportUsage]
 from torch.types import py_sym_types
+from triton.runtime import build
 from triton.runtime.errors import OutOfResources
 
 from attnbench.machine.device import interpreted
@@ -32,6 +35,24 @@ _unfinished: set[Future[None]] = set()
 
 _foreseen: set[Any] = set()
 """Questions that `foresee` has been asked."""
+
+
+def _by_folder(load: Callable[[str, str], ModuleType]) -> Callable[[str, str], ModuleType]:
+    """Make Triton's loading of what it has built tell modules of one name apart, by the folders they are cached in.
+
+    Up to 3.6 it builds a launcher for every signature of a kernel, all with the name __triton_launcher. One that is
+    loaded again, for another kernel of that signature, comes from Python as the last object of the name, with this
+    file's functions put into it; and before one thread has taken its `launch`, another may have put in its own. Then a
+    kernel is launched as a different one: an error where they take unlike numbers of arguments, otherwise anything.
+    """
+
+    def load_by_folder(name: str, path: str) -> ModuleType:
+        return load(f"{Path(path).parent.name}.{name}", path)
+
+    return load_by_folder
+
+
+build._load_module_from_path = _by_folder(build._load_module_from_path)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:

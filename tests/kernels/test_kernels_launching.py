@@ -12,6 +12,7 @@ from small import mixer_settings
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from triton.runtime.build import compile_module_from_src
 from triton.runtime.errors import OutOfResources
 
 from attnbench.kernels import launching
@@ -361,3 +362,25 @@ def test_what_was_begun_is_what_a_launch_looks_for():
     swiglu(x)
     assert len(begun - before) == 1
     assert set(caches) == begun
+
+
+LAUNCHER = """
+#include <Python.h>
+static PyObject *launch(PyObject *self, PyObject *none) {{ return PyLong_FromLong({number}); }}
+static PyMethodDef methods[] = {{{{"launch", launch, METH_NOARGS, ""}}, {{NULL, NULL, 0, NULL}}}};
+static struct PyModuleDef module = {{PyModuleDef_HEAD_INIT, "__triton_launcher", NULL, -1, methods}};
+PyMODINIT_FUNC PyInit___triton_launcher(void) {{ return PyModule_Create(&module); }}
+"""
+"""A launcher as Triton 3.6 builds it, in what matters here: its name, and that it keeps its state in globals."""
+
+
+def test_a_launcher_loaded_again_stays_its_own_while_another_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+    def loaded(number):
+        return compile_module_from_src(src=LAUNCHER.format(number=number), name="__triton_launcher")
+
+    assert [loaded(number).launch() for number in (1, 2)] == [1, 2]
+    # Threads that compile come between here.
+    first, second = loaded(1), loaded(2)
+    assert (first.launch(), second.launch()) == (1, 2)

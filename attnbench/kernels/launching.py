@@ -37,24 +37,6 @@ _foreseen: set[Any] = set()
 """Questions that `foresee` has been asked."""
 
 
-def _by_folder(load: Callable[[str, str], ModuleType]) -> Callable[[str, str], ModuleType]:
-    """Make Triton's loading of what it has built tell modules of one name apart, by the folders they are cached in.
-
-    Up to 3.6 it builds a launcher for every signature of a kernel, all with the name __triton_launcher. One that is
-    loaded again, for another kernel of that signature, comes from Python as the last object of the name, with this
-    file's functions put into it; and before one thread has taken its `launch`, another may have put in its own. Then a
-    kernel is launched as a different one: an error where they take unlike numbers of arguments, otherwise anything.
-    """
-
-    def load_by_folder(name: str, path: str) -> ModuleType:
-        return load(f"{Path(path).parent.name}.{name}", path)
-
-    return load_by_folder
-
-
-build._load_module_from_path = _by_folder(build._load_module_from_path)
-
-
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """kernel[grid](*arguments, **options); for tensors without memory it only begins to compile the kernel.
 
@@ -132,8 +114,24 @@ def begin(
 
 @cache
 def _threads() -> ThreadPoolExecutor:
+    build._load_module_from_path = _by_folder(build._load_module_from_path)
     # Half of the processors: torch's compiler works beside, in processes of its own too.
     return ThreadPoolExecutor(min(MAX_THREADS, max(1, (os.cpu_count() or 1) // 2)), thread_name_prefix="compiling")
+
+
+def _by_folder(load: Callable[[str, str], ModuleType]) -> Callable[[str, str], ModuleType]:
+    """Make Triton's loading of what it has built tell modules of one name apart, by the folders they are cached in.
+
+    Up to 3.6 it builds a launcher for every signature of a kernel, all with the name __triton_launcher. One that is
+    loaded again, for another kernel of that signature, comes from Python as the last object of the name, with this
+    file's functions put into it; and before one thread has taken its `launch`, another may have put in its own. Then a
+    kernel is launched as a different one: an error where they take unlike numbers of arguments, otherwise anything.
+    """
+
+    def load_by_folder(name: str, path: str) -> ModuleType:
+        return load(f"{Path(path).parent.name}.{name}", path)
+
+    return load_by_folder
 
 
 def _compile(kernel: Any, device: torch.device, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:

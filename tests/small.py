@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -106,8 +107,9 @@ def _composed(words: tuple[str, ...], config_dir: Path | None) -> RunSettings:
 
 def in_this_process(function: Callable[[Any], object], items: Iterable[Any], **_: object) -> Iterator[Outcome]:
     """Stand in for `run_in_processes`: workers would each import everything, and are tested elsewhere."""
-    for item in items:
-        error = None
+    waiting = items if isinstance(items, deque) else deque(items)
+    while waiting:
+        item, error = waiting.popleft(), None
         try:
             function(item)
         except Exception as failure:

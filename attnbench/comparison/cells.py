@@ -1,6 +1,8 @@
 """Cells: the units that a comparison runs, each a training or a measurement, complete by its results files alone."""
 
-from collections.abc import Generator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -95,24 +97,32 @@ def run_here(
     *,
     is_timed: bool,
     log: Path,
+    number: int,
     idle: IdleWorkers | None = None,
+    more: Callable[[], Sequence[tuple[Cell, ...]]] = list,
 ) -> Generator[Outcome[tuple[Cell, ...]], None, None]:
     """Run stacks in processes of this host: timed ones alone on their device, others `num_workers` at a time on each.
 
     Args:
         log: file of their output.
+        number: cells of `stacks`, and those that are still to come.
         idle: workers of former calls, and for later ones.
+        more: gives stacks that have become known, asked after each outcome was taken; they run before those that wait.
     """
     gpus, at_a_time = gpus_and_workers(settings)
-    number = sum(map(len, stacks))
     num_workers = max(1, min(max(1, len(gpus)) if is_timed else at_a_time, number))
     shares = num_workers > max(1, len(gpus))
     # Workers share the cores, also where a GPU does the work: eight of them on 32 cores had 256 threads. There a worker
     # has as many however few cells a round has, so that it is kept for the next one.
     sharing = num_workers if is_timed or resolve_device(settings.device).type == "cpu" else at_a_time
-    return run_in_processes(
+
+    def given(stacks: Sequence[tuple[Cell, ...]]) -> list[tuple[Cell, ...]]:
+        return [tuple(replace(cell, shares_device=shares) for cell in stack) for stack in stacks]
+
+    waiting = deque(given(stacks))
+    outcomes = run_in_processes(
         execute_together,
-        [tuple(replace(cell, shares_device=shares) for cell in stack) for stack in stacks],
+        waiting,
         num_workers=num_workers,
         log=log,
         num_threads=max(1, torch.get_num_threads() // sharing),
@@ -120,6 +130,19 @@ def run_here(
         gpus=gpus,
         idle=idle,
     )
+    return _growing(outcomes, waiting, lambda: given(more()))
+
+
+def _growing(
+    outcomes: Generator[Outcome[tuple[Cell, ...]], None, None],
+    waiting: deque[tuple[Cell, ...]],
+    more: Callable[[], Sequence[tuple[Cell, ...]]],
+) -> Generator[Outcome[tuple[Cell, ...]], None, None]:
+    """Yield outcomes, and put in front of what waits the stacks that they have made known."""
+    with closing(outcomes):
+        for outcome in outcomes:
+            yield outcome
+            waiting.extendleft(reversed(more()))
 
 
 def system_cell(job: SystemJob, corpus: str | None = None) -> Cell:

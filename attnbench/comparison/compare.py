@@ -1,7 +1,7 @@
 """Run of a plan: each of its cells once, then one record and one report.
 
-Learning rates are searched first, then everything is scored, several cells at a time; what is timed runs last and
-alone, each cell in a fresh process. What is there is not run again, so a comparison that was cut off goes on.
+Learning rates are searched, and what they were searched for is scored, several cells at a time; what is timed runs last
+and alone, each cell in a fresh process. What is there is not run again, so a comparison that was cut off goes on.
 """
 
 import json
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from attnbench.comparison.freeze import check_frozen, described_protocols, freez
 from attnbench.comparison.looks import look_again
 from attnbench.comparison.plan import Comparison, Compose
 from attnbench.comparison.progress import Progress, list_cells, say_why_again
-from attnbench.comparison.search import rounds
+from attnbench.comparison.schedule import Schedule
 from attnbench.comparison.slurm.run import StillRunning, run_on_slurm
 from attnbench.comparison.slurm.task import different_host
 from attnbench.comparison.stacks import compiled, in_stacks, sizes
@@ -111,17 +112,18 @@ def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
     if settings.launcher == "local":
         log.info(f"{_at_a_time(settings)[0]} at a time, timed ones alone; their output: {folder}/output.log")
     progress = Progress(number, settings.plan.costs, tells_now=settings.launcher == "local")
+    schedule = Schedule(comparison, searches, count=progress.add)
+    scored = None
     with (
         interruptible(f"stopped, what is finished is in {folder}; the same command goes on"),
         closing(progress),
         IdleWorkers() as idle,
     ):
-        for cells in rounds(lambda: comparison.wanted(comparison.searches())):
-            progress.add([cell for cell in cells if cell.folder not in {known.folder for known in searches}])
-            _run_cells(comparison, cells, progress, idle)
-        scored = comparison.scored()
         try:
-            _run_cells(comparison, comparison.wanted(scored), progress, idle)
+            while cells := schedule.known():
+                num_expected = progress.left.total() - len(timed)
+                _run_cells(comparison, cells, progress, idle, schedule=schedule, num_expected=num_expected)
+            scored = comparison.scored()
             while settings.plan.in_looks and look_again(comparison, scored):
                 known, scored = {cell.folder for cell in scored}, comparison.scored()
                 more = [cell for cell in comparison.wanted(scored) if cell.folder not in known]
@@ -130,43 +132,71 @@ def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
             _run_cells(comparison, timed, progress, idle)
         finally:
             # Cut off, too: report.py then shows what there is. Before the rates are known a former record says more.
+            if scored is None and all(cell.is_done() for cell in comparison.searches()):
+                scored = comparison.scored()
             # Of all evaluations, whichever of them were to run now: the others' cells are there, or missing.
-            _record(comparison, scored, started, time.monotonic() - mark)
+            if scored is not None:
+                _record(comparison, scored, started, time.monotonic() - mark)
+    assert scored is not None
     return _files([*scored, *comparison.timed()])
 
 
-def _run_cells(comparison: Comparison, cells: Sequence[Cell], progress: Progress, idle: IdleWorkers) -> None:
-    """Run those that are not done: timed ones alone on their device, the others `num_workers` at a time on each, by
-    workers that stay."""
+def _run_cells(
+    comparison: Comparison,
+    cells: Sequence[Cell],
+    progress: Progress,
+    idle: IdleWorkers,
+    *,
+    schedule: Schedule | None = None,
+    num_expected: int = 0,
+) -> None:
+    """Run those that are not done: timed ones alone on their device, others `num_workers` at a time on each, by workers
+    that stay.
+
+    Args:
+        schedule: of these cells; on this host it is asked for more after each.
+        num_expected: cells that it will have given in the end, of which workers are counted.
+    """
     settings = comparison.settings
-    todo = [cell for cell in cells if settings.rerun or not cell.is_done()]
-    progress.skip([cell for cell in cells if cell not in todo])
-    at_a_time = _at_a_time(settings)
+    is_timed = any(cell.is_timed for cell in cells)
     size_of = sizes(settings.plan.stack, resolve_device(settings.device), comparison.folder)
-    for is_timed in (False, True):
-        group = [cell for cell in todo if cell.is_timed == is_timed]
-        if is_timed and group:
-            say_why_again(group)
-            idle.end()
-        stacks = in_stacks(group, size_of)
-        num_workers = max(1, min(at_a_time[is_timed], len(group)))
+
+    def stacked(cells: Sequence[Cell]) -> list[tuple[Cell, ...]]:
+        todo = [cell for cell in cells if comparison.is_to_run(cell)]
+        progress.skip([cell for cell in cells if cell not in todo])
+        stacks = in_stacks(todo, size_of)
         if settings.plan.stack is None:
-            compiled([cell for stack in stacks for cell in stack], _num_devices(settings))
-        progress.begin([cell for stack in stacks for cell in stack], num_workers)
-        if settings.launcher == "slurm":
-            outcomes = run_on_slurm(settings, stacks, comparison.folder, is_timed=is_timed)
-        else:
-            if is_timed and group:
-                _check_host(comparison)
-            output = comparison.folder / "output.log"
-            outcomes = run_here(settings, stacks, is_timed=is_timed, log=output, idle=idle)
-        with closing(outcomes):
-            for outcome in outcomes:
-                for cell in outcome.item:
-                    seconds = outcome.seconds / len(outcome.item)
-                    of_cell = Outcome(item=cell, seconds=seconds, error=outcome.error)
-                    progress.report(of_cell)
-                    _judge(comparison, of_cell)
+            compiled(list(chain(*stacks)), _num_devices(settings))
+        return stacks
+
+    def more() -> list[tuple[Cell, ...]]:
+        stacks = stacked(schedule.known()) if schedule is not None else []
+        progress.extend(list(chain(*stacks)))
+        return stacks
+
+    stacks = stacked(cells)
+    todo = list(chain(*stacks))
+    if is_timed and todo:
+        say_why_again(todo)
+        idle.end()
+    number = max(num_expected, len(todo))
+    progress.begin(todo, max(1, min(_at_a_time(settings)[is_timed], number)))
+    if settings.launcher == "slurm":
+        outcomes = run_on_slurm(settings, stacks, comparison.folder, is_timed=is_timed)
+    else:
+        if is_timed and todo:
+            _check_host(comparison)
+        output = comparison.folder / "output.log"
+        outcomes = run_here(settings, stacks, is_timed=is_timed, log=output, number=number, idle=idle, more=more)
+    with closing(outcomes):
+        for outcome in outcomes:
+            for cell in outcome.item:
+                seconds = outcome.seconds / len(outcome.item)
+                of_cell = Outcome(item=cell, seconds=seconds, error=outcome.error)
+                progress.report(of_cell)
+                _judge(comparison, of_cell)
+            if schedule is not None:
+                schedule.ran(outcome.item)
 
 
 def _check_host(comparison: Comparison) -> None:

@@ -72,7 +72,7 @@ class Comparison:
         timed = [job for variant in variants for job in variant.timed]
         names = self.corpora.names if self.corpora is not None else {}
         self._searches = [search for search in searches if not self._is_shared(search.variant, search.evaluation)]
-        self._timed = self._in_order(
+        self._timed = self.in_order(
             [
                 system_cell(job, names.get(corpus_label(job.run.corpus)) if self._is_repeated(job.evaluation) else None)
                 for job in timed
@@ -192,6 +192,10 @@ class Comparison:
         """Keep the cells to run: of the evaluations that `plan.only` names, or of all."""
         return [cell for cell in cells if self._is_wanted(cell.group)]
 
+    def is_to_run(self, cell: Cell) -> bool:
+        """True where it has no results, and where all are to run again."""
+        return self.settings.rerun or not cell.is_done()
+
     def _is_wanted(self, group: str) -> bool:
         """A training is of every evaluation that reads its model."""
         names = set(self._of_checkpoints()) if group == TRAINING else {group}
@@ -199,7 +203,19 @@ class Comparison:
 
     def searches(self) -> list[Cell]:
         """The trainings that learning rates are chosen by, as far as they are known by now; see `search.Search`."""
-        return self._in_order([cell for search in self._searches for cell in search.cells()])
+        return self.in_order([cell for search in self._searches for cell in search.cells()])
+
+    def known(self, search: Search) -> tuple[list[Cell], list[Cell]]:
+        """List the trainings of a search that are known by now and, once all have results, those that are scored at its
+        rate, be they of tasks that take the rate over; of such a task itself, none."""
+        if search.source is not None:
+            return [], []
+        searched = search.cells()
+        if not all(cell.is_done() for cell in searched):
+            return searched, []
+        rate = search.choice().chosen
+        alike = [other for other in self._searches if other is search or other.source is search]
+        return searched, [cell for other in alike for cell in other.scored(rate, self._scored_seeds(other))]
 
     def scored(self) -> list[Cell]:
         """The trainings that are scored, at the rates that the finished searches give.
@@ -208,18 +224,17 @@ class Comparison:
         """
         cells, self.choices, self.undecided = [], [], []
         for search in self._searches:
-            seeds = self.seeds_of(search)
+            seeds = self._scored_seeds(search)
             try:
                 choice = search.choice()
             except UserError as error:
-                num_scored = len(seeds) + len(self.control_seeds_of(search))
-                self.undecided.append(f"{search.name}, {num_scored} scored")
+                self.undecided.append(f"{search.name}, {len(seeds)} scored")
                 if self._is_wanted(search.evaluation):
                     self.fail(search.name, str(error))
                 continue
             self.choices.append(choice)
-            cells += search.scored(choice.chosen, [*seeds, *self.control_seeds_of(search)])
-        return self._in_order(cells)
+            cells += search.scored(choice.chosen, seeds)
+        return self.in_order(cells)
 
     def timed(self) -> list[Cell]:
         """The cells that run alone."""
@@ -230,7 +245,7 @@ class Comparison:
         numbers: Counter[str] = Counter()
         for search in self._searches:
             if self._is_wanted(search.evaluation):
-                numbers[search.evaluation] += len(self.seeds_of(search)) + len(self.control_seeds_of(search))
+                numbers[search.evaluation] += len(self._scored_seeds(search))
         return numbers
 
     def all_searches(self) -> list[Search]:
@@ -245,7 +260,7 @@ class Comparison:
                 "hashes": [job.config_hash for job in search.cell(search.grid[0], seed, None).jobs],
             }
             for search in self._searches
-            for seed in [*self.seeds_of(search), *self.control_seeds_of(search)]
+            for seed in self._scored_seeds(search)
         ]
 
     def evaluations(self) -> dict[str, type[Evaluation]]:
@@ -337,11 +352,15 @@ class Comparison:
         is_reference = search.variant == shared.get(self.plan.reference or "", self.plan.reference)
         return self.plan.control_seeds(self.seeds_of(search)) if is_reference else []
 
+    def _scored_seeds(self, search: Search) -> list[int]:
+        """Seeds of its scores and of the control."""
+        return [*self.seeds_of(search), *self.control_seeds_of(search)]
+
     def control_seeds(self) -> list[int]:
         """Seeds of the control in any evaluation."""
         return sorted({seed for search in self._searches for seed in self.control_seeds_of(search)})
 
-    def _in_order(self, cells: list[Cell]) -> list[Cell]:
+    def in_order(self, cells: list[Cell]) -> list[Cell]:
         """Evaluation by evaluation, as the plan lists them."""
         order = {name: index for index, name in enumerate(self.plan.evaluations)}
         order[TRAINING] = min((order[name] for name in self._of_checkpoints()), default=0)

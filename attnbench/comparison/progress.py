@@ -83,6 +83,11 @@ class Progress:
         if cells:
             self._show(f"[{self.total - self.left.total()}/{self.total}]" if self._line is None else "")
 
+    def extend(self, cells: Sequence[Cell]) -> None:
+        """Take note of cells that run before those which wait."""
+        running = self.at_a_time - 1
+        self.waiting[running:running] = cells
+
     def report(self, outcome: Outcome[Cell]) -> None:
         """Print the outcome of a cell."""
         cell = outcome.item

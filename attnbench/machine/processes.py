@@ -133,6 +133,7 @@ def run_in_processes(
 
     Args:
         function, items: a function of a module and plain data, which can be sent to another process, as can its result.
+            A deque is emptied, and the caller may add to it between two outcomes.
         num_workers: processes at a time.
         log: file of their output.
         num_threads: of torch in each; None leaves torch's number.
@@ -144,7 +145,7 @@ def run_in_processes(
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     idle = None if fresh else idle
-    waiting, workers = deque(items), []
+    waiting, workers = items if isinstance(items, deque) else deque(items), []
     # A worker that takes the place of another takes its GPU.
     free: deque[str | None] = deque(gpus[index % len(gpus)] if gpus else None for index in range(num_workers))
     try:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from functools import partial
@@ -67,6 +68,17 @@ def test_each_worker_sees_a_gpu_of_its_own_also_one_that_takes_another_s_place(t
     assert len(seen) == 4
     assert set(seen) == {"5", "7"}
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,7"
+
+
+def test_items_that_are_added_between_outcomes_are_worked_off_too_also_after_the_last(tmp_path):
+    items = deque([("wait", "0")])
+    with closing(run_in_processes(act, items, num_workers=2, log=tmp_path / "log" / "output.log")) as found:
+        for number, outcome in enumerate(found):
+            assert outcome.error is None
+            if number < 2:
+                items.extend([("mark", str(tmp_path))] * 2)
+    assert number == 4
+    assert len(pids(tmp_path)) == 4
 
 
 def test_without_names_of_gpus_workers_see_those_that_this_process_sees(tmp_path, monkeypatch):

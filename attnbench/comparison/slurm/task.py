@@ -63,7 +63,8 @@ class Part:
                 self._keep(Outcome(item=stack, seconds=0.0, error=reason))
             return
         output = self.outcomes.with_name(f"{self.outcomes.name}.log")
-        with closing(run_here(self.settings, todo, is_timed=self.is_timed, log=output)) as outcomes:
+        number = sum(map(len, todo))
+        with closing(run_here(self.settings, todo, is_timed=self.is_timed, log=output, number=number)) as outcomes:
             for outcome in outcomes:
                 self._keep(outcome)
 

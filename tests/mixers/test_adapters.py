@@ -19,7 +19,7 @@ from attnbench.mixers.fla_layer import FlaLayer
 from attnbench.model.building import build_model, resolve_mixer
 from attnbench.model.language_model import LanguageModel
 from attnbench.model.matching import REFERENCE, match_mixer, match_model
-from attnbench.model.stored import ModelRecord, load_model, write_files
+from attnbench.model.stored import ModelRecord, load_checkpoint, write_files
 from attnbench.results.identity import code_of
 from attnbench.settings import registry
 from attnbench.settings.errors import UserError
@@ -103,9 +103,8 @@ def test_a_checkpoint_that_names_one_is_refused_until_its_words_are_given_again(
     write_files(tmp_path, model, ModelRecord(mixers=[mixer] * 2, model=settings.model, vocabulary=["a"], **sizes), {})
     trusted.clear()
     with pytest.raises(UserError, match=r"attn\.path=outside_layers:Tutorial: runs code .* give attn\.path=outside_l"):
-        load_model(tmp_path)
-    registry.trust([PATH])
-    again, _ = load_model(tmp_path)
+        load_checkpoint(tmp_path, device="cpu")
+    again, _ = load_checkpoint(tmp_path, device="cpu", trusted=[PATH])
     tokens = torch.arange(20)[None]
     # The mask, which no checkpoint has, comes from the constructor.
     assert torch.equal(again(tokens)[0], model(tokens)[0])

@@ -1,32 +1,16 @@
 """Sharing of cells by variants that are one model in an evaluation."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
-from attnbench.comparison.cells import ByKind
-from attnbench.comparison.search import Search
+from attnbench.comparison.variants import Variant
 from attnbench.evals.runners.probe import ProbeJob
-from attnbench.evals.runners.system import SystemJob
 from attnbench.results.identity import config_hash
 from attnbench.results.rows import TRAINING
 from attnbench.settings.errors import UserError
-from attnbench.training.prepare import Run, function_hash
+from attnbench.training.prepare import function_hash
 
 Shared = dict[str, dict[str, str]]
 """By evaluation: variants whose cells are another's, and whose: {"recall": {"flash": "softmax"}}."""
-
-
-class Variant(NamedTuple):
-    """A variant of a plan, with everything resolved."""
-
-    run: Run
-    kinds: ByKind
-    searches: list[Search]
-    timed: list[SystemJob]
-    elsewhere: dict[str, Run]
-    """By corpus the same variant on it, where the plan has several; `run` is on the first."""
-    trained: tuple[str, ...]
-    """System evaluations that train models, and are repeated on each corpus."""
 
 
 def shared_cells(variants: Mapping[str, Variant]) -> Shared:

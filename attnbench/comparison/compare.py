@@ -19,13 +19,14 @@ from typing import Any
 from attnbench.comparison.cells import Cell, gpus_and_workers, run_here
 from attnbench.comparison.freeze import check_frozen, described_protocols, freeze, unbooked_seeds
 from attnbench.comparison.looks import look_again
-from attnbench.comparison.plan import Comparison, Compose
+from attnbench.comparison.plan import Comparison
 from attnbench.comparison.progress import Progress, list_cells, say_why_again
 from attnbench.comparison.schedule import Schedule
 from attnbench.comparison.slurm.run import StillRunning, run_on_slurm
 from attnbench.comparison.slurm.task import different_host
 from attnbench.comparison.stacks import compiled, in_stacks, sizes
 from attnbench.comparison.transfer import export_cells, import_cells
+from attnbench.comparison.variants import Compose
 from attnbench.machine.device import resolve_device
 from attnbench.machine.processes import IdleWorkers, Outcome
 from attnbench.machine.signals import interruptible

@@ -10,8 +10,9 @@ from typing import Any
 
 from attnbench.comparison.compare import run_cells
 from attnbench.comparison.freeze import check_frozen, freeze
-from attnbench.comparison.plan import Comparison, Compose
+from attnbench.comparison.plan import Comparison
 from attnbench.comparison.transfer import CELLS, export_cells, import_cells
+from attnbench.comparison.variants import Compose
 from attnbench.machine.device import resolve_device
 from attnbench.results.files import replace_file
 from attnbench.results.folder import holding

@@ -2,35 +2,30 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from attnbench.comparison.cells import Cell, by_kind, system_cell
-from attnbench.comparison.coinciding import Shared, Variant, shared_cells
-from attnbench.comparison.search import Search, search_of_training, searches_of_probe
-from attnbench.evals.base import Evaluation, SystemEvaluation
+from attnbench.comparison.cells import Cell, system_cell
+from attnbench.comparison.coinciding import Shared, shared_cells
+from attnbench.comparison.search import Search
+from attnbench.comparison.variants import Compose, Variant, resolve_variant
+from attnbench.evals.base import Evaluation
 from attnbench.evals.runners.probe import ProbeJob
-from attnbench.evals.runners.system import SystemJob
 from attnbench.results.corpora import Corpora, split_name
 from attnbench.results.metrics import Primary
 from attnbench.results.row_files import read_results
 from attnbench.results.rows import TRAINING, ResultRow
-from attnbench.settings.check import setting_of
 from attnbench.settings.errors import UserError
-from attnbench.settings.registry import build, resolve
-from attnbench.settings.schema import LOOKS, ComparisonSettings, RunSettings
+from attnbench.settings.registry import resolve
+from attnbench.settings.schema import LOOKS, ComparisonSettings
 from attnbench.training.job import TrainingJob
-from attnbench.training.prepare import corpus_label, prepare
+from attnbench.training.prepare import corpus_label
 from attnbench.verdict.family import fewest_seeds_of, name_family
 from attnbench.verdict.rates import Choice
 from attnbench.verdict.seeds import same_models
 
 log = logging.getLogger(__name__)
-
-Compose = Callable[[Sequence[str]], RunSettings]
-"""From the words of a train.py command line to its settings."""
 
 
 class Comparison:
@@ -56,7 +51,7 @@ class Comparison:
         errors = {}
         for name, words in self.plan.variants.items():
             try:
-                self.variants[name] = self._variant(name, words, compose)
+                self.variants[name] = resolve_variant(settings, name, words, compose)
             except UserError as error:
                 errors[name] = str(error)
         if not self.variants:
@@ -84,35 +79,6 @@ class Comparison:
         # What cannot run here is recorded, and the others are compared.
         for name, reason in errors.items():
             self.fail(name, reason)
-
-    def _variant(self, name: str, words: Sequence[str], compose: Compose) -> Variant:
-        """Resolve a variant, on every corpus."""
-        corpora = self.plan.corpora or [None]
-        on_each = {
-            corpus: self._settings(name, [*words, *([f"data={corpus}"] if corpus is not None else [])], compose)
-            for corpus in corpora
-        }
-        runs = {corpus: prepare(settings) for corpus, settings in on_each.items()}
-        settings, run = on_each[corpora[0]], runs[corpora[0]]
-        kinds, num_seeds = by_kind(settings), self.plan.num_search_seeds
-        searches = [
-            search for evaluation in kinds.probes for search in searches_of_probe(settings, evaluation, num_seeds)
-        ]
-        is_one = len(corpora) == 1
-        if kinds.of_checkpoints:
-            grid = self.plan.learning_rates or [settings.train.learning_rate]
-            searches += [
-                search_of_training(on_it, kinds.of_checkpoints, grid, num_seeds, None if is_one else corpus)
-                for corpus, on_it in runs.items()
-            ]
-        trained = [it for it in kinds.system if build(it.target, it.options, SystemEvaluation).trains]
-        timed = [
-            SystemJob(on_it, evaluation)
-            for evaluation in kinds.system
-            for on_it in (runs.values() if evaluation in trained else [run])
-        ]
-        elsewhere = {str(corpus): on_it for corpus, on_it in runs.items()} if not is_one else {}
-        return Variant(run, kinds, searches, timed, elsewhere, tuple(it.name for it in trained))
 
     def _corpora(self) -> Corpora | None:
         """Describe the corpora; None for a plan of one.
@@ -160,33 +126,6 @@ class Comparison:
         of_training = self.shared.get(TRAINING)
         shared = self.shared | {name: of_training for name in self._of_checkpoints() if of_training is not None}
         return {name: by_variant for evaluation, by_variant in shared.items() for name in self.names_of(evaluation)}
-
-    def _settings(self, name: str, words: Sequence[str], compose: Compose) -> RunSettings:
-        words = [f"device={self.settings.device}", *self.plan.overrides, *words]
-        # An evaluation that does not exist is said to be none, before an option of one that is not asked for.
-        unasked = [word for word in words if self._is_of_unasked_evaluation(word)]
-        evaluations = f"eval=[{','.join(self.plan.evaluations)}]"
-        composed = compose([evaluations, *(word for word in words if word not in unasked)])
-        for evaluation in self.plan.evaluations:
-            if evaluation not in [known.name for known in composed.evaluations]:
-                raise UserError(f"plan.evaluations: {evaluation} is a list of evaluations; name each of them")
-        if unasked:
-            raise UserError(
-                f"{unasked[0]} is of none of plan.evaluations={self.plan.evaluations}; to run some of a plan's "
-                "evaluations, plan.only=[NAME]"
-            )
-        return replace(
-            composed,
-            mixer=replace(composed.mixer, name=name),
-            experiment=self.plan.name,
-            outputs_dir=self.settings.outputs_dir,
-            logger=replace(self.settings.logger, name=None),
-            rerun=self.settings.rerun,
-        )
-
-    def _is_of_unasked_evaluation(self, word: str) -> bool:
-        group, *options = setting_of(word).split(".")
-        return group == "eval" and options[0] not in self.plan.evaluations
 
     def wanted(self, cells: Sequence[Cell]) -> list[Cell]:
         """Keep the cells to run: of the evaluations that `plan.only` names, or of all."""

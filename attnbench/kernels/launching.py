@@ -119,7 +119,7 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(MAX_THREADS, max(1, (os.cpu_count() or 1) // 2)), thread_name_prefix="compiling")
 
 
-def _by_folder(load: Callable[[str, str], ModuleType]) -> Callable[[str, str], ModuleType]:
+def _by_folder(original: Callable[[str, str], ModuleType]) -> Callable[[str, str], ModuleType]:
     """Make Triton's loading of what it has built tell modules of one name apart, by the folders they are cached in.
 
     Up to 3.6 it builds a launcher for every signature of a kernel, all with the name __triton_launcher. One that is
@@ -129,7 +129,7 @@ def _by_folder(load: Callable[[str, str], ModuleType]) -> Callable[[str, str], M
     """
 
     def load_by_folder(name: str, path: str) -> ModuleType:
-        return load(f"{Path(path).parent.name}.{name}", path)
+        return original(f"{Path(path).parent.name}.{name}", path)
 
     return load_by_folder
 

@@ -1,0 +1,94 @@
+"""Variants of a plan: their words composed, resolved on every corpus, and parted into searches and what is timed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from attnbench.comparison.cells import ByKind, by_kind
+from attnbench.comparison.search import Search, search_of_training, searches_of_probe
+from attnbench.evals.base import SystemEvaluation
+from attnbench.evals.runners.system import SystemJob
+from attnbench.settings.check import setting_of
+from attnbench.settings.errors import UserError
+from attnbench.settings.registry import build
+from attnbench.settings.schema import ComparisonSettings, PlanSettings, RunSettings
+from attnbench.training.prepare import Run, prepare
+
+Compose = Callable[[Sequence[str]], RunSettings]
+"""From the words of a train.py command line to its settings."""
+
+
+class Variant(NamedTuple):
+    """A variant of a plan, with everything resolved."""
+
+    run: Run
+    kinds: ByKind
+    searches: list[Search]
+    timed: list[SystemJob]
+    elsewhere: dict[str, Run]
+    """By corpus the same variant on it, where the plan has several; `run` is on the first."""
+    trained: tuple[str, ...]
+    """System evaluations that train models, and are repeated on each corpus."""
+
+
+def resolve_variant(settings: ComparisonSettings, name: str, words: Sequence[str], compose: Compose) -> Variant:
+    """Resolve a variant of the plan, on every corpus.
+
+    Raises:
+        UserError: it cannot be composed, or cannot run here.
+    """
+    plan = settings.plan
+    corpora = plan.corpora or [None]
+    on_each = {
+        corpus: _composed(settings, name, [*words, *([f"data={corpus}"] if corpus is not None else [])], compose)
+        for corpus in corpora
+    }
+    runs = {corpus: prepare(on_it) for corpus, on_it in on_each.items()}
+    first, run = on_each[corpora[0]], runs[corpora[0]]
+    kinds, num_seeds = by_kind(first), plan.num_search_seeds
+    searches = [search for evaluation in kinds.probes for search in searches_of_probe(first, evaluation, num_seeds)]
+    is_one = len(corpora) == 1
+    if kinds.of_checkpoints:
+        grid = plan.learning_rates or [first.train.learning_rate]
+        searches += [
+            search_of_training(on_it, kinds.of_checkpoints, grid, num_seeds, None if is_one else corpus)
+            for corpus, on_it in runs.items()
+        ]
+    trained = [it for it in kinds.system if build(it.target, it.options, SystemEvaluation).trains]
+    timed = [
+        SystemJob(on_it, evaluation)
+        for evaluation in kinds.system
+        for on_it in (runs.values() if evaluation in trained else [run])
+    ]
+    elsewhere = {str(corpus): on_it for corpus, on_it in runs.items()} if not is_one else {}
+    return Variant(run, kinds, searches, timed, elsewhere, tuple(it.name for it in trained))
+
+
+def _composed(settings: ComparisonSettings, name: str, words: Sequence[str], compose: Compose) -> RunSettings:
+    plan = settings.plan
+    words = [f"device={settings.device}", *plan.overrides, *words]
+    # An evaluation that does not exist is said to be none, before an option of one that is not asked for.
+    unasked = [word for word in words if _is_of_unasked_evaluation(plan, word)]
+    evaluations = f"eval=[{','.join(plan.evaluations)}]"
+    composed = compose([evaluations, *(word for word in words if word not in unasked)])
+    for evaluation in plan.evaluations:
+        if evaluation not in [known.name for known in composed.evaluations]:
+            raise UserError(f"plan.evaluations: {evaluation} is a list of evaluations; name each of them")
+    if unasked:
+        raise UserError(
+            f"{unasked[0]} is of none of plan.evaluations={plan.evaluations}; to run some of a plan's "
+            "evaluations, plan.only=[NAME]"
+        )
+    return replace(
+        composed,
+        mixer=replace(composed.mixer, name=name),
+        experiment=plan.name,
+        outputs_dir=settings.outputs_dir,
+        logger=replace(settings.logger, name=None),
+        rerun=settings.rerun,
+    )
+
+
+def _is_of_unasked_evaluation(plan: PlanSettings, word: str) -> bool:
+    group, *options = setting_of(word).split(".")
+    return group == "eval" and options[0] not in plan.evaluations

@@ -105,15 +105,15 @@ def run_here(
 
     Args:
         log: file of their output.
-        number: cells of `stacks`, and those that are still to come.
+        number: cells of `stacks`, and of those that `more` will give.
         idle: workers of former calls, and for later ones.
-        more: gives stacks that have become known, asked after each outcome was taken; they run before those that wait.
+        more: asked, once an outcome was taken, for stacks that it has made known; they run before those that wait.
     """
     gpus, at_a_time = gpus_and_workers(settings)
     num_workers = max(1, min(max(1, len(gpus)) if is_timed else at_a_time, number))
     shares = num_workers > max(1, len(gpus))
     # Workers share the cores, also where a GPU does the work: eight of them on 32 cores had 256 threads. There a worker
-    # has as many however few cells a round has, so that it is kept for the next one.
+    # has as many however few cells there are, so that it is kept for a later call.
     sharing = num_workers if is_timed or resolve_device(settings.device).type == "cpu" else at_a_time
 
     def given(stacks: Sequence[tuple[Cell, ...]]) -> list[tuple[Cell, ...]]:
@@ -138,7 +138,7 @@ def _growing(
     waiting: deque[tuple[Cell, ...]],
     more: Callable[[], Sequence[tuple[Cell, ...]]],
 ) -> Generator[Outcome[tuple[Cell, ...]], None, None]:
-    """Yield outcomes, and put in front of what waits the stacks that they have made known."""
+    """Yield outcomes, and put the stacks that each has made known in front of those that wait."""
     with closing(outcomes):
         for outcome in outcomes:
             yield outcome

@@ -155,8 +155,8 @@ def _run_cells(
     that stay.
 
     Args:
-        schedule: of these cells; on this host it is asked for more after each.
-        num_expected: cells that it will have given in the end, of which workers are counted.
+        schedule: handed these out; on this host it is asked for more after each.
+        num_expected: cells that it is going to hand out in all, as far as they can be counted.
     """
     settings = comparison.settings
     is_timed = any(cell.is_timed for cell in cells)

@@ -85,8 +85,7 @@ class Progress:
 
     def extend(self, cells: Sequence[Cell]) -> None:
         """Take note of cells that run before those which wait."""
-        running = self.at_a_time - 1
-        self.waiting[running:running] = cells
+        self.waiting[self.at_a_time : self.at_a_time] = cells
 
     def report(self, outcome: Outcome[Cell]) -> None:
         """Print the outcome of a cell."""

@@ -511,6 +511,14 @@ def test_of_cells_that_run_side_by_side_the_first_is_named(caplog):
         assert caplog.records[-1].message == f"[0/0] ({running})"
 
 
+def test_cells_that_become_known_run_before_those_that_wait_and_after_those_that_run():
+    one, two, three, new = (Cell(label=name, jobs=(), is_timed=False) for name in ("one", "two", "three", "new"))
+    progress = Progress(Counter(), {})
+    progress.begin([one, two, three], 2)
+    progress.extend([new])
+    assert progress.waiting == [one, two, new, three]
+
+
 def test_the_time_left_begins_with_the_plan_s_costs_and_follows_what_runs():
     progress = Progress(Counter(copy=2, training=1), {"copy": 10.0, "training": 100.0})
     assert progress.seconds_left() == 120

@@ -144,7 +144,7 @@ class Comparison:
         """The trainings that learning rates are chosen by, as far as they are known by now; see `search.Search`."""
         return self.in_order([cell for search in self._searches for cell in search.cells()])
 
-    def known(self, search: Search) -> tuple[list[Cell], list[Cell]]:
+    def searched_and_scored(self, search: Search) -> tuple[list[Cell], list[Cell]]:
         """List the trainings of a search that are known by now and, once all have results, those that are scored at its
         rate, be they of tasks that take the rate over; of such a task itself, none."""
         if search.source is not None:

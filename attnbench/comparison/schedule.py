@@ -24,11 +24,11 @@ class Schedule:
     ) -> None:
         self._comparison, self._count = comparison, count
         self._counted = {cell.folder for cell in counted}
-        self._search_of: dict[Path, Search] = {}
-        """By the folders of what was handed out."""
-        self._running: set[Path] = set()
+        self._handed_out: set[Path] = set()
+        self._running: dict[Path, Search] = {}
+        """By folder, trainings of searches that were handed out and have not run."""
         self._to_ask = list(comparison.all_searches())
-        """Searches that may have asked for trainings since they were looked at."""
+        """Searches that may ask for more than when they were looked at, which reads all their results."""
 
     def known(self) -> list[Cell]:
         """Hand out what has become known."""
@@ -37,21 +37,23 @@ class Schedule:
 
     def ran(self, cells: Sequence[Cell]) -> None:
         """Take note that these have run, with results or without."""
-        self._running.difference_update(cell.folder for cell in cells)
-        for search in (self._search_of[cell.folder] for cell in cells):
-            if not any(search is other for other in self._to_ask):
+        for cell in cells:
+            search = self._running.pop(cell.folder, None)
+            if search is not None and not self._runs(search):
                 self._to_ask.append(search)
 
-    def _of(self, search: Search) -> list[Cell]:
-        searched, scored = self._comparison.known(search)
-        new = self._hand_out(search, searched)
-        self._count([cell for cell in new if cell.folder not in self._counted])
-        # Run again, a search may come to another rate.
-        is_over = self._running.isdisjoint(cell.folder for cell in searched)
-        return [*new, *(self._hand_out(search, scored) if is_over else [])]
+    def _runs(self, search: Search) -> bool:
+        return any(search is other for other in self._running.values())
 
-    def _hand_out(self, search: Search, cells: Sequence[Cell]) -> list[Cell]:
-        new = [cell for cell in self._comparison.wanted(cells) if cell.folder not in self._search_of]
-        self._search_of |= {cell.folder: search for cell in new}
-        self._running |= {cell.folder for cell in new if self._comparison.is_to_run(cell)}
+    def _of(self, search: Search) -> list[Cell]:
+        searched, scored = self._comparison.searched_and_scored(search)
+        new = self._hand_out(searched)
+        self._count([cell for cell in new if cell.folder not in self._counted])
+        self._running |= {cell.folder: search for cell in new if self._comparison.is_to_run(cell)}
+        # Run again, a search may come to another rate.
+        return [*new, *([] if self._runs(search) else self._hand_out(scored))]
+
+    def _hand_out(self, cells: Sequence[Cell]) -> list[Cell]:
+        new = [cell for cell in self._comparison.wanted(cells) if cell.folder not in self._handed_out]
+        self._handed_out |= {cell.folder for cell in new}
         return new

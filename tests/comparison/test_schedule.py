@@ -26,11 +26,13 @@ class TwoSteps:
     done: set[str] = field(default_factory=set)
     rerun: bool = False
     only: tuple[str, ...] = ("a", "b")
+    num_asked: int = 0
 
     def all_searches(self):
         return list("ab")
 
-    def known(self, search):
+    def searched_and_scored(self, search):
+        self.num_asked += 1
         first, second, scored = (Training(f"{search}{step}", self.done) for step in (1, 2, "scored"))
         searched = [first, second] if first.is_done() else [first]
         return searched, [scored] if all(cell.is_done() for cell in (first, second)) else []
@@ -86,6 +88,10 @@ def test_run_again_a_search_is_over_before_anything_is_scored_at_its_rate():
     assert followed.after("a1") == []
     assert followed.after("a2") == ["ascored"]
     assert followed.after("b1", "b2") == ["bscored"]
+    # Once each at the beginning, and when the last of its trainings had run: every time all its results are read.
+    assert followed.plan.num_asked == 4
+    assert followed.after("ascored", "bscored") == []
+    assert followed.plan.num_asked == 4
 
 
 def test_a_search_with_a_training_that_failed_asks_for_nothing_more():

@@ -1,6 +1,7 @@
 """Families of pairs and their verdicts."""
 
 import dataclasses
+import json
 import random
 import re
 from pathlib import Path
@@ -246,7 +247,8 @@ def test_the_noise_floor_is_what_could_have_been_detected():
     assert words.noise_sentence(nothing) == "copy none (3 seeds are too few, 6 would do)"
 
 
-CONTROLLED = [page.parent for page in sorted(PUBLISHED.glob("*/README.md")) if "Control: " in page.read_text()]
+RECORDS = sorted(PUBLISHED.glob("*/comparison.json"))
+CONTROLLED = [record.parent for record in RECORDS if json.loads(record.read_text()).get("control_seeds")]
 
 
 @pytest.mark.parametrize("folder", CONTROLLED, ids=lambda it: it.name)

@@ -96,3 +96,21 @@ def test_what_the_readme_says_is_not_equal_is_what_the_rows_say():
         (size,) = {size for size in sizes if size}
         assert words.split(" million")[0].split()[-1] == f"{size / 1e6:.2g}"
         assert words in told
+
+
+def test_published_sizes_score_what_the_results_say():
+    told = " ".join(read("docs/results/README.md").split())
+    told = told[told.index("[published-h100](published-h100/README.md) is the comparison") :]
+    best = {"sequence_length": 256, "checkpoint": "best", "split": "test", "context": "full"}
+    for name, words in (
+        ("gated_deltanet", "Gated DeltaNet, with {size} million parameters, comes to a perplexity of {score}"),
+        ("softmax", "softmax, with {size}, to {score}"),
+        ("linear", "linear attention, with nothing around it, to {score}"),
+    ):
+        rows = [row for row in rows_of("published-h100") if row.identity.variant == name]
+        (size,) = {row.identity.parameters for row in rows if row.identity.evaluation == "training"}
+        nats = value("published-h100", name, "perplexity", "perplexity", **best)
+        assert words.format(size=f"{(size or 0) / 1e6:.1f}", score=f"{nats:.2f}") in told
+        recall = value("published-h100", name, "accuracy", "recall", num_pairs=15)
+        copied = value("published-h100", name, "symbol_accuracy", "copy", length=50, beyond_training=False)
+        assert [recall > 0.98, copied > 0.98] == [name != "linear"] * 2

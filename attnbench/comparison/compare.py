@@ -132,12 +132,11 @@ def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
                 _run_cells(comparison, more, progress, idle)
             _run_cells(comparison, timed, progress, idle)
         finally:
-            # Cut off, too: report.py then shows what there is. Before the rates are known a former record says more.
-            if scored is None and all(cell.is_done() for cell in comparison.searches()):
-                scored = comparison.scored()
+            # Cut off, too: report.py then shows what there is. Before a score is there a former record says more.
+            scores = comparison.scored(is_cut_off=True) if scored is None else scored
             # Of all evaluations, whichever of them were to run now: the others' cells are there, or missing.
-            if scored is not None:
-                _record(comparison, scored, started, time.monotonic() - mark)
+            if scored is not None or _files([*scores, *comparison.timed()]):
+                _record(comparison, scores, started, time.monotonic() - mark)
     assert scored is not None
     return _files([*scored, *comparison.timed()])
 

@@ -156,10 +156,13 @@ class Comparison:
         alike = [other for other in self._searches if other is search or other.source is search]
         return searched, [cell for other in alike for cell in other.scored(rate, self._scored_seeds(other))]
 
-    def scored(self) -> list[Cell]:
+    def scored(self, *, is_cut_off: bool = False) -> list[Cell]:
         """The trainings that are scored, at the rates that the finished searches give.
 
-        Where a search has no results its cells are `undecided`, and failed if they were to run.
+        Where a search is not finished its cells are `undecided`, and failed if they were to run.
+
+        Args:
+            is_cut_off: searches were to go on, and nothing of them failed.
         """
         cells, self.choices, self.undecided = [], [], []
         for search in self._searches:
@@ -168,7 +171,7 @@ class Comparison:
                 choice = search.choice()
             except UserError as error:
                 self.undecided.append(f"{search.name}, {len(seeds)} scored")
-                if self._is_wanted(search.evaluation):
+                if self._is_wanted(search.evaluation) and not is_cut_off:
                     self.fail(search.name, str(error))
                 continue
             self.choices.append(choice)

@@ -1,5 +1,6 @@
 """A plan carried out: every cell once, failures recorded, cut off and continued, carried to another machine."""
 
+import itertools
 import json
 import os
 import random
@@ -30,12 +31,13 @@ from attnbench.machine.processes import Outcome
 from attnbench.mixers.flash import Flash
 from attnbench.model.building import function_of
 from attnbench.report.inputs import read_inputs
+from attnbench.report.sections.answer import answer
 from attnbench.results.folder import ROOT
 from attnbench.results.job import is_whole
 from attnbench.results.row_files import is_complete, read_results
 from attnbench.results.rows import Measurement
 from attnbench.settings.check import check_plan
-from attnbench.settings.errors import UserError
+from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.registry import trust
 from attnbench.settings.schema import SELECTION_SEED, ComparisonSettings, PlanSettings
 from attnbench.verdict.seeds import figures
@@ -421,6 +423,28 @@ def test_a_dry_run_lists_the_cells_and_how_long_they_take_and_writes_nothing(who
     assert "to do" not in caplog.text
     assert caplog.text.count("  done  ") == 14
     assert ran() == []
+
+
+def test_cut_off_between_two_searches_the_report_has_what_is_scored_and_says_that_it_is_not_all(
+    text, tmp_path, monkeypatch
+):
+    def four(function: Callable[[Any], object], items: Iterable[Any], **_: object) -> Iterator[Outcome]:
+        outcomes = in_this_process(function, items)
+        yield from itertools.islice(outcomes, 4)
+        raise Interrupted("stopped", 130)
+
+    given = settings(text, tmp_path, evaluations=["copy"])
+    monkeypatch.setattr(cells, "run_in_processes", four)
+    with pytest.raises(Interrupted):
+        compared(given)
+    content = record(tmp_path / "little")
+    assert [rate["variant"] for rate in content["rates"]] == ["softmax"]
+    assert len(content["files"]) == len(given.plan.probe_seeds)
+    assert content["failures"] == []
+    assert content["missing"][-1] == "copy plain, 2 scored"
+    inputs = read_inputs(tmp_path / "little")
+    assert {figure.label for figure in inputs.figures} == {"softmax"}
+    assert answer(inputs)["Unfinished"]
 
 
 def test_only_some_evaluations_leave_the_rest_of_the_plan_in_the_record_or_missing(whole, copied, text, tmp_path, ran):

@@ -21,7 +21,7 @@ from attnbench.report.charts.pictures import picture, table_of_singles
 from attnbench.report.charts.plots import chance_text, describe, missing_text, plots_of
 from attnbench.report.inputs import about, read_inputs
 from attnbench.report.page import write_report
-from attnbench.report.sections.answer import answer
+from attnbench.report.sections.answer import UNFINISHED, answer
 from attnbench.report.sections.surroundings import ALIKE, surroundings, surroundings_table
 from attnbench.report.sections.words import (
     chances,
@@ -609,6 +609,14 @@ def test_a_rate_at_the_edge_of_those_tried_is_in_the_answer(inputs):
     inside = [dataclasses.replace(rate, at_edge=False) for rate in inputs.protocol.rates]
     protocol = dataclasses.replace(inputs.protocol, rates=inside)
     assert "Learning rates" not in answer(dataclasses.replace(inputs, protocol=protocol))
+
+
+def test_the_answer_of_a_plan_that_was_cut_off_begins_by_saying_so(inputs):
+    assert "Unfinished" not in answer(inputs)
+    for factors in ([], [{"conv": {"on": [], "off": []}}]):
+        protocol = dataclasses.replace(inputs.protocol, missing=["copy linear, seed 1"], factors=factors)
+        first, *_ = answer(dataclasses.replace(inputs, protocol=protocol)).items()
+        assert first == ("Unfinished", [UNFINISHED])
 
 
 def test_scores_beyond_the_trained_length_are_in_the_answer(inputs):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 FULL_LENGTHS = 8
 """Multiple of the trained length at which the perplexity stands in the answer."""
 
+UNFINISHED = "Cells of the plan are not done: what follows is of those that are, and may change."
 NOT_SCORED = "Fewer than two variants were scored in an evaluation with a primary metric."
 
 
@@ -32,6 +33,7 @@ def answer(inputs: "Inputs") -> dict[str, list[str]]:
     Of a factorial the tables of its effects are the answer, and lines of each of its corners would bury them.
     """
     protocol, verdicts = inputs.protocol, inputs.verdicts
+    unfinished = {"Unfinished": [UNFINISHED] if protocol.missing else []}
     described = {"Descriptive": list(protocol.descriptive), "Learning rates": edge_lines(protocol.rates)}
     unscored = {} if protocol.descriptive else {"No verdict": [NOT_SCORED]}
     lines = {
@@ -43,7 +45,8 @@ def answer(inputs: "Inputs") -> dict[str, list[str]]:
         "Bytes of state": by_state(inputs.figures, inputs.primaries),
         "Around the mixers": surroundings(inputs.rows),
     }
-    return {term: sentences for term, sentences in (described if protocol.factors else lines).items() if sentences}
+    told = unfinished | (described if protocol.factors else lines)
+    return {term: sentences for term, sentences in told.items() if sentences}
 
 
 def sentences(inputs: "Inputs") -> list[str]:

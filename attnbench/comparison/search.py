@@ -13,6 +13,7 @@ from attnbench.evals.runners.checkpoint import language_model_jobs
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.evals.runners.probe import ProbeJob, trained_label
 from attnbench.results.corpora import on_corpus
+from attnbench.results.files import read_once
 from attnbench.results.row_files import read_results
 from attnbench.results.rows import TRAINING
 from attnbench.settings.errors import UserError
@@ -148,7 +149,7 @@ class Search:
         for cell in cells:
             if not cell.is_done():
                 raise UserError(f"{cell.label}: has no results, so no learning rate can be chosen")
-            values = {row.measurement.metric: row.measurement.value for row in read_results(cell.results[0])}
+            values = _values(cell.results[0])
             trials.append(Trial(score=values.get(self.metric), steps=values.get("steps_to_95")))
         return trials
 
@@ -197,6 +198,12 @@ class Search:
             chosen=chosen,
             at_edge=any_worked and chosen in (rates[0], rates[-1]),
         )
+
+
+@read_once
+def _values(path: Path) -> dict[str, float | None]:
+    """Read the last value of each metric."""
+    return {row.measurement.metric: row.measurement.value for row in read_results(path)}
 
 
 def rounds(cells: Callable[[], Sequence[Cell]]) -> Iterator[list[Cell]]:

@@ -9,15 +9,18 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import wraps
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import MAX_JSON_BYTES, name_beside, open_regular, parse_json, read_bounded_bytes
+
+Value = TypeVar("Value")
 
 PACKED = ".gz"
 """End of the name of a compressed file."""
@@ -49,6 +52,24 @@ class JsonLines:
     def where(self, index: int) -> str:
         """File and line of object `index`, as error messages name them."""
         return f"{self.path}:{index + 1}"
+
+
+def read_once(read: Callable[[Path], Value]) -> Callable[[Path], Value]:
+    """Keep what a function makes of a file for as long as the file is not written to: a plan asks the same of its
+    hundreds of results after each training."""
+    kept: dict[Path, tuple[tuple[int, int, int], Value]] = {}
+
+    @wraps(read)
+    def of(path: Path) -> Value:
+        stat = path.stat()
+        # Before it is read: what is written meanwhile is read the next time.
+        state = stat.st_ino, stat.st_size, stat.st_mtime_ns
+        known = kept.get(path)
+        if known is None or known[0] != state:
+            known = kept[path] = state, read(path)
+        return known[1]
+
+    return of
 
 
 def read_json_lines(path: Path, max_bytes: int = MAX_JSON_BYTES) -> JsonLines:

@@ -14,6 +14,7 @@ import torch
 
 from attnbench.machine.environment import environment_id
 from attnbench.machine.locks import device_lock
+from attnbench.results.files import read_once
 from attnbench.results.folder import recording, stamp_environment, write_config
 from attnbench.results.protocol import PROTOCOL, protocol_id
 from attnbench.results.row_files import ResultsWriter, is_complete, read_results
@@ -144,6 +145,14 @@ def is_done(job: Job) -> bool:
 
 def is_whole(path: Path) -> bool:
     """True where a file of complete results is there and can be read."""
+    try:
+        return _is_whole(path)
+    except OSError:
+        return False
+
+
+@read_once
+def _is_whole(path: Path) -> bool:
     try:
         return is_complete(path) and read_results(path) is not None
     except UserError:

@@ -4,12 +4,15 @@ import gzip
 import hashlib
 import json
 import math
+import os
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from rich.console import Console
 from small import identity_of
 
+from attnbench.results.files import read_once, replace_file
 from attnbench.results.row_files import ResultsWriter, is_complete, read_results
 from attnbench.results.row_tables import read_csv, table_of, write_csv
 from attnbench.results.rows import Measurement, ResultRow, same_corpus
@@ -104,6 +107,27 @@ def test_an_exception_leaves_the_file_incomplete(tmp_path):
     assert not is_complete(path)
     with pytest.raises(UserError, match=r"r\.jsonl:2: the end lacks the record"):
         read_results(path)
+
+
+def test_a_file_is_read_once_until_it_is_written_to(tmp_path):
+    path, asked = tmp_path / "rows", []
+
+    @read_once
+    def length(path):
+        asked.append(path)
+        return len(path.read_text())
+
+    path.write_text("one")
+    assert (length(path), length(path), len(asked)) == (3, 3, 1)
+    path.write_text("three")
+    assert (length(path), length(path), len(asked)) == (5, 5, 2)
+    # As many bytes, by another file in its place or by a later change of this one.
+    replace_file(path, "seven")
+    os.utime(path, ns=(time.time_ns(), time.time_ns() + 10**9))
+    assert (length(path), len(asked)) == (5, 3)
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        length(path)
 
 
 def test_no_file_is_not_complete(tmp_path):

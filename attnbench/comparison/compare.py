@@ -4,23 +4,22 @@ Learning rates are searched, and what they were searched for is scored, several 
 and alone, each cell in a fresh process. What is there is not run again, so a comparison that was cut off goes on.
 """
 
-import json
 import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from attnbench.comparison.cells import Cell, gpus_and_workers, run_here
-from attnbench.comparison.freeze import check_frozen, described_protocols, freeze, unbooked_seeds
+from attnbench.comparison.dry_run import list_cells
+from attnbench.comparison.freeze import check_frozen, freeze, unbooked_seeds
 from attnbench.comparison.looks import look_again
 from attnbench.comparison.plan import Comparison
-from attnbench.comparison.progress import Progress, list_cells, say_why_again
+from attnbench.comparison.progress import Progress, kind_of, say_why_again
+from attnbench.comparison.record import results_of, write_record
 from attnbench.comparison.schedule import Schedule
 from attnbench.comparison.slurm.run import StillRunning, run_on_slurm
 from attnbench.comparison.slurm.task import different_host
@@ -30,14 +29,11 @@ from attnbench.comparison.variants import Compose
 from attnbench.machine.device import resolve_device
 from attnbench.machine.processes import IdleWorkers, Outcome
 from attnbench.machine.signals import interruptible
-from attnbench.report.inputs import purpose_of, read_inputs
+from attnbench.report.inputs import read_inputs
 from attnbench.report.terminal import print_comparison
-from attnbench.results.files import replace_file
 from attnbench.results.folder import holding
-from attnbench.results.row_files import started_at
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ComparisonSettings
-from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded
 from attnbench.training.wandb import beside, choose_mode
 
 log = logging.getLogger(__name__)
@@ -104,7 +100,8 @@ def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
     # Not when it was made: findings are made all ahead. How long it took is never read off a clock that can be set.
     started, mark = datetime.now(UTC), time.monotonic()
     searches, timed = (comparison.wanted(cells) for cells in (comparison.searches(), comparison.timed()))
-    number = Counter(cell.group for cell in (*searches, *timed)) + comparison.num_scored()
+    jobs = [cell.jobs[0] for cell in (*searches, *timed)] + comparison.to_score()
+    number = Counter(map(kind_of, jobs))
     frozen = "frozen" if is_frozen else "not frozen (freeze=true does)"
     log.info(f"plan={settings.plan.name}, {frozen}: {number.total()} cells, in {folder}/")
     if settings.plan.dry_run:
@@ -135,10 +132,10 @@ def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
             # Cut off, too: report.py then shows what there is. Before a score is there a former record says more.
             scores = comparison.scored(is_cut_off=True) if scored is None else scored
             # Of all evaluations, whichever of them were to run now: the others' cells are there, or missing.
-            if scored is not None or _files([*scores, *comparison.timed()]):
-                _record(comparison, scores, started, time.monotonic() - mark)
+            if scored is not None or results_of([*scores, *comparison.timed()]):
+                write_record(comparison, scores, started, time.monotonic() - mark)
     assert scored is not None
-    return _files([*scored, *comparison.timed()])
+    return results_of([*scored, *comparison.timed()])
 
 
 def _run_cells(
@@ -242,81 +239,3 @@ def _show(comparison: Comparison, *, is_frozen: bool, mirrored: bool) -> None:
         from attnbench.report.wandb import show_comparison
 
         show_comparison(folder, settings.logger, root=beside(settings.outputs_dir))
-
-
-def _record(comparison: Comparison, scored: Sequence[Cell], started: datetime, seconds: float) -> None:
-    """Write comparison.json, which the report reads beside the rows of the scored and the timed cells.
-
-    Args:
-        started, seconds: of this sitting.
-    """
-    plan, shown = comparison.plan, [*scored, *comparison.timed()]
-    former = _former(comparison)
-    content = {
-        "plan": plan.name,
-        "command": comparison.settings.command,
-        "variants": list(plan.variants),
-        "factors": list(plan.factors),
-        "rank": plan.ranked,
-        "tested": list(comparison.primaries()),
-        "descriptive": comparison.descriptive(),
-        "reference": plan.reference,
-        "in_looks": plan.in_looks,
-        "control_seeds": comparison.control_seeds(),
-        "shared": comparison.shared_by_evaluation(),
-        **({"corpora": asdict(comparison.corpora)} if comparison.corpora is not None else {}),
-        "evaluations": _described(comparison),
-        "protocols": described_protocols(comparison),
-        "first_scored": _first_scored(shown),
-        "missing": [
-            *(cell.label for cell in (*comparison.searches(), *shown) if not cell.is_done()),
-            *comparison.undecided,
-        ],
-        "files": [str(path.relative_to(comparison.folder)) for path in _files(shown)],
-        "rates": [asdict(choice) for choice in comparison.choices],
-        "failures": [{"cell": cell, "reason": reason} for cell, reason in comparison.failures.items()],
-        "started": former.get("started", started.isoformat(timespec="seconds")),
-        "seconds": round(seconds) + former.get("seconds", 0),
-    }
-    comparison.folder.mkdir(parents=True, exist_ok=True)
-    replace_file(comparison.folder / "comparison.json", json.dumps(content, indent=1) + "\n")
-
-
-def _former(comparison: Comparison) -> dict[str, Any]:
-    """Read the record of the sittings before this one; empty where there was none, or where all is run again."""
-    path = comparison.folder / "comparison.json"
-    is_anew = comparison.settings.rerun and comparison.settings.plan.only is None
-    if is_anew or not path.exists():
-        return {}
-    try:
-        former = parse_json(read_bounded(path, MAX_JSON_BYTES))
-    except ValueError:
-        former = None
-    if isinstance(former, dict) and type(former.get("seconds")) is int and type(former.get("started")) is str:
-        return former
-    # Cut off or altered it is written anew.
-    return {}
-
-
-def _files(cells: Sequence[Cell]) -> list[Path]:
-    """List the complete results of these cells."""
-    return [path for cell in cells for path in cell.rows_there()]
-
-
-def _first_scored(cells: Sequence[Cell]) -> str | None:
-    """Return when the first of these cells was begun; None: none says."""
-    moments = [moment for path in _files(cells) if (moment := started_at(path)) is not None]
-    return min(moments).isoformat(timespec="seconds") if moments else None
-
-
-def _described(comparison: Comparison) -> dict[str, Any]:
-    """Describe each evaluation by its class, for a report that may not import one from elsewhere."""
-    primaries = comparison.primaries()
-    return {
-        name: {
-            "purpose": purpose_of(cls),
-            "plots": [list(pair) for pair in cls.plots],
-            "primary": asdict(primaries[name]) if name in primaries else None,
-        }
-        for name, cls in comparison.evaluations().items()
-    }

@@ -1,7 +1,6 @@
 """A plan as cells: every variant × evaluation × seed, and the searches for their learning rates."""
 
 import logging
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -182,13 +181,14 @@ class Comparison:
         """The cells that run alone."""
         return self._timed
 
-    def num_scored(self) -> Counter[str]:
-        """Count the cells that `scored` will give to run, by evaluation."""
-        numbers: Counter[str] = Counter()
-        for search in self._searches:
-            if self._is_wanted(search.evaluation):
-                numbers[search.evaluation] += len(self._scored_seeds(search))
-        return numbers
+    def to_score(self) -> list[ProbeJob | TrainingJob]:
+        """One training for each cell that `scored` will give to run, whatever its rate and seed."""
+        return [
+            search.prepared
+            for search in self._searches
+            if self._is_wanted(search.evaluation)
+            for _ in self._scored_seeds(search)
+        ]
 
     def all_searches(self) -> list[Search]:
         """The searches of all cells that are scored, once where variants share them."""

@@ -26,7 +26,7 @@ from small import comparison_settings, compose_once, in_this_process, mixer_sett
 from attnbench.comparison import cells, compare
 from attnbench.comparison.cells import Cell
 from attnbench.comparison.plan import Comparison
-from attnbench.comparison.progress import Progress, what_came_out
+from attnbench.comparison.progress import Kind, Progress, what_came_out
 from attnbench.machine.processes import Outcome
 from attnbench.mixers.flash import Flash
 from attnbench.model.building import function_of
@@ -413,7 +413,9 @@ def test_a_dry_run_lists_the_cells_and_how_long_they_take_and_writes_nothing(who
     assert "  to do  copy plain, lr 0.03, search" in caplog.text
     assert "  to do  copy: 4 scored cells, at the rates that the searches will give" in caplog.text
     (line,) = [record.message for record in caplog.records if record.message.startswith("about ")]
-    assert re.match(r"about \d+:\d\d here for \d+ cells: trainings by a few steps of each", line)
+    assert re.match(
+        r"about \d+:\d\d here for \d+ cells, less where trainings end early: trainings by a few steps", line
+    )
     assert "not counted: 2 of throughput" in line
     caplog.clear()
     folder, _ = whole
@@ -544,12 +546,39 @@ def test_cells_that_become_known_run_before_those_that_wait_and_after_those_that
 
 
 def test_the_time_left_begins_with_the_plan_s_costs_and_follows_what_runs():
-    progress = Progress(Counter(copy=2, training=1), {"copy": 10.0, "training": 100.0})
+    copy, training = Kind("copy", "copy softmax"), Kind("training", "training softmax")
+    progress = Progress(Counter({copy: 2, training: 1}), {"copy": 10.0, "training": 100.0})
     assert progress.seconds_left() == 120
-    assert Progress(Counter(copy=2), {}).seconds_left() is None
+    assert Progress(Counter({copy: 2}), {}).seconds_left() is None
     # Twice as slow as on the machine that the costs are of.
-    progress.seconds, progress.left = {"copy": [20.0]}, Counter(copy=1, training=1)
+    progress.seconds, progress.left = {copy: [20.0]}, Counter({copy: 1, training: 1})
     assert progress.seconds_left() == 20 + 200
+
+
+def test_larger_trainings_are_expected_to_take_longer_until_some_have_run():
+    small, large, other = Kind("recall", "width 64", 1e6), Kind("recall", "width 256", 4e6), Kind("copy", "copy", 5e5)
+    progress = Progress(Counter({large: 2, other: 1}), {})
+    progress.seconds = {small: [10.0, 10.0]}
+    # Of another evaluation nothing is known but what a cell has taken.
+    assert progress.seconds_left() == 2 * 40 + 10
+    progress.seconds[large], progress.left = [60.0], Counter({large: 2, small: -1})
+    rate = (10 + 10 + 60) / (1 + 1 + 4)
+    assert progress.seconds_left() == pytest.approx(2 * (4 * rate + 60) / 2)
+
+
+def test_cells_are_expected_as_they_come_and_none_is_left(text, tmp_path, ran, monkeypatch):
+    made: list[Progress] = []
+    kept = Progress.__init__
+
+    def keep(self: Progress, left: Counter[Kind], *others: Any, **named: Any) -> None:
+        made.append(self)
+        kept(self, left, *others, **named)
+        assert {kind.name for kind in left} == {"copy softmax", "copy plain", "training softmax", "training plain"}
+
+    monkeypatch.setattr(Progress, "__init__", keep)
+    compared(settings(text, tmp_path, evaluations=["copy", "perplexity"], learning_rates=[2e-3, 4e-3, 8e-3]))
+    assert len(ran()) > 12
+    assert set(made[0].left.values()) == {0}
 
 
 def test_another_number_of_threads_is_named_where_timed_cells_run_again(copied, text, ran, caplog, monkeypatch):

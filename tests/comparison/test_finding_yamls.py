@@ -70,7 +70,7 @@ def test_a_search_of_rates_has_a_grid_in_the_place_of_the_yamls_rate_and_scores_
     assert [search.grid for search in comparison.all_searches()] == [[1e-3, 1e-2]] * len(finding.variants)
     assert {job.settings.seed for cell in cells for job in cell.jobs} == {SELECTION_SEED, SELECTION_SEED + 1}
     assert len(cells) == 2 * 2 * len(finding.variants)
-    assert comparison.num_scored().total() == 0
+    assert comparison.to_score() == []
     assert not comparison.timed()
 
 

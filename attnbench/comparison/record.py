@@ -1,0 +1,94 @@
+"""comparison.json: what a plan compared and how, which its report reads beside the rows."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from attnbench.comparison.cells import Cell
+from attnbench.comparison.freeze import described_protocols
+from attnbench.comparison.plan import Comparison
+from attnbench.report.inputs import purpose_of
+from attnbench.results.files import replace_file
+from attnbench.results.row_files import started_at
+from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded
+
+
+def write_record(comparison: Comparison, scored: Sequence[Cell], started: datetime, seconds: float) -> None:
+    """Write comparison.json, which the report reads beside the rows of the scored and the timed cells.
+
+    Args:
+        started, seconds: of this sitting.
+    """
+    plan, shown = comparison.plan, [*scored, *comparison.timed()]
+    former = _former(comparison)
+    content = {
+        "plan": plan.name,
+        "command": comparison.settings.command,
+        "variants": list(plan.variants),
+        "factors": list(plan.factors),
+        "rank": plan.ranked,
+        "tested": list(comparison.primaries()),
+        "descriptive": comparison.descriptive(),
+        "reference": plan.reference,
+        "in_looks": plan.in_looks,
+        "control_seeds": comparison.control_seeds(),
+        "shared": comparison.shared_by_evaluation(),
+        **({"corpora": asdict(comparison.corpora)} if comparison.corpora is not None else {}),
+        "evaluations": _described(comparison),
+        "protocols": described_protocols(comparison),
+        "first_scored": _first_scored(shown),
+        "missing": [
+            *(cell.label for cell in (*comparison.searches(), *shown) if not cell.is_done()),
+            *comparison.undecided,
+        ],
+        "files": [str(path.relative_to(comparison.folder)) for path in results_of(shown)],
+        "rates": [asdict(choice) for choice in comparison.choices],
+        "failures": [{"cell": cell, "reason": reason} for cell, reason in comparison.failures.items()],
+        "started": former.get("started", started.isoformat(timespec="seconds")),
+        "seconds": round(seconds) + former.get("seconds", 0),
+    }
+    comparison.folder.mkdir(parents=True, exist_ok=True)
+    replace_file(comparison.folder / "comparison.json", json.dumps(content, indent=1) + "\n")
+
+
+def _former(comparison: Comparison) -> dict[str, Any]:
+    """Read the record of the sittings before this one; empty where there was none, or where all is run again."""
+    path = comparison.folder / "comparison.json"
+    is_anew = comparison.settings.rerun and comparison.settings.plan.only is None
+    if is_anew or not path.exists():
+        return {}
+    try:
+        former = parse_json(read_bounded(path, MAX_JSON_BYTES))
+    except ValueError:
+        former = None
+    if isinstance(former, dict) and type(former.get("seconds")) is int and type(former.get("started")) is str:
+        return former
+    # Cut off or altered it is written anew.
+    return {}
+
+
+def results_of(cells: Sequence[Cell]) -> list[Path]:
+    """List the complete results of these cells."""
+    return [path for cell in cells for path in cell.rows_there()]
+
+
+def _first_scored(cells: Sequence[Cell]) -> str | None:
+    """Return when the first of these cells was begun; None: none says."""
+    moments = [moment for path in results_of(cells) if (moment := started_at(path)) is not None]
+    return min(moments).isoformat(timespec="seconds") if moments else None
+
+
+def _described(comparison: Comparison) -> dict[str, Any]:
+    """Describe each evaluation by its class, for a report that may not import one from elsewhere."""
+    primaries = comparison.primaries()
+    return {
+        name: {
+            "purpose": purpose_of(cls),
+            "plots": [list(pair) for pair in cls.plots],
+            "primary": asdict(primaries[name]) if name in primaries else None,
+        }
+        for name, cls in comparison.evaluations().items()
+    }

@@ -2,9 +2,9 @@
 
 Twenty trainings a case, four learning rates × five seeds at equal steps (conf/plan/grid_cost.yaml), in columns, each a
 command in a new process with empty compiler caches: `before`, eight workers of the code in `--before`, a tree of commit
-d988206, which knew no stacks; `one by one`, one worker; and `new`, `plan.stack=auto`. Then zoology's own loop at
-(256,16), whose second run reads the sequences of the first, and plan=published with one seed, stacks by four workers,
-with empty caches and again with filled ones.
+d988206, which knew no stacks; `one by one`, one worker; `five workers`, which take turns on the device; and `new`,
+`plan.stack=auto`. Then zoology's own loop at (256,16), whose second run reads the sequences of the first, and
+plan=published with one seed, stacks by four workers, with empty caches and again with filled ones.
 
 Prints a line a column as soon as it has run, and in the end the table. Columns are kept in OUTPUTS/grid_cost.jsonl,
 caches in OUTPUTS/work, and the same command goes on behind them; those of one case belong on one machine, with nothing
@@ -32,12 +32,14 @@ CASES = {
     "copy": ("copy", "softmax", []),
     "recall": ("recall", "softmax", []),
     "recall_gated_deltanet": ("recall", "gated_deltanet", []),
+    "recall_large": ("recall", "linear", ["eval.recall.cells=[[512,64]]", "eval.recall.widths=[128]"]),
 }
 """Evaluation, mixer, and overrides behind the plan's."""
 
 COLUMNS = {
     "before": ["plan.num_workers=8"],
     "one by one": ["plan.num_workers=1", "plan.stack=1"],
+    "five workers": ["plan.num_workers=5", "plan.stack=1"],
     "new": ["plan.num_workers=1", "plan.stack=auto"],
 }
 ZOOLOGY, PUBLISHED = "zoology", "published"
@@ -62,6 +64,7 @@ class Column(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", default=[*CASES, ZOOLOGY, PUBLISHED], help="default: all")
+    parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=[*COLUMNS], help="of a case; default: all")
     parser.add_argument("--before", type=Path, help="a tree of d988206: git worktree add BEFORE d988206")
     parser.add_argument("--zoology", type=Path, help="zoology's repository")
     parser.add_argument("--outputs", type=Path, default=Path("outputs/grid_cost"))
@@ -99,7 +102,8 @@ def columns(given: argparse.Namespace, folder: Path) -> Iterator[Column]:
                 told = [sys.executable, *words]
                 yield Column(case, name, told, ROOT, folder / case, name == "sequences made")
         else:
-            for name, words in COLUMNS.items():
+            for name in given.columns:
+                words = COLUMNS[name]
                 tree = ROOT if name != "before" else given.before and given.before.resolve()
                 if tree is None:
                     print(f"{case}, {name}: not run without --before", flush=True)

@@ -35,13 +35,16 @@ def test_a_case_has_its_columns_and_what_ran_is_not_run_again(ran, monkeypatch, 
     assert [column.name for column in ran] == list(grid_cost.COLUMNS)
     # A comma in a setting would be several values of it.
     assert not [word for column in ran for word in column.command if "," in word and "_dir" in word]
-    assert [column.tree for column in ran] == [tmp_path, *[grid_cost.ROOT] * 2]
-    assert "| copy | 10 | 20 | 30 |" in capsys.readouterr().out
+    assert [column.tree for column in ran] == [tmp_path, *[grid_cost.ROOT] * 3]
+    assert "| copy | 10 | 20 | 30 | 40 |" in capsys.readouterr().out
     kept = tmp_path / "grid_cost.jsonl"
     kept.write_text("".join(line for line in kept.read_text().splitlines(keepends=True) if '"new"' not in line))
     call(monkeypatch, *words)
-    assert [column.name for column in ran[3:]] == ["new"]
-    assert json.loads(kept.read_text().splitlines()[-1])["seconds"] == 40
+    assert [column.name for column in ran[4:]] == ["new"]
+    assert json.loads(kept.read_text().splitlines()[-1])["seconds"] == 50
+    call(monkeypatch, "recall_large", f"--outputs={tmp_path}", "--columns", "five workers", "one by one")
+    assert [column.name for column in ran[5:]] == ["five workers", "one by one"]
+    assert "| recall_large |  | 70 | 60 |  |" in capsys.readouterr().out
 
 
 def test_what_has_no_path_says_so(ran, monkeypatch, tmp_path, capsys):
@@ -49,7 +52,7 @@ def test_what_has_no_path_says_so(ran, monkeypatch, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "copy, before: not run without --before" in printed
     assert "zoology: not run without --zoology" in printed
-    assert len(ran) == 2
+    assert len(ran) == 3
 
 
 def test_a_case_that_there_is_not(monkeypatch, tmp_path, capsys):
@@ -94,6 +97,9 @@ def test_the_plan_of_a_case(tmp_path):
     assert list(small["variants"]) == [f"softmax_{rate}" for rate in ("1e-3", "3e-3", "1e-2", "3e-2")]
     assert small["overrides"][-3:] == grid_cost.SMALL
     assert "eval.recall.cells=[[256,16]]" not in small["overrides"]
+    large = plan("recall_large")
+    assert list(large["variants"]) == [f"linear_{rate}" for rate in ("1e-3", "3e-3", "1e-2", "3e-2")]
+    assert [word for word in large["overrides"] if "cells" in word] == ["eval.recall.cells=[[512,64]]"]
     recall = plan("recall_gated_deltanet", steps=7)
     assert all(words[0] == "attn=gated_deltanet" for words in recall["variants"].values())
     chosen = [word for word in recall["overrides"] if "cells" in word or "num_steps" in word]

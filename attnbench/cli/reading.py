@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -76,6 +77,9 @@ def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings
     values = plain(config, hydra_config)
     plan = values.get("plan")
     if isinstance(plan, dict):
+        for word in hydra_config.overrides.task:
+            if re.fullmatch(r"\++plan\.(variants|factors)\.[^=]*=(null)?", word):
+                raise UserError(f"{word}: adds nothing; {word.lstrip('+')} takes one out")
         # Nothing can be deleted on a command line.
         kept = {
             name: {key: words for key, words in plan[name].items() if words is not None}

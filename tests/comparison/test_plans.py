@@ -125,6 +125,12 @@ def test_a_part_and_a_mixer_can_be_left_out_of_a_factorial():
     assert not any("linear" in name or "gate" in name.split("+") for name in own.variants)
 
 
+@pytest.mark.parametrize("word", ["+plan.variants.linaer=null", "++plan.factors.gate=null", "++plan.variants.linear="])
+def test_what_adds_a_variant_or_a_factor_takes_none_out(word):
+    with pytest.raises(UserError, match=r"adds nothing; plan\.[a-z.]*=(null)? takes one out"):
+        plan("plan=factorial", word)
+
+
 @pytest.mark.parametrize("name", ["mixers", "mixers_small"])
 def test_the_plans_of_every_mixer_have_every_mixer(name):
     plan = yaml.safe_load((CONF / "plan" / f"{name}.yaml").read_text())

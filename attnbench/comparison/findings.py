@@ -18,7 +18,7 @@ from attnbench.results.files import replace_file
 from attnbench.results.folder import holding
 from attnbench.results.row_files import is_complete, read_results
 from attnbench.results.rows import TRAINING, ResultRow
-from attnbench.settings.check import check_plan
+from attnbench.settings.combinations import check_plan
 from attnbench.settings.errors import UserError
 from attnbench.settings.finding import FindingSettings, FindingsSettings
 from attnbench.settings.schema import ComparisonSettings, LoggerSettings, PlanSettings

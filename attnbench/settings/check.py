@@ -1,4 +1,4 @@
-"""Rules of settings: names, types and ranges of single values, and combinations that are impossible.
+"""Rules of single settings: names, types and ranges; combinations.py has those of several.
 
 One reader, `read`, turns a plain mapping into a dataclass of schema.py. Open groups (attn, eval, bench) have the
 signature of their class in place of a dataclass; `check_options` and `check_value` hold both to the same rules.
@@ -14,16 +14,6 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from attnbench.settings.errors import UserError, did_you_mean
-from attnbench.settings.schema import (
-    CONTROL_SHIFT,
-    CORPORA,
-    LOOKS,
-    MAX_PAIRED,
-    SELECTION_SEED,
-    ComparisonSettings,
-    PlanSettings,
-    RunSettings,
-)
 
 Settings = TypeVar("Settings")
 
@@ -33,20 +23,6 @@ VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 GIVEN_BY_MODEL = ("dim", "layer", "layer_index", "num_layers")
 """Parameters of a mixer that no yaml sets."""
-
-LENGTHS = ("num_epochs", "num_steps", "num_tokens")
-"""Settings of train that say how long it is, of which one is given."""
-
-GIVEN_BY_PLANS = {
-    "train.learning_rate": "its rates from plan.learning_rates",
-    "seed": "its seeds from plan.seeds and plan.probe_seeds",
-    "eval": "what it measures from plan.evaluations",
-    "device": "device= beside plan=",
-    "outputs_dir": "outputs_dir= beside plan=",
-    "rerun": "rerun= beside plan=",
-    "logger": "logger= beside plan=",
-}
-"""Settings of a training that a plan's overrides may not name, and where a comparison takes them from."""
 
 
 def read(
@@ -247,141 +223,4 @@ def check_name(setting_name: str, name: str) -> None:
         raise UserError(
             f"{setting_name}={name}: must be letters, digits and _ . + -, at most {MAX_NAME_CHARACTERS}; folders are "
             "called so"
-        )
-
-
-def check_names(settings: RunSettings) -> None:
-    """Raise UserError for names that would lead a run's files somewhere else."""
-    check_name("experiment", settings.experiment)
-    check_name("attn", settings.mixer.name)
-    check_name("model.name", settings.model.name)
-    for evaluation in settings.evaluations:
-        check_name("eval", evaluation.name)
-
-
-def check_outputs_dir(name: str) -> None:
-    """Raise UserError for an empty name."""
-    if not name:
-        raise UserError("outputs_dir=: must name a folder; outputs is the usual one")
-
-
-def check_run(settings: RunSettings) -> None:
-    """Raise UserError for settings that are each allowed but impossible together."""
-    check_names(settings)
-    check_outputs_dir(settings.outputs_dir)
-    train, data = settings.train, settings.data
-    lengths = {name: getattr(train, name) for name in LENGTHS}
-    if sum(length is not None for length in lengths.values()) != 1:
-        named = ", ".join(f"train.{name}={'null' if length is None else length}" for name, length in lengths.items())
-        raise UserError(f"{named}: set one, the others null")
-    if train.patience_validations is not None and train.decay_fraction is None:
-        raise UserError(
-            f"train.patience_validations={train.patience_validations}: ends a constant rate, and "
-            "train.decay_fraction=null is a cosine over all steps; give the fraction, 0.2 say"
-        )
-    if train.micro_batch_size is not None and train.batch_size % train.micro_batch_size:
-        raise UserError(
-            f"train.micro_batch_size={train.micro_batch_size}: must divide train.batch_size={train.batch_size}"
-        )
-    if settings.seed >= SELECTION_SEED:
-        raise UserError(
-            f"seed={settings.seed}: those from {SELECTION_SEED} on are for searches of learning rates, and never scored"
-        )
-    is_hub = "/" in data.name
-    if data.name not in CORPORA and not is_hub:
-        raise UserError(
-            f"data.name={data.name}: must be one of {', '.join(CORPORA)}, or, with data=hub, OWNER/NAME of a data set "
-            "on the Hugging Face Hub"
-        )
-    if is_hub and data.path is not None:
-        raise UserError(f"data.path={data.path}: data=hub reads data.name={data.name}; leave it out, or use data=text")
-    for name, usual in (("config", None), ("files", None), ("column", "text")):
-        if not is_hub and getattr(data, name) != usual:
-            raise UserError(f"data.{name}={getattr(data, name)}: data.name={data.name} has none; only data=hub has")
-    if data.name == "text" and data.path is None:
-        raise UserError("data.path=null: data=text needs a .txt or parquet file, or a folder of them")
-    if data.tokenizer == "bpe" and data.vocabulary_size is None:
-        raise UserError("data.vocabulary_size=null: with data.tokenizer=bpe give the number of tokens, 8192 say")
-    if data.tokenizer != "characters" and data.vocabulary_size is not None and data.vocabulary_size < 256:
-        raise UserError(
-            f"data.vocabulary_size={data.vocabulary_size}: data.tokenizer={data.tokenizer} has 256 at least"
-        )
-    if data.validation_fraction + data.test_fraction > 0.9:
-        raise UserError(
-            f"data.validation_fraction={data.validation_fraction} and data.test_fraction={data.test_fraction}: "
-            "together at most 0.9, so that something is left to train on"
-        )
-
-
-def setting_of(word: str) -> str:
-    """Return the name in an override, `+GROUP.NAME=VALUE`."""
-    return word.lstrip("+~").partition("=")[0]
-
-
-def check_launcher(settings: ComparisonSettings) -> None:
-    """Raise UserError for a launcher's settings that do not fit together."""
-    if settings.launcher == "local":
-        if not settings.wait:
-            raise UserError("wait=false: needs launcher=slurm; what runs on this host ends with the command")
-        return
-    if settings.device == "auto":
-        raise UserError("device=auto: with launcher=slurm name it, device=cpu or device=cuda: this host may be another")
-    if settings.device != "cpu" and settings.slurm.gpus == 0:
-        raise UserError(f"slurm.gpus=0: with device={settings.device} a task needs one; slurm.gpus=1")
-    if settings.rerun and not settings.wait:
-        raise UserError("wait=false: with rerun=true nothing says which cells are this time's; wait for them")
-
-
-def _check_corpora(plan: PlanSettings) -> None:
-    if plan.corpora is None:
-        return
-    for corpus in plan.corpora:
-        check_name("plan.corpora", corpus)
-    for where, words in (("plan.overrides", plan.overrides), *plan.variants.items()):
-        for word in words:
-            if setting_of(word).split(".")[0] == "data":
-                raise UserError(f"{where}: {word} beside plan.corpora: a corpus is a yaml of data/, named there alone")
-    if plan.factors and len(plan.corpora) > 1:
-        raise UserError(f"plan.corpora={plan.corpora}: a factorial has one corpus; give it a plan for each")
-
-
-def check_plan(plan: PlanSettings) -> None:
-    """Raise UserError for a plan whose parts do not fit together."""
-    check_name("plan.name", plan.name)
-    for variant, words in plan.variants.items():
-        check_name("plan.variants", variant)
-        if not any(word.startswith("attn=") for word in words):
-            raise UserError(f"plan.variants.{variant}={words}: must be a list of overrides with attn=NAME among them")
-    for where, words in (("plan.overrides", plan.overrides), *plan.variants.items()):
-        for word in words:
-            source = GIVEN_BY_PLANS.get(setting_of(word))
-            is_own_rate = setting_of(word) == "train.learning_rate" and plan.learning_rates is None
-            if source is not None and not is_own_rate:
-                raise UserError(f"{where}: {word} would count for nothing; a comparison takes {source}")
-    check_value("plan.only", plan.only, choices=plan.evaluations)
-    _check_corpora(plan)
-    check_value("plan.rank", plan.rank, choices=plan.variants)
-    check_value("plan.reference", plan.reference, choices=plan.variants)
-    if not set(plan.tested or []) <= set(plan.evaluations):
-        raise UserError(
-            f"plan.tested={plan.tested}: must be among plan.evaluations={plan.evaluations}; plan.tested=null tests all"
-        )
-    if plan.reference is not None and plan.rank and plan.reference not in plan.rank:
-        raise UserError(f"plan.reference={plan.reference}: must be one of plan.rank={plan.rank}, or null")
-    if plan.in_looks:
-        most = list(range(max(LOOKS)))
-        if plan.seeds != most or plan.probe_seeds != most:
-            raise UserError("plan.in_looks=true: is set by plan.seeds=auto, which also gives the seeds")
-        if not plan.ranked:
-            raise UserError("plan.seeds=auto: with plan.rank=[] nothing is tested, and no pair asks for more seeds")
-    seeds = {*plan.seeds, *plan.probe_seeds}
-    both = sorted(seeds & {*plan.control_seeds(plan.seeds), *plan.control_seeds(plan.probe_seeds)})
-    if both:
-        raise UserError(
-            f"plan.seeds: {both[0]} is seed {both[0] - CONTROL_SHIFT} of the control, whose seeds are shifted by "
-            f"{CONTROL_SHIFT}; take seeds within a range of {CONTROL_SHIFT}"
-        )
-    if len(plan.ranked) > MAX_PAIRED and plan.reference is None:
-        raise UserError(
-            f"plan.reference=null: with more than {MAX_PAIRED} variants under plan.rank name the one to compare with"
         )

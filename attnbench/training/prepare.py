@@ -20,7 +20,7 @@ from attnbench.model.stored import ModelRecord, load_model
 from attnbench.results.folder import data_root
 from attnbench.results.identity import TRAINED, code_of, config_hash, hashed_options
 from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS
-from attnbench.settings.check import LENGTHS
+from attnbench.settings.combinations import LENGTHS
 from attnbench.settings.errors import UserError
 from attnbench.settings.hybrid import backends_of, classes_of, with_backends
 from attnbench.settings.registry import class_named

@@ -36,7 +36,7 @@ from attnbench.results.folder import ROOT
 from attnbench.results.job import is_whole
 from attnbench.results.row_files import is_complete, read_results
 from attnbench.results.rows import Measurement
-from attnbench.settings.check import check_plan
+from attnbench.settings.combinations import check_plan
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.registry import trust
 from attnbench.settings.schema import SELECTION_SEED, ComparisonSettings, PlanSettings

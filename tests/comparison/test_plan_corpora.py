@@ -26,7 +26,8 @@ from attnbench.report.page import write_report
 from attnbench.report.versus import write_versus
 from attnbench.results.row_tables import read_csv
 from attnbench.results.rows import ALL_SEEDS, is_search
-from attnbench.settings.check import check, check_plan
+from attnbench.settings.check import check
+from attnbench.settings.combinations import check_plan
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ComparisonSettings, PlanSettings, RunSettings
 from attnbench.verdict.corpora import over_corpora

@@ -13,7 +13,7 @@ from attnbench.cli.reading import read_comparison
 from attnbench.comparison.plan import Comparison
 from attnbench.model.building import build_meta, resolve_mixer
 from attnbench.model.matching import TOLERANCE, match_mixer
-from attnbench.settings.check import check_plan
+from attnbench.settings.combinations import check_plan
 from attnbench.settings.errors import UserError
 
 PLANS = sorted(path.stem for path in (CONF / "plan").glob("*.yaml"))

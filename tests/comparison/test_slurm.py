@@ -23,7 +23,7 @@ from attnbench.comparison.slurm.run import Submission, count_doubles
 from attnbench.comparison.slurm.task import TIMED_HOST, different_host
 from attnbench.results.folder import ROOT
 from attnbench.results.row_files import is_complete, read_results
-from attnbench.settings.check import check_launcher
+from attnbench.settings.combinations import check_launcher
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import PlanSettings
 

@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,8 @@ TOLERANCE = 1e-5
 """Relative: versions of torch and processors round otherwise."""
 
 COUNTED = {"scores": 2e-3, "seeds": 2e-3, "rate_window": 1e-2, "rate_sensitivity": 1e-2}
-"""How far shares of a search may be apart: the last bits, which differ from one processor to the next, decide a tie."""
+"""How far shares of a search may be apart: the last bits, which differ from one processor to the next, decide a tie.
+Those of its rows, `selection`, are as far apart as `scores`, which they are averaged to."""
 
 ERROR_BOUND = 1e-5
 """Largest error that the gate before an operator table may find in float32."""
@@ -162,20 +163,21 @@ def differences(golden: dict[str, list[dict[str, Any]]], now: dict[str, list[dic
         if len(before) != len(after):
             lines.append(f"{name}: {len(before)} rows were golden, {len(after)} are there")
         for index, (old, new) in enumerate(zip(before, after, strict=False)):
-            lines += [f"{name}, row {index}: {line}" for line in _different("", old, new)]
+            counted = COUNTED | ({"value": COUNTED["scores"]} if old.get("metric") == "selection" else {})
+            lines += [f"{name}, row {index}: {line}" for line in _different("", old, new, counted)]
     return lines
 
 
-def _different(path: str, old: Any, new: Any) -> Iterator[str]:
+def _different(path: str, old: Any, new: Any, counted: Mapping[str, float]) -> Iterator[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         for name in dict.fromkeys([*old, *new]):
-            yield from _different(f"{path}.{name}".lstrip("."), old.get(name), new.get(name))
+            yield from _different(f"{path}.{name}".lstrip("."), old.get(name), new.get(name), counted)
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for index, pair in enumerate(zip(old, new, strict=True)):
-            yield from _different(f"{path}[{index}]", *pair)
+            yield from _different(f"{path}[{index}]", *pair, counted)
     elif isinstance(old, float) and isinstance(new, float):
-        counted = COUNTED.get(path.partition(".")[0].partition("[")[0], 0.0)
-        if not math.isclose(old, new, rel_tol=TOLERANCE, abs_tol=counted):
+        apart = counted.get(path.partition(".")[0].partition("[")[0], 0.0)
+        if not math.isclose(old, new, rel_tol=TOLERANCE, abs_tol=apart):
             yield f"{path} was {old!r} and is {new!r}"
     elif old != new:
         yield f"{path} was {old!r} and is {new!r}"

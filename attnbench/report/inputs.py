@@ -11,7 +11,7 @@ from attnbench.results.corpora import Corpora
 from attnbench.results.metrics import Primary
 from attnbench.results.row_files import is_complete, read_results
 from attnbench.results.row_tables import read_csv, table_of
-from attnbench.results.rows import ALL_SEEDS, DEVICE, ResultRow
+from attnbench.results.rows import ALL_SEEDS, DEVICE, ResultRow, is_search
 from attnbench.settings.check import check_options, read
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_PAIRED, MAX_VARIANTS
@@ -156,7 +156,9 @@ def read_inputs(folder: Path, *, keep: Callable[[ResultRow, Path], bool] | None 
     if not rows:
         raise UserError(f"{folder}: no results; an experiment's folder has runs with results/*.jsonl, or results.csv")
     if record is None:
-        rows = distinguish_variants(rows)
+        rows = distinguish_variants([row for row in rows if not is_search(row.identity.seed)])
+        if not rows:
+            raise UserError(f"{folder}: nothing is scored yet, {len(files)} trainings of searches have results")
     protocol = _protocol(record, rows, folder)
     if protocol.corpora is not None:
         rows = protocol.corpora.by_corpus(rows)

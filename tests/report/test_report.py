@@ -14,6 +14,7 @@ import pytest
 from jinja2 import UndefinedError
 from made_rows import row
 from report_rows import CORPUS, EVALUATIONS, HOSTILE, PARTS, SKILL, write_experiment
+from small import identity_of
 
 from attnbench.report.blocks import Folded, Lines, Note, Sample, Samples, Scores, Section
 from attnbench.report.charts.look import to_png, to_svg
@@ -34,9 +35,10 @@ from attnbench.report.sections.words import (
 from attnbench.report.template import render
 from attnbench.results.row_files import ResultsWriter, read_results
 from attnbench.results.row_tables import read_csv, write_csv
-from attnbench.results.rows import ALL_SEEDS, DEVICE, MIXER_OPTIONS
+from attnbench.results.rows import ALL_SEEDS, DEVICE, MIXER_OPTIONS, Measurement
 from attnbench.results.tables import Table
 from attnbench.settings.errors import UserError
+from attnbench.settings.schema import SELECTION_SEED
 from attnbench.verdict.seeds import figures
 from attnbench.verdict.summary import Summary, headline_columns
 
@@ -537,6 +539,21 @@ def test_the_script_says_in_one_line_what_is_wrong(tmp_path, root, monkeypatch):
         SystemExit, match=r"^error: .*: no results; an experiment's folder has runs with results/\*\.jsonl[^\n]*$"
     ):
         runpy.run_path(str(root / "scripts" / "report.py"), run_name="__main__")
+
+
+def test_trainings_of_searches_are_no_variants_where_a_plan_has_no_record_yet(tmp_path):
+    for seed, rate in ((SELECTION_SEED, 1e-3), (SELECTION_SEED, 1e-2), (0, 1e-2)):
+        identity = identity_of(evaluation="copy", seed=seed, run=f"copy-lr{rate}-seed{seed}")
+        path = tmp_path / "cells" / identity.run / "results" / "copy.jsonl"
+        path.parent.mkdir(parents=True)
+        with ResultsWriter(path, identity, {"learning_rate": rate}) as writer:
+            writer.write(Measurement(metric="symbol_accuracy", value=0.5, unit="1"))
+    inputs = read_inputs(tmp_path)
+    assert inputs.protocol.variants == ["softmax"]
+    assert [row.identity.seed for row in inputs.rows] == [0]
+    shutil.rmtree(path.parents[1])
+    with pytest.raises(UserError, match="nothing is scored yet, 2 trainings of searches have results"):
+        read_inputs(tmp_path)
 
 
 def test_what_differs_around_the_mixers_is_a_sentence():

@@ -34,18 +34,18 @@ step of the whole batch may take by that, so that it is timed itself."""
 
 
 def list_cells(comparison: Comparison, searches: Sequence[Cell], timed: Sequence[Cell]) -> None:
-    """List what would run, what is done, and about how long the rest takes here; scored trainings by number alone while
-    their rates are not chosen."""
-    scored = comparison.wanted(comparison.scored()) if all(cell.is_done() for cell in searches) else []
+    """List what would run, what is done, and about how long the rest takes here; scored trainings by number alone whose
+    rates are not chosen yet."""
+    scored = comparison.wanted(comparison.scored(is_cut_off=True))
     left: Counter[Kind] = Counter()
     for cell in (*searches, *scored, *timed):
         left[kind_of(cell.jobs[0])] += not cell.is_done()
         log.info(f"  {'done' if cell.is_done() else 'to do'}  {cell.label}")
-    if not scored:
-        to_score = comparison.to_score()
-        left.update(map(kind_of, to_score))
-        for name, number in Counter(job.evaluation for job in to_score).items():
-            log.info(f"  to do  {name}: {number} scored cells, at the rates that the searches will give")
+    undecided = Counter(map(kind_of, comparison.to_score())) - Counter(kind_of(cell.jobs[0]) for cell in scored)
+    for group in dict.fromkeys(kind.group for kind in undecided):
+        number = sum(number for kind, number in undecided.items() if kind.group == group)
+        log.info(f"  to do  {group}: {number} scored cells, at the rates that the searches will give")
+    left.update(undecided)
     left = +left
     if left:
         groups = {kind.group for kind in left}

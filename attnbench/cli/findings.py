@@ -9,8 +9,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from attnbench.cli.plain import plain, typed
-from attnbench.settings.check import read
-from attnbench.settings.combinations import check_outputs_dir
+from attnbench.settings.check import check_outputs_dir, read
 from attnbench.settings.errors import UserError, did_you_mean
 from attnbench.settings.finding import FindingSettings, FindingsSettings, read_finding
 

@@ -9,7 +9,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from attnbench.cli.help import scripts_with
 from attnbench.cli.sweeps import SUBMITIT
-from attnbench.settings.combinations import setting_of
+from attnbench.settings.check import setting_of
 from attnbench.settings.errors import did_you_mean, mendable, printable
 from attnbench.settings.schema import CONF
 

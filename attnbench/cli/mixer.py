@@ -9,7 +9,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from attnbench.cli.plain import opened, plain
-from attnbench.settings.combinations import setting_of
+from attnbench.settings.check import setting_of
 from attnbench.settings.errors import UserError
 from attnbench.settings.hybrid import each, is_hybrid, parts_of, with_parts
 from attnbench.settings.registry import MODULE, class_named, trust

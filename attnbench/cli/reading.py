@@ -12,16 +12,8 @@ from omegaconf import DictConfig
 
 from attnbench.cli.mixer import mixer_of, named_options, recipe_of, with_recipe
 from attnbench.cli.plain import opened, plain, read_plain, typed
-from attnbench.settings.check import check, check_name, check_value, read
-from attnbench.settings.combinations import (
-    LENGTHS,
-    check_launcher,
-    check_names,
-    check_outputs_dir,
-    check_plan,
-    check_run,
-    setting_of,
-)
+from attnbench.settings.check import check, check_name, check_outputs_dir, check_value, read, setting_of
+from attnbench.settings.combinations import LENGTHS, check_launcher, check_names, check_plan, check_run
 from attnbench.settings.earlier import current_mixer
 from attnbench.settings.errors import UserError, did_you_mean
 from attnbench.settings.factorial import expand

@@ -5,8 +5,7 @@ from typing import Any
 
 from attnbench.cli.findings import named_words
 from attnbench.cli.plain import plain
-from attnbench.settings.check import read
-from attnbench.settings.combinations import check_outputs_dir
+from attnbench.settings.check import check_outputs_dir, read
 from attnbench.settings.runs import RunsSettings, check_runs
 
 

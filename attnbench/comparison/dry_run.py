@@ -14,7 +14,7 @@ from attnbench.comparison.cells import Cell, gpus_and_workers
 from attnbench.comparison.plan import Comparison
 from attnbench.comparison.progress import Kind, kind_of
 from attnbench.evals.runners.probe import ProbeJob
-from attnbench.machine.device import resolve_device, synchronize
+from attnbench.machine.device import synchronize
 from attnbench.machine.timing import attempt
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import duration
@@ -72,14 +72,14 @@ def _seconds_of_elements(comparison: Comparison, groups: Iterable[str]) -> dict[
     """Seconds that a comparison waits for a training, by its group and name, a unit of its kind's size."""
     seconds: dict[tuple[str, str], float] = {}
     (gpus, workers), threads = gpus_and_workers(comparison.settings), torch.get_num_threads()
-    # A GPU's workers take turns.
-    at_a_time = workers if resolve_device(comparison.settings.device).type == "cpu" else max(1, len(gpus))
     # As the workers will share the cores.
     torch.set_num_threads(max(1, threads // workers))
     try:
         for job in comparison.trainings():
             if job.evaluation in groups:
                 one, kind = attempt(lambda job=job: _seconds_of(job)) if job.matched is not None else None, kind_of(job)
+                # A GPU's workers take turns.
+                at_a_time = workers if job.device.type == "cpu" else max(1, len(gpus))
                 # What cannot be built, or does not fit, takes no time.
                 seconds[kind.group, kind.name] = one / kind.size / at_a_time if isinstance(one, float) else 0.0
     finally:

@@ -31,7 +31,7 @@ FIRST_WEIGHT = 2
 the cheapest variant's."""
 
 GROUP_WEIGHT = 1
-"""What the finished cells of an evaluation come to for a kind counts as much as so many finished ones of it."""
+"""An evaluation's seconds by size count, for a kind of its cells, as much as so many finished ones of the kind."""
 
 COLUMNS = 79
 

@@ -8,7 +8,7 @@ from attnbench.comparison.cells import ByKind, by_kind
 from attnbench.comparison.search import Search, search_of_training, searches_of_probe
 from attnbench.evals.base import SystemEvaluation
 from attnbench.evals.runners.system import SystemJob
-from attnbench.settings.combinations import setting_of
+from attnbench.settings.check import setting_of
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import build
 from attnbench.settings.schema import ComparisonSettings, PlanSettings, RunSettings

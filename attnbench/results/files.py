@@ -56,7 +56,7 @@ class JsonLines:
 
 def read_once(read: Callable[[Path], Value]) -> Callable[[Path], Value]:
     """Keep what a function makes of a file for as long as the file is not written to: a plan asks the same of its
-    hundreds of results after each training."""
+    hundreds of results after each training. An error is not kept."""
     kept: dict[Path, tuple[tuple[int, int, int], Value]] = {}
 
     @wraps(read)

@@ -147,16 +147,13 @@ def is_whole(path: Path) -> bool:
     """True where a file of complete results is there and can be read."""
     try:
         return _is_whole(path)
-    except OSError:
+    except (OSError, UserError):
         return False
 
 
 @read_once
 def _is_whole(path: Path) -> bool:
-    try:
-        return is_complete(path) and read_results(path) is not None
-    except UserError:
-        return False
+    return is_complete(path) and read_results(path) is not None
 
 
 def identity(job: Job, stamp: dict[str, Any]) -> Identity:

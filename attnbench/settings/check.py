@@ -224,3 +224,14 @@ def check_name(setting_name: str, name: str) -> None:
             f"{setting_name}={name}: must be letters, digits and _ . + -, at most {MAX_NAME_CHARACTERS}; folders are "
             "called so"
         )
+
+
+def check_outputs_dir(name: str) -> None:
+    """Raise UserError for an empty name."""
+    if not name:
+        raise UserError("outputs_dir=: must name a folder; outputs is the usual one")
+
+
+def setting_of(word: str) -> str:
+    """Return the name in an override, `+GROUP.NAME=VALUE`."""
+    return word.lstrip("+~").partition("=")[0]

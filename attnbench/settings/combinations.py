@@ -1,6 +1,6 @@
 """Rules of settings that are each allowed but impossible together: of a run, of a plan, of a launcher."""
 
-from attnbench.settings.check import check_name, check_value
+from attnbench.settings.check import check_name, check_outputs_dir, check_value, setting_of
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import (
     CONTROL_SHIFT,
@@ -35,12 +35,6 @@ def check_names(settings: RunSettings) -> None:
     check_name("model.name", settings.model.name)
     for evaluation in settings.evaluations:
         check_name("eval", evaluation.name)
-
-
-def check_outputs_dir(name: str) -> None:
-    """Raise UserError for an empty name."""
-    if not name:
-        raise UserError("outputs_dir=: must name a folder; outputs is the usual one")
 
 
 def check_run(settings: RunSettings) -> None:
@@ -89,11 +83,6 @@ def check_run(settings: RunSettings) -> None:
             f"data.validation_fraction={data.validation_fraction} and data.test_fraction={data.test_fraction}: "
             "together at most 0.9, so that something is left to train on"
         )
-
-
-def setting_of(word: str) -> str:
-    """Return the name in an override, `+GROUP.NAME=VALUE`."""
-    return word.lstrip("+~").partition("=")[0]
 
 
 def check_launcher(settings: ComparisonSettings) -> None:

@@ -23,7 +23,7 @@ import yaml
 from probe_settings import smoke_words
 from small import comparison_settings, compose_once, in_this_process, mixer_settings, python_path
 
-from attnbench.comparison import cells, compare
+from attnbench.comparison import cells, compare, dry_run
 from attnbench.comparison.cells import Cell
 from attnbench.comparison.plan import Comparison
 from attnbench.comparison.progress import Kind, Progress, what_came_out
@@ -428,7 +428,7 @@ def test_a_dry_run_lists_the_cells_and_how_long_they_take_and_writes_nothing(who
 
 
 def test_cut_off_between_two_searches_the_report_has_what_is_scored_and_says_that_it_is_not_all(
-    text, tmp_path, monkeypatch
+    text, tmp_path, monkeypatch, caplog
 ):
     def four(function: Callable[[Any], object], items: Iterable[Any], **_: object) -> Iterator[Outcome]:
         outcomes = in_this_process(function, items)
@@ -447,6 +447,30 @@ def test_cut_off_between_two_searches_the_report_has_what_is_scored_and_says_tha
     inputs = read_inputs(tmp_path / "little")
     assert {figure.label for figure in inputs.figures} == {"softmax"}
     assert answer(inputs)["Unfinished"]
+    caplog.set_level("INFO", logger="attnbench")
+    caplog.clear()
+    compared(settings(text, tmp_path, evaluations=["copy"], dry_run=True))
+    assert [line for line in caplog.messages if line.startswith("  done  copy softmax") and "seed" in line]
+    assert "  to do  copy: 2 scored cells, at the rates that the searches will give" in caplog.messages
+
+
+def test_a_dry_run_times_whole_batches_where_they_are_short_and_divides_no_gpu_by_its_workers(monkeypatch):
+    def timed(training: Any, num_sequences: int) -> tuple[float, float]:
+        return 5.0, training.overhead + training.each * num_sequences
+
+    def seconds(device: str, overhead: float, each: float) -> float:
+        train = SimpleNamespace(batch_size=64)
+        training = SimpleNamespace(settings=train, num_steps=100, overhead=overhead, each=each)
+        named = {"evaluation": "copy", "label": "copy softmax", "matched": True, "device": torch.device(device)}
+        job = SimpleNamespace(training=lambda: training, **named)
+        given: Any = SimpleNamespace(settings=None, trainings=lambda: [job])
+        return dry_run._seconds_of_elements(given, ["copy"])["copy", "copy softmax"]
+
+    monkeypatch.setattr(dry_run, "_time_steps", timed)
+    monkeypatch.setattr(dry_run, "gpus_and_workers", lambda settings: ([], 4))
+    assert seconds("cpu", 0.02, 0.0) == pytest.approx(100 * 0.02 / 4)
+    assert seconds("cpu", 0.02, 1.0) == pytest.approx(100 * (0.02 + 4) * 16 / 4)
+    assert seconds("cuda", 0.02, 0.0) == pytest.approx(5 + 100 * 0.02)
 
 
 def test_only_some_evaluations_leave_the_rest_of_the_plan_in_the_record_or_missing(whole, copied, text, tmp_path, ran):

@@ -130,6 +130,21 @@ def test_a_file_is_read_once_until_it_is_written_to(tmp_path):
         length(path)
 
 
+def test_an_error_of_a_file_that_is_read_once_is_not_kept(tmp_path):
+    path, errors = tmp_path / "rows", [OSError("too many open files")]
+    path.write_text("one")
+
+    @read_once
+    def length(path):
+        if errors:
+            raise errors.pop()
+        return len(path.read_text())
+
+    with pytest.raises(OSError, match="too many"):
+        length(path)
+    assert length(path) == 3
+
+
 def test_no_file_is_not_complete(tmp_path):
     assert not is_complete(tmp_path / "none.jsonl")
     with pytest.raises(UserError, match=r"none\.jsonl: cannot be read"):

@@ -43,8 +43,8 @@ class OneLine(logging.Formatter):
 class _NoAliases(Composer, yaml.CSafeLoader):
     """Loader that refuses aliases: nested ones make gigabytes out of two kilobytes.
 
-    libyaml parses, eight times as fast as Python. PyYAML's own composer makes nodes of that, since one in C, nested
-    deeper than the stack, would end the process instead of raising.
+    libyaml parses: a run's yaml takes a seventh of the time. PyYAML's own composer makes nodes of that, since one in C,
+    nested deeper than the stack, would end the process instead of raising.
     """
 
     def __init__(self, text: str) -> None:

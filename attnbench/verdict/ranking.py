@@ -192,7 +192,8 @@ def holm(p_values: Sequence[float], significance: float = SIGNIFICANCE) -> Holm:
 
     rejected, adjusted, *_ = multipletests(p_values, alpha=significance, method="holm")
     num, num_rejected = len(p_values), int(sum(rejected))
-    ranks = np.argsort(np.argsort(p_values, kind="stable"), kind="stable")
+    # Equal p-values have equal adjusted ones, and are held to the first of their steps, whatever their order.
+    ranks = np.searchsorted(np.sort(p_values), p_values, side="left")
     levels = [significance / (num - min(int(rank), num_rejected, num - 1)) for rank in ranks]
     return Holm(rejected=[bool(value) for value in rejected], adjusted=np.asarray(adjusted).tolist(), levels=levels)
 

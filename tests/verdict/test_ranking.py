@@ -227,6 +227,18 @@ def test_holm_s_levels_are_those_that_the_tests_were_held_to():
     assert holm([]).levels == []
 
 
+def test_equal_p_values_are_held_to_one_level_in_whatever_order_they_stand():
+    """Sign-flip tests of few seeds have many ties: the variants' order in a yaml must not say whose interval is wide."""
+    result = holm([0.001, 0.2, 0.001, 0.03, 0.03])
+    assert result.rejected == [True, False, True, False, False]
+    assert result.levels == pytest.approx([0.05 / 5, 0.05 / 3, 0.05 / 5, 0.05 / 3, 0.05 / 3])
+
+    pairs = [pair([0.1 + 0.01 * i, *[0.2 + 0.03 * i] * 11], first=f"v{i}") for i in range(4)]
+    forth, back = judge(pairs), judge(pairs[::-1])[::-1]
+    assert [it.winner for it in forth] == [f"v{i}" for i in range(4)]
+    assert [(it.low, it.high, it.level) for it in forth] == [(it.low, it.high, it.level) for it in back]
+
+
 def test_the_noise_floor_is_what_could_have_been_detected():
     pairs = [*pairs_with_reference(NATS, np.random.default_rng(0).normal(1, 0.0073 / 2**0.5, (3, 10)))]
     (floor,) = noise_floor(pairs)

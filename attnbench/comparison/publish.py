@@ -28,16 +28,16 @@ from attnbench.results.page import bullets, listed_values, made_by, write_page
 from attnbench.results.rows import same_corpus
 from attnbench.results.tables import MetricColumn, Table, comparison_table, read_folders
 from attnbench.settings.errors import UserError
-from attnbench.settings.text import MAX_JSON_BYTES, markdown_text, parse_json, read_bounded, read_object
+from attnbench.settings.text import MAX_JSON_BYTES, markdown_text, read_bounded, read_object
 from attnbench.verdict.factorial import Factorial
 from attnbench.verdict.seeds import to_rows
 from attnbench.verdict.summary import summary
 
 READING = (
-    "A difference is the better one's less the other's, and where neither is better the first one's less the second's; "
-    "of perplexity it is in percent of the reference's. Better or worse without a word on the margin: the difference "
-    "is real, and whether it is more than matters is open. [Protocol](../../protocol.md#verdicts) has the terms and "
-    "the tests."
+    "A difference of accuracies is the better one's less the other's, and where neither is better the first one's less "
+    "the second's. Of perplexity it is how far the variant's is from the reference's, in percent of the reference's. "
+    "Better or worse without a word on the margin: the difference is real, and whether it is more than matters is "
+    "open. [Protocol](../../protocol.md#verdicts) has the terms and the tests."
 )
 """Paragraph of a comparison's page on its sentences."""
 
@@ -166,7 +166,7 @@ def publish_findings(folder: Path, target: Path, *, title: str, note: str = "") 
             table,
             VERDICTS,
             note,
-            *(part for it in findings for part in _finding_parts(it, files)),
+            *(part for it in findings for part in _finding_parts(it, files, inputs.get(it["name"]))),
             made_by(
                 [record["command"]],
                 f"on {devices}, at commit {commits}. results.csv.gz has every row, findings.json every figure; in "
@@ -187,15 +187,14 @@ def _claim_line(finding: Mapping[str, Any]) -> list[str]:
     return [finding["name"], finding["statement"], finding["source"], finding["verdict"]]
 
 
-def _finding_parts(finding: Mapping[str, Any], files: Mapping[str, str]) -> list[str]:
+def _finding_parts(finding: Mapping[str, Any], files: Mapping[str, str], inputs: Inputs | None) -> list[str]:
     name, texts = finding["name"], [it["text"] for it in finding["contrasts"]]
-    picture, freeze = f"{name}/finding-{name}.svg", parse_json(files.get(f"{name}/{FREEZE}", "null"))
-    frozen = f"Frozen on {freeze['frozen']} at commit {freeze['commit']}, before the first score." if freeze else ""
+    picture = f"{name}/finding-{name}.svg"
     return [
         f"## {name}: {finding['verdict']}",
         markdown_text(f"{finding['statement']} ({finding['source']})."),
         markdown_text(f"The setting: {finding['setting']}."),
-        markdown_text(frozen),
+        markdown_text(inputs.frozen if inputs is not None else ""),
         f"![{markdown_text('; '.join(texts))}]({picture})" if picture in files else "",
         bullets(texts or [f"Not run: {finding['reason']}"]),
         markdown_text("For {}: {}.".format(*finding["other_answer"])),

@@ -58,7 +58,13 @@ class Perplexity(CheckpointEvaluation):
         ("nats_per_character", "position_bucket"),
     )
     headline: ClassVar[tuple[Headline, ...]] = (
-        Headline("perplexity", "test PPL", settings={**TEST_OF_BEST, **FULL_CONTEXT}, pick="each"),
+        Headline(
+            "perplexity",
+            "test PPL",
+            settings={**TEST_OF_BEST, **FULL_CONTEXT},
+            pick="each",
+            judged_by="nats_per_character",
+        ),
         Headline("bits_per_byte", "test bits/byte", settings={**TEST_OF_BEST, **FULL_CONTEXT}, pick="each"),
     )
     primary: ClassVar[Primary] = Primary(

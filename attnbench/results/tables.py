@@ -148,11 +148,19 @@ def _num_decimals(low: float | None, high: float | None) -> int | None:
     return (1 if half / 10**exponent < 3.55 else 0) - exponent
 
 
-def format_interval(low: float | None, high: float | None, sign: str = "") -> str:
-    """Format as `[low, high]` with the digits that its width supports; empty where there is no interval."""
+def format_interval(low: float | None, high: float | None, sign: str = "", *, is_of_difference: bool = False) -> str:
+    """Format as `[low, high]` with the digits that its width supports; empty where there is no interval.
+
+    Args:
+        is_of_difference: an end that would be rounded to 0 and is not keeps a digit: whether 0 is inside is a verdict.
+    """
     if low is None or high is None:
         return ""
-    return f"[{format_within(low, low, high, sign)}, {format_within(high, low, high, sign)}]"
+    ends = [format_within(end, low, high, sign) for end in (low, high)]
+    if is_of_difference:
+        pairs = zip(ends, (low, high), strict=True)
+        ends = [text if end == 0 or float(text.replace(",", "")) else f"{end:{sign}.1g}" for text, end in pairs]
+    return f"[{', '.join(ends)}]"
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -186,6 +194,8 @@ class Headline:
     """each | largest | smallest by the axes, of the settings that most variants have a number at."""
     label: tuple[str, ...] | None = field(default=None, kw_only=True)
     """Settings whose values stand in the header; None: the first of the axes."""
+    judged_by: str = field(default="", kw_only=True)
+    """Primary metric whose verdicts at the same settings mark this column; empty: the metric's own."""
 
 
 def comparison_tables(rows: Iterable[ResultRow], columns: Sequence[MetricColumn]) -> list[Table]:

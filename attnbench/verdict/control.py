@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from attnbench.results.metrics import Primary
+from attnbench.results.protocol import SIGNIFICANCE
 from attnbench.results.rows import ResultRow
 from attnbench.settings.schema import CONTROL_SHIFT
 from attnbench.verdict.family import pair_of, primary_figures
@@ -52,10 +53,24 @@ def control_sentence(verdicts: Sequence[Verdict]) -> str:
     came_out = [f"{verdict.outcome} in {verdict.pair.evaluation}" for verdict in verdicts if verdict.winner is not None]
     if came_out:
         return f"{what} came out {', '.join(came_out)}: this comparison finds differences that are none."
-    tested = [verdict.pair.evaluation for verdict in verdicts if verdict.outcome != "none"]
+    obstacles = {verdict.pair.evaluation: _obstacle(verdict, SIGNIFICANCE / len(verdicts)) for verdict in verdicts}
+    tested = [evaluation for evaluation, obstacle in obstacles.items() if not obstacle]
+    others = [f"{evaluation} ({obstacle})" for evaluation, obstacle in obstacles.items() if obstacle]
+    not_tested = f"could not be tested in {', '.join(others)}"
     if not tested:
-        return f"{what} could not be tested."
-    return f"{what} came out neither better nor worse in {', '.join(tested)}, as it must."
+        return f"{what} {not_tested}."
+    ending = f"; it {not_tested}" if others else ""
+    return f"{what} came out neither better nor worse in {', '.join(tested)}, as it must{ending}."
+
+
+def _obstacle(verdict: Verdict, alpha: float) -> str:
+    """Tell why a control could not have come out better or worse at the first Holm step; empty where it could."""
+    if verdict.outcome == "none":
+        return verdict.reason
+    if verdict.pair.failed:
+        return "some of its seeds diverged"
+    num_seeds = verdict.num_seeds
+    return "" if verdict.pair.test.smallest_p(num_seeds) <= alpha else f"{num_seeds} seeds are too few"
 
 
 def _again(row: ResultRow) -> ResultRow:

@@ -3,7 +3,7 @@ scores that are worth theirs."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attnbench.results.corpora import split_name
 from attnbench.results.metrics import Primary
@@ -51,7 +51,8 @@ def priced(figures: Sequence[Figure], evaluation: str, primary: Primary) -> list
 
     Returns:
         The scores at the hardest setting or, where models of several widths were trained, those of each setting but the
-        width, so that one variant may be there several times. Lists without any score are left out.
+        width, so that one variant may be there several times. Lists without any score are left out. Against time each
+        name of a score is there with its own cost.
     """
     of_it = [f for f in figures if f.evaluation == evaluation and primary.takes(f.metric, f.settings)]
     if len({figure.settings[WIDTH] for figure in of_it if WIDTH in figure.settings}) > 1:
@@ -62,6 +63,9 @@ def priced(figures: Sequence[Figure], evaluation: str, primary: Primary) -> list
         groups = list(by_place.values())
     else:
         groups = [[*primary_figures(of_it, primary, [figure.variant for figure in of_it]).values()]]
+    if cost_metric(primary) == "step_milliseconds":
+        # Variants that are one model have one score, and are several kernels with a time each.
+        groups = [[replace(score, names=(name,)) for score in group for name in score.names] for group in groups]
     pairs = [[(score, _cost_of(score, figures, primary)) for score in group] for group in groups]
     found = [[Priced(score, cost) for score, cost in group if score.mean is not None and cost] for group in pairs]
     return [group for group in found if group]
@@ -69,7 +73,7 @@ def priced(figures: Sequence[Figure], evaluation: str, primary: Primary) -> list
 
 def _cost_of(score: Figure, figures: Sequence[Figure], primary: Primary) -> Figure | None:
     metric = cost_metric(primary)
-    costs = [f for f in figures if score.variant in f.names and f.metric == metric and _is_cost_of(f, score)]
+    costs = [f for f in figures if score.names[0] in f.names and f.metric == metric and _is_cost_of(f, score)]
     # At the most tokens a step; throughput is measured before scaling.
     return max(costs, key=lambda figure: figure.settings.get("batch_size", 0), default=None)
 

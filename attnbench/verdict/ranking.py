@@ -204,30 +204,41 @@ class Noise:
 
     evaluation: str
     primary: Primary
+    num_pairs: int
     num_seeds: int
+    """Of the pair that has the fewest."""
     detectable: tuple[float, ...]
-    """By pair, detected with a probability of 0.8 at the family's first Holm step; empty with too few seeds."""
+    """By pair, detected with a probability of 0.8 at the family's first Holm step; pairs of too few seeds have none."""
     fewest_seeds: int
     """Seeds below which no difference of any size could be found at that step."""
 
 
-def noise_floor(pairs: Sequence[Pair]) -> list[Noise]:
-    """Return the noise floor of each primary metric of a family."""
+def noise_floor(pairs: Sequence[Pair], *, in_looks: bool = False) -> list[Noise]:
+    """Return the noise floor of each primary metric of a family.
+
+    Args:
+        in_looks: the seeds came by plan.seeds=auto: each pair is held to the error of the look that its seeds were for.
+    """
     floors = []
     by_evaluation: dict[str, list[Pair]] = {}
     for pair in pairs:
         by_evaluation.setdefault(pair.evaluation, []).append(pair)
+
+    def alpha(num_seeds: int) -> float:
+        return (LOOKS.get(num_seeds, max(LOOKS.values())) if in_looks else SIGNIFICANCE) / len(pairs)
+
     for evaluation, group in by_evaluation.items():
-        test, alpha = group[0].test, SIGNIFICANCE / len(pairs)
-        measured = [pair for pair in group if len(pair.differences) > 1]
-        enough = [pair for pair in measured if test.smallest_p(len(pair.differences)) <= alpha]
+        test, sizes = group[0].test, [len(pair.differences) for pair in group]
+        held_to = [(pair, num, alpha(num)) for pair, num in zip(group, sizes, strict=True)]
+        enough = [it for it in held_to if it[1] > 1 and test.smallest_p(it[1]) <= it[2]]
         floors.append(
             Noise(
                 evaluation=evaluation,
                 primary=group[0].primary,
-                num_seeds=min((len(pair.differences) for pair in measured), default=0),
-                fewest_seeds=fewest_seeds(test, alpha),
-                detectable=tuple(detectable_difference(it.spread, len(it.differences), alpha) for it in enough),
+                num_pairs=len(group),
+                num_seeds=min(sizes),
+                fewest_seeds=fewest_seeds(test, alpha(0)),
+                detectable=tuple(detectable_difference(pair.spread, num, error) for pair, num, error in enough),
             )
         )
     return floors

@@ -89,6 +89,16 @@ class Figure:
         return format_within(self.mean, low, high)
 
     @property
+    def partly(self) -> str:
+        """Words for seeds without a number of their own: "3 of 5 seeds", "2 at chance of 5 seeds"; or nothing."""
+        num_ok, num_seeds = self.statuses.get("ok", 0), sum(self.statuses.values())
+        if num_ok == num_seeds:
+            return ""
+        level = "the budget" if "budget" in self.settings else "chance"
+        counted = f"{num_seeds - num_ok} at {level}" if len(self.values) == num_seeds else f"{num_ok}"
+        return f"{counted} of {num_seeds} seeds"
+
+    @property
     def num_diverged(self) -> int:
         """Number of seeds that diverged."""
         return self.statuses.get("diverged", 0)
@@ -240,9 +250,9 @@ def _over_seeds(
         return None, None, None
     if len(measured) == 1:
         return values[0], measured[0].low, measured[0].high
-    is_bounded = (measured[0].metric == "solved" or measured[0].metric.endswith("accuracy")) and all(
-        0 <= value <= 1 for value in values
-    )
+    metric = measured[0].metric
+    is_share = metric in ("solved", "selection") or metric.endswith("accuracy")
+    is_bounded = is_share and all(0 <= value <= 1 for value in values)
     interval = bounded_interval(values) if is_bounded else student_interval(values)
     return interval.mean, interval.low, interval.high
 

@@ -101,7 +101,8 @@ class PairedTest(ABC):
         """Return the differences that the two-sided test at 1 - level does not reject.
 
         Args:
-            resolution: step of the scores; the interval is at least as wide on both sides of the mean.
+            resolution: step of the scores; the interval is at least as wide on both sides of the mean, but where that
+                would take in a 0 that the test rejects.
         """
 
     def seeds_needed(
@@ -205,7 +206,11 @@ class SignFlip(PairedTest):
         rank = math.floor((1 - level) / 2 * len(sums) * (1 + 1e-12))
         low, high = (float(means[rank - 1]), float(means[-rank])) if rank else (-1.0, 1.0)
         mean = _mean(differences)
-        return max(-1.0, min(low, mean - resolution)), min(1.0, max(high, mean + resolution))
+        wide_low, wide_high = min(low, mean - resolution), max(high, mean + resolution)
+        # A difference of which most seeds have less than one item is found without being known to an item.
+        return max(-1.0, low if wide_low <= 0 < low else wide_low), min(
+            1.0, high if high < 0 <= wide_high else wide_high
+        )
 
     def _one_sided(self, differences: Sequence[float], centre: float) -> tuple[float, float]:
         """Return the p-values against a centre below, and above, the given one."""

@@ -36,6 +36,8 @@ class Column:
     header: str
     unit: str
     higher_is_better: bool | None
+    judged_by: str
+    """Primary metric whose verdicts mark it."""
 
     def takes(self, figure: Figure) -> bool:
         """Tell if the figure belongs into this column."""
@@ -60,12 +62,7 @@ class Entry:
             return NOTHING
         if self.figure.mean is None:
             return next(iter(self.figure.statuses)).replace("_", " ")
-        num_ok, num_seeds = self.figure.statuses.get("ok", 0), sum(self.figure.statuses.values())
-        if num_ok == num_seeds:
-            return self.figure.text
-        is_chance = len(self.figure.values) == num_seeds
-        partly = f"{num_seeds - num_ok} at chance" if is_chance else f"{num_ok}"
-        return f"{self.figure.text} ({partly} of {num_seeds} seeds)"
+        return f"{self.figure.text} ({self.figure.partly})" if self.figure.partly else self.figure.text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +103,11 @@ def _entry(figures: Sequence[Figure], column: Column, verdicts: Sequence[Verdict
 
 def _is_of(verdict: Verdict, column: Column) -> bool:
     pair = verdict.pair
-    return (pair.evaluation, pair.primary.metric, pair.settings) == (column.evaluation, column.metric, column.settings)
+    return (pair.evaluation, pair.primary.metric, pair.settings) == (
+        column.evaluation,
+        column.judged_by,
+        column.settings,
+    )
 
 
 def verdicts_of(
@@ -191,6 +192,7 @@ def _columns(figures: Sequence[Figure], headline: Headline) -> list[Column]:
             header=_header(group[0].settings, headline, [other[0].settings for other in groups]),
             unit=group[0].unit,
             higher_is_better=headline.higher_is_better,
+            judged_by=headline.judged_by or headline.metric,
         )
         for group in groups
     ]

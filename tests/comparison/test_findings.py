@@ -333,5 +333,11 @@ def test_published_findings_have_their_verdicts_figures_cells_and_what_was_froze
     assert (target / "little" / "freeze.json").exists()
     assert len(read_csv(target / "results.csv.gz")) > 2
     assert list(target.glob("environment-*.json"))
+    # What the page says of the order is checked, not taken for granted.
+    freeze = folder / "little" / "freeze.json"
+    freeze.write_text(json.dumps({**json.loads(freeze.read_text()), "frozen": "2999-01-01T00:00:00+00:00"}))
+    publish_findings(folder, target, title="Findings here")
+    assert "before the first score" not in (page := (target / "README.md").read_text())
+    assert "but its first score is of" in page
     with pytest.raises(UserError, match=r"nothing to publish"):
         publish_findings(run_findings(settings(tmp_path / "none"), claims[1:], compose_once), target, title="None")

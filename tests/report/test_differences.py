@@ -70,7 +70,7 @@ def test_many_variants_stand_in_a_sentence_an_evaluation_the_largest_difference_
     (ahead,) = [it for it in lines["Better"] if it.startswith("Recall") and "better than softmax" in it]
     assert ahead.startswith("Recall, more than 0.01 in accuracy: better than softmax are beyond +0.03")
     (only,) = [it for it in lines["Better"] if "less than matters: better than softmax" in it]
-    assert only.startswith("Perplexity, less than matters: better than softmax is ahead -0.")
+    assert only.startswith("Perplexity, less than matters: better than softmax is ahead 0.50 % [0.42, 0.57] lower")
     assert [it.partition(": as good as softmax are ")[0] for it in lines["Equivalent"]] == [
         "Recall, within 0.01 in accuracy",
         "Perplexity, within 1 % of perplexity",
@@ -100,6 +100,40 @@ def test_what_several_variants_lack_is_said_once():
     assert verdict_lines([lost, *rest])["No verdict"] == [alone]
     seeds = [without(it, "a test needs two common seeds, and there is 1") for it in verdicts(**MEANS)]
     assert verdict_lines(seeds)["No verdict"] == ["A test needs two common seeds, and there is 1: all 14 pairs."]
+
+
+def test_a_variant_that_was_not_measured_is_named_once_whichever_side_of_a_pair_it_is_on():
+    pairs = [("a", "b"), ("a", "flash"), ("flash", "c"), ("flash", "d")]
+    one = verdicts(far=(-0.5, 0.2))[0]
+    lost = [
+        dataclasses.replace(
+            one,
+            pair=dataclasses.replace(one.pair, first=first, second=second),
+            outcome="none" if "flash" in (first, second) else "better",
+            reason="flash was not measured" if "flash" in (first, second) else "",
+        )
+        for first, second in pairs
+    ]
+    assert verdict_lines(lost)["No verdict"] == ["Was not measured: recall of flash."]
+
+
+def test_undecided_pairs_stand_with_their_own_seeds_and_a_failed_winner_with_its_reason():
+    first, second, third = (
+        dataclasses.replace(it, outcome="undecided", is_equivalent=False)
+        for it in verdicts(far=(-0.5, 0.2), near=(-0.05, 0.1), lost=(-0.9, 0.1))[:3]
+    )
+    lines = verdict_lines(
+        [
+            first,
+            dataclasses.replace(second, num_seeds=5),
+            dataclasses.replace(third, reason="softmax would be better, but some of its seeds diverged"),
+        ]
+    )["Undecided"]
+    assert [it.partition("; ")[0] for it in lines] == [
+        "recall at 12 seeds",
+        "recall at 5 seeds",
+        "recall: lost and softmax, softmax would be better, but some of its seeds diverged.",
+    ]
 
 
 def test_the_reference_is_what_all_others_were_compared_with():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from jinja2 import UndefinedError
-from made_rows import row
+from made_rows import inputs_of, row, rows_of
 from report_rows import CORPUS, EVALUATIONS, HOSTILE, PARTS, SKILL, write_experiment
 from small import identity_of
 
@@ -22,7 +22,7 @@ from attnbench.report.charts.pictures import picture, table_of_singles
 from attnbench.report.charts.plots import chance_text, describe, missing_text, plots_of
 from attnbench.report.inputs import about, read_inputs
 from attnbench.report.page import write_report
-from attnbench.report.sections.answer import UNFINISHED, answer
+from attnbench.report.sections.answer import NO_REFERENCE, NOT_SCORED, UNFINISHED, answer
 from attnbench.report.sections.surroundings import ALIKE, surroundings, surroundings_table
 from attnbench.report.sections.words import (
     chances,
@@ -100,6 +100,13 @@ def inputs(experiment):
 @pytest.fixture(scope="module")
 def summed(inputs):
     return figures(inputs.rows)
+
+
+def test_many_variants_without_a_reference_are_not_compared_and_the_answer_says_why():
+    rows = [it for number in range(7) for it in rows_of(f"v{number}", 0.5, 0.6)]
+    said = answer(inputs_of(rows, [f"v{number}" for number in range(7)]))
+    assert said["No verdict"] == [NO_REFERENCE.format(6)]
+    assert answer(inputs_of(rows[:2], ["v0"]))["No verdict"] == [NOT_SCORED]
 
 
 def test_what_a_mixer_did_not_get_stands_beside_its_score(page, summed):
@@ -224,8 +231,8 @@ def test_the_answer_comes_first_and_marks_what_the_comparisons_separated(page):
     assert headings[:2] == ["h1", "h2"]
     assert all(int(after[1]) - int(before[1]) <= 1 for before, after in itertools.pairwise(headings))
     assert "linear is better than softmax" not in page.text
-    # A perplexity below the other's, and better by more than its margin.
-    assert re.search(r"softmax is better than linear: [^.]*perplexity -[\d.]+ % \[", page.text)
+    # A perplexity below the other’s, and better by more than its margin.
+    assert re.search(r"softmax is better than linear: [^.]*perplexity [\d.]+ % \[[^]]+\] lower", page.text)
     assert "three seeds" not in page.text
     assert "Found with a probability of 0.8 would be a difference, between half of the pairs" in page.text
     tables = [index for index, (tag, _) in enumerate(page.elements) if tag == "table"]

@@ -276,6 +276,19 @@ def test_no_digit_is_beyond_what_its_interval_supports(value, low, high, shown):
     assert f"{format_within(value, low, high)} {format_interval(low, high)}".rstrip() == shown
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [
+        (0.0013, 0.13, "[+0.001, +0.13]"),
+        (-0.13, -0.0013, "[-0.13, -0.001]"),
+        (-0.0004, 0.1, "[-0.0004, +0.10]"),
+        (0.0, 0.1, "[+0.00, +0.10]"),
+    ],
+)
+def test_an_end_of_a_difference_is_shown_as_0_only_where_it_is(low, high, shown):
+    assert format_interval(low, high, "+", is_of_difference=True) == shown
+
+
 def test_the_table_fits_80_columns_and_has_a_line_per_variant_length_and_seed():
     speed = Measurement(metric="tokens_per_second", value=123456.7, unit="tokens/s")
     full = Measurement(metric="tokens_per_second", value=None, unit="tokens/s", status="out_of_memory", reason="x")

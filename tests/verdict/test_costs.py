@@ -57,6 +57,22 @@ def test_what_nobody_measured_the_cost_of_is_left_out():
     assert points() == []
 
 
+def test_against_time_variants_that_are_one_model_have_a_point_each():
+    """Softmax and flash have one score, and are kernels of different speed."""
+    primary = Primary(metric="nats_per_character", kind="nats", margin=0.01)
+    score = made("softmax", "nats_per_character", 1.5, {"split": "test"})
+    of_text = dataclasses.replace(score, identity=dataclasses.replace(score.identity, evaluation="perplexity"))
+    speeds = [
+        dataclasses.replace(
+            made(name, "step_milliseconds", milliseconds, {"sequence_length": of_text.identity.seq_len}),
+            identity=dataclasses.replace(of_text.identity, variant=name, evaluation="throughput"),
+        )
+        for name, milliseconds in (("softmax", 7.0), ("flash", 6.0))
+    ]
+    (group,) = priced(figures([of_text, *speeds], {"perplexity": {"flash": "softmax"}}), "perplexity", primary)
+    assert [(it.score.label, it.value, it.price) for it in group] == [("softmax", 1.5, 7.0), ("flash", 1.5, 6.0)]
+
+
 @pytest.mark.parametrize(
     ("scores", "kept"),
     [

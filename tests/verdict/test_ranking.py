@@ -15,8 +15,10 @@ from simulate_verdicts import ACCURACY, NATS, pairs_with_reference
 from attnbench.report.inputs import read_inputs
 from attnbench.report.sections import words
 from attnbench.settings.errors import UserError
+from attnbench.settings.schema import LOOKS
 from attnbench.verdict.control import control_of, control_sentence, judge_control
 from attnbench.verdict.family import Pair, family
+from attnbench.verdict.power import detectable_difference
 from attnbench.verdict.ranking import holm, judge, noise_floor
 from attnbench.verdict.seeds import figures
 from attnbench.verdict.statistics import student_interval
@@ -82,15 +84,23 @@ def test_equal_variants_are_equivalent_where_the_seeds_suffice():
     assert "by less than matters" in words.verdict_sentence(barely)
 
 
-def test_a_sentence_gives_the_better_ones_score_less_the_others():
+def test_a_sentence_gives_the_better_ones_score_less_the_others_and_a_perplexity_against_the_reference():
     worse = one(pair([-0.3 + 0.001 * seed for seed in range(10)]))
     assert worse.winner == "b"
     assert "b is better than a in accuracy of copy: +0.29" in words.verdict_sentence(worse)
+    # Of perplexity it is the first's against the second's, which is the reference.
     lower = one(pair([0.05, 0.051, 0.049, 0.0502], NATS))
     # In percent of the second's, the reference's: 0.05 nats above it are 5.13 % of its perplexity, either way.
-    assert "b is better than a in nats per character of copy: -5.13 % [-5.2" in words.verdict_sentence(lower)
+    assert "b is better than a in perplexity of copy: a’s is 5.13 % [4.99, 5.27] higher," in words.verdict_sentence(
+        lower
+    )
     higher = one(pair([-0.05, -0.051, -0.049, -0.0502], NATS))
-    assert "a is better than b in nats per character of copy: -4.88 % [-5.0" in words.verdict_sentence(higher)
+    assert "a is better than b in perplexity of copy: 4.88 % [4.7" in words.verdict_sentence(higher)
+    assert words.difference(higher).endswith(" lower")
+    # 2 nats are 6.4 times the reference's perplexity, which is not 639 % less than anything.
+    far = one(pair([2.0, 2.01, 1.99, 2.002], NATS))
+    assert "a’s is 639 % [6" in words.verdict_sentence(far)
+    assert " higher" in words.verdict_sentence(far)
 
 
 def test_what_no_seed_number_within_reason_decides_says_so():
@@ -228,7 +238,7 @@ def test_holm_s_levels_are_those_that_the_tests_were_held_to():
 
 
 def test_equal_p_values_are_held_to_one_level_in_whatever_order_they_stand():
-    """Sign-flip tests of few seeds have many ties: the variants' order in a yaml must not say whose interval is wide."""
+    """Sign-flip tests of few seeds have many ties; the order in a yaml must not say whose interval is wide."""
     result = holm([0.001, 0.2, 0.001, 0.03, 0.03])
     assert result.rejected == [True, False, True, False, False]
     assert result.levels == pytest.approx([0.05 / 5, 0.05 / 3, 0.05 / 5, 0.05 / 3, 0.05 / 3])
@@ -257,6 +267,19 @@ def test_the_noise_floor_is_what_could_have_been_detected():
     (nothing,) = noise_floor([pair([0.1, 0.2, 0.3])])
     assert nothing.detectable == ()
     assert words.noise_sentence(nothing) == "copy none (3 seeds are too few, 6 would do)"
+    (single,) = noise_floor([pair([0.1])])
+    assert words.noise_sentence(single) == "copy none (1 seed is too few, 6 would do)"
+    (some,) = noise_floor([pair([0.01, -0.01] * 5), pair([0.1, 0.2, 0.3])])
+    assert words.noise_sentence(some).endswith(" in accuracy (1 of 2 pairs have too few seeds for any)")
+
+
+def test_the_noise_floor_of_looks_is_at_the_error_of_the_look_that_the_seeds_were_for():
+    of_five = pair([0.01, -0.012, 0.009, 0.003, -0.005], NATS)
+    (once,), (looked) = noise_floor([of_five]), noise_floor([of_five], in_looks=True)
+    assert looked[0].detectable[0] == detectable_difference(of_five.spread, 5, LOOKS[5]) > once.detectable[0]
+    # Five signs have no p-value below 0.005, the error of the first look.
+    (signs,) = noise_floor([pair([0.1] * 5)], in_looks=True)
+    assert words.noise_sentence(signs) == "copy none (5 seeds are too few, 7 would do)"
 
 
 RECORDS = sorted(PUBLISHED.glob("*/comparison.json"))
@@ -286,6 +309,14 @@ def test_the_control_is_the_reference_under_other_seeds_paired_in_order():
     (same,) = control(*[0.5 + 0.01 * seed + 0.02 * (-1) ** seed for seed in range(8)])
     assert (same.outcome, same.num_seeds) == ("undecided", 8)
     assert "neither better nor worse in copy" in control_sentence([same])
+    (few,) = control(*[0.5 + 0.01 * seed + 0.02 * (-1) ** seed for seed in range(4)])
+    assert (few.outcome, few.num_seeds) == ("undecided", 4)
+    assert control_sentence([few]).endswith("under other seeds could not be tested in copy (4 seeds are too few).")
+    failed = dataclasses.replace(same, pair=dataclasses.replace(same.pair, evaluation="recall", failed=("control",)))
+    assert control_sentence([same, failed]).endswith(
+        "came out neither better nor worse in copy, as it must; it could not be tested in recall (some of its seeds "
+        "diverged)."
+    )
     (other,) = control(*[0.9 + 0.01 * seed for seed in range(8)])
     assert other.outcome == "better"
     assert other.difference == pytest.approx(0.4)

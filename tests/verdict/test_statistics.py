@@ -102,6 +102,18 @@ def test_an_interval_excludes_zero_exactly_where_its_test_rejects(name, level, d
     assert low < high
 
 
+def test_differences_below_one_item_are_found_and_their_interval_agrees():
+    """Nine of twelve seeds have one item more: 0.75 items on average, and no chance of either sign."""
+    differences, resolution = [0.01] * 9 + [0.0] * 3, 0.01
+    low, high = SIGN_FLIP.interval(differences, 0.95, resolution=resolution)
+    assert SIGN_FLIP.p_value(differences, resolution=resolution) < 0.05
+    assert 0 < low < high
+    assert SIGN_FLIP.interval([-it for it in differences], 0.95, resolution=resolution) == pytest.approx((-high, -low))
+    # Where the test does not reject, the interval is an item wide on both sides.
+    low, high = SIGN_FLIP.interval([0.01, *[0.0] * 11], 0.95, resolution=resolution)
+    assert (low, high) == pytest.approx((0.01 / 12 - 0.01, 0.01 / 12 + 0.01))
+
+
 def test_permutations_have_a_smallest_p_value():
     assert SIGN_FLIP.p_value([0.9] * 5, resolution=0) == SIGN_FLIP.smallest_p(5) == MCNEMAR.smallest_p(5) == 2**-4
     assert SIGN_FLIP.smallest_p(8) <= 0.05 / 6 < SIGN_FLIP.smallest_p(7)

@@ -5,6 +5,7 @@ import math
 import pytest
 from made_rows import IDENTITY, inputs_of, row, rows_of
 
+from attnbench.report.sections import words
 from attnbench.report.terminal import print_comparison, summary_table
 from attnbench.results.rows import COLUMNS, SELECTION_SEED, ResultRow
 from attnbench.results.tables import to_markdown
@@ -45,6 +46,9 @@ def test_a_figure_is_the_mean_over_seeds_with_an_interval_inside_its_bounds():
     assert (figure.num_samples, figure.statuses, figure.reason) == (100, {"ok": 3}, "")
     # Of 60 of 300 items: far narrower than what three seeds allow to say.
     assert (figure.item_low, figure.item_high) == (pytest.approx(0.1563, abs=1e-3), pytest.approx(0.2497, abs=1e-3))
+    # Of accuracies on validation data too, Student's would be [0.79, 1.13].
+    selected = one(rows_of("softmax", 0.9, 0.98, 1.0, metric="selection"))
+    assert (selected.low, selected.high) == pytest.approx(share_interval(2.88, 3))
     timed = one(rows_of("softmax", 1.0, 2.0, 3.0, metric="step_milliseconds"))
     assert timed.high - timed.mean == pytest.approx(4.302653 / math.sqrt(3), abs=1e-6)
 
@@ -67,6 +71,9 @@ def test_a_seed_that_diverged_counts_as_chance_where_its_row_names_one():
     lost = one([row(metric="nats_per_character", value=None, settings={"length": 50}, of=diverged)])
     assert (lost.values, lost.obstacle) == ({}, "diverged at 1 of 1 seeds")
     assert Entry(figure=figure).text == "0.5 (1 at chance of 2 seeds)"
+    # As it stands in the answer's sentences.
+    assert words.outcome(figure) == "0.5 (1 at chance of 2 seeds)"
+    assert words.outcome(one(rows_of("softmax", 0.5, None, 0.7))) == "0.6 (2 of 3 seeds)"
 
 
 def test_items_of_all_seeds_are_pooled_by_their_number():
@@ -181,6 +188,26 @@ def test_the_summary_marks_who_is_better_than_all_others_at_the_primary_metric_a
     assert texts(shown)["gated_deltanet"] == ["0.91", "–"]
     against = summary(over_seeds, verdicts_of(over_seeds, rank=NAMES, reference="softmax"))
     assert {name: entries[0].verdict and entries[0].verdict.outcome for name, entries in against.lines.items()} == {
+        "softmax": None,
+        "gated_deltanet": "worse",
+        "linear": "worse",
+    }
+
+
+def test_the_summary_marks_a_perplexity_by_the_verdict_on_its_nats():
+    given = {"settings": {**TEST_OF_BEST, "context": "full"}, "evaluation": "perplexity"}
+    rows = [
+        one_row
+        for name, nats in (("softmax", 1.5), ("linear", 1.6), ("gated_deltanet", 1.7))
+        for metric, turned in (("nats_per_character", float), ("perplexity", math.exp))
+        for one_row in rows_of(name, *(turned(nats + 1e-4 * seed**2) for seed in range(5)), metric=metric, **given)
+    ]
+    over_seeds = figures(rows)
+    shown = summary(over_seeds, verdicts_of(over_seeds, rank=NAMES, reference=None))
+    assert headers(shown) == ["test PPL"]
+    assert [name for name, (entry,) in shown.lines.items() if entry.is_best] == ["softmax"]
+    against = summary(over_seeds, verdicts_of(over_seeds, rank=NAMES, reference="softmax"))
+    assert {name: entry.verdict and entry.verdict.outcome for name, (entry,) in against.lines.items()} == {
         "softmax": None,
         "gated_deltanet": "worse",
         "linear": "worse",

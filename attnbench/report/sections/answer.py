@@ -10,6 +10,7 @@ from attnbench.report.sections.verdicts import verdict_lines
 from attnbench.results.corpora import split_name
 from attnbench.results.metrics import Primary
 from attnbench.results.tables import format_number
+from attnbench.settings.schema import MAX_PAIRED
 from attnbench.verdict.control import control_sentence
 from attnbench.verdict.costs import WIDTH, Priced, cost_metric, frontier, priced, widths_of
 from attnbench.verdict.ranking import Noise, Verdict, noise_floor
@@ -24,6 +25,10 @@ FULL_LENGTHS = 8
 """Multiple of the trained length at which the perplexity stands in the answer."""
 
 UNFINISHED = "Cells of the plan are not done: what follows is of those that are, and may change."
+NO_REFERENCE = (
+    "Nothing is compared: of more than {} variants, each is compared with a reference, which a plan names "
+    "(plan.reference)."
+)
 NOT_SCORED = "Fewer than two variants were scored in an evaluation with a primary metric."
 
 
@@ -35,12 +40,14 @@ def answer(inputs: "Inputs") -> dict[str, list[str]]:
     protocol, verdicts = inputs.protocol, inputs.verdicts
     unfinished = {"Unfinished": [UNFINISHED] if protocol.missing else []}
     described = {"Descriptive": list(protocol.descriptive), "Learning rates": edge_lines(protocol.rates)}
-    unscored = {} if protocol.descriptive else {"No verdict": [NOT_SCORED]}
+    is_undirected = not protocol.rank and len(protocol.variants) > MAX_PAIRED
+    reason = NO_REFERENCE.format(MAX_PAIRED) if is_undirected else NOT_SCORED
+    unscored = {} if protocol.descriptive else {"No verdict": [reason]}
     lines = {
         **corpora_lines(verdicts),
         **(verdict_lines(verdicts) if verdicts else unscored),
         **described,
-        **noise_lines(verdicts),
+        **noise_lines(verdicts, in_looks=protocol.in_looks),
         **beyond_training(inputs.figures),
         "Bytes of state": by_state(inputs.figures, inputs.primaries),
         "Around the mixers": surroundings(inputs.rows),
@@ -66,9 +73,9 @@ def edge_lines(rates: Sequence[Choice]) -> list[str]:
     ]
 
 
-def noise_lines(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
+def noise_lines(verdicts: Sequence[Verdict], *, in_looks: bool = False) -> dict[str, list[str]]:
     """Write the differences that a family could have detected."""
-    noise = noise_floor([verdict.pair for verdict in verdicts])
+    noise = noise_floor([verdict.pair for verdict in verdicts], in_looks=in_looks)
     return {"Noise floor": [_floor(noise)]} if noise else {}
 
 

@@ -1,9 +1,9 @@
 """Verdicts over corpora in words and in a table: on how many one is better, and what a mixed model makes of all."""
 
-import math
 from collections.abc import Sequence
 
 from attnbench.report.blocks import Note, Section
+from attnbench.report.sections import words
 from attnbench.results.tables import NOTHING, Table, TableCell, format_interval, format_within
 from attnbench.verdict.corpora import OverCorpora, over_corpora
 from attnbench.verdict.ranking import Verdict
@@ -54,25 +54,19 @@ def _counts(it: OverCorpora) -> str:
 def _model(it: OverCorpora) -> str:
     if it.estimate is None:
         return f"There is no mixed model: {it.obstacle}."
-    interval = _turned(it.estimate) if _is_turned(it) else it.estimate
-    between = f"{100 * math.expm1(it.between or 0.0):.2g} %"
+    between = f"{words.percent_of_nats(it.between or 0.0):.2g} %"
     return (
-        f"By a mixed model {_percent(interval)} of perplexity over corpora, which is no test; it varies by "
-        f"{between} from corpus to corpus."
+        f"By a mixed model {it.first}’s perplexity differs from {it.second}’s by {_percent(it.estimate)} over corpora, "
+        f"which is no test; that varies by {between} from corpus to corpus."
     )
-
-
-def _turned(interval: Interval) -> Interval:
-    low, high = interval.low, interval.high
-    return Interval(mean=-interval.mean, low=None if high is None else -high, high=None if low is None else -low)
 
 
 def _percent(interval: Interval) -> str:
-    mean, low, high = (
-        None if value is None else 100 * math.expm1(value) for value in (interval.mean, interval.low, interval.high)
-    )
-    assert mean is not None
-    return f"{format_within(mean, low, high, '+')} % {format_interval(low, high, '+')}"
+    """Write a difference in nats as percent of the second's perplexity, whoever is better: turned, it would be percent
+    of the first's, and might lie beyond every corpus."""
+    mean = words.percent_of_nats(interval.mean)
+    low, high = (None if end is None else words.percent_of_nats(end) for end in (interval.low, interval.high))
+    return f"{format_within(mean, low, high, '+')} % {format_interval(low, high, '+', is_of_difference=True)}"
 
 
 def corpora_section(verdicts: Sequence[Verdict]) -> Section | None:
@@ -119,4 +113,4 @@ def _difference(verdict: Verdict) -> str:
     if verdict.pair.primary.kind == "nats":
         return _percent(interval)
     ends = interval.low, interval.high
-    return f"{format_within(interval.mean, *ends, '+')} {format_interval(*ends, '+')}"
+    return f"{format_within(interval.mean, *ends, '+')} {format_interval(*ends, '+', is_of_difference=True)}"

@@ -1,6 +1,5 @@
 """Pictures of how far each variant is from the reference, and how sure that is."""
 
-import math
 from collections.abc import Sequence
 
 from attnbench.report.blocks import Note, Picture, Pictures, Section, file_name
@@ -59,7 +58,7 @@ def _data(verdict: Verdict, *, in_percent: bool) -> list[Datum]:
 
     def shown(value: float | None) -> float:
         assert value is not None
-        return 100 * math.expm1(value) if in_percent else value
+        return words.percent_of_nats(value) if in_percent else value
 
     ends = {"value": shown(verdict.difference), "low": shown(verdict.low), "high": shown(verdict.high)}
     limits = [{"variant": label, "limit": shown(limit)} for limit in (-margin, margin)]

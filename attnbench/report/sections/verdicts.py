@@ -74,7 +74,13 @@ def _names(verdict: Verdict) -> tuple[str, str]:
 
 def _better(verdicts: list[Verdict]) -> str:
     first, second = _names(verdicts[0])
-    parts = [f"{_what(verdict)} {words.difference(verdict)}{_size(verdict)}" for verdict in verdicts]
+    # A perplexity is told as the variant's against the reference's, whichever is better.
+    whose = {True: f" of {second}", False: ""}
+    parts = [
+        f"{_what(it)}{whose[it.pair.primary.kind == 'nats' and it.winner == it.pair.second]} "
+        f"{words.difference(it)}{_size(it)}"
+        for it in verdicts
+    ]
     return f"{first} is better than {second}: {'; '.join(parts)}."
 
 
@@ -95,13 +101,18 @@ def _equivalent(verdicts: list[Verdict]) -> str:
 
 
 def _undecided(verdicts: Sequence[Verdict]) -> list[str]:
-    """Write a sentence of each evaluation: its pairs, and how many seeds would decide each."""
-    groups: dict[str, list[Verdict]] = {}
+    """Write a sentence of each evaluation and number of seeds: its pairs, and how many seeds would decide each; and one
+    of each pair that no number would decide."""
+    groups: dict[tuple[str, int], list[Verdict]] = {}
     for verdict in verdicts:
-        groups.setdefault(_what(verdict), []).append(verdict)
+        if not verdict.reason:
+            groups.setdefault((_what(verdict), verdict.num_seeds), []).append(verdict)
     return [
-        f"{evaluation} at {group[0].num_seeds} seeds; would be decided by: {'; '.join(_by_seeds(group))}."
-        for evaluation, group in groups.items()
+        *(
+            f"{evaluation} at {num_seeds} seeds; would be decided by: {'; '.join(_by_seeds(group))}."
+            for (evaluation, num_seeds), group in groups.items()
+        ),
+        *(f"{_what(it)}: {it.pair.first} and {it.pair.second}, {it.reason}." for it in verdicts if it.reason),
     ]
 
 
@@ -109,7 +120,7 @@ def _by_seeds(group: Sequence[Verdict]) -> list[str]:
     """Write how many seeds would decide each pair, those of one number together."""
     pairs: dict[str, list[str]] = {}
     for it in group:
-        pairs.setdefault(it.reason or words.seeds_text(it), []).append(f"{it.pair.first} and {it.pair.second}")
+        pairs.setdefault(words.seeds_text(it), []).append(f"{it.pair.first} and {it.pair.second}")
     if len(pairs) == 1 and len(group) > 2:
         return [f"all {len(group)} pairs {next(iter(pairs))}"]
     return [f"{', '.join(names)} {text}" for text, names in pairs.items()]
@@ -121,21 +132,27 @@ def _what(verdict: Verdict) -> str:
 
 def _without_verdict(verdicts: Sequence[Verdict]) -> list[str]:
     """Name the pairs that have no verdict, those of one reason together, also where it is one of their variants'."""
-    groups: dict[str, list[Verdict]] = {}
+    groups: dict[str, list[tuple[str, Verdict]]] = {}
     for verdict in verdicts:
         if verdict.outcome == "none":
-            groups.setdefault(verdict.reason.removeprefix(f"{verdict.pair.first} "), []).append(verdict)
+            whose = next((it for it in _both(verdict) if verdict.reason.startswith(f"{it} ")), "")
+            groups.setdefault(verdict.reason.removeprefix(f"{whose} "), []).append((whose, verdict))
     sentences = []
     for reason, group in groups.items():
-        if len(group) > 1 and reason != group[0].reason:
-            variants: dict[str, list[str]] = {}
-            for it in group:
-                variants.setdefault(it.pair.evaluation, []).append(it.pair.first)
+        if len(group) > 1 and all(whose for whose, _ in group):
+            variants: dict[str, dict[str, None]] = {}
+            for whose, it in group:
+                variants.setdefault(it.pair.evaluation, {})[whose] = None
             of_each = "; ".join(f"{evaluation} of {', '.join(names)}" for evaluation, names in variants.items())
             sentences.append(f"{words.capitalized(reason)}: {of_each}.")
         else:
-            sentences.append(f"{words.capitalized(group[0].reason)}: {_all_or_listed(group, len(verdicts))}.")
+            told = group[0][1].reason
+            sentences.append(f"{words.capitalized(told)}: {_all_or_listed([it for _, it in group], len(verdicts))}.")
     return sentences
+
+
+def _both(verdict: Verdict) -> tuple[str, str]:
+    return verdict.pair.first, verdict.pair.second
 
 
 def _all_or_listed(verdicts: Sequence[Verdict], num: int) -> str:

@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from attnbench.results.corpora import on_corpus, split_name
+from attnbench.results.metrics import Primary
 from attnbench.results.rows import TRAINING
 from attnbench.results.tables import NOTHING, format_interval, format_number, format_within
 from attnbench.verdict.axes import PER_RUN, is_chance
@@ -100,8 +101,10 @@ def without_addresses(text: str) -> str:
 
 
 def outcome(figure: Figure) -> str:
-    """Write the figure's number, or its statuses."""
-    return figure.text or " and ".join(map(status_name, figure.statuses))
+    """Write the figure's number and, where not all seeds have one, of how many it is; or its statuses."""
+    if not figure.text:
+        return " and ".join(map(status_name, figure.statuses))
+    return f"{figure.text} ({figure.partly})" if figure.partly else figure.text
 
 
 def listed(words: Iterable[str], last: str = "and") -> str:
@@ -130,7 +133,7 @@ def verdict_sentence(verdict: Verdict) -> str:
     """Write one sentence on a pair: better or worse and by how much, equivalent, or undecided and what would decide."""
     pair = verdict.pair
     at = _at(pair.settings)
-    what = f"{metric_name(pair.primary.metric)} of {pair.evaluation}{at}"
+    what = f"{primary_name(pair.evaluation, pair.primary)}{at}"
     if verdict.outcome == "none":
         return f"No verdict on {pair.first} and {pair.second} in {what}: {verdict.reason}."
     by = difference(verdict)
@@ -138,7 +141,8 @@ def verdict_sentence(verdict: Verdict) -> str:
         other = pair.second if verdict.winner == pair.first else pair.first
         ending = f", by more than {pair.primary.margin_text}" if verdict.exceeds_margin else ""
         ending = f", by less than matters ({pair.primary.margin_text})" if verdict.is_equivalent else ending
-        return f"{verdict.winner} is better than {other} in {what}: {by}{ending}."
+        whose = f"{other}’s is " if pair.primary.kind == "nats" and verdict.winner == pair.second else ""
+        return f"{verdict.winner} is better than {other} in {what}: {whose}{by}{ending}."
     if verdict.is_equivalent:
         return f"{pair.first} and {pair.second} are equivalent in {what}, within {pair.primary.margin_text}: {by}."
     ending = verdict.reason or f"undecided at {verdict.num_seeds} seeds; {seeds_text(verdict)} would decide"
@@ -150,29 +154,50 @@ def seeds_text(verdict: Verdict) -> str:
     return "more than 100" if verdict.seeds_needed is None else f"about {verdict.seeds_needed}"
 
 
-def difference(verdict: Verdict) -> str:
-    """Write the difference and its interval, the better one's score less the other's.
+def primary_name(evaluation: str, primary: Primary) -> str:
+    """Name what a verdict is about: "accuracy of recall"; of nats the perplexity, in whose percent differences are."""
+    if primary.kind != "nats":
+        return f"{metric_name(primary.metric)} of {evaluation}"
+    return evaluation if split_name(evaluation)[0] == "perplexity" else f"perplexity of {evaluation}"
 
-    Of nats it is in percent of the reference's perplexity, whichever is better, as in the pictures.
+
+def difference(verdict: Verdict) -> str:
+    """Write the difference and its interval, of scores the better one's less the other's.
+
+    Of perplexity it is how far the first's is from the second's, which is the reference where there is one, in percent
+    of the second's: "84 % [55, 119] higher", and with its sign where neither is better.
     """
     if verdict.difference is None or verdict.low is None or verdict.high is None:
         return NOTHING
-    ends, unit = [verdict.difference, verdict.low, verdict.high], ""
-    if verdict.pair.primary.kind == "nats":
-        ends, unit = [100 * math.expm1(value) for value in ends], " %"
-    mean, low, high = (-ends[0], -ends[2], -ends[1]) if verdict.winner == verdict.pair.second else ends
-    return f"{format_within(mean, low, high, '+')}{unit} {format_interval(low, high, '+')}"
+    ends = verdict.difference, verdict.low, verdict.high
+    if verdict.pair.primary.kind != "nats":
+        mean, low, high = (-ends[0], -ends[2], -ends[1]) if verdict.winner == verdict.pair.second else ends
+        return f"{format_within(mean, low, high, '+')} {format_interval(low, high, '+', is_of_difference=True)}"
+    mean, low, high = (percent_of_nats(value) for value in ends)
+    if verdict.winner is None:
+        return f"{format_within(mean, low, high, '+')} % {format_interval(low, high, '+', is_of_difference=True)}"
+    if verdict.winner == verdict.pair.second:
+        return f"{format_within(mean, low, high)} % {format_interval(low, high, is_of_difference=True)} higher"
+    return f"{format_within(-mean, -high, -low)} % {format_interval(-high, -low, is_of_difference=True)} lower"
+
+
+def percent_of_nats(nats: float) -> float:
+    """Return by how many percent a perplexity is higher that is `nats` above another's."""
+    return 100 * math.expm1(nats)
 
 
 def noise_sentence(noise: Noise) -> str:
     """Write the differences in one primary metric that half of the pairs and that all could have detected."""
     if not noise.detectable:
-        return f"{noise.evaluation} none ({noise.num_seeds} seeds are too few, {noise.fewest_seeds} would do)"
+        have = f"{noise.num_seeds} seed{' is' if noise.num_seeds == 1 else 's are'} too few"
+        return f"{noise.evaluation} none ({have}, {noise.fewest_seeds} would do)"
     ends = median(noise.detectable), max(noise.detectable)
+    left_out = noise.num_pairs - len(noise.detectable)
+    of_some = f" ({left_out} of {noise.num_pairs} pairs have too few seeds for any)" if left_out else ""
     if noise.primary.kind == "nats":
-        half, most = (f"{100 * math.expm1(value):.2g}" for value in ends)
-        return f"{noise.evaluation} {half} and {most} % of perplexity"
-    return f"{noise.evaluation} {ends[0]:.2g} and {ends[1]:.2g} in {noise.primary.kind}"
+        half, most = (f"{percent_of_nats(value):.2g}" for value in ends)
+        return f"{noise.evaluation} {half} and {most} % of perplexity{of_some}"
+    return f"{noise.evaluation} {ends[0]:.2g} and {ends[1]:.2g} in {noise.primary.kind}{of_some}"
 
 
 def plain_answer(figures: Sequence[Figure], column: Column) -> str:

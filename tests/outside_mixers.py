@@ -115,6 +115,28 @@ class RoundsByTheFuture(SeparateProjections):
         return mixed_BTD + _one_ahead(x_BTD) - _one_ahead(x_BTD), state
 
 
+class ReturnsNoState(SeparateProjections):
+    """Returns y where (y, state) is asked for; a batch of two would be unpacked as a pair."""
+
+    def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> Any:
+        return super().forward(x_BTD, state)[0]
+
+
+class LosesAPosition(SeparateProjections):
+    """Its output is one position shorter."""
+
+    def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
+        mixed_BTD, state = super().forward(x_BTD, state)
+        return mixed_BTD[:, 1:], state
+
+
+class StepsWithoutState(SeparateProjections):
+    """A step that returns y alone."""
+
+    def step(self, x_BD: Tensor, state: DeltaState) -> Any:
+        return super().step(x_BD, state)[0]
+
+
 class NormsOverTime(SeparateProjections):
     """Takes away the mean over the positions that it is given."""
 

@@ -31,8 +31,9 @@ from attnbench.machine.device import resolve_device
 from attnbench.machine.environment import KERNEL_LIBRARIES, environment
 from attnbench.machine.locks import device_lock
 from attnbench.machine.precision import resolve_precision
-from attnbench.mixers.base import Mixer
-from attnbench.mixers.definition import LENGTHS, PART_FACTOR, TOLERANCES
+from attnbench.mixers.base import Mixer, ReturnError, checked_return
+from attnbench.mixers.causality import input_of
+from attnbench.mixers.definition import LENGTHS, PART_FACTOR, TOLERANCES, USUAL
 from attnbench.mixers.relative_errors import ROUNDING_FACTOR, worst
 from attnbench.results.files import replace_file
 from attnbench.results.folder import ROOT
@@ -41,6 +42,8 @@ from attnbench.settings.registry import class_named, is_own, resolve
 from attnbench.settings.schema import DoctorSettings, MixerSettings
 
 WIDTH = 79
+RETURN_LENGTH = 8
+"""Positions of the input on which the type and shape of an output are looked at before all checks."""
 STYLES = {"wrong": "bold red", "broken": "bold red", "refused": "dim"}
 
 
@@ -106,7 +109,8 @@ def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings]) -> Path:
 
 
 def _require_built(settings: MixerSettings, device: torch.device) -> None:
-    """Raise UserError for a mixer from outside attnbench that cannot be built: every line would say so."""
+    """Raise UserError for a mixer from outside attnbench that cannot be built or does not return (y, state): every line
+    would say so."""
     if is_own(class_named(settings)):
         return
     resolve(settings.target, Mixer)
@@ -116,11 +120,22 @@ def _require_built(settings: MixerSettings, device: torch.device) -> None:
         # It does not run here, and the page says why.
         return
     try:
-        build_mixer(mixer, device)
+        built = build_mixer(mixer, device)
     except UserError:
         raise
     except Exception as error:
         raise UserError(f"attn={settings.name}: {one_line(error)}") from error
+    if built.defines_itself:
+        # Its adapter has looked at what the layer returns.
+        return
+    x_BTD = input_of(built, RETURN_LENGTH, USUAL.model.dim)
+    try:
+        checked_return(built(x_BTD), x_BTD)
+    except ReturnError as error:
+        raise UserError(f"attn={settings.name}: {error}") from error
+    except Exception:
+        # What a forward pass raises, the page says check by check.
+        return
 
 
 def _save(folder: Path, say: Printer, checks: Sequence[Check], stamp: dict[str, Any]) -> Path:

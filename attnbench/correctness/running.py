@@ -25,7 +25,7 @@ from attnbench.evals.lib.step_cost import load_compiler
 from attnbench.machine.device import start_afresh, synchronize
 from attnbench.machine.precision import resolve_precision
 from attnbench.machine.processes import run_in_processes
-from attnbench.mixers.base import Mixer
+from attnbench.mixers.base import Mixer, ReturnError
 from attnbench.mixers.contract import ALL_LENGTHS, PROMISES, breach
 from attnbench.mixers.definition import MODEL, TOLERANCES, Computed, by_definition, by_state, deviation, limits
 from attnbench.mixers.relative_errors import relative_error, worst
@@ -72,7 +72,7 @@ def run(check: Check, device: torch.device, expected: dict[tuple[str, str, int],
             check.seconds = first_step_seconds(check.mixer, device)
     except Exception as error:
         # A mixer may refuse the value that a case gives to its option.
-        if check.case.options and isinstance(error, UserError):
+        if check.case.options and isinstance(error, UserError) and not isinstance(error, ReturnError):
             check.refusal = str(error)
         else:
             check.failure = one_line(error)

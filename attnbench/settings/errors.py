@@ -81,7 +81,9 @@ def _brief(line: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the class of an exception and the first line of its message."""
+    """Return the class of an exception and the first line of its message; a UserError says all by itself."""
+    if isinstance(error, UserError):
+        return str(error)
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 

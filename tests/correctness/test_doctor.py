@@ -407,6 +407,8 @@ def test_the_command_s_exit_code_tells_of_a_user_s_broken_mixer(tmp_path, monkey
         ("StatesNoFlops", "StatesNoFlops cannot be built without mixing_flops, which Mixer has"),
         ("KeepsATensor", "attn=mine: outside_mixers.KeepsATensor keeps a tensor that is no parameter (ages), "),
         ("FailsToBuild", "attn=mine: ZeroDivisionError: division by zero"),
+        ("ReturnsNoState", "attn=mine: forward returns one Tensor; return (y, state), with y of the input's shape ("),
+        ("LosesAPosition", "attn=mine: forward returns y of shape (2, 7, 128); it must be a tensor of the input's"),
     ],
 )
 def test_a_mixer_that_cannot_be_built_is_one_error_and_no_page(kind, message, capsys, tmp_path):

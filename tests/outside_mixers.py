@@ -137,6 +137,18 @@ class StepsWithoutState(SeparateProjections):
         return super().step(x_BD, state)[0]
 
 
+class RaisesAtOddLengths(SeparateProjections):
+    """Fails in a function of its own, below which torch fails."""
+
+    def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
+        return super().forward(in_pairs(x_BTD), state)
+
+
+def in_pairs(x_BTD: Tensor) -> Tensor:
+    """The same tensor; of an odd length, an error."""
+    return x_BTD.unflatten(1, (-1, 2)).flatten(1, 2)
+
+
 class NormsOverTime(SeparateProjections):
     """Takes away the mean over the positions that it is given."""
 

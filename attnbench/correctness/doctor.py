@@ -37,7 +37,7 @@ from attnbench.mixers.definition import LENGTHS, PART_FACTOR, TOLERANCES, USUAL
 from attnbench.mixers.relative_errors import ROUNDING_FACTOR, worst
 from attnbench.results.files import replace_file
 from attnbench.results.folder import ROOT
-from attnbench.settings.errors import UserError, one_line, printable
+from attnbench.settings.errors import UserError, line_beside, one_line, printable
 from attnbench.settings.registry import class_named, is_own, resolve
 from attnbench.settings.schema import DoctorSettings, MixerSettings
 
@@ -99,6 +99,9 @@ def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings]) -> Path:
                     checks.append(check)
         say()
     _say_wrong(say, checks)
+    # Once, as one line of a mixer fails many checks.
+    for where, failure in {check.where: check.failure for check in checks if check.where}.items():
+        say(f"failed at {where}: {failure}", style=STYLES["wrong"])
     problems = [_problem(check, checks) for check in checks if check.is_chosen and check.is_wrong]
     if not problems:
         say("What auto chooses is right.")
@@ -124,7 +127,8 @@ def _require_built(settings: MixerSettings, device: torch.device) -> None:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"attn={settings.name}: {one_line(error)}") from error
+        where = line_beside(error, class_named(settings).rpartition(".")[0])
+        raise UserError(f"attn={settings.name}: {one_line(error)}{where and f', at {where}'}") from error
     if built.defines_itself:
         # Its adapter has looked at what the layer returns.
         return

@@ -160,7 +160,7 @@ class ReturnError(UserError):
     """A mixer returns something other than (y, state), or a y of another shape than its input."""
 
 
-def checked_return(returned: Any, x: Tensor, method: str = "forward") -> tuple[Tensor, State | None]:
+def checked_return(returned: Any, x: Tensor, method: str = "forward") -> tuple[Tensor, State]:
     """Return output and state of a call with the input x: a tensor of two sequences would be unpacked as a pair too.
 
     Args:

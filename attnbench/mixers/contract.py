@@ -1,7 +1,7 @@
 """The contract of a mixer, promise by promise, on which training, matching and decoding rely.
 
-A check returns words on how a promise is broken, or none. The tests run all of them over every yaml of
-conf/attn, `scripts/doctor.py` over mixers from outside attnbench.
+A check returns words on how a promise is broken, or none; whatever it raises breaks it too. The tests run all of them
+over every yaml of conf/attn, `scripts/doctor.py` over mixers from outside attnbench.
 """
 
 import math
@@ -33,7 +33,6 @@ from attnbench.mixers.definition import (
 )
 from attnbench.mixers.flops import UncountableError, counted_mixing
 from attnbench.ops.precision import accumulation_dtype
-from attnbench.settings.errors import one_line
 from attnbench.settings.registry import is_own
 
 LONGEST = 133
@@ -60,19 +59,6 @@ class Promise(NamedTuple):
     """Function of a mixer in the case's model; returns words on what breaks the promise, or none."""
     needs_state: bool = False
     """True where a backend that only trains need not keep it."""
-
-
-def breach(promise: Promise, build: Callable[[], Mixer], case: Case) -> str:
-    """Return words on what breaks the promise, or none. Whatever building or running the mixer raises breaks it.
-
-    Args:
-        build: makes the mixer of the case's model, with initial weights.
-    """
-    # Any mixer may raise anything: that breaks this promise, and the others are still checked.
-    try:
-        return promise.check(build(), case)
-    except Exception as error:
-        return one_line(error)
 
 
 def shape_and_dtype(mixer: Mixer, case: Case) -> str:

@@ -3,8 +3,10 @@
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import broken_mixers
+import outside_mixers
 import pytest
 import torch
 import yaml
@@ -301,6 +303,15 @@ def test_what_raises_or_is_no_number_is_wrong_and_a_warning_where_auto_does_not_
     assert statuses == {"torch": "ok", "nan": "failed", "raises": "failed"}
 
 
+def test_the_line_of_a_user_s_mixer_that_raises_is_said_once(diagnosed):
+    said, *_ = diagnosed([outside("outside_mixers.RaisesAtOddLengths")])
+    lines = Path(outside_mixers.__file__).read_text().splitlines()
+    number = 1 + next(index for index, line in enumerate(lines) if "unflatten(1" in line)
+    words = "".join(said.split())
+    assert words.count(f"failedat{outside_mixers.__file__}:{number}:RuntimeError:") == 1
+    assert words.count(outside_mixers.__file__) == 1
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_case_is_one_of_some_mixer(case):
     assert any(case.options.keys() <= from_yaml(name).options.keys() for name in mixer_names())
@@ -406,7 +417,7 @@ def test_the_command_s_exit_code_tells_of_a_user_s_broken_mixer(tmp_path, monkey
     [
         ("StatesNoFlops", "StatesNoFlops cannot be built without mixing_flops, which Mixer has"),
         ("KeepsATensor", "attn=mine: outside_mixers.KeepsATensor keeps a tensor that is no parameter (ages), "),
-        ("FailsToBuild", "attn=mine: ZeroDivisionError: division by zero"),
+        ("FailsToBuild", f"attn=mine: ZeroDivisionError: division by zero, at {outside_mixers.__file__}:"),
         ("ReturnsNoState", "attn=mine: forward returns one Tensor; return (y, state), with y of the input's shape ("),
         ("LosesAPosition", "attn=mine: forward returns y of shape (2, 7, 128); it must be a tensor of the input's"),
     ],

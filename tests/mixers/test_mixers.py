@@ -17,6 +17,7 @@ from mixer_building import (
     HEAD_WIDTH,
     assert_near,
     backend,
+    breach,
     build,
     check_compiles_and_stacks,
     example_input,
@@ -35,7 +36,6 @@ from attnbench.mixers.causality import seen_of_the_future
 from attnbench.mixers.contract import (
     ALL_LENGTHS,
     PROMISES,
-    breach,
     causality,
     definition,
     flops,

@@ -102,12 +102,12 @@ def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings]) -> Path:
     # Once, as one line of a mixer fails many checks.
     for where, failure in {check.where: check.failure for check in checks if check.where}.items():
         say(f"failed at {where}: {failure}", style=STYLES["wrong"])
-    problems = [_problem(check, checks) for check in checks if check.is_chosen and check.is_wrong]
+    problems = list(_problems(checks))
     if not problems:
         say("What auto chooses is right.")
     folder = _save(Path(settings.outputs_dir) / "doctor", say, checks, stamp)
     if problems:
-        raise UserError("; ".join(problems))
+        raise UserError(f"{'; '.join(problems)}; see above")
     return folder
 
 
@@ -275,7 +275,7 @@ def _say_wrong(say: Printer, checks: Sequence[Check]) -> None:
         if not check.is_wrong or check.kind not in ("training", "operator", "decoding"):
             continue
         if check.kind == "training":
-            chosen = "auto chooses it" if check.is_chosen else "auto does not choose it"
+            chosen = f"auto chooses it{_right_instead(check, checks)}" if check.is_chosen else "auto does not choose it"
             words = f"{check.name} is wrong with backend={check.backend} in {check.precision}{_at(check)}; {chosen}."
         else:
             chosen = "" if check.is_chosen else "; auto does not choose it"
@@ -287,17 +287,10 @@ def _at(check: Check) -> str:
     return f" at {check.case.name}" if check.case.name else ""
 
 
-def _problem(wrong: Check, checks: Sequence[Check]) -> str:
-    """Name what is wrong and, of a backend at the usual case, the backends that are right."""
-    if wrong.kind in ("operator", "decoding"):
-        return f"{wrong.name} in {wrong.precision}: wrong"
-    if wrong.kind == "promise":
-        return f"attn={wrong.mixer.name} breaks a promise: {wrong.name}: {wrong.failure}"
-    if wrong.kind == "first step":
-        return f"attn={wrong.name} backend={wrong.backend}: its first training step failed: {wrong.failure}"
-    words = f"attn={wrong.name} backend={wrong.backend} in {wrong.precision}{_at(wrong)}: wrong"
+def _right_instead(wrong: Check, checks: Sequence[Check]) -> str:
+    """Name the backends that are right where the chosen one, at the usual case, is wrong."""
     if wrong.case.name:
-        return words
+        return ""
     right = [
         f"attn.backend={check.backend}"
         for check in checks
@@ -305,4 +298,22 @@ def _problem(wrong: Check, checks: Sequence[Check]) -> str:
         == ("training", wrong.name, wrong.precision, wrong.case)
         and _verdict(check) == "right"
     ]
-    return f"{words}; {' or '.join(right) + ' is right' if right else 'no other backend of it is right here'}"
+    return f"; {' or '.join(right) + ' is right' if right else 'no other backend of it is right here'}"
+
+
+def _problems(checks: Sequence[Check]) -> Iterator[str]:
+    """Yield a few words on each mixer, and on all operators, that are wrong where `auto` is what runs; the page above
+    has the rest."""
+    wrong = [check for check in checks if check.is_chosen and check.is_wrong]
+    operators = dict.fromkeys(check.name for check in wrong if check.kind == "operator")
+    for name in dict.fromkeys(check.mixer.name for check in wrong if check.kind != "operator"):
+        broken = [check for check in wrong if check.mixer.name == name and check.kind != "operator"]
+        num_broken = sum(check.kind == "promise" for check in broken)
+        num_promises = sum(check.kind == "promise" and check.mixer.name == name for check in checks)
+        backends = dict.fromkeys(check.backend for check in broken if check.kind in ("training", "decoding"))
+        words = [f"breaks {num_broken} of {num_promises} promises"] if num_broken else []
+        words += [f"is wrong with {' and '.join(backends)}"] if backends else []
+        words += ["fails in its first training step"] if any(check.kind == "first step" for check in broken) else []
+        yield f"attn={name} {' and '.join(filter(None, [', '.join(words[:-1]), words[-1]]))}"
+    if operators:
+        yield f"wrong operators: {', '.join(operators)}"

@@ -196,8 +196,10 @@ def head_count(num_heads: int | None, dim: int, head_width: int) -> int:
             raise UserError(f"attn.num_heads={num_heads}: must be at least 1")
         return num_heads
     if dim % head_width:
+        possible = ", ".join(str(width) for width in range(1, dim + 1) if dim % width == 0)
         raise UserError(
-            f"head_width={head_width} does not divide model.dim={dim}: choose a divisor or set attn.num_heads"
+            f"head_width={head_width}: must divide model.dim={dim}; set model.head_width, or attn.head_width where "
+            f"that is given, to one of {possible}"
         )
     return dim // head_width
 

@@ -88,7 +88,7 @@ BAD = {
     "+trusted=[os.system]": ["trusted=['os.system']", "unknown setting", "seq_len"],
     "+mixer=x": ["mixer=x", "unknown setting"],
     "+evaluations=[]": ["evaluations=[]", "unknown setting"],
-    "model.head_width=48": ["head_width=48", "dim=128"],
+    "model.head_width=48": ["head_width=48: must divide model.dim=128; set model.head_width", "16, 32, 64, 128"],
     "model.dim=0": ["model.dim=0", "at least 1"],
     "model.dropout=1": ["model.dropout=1", "below 1"],
     "model.dropout=-0.1": ["model.dropout=-0.1", "at least 0"],

@@ -143,7 +143,7 @@ def test_backends_of_layers_are_named_and_taken_back() -> None:
         ([*WORDS, "attn.options.window._target_=os.system"], r"window\._target_=os\.system: its yaml has the class$"),
         (
             [*WORDS, "attn.options.window.head_width=48"],
-            r"^head_width=48 does not divide .* attn\.options\.window\.num_h",
+            r"^head_width=48: must divide model\.dim=128; .* attn\.options\.window\.head_width .* 1, 2, .* 64, 128$",
         ),
         ([*WORDS, "attn.options.window.backend=sdpa"], r"^attn\.options\.window\.backend=sdpa: Window has auto, torch"),
         ([*WORDS, "attn.conv_size=4"], r"^attn\.conv_size=4: unknown setting; there is layers, options$"),

@@ -443,6 +443,41 @@ def test_a_mixer_of_ones_own_comes_from_the_config_dir_and_only_from_there(
     assert "attn=mine: unknown" in train()
 
 
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (None, "there is no module my_own; PYTHONPATH=FOLDER before the command finds my_own.py there"),
+        (
+            "import math\nimport einopps\n",
+            "{}:2: an import fails (No module named 'einopps'); install it, or mend the l",
+        ),
+        ("from math import sinn\n", "{}:1: an import fails (cannot import name 'sinn' from 'math' "),
+        ("import math\nclass Mine(\n", "{}:2: no Python ('(' was never closed)"),
+        ("def mine(:\n", "{}:1: no Python (invalid syntax)"),
+        (
+            "from attnbench.mixers.softmax import Softmax\nclass Mime(Softmax):\n    pass\n",
+            "my_own has no Mixer of the name Mine (did you mean Mime?); it has Mime",
+        ),
+        ("", "my_own has no Mixer of the name Mine\n"),
+    ],
+)
+def test_a_mixer_of_ones_own_that_cannot_be_imported_is_one_line(
+    source: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "my_own.py"
+    if source is not None:
+        path.write_text(source)
+    (tmp_path / "attn").mkdir()
+    (tmp_path / "attn" / "mine.yaml").write_text("_target_: my_own.Mine\nbackend: auto\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_own", raising=False)
+    for script, words in (("train.py", [*DEMO, "attn=mine"]), ("doctor.py", ["mixers=[mine]", "device=cpu"])):
+        code, _, errors = run_here(script, "--config-dir", str(tmp_path), *words, f"outputs_dir={tmp_path}")
+        assert code == 1
+        assert errors.count("\n") == 1, errors
+        assert errors.startswith(f"error: _target_=my_own.Mine: {message.format(path)}")
+
+
 @pytest.mark.parametrize("script", ["train.py", "doctor.py"])
 def test_a_configuration_of_another_name_is_one_line(script):
     code, _, errors = run_here(script, "--config-name", "nothere")

@@ -1,6 +1,7 @@
 """Signals outside the steps of a training: while torch or tensors are loaded, whatever a library makes of them."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -95,6 +96,26 @@ def test_a_signal_while_tensors_are_loaded_loses_nothing(number, folder, monkeyp
     assert not (run_folder / "failed.txt").exists()
     assert run(settings) == run_folder
     assert [row["step"] for row in read_metrics(run_folder / "metrics.jsonl") if "loss" in row] == [2, 4, 6, 8, 10, 12]
+
+
+def test_deleting_the_folder_that_a_damaged_lone_state_names_lets_the_command_go_on(folder, monkeypatch):
+    settings = compose_once(words(folder, outputs="damaged"))
+
+    def stop(self, state, report, save=Checkpoints.__call__):
+        self.stop.signal = signal.SIGINT if state.step == 4 else None
+        save(self, state, report)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "__call__", stop)
+        with pytest.raises(Interrupted):
+            run(settings)
+    [weights] = prepare(settings).folder.glob("checkpoint/step-*/weights.safetensors")
+    weights.write_bytes(b"")
+    with pytest.raises(UserError, match="no older state is kept") as caught:
+        run(settings)
+    shutil.rmtree(str(caught.value).partition("; no older state is kept; delete ")[2].partition(", and the")[0])
+    place = run(settings)
+    assert left_of(place) == left_of(run(compose_once(words(folder, outputs="undamaged"))))
 
 
 @pytest.mark.parametrize("step", [8, 12], ids=["amid", "at the end"])

@@ -262,10 +262,12 @@ def test_a_damaged_file_is_named_and_the_older_state_still_loads(file, how, tmp_
 
 
 def test_a_lone_damaged_state_says_that_the_run_must_start_again(tmp_path):
-    saved_at(tmp_path, 4)
-    (tmp_path / "step-00000004" / "weights.safetensors").unlink()
-    with pytest.raises(UserError, match=r"weights\.safetensors: missing.*; delete it to start again"):
-        load_last(tmp_path, small_model())
+    folder = tmp_path / "checkpoint"
+    saved_at(folder, 4)
+    (folder / "step-00000004" / "weights.safetensors").unlink()
+    words = rf"weights\.safetensors: missing.*; delete {tmp_path}, and the same command trains from the start$"
+    with pytest.raises(UserError, match=words):
+        load_last(folder, small_model())
 
 
 def test_another_format_is_refused_by_its_number(tmp_path):

@@ -1,7 +1,9 @@
 """Checkpoints: what comes back is what was kept, to the bit, or an error that names the file."""
 
 import json
+import os
 import shutil
+import stat
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -81,6 +83,17 @@ def test_what_is_loaded_is_what_was_saved(name, tmp_path):
     assert kept == record(name)
     logits_BTC, expected_BTC = (each(batch_of(0).tokens_BT)[0] for each in (model, state.model))
     assert torch.equal(logits_BTC, expected_BTC)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o002])
+def test_weights_may_be_read_by_those_who_may_read_the_other_files(umask, tmp_path):
+    before = os.umask(umask)
+    try:
+        saved_at(tmp_path, 4)
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "step-00000004").iterdir()}
+    assert modes == dict.fromkeys(FILES, 0o666 & ~umask)
 
 
 def test_there_is_nothing_to_resume_in_an_empty_folder(tmp_path):

@@ -429,6 +429,20 @@ def test_an_evaluation_of_no_kind_is_an_error_that_says_which_there_are(
     assert "eval.mine: Mine must be one of CheckpointEvaluation, Probe, SystemEvaluation" in errors
 
 
+@pytest.mark.parametrize(
+    ("script", "group", "header"),
+    [("train.py", "attn", ""), ("train.py", "eval", "# @package eval.mine\n"), ("benchmark.py", "bench", "")],
+)
+@pytest.mark.parametrize("content", ["backend: auto\n", "target: my_mixers.Mine\n", "_target_:\n"])
+def test_a_yaml_without_its_class_is_named(script: str, group: str, header: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / group).mkdir()
+    (tmp_path / group / "mine.yaml").write_text(header + content)
+    code, _, errors = run_here(script, "--config-dir", str(tmp_path), f"{group}=mine", f"outputs_dir={tmp_path}")
+    assert code == 1
+    word = "eval.mine" if group == "eval" else f"{group}=mine"
+    assert errors == f"error: {word}: names no class; {group}/mine.yaml needs the line _target_: PACKAGE.CLASS\n"
+
+
 def test_a_mixer_of_ones_own_comes_from_the_config_dir_and_only_from_there(
     my_conf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -206,6 +206,7 @@ class Checkpoints:
             self.log.sync()
             state.num_metrics_rows = self.log.num_rows
             save_step(self.folder, state, self.record)
+        self.stop.saved_steps[self.folder] = state.step
         self.last = time.monotonic()
         if self.stop.signal is not None:
             raise self.stop.interruption(

@@ -240,6 +240,41 @@ def test_what_users_can_mend_is_one_line_in_every_command(error, said, folder, m
         fail()
 
 
+@pytest.mark.parametrize(("step", "start"), [(2, "from the start"), (6, "from step 4")])
+def test_a_second_signal_says_from_where_the_same_command_goes_on(step, start, folder, monkeypatch, capsys):
+    class Ended(BaseException):
+        pass
+
+    def end(code):
+        raise Ended(code)
+
+    def stop_twice(self, state, report, save=Checkpoints.__call__):
+        if state.step == step:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+        save(self, state, report)
+
+    settings = compose_once(words(folder, outputs=f"twice{step}"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "__call__", stop_twice)
+        patch.setattr(os, "_exit", end)
+        with pytest.raises(Ended, match="130"):
+            run(settings)
+    lost = "SIGINT again: ended at once, and what was not saved is lost; the same command goes on"
+    assert f"\n{lost} {start}\n" in capsys.readouterr().err
+    kept = [path.name for path in prepare(settings).folder.glob("checkpoint/step-*")]
+    assert kept == (["step-00000004"] if step == 6 else [])
+
+
+def test_a_second_signal_to_several_trainings_names_the_one_that_has_saved_least(monkeypatch, capsys):
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+    with StopRequest().listening() as stop:
+        stop.saves, stop.saved_steps = True, {Path("a"): 640, Path("b"): 320}
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert "goes on from what each training has saved, the first from step 320\n" in capsys.readouterr().err
+
+
 def test_a_closed_terminal_that_a_process_was_told_to_ignore_is_no_stop():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

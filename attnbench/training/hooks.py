@@ -236,7 +236,7 @@ class Estimate:
     def __call__(self, state: TrainState, report: StepReport) -> None:
         if state.step == self.first:
             self.started = time.perf_counter()
-        if state.step != self.last:
+        if state.step != self.last or state.step == self.num_steps:
             return
         seconds = (time.perf_counter() - self.started) / 3 * (self.num_steps - state.step)
         log.info("about %s of training to go on this CPU", duration(seconds))

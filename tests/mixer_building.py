@@ -4,6 +4,7 @@ import importlib
 import inspect
 import math
 import zlib
+from collections.abc import Callable
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,9 @@ import yaml
 from torch import Tensor
 
 from attnbench.mixers.base import Mixer
+from attnbench.mixers.contract import Promise
 from attnbench.mixers.definition import TOLERANCES, Case, by_backend, by_definition, compare
+from attnbench.settings.errors import one_line
 
 CONF = Path(__file__).parents[1] / "conf" / "attn"
 DIM, HEAD_WIDTH = 64, 32
@@ -32,6 +35,14 @@ def read(name: str) -> tuple[type[Mixer], dict[str, Any]]:
     options = deepcopy(_content(name))
     module, _, class_name = options.pop("_target_").rpartition(".")
     return getattr(importlib.import_module(module), class_name), options
+
+
+def breach(promise: Promise, build: Callable[[], Mixer], case: Case) -> str:
+    """Words on what breaks a promise, or none; whatever building or running the mixer raises breaks it."""
+    try:
+        return promise.check(build(), case)
+    except Exception as error:
+        return one_line(error)
 
 
 @cache

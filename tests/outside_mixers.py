@@ -115,6 +115,40 @@ class RoundsByTheFuture(SeparateProjections):
         return mixed_BTD + _one_ahead(x_BTD) - _one_ahead(x_BTD), state
 
 
+class ReturnsNoState(SeparateProjections):
+    """Returns y where (y, state) is asked for; a batch of two would be unpacked as a pair."""
+
+    def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> Any:
+        return super().forward(x_BTD, state)[0]
+
+
+class LosesAPosition(SeparateProjections):
+    """Its output is one position shorter."""
+
+    def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
+        mixed_BTD, state = super().forward(x_BTD, state)
+        return mixed_BTD[:, 1:], state
+
+
+class StepsWithoutState(SeparateProjections):
+    """A step that returns y alone."""
+
+    def step(self, x_BD: Tensor, state: DeltaState) -> Any:
+        return super().step(x_BD, state)[0]
+
+
+class RaisesAtOddLengths(SeparateProjections):
+    """Fails in a function of its own, below which torch fails."""
+
+    def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
+        return super().forward(in_pairs(x_BTD), state)
+
+
+def in_pairs(x_BTD: Tensor) -> Tensor:
+    """The same tensor; of an odd length, an error."""
+    return x_BTD.unflatten(1, (-1, 2)).flatten(1, 2)
+
+
 class NormsOverTime(SeparateProjections):
     """Takes away the mean over the positions that it is given."""
 

@@ -55,12 +55,15 @@ def launch(
         summarise: called at the end with the folders of all jobs, in whatever process they ran.
         read: makes the argument of `main` from the composed configuration.
         together: `main` may be called in several processes of torchrun's; of these that of rank 0 alone prints.
+
+    Raises:
+        SystemExit: 1 after an error of a word, a job or the summary, 128 and its number after a signal.
     """
     try:
         ranks = ranks_here()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(1) from None
     if not ranks.follows:
         _launch(main, config_name, summarise, read, together or ranks == ALONE)
         return
@@ -68,6 +71,7 @@ def launch(
         try:
             _launch(main, config_name, None, read, together)
         except SystemExit as end:
+            # Python's own parser of options ends with 2.
             if end.code in (1, 2):
                 # Most errors are those of all ranks, and torchrun ends the others once one has ended.
                 time.sleep(RANK_0_SECONDS)
@@ -113,14 +117,14 @@ def _launch(
         if show_traceback:
             raise
         print(f"error: {explain(error, sys.argv[1:])}", file=sys.stderr)
-        exit_code = 2
+        exit_code = 1
     done_elsewhere = SweepOutcomes.read()
     outcomes = done_here or done_elsewhere
     failures = [printable(f"  {outcome.job}: {outcome.error}") for outcome in outcomes if outcome.folder is None]
     if failures and (len(outcomes) > 1 or not done_here):
         print(f"{len(failures)} of {len(outcomes)} jobs failed:", *failures, sep="\n", file=sys.stderr)
     folders = [Path(outcome.folder) for outcome in outcomes if outcome.folder is not None]
-    if folders and summarise is not None and exit_code in (0, 2):
+    if folders and summarise is not None and exit_code < 128:
         # Called whatever went wrong before: what other jobs left is shown.
         exit_code_of_summary = _summarise(summarise, folders, show_traceback)
         exit_code = exit_code or exit_code_of_summary
@@ -129,7 +133,7 @@ def _launch(
 
 
 def _summarise(summarise: Callable[[Sequence[Path]], None], folders: Sequence[Path], show_traceback: bool) -> int:
-    """Call `summarise`; return 2 for an error that the user can mend, otherwise 0."""
+    """Call `summarise`; return 1 for an error that the user can mend, otherwise 0."""
     try:
         summarise(folders)
     except Exception as error:
@@ -137,7 +141,7 @@ def _summarise(summarise: Callable[[Sequence[Path]], None], folders: Sequence[Pa
         if text is None or show_traceback:
             raise
         print(f"error: {text}", file=sys.stderr)
-        return 2
+        return 1
     return 0
 
 

@@ -16,6 +16,14 @@ from attnbench.settings.schema import CONF
 EXPECTED = (HydraException, OmegaConfBaseException)
 """Errors that the user can mend, beside those of `mendable`."""
 
+EXAMPLES = {
+    "attn.layers": "'attn.layers=[gated_deltanet,window]'",
+    "attn.path": "attn.path=my_package.layers:Layer",
+    "attn.layer": "attn.layer=GatedDeltaProduct",
+    "run": "run=outputs/default/RUN",
+}
+"""Words of a command line for the settings that must be given."""
+
 
 def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
     """Return one line about a mistake: the setting, its value, and what is allowed.
@@ -24,7 +32,8 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
         overrides: of the command line; the error may not know the value that was given.
     """
     if isinstance(error, MissingMandatoryValue):
-        return f"{error.full_key}: must be given"
+        example = EXAMPLES.get(str(error.full_key))
+        return f"{error.full_key}: must be given{f', {example} say' if example else ''}"
     if isinstance(error, MissingConfigException):
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         if group == "hydra/launcher" and name in SUBMITIT:

@@ -23,8 +23,8 @@ def read_mixer(config: DictConfig, hydra_config: Any) -> MixerSettings:
 
 def mixer_of(values: dict[str, Any], hydra_config: Any) -> MixerSettings:
     """Take the mixer out of a configuration's plain values."""
-    chosen = opened("attn", values.pop("attn", None))
-    mixer = MixerSettings(name=hydra_config.runtime.choices.get("attn"), **chosen)
+    name = hydra_config.runtime.choices.get("attn")
+    mixer = MixerSettings(name=name, **opened("attn", name, values.pop("attn", None)))
     mixer = with_parts(mixer, _yaml_of) if is_hybrid(mixer) else mixer
     # Named here and now, by the command line or a yaml that it chooses.
     trust(class_named(part) for part in parts_of(mixer).values() if part.target == MODULE)

@@ -41,14 +41,21 @@ def read_plain(cls: type[Settings], values: Mapping[str, Any], **given: Any) -> 
     return read(cls, values, given=given, hint=hint)
 
 
-def opened(group: str, values: Any) -> dict[str, Any]:
-    """Split a `_target_` yaml of an open group into target and options."""
-    if not isinstance(values, dict):
+def opened(group: str, name: str | None, values: Any) -> dict[str, Any]:
+    """Split a `_target_` yaml of an open group into target and options.
+
+    Args:
+        name: of the yaml; None where none was chosen.
+    """
+    # An empty yaml is null.
+    if not isinstance(values, dict) and (name is None or values is not None):
         raise UserError(f"{group}={values}: must name a yaml of {group}/")
-    options = dict(values)
+    options = dict(values or {})
     target = options.pop("_target_", None)
     if not isinstance(target, str):
-        raise UserError(f"{group}: its yaml names no class under _target_")
+        # Several evaluations are chosen, and each is a group of settings.
+        word = f"eval.{name}" if group == "eval" else f"{group}={name}"
+        raise UserError(f"{word}: names no class; {group}/{name}.yaml needs the line _target_: PACKAGE.CLASS")
     return {"target": target, "options": options}
 
 

@@ -127,8 +127,8 @@ def read_bench(config: DictConfig, hydra_config: Any) -> BenchSettings:
         UserError: as read_settings.
     """
     values = plain(config, hydra_config)
-    target = opened("bench", values.pop("bench", None))
     name = Path(hydra_config.runtime.choices["bench"]).name
+    target = opened("bench", name, values.pop("bench", None))
     settings = read_plain(BenchSettings, values, name=name, **target, command=typed("benchmark", hydra_config))
     check_name("bench", settings.name)
     check_outputs_dir(settings.outputs_dir)
@@ -238,7 +238,7 @@ def _evaluations(values: dict[str, Any]) -> list[EvaluationSettings]:
     for name, options in chosen.items():
         if not isinstance(options, dict):
             raise UserError(f"eval.{name}={options}: unknown setting; eval=[NAME, ...] chooses evaluations")
-    return [EvaluationSettings(name=name, **opened(f"eval.{name}", options)) for name, options in chosen.items()]
+    return [EvaluationSettings(name=name, **opened("eval", name, options)) for name, options in chosen.items()]
 
 
 def _experiment(hydra_config: Any) -> str:

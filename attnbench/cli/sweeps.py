@@ -54,7 +54,7 @@ class SweepOutcomes(Callback):
                 "it out",
                 file=sys.stderr,
             )
-            raise SystemExit(2)
+            raise SystemExit(1)
         is_chosen = config.device != "auto" or any(word.startswith("device=") for word in words)
         if launcher in SUBMITIT and (not is_chosen or "device=auto" in words):
             # No exception: Hydra turns those of callbacks into warnings.
@@ -63,7 +63,7 @@ class SweepOutcomes(Callback):
                 "the GPUs that hydra.launcher.gpus_per_node asks for, and none without it",
                 file=sys.stderr,
             )
-            raise SystemExit(2)
+            raise SystemExit(1)
         folder = Path(config.hydra.sweep.dir).resolve()
         with suppress(OSError):
             # Where nothing can be written, the sweep itself says so.

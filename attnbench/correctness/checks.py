@@ -89,6 +89,8 @@ class Check:
     """Reason why it cannot run here; empty if it can."""
     failure: str = ""
     """Words of what it raised or of how a promise is broken; empty if it ran through."""
+    where: str = ""
+    """File:line of the user's mixer that raised it; empty for one of attnbench."""
     errors: list[Error] = field(default_factory=list)
     seconds: float | None = None
     """Time of a first step."""

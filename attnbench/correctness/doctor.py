@@ -31,16 +31,19 @@ from attnbench.machine.device import resolve_device
 from attnbench.machine.environment import KERNEL_LIBRARIES, environment
 from attnbench.machine.locks import device_lock
 from attnbench.machine.precision import resolve_precision
-from attnbench.mixers.base import Mixer
-from attnbench.mixers.definition import LENGTHS, PART_FACTOR, TOLERANCES
+from attnbench.mixers.base import Mixer, ReturnError, checked_return
+from attnbench.mixers.causality import input_of
+from attnbench.mixers.definition import LENGTHS, PART_FACTOR, TOLERANCES, USUAL
 from attnbench.mixers.relative_errors import ROUNDING_FACTOR, worst
 from attnbench.results.files import replace_file
 from attnbench.results.folder import ROOT
-from attnbench.settings.errors import UserError, one_line, printable
+from attnbench.settings.errors import UserError, line_beside, one_line, printable
 from attnbench.settings.registry import class_named, is_own, resolve
 from attnbench.settings.schema import DoctorSettings, MixerSettings
 
 WIDTH = 79
+RETURN_LENGTH = 8
+"""Positions of the input on which the type and shape of an output are looked at before all checks."""
 STYLES = {"wrong": "bold red", "broken": "bold red", "refused": "dim"}
 
 
@@ -96,17 +99,21 @@ def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings]) -> Path:
                     checks.append(check)
         say()
     _say_wrong(say, checks)
-    problems = [_problem(check, checks) for check in checks if check.is_chosen and check.is_wrong]
+    # Once, as one line of a mixer fails many checks.
+    for where, failure in {check.where: check.failure for check in checks if check.where}.items():
+        say(f"failed at {where}: {failure}", style=STYLES["wrong"])
+    problems = list(_problems(checks))
     if not problems:
         say("What auto chooses is right.")
     folder = _save(Path(settings.outputs_dir) / "doctor", say, checks, stamp)
     if problems:
-        raise UserError("; ".join(problems))
+        raise UserError(f"{'; '.join(problems)}; see above")
     return folder
 
 
 def _require_built(settings: MixerSettings, device: torch.device) -> None:
-    """Raise UserError for a mixer from outside attnbench that cannot be built: every line would say so."""
+    """Raise UserError for a mixer from outside attnbench that cannot be built or does not return (y, state): every line
+    would say so."""
     if is_own(class_named(settings)):
         return
     resolve(settings.target, Mixer)
@@ -116,11 +123,23 @@ def _require_built(settings: MixerSettings, device: torch.device) -> None:
         # It does not run here, and the page says why.
         return
     try:
-        build_mixer(mixer, device)
+        built = build_mixer(mixer, device)
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"attn={settings.name}: {one_line(error)}") from error
+        where = line_beside(error, class_named(settings).rpartition(".")[0])
+        raise UserError(f"attn={settings.name}: {one_line(error)}{where and f', at {where}'}") from error
+    if built.defines_itself:
+        # Its adapter has looked at what the layer returns.
+        return
+    x_BTD = input_of(built, RETURN_LENGTH, USUAL.model.dim)
+    try:
+        checked_return(built(x_BTD), x_BTD)
+    except ReturnError as error:
+        raise UserError(f"attn={settings.name}: {error}") from error
+    except Exception:
+        # What a forward pass raises, the page says check by check.
+        return
 
 
 def _save(folder: Path, say: Printer, checks: Sequence[Check], stamp: dict[str, Any]) -> Path:
@@ -256,7 +275,7 @@ def _say_wrong(say: Printer, checks: Sequence[Check]) -> None:
         if not check.is_wrong or check.kind not in ("training", "operator", "decoding"):
             continue
         if check.kind == "training":
-            chosen = "auto chooses it" if check.is_chosen else "auto does not choose it"
+            chosen = f"auto chooses it{_right_instead(check, checks)}" if check.is_chosen else "auto does not choose it"
             words = f"{check.name} is wrong with backend={check.backend} in {check.precision}{_at(check)}; {chosen}."
         else:
             chosen = "" if check.is_chosen else "; auto does not choose it"
@@ -268,17 +287,10 @@ def _at(check: Check) -> str:
     return f" at {check.case.name}" if check.case.name else ""
 
 
-def _problem(wrong: Check, checks: Sequence[Check]) -> str:
-    """Name what is wrong and, of a backend at the usual case, the backends that are right."""
-    if wrong.kind in ("operator", "decoding"):
-        return f"{wrong.name} in {wrong.precision}: wrong"
-    if wrong.kind == "promise":
-        return f"attn={wrong.mixer.name} breaks a promise: {wrong.name}: {wrong.failure}"
-    if wrong.kind == "first step":
-        return f"attn={wrong.name} backend={wrong.backend}: its first training step failed: {wrong.failure}"
-    words = f"attn={wrong.name} backend={wrong.backend} in {wrong.precision}{_at(wrong)}: wrong"
+def _right_instead(wrong: Check, checks: Sequence[Check]) -> str:
+    """Name the backends that are right where the chosen one, at the usual case, is wrong."""
     if wrong.case.name:
-        return words
+        return ""
     right = [
         f"attn.backend={check.backend}"
         for check in checks
@@ -286,4 +298,22 @@ def _problem(wrong: Check, checks: Sequence[Check]) -> str:
         == ("training", wrong.name, wrong.precision, wrong.case)
         and _verdict(check) == "right"
     ]
-    return f"{words}; {' or '.join(right) + ' is right' if right else 'no other backend of it is right here'}"
+    return f"; {' or '.join(right) + ' is right' if right else 'no other backend of it is right here'}"
+
+
+def _problems(checks: Sequence[Check]) -> Iterator[str]:
+    """Yield a few words on each mixer, and on all operators, that are wrong where `auto` is what runs; the page above
+    has the rest."""
+    wrong = [check for check in checks if check.is_chosen and check.is_wrong]
+    operators = dict.fromkeys(check.name for check in wrong if check.kind == "operator")
+    for name in dict.fromkeys(check.mixer.name for check in wrong if check.kind != "operator"):
+        broken = [check for check in wrong if check.mixer.name == name and check.kind != "operator"]
+        num_broken = sum(check.kind == "promise" for check in broken)
+        num_promises = sum(check.kind == "promise" and check.mixer.name == name for check in checks)
+        backends = dict.fromkeys(check.backend for check in broken if check.kind in ("training", "decoding"))
+        words = [f"breaks {num_broken} of {num_promises} promises"] if num_broken else []
+        words += [f"is wrong with {' and '.join(backends)}"] if backends else []
+        words += ["fails in its first training step"] if any(check.kind == "first step" for check in broken) else []
+        yield f"attn={name} {' and '.join(filter(None, [', '.join(words[:-1]), words[-1]]))}"
+    if operators:
+        yield f"wrong operators: {', '.join(operators)}"

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,13 @@ from attnbench.evals.lib.step_cost import load_compiler
 from attnbench.machine.device import start_afresh, synchronize
 from attnbench.machine.precision import resolve_precision
 from attnbench.machine.processes import run_in_processes
-from attnbench.mixers.base import Mixer
-from attnbench.mixers.contract import ALL_LENGTHS, PROMISES, breach
+from attnbench.mixers.base import Mixer, ReturnError
+from attnbench.mixers.contract import ALL_LENGTHS, PROMISES
 from attnbench.mixers.definition import MODEL, TOLERANCES, Computed, by_definition, by_state, deviation, limits
 from attnbench.mixers.relative_errors import relative_error, worst
 from attnbench.model.building import build_model
-from attnbench.settings.errors import UserError, one_line
-from attnbench.settings.registry import resolve
+from attnbench.settings.errors import UserError, line_beside, one_line
+from attnbench.settings.registry import class_named, is_own, resolve
 from attnbench.settings.schema import MixerSettings, TrainSettings
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.step import Batch, stepper
@@ -67,15 +66,17 @@ def run(check: Check, device: torch.device, expected: dict[tuple[str, str, int],
             check.errors = [Error(f"{part}_error", value, allowed, {}) for part, value in errors.items()]
         elif check.kind == "promise":
             (promise,) = (promise for promise in PROMISES if promise.words == check.name)
-            check.failure = breach(promise, partial(build_mixer, check.mixer, device), ALL_LENGTHS)
+            check.failure = promise.check(build_mixer(check.mixer, device), ALL_LENGTHS)
         else:
             check.seconds = first_step_seconds(check.mixer, device)
     except Exception as error:
         # A mixer may refuse the value that a case gives to its option.
-        if check.case.options and isinstance(error, UserError):
+        if check.case.options and isinstance(error, UserError) and not isinstance(error, ReturnError):
             check.refusal = str(error)
         else:
             check.failure = one_line(error)
+            target = class_named(check.mixer)
+            check.where = "" if is_own(target) else line_beside(error, target.rpartition(".")[0])
 
 
 def _hold_against_definition(

@@ -17,7 +17,7 @@ import mmap
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -112,14 +112,23 @@ def is_made(folder: Path) -> bool:
 def making(folder: Path) -> Iterator[None]:
     """Make the folder, and hold it while its tokens are made; another process that makes the same is waited for.
 
+    What fails before anything is written, as a tokenizer of too many symbols does, leaves no folder.
+
     Raises:
         UserError: the disk is full, or the folder cannot be written.
     """
+    made = [path for path in (folder, *folder.parents[:2]) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with folder_lock(folder, waits=True):
             yield
-    except OSError as error:
+    except BaseException as error:
+        # Up to the first that is not empty.
+        with suppress(OSError):
+            for path in made:
+                path.rmdir()
+        if not isinstance(error, OSError):
+            raise
         where = error.filename2 or error.filename or folder
         raise UserError(
             f"{where}: {error.strerror or error}; tokens are kept in data/tokens, which may be a link to another disk: "

@@ -139,15 +139,29 @@ def _check_characters(splits: dict[str, Text], version: str, origin: str) -> Non
         raise UserError(f"{origin}: is not WikiText-2 {version}, by its characters ({counts}); get it again")
 
 
+def _check_source(source: Path) -> None:
+    """Raise UserError, which names the option of prepare_data.py, for a folder without all splits."""
+    files = split_files(source) if source.is_dir() else {}
+    missing = [split for split in SPLITS if split not in files]
+    if missing:
+        what = f"has no parquet file of {' and '.join(missing)}" if source.is_dir() else "is no folder"
+        raise UserError(f"--source {source}: {what}; give the folder with WikiText-2's three, or leave --source out")
+
+
 def prepare(version: str, source: Path | None, root: Path) -> Path:
     """Put WikiText-2 into data/ under `root`, from the folder `source` or from the Hub; return the new folder.
 
     Files are checked and copied to a temporary folder, which is then renamed. One that is there already is checked.
+
+    Raises:
+        UserError: the text is not the published one or is not there, or data/ cannot be written.
     """
     target = root / "data" / FOLDERS[version]
     if target.exists():
         check_published(target, version)
         return target
+    if source is not None:
+        _check_source(source)
     folder = source if source is not None else _downloaded(version)
     check_published(folder, version)
     try:

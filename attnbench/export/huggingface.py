@@ -23,7 +23,7 @@ from attnbench.export.torch_form import BACKEND
 from attnbench.mixers.adapter import Adapter
 from attnbench.mixers.base import Mixer
 from attnbench.model.building import function_of, layer_sizes
-from attnbench.model.stored import ModelRecord, errors_of_the_system, load_model, load_record, tokenizer_of
+from attnbench.model.stored import ModelRecord, as_other_files, load_model, load_record, tokenizer_of
 from attnbench.results.files import sync
 from attnbench.results.folder import ROOT
 from attnbench.results.row_tables import write_csv
@@ -78,7 +78,7 @@ def export_run(settings: ExportSettings, trained: RunSettings) -> Path:
         write_csv(rows, beside / "results.csv")
         tensors = {f"model.{name}": x.detach().contiguous() for name, x in model.named_parameters()}
         weights = beside / "model.safetensors"
-        with errors_of_the_system(weights):
+        with as_other_files(weights):
             save_file(tensors, weights, metadata={"format": "pt"})
         for path in [*beside.iterdir(), beside]:
             sync(path)

@@ -25,7 +25,7 @@ def main() -> None:
         cli_evaluate()
     except UserError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(1) from None
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from attnbench.settings.errors import Interrupted, UserError, mendable, printable
@@ -141,7 +142,7 @@ class StopRequest:
     """Request to stop, set by any of the signals; training checks it between two steps, saves and stops.
 
     Before there is anything to save, and in the function of `unless_stopped`, a signal ends the work at once. A second
-    signal ends the process.
+    signal ends the process, and a line says from where the same command goes on.
 
     Args:
         announced: a line at once says that it will stop; of several processes not all are to say so.
@@ -152,6 +153,8 @@ class StopRequest:
         self.announced = announced
         self.saves = False
         """True where a stop waits for a save: a first step may compile for minutes, and ends without loss."""
+        self.saved_steps: dict[Path, int] = {}
+        """Last step that is on the disk, of each training by its folder."""
         self._only_reads = False
 
     @contextmanager
@@ -183,6 +186,7 @@ class StopRequest:
             # Both the shell and the system report a closed terminal: that is no impatience.
             if number == signal.SIGHUP:
                 return
+            self._say_lost(number)
             os._exit(128 + number)
         self.signal = number
         if self.saves and self.announced:
@@ -190,6 +194,16 @@ class StopRequest:
         if self._only_reads or not self.saves:
             self._only_reads = False
             raise self.interruption("stopped before a step was done; the same command goes on")
+
+    def _say_lost(self, number: int) -> None:
+        steps = sorted(set(self.saved_steps.values()))
+        start = f"from step {steps[0]}" if steps and steps[0] else "from the start"
+        start = start if len(steps) < 2 else f"from what each training has saved, the first {start}"
+        words = f"{signal.Signals(number).name} again: ended at once, and what was not saved is lost"
+        # The first signal may have come while a line was written: then there is no second one.
+        with suppress(RuntimeError):
+            if self.announced:
+                print(f"\n{words}; the same command goes on {start}", file=sys.stderr, flush=True)
 
     def unless_stopped(self, measure: Callable[[], Value]) -> Value | None:
         """Return the result of `measure`; None where a stop was requested before it, or while it ran.

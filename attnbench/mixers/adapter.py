@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from attnbench.mixers.base import Mixer, State
 from attnbench.mixers.flops import UncountableError, counted_mixing
 from attnbench.settings.check import check_options
-from attnbench.settings.errors import UserError, one_line
+from attnbench.settings.errors import UserError, line_beside, one_line
 
 
 class Adapter(Mixer):
@@ -24,6 +24,7 @@ class Adapter(Mixer):
     fills_submodules: ClassVar[bool] = True
     defines_itself: ClassVar[bool] = True
     inner: nn.Module
+    layer_class: type[nn.Module]
 
     @property
     @abstractmethod
@@ -34,6 +35,11 @@ class Adapter(Mixer):
     def construct(self) -> nn.Module:
         """Return a new layer, with initial weights, on the current default device."""
 
+    def told(self, error: Exception) -> str:
+        """Return one line about an exception of the layer, and the line of its author's that raised it."""
+        where = line_beside(error, self.layer_class.__module__)
+        return f"{one_line(error)}{where and f', at {where}'}"
+
     def adopt(self, dim: int) -> None:
         """Build the layer; called once, at the end of a constructor."""
         self.dim = dim
@@ -42,7 +48,7 @@ class Adapter(Mixer):
             try:
                 self.inner = self.construct()
             except Exception as error:
-                raise UserError(f"{self.words}: its constructor raises {one_line(error)}") from error
+                raise UserError(f"{self.words}: its constructor raises {self.told(error)}") from error
         marked = (name for name, x in self.inner.named_parameters() if getattr(x, "_no_weight_decay", False))
         # As the library marks them. Names of a class's own parameters elsewhere, here those of the layer's.
         self.no_weight_decay = frozenset(f"inner.{name}" for name in marked)  # pyright: ignore[reportAttributeAccessIssue]
@@ -92,7 +98,7 @@ class Adapter(Mixer):
             ) from None
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise UserError(
-                f"{self.words}: raises for an input (1, {length}, {self.dim}): {one_line(error)}"
+                f"{self.words}: raises for an input (1, {length}, {self.dim}): {self.told(error)}"
             ) from error
 
     def _fresh(self, seed: int) -> nn.Module:

@@ -156,6 +156,30 @@ class Mixer(nn.Module, ABC):
         counted them."""
 
 
+class ReturnError(UserError):
+    """A mixer returns something other than (y, state), or a y of another shape than its input."""
+
+
+def checked_return(returned: Any, x: Tensor, method: str = "forward") -> tuple[Tensor, State]:
+    """Return output and state of a call with the input x: a tensor of two sequences would be unpacked as a pair too.
+
+    Args:
+        method: that was called, for the message.
+
+    Raises:
+        ReturnError: it is no pair, or its output is no tensor of the shape of x.
+    """
+    shape = tuple(x.shape)
+    if not isinstance(returned, tuple | list) or len(returned) != 2:
+        kind = f"{len(returned)} values" if isinstance(returned, tuple | list) else f"one {type(returned).__name__}"
+        raise ReturnError(f"{method} returns {kind}; return (y, state), with y of the input's shape {shape}")
+    y, state = returned
+    if not isinstance(y, Tensor) or y.shape != x.shape:
+        kind = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else f"type {type(y).__name__}"
+        raise ReturnError(f"{method} returns y of {kind}; it must be a tensor of the input's shape {shape}")
+    return y, state
+
+
 def state_bytes(state: State) -> int:
     """Return the bytes of all tensors in a state."""
     return sum(tensor.numel() * tensor.element_size() for tensor in state)
@@ -172,8 +196,10 @@ def head_count(num_heads: int | None, dim: int, head_width: int) -> int:
             raise UserError(f"attn.num_heads={num_heads}: must be at least 1")
         return num_heads
     if dim % head_width:
+        possible = ", ".join(str(width) for width in range(1, dim + 1) if dim % width == 0)
         raise UserError(
-            f"head_width={head_width} does not divide model.dim={dim}: choose a divisor or set attn.num_heads"
+            f"head_width={head_width}: must divide model.dim={dim}; set model.head_width, or attn.head_width where "
+            f"that is given, to one of {possible}"
         )
     return dim // head_width
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attnbench.machine.precision import computing, dtype_of
-from attnbench.mixers.base import Mixer
+from attnbench.mixers.base import Mixer, ReturnError, checked_return
 from attnbench.mixers.definition import example
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import class_named, is_own
@@ -32,13 +32,16 @@ def seen_of_the_future(
         dim: of the model.
         precision: that it computes in, its weights being float32.
         is_exact: allow no rounding either, such as that of a sum from which a later position is taken away.
+
+    Raises:
+        ReturnError: the mixer does not return (y, state), or y has another shape than its input.
     """
     x_BTD = input_of(mixer, length, dim)
     x_BTD.requires_grad_()
     positions = [position for position in (*POSITIONS, length // 2) if position < length - 1]
     leak = 0.0 if is_exact else LEAK[precision]
     with computing(precision, x_BTD.device):
-        y_BTD, _ = mixer(_narrowed(x_BTD, precision))
+        y_BTD, _ = checked_return(mixer(_narrowed(x_BTD, precision)), x_BTD)
         for position in positions:
             gradient_BTD = gradient_in(y_BTD[:, position], x_BTD)
             share_T = gradient_BTD.norm(dim=(0, 2)) / gradient_BTD.norm()
@@ -71,12 +74,15 @@ def check_causality(
         seq_len: of the training; more than LONGEST_CHECK positions are not looked at.
 
     Raises:
-        UserError: one sees the future.
+        UserError: one sees the future, or does not return (y, state).
     """
     for settings, mixer in zip(mixers, layers, strict=True):
         if is_own(class_named(settings)):
             continue
-        seen = seen_of_the_future(mixer, dim, min(seq_len, LONGEST_CHECK), precision)
+        try:
+            seen = seen_of_the_future(mixer, dim, min(seq_len, LONGEST_CHECK), precision)
+        except ReturnError as error:
+            raise UserError(f"attn={settings.name}: {error}") from error
         if seen:
             raise UserError(
                 f"attn={settings.name}: {seen}, so that a model reads what it shall predict; it is not trained. "

@@ -1,7 +1,7 @@
 """The contract of a mixer, promise by promise, on which training, matching and decoding rely.
 
-A check returns words on how a promise is broken, or none. The tests run all of them over every yaml of
-conf/attn, `scripts/doctor.py` over mixers from outside attnbench.
+A check returns words on how a promise is broken, or none; whatever it raises breaks it too. The tests run all of them
+over every yaml of conf/attn, `scripts/doctor.py` over mixers from outside attnbench.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from attnbench.mixers.base import Mixer, state_bytes
+from attnbench.mixers.base import Mixer, checked_return, state_bytes
 from attnbench.mixers.causality import (
     LEAK,
     POSITIONS,
@@ -33,7 +33,6 @@ from attnbench.mixers.definition import (
 )
 from attnbench.mixers.flops import UncountableError, counted_mixing
 from attnbench.ops.precision import accumulation_dtype
-from attnbench.settings.errors import one_line
 from attnbench.settings.registry import is_own
 
 LONGEST = 133
@@ -62,26 +61,13 @@ class Promise(NamedTuple):
     """True where a backend that only trains need not keep it."""
 
 
-def breach(promise: Promise, build: Callable[[], Mixer], case: Case) -> str:
-    """Return words on what breaks the promise, or none. Whatever building or running the mixer raises breaks it.
-
-    Args:
-        build: makes the mixer of the case's model, with initial weights.
-    """
-    # Any mixer may raise anything: that breaks this promise, and the others are still checked.
-    try:
-        return promise.check(build(), case)
-    except Exception as error:
-        return one_line(error)
-
-
 def shape_and_dtype(mixer: Mixer, case: Case) -> str:
     """Check that the output has those of the input, at every length; without a state none is returned."""
     for length in case.lengths:
         x_BTD = input_of(mixer, length, case.model.dim)
-        y_BTD, state = mixer(x_BTD)
-        if (y_BTD.shape, y_BTD.dtype) != (x_BTD.shape, x_BTD.dtype):
-            return f"{tuple(x_BTD.shape)} {x_BTD.dtype} became {tuple(y_BTD.shape)} {y_BTD.dtype}"
+        y_BTD, state = checked_return(mixer(x_BTD), x_BTD)
+        if y_BTD.dtype != x_BTD.dtype:
+            return f"an input of {x_BTD.dtype} became {y_BTD.dtype}"
         if state is not None:
             return "a forward pass without a state returns one"
         if not y_BTD.isfinite().all():
@@ -190,8 +176,8 @@ def state(mixer: Mixer, case: Case) -> str:
     with torch.no_grad():
         carried = mixer.init_state(x_BTD.shape[0], 71, x_BTD.dtype)
         addresses = [tensor.data_ptr() for tensor in carried]
-        _, carried = mixer(x_BTD[:, :70], carried)
-        _, after = mixer.step(x_BTD[:, 70], carried)
+        _, carried = checked_return(mixer(x_BTD[:, :70], carried), x_BTD[:, :70], "forward with a state")
+        _, after = checked_return(mixer.step(x_BTD[:, 70], carried), x_BTD[:, 70], "step")
     if any([tensor.data_ptr() for tensor in one] != addresses for one in (carried, after)):
         return "the state that comes out lies elsewhere than the one that was given"
     return "" if any(tensor.any() for tensor in after) else "after 71 positions the state is all zeros"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from attnbench.machine.precision import computing, dtype_of
-from attnbench.mixers.base import Mixer
+from attnbench.mixers.base import Mixer, checked_return
 from attnbench.mixers.relative_errors import (
     SMALLEST_MATRIX,
     parameter_error,
@@ -155,7 +155,7 @@ def by_backend(mixer: Mixer, length: int, precision: str, case: Case = USUAL) ->
 
     Weights in float64 or bfloat16 stay in these.
     """
-    return _in_precision(mixer, lambda x_BTD: mixer(x_BTD)[0], length, precision, case)
+    return _in_precision(mixer, lambda x_BTD: checked_return(mixer(x_BTD), x_BTD)[0], length, precision, case)
 
 
 def by_rounded_definition(mixer: Mixer, length: int, precision: str, case: Case = USUAL) -> Computed:
@@ -200,10 +200,11 @@ def in_pieces(mixer: Mixer, x_BTD: Tensor, sizes: Sequence[int]) -> Tensor:
     outputs = []
     for piece_BTD in x_BTD.split(list(sizes), dim=1):
         if piece_BTD.shape[1] == 1:
-            y_BD, state = mixer.step(piece_BTD[:, 0], state)
+            x_BD = piece_BTD[:, 0]
+            y_BD, state = checked_return(mixer.step(x_BD, state), x_BD, "step")
             outputs.append(y_BD[:, None])
         else:
-            y_BTD, state = mixer(piece_BTD, state)
+            y_BTD, state = checked_return(mixer(piece_BTD, state), piece_BTD, "forward with a state")
             outputs.append(y_BTD)
     return torch.cat(outputs, dim=1)
 

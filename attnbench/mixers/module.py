@@ -7,7 +7,7 @@ from torch import nn
 
 from attnbench.mixers.adapter import Adapter, layer_options
 from attnbench.mixers.causality import seen_of_the_future
-from attnbench.settings.errors import UserError, one_line
+from attnbench.settings.errors import UserError
 from attnbench.settings.registry import resolve_path
 
 CHECK_LENGTH = 24
@@ -74,7 +74,7 @@ class Module(Adapter):
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"{self.words}: raises for an input {shape}: {one_line(error)}") from error
+            raise UserError(f"{self.words}: raises for an input {shape}: {self.told(error)}") from error
         if y_BTD.shape != x_BTD.shape:
             raise UserError(f"{self.words}: an input {shape} became {tuple(y_BTD.shape)}; a mixer keeps the shape")
         seen = seen_of_the_future(self, self.dim, CHECK_LENGTH)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -95,16 +96,22 @@ def write_files(
 
 
 def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    with errors_of_the_system(path):
+    with as_other_files(path):
         save_file(tensors, path)
 
 
 @contextmanager
-def errors_of_the_system(path: Path) -> Iterator[None]:
-    """Raise an OSError of this path where safetensors, inside, cannot write: its own error has no number and no
-    name."""
+def as_other_files(path: Path) -> Iterator[None]:
+    """Give the new file that safetensors writes inside the mode of any other, which the umask decides: it has 0600.
+
+    Raises:
+        OSError: it cannot be written, with number and path, which the error of safetensors lacks.
+    """
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
     try:
         yield
+        path.chmod(mode)
     except SafetensorError as error:
         number = re.search(r"\(os error (\d+)\)", str(error))
         if number is None:

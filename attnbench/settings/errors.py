@@ -1,7 +1,10 @@
 """Errors that a user sees without a traceback, and one line for other exceptions that the user can mend."""
 
 import difflib
+import sys
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 MAX_CHARACTERS = 2000
 """Longest message; a longer one loses its middle, which is a value that the user gave."""
@@ -81,8 +84,25 @@ def _brief(line: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the class of an exception and the first line of its message."""
+    """Return the class of an exception and the first line of its message; a UserError says all by itself."""
+    if isinstance(error, UserError):
+        return str(error)
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+
+
+def line_beside(error: BaseException, module_name: str) -> str:
+    """Return file:line of an exception's last frame in the folder of a module; nothing where it has none there.
+
+    Args:
+        module_name: of the user's own class: what lies beside its file is the user's too.
+    """
+    file = getattr(sys.modules.get(module_name), "__file__", None)
+    if file is None:
+        return ""
+    folder = Path(file).resolve().parent
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f"{frame.filename}:{frame.lineno}" for frame in frames if Path(frame.filename).resolve().parent == folder]
+    return lines[-1] if lines else ""
 
 
 class Interrupted(BaseException):

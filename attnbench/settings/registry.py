@@ -7,12 +7,13 @@ call `trust`, for the whole process and the workers that it starts. A checkpoint
 
 import importlib
 import inspect
+import traceback
 import types
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from attnbench.settings.check import check_options
-from attnbench.settings.errors import UserError
+from attnbench.settings.errors import UserError, did_you_mean
 from attnbench.settings.schema import MixerSettings
 
 Class = TypeVar("Class")
@@ -36,10 +37,11 @@ def resolve(target: str, base: type[Class]) -> type[Class]:
     Raises:
         UserError: a class that may not be constructed, does not exist, is no `base`, or lacks what that asks for.
     """
-    module_name, _, class_name = target.rpartition(".")
-    cls = getattr(import_module(target), class_name, None)
+    class_name = target.rpartition(".")[2]
+    module = import_module(target)
+    cls = getattr(module, class_name, None)
     if not (isinstance(cls, type) and issubclass(cls, base)):
-        raise UserError(f"_target_={target}: {module_name} has no {base.__name__} of the name {class_name}")
+        raise UserError(f"_target_={target}: {_no_such_class(module, class_name, base)}")
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
         raise UserError(f"_target_={target}: {class_name} cannot be built without {missing}, which {base.__name__} has")
@@ -72,10 +74,19 @@ def resolve_path(path: str, base: type[Class]) -> type[Class]:
             f"attn.path={path}: runs code of that class, which this command line does not name; if you trust it, "
             f"give attn.path={path} again, and PYTHONPATH=FOLDER before the command"
         )
-    cls = getattr(import_module(target), class_name, None)
+    module = import_module(target)
+    cls = getattr(module, class_name, None)
     if not (isinstance(cls, type) and issubclass(cls, base)):
-        raise UserError(f"attn.path={path}: {module_name} has no {base.__name__} of the name {class_name}")
+        raise UserError(f"attn.path={path}: {_no_such_class(module, class_name, base)}")
     return cls
+
+
+def _no_such_class(module: types.ModuleType, name: str, base: type) -> str:
+    """Return words on a class that a module lacks, with those of its own that would do."""
+    classes = {key: value for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)}
+    known = [key for key, value in classes.items() if value.__module__ == module.__name__]
+    has = f"; it has {', '.join(known)}" if known else ""
+    return f"{module.__name__} has no {base.__name__} of the name {name}{did_you_mean(name, known)}{has}"
 
 
 def is_own(target: str) -> bool:
@@ -87,7 +98,8 @@ def import_module(target: str) -> types.ModuleType:
     """Import the module of the class named `target`.
 
     Raises:
-        UserError: a class that may not be constructed, or no such module.
+        UserError: a class that may not be constructed, no such module, or one that is no Python or imports what is
+            not there.
     """
     module_name, _, class_name = target.rpartition(".")
     path = module_name.replace(".", "/") + ".py"
@@ -100,9 +112,18 @@ def import_module(target: str) -> types.ModuleType:
         raise UserError(f"_target_={target}: must be module.Class")
     try:
         return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        way_out = "" if is_own(target) else f"; PYTHONPATH=FOLDER before the command finds {path} there"
-        raise UserError(f"_target_={target}: there is no module {error.name}{way_out}") from None
+    except SyntaxError as error:
+        raise UserError(f"_target_={target}: {error.filename}:{error.lineno}: no Python ({error.msg})") from None
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+            way_out = "" if is_own(target) else f"; PYTHONPATH=FOLDER before the command finds {path} there"
+            raise UserError(f"_target_={target}: there is no module {error.name}{way_out}") from None
+        # The frames of Python's own import are the last ones.
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+        where = f"{frames[-1].filename}:{frames[-1].lineno}"
+        raise UserError(
+            f"_target_={target}: {where}: an import fails ({error}); install it, or mend the line"
+        ) from error
 
 
 def build(target: str, options: dict[str, Any], base: type[Class], group: str = "attn", **given: Any) -> Class:

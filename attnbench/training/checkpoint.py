@@ -157,9 +157,10 @@ def load_last(folder: Path, model: LanguageModel) -> TrainState | None:
         content, weights, optimizer = read_files(steps[-1])
         counters = _counters(steps[-1], content)
     except UserError as error:
-        way_out = (
-            f"delete {steps[-1]} to resume from {steps[-2].name}" if len(steps) > 1 else "delete it to start again"
-        )
+        # Without another state the whole run: a best checkpoint that is left would count as one of the new training.
+        way_out = f"no older state is kept; delete {folder.parent}, and the same command trains from the start"
+        if len(steps) > 1:
+            way_out = f"delete {steps[-1]} to resume from {steps[-2].name}"
         raise UserError(f"{error}; {way_out}") from None
     state = TrainState.fresh(model)
     for name, value in counters.items():

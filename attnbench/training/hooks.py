@@ -206,6 +206,7 @@ class Checkpoints:
             self.log.sync()
             state.num_metrics_rows = self.log.num_rows
             save_step(self.folder, state, self.record)
+        self.stop.saved_steps[self.folder] = state.step
         self.last = time.monotonic()
         if self.stop.signal is not None:
             raise self.stop.interruption(
@@ -235,7 +236,7 @@ class Estimate:
     def __call__(self, state: TrainState, report: StepReport) -> None:
         if state.step == self.first:
             self.started = time.perf_counter()
-        if state.step != self.last:
+        if state.step != self.last or state.step == self.num_steps:
             return
         seconds = (time.perf_counter() - self.started) / 3 * (self.num_steps - state.step)
         log.info("about %s of training to go on this CPU", duration(seconds))

@@ -211,8 +211,10 @@ class ProgressBar:
             figures.append(f"loss {self._loss:.4g}")
         rate = self.tokens_per_second
         if rate:
-            left = (self.total_steps - self.step) * self.tokens_per_step / rate
-            figures += [f"{short_number(rate)} tok/s", f"{tqdm.format_interval(left)} left"]
+            figures.append(f"{short_number(rate)} tok/s")
+            if self.step < self.total_steps:
+                left = (self.total_steps - self.step) * self.tokens_per_step / rate
+                figures.append(f"{tqdm.format_interval(left)} left")
         return " ".join(figures)
 
     def _print_line(self) -> None:

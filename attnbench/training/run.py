@@ -126,6 +126,7 @@ class Training:
             layers = [block.mixer for block in model.layers]
             check_causality(record.mixers, layers, record.model.dim, record.seq_len, record.precision)
         state = resumed or TrainState.fresh(model)
+        stop.saved_steps[folder] = state.step
         num_devices = num_devices_of(self.group)
         if resumed is not None and state.num_devices != num_devices:
             log.info(f"was on {state.num_devices} devices, and goes on with {num_devices}: no row says its speed")

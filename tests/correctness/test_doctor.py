@@ -3,8 +3,10 @@
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import broken_mixers
+import outside_mixers
 import pytest
 import torch
 import yaml
@@ -276,9 +278,10 @@ def test_a_kernel_that_is_wrong_in_narrow_heads_alone_is_found_and_named(diagnos
     right = delta_rule.chunked_gated_delta_rule
     in_narrow = lambda query, *rest: right(query if query.shape[-1] > 16 else query.flip(-1), *rest)  # noqa: E731
     monkeypatch.setattr(delta_rule, "chunked_gated_delta_rule", in_narrow)
-    named = "attn=gated_deltanet backend=torch in {} at heads of 16 channels: wrong"
-    *_, message = diagnosed([from_yaml("gated_deltanet")], cases=CASES[:2])
-    assert message == "; ".join(map(named.format, ("float32", "bfloat16")))
+    named = "warning: gated_deltanet is wrong with backend=torch in {} at heads of 16 channels; auto chooses it."
+    said, _, message = diagnosed([from_yaml("gated_deltanet")], cases=CASES[:2])
+    assert message == "attn=gated_deltanet is wrong with torch; see above"
+    assert all(named.format(precision) in " ".join(said.split()) for precision in ("float32", "bfloat16"))
 
 
 def test_what_raises_or_is_no_number_is_wrong_and_a_warning_where_auto_does_not_choose_it(diagnosed):
@@ -299,6 +302,15 @@ def test_what_raises_or_is_no_number_is_wrong_and_a_warning_where_auto_does_not_
     assert "warning: mine, nan is wrong in float32; auto does not choose it." in said
     statuses = {row.identity.backend: row.measurement.status for row in rows}
     assert statuses == {"torch": "ok", "nan": "failed", "raises": "failed"}
+
+
+def test_the_line_of_a_user_s_mixer_that_raises_is_said_once(diagnosed):
+    said, *_ = diagnosed([outside("outside_mixers.RaisesAtOddLengths")])
+    lines = Path(outside_mixers.__file__).read_text().splitlines()
+    number = 1 + next(index for index, line in enumerate(lines) if "unflatten(1" in line)
+    words = "".join(said.split())
+    assert words.count(f"failedat{outside_mixers.__file__}:{number}:RuntimeError:") == 1
+    assert words.count(outside_mixers.__file__) == 1
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -327,8 +339,9 @@ def test_a_first_step_that_fails_is_an_error_and_is_kept(diagnosed, monkeypatch)
         return 1.0
 
     monkeypatch.setattr(running, "first_step_seconds", first_step)
-    _, rows, message = diagnosed([from_yaml("softmax"), from_yaml("linear")])
-    assert message == "attn=softmax backend=torch: its first training step failed: RuntimeError: no such graph"
+    said, rows, message = diagnosed([from_yaml("softmax"), from_yaml("linear")])
+    assert message == "attn=softmax fails in its first training step; see above"
+    assert "RuntimeError: no such graph" in said
     steps = [row for row in rows if row.measurement.metric == "first_step_seconds"]
     assert {row.identity.variant: row.measurement.status for row in steps} == {"softmax": "failed", "linear": "ok"}
 
@@ -343,8 +356,9 @@ def test_a_wrong_way_of_reading_on_from_a_state_is_found(part, diagnosed, monkey
         return right(self, query_BTHK, *rest) * (1.05 if reads_on else 1.0)
 
     monkeypatch.setattr(Softmax, part, wrong)
-    *_, message = diagnosed([from_yaml("softmax")])
-    assert message == "softmax, torch in float32: wrong; softmax, torch in bfloat16: wrong"
+    said, _, message = diagnosed([from_yaml("softmax")])
+    assert message == "attn=softmax is wrong with torch; see above"
+    assert all(f"softmax, torch is wrong in {precision}." in said for precision in ("float32", "bfloat16"))
 
 
 @pytest.mark.parametrize("error", [math.nan, math.inf])
@@ -386,10 +400,10 @@ def test_the_command_s_exit_code_tells_of_a_user_s_broken_mixer(tmp_path, monkey
     words = ("--config-dir", str(tmp_path), f"outputs_dir={tmp_path}")
     code, output, errors = run_here("doctor.py", *words, "mixers=[mine,softmax]", "device=cpu")
     assert code == 1, errors
-    assert "error: attn=mine backend=torch in float32: wrong; no other backend of it is right here" in errors
-    assert "Traceback" not in errors
+    assert errors == f"error: attn=mine breaks 1 of {len(PROMISES)} promises and is wrong with torch; see above\n"
+    wrong = "mine is wrong with backend=torch in float32; auto chooses it; no other backend of it is right here."
+    assert wrong in " ".join(output.split())
     assert "at length 133" in output
-    assert "attn=softmax" not in errors
     # What was found is kept.
     assert read_csv(tmp_path / "doctor" / "results.csv")
     # Of one from outside attnbench, the contract too.
@@ -398,7 +412,7 @@ def test_the_command_s_exit_code_tells_of_a_user_s_broken_mixer(tmp_path, monkey
     assert [words for words, verdict in promises.items() if verdict == "broken"] == ["equals its definition"]
     assert "The contract that mine, from outside attnbench" in output
     assert "The contract that softmax" not in output
-    assert "attn=mine breaks a promise: equals its definition: at length 63 forward differs from reference" in errors
+    assert "at length 63 forward differs from reference" in output
 
 
 @pytest.mark.parametrize(
@@ -406,7 +420,9 @@ def test_the_command_s_exit_code_tells_of_a_user_s_broken_mixer(tmp_path, monkey
     [
         ("StatesNoFlops", "StatesNoFlops cannot be built without mixing_flops, which Mixer has"),
         ("KeepsATensor", "attn=mine: outside_mixers.KeepsATensor keeps a tensor that is no parameter (ages), "),
-        ("FailsToBuild", "attn=mine: ZeroDivisionError: division by zero"),
+        ("FailsToBuild", f"attn=mine: ZeroDivisionError: division by zero, at {outside_mixers.__file__}:"),
+        ("ReturnsNoState", "attn=mine: forward returns one Tensor; return (y, state), with y of the input's shape ("),
+        ("LosesAPosition", "attn=mine: forward returns y of shape (2, 7, 128); it must be a tensor of the input's"),
     ],
 )
 def test_a_mixer_that_cannot_be_built_is_one_error_and_no_page(kind, message, capsys, tmp_path):
@@ -420,7 +436,7 @@ def test_a_mixer_that_cannot_be_built_is_one_error_and_no_page(kind, message, ca
 def test_a_contract_s_rows_say_which_promise_is_broken(diagnosed):
     settings = outside("outside_mixers.CheapOnPaper")
     said, rows, message = diagnosed([settings])
-    assert message.startswith("attn=mine breaks a promise: states the FLOPs of its mixing: mixing_flops")
+    assert message == f"attn=mine breaks 1 of {len(PROMISES)} promises; see above"
     promises = {row.measurement.settings["promise"]: row for row in rows if row.measurement.metric == "promise_kept"}
     assert promises.keys() == {promise.words for promise in PROMISES}
     (broken,) = (row.measurement for row in promises.values() if row.measurement.status != "ok")

@@ -297,6 +297,18 @@ def test_a_signal_ends_it_in_one_line_and_the_same_command_goes_on(tmp_path):
     assert said[3] == said[4] != ""
 
 
+def test_a_tokenizer_that_cannot_be_made_leaves_no_folder(tmp_path, on_disk):
+    write(tmp_path)
+    for kept in (None, "other"):
+        if kept is not None:
+            (tmp_path / "data" / "tokens" / kept).mkdir(parents=True)
+        with pytest.raises(UserError, match=r"the train split yields \d+ symbols of bpe"):
+            load(tmp_path, tokenizer="bpe", vocabulary_size=99_999)
+        left = [path.name for path in (tmp_path / "data").rglob("*")] if (tmp_path / "data").exists() else None
+        assert left == (["tokens", kept] if kept is not None else None)
+    load(tmp_path, **TOKENIZERS[2])
+
+
 def test_splits_that_have_files_and_a_missing_one(tmp_path, on_disk):
     write_splits(tmp_path / "set")
     (tmp_path / "set" / "test-00000-of-00001.parquet").unlink()

@@ -172,6 +172,20 @@ def test_prepare_refuses_a_source_that_is_not_the_published_one(away, monkeypatc
     assert not (away / "data").exists()
 
 
+def test_prepare_names_its_own_option_where_the_source_is_missing(away, monkeypatch):
+    source = publish(monkeypatch, away / "source")
+    (source / "test-00000-of-00001.parquet").unlink()
+    (away / "file").touch()
+    for given, what in (
+        (away / "nope", "is no folder"),
+        (away / "file", "is no folder"),
+        (source, "has no parquet file of test"),
+    ):
+        with pytest.raises(SystemExit, match=rf"^error: --source {given}: {what}; give the folder with WikiText"):
+            run_script(monkeypatch, "--source", given, "--root", away)
+    assert not (away / "data").exists()
+
+
 def test_prepare_copies_whole_or_not_at_all(away, monkeypatch):
     source = publish(monkeypatch, away / "source")
     copyfile = shutil.copyfile

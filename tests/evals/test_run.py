@@ -645,6 +645,22 @@ def test_outputs_that_cannot_be_written_are_named(folder, tmp_path):
         run(compose_once(words(folder, f"outputs_dir={tmp_path / 'file'}")))
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("ReturnsNoState", r"^attn=mine: forward returns one Tensor; return \(y, state\), with y of the input's shape"),
+        ("LosesAPosition", r"^attn=mine: forward returns y of shape \(2, \d+, \d+\); it must be a tensor"),
+    ],
+)
+def test_a_mixer_from_outside_that_returns_something_else_is_not_accused_of_seeing_the_future(
+    kind, message, folder, tmp_path
+):
+    settings = replace(compose_once(words(folder, outputs=str(tmp_path))), evaluations=[], **settings_of(kind))
+    with pytest.raises(UserError, match=message):
+        run(settings)
+    assert not prepare(settings).checkpoints.exists()
+
+
 def test_a_mixer_from_outside_that_sees_the_future_is_not_trained(folder, tmp_path, monkeypatch):
     settings = replace(
         compose_once(words(folder, outputs=str(tmp_path))), evaluations=[], **settings_of("SeesOneAhead")

@@ -190,7 +190,8 @@ def test_on_a_full_disk_nothing_is_left(exported, tmp_path, monkeypatch):
         exported("flash")
     assert not [*tmp_path.iterdir()]
     monkeypatch.undo()
-    assert exported("flash").is_dir()
+    modes = {path.stat().st_mode for path in exported("flash").iterdir()}
+    assert len(modes) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["flash"]
 
 

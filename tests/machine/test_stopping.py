@@ -1,6 +1,7 @@
 """Signals outside the steps of a training: while torch or tensors are loaded, whatever a library makes of them."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -95,6 +96,26 @@ def test_a_signal_while_tensors_are_loaded_loses_nothing(number, folder, monkeyp
     assert not (run_folder / "failed.txt").exists()
     assert run(settings) == run_folder
     assert [row["step"] for row in read_metrics(run_folder / "metrics.jsonl") if "loss" in row] == [2, 4, 6, 8, 10, 12]
+
+
+def test_deleting_the_folder_that_a_damaged_lone_state_names_lets_the_command_go_on(folder, monkeypatch):
+    settings = compose_once(words(folder, outputs="damaged"))
+
+    def stop(self, state, report, save=Checkpoints.__call__):
+        self.stop.signal = signal.SIGINT if state.step == 4 else None
+        save(self, state, report)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "__call__", stop)
+        with pytest.raises(Interrupted):
+            run(settings)
+    [weights] = prepare(settings).folder.glob("checkpoint/step-*/weights.safetensors")
+    weights.write_bytes(b"")
+    with pytest.raises(UserError, match="no older state is kept") as caught:
+        run(settings)
+    shutil.rmtree(str(caught.value).partition("; no older state is kept; delete ")[2].partition(", and the")[0])
+    place = run(settings)
+    assert left_of(place) == left_of(run(compose_once(words(folder, outputs="undamaged"))))
 
 
 @pytest.mark.parametrize("step", [8, 12], ids=["amid", "at the end"])
@@ -209,7 +230,7 @@ def test_what_users_can_mend_is_one_line_in_every_command(error, said, folder, m
     assert said in str(caught.value)
     assert str(caught.value).isprintable()
     for main, summarise in ((fail, None), (lambda settings: folder, fail)):
-        assert launched(monkeypatch, main, words(folder), summarise) in (1, 2)
+        assert launched(monkeypatch, main, words(folder), summarise) == 1
         stderr = capsys.readouterr().err
         assert stderr.startswith("error: ")
         assert said in stderr
@@ -217,6 +238,41 @@ def test_what_users_can_mend_is_one_line_in_every_command(error, said, folder, m
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(type(error)), ending_in_one_line():
         fail()
+
+
+@pytest.mark.parametrize(("step", "start"), [(2, "from the start"), (6, "from step 4")])
+def test_a_second_signal_says_from_where_the_same_command_goes_on(step, start, folder, monkeypatch, capsys):
+    class Ended(BaseException):
+        pass
+
+    def end(code):
+        raise Ended(code)
+
+    def stop_twice(self, state, report, save=Checkpoints.__call__):
+        if state.step == step:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+        save(self, state, report)
+
+    settings = compose_once(words(folder, outputs=f"twice{step}"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "__call__", stop_twice)
+        patch.setattr(os, "_exit", end)
+        with pytest.raises(Ended, match="130"):
+            run(settings)
+    lost = "SIGINT again: ended at once, and what was not saved is lost; the same command goes on"
+    assert f"\n{lost} {start}\n" in capsys.readouterr().err
+    kept = [path.name for path in prepare(settings).folder.glob("checkpoint/step-*")]
+    assert kept == (["step-00000004"] if step == 6 else [])
+
+
+def test_a_second_signal_to_several_trainings_names_the_one_that_has_saved_least(monkeypatch, capsys):
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+    with StopRequest().listening() as stop:
+        stop.saves, stop.saved_steps = True, {Path("a"): 640, Path("b"): 320}
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert "goes on from what each training has saved, the first from step 320\n" in capsys.readouterr().err
 
 
 def test_a_closed_terminal_that_a_process_was_told_to_ignore_is_no_stop():

@@ -17,6 +17,7 @@ from mixer_building import (
     HEAD_WIDTH,
     assert_near,
     backend,
+    breach,
     build,
     check_compiles_and_stacks,
     example_input,
@@ -35,7 +36,6 @@ from attnbench.mixers.causality import seen_of_the_future
 from attnbench.mixers.contract import (
     ALL_LENGTHS,
     PROMISES,
-    breach,
     causality,
     definition,
     flops,
@@ -221,6 +221,16 @@ def test_a_wrong_mixer_is_caught_by_the_promises_that_it_breaks(kind):
     build_wrong = partial(build_mixer, settings, torch.device("cpu"), case)
     broken = [promise.check for promise in PROMISES if breach(promise, build_wrong, case)]
     assert broken == BROKEN[kind]
+
+
+def test_a_step_that_returns_no_state_is_named():
+    trust(["outside_mixers.StepsWithoutState"])
+    settings = MixerSettings(name="wrong", target="outside_mixers.StepsWithoutState", options={"backend": "torch"})
+    case = replace(CASE, lengths=(65,))
+    broken = {it.check: breach(it, partial(build_mixer, settings, torch.device("cpu"), case), case) for it in PROMISES}
+    words = "step returns one Tensor; return (y, state), with y of the input's shape (2, "
+    assert [check for check, said in broken.items() if said.startswith(words)] == [pieces, state]
+    assert not any(said for check, said in broken.items() if check not in (pieces, state))
 
 
 def test_rounding_by_the_future_is_a_leak_in_a_mixer_of_attnbench():

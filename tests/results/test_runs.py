@@ -341,7 +341,7 @@ BAD = {
 def test_mistakes_are_one_line(outputs, word):
     words = [word] if word.startswith("outputs_dir") else [word, f"outputs_dir={outputs}"]
     code, _, errors = run_here("runs.py", *words)
-    assert code == 1 or code == 2
+    assert code == 1
     assert BAD[word] in errors
     assert len(errors.strip().splitlines()) == 1
 

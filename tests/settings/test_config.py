@@ -88,7 +88,7 @@ BAD = {
     "+trusted=[os.system]": ["trusted=['os.system']", "unknown setting", "seq_len"],
     "+mixer=x": ["mixer=x", "unknown setting"],
     "+evaluations=[]": ["evaluations=[]", "unknown setting"],
-    "model.head_width=48": ["head_width=48", "dim=128"],
+    "model.head_width=48": ["head_width=48: must divide model.dim=128; set model.head_width", "16, 32, 64, 128"],
     "model.dim=0": ["model.dim=0", "at least 1"],
     "model.dropout=1": ["model.dropout=1", "below 1"],
     "model.dropout=-0.1": ["model.dropout=-0.1", "at least 0"],
@@ -215,7 +215,7 @@ def test_a_bad_override_of_another_script_is_one_line(script: str, override: str
     own = {COMPARE: ["plan=demo", "plan.dry_run=true"], GENERATE: ["run=x"]}.get(script, [])
     given = own if script in (EVALUATE, GENERATE) else [*own, "device=cpu", f"outputs_dir={tmp_path}"]
     code, _, said = run_here(f"{script}.py", *given, override, cwd=tmp_path)
-    assert code != 0
+    assert code == 1
     assert said.startswith("error: ")
     assert said.count("\n") == 1, said
     for part in BAD_OF_OTHERS[script, override]:
@@ -410,7 +410,7 @@ def test_a_yaml_that_is_none_is_an_error_that_says_where(tmp_path: Path) -> None
     (tmp_path / "plan").mkdir()
     (tmp_path / "plan" / "broken.yaml").write_text("overrides: [a, b\nvariants: 3\n")
     code, _, errors = run_here("compare.py", "--config-dir", str(tmp_path), "plan=broken")
-    assert code == 2
+    assert code == 1
     assert f"{tmp_path}/plan/broken.yaml, line 2, column 9: no yaml" in errors
 
 
@@ -429,6 +429,20 @@ def test_an_evaluation_of_no_kind_is_an_error_that_says_which_there_are(
     assert "eval.mine: Mine must be one of CheckpointEvaluation, Probe, SystemEvaluation" in errors
 
 
+@pytest.mark.parametrize(
+    ("script", "group", "header"),
+    [("train.py", "attn", ""), ("train.py", "eval", "# @package eval.mine\n"), ("benchmark.py", "bench", "")],
+)
+@pytest.mark.parametrize("content", ["backend: auto\n", "target: my_mixers.Mine\n", "_target_:\n"])
+def test_a_yaml_without_its_class_is_named(script: str, group: str, header: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / group).mkdir()
+    (tmp_path / group / "mine.yaml").write_text(header + content)
+    code, _, errors = run_here(script, "--config-dir", str(tmp_path), f"{group}=mine", f"outputs_dir={tmp_path}")
+    assert code == 1
+    word = "eval.mine" if group == "eval" else f"{group}=mine"
+    assert errors == f"error: {word}: names no class; {group}/mine.yaml needs the line _target_: PACKAGE.CLASS\n"
+
+
 def test_a_mixer_of_ones_own_comes_from_the_config_dir_and_only_from_there(
     my_conf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,9 +457,44 @@ def test_a_mixer_of_ones_own_comes_from_the_config_dir_and_only_from_there(
     assert "attn=mine: unknown" in train()
 
 
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (None, "there is no module my_own; PYTHONPATH=FOLDER before the command finds my_own.py there"),
+        (
+            "import math\nimport einopps\n",
+            "{}:2: an import fails (No module named 'einopps'); install it, or mend the l",
+        ),
+        ("from math import sinn\n", "{}:1: an import fails (cannot import name 'sinn' from 'math' "),
+        ("import math\nclass Mine(\n", "{}:2: no Python ('(' was never closed)"),
+        ("def mine(:\n", "{}:1: no Python (invalid syntax)"),
+        (
+            "from attnbench.mixers.softmax import Softmax\nclass Mime(Softmax):\n    pass\n",
+            "my_own has no Mixer of the name Mine (did you mean Mime?); it has Mime",
+        ),
+        ("", "my_own has no Mixer of the name Mine\n"),
+    ],
+)
+def test_a_mixer_of_ones_own_that_cannot_be_imported_is_one_line(
+    source: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "my_own.py"
+    if source is not None:
+        path.write_text(source)
+    (tmp_path / "attn").mkdir()
+    (tmp_path / "attn" / "mine.yaml").write_text("_target_: my_own.Mine\nbackend: auto\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_own", raising=False)
+    for script, words in (("train.py", [*DEMO, "attn=mine"]), ("doctor.py", ["mixers=[mine]", "device=cpu"])):
+        code, _, errors = run_here(script, "--config-dir", str(tmp_path), *words, f"outputs_dir={tmp_path}")
+        assert code == 1
+        assert errors.count("\n") == 1, errors
+        assert errors.startswith(f"error: _target_=my_own.Mine: {message.format(path)}")
+
+
 @pytest.mark.parametrize("script", ["train.py", "doctor.py"])
 def test_a_configuration_of_another_name_is_one_line(script):
     code, _, errors = run_here(script, "--config-name", "nothere")
-    assert code == 2
+    assert code == 1
     assert errors.startswith("error: --config-name nothere: unknown")
     assert errors.count("\n") == 1

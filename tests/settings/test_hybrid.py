@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.cli.compose import compose
+from attnbench.cli.compose import CONF, compose
+from attnbench.cli.mistakes import EXAMPLES
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.model.building import build_model, resolve_mixer
 from attnbench.model.matching import match_mixer
@@ -126,7 +127,7 @@ def test_backends_of_layers_are_named_and_taken_back() -> None:
     ("words", "message"),
     [
         (["attn=[softmax,linear]"], r"^attn=\[softmax,linear\]: .* attn=hybrid 'attn\.layers=\[softmax,linear\]'"),
-        (["attn=hybrid"], r"^attn\.layers: must be given$"),
+        (["attn=hybrid"], r"^attn\.layers: must be given, 'attn\.layers=\[gated_deltanet,window\]' say$"),
         (["attn=hybrid", "attn.layers=[]"], r"^attn\.layers=\[\]: must name at least one mixer$"),
         (["attn=hybrid", "attn.layers=[linear*0]"], r"^attn\.layers=\[linear\*0\]: linear\*0: the count must be 1 to"),
         (["attn=hybrid", "attn.layers=[linear*x]"], r"linear\*x: the count must be 1 to 1000$"),
@@ -143,7 +144,7 @@ def test_backends_of_layers_are_named_and_taken_back() -> None:
         ([*WORDS, "attn.options.window._target_=os.system"], r"window\._target_=os\.system: its yaml has the class$"),
         (
             [*WORDS, "attn.options.window.head_width=48"],
-            r"^head_width=48 does not divide .* attn\.options\.window\.num_h",
+            r"^head_width=48: must divide model\.dim=128; .* attn\.options\.window\.head_width .* 1, 2, .* 64, 128$",
         ),
         ([*WORDS, "attn.options.window.backend=sdpa"], r"^attn\.options\.window\.backend=sdpa: Window has auto, torch"),
         ([*WORDS, "attn.conv_size=4"], r"^attn\.conv_size=4: unknown setting; there is layers, options$"),
@@ -153,6 +154,13 @@ def test_mistakes_are_one_line(words: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message) as refusal:
         compose([*TINY, *words])
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("model", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
+def test_the_layers_that_the_message_gives_work_with_every_model(model: str) -> None:
+    words = EXAMPLES["attn.layers"].strip("'")
+    settings = compose(["experiment=demo", f"model={model}", "device=cpu", "logger=none", "attn=hybrid", words])
+    assert len(layers_of(settings.mixer, settings.model.num_layers)) == settings.model.num_layers
 
 
 def test_a_cache_among_its_layers_has_no_state_to_match() -> None:

@@ -1,7 +1,9 @@
 """Checkpoints: what comes back is what was kept, to the bit, or an error that names the file."""
 
 import json
+import os
 import shutil
+import stat
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -81,6 +83,17 @@ def test_what_is_loaded_is_what_was_saved(name, tmp_path):
     assert kept == record(name)
     logits_BTC, expected_BTC = (each(batch_of(0).tokens_BT)[0] for each in (model, state.model))
     assert torch.equal(logits_BTC, expected_BTC)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o002])
+def test_weights_may_be_read_by_those_who_may_read_the_other_files(umask, tmp_path):
+    before = os.umask(umask)
+    try:
+        saved_at(tmp_path, 4)
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "step-00000004").iterdir()}
+    assert modes == dict.fromkeys(FILES, 0o666 & ~umask)
 
 
 def test_there_is_nothing_to_resume_in_an_empty_folder(tmp_path):
@@ -262,10 +275,12 @@ def test_a_damaged_file_is_named_and_the_older_state_still_loads(file, how, tmp_
 
 
 def test_a_lone_damaged_state_says_that_the_run_must_start_again(tmp_path):
-    saved_at(tmp_path, 4)
-    (tmp_path / "step-00000004" / "weights.safetensors").unlink()
-    with pytest.raises(UserError, match=r"weights\.safetensors: missing.*; delete it to start again"):
-        load_last(tmp_path, small_model())
+    folder = tmp_path / "checkpoint"
+    saved_at(folder, 4)
+    (folder / "step-00000004" / "weights.safetensors").unlink()
+    words = rf"weights\.safetensors: missing.*; delete {tmp_path}, and the same command trains from the start$"
+    with pytest.raises(UserError, match=words):
+        load_last(folder, small_model())
 
 
 def test_another_format_is_refused_by_its_number(tmp_path):

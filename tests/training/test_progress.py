@@ -1,11 +1,14 @@
 import io
+import logging
 import re
 import sys
 import time
+from unittest.mock import Mock
 
 import pytest
 
 from attnbench.training import log as progress
+from attnbench.training.hooks import Estimate
 from attnbench.training.log import ProgressBar, watched
 
 
@@ -43,7 +46,17 @@ def test_without_a_terminal_a_plain_line_at_every_tenth(clock, capsys):
     assert [int(share) for share in re.findall(r"(\d+)%", text)] == [50, 60, 70, 80, 90, 100]
     assert all(len(line) <= 80 and "loss 2 " in line for line in text.splitlines())
     assert "2k tok/s 00:10 left" in text
+    assert text.endswith("100% 100/100 loss 2 2k tok/s\n")
     assert not re.search(r"[\r\x1b]", text)
+
+
+@pytest.mark.parametrize(("num_steps", "num_lines"), [(3, 0), (4, 0), (5, 1)])
+def test_a_training_that_has_ended_is_not_estimated(num_steps, num_lines, clock, caplog):
+    caplog.set_level(logging.INFO, logger="attnbench")
+    estimate = Estimate(num_steps=num_steps, start_step=0)
+    for step in range(1, num_steps + 1):
+        estimate(Mock(step=step), Mock())
+    assert len(caplog.records) == num_lines
 
 
 def test_without_a_terminal_a_line_after_half_a_minute(clock, capsys):

@@ -131,7 +131,7 @@ def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
         finally:
             # Cut off, too: report.py then shows what there is. Before a score is there a former record says more.
             scores = comparison.scored(is_cut_off=True) if scored is None else scored
-            # Of all evaluations, whichever of them were to run now: the others' cells are there, or missing.
+            # Of all evaluations, whichever of them were to run now: of the others it has what is there.
             if scored is not None or results_of([*scores, *comparison.timed()]):
                 write_record(comparison, scores, started, time.monotonic() - mark)
     assert scored is not None

@@ -473,20 +473,24 @@ def test_a_dry_run_times_whole_batches_where_they_are_short_and_divides_no_gpu_b
     assert seconds("cuda", 0.02, 0.0) == pytest.approx(5 + 100 * 0.02)
 
 
-def test_only_some_evaluations_leave_the_rest_of_the_plan_in_the_record_or_missing(whole, copied, text, tmp_path, ran):
+def test_of_only_some_evaluations_the_others_are_left_as_they_are_and_not_missing(whole, copied, text, tmp_path, ran):
     kept = ("files", "rates", "evaluations", "missing")
     before = record(copied)
     compared(settings(text, copied.parent, only=["throughput"]))
     assert ran() == []
     assert [record(copied)[name] for name in kept] == [before[name] for name in kept]
-    compared(settings(text, tmp_path / "new", only=["throughput"]))
+    folder = compared(settings(text, tmp_path / "new", only=["throughput"]))
     assert groups(ran()) == ["throughput", "throughput"]
-    begun = record(tmp_path / "new" / "little")
-    assert begun["failures"] == []
-    assert [label for label in begun["missing"] if label.endswith("search")] == [
-        f"copy {name}, lr {rate}, search" for name in VARIANTS for rate in ("0.01", "0.03")
-    ]
-    assert "copy plain, 2 scored" in begun["missing"]
+    assert record(folder)["failures"] == record(folder)["missing"] == []
+    assert "Unfinished" not in answer(read_inputs(folder))
+
+
+def test_an_evaluation_that_was_begun_is_missing_whichever_are_to_run_now(copied, text, ran):
+    next(copied.glob("cells/copy-plain-*-seed1-*/results")).rename(copied / "elsewhere")
+    compared(settings(text, copied.parent, only=["throughput"]))
+    assert ran() == []
+    [label] = record(copied)["missing"]
+    assert label.startswith("copy plain") and label.endswith("seed 1")
 
 
 def test_how_long_it_took_is_of_all_sittings(text, tmp_path, ran):

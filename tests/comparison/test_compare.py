@@ -490,7 +490,7 @@ def test_an_evaluation_that_was_begun_is_missing_whichever_are_to_run_now(copied
     compared(settings(text, copied.parent, only=["throughput"]))
     assert ran() == []
     [label] = record(copied)["missing"]
-    assert label.startswith("copy plain") and label.endswith("seed 1")
+    assert re.fullmatch(r"copy plain, .*seed 1", label)
 
 
 def test_how_long_it_took_is_of_all_sittings(text, tmp_path, ran):

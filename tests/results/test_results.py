@@ -313,6 +313,21 @@ def test_runs_that_differ_in_a_setting_without_a_column_are_named():
     assert [line[table.num_labels - 1] for line in table.lines] == ["whole-1a", "parts-2b"]
 
 
+def test_a_sweep_shows_what_was_swept_and_a_run_by_its_hash_where_that_is_not_enough():
+    runs = ["softmax-1m-T512-seed0-0123abcd", "softmax-1m-T512-seed0-4567cdef"]
+    rows = [row(run=run) for run in runs]
+    swept = {
+        run: {"train.learning_rate": rate, "train.batch_size": "4"}
+        for run, rate in zip(runs, ("1e-3", "3e-3"), strict=True)
+    }
+    table = comparison_table(rows, COLUMNS, swept)
+    assert [*table.headers[: table.num_labels]] == ["variant", "backend", "params", "learning rate"]
+    assert [line[3] for line in table.lines] == ["1e-3", "3e-3"]
+    assert max(map(len, shown(table).splitlines())) <= 80
+    unknown = comparison_table(rows, COLUMNS)
+    assert [line[unknown.num_labels - 1] for line in unknown.lines] == ["0123abcd", "4567cdef"]
+
+
 def test_names_cannot_command_the_terminal_or_the_markup():
     text = shown(comparison_table([row(variant="[red]x", corpus="a\x1b[2J\nb")], COLUMNS))
     assert "[red]x" in text

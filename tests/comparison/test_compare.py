@@ -427,6 +427,26 @@ def test_a_dry_run_lists_the_cells_and_how_long_they_take_and_writes_nothing(who
     assert ran() == []
 
 
+def test_a_dry_run_names_a_variant_that_fails_and_lists_the_others(text, tmp_path, monkeypatch, caplog):
+    timed = dry_run._seconds_of
+
+    def fails(job: Any) -> float:
+        if "plain" in job.label:
+            raise AttributeError("no such weight\nand more")
+        return timed(job)
+
+    monkeypatch.setattr(dry_run, "_seconds_of", fails)
+    caplog.set_level("INFO", logger="attnbench")
+    given = settings(text, tmp_path, evaluations=["copy", "perplexity"], dry_run=True)
+    with pytest.raises(UserError, match=r"^2 cannot run, named above"):
+        compared(given)
+    failed = [line for line in caplog.messages if line.startswith("failed: ")]
+    assert [line.partition(": AttributeError: ")[2] for line in failed] == ["no such weight"] * 2
+    assert all("plain" in line for line in failed)
+    assert "  to do  copy softmax, lr 0.03, search" in caplog.messages
+    assert [line for line in caplog.messages if line.startswith("about ")]
+
+
 def test_cut_off_between_two_searches_the_report_has_what_is_scored_and_says_that_it_is_not_all(
     text, tmp_path, monkeypatch, caplog
 ):

@@ -1,5 +1,6 @@
 """A plan carried out: every cell once, failures recorded, cut off and continued, carried to another machine."""
 
+import io
 import itertools
 import json
 import os
@@ -583,6 +584,21 @@ def test_of_cells_that_run_side_by_side_the_first_is_named(caplog):
     for at_a_time, running in ((1, "now one"), (3, "now one and 2 more"), (8, "now one and 3 more")):
         Progress(Counter(), {}).begin(waiting, at_a_time)
         assert caplog.records[-1].message == f"[0/0] ({running})"
+
+
+def test_on_a_terminal_lines_are_broken_between_words_and_in_a_file_they_are_whole(monkeypatch, caplog):
+    caplog.set_level("INFO", logger="attnbench")
+    line = "[25/39] training gated_deltanet, lr 1e-05, seed 0: perplexity 6.082 at sequence_length 256, 11:50"
+    Progress(Counter(), {})._show(line)
+    assert caplog.messages == [line]
+    caplog.clear()
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    Progress(Counter(), {})._show(line)
+    first, second = caplog.messages
+    assert max(len(first), len(second)) < 80
+    assert f"{first} {second.strip()}" == line
 
 
 def test_cells_that_become_known_run_before_those_that_wait_and_after_those_that_run():

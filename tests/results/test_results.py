@@ -193,6 +193,14 @@ def test_csv_has_the_columns_of_the_specification_in_order(results, tmp_path):
     assert list((tmp_path / "report").iterdir()) == [tmp_path / "report" / "results.csv"]
 
 
+def test_settings_keep_their_order_in_a_table(tmp_path):
+    settings = {"sequence_length": 512, "width": 64, "num_pairs": 64}
+    given = Measurement(metric="accuracy", value=0.5, unit="1", settings=settings)
+    write_csv([row(given)], tmp_path / "results.csv")
+    [read] = read_csv(tmp_path / "results.csv")
+    assert [*read.measurement.settings.items()] == [*settings.items()]
+
+
 def test_a_compressed_table_has_the_same_rows_and_a_cut_one_is_refused(results, tmp_path):
     rows, path = read_results(results[0]), tmp_path / "results.csv.gz"
     assert table_of(tmp_path) == tmp_path / "results.csv"

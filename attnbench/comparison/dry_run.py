@@ -62,8 +62,8 @@ def list_cells(comparison: Comparison, searches: Sequence[Cell], timed: Sequence
                 unknown[kind.group] += number
         named = [f"{number} of {group}" for group, number in unknown.items()]
         log.info(
-            f"about {duration(total)} here for {left.total()} cells, less where trainings end early: "
-            "trainings by a few steps of each, timed now"
+            f"about {duration(total)} for {left.total()} cells where the machine stays as busy as it is now, less "
+            "where trainings end early: trainings by a few steps of each, timed now"
             + (", the rest by plan.costs" if by_cost else "")
             + (f"; not counted: {', '.join(named)}, which plan.costs does not name" if named else "")
         )

@@ -414,9 +414,7 @@ def test_a_dry_run_lists_the_cells_and_how_long_they_take_and_writes_nothing(who
     assert "  to do  copy plain, lr 0.03, search" in caplog.text
     assert "  to do  copy: 4 scored cells, at the rates that the searches will give" in caplog.text
     (line,) = [record.message for record in caplog.records if record.message.startswith("about ")]
-    assert re.match(
-        r"about \d+:\d\d here for \d+ cells, less where trainings end early: trainings by a few steps", line
-    )
+    assert re.match(r"about \d+:\d\d for \d+ cells where the machine stays as busy as it is now, less where", line)
     assert "not counted: 2 of throughput" in line
     caplog.clear()
     folder, _ = whole

@@ -1,6 +1,6 @@
 """Measure operators and print their table: `python scripts/benchmark.py bench=attention`; see --help."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from attnbench.cli.compose import compose_mixers
@@ -16,11 +16,11 @@ def main(settings: BenchSettings) -> Path:
     return run_bench(settings, compose_mixers)
 
 
-def summarise(folders: Sequence[Path]) -> None:
+def summarise(folders: Mapping[Path, object]) -> None:
     """Print one set of tables for all jobs of a bench."""
     from attnbench.bench.page import print_tables
 
-    print_tables(folders)
+    print_tables(list(folders))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ RERUN = "--experimental-rerun"
 def launch(
     main: Callable[[Any], Path],
     config_name: str,
-    summarise: Callable[[Sequence[Path]], None] | None = None,
+    summarise: Callable[[Mapping[Path, Sequence[str]]], None] | None = None,
     read: Callable[[DictConfig, Any], Any] = read_settings,
     *,
     together: bool = False,
@@ -52,7 +52,8 @@ def launch(
 
     Args:
         main: does one job and returns the folder of its results.
-        summarise: called at the end with the folders of all jobs, in whatever process they ran.
+        summarise: called at the end with the folders of all jobs, in whatever process they ran, and the overrides of
+            each.
         read: makes the argument of `main` from the composed configuration.
         together: `main` may be called in several processes of torchrun's; of these that of rank 0 alone prints.
 
@@ -81,7 +82,7 @@ def launch(
 def _launch(
     main: Callable[[Any], Path],
     config_name: str,
-    summarise: Callable[[Sequence[Path]], None] | None,
+    summarise: Callable[[Mapping[Path, Sequence[str]]], None] | None,
     read: Callable[[DictConfig, Any], Any],
     is_allowed: bool,
 ) -> None:
@@ -123,7 +124,7 @@ def _launch(
     failures = [printable(f"  {outcome.job}: {outcome.error}") for outcome in outcomes if outcome.folder is None]
     if failures and (len(outcomes) > 1 or not done_here):
         print(f"{len(failures)} of {len(outcomes)} jobs failed:", *failures, sep="\n", file=sys.stderr)
-    folders = [Path(outcome.folder) for outcome in outcomes if outcome.folder is not None]
+    folders = {Path(outcome.folder): outcome.words for outcome in outcomes if outcome.folder is not None}
     if folders and summarise is not None and exit_code < 128:
         # Called whatever went wrong before: what other jobs left is shown.
         exit_code_of_summary = _summarise(summarise, folders, show_traceback)
@@ -132,7 +133,11 @@ def _launch(
         raise SystemExit(exit_code or 1)
 
 
-def _summarise(summarise: Callable[[Sequence[Path]], None], folders: Sequence[Path], show_traceback: bool) -> int:
+def _summarise(
+    summarise: Callable[[Mapping[Path, Sequence[str]]], None],
+    folders: Mapping[Path, Sequence[str]],
+    show_traceback: bool,
+) -> int:
     """Call `summarise`; return 1 for an error that the user can mend, otherwise 0."""
     try:
         summarise(folders)
@@ -171,10 +176,11 @@ def _do_job(main: Callable[[Any], Path], read: Callable[..., Any], config: DictC
     """Do one job; print at once what ends it, and let the sweep's other jobs still run."""
     _show_log()
     keep_environment_out()
-    name = " ".join(HydraConfig.get().overrides.task) or "the run"
+    words = list(HydraConfig.get().overrides.task)
+    name = " ".join(words) or "the run"
     try:
         with interruptible(INTERRUPTED):
-            return Outcome(job=name, folder=str(main(read(config, HydraConfig.get()))))
+            return Outcome(job=name, folder=str(main(read(config, HydraConfig.get()))), words=words)
     except Exception as error:
         print(f"error: {explain(error)}", file=sys.stderr, flush=True)
         if show_traceback or not (mendable(error) or isinstance(error, EXPECTED)):

@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -31,6 +31,8 @@ class Outcome:
     folder: str | None
     error: str = ""
     """One line on why there is no folder."""
+    words: list[str] = field(default_factory=list)
+    """All its overrides, each a word of a command line."""
 
 
 class SweepOutcomes(Callback):

@@ -47,8 +47,8 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
 
     Raises:
         UserError: another process is at this plan, it was frozen and is changed now, it cannot be frozen, nothing could
-            be run, cells failed (after the others were run and the report was written), or wandb is to be online and
-            cannot be.
+            be run, cells failed (after the others were run and the report was written, or listed by a dry run), or
+            wandb is to be online and cannot be.
     """
     folder = Path(settings.outputs_dir) / settings.plan.name
     is_only_read = settings.imported is None and (settings.exported is not None or settings.plan.dry_run)
@@ -83,6 +83,8 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
     mode = "none" if settings.plan.dry_run else choose_mode(settings.logger)[0]
     files = run_cells(comparison, is_frozen=is_frozen)
     if settings.plan.dry_run:
+        if comparison.failures:
+            raise UserError(f"{len(comparison.failures)} cannot run, named above; the others are listed")
         return folder
     if not files:
         raise UserError(f"{folder}: no cell has results; {len(comparison.failures)} failed")
@@ -131,7 +133,7 @@ def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
         finally:
             # Cut off, too: report.py then shows what there is. Before a score is there a former record says more.
             scores = comparison.scored(is_cut_off=True) if scored is None else scored
-            # Of all evaluations, whichever of them were to run now: the others' cells are there, or missing.
+            # Of all evaluations, whichever of them were to run now: of the others it has what is there.
             if scored is not None or results_of([*scores, *comparison.timed()]):
                 write_record(comparison, scores, started, time.monotonic() - mark)
     assert scored is not None

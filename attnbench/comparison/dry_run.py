@@ -16,6 +16,7 @@ from attnbench.comparison.progress import Kind, kind_of
 from attnbench.evals.runners.probe import ProbeJob
 from attnbench.machine.device import synchronize
 from attnbench.machine.timing import attempt
+from attnbench.settings.errors import UserError, one_line
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import duration
 from attnbench.training.job import TrainingJob
@@ -61,15 +62,18 @@ def list_cells(comparison: Comparison, searches: Sequence[Cell], timed: Sequence
                 unknown[kind.group] += number
         named = [f"{number} of {group}" for group, number in unknown.items()]
         log.info(
-            f"about {duration(total)} here for {left.total()} cells, less where trainings end early: "
-            "trainings by a few steps of each, timed now"
+            f"about {duration(total)} for {left.total()} cells where the machine stays as busy as it is now, less "
+            "where trainings end early: trainings by a few steps of each, timed now"
             + (", the rest by plan.costs" if by_cost else "")
             + (f"; not counted: {', '.join(named)}, which plan.costs does not name" if named else "")
         )
 
 
 def _seconds_of_elements(comparison: Comparison, groups: Iterable[str]) -> dict[tuple[str, str], float]:
-    """Seconds that a comparison waits for a training, by its group and name, a unit of its kind's size."""
+    """Seconds that a comparison waits for a training, by its group and name, a unit of its kind's size.
+
+    One whose steps raise an error is recorded as failed.
+    """
     seconds: dict[tuple[str, str], float] = {}
     (gpus, workers), threads = gpus_and_workers(comparison.settings), torch.get_num_threads()
     # As the workers will share the cores.
@@ -77,10 +81,16 @@ def _seconds_of_elements(comparison: Comparison, groups: Iterable[str]) -> dict[
     try:
         for job in comparison.trainings():
             if job.evaluation in groups:
-                one, kind = attempt(lambda job=job: _seconds_of(job)) if job.matched is not None else None, kind_of(job)
+                kind = kind_of(job)
+                try:
+                    one = attempt(lambda job=job: _seconds_of(job)) if job.matched is not None else None
+                except Exception as error:
+                    # As in a worker: whatever is wrong with a mixer, the others are listed and timed.
+                    comparison.fail(kind.name, str(error) if isinstance(error, UserError) else one_line(error))
+                    one = None
                 # A GPU's workers take turns.
                 at_a_time = workers if job.device.type == "cpu" else max(1, len(gpus))
-                # What cannot be built, or does not fit, takes no time.
+                # What cannot be built, fails or does not fit takes no time.
                 seconds[kind.group, kind.name] = one / kind.size / at_a_time if isinstance(one, float) else 0.0
     finally:
         torch.set_num_threads(threads)

@@ -44,8 +44,8 @@ class Comparison:
         self.num_seeds: dict[tuple[str, str], int] = {}
         """Seeds by (evaluation, variant) where plan.seeds=auto gave more than those of the first look."""
         self.choices: list[Choice] = []
-        self.undecided: list[str] = []
-        """Scored cells that wait for a search, in words."""
+        self.undecided: list[tuple[str, str]] = []
+        """Scored cells that wait for a search: their group, and in words which."""
         self.variants: dict[str, Variant] = {}
         errors = {}
         for name, words in self.plan.variants.items():
@@ -128,14 +128,14 @@ class Comparison:
 
     def wanted(self, cells: Sequence[Cell]) -> list[Cell]:
         """Keep the cells to run: of the evaluations that `plan.only` names, or of all."""
-        return [cell for cell in cells if self._is_wanted(cell.group)]
+        return [cell for cell in cells if self.is_wanted(cell.group)]
 
     def is_to_run(self, cell: Cell) -> bool:
         """True where it has no results, and where all are to run again."""
         return self.settings.rerun or not cell.is_done()
 
-    def _is_wanted(self, group: str) -> bool:
-        """A training is of every evaluation that reads its model."""
+    def is_wanted(self, group: str) -> bool:
+        """True where cells of this group are to run; a training is of every evaluation that reads its model."""
         names = set(self._of_checkpoints()) if group == TRAINING else {group}
         return not names.isdisjoint(self.plan.only or self.plan.evaluations)
 
@@ -169,8 +169,8 @@ class Comparison:
             try:
                 choice = search.choice()
             except UserError as error:
-                self.undecided.append(f"{search.name}, {len(seeds)} scored")
-                if self._is_wanted(search.evaluation) and not is_cut_off:
+                self.undecided.append((search.evaluation, f"{search.name}, {len(seeds)} scored"))
+                if self.is_wanted(search.evaluation) and not is_cut_off:
                     self.fail(search.name, str(error))
                 continue
             self.choices.append(choice)
@@ -186,7 +186,7 @@ class Comparison:
         return [
             search.prepared
             for search in self._searches
-            if self._is_wanted(search.evaluation)
+            if self.is_wanted(search.evaluation)
             for _ in self._scored_seeds(search)
         ]
 

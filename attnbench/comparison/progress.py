@@ -3,6 +3,7 @@
 import logging
 import statistics
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -34,6 +35,7 @@ GROUP_WEIGHT = 1
 """An evaluation's seconds by size count, for a kind of its cells, as much as so many finished ones of the kind."""
 
 COLUMNS = 79
+"""Characters of a line on a terminal."""
 
 
 class Kind(NamedTuple):
@@ -127,8 +129,9 @@ class Progress:
         if self._line is None:
             log.info(f"{line} ({status})" if status else line)
             return
-        if line:
-            log.info(line)
+        # Broken here, between words: a terminal breaks lines wherever they end, in the middle of a number too.
+        for part in textwrap.wrap(line, COLUMNS, subsequent_indent="  ", break_on_hyphens=False):
+            log.info(part)
         status = printable(status)
         self._line.set_description_str(status if len(status) <= COLUMNS else f"{status[: COLUMNS - 1]}…")
 

@@ -40,10 +40,7 @@ def write_record(comparison: Comparison, scored: Sequence[Cell], started: dateti
         "evaluations": _described(comparison),
         "protocols": described_protocols(comparison),
         "first_scored": _first_scored(shown),
-        "missing": [
-            *(cell.label for cell in (*comparison.searches(), *shown) if not cell.is_done()),
-            *comparison.undecided,
-        ],
+        "missing": _missing(comparison, shown),
         "files": [str(path.relative_to(comparison.folder)) for path in results_of(shown)],
         "rates": [asdict(choice) for choice in comparison.choices],
         "failures": [{"cell": cell, "reason": reason} for cell, reason in comparison.failures.items()],
@@ -68,6 +65,15 @@ def _former(comparison: Comparison) -> dict[str, Any]:
         return former
     # Cut off or altered it is written anew.
     return {}
+
+
+def _missing(comparison: Comparison, shown: Sequence[Cell]) -> list[str]:
+    """List the cells that are not done, of evaluations that `plan.only` names or that were begun: nobody asked for the
+    others."""
+    cells = [(cell, cell.is_done()) for cell in (*comparison.searches(), *shown)]
+    begun = {cell.group for cell, is_done in cells if is_done}
+    waiting = [*((cell.group, cell.label) for cell, is_done in cells if not is_done), *comparison.undecided]
+    return [label for group, label in waiting if group in begun or comparison.is_wanted(group)]
 
 
 def results_of(cells: Sequence[Cell]) -> list[Path]:

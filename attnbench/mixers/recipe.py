@@ -42,7 +42,12 @@ def not_applicable(mixer: MixerSettings, recipe: RecipeSettings | None) -> list[
     cls = resolve(mixer.target, Mixer)
     known = inspect.signature(cls).parameters
     lacking = {name: value for name, value in _parts(recipe).items() if name not in known and value != OWN}
-    return sorted(name for name, value in lacking.items() if _value(cls, name, value) not in (None, 0, "none"))
+    return sorted(name for name, value in lacking.items() if not is_off(_value(cls, name, value)))
+
+
+def is_off(value: Any) -> bool:
+    """True where an option asks for no such part, which a mixer without a setting for it satisfies."""
+    return value in (None, 0, "none")
 
 
 def _parts(recipe: RecipeSettings) -> dict[str, Any]:

@@ -1,14 +1,14 @@
 """Tables that a finished command prints, of what was trained and measured, and the paths of its files."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from attnbench.report.sections.answer import sentences
-from attnbench.results.rows import TEST_OF_BEST, ResultRow
+from attnbench.results.rows import TEST_OF_BEST, Identity, ResultRow
 from attnbench.results.tables import (
     MetricColumn,
     Table,
@@ -18,6 +18,7 @@ from attnbench.results.tables import (
     print_table,
     read_folders,
 )
+from attnbench.settings.check import setting_of
 from attnbench.settings.errors import printable
 from attnbench.verdict.axes import distinguish_variants
 from attnbench.verdict.factorial import Factorial
@@ -45,15 +46,22 @@ TRAINED = (
 )
 """Columns of the table of language models."""
 
+NAMED_BY_ROWS = {"attn", "data", "eval", *(column.name for column in fields(Identity))}
+"""Settings, by the last of their names, that columns of a row tell."""
+
 MAX_COLUMNS = 8
 """Variants that stand side by side; of more there is a line each."""
 
 
-def print_summary(folders: Sequence[Path]) -> None:
-    """Print one table a corpus of the runs in `folders` to standard output, what else was measured, and the paths."""
-    console, rows = Console(), read_folders(folders, last_only=True)
-    trained = {column.evaluation for column in TRAINED}
-    for table in comparison_tables([row for row in rows if row.identity.evaluation in trained], TRAINED):
+def print_summary(folders: Mapping[Path, Sequence[str]]) -> None:
+    """Print one table a corpus of the runs in `folders` to standard output, what else was measured, and the paths.
+
+    Args:
+        folders: each with the overrides that made it.
+    """
+    console, rows = Console(), read_folders(list(folders), last_only=True)
+    trained, swept = {column.evaluation for column in TRAINED}, _swept(folders)
+    for table in comparison_tables([row for row in rows if row.identity.evaluation in trained], TRAINED, swept):
         print_table(table, console)
     others = distinguish_variants([row for row in rows if row.identity.evaluation not in trained])
     for evaluation in dict.fromkeys(row.identity.evaluation for row in others):
@@ -61,6 +69,18 @@ def print_summary(folders: Sequence[Path]) -> None:
     for folder in folders:
         console.print(printable(f"  {folder}/"), markup=False, highlight=False, soft_wrap=True)
     console.print("Each holds config.yaml, metrics.jsonl, checkpoint/ and results/.")
+
+
+def _swept(folders: Mapping[Path, Sequence[str]]) -> dict[str, dict[str, str]]:
+    """Take from the overrides the values that rows do not name, by run: train.learning_rate, not attn or seq_len."""
+    return {
+        folder.name: {
+            setting: word.partition("=")[2]
+            for word in words
+            if (setting := setting_of(word)).rpartition(".")[2] not in NAMED_BY_ROWS
+        }
+        for folder, words in folders.items()
+    }
 
 
 def _evaluation_table(rows: Sequence[ResultRow]) -> Table:

@@ -30,14 +30,17 @@ NUMBER_COLUMNS = {
 
 def write_csv(rows: Iterable[ResultRow], path: Path) -> None:
     """Write results.csv, compressed where the name ends in .gz: COLUMNS in order, settings as a JSON object, empty
-    where there is no number; of texts what a terminal would obey is spelled out."""
+    where there is no number; of texts what a terminal would obey is spelled out.
+
+    Settings keep their order, in which a report of the table lists them, as the one of the run's own rows does.
+    """
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fieldnames=COLUMNS, lineterminator="\n")
     writer.writeheader()
     for row in rows:
         content = row.to_dict()
         shown = {name: printable(value) if isinstance(value, str) else value for name, value in content.items()}
-        writer.writerow({**shown, "settings": json.dumps(content["settings"], allow_nan=False, sort_keys=True)})
+        writer.writerow({**shown, "settings": json.dumps(content["settings"], allow_nan=False)})
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, text.getvalue())
 

@@ -36,6 +36,9 @@ MAX_NEAR = 4
 PREFERRED = ({"split": "test"}, {"split": "validation"}, {"checkpoint": "best"}, {"context": "full"})
 """Settings by which the row is chosen that stands for a results file: each, in turn, where any row has it."""
 
+TIMED = ("tokens_per_second", "decode_tokens_per_second", "training_peak_mib", "step_milliseconds")
+"""Metrics of which the first that a measurement has stands for its file, at the last setting that gave a number."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
@@ -181,10 +184,18 @@ def _scores(folder: Path, files: Mapping[Path, os.stat_result]) -> tuple[dict[st
 
 
 def _chosen(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Choose the row that stands for a file: of test data, the best checkpoint, full context, or else the first."""
+    """Choose the row that stands for a file: of test data, the best checkpoint, full context; of what has none of
+    these, a time or a peak of memory; or else the first."""
+    scores = objects
     for wanted in PREFERRED:
-        preferred = [content for content in objects if _has(content.get("settings"), wanted)]
-        objects = preferred or objects
+        preferred = [content for content in scores if _has(content.get("settings"), wanted)]
+        scores = preferred or scores
+    if scores is not objects or objects[0].get("evaluation") == TRAINING:
+        return scores[0]
+    for metric in TIMED:
+        timed = [content for content in objects if content.get("metric") == metric]
+        if timed:
+            return next((content for content in reversed(timed) if content.get("value") is not None), timed[0])
     return objects[0]
 
 

@@ -5,8 +5,9 @@ it as HTML.
 """
 
 import math
+import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from attnbench.results.row_files import is_complete, read_results
-from attnbench.results.rows import Identity, ResultRow, same_corpus
+from attnbench.results.rows import HASH, Identity, ResultRow, same_corpus
 from attnbench.settings.errors import UserError, printable
 from attnbench.settings.text import MAX_JSON_BYTES, markdown_text, read_bounded
 
@@ -198,18 +199,25 @@ class Headline:
     """Primary metric whose verdicts at the same settings mark this column; empty: the metric's own."""
 
 
-def comparison_tables(rows: Iterable[ResultRow], columns: Sequence[MetricColumn]) -> list[Table]:
+def comparison_tables(
+    rows: Iterable[ResultRow], columns: Sequence[MetricColumn], swept: Mapping[str, Mapping[str, str]] | None = None
+) -> list[Table]:
     """Make a `comparison_table` of each corpus, in the order in which the rows name them."""
     by_corpus: dict[str | None, list[ResultRow]] = {}
     for row in rows:
         by_corpus.setdefault(row.identity.corpus, []).append(row)
-    return [comparison_table(group, columns) for group in by_corpus.values()]
+    return [comparison_table(group, columns, swept) for group in by_corpus.values()]
 
 
-def comparison_table(rows: Iterable[ResultRow], columns: Sequence[MetricColumn]) -> Table:
+def comparison_table(
+    rows: Iterable[ResultRow], columns: Sequence[MetricColumn], swept: Mapping[str, Mapping[str, str]] | None = None
+) -> Table:
     """Make a table of one line per variant and whatever else the rows differ in, titled with the corpus.
 
     A cell without a number shows its status, and a dash where nothing was measured.
+
+    Args:
+        swept: by run, settings that rows do not name, as text; each in which the runs differ gets a column.
 
     Raises:
         UserError: the rows come from several corpora, or two of them belong into one cell.
@@ -218,35 +226,60 @@ def comparison_table(rows: Iterable[ResultRow], columns: Sequence[MetricColumn])
     corpus = same_corpus(rows)
     shown = [row for row in rows if any(column.takes(row) for column in columns)]
     differing = [name for name in DISTINCTIONS if len({getattr(row.identity, name) for row in shown}) > 1]
+    settings = _differing({row.identity.run: (swept or {}).get(row.identity.run, {}) for row in shown})
     names = [*LABELS, *differing]
-    lines = _lines(shown, names)
-    if any(len({row.identity.run for row in group if column.takes(row)}) > 1 for group in lines for column in columns):
-        # Runs that differ in a setting that has no column, as a sweep over one leaves them.
+
+    def labels(row: ResultRow) -> tuple[str, ...]:
+        given = (swept or {}).get(row.identity.run, {})
+        return *(_label(row.identity, name) for name in names), *(given.get(name, NOTHING) for name in settings)
+
+    lines = _grouped(shown, labels)
+    if any(
+        len({row.identity.run for row in group if column.takes(row)}) > 1
+        for group in lines.values()
+        for column in columns
+    ):
+        # Runs that differ in a setting that has no column.
         names.append("run")
-        lines = _lines(shown, names)
+        lines = _grouped(shown, labels)
+    headers = [*(LABELS.get(name, name) for name in names), *_last_names(settings)]
     return Table(
         title=corpus if corpus is not None else "no corpus",
-        headers=[*(LABELS.get(name, name) for name in names), *(column.header for column in columns)],
-        num_labels=len(names),
-        lines=[
-            [_label(group[0].identity, name) for name in names] + [_number(group, column) for column in columns]
-            for group in lines
-        ],
+        headers=[*headers, *(column.header for column in columns)],
+        num_labels=len(headers),
+        lines=[[*label, *(_number(group, column) for column in columns)] for label, group in lines.items()],
     )
 
 
-def _lines(rows: Iterable[ResultRow], names: Sequence[str]) -> list[list[ResultRow]]:
-    """Group rows by what the labels of their lines are."""
-    lines: dict[tuple[Any, ...], list[ResultRow]] = {}
+def _differing(swept: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """List the settings in which runs differ."""
+    known = dict.fromkeys(name for given in swept.values() for name in given)
+    return [name for name in known if len({given.get(name) for given in swept.values()}) > 1]
+
+
+def _last_names(settings: Sequence[str]) -> list[str]:
+    """Shorten settings to the last of their names, which a terminal has room for: learning rate."""
+    last = [name.rpartition(".")[2].replace("_", " ") for name in settings]
+    return last if len({*last}) == len(last) else list(settings)
+
+
+def _grouped(
+    rows: Iterable[ResultRow], labels: Callable[[ResultRow], tuple[str, ...]]
+) -> dict[tuple[str, ...], list[ResultRow]]:
+    """Group rows by the labels of their lines."""
+    lines: dict[tuple[str, ...], list[ResultRow]] = {}
     for row in rows:
-        lines.setdefault(tuple(getattr(row.identity, name) for name in names), []).append(row)
-    return list(lines.values())
+        lines.setdefault(labels(row), []).append(row)
+    return lines
 
 
 def _label(identity: Identity, name: str) -> str:
     value = getattr(identity, name)
     if value is None:
         return NOTHING
+    if name == "run":
+        # All that comes before the hash is said by other columns.
+        return re.sub(rf".*-(?={HASH}$)", "", value)
     return f"{value:,}" if name == "parameters" else str(value)
 
 

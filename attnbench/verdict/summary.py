@@ -179,17 +179,20 @@ def _columns(figures: Sequence[Figure], headline: Headline) -> list[Column]:
         if figure.metric == headline.metric and headline.settings.items() <= figure.settings.items():
             by_key.setdefault(figure.key, []).append(figure)
     groups = sorted(by_key.values(), key=lambda group: _sizes(group[0].settings, headline.axes))
+    others = groups
     if headline.pick != "each" and groups:
         num_values = [sum(bool(figure.values) for figure in group) for group in groups]
         groups = [group for group, number in zip(groups, num_values, strict=True) if number == max(num_values)]
         pick = max if headline.pick == "largest" else min
         groups = [pick(groups, key=lambda group: _sizes(group[0].settings, headline.axes))]
+        # Without axes nothing but the header says which of all settings was picked.
+        others = groups if headline.axes else others
     return [
         Column(
             evaluation=group[0].evaluation,
             metric=headline.metric,
             settings=group[0].settings,
-            header=_header(group[0].settings, headline, [other[0].settings for other in groups]),
+            header=_header(group[0].settings, headline, [other[0].settings for other in others]),
             unit=group[0].unit,
             higher_is_better=headline.higher_is_better,
             judged_by=headline.judged_by or headline.metric,
@@ -214,10 +217,9 @@ def _header(settings: dict[str, Any], headline: Headline, others: Sequence[dict[
     """Write the headline's words, the values of its labels, and whatever else tells its columns apart."""
     label = headline.axes[:1] if headline.label is None else headline.label
     labels = [str(settings[name]) for name in label if name in settings]
-    words = [f"{headline.header} at {', '.join(labels)}" if labels else headline.header]
-    for name, value in settings.items():
-        # Chance levels follow from the other settings.
-        is_named = name in label or is_chance(name)
-        if not is_named and any(other.get(name) != value for other in others):
-            words.append(f"{name} {value}")
-    return ", ".join(words)
+    # Chance levels follow from the other settings.
+    unnamed = {name: value for name, value in settings.items() if name not in label and not is_chance(name)}
+    told = [f"{name} {value}" for name, value in unnamed.items() if any(it.get(name) != value for it in others)]
+    if headline.pick == "each" or labels:
+        return ", ".join([f"{headline.header} at {', '.join(labels)}" if labels else headline.header, *told])
+    return f"{headline.header} at {', '.join(told)}" if told else headline.header

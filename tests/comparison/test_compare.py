@@ -1,5 +1,6 @@
 """A plan carried out: every cell once, failures recorded, cut off and continued, carried to another machine."""
 
+import io
 import itertools
 import json
 import os
@@ -413,9 +414,7 @@ def test_a_dry_run_lists_the_cells_and_how_long_they_take_and_writes_nothing(who
     assert "  to do  copy plain, lr 0.03, search" in caplog.text
     assert "  to do  copy: 4 scored cells, at the rates that the searches will give" in caplog.text
     (line,) = [record.message for record in caplog.records if record.message.startswith("about ")]
-    assert re.match(
-        r"about \d+:\d\d here for \d+ cells, less where trainings end early: trainings by a few steps", line
-    )
+    assert re.match(r"about \d+:\d\d for \d+ cells where the machine stays as busy as it is now, less where", line)
     assert "not counted: 2 of throughput" in line
     caplog.clear()
     folder, _ = whole
@@ -425,6 +424,26 @@ def test_a_dry_run_lists_the_cells_and_how_long_they_take_and_writes_nothing(who
     assert "to do" not in caplog.text
     assert caplog.text.count("  done  ") == 14
     assert ran() == []
+
+
+def test_a_dry_run_names_a_variant_that_fails_and_lists_the_others(text, tmp_path, monkeypatch, caplog):
+    timed = dry_run._seconds_of
+
+    def fails(job: Any) -> float:
+        if "plain" in job.label:
+            raise AttributeError("no such weight\nand more")
+        return timed(job)
+
+    monkeypatch.setattr(dry_run, "_seconds_of", fails)
+    caplog.set_level("INFO", logger="attnbench")
+    given = settings(text, tmp_path, evaluations=["copy", "perplexity"], dry_run=True)
+    with pytest.raises(UserError, match=r"^2 cannot run, named above"):
+        compared(given)
+    failed = [line for line in caplog.messages if line.startswith("failed: ")]
+    assert [line.partition(": AttributeError: ")[2] for line in failed] == ["no such weight"] * 2
+    assert all("plain" in line for line in failed)
+    assert "  to do  copy softmax, lr 0.03, search" in caplog.messages
+    assert [line for line in caplog.messages if line.startswith("about ")]
 
 
 def test_cut_off_between_two_searches_the_report_has_what_is_scored_and_says_that_it_is_not_all(
@@ -473,20 +492,24 @@ def test_a_dry_run_times_whole_batches_where_they_are_short_and_divides_no_gpu_b
     assert seconds("cuda", 0.02, 0.0) == pytest.approx(5 + 100 * 0.02)
 
 
-def test_only_some_evaluations_leave_the_rest_of_the_plan_in_the_record_or_missing(whole, copied, text, tmp_path, ran):
+def test_of_only_some_evaluations_the_others_are_left_as_they_are_and_not_missing(whole, copied, text, tmp_path, ran):
     kept = ("files", "rates", "evaluations", "missing")
     before = record(copied)
     compared(settings(text, copied.parent, only=["throughput"]))
     assert ran() == []
     assert [record(copied)[name] for name in kept] == [before[name] for name in kept]
-    compared(settings(text, tmp_path / "new", only=["throughput"]))
+    folder = compared(settings(text, tmp_path / "new", only=["throughput"]))
     assert groups(ran()) == ["throughput", "throughput"]
-    begun = record(tmp_path / "new" / "little")
-    assert begun["failures"] == []
-    assert [label for label in begun["missing"] if label.endswith("search")] == [
-        f"copy {name}, lr {rate}, search" for name in VARIANTS for rate in ("0.01", "0.03")
-    ]
-    assert "copy plain, 2 scored" in begun["missing"]
+    assert record(folder)["failures"] == record(folder)["missing"] == []
+    assert "Unfinished" not in answer(read_inputs(folder))
+
+
+def test_an_evaluation_that_was_begun_is_missing_whichever_are_to_run_now(copied, text, ran):
+    next(copied.glob("cells/copy-plain-*-seed1-*/results")).rename(copied / "elsewhere")
+    compared(settings(text, copied.parent, only=["throughput"]))
+    assert ran() == []
+    [label] = record(copied)["missing"]
+    assert re.fullmatch(r"copy plain, .*seed 1", label)
 
 
 def test_how_long_it_took_is_of_all_sittings(text, tmp_path, ran):
@@ -559,6 +582,21 @@ def test_of_cells_that_run_side_by_side_the_first_is_named(caplog):
     for at_a_time, running in ((1, "now one"), (3, "now one and 2 more"), (8, "now one and 3 more")):
         Progress(Counter(), {}).begin(waiting, at_a_time)
         assert caplog.records[-1].message == f"[0/0] ({running})"
+
+
+def test_on_a_terminal_lines_are_broken_between_words_and_in_a_file_they_are_whole(monkeypatch, caplog):
+    caplog.set_level("INFO", logger="attnbench")
+    line = "[25/39] training gated_deltanet, lr 1e-05, seed 0: perplexity 6.082 at sequence_length 256, 11:50"
+    Progress(Counter(), {})._show(line)
+    assert caplog.messages == [line]
+    caplog.clear()
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    Progress(Counter(), {})._show(line)
+    first, second = caplog.messages
+    assert max(len(first), len(second)) < 80
+    assert f"{first} {second.strip()}" == line
 
 
 def test_cells_that_become_known_run_before_those_that_wait_and_after_those_that_run():

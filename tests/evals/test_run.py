@@ -590,7 +590,7 @@ def test_a_diverged_run_is_a_row_and_one_line_of_an_error(attn, folder, monkeypa
     assert "diverged by step" in row.measurement.reason
     assert not checkpoint.is_final(place / "checkpoint")
     assert (place / "failed.txt").read_text().startswith("DivergedError: diverged by step")
-    print_summary([place])
+    print_summary({place: []})
     assert "diverged" in capsys.readouterr().out
 
 
@@ -692,8 +692,11 @@ def test_the_table_has_every_variant_and_never_two_corpora(folder, finished, tmp
     flash = run(compose_once(words(folder, "attn=flash")))
     elsewhere = run(compose_once(words(tmp_path)))
     capsys.readouterr()
-    print_summary([finished, flash, elsewhere])
+    swept = {finished: ["attn=softmax", "train.warmup_steps=2"], flash: ["attn=flash", "train.warmup_steps=3"]}
+    print_summary({**swept, elsewhere: []})
     printed = capsys.readouterr().out
+    assert "warmup" in printed
+    assert "attn" not in printed.partition("Each holds")[0].replace(str(tmp_path.parent), "")
     tables = printed.split("text:small@")[1:]
     assert len(tables) == 2
     fingerprints = [table.split()[0] for table in tables]

@@ -352,7 +352,8 @@ def test_a_wish_that_a_mixer_cannot_have_stands_in_its_rows(tmp_path):
     trust([target])
     mixer = replace(settings.mixer, name="bare", target=target, options={"num_heads": None, "backend": "auto"})
     found = rows(replace(settings, mixer=mixer))
-    assert all(row.measurement.settings["not_applicable"] == ["conv_size", "output_gate"] for row in found)
+    # It has no gate, which is what the probe wishes.
+    assert all(row.measurement.settings["not_applicable"] == ["conv_size"] for row in found)
     assert {row.identity.mixer for row in found} == {"WithoutConvolution"}
 
 

@@ -72,7 +72,7 @@ def test_the_battery_is_all_evaluations_and_its_run_knows_where_they_are(battery
     assert sorted(line.partition("/")[2].partition("-")[0] for line in lines) == sorted({*BATTERY} - {"perplexity"})
     assert all((battery.parent / line / "results").is_dir() for line in lines)
     assert sorted(alone) == sorted(name for name in BATTERY if issubclass(evaluation_class(name), SystemEvaluation))
-    print_summary([battery])
+    print_summary({battery: []})
     shown = capsys.readouterr().out
     for name in ({*BATTERY} - {"perplexity"}) | {"test PPL"}:
         assert name in shown

@@ -577,12 +577,19 @@ def test_what_differs_around_the_mixers_is_a_sentence():
         measured("delta", "perplexity", conv_size=4, gate="silu"),
     ]
     assert surroundings(rows) == [
+        "In recall the variants differ in rotary_theta (10,000: softmax; has none: linear, delta).",
         "In perplexity the variants differ in rotary_theta (10,000: softmax; none: linear; has none: delta); "
-        "conv_size (0: softmax, linear; 4: delta); gate (off: softmax, linear; silu: delta)."
+        "conv_size (0: softmax, linear; 4: delta); gate (off: softmax, linear; silu: delta).",
     ]
     assert surroundings(rows[1:3]) == [ALIKE]
     many = [measured(f"m{n}", "recall", **({"conv_size": 4 if n < 3 else 2} if n else {})) for n in range(7)]
-    assert surroundings(many) == ["The variants differ in conv_size (4: m1, m2; 2: all others that have it)."]
+    assert surroundings(many) == ["The variants differ in conv_size (4: m1, m2; has none: m0; 2: all others)."]
+    # A part that a mixer has not differs from one that is switched on, not from one that is off.
+    normed = [measured("linear", "recall", output_norm=True), measured("softmax", "recall")]
+    assert surroundings(normed) == ["The variants differ in output_norm (on: linear; has none: softmax)."]
+    assert surroundings([measured("linear", "recall", output_norm=False), normed[1]]) == [ALIKE]
+    of_many = [measured(f"m{n}", "recall", **({"output_norm": True} if n > 1 else {})) for n in range(7)]
+    assert surroundings(of_many) == ["The variants differ in output_norm (has none: m0, m1; on: all others)."]
     # A variant that another evaluation has besides joins the sentence; one that is another there parts them.
     of_speed = [measured("flash", "memory", conv_size=0), measured("delta", "memory", conv_size=4, gate="silu")]
     joined = [

@@ -193,6 +193,14 @@ def test_csv_has_the_columns_of_the_specification_in_order(results, tmp_path):
     assert list((tmp_path / "report").iterdir()) == [tmp_path / "report" / "results.csv"]
 
 
+def test_settings_keep_their_order_in_a_table(tmp_path):
+    settings = {"sequence_length": 512, "width": 64, "num_pairs": 64}
+    given = Measurement(metric="accuracy", value=0.5, unit="1", settings=settings)
+    write_csv([row(given)], tmp_path / "results.csv")
+    [read] = read_csv(tmp_path / "results.csv")
+    assert [*read.measurement.settings.items()] == [*settings.items()]
+
+
 def test_a_compressed_table_has_the_same_rows_and_a_cut_one_is_refused(results, tmp_path):
     rows, path = read_results(results[0]), tmp_path / "results.csv.gz"
     assert table_of(tmp_path) == tmp_path / "results.csv"
@@ -324,6 +332,21 @@ def test_runs_that_differ_in_a_setting_without_a_column_are_named():
     table = comparison_table([row(run="whole-1a"), row(run="parts-2b")], COLUMNS)
     assert table.headers[table.num_labels - 1] == "run"
     assert [line[table.num_labels - 1] for line in table.lines] == ["whole-1a", "parts-2b"]
+
+
+def test_a_sweep_shows_what_was_swept_and_a_run_by_its_hash_where_that_is_not_enough():
+    runs = ["softmax-1m-T512-seed0-0123abcd", "softmax-1m-T512-seed0-4567cdef"]
+    rows = [row(run=run) for run in runs]
+    swept = {
+        run: {"train.learning_rate": rate, "train.batch_size": "4"}
+        for run, rate in zip(runs, ("1e-3", "3e-3"), strict=True)
+    }
+    table = comparison_table(rows, COLUMNS, swept)
+    assert [*table.headers[: table.num_labels]] == ["variant", "backend", "params", "learning rate"]
+    assert [line[3] for line in table.lines] == ["1e-3", "3e-3"]
+    assert max(map(len, shown(table).splitlines())) <= 80
+    unknown = comparison_table(rows, COLUMNS)
+    assert [line[unknown.num_labels - 1] for line in unknown.lines] == ["0123abcd", "4567cdef"]
 
 
 def test_names_cannot_command_the_terminal_or_the_markup():

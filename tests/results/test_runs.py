@@ -31,6 +31,21 @@ SCORES = {
         Measurement(metric="symbol_accuracy", value=0.5, unit="1", settings={"split": "test", "length": 5}),
     ],
     "training": [Measurement(metric="tokens_per_second", value=1000, unit="1/s")],
+    "throughput": [
+        Measurement(metric=metric, value=value, unit="x", settings={"sequence_length": length})
+        for length, speed in ((64, 700), (512, 500))
+        for metric, value in (("first_step_seconds", 1), ("step_milliseconds", 30), ("tokens_per_second", speed))
+    ],
+    "memory": [
+        Measurement(metric="forward_peak_mib", value=5, unit="MiB"),
+        Measurement(metric="training_peak_mib", value=16, unit="MiB"),
+        Measurement(metric="training_peak_mib", value=None, unit="MiB", status="not_reached", reason="too long"),
+        Measurement(metric="growth_exponent", value=1.5, unit=""),
+    ],
+    "scaling": [
+        Measurement(metric="parameters", value=10, unit=""),
+        Measurement(metric="step_milliseconds", value=30, unit="ms"),
+    ],
 }
 
 
@@ -119,6 +134,16 @@ def test_what_when_size_and_the_score_that_stands_for_a_file(outputs):
     assert named(outputs, "33330000").scores["copy"].measurement.metric == "symbol_accuracy"
     assert named(outputs, "22221111").step == 640
     assert named(outputs, "4444").reason == "UserError: the disk\x1b[31m is full"
+
+
+def test_what_is_timed_shows_its_speed_memory_or_time_of_a_step(tmp_path):
+    make_run(tmp_path, "demo/cells/battery-44440000", ["throughput", "memory", "scaling"])
+    scores = named(tmp_path, "44440000").scores
+    assert {name: (row.measurement.metric, row.measurement.value) for name, row in scores.items()} == {
+        "throughput": ("tokens_per_second", 500),
+        "memory": ("training_peak_mib", 16),
+        "scaling": ("step_milliseconds", 30),
+    }
 
 
 def test_what_is_no_run_is_passed_by(outputs, tmp_path_factory):

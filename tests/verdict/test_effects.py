@@ -146,7 +146,7 @@ def test_tables_name_every_corner_and_what_each_solved(capsys, monkeypatch):
     factorial = Factorial.of(variants(), PARTS)
     effects, of_nats, of_recall = factorial_tables(factorial, figures(rows), PRIMARY)
     assert (len(effects.lines), len(of_nats.lines), len(of_recall.lines)) == (19, 8, 8)
-    assert "| none of the parts | 2 of 5 0.7 | diverged at 5 of 5 seeds | not measured |" in to_markdown(of_recall)
+    assert "| none of the parts | 2 of 5, 0.7 | diverged at 5 of 5 seeds | not measured |" in to_markdown(of_recall)
     assert any("positions with convolution × gate × norm" in note for note in effects.notes)
     print_comparison(inputs_of(rows, variants(), factors=PARTS))
     printed = capsys.readouterr().out

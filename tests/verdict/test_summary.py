@@ -272,8 +272,10 @@ def test_an_evaluation_of_ones_own_shows_its_first_metric_that_is_ok_everywhere(
         row("linear", metric="third", value=0.7, settings={"kind": "b"}, evaluation="mine"),
     ]
     (column,) = headline_columns(figures(rows), "mine")
-    assert (column.metric, column.settings, column.header) == ("second", {"kind": "b"}, "mine second")
+    assert (column.metric, column.settings, column.header) == ("second", {"kind": "b"}, "mine second at kind b")
     assert column.higher_is_better is None
+    (alone,) = headline_columns(figures(rows[1:2]), "mine")
+    assert alone.header == "mine second"
     assert headline_columns(figures(rows), "copy") == []
     # Of test data where it has some.
     chosen_by = rows_of("softmax", 0.9, metric="selection", evaluation="parity", settings={"split": "validation"})

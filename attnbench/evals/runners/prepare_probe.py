@@ -11,6 +11,7 @@ from attnbench.evals.runners.probe import ProbeJob
 from attnbench.machine.device import resolve_device
 from attnbench.machine.precision import resolve_precision
 from attnbench.mixers.base import Mixer
+from attnbench.mixers.recipe import is_off
 from attnbench.model.matching import match_mixer
 from attnbench.settings.errors import UserError
 from attnbench.settings.hybrid import each
@@ -90,7 +91,7 @@ def _task_label(settings: RunSettings, evaluation: EvaluationSettings, task: Tas
 
 
 def _apply(task: Task, settings: RunSettings) -> tuple[MixerSettings, list[str]]:
-    """The variant's mixer at the task's head width, with its wishes; and the wishes that it, or one of a hybrid's
+    """The variant's mixer at the task's head width, with its wishes; and the parts wished that it, or one of a hybrid's
     mixers, has no setting for.
 
     What the variant names, its number of heads or their width too, wins over the wishes, and these over the yaml.
@@ -103,7 +104,7 @@ def _apply(task: Task, settings: RunSettings) -> tuple[MixerSettings, list[str]]
         shape = {name: None for name in ("num_heads", "num_key_value_heads") if name in given}
         kept = {name: value for name, value in given.items() if name != "head_width"}
         wishes = {name: value for name, value in task.mixer_options.items() if name in known}
-        lacking.update(set(task.mixer_options) - set(wishes))
+        lacking.update(name for name, value in task.mixer_options.items() if name not in known and not is_off(value))
         return replace(mixer, options={**kept, **shape, **wishes, **named})
 
     return each(settings.mixer, apply), sorted(lacking)

@@ -92,7 +92,6 @@ def _corner(score: Figure | None, solved: Figure | None) -> str | TableCell:
     if score.mean is None:
         return TableCell(text=score.obstacle or next(iter(score.statuses)), mark="lost")
     if solved is None or not solved.values:
-        notes = [f"{score.num_diverged} diverged"] if score.num_diverged else []
-        return TableCell(text=score.text, notes=tuple(notes)) if notes else score.text
+        return f"{score.text}, {score.num_diverged} diverged" if score.num_diverged else score.text
     num_solved = sum(solved.values.values())
-    return TableCell(text=f"{num_solved:.0f} of {len(solved.values)}", notes=(score.text or NOTHING,))
+    return f"{num_solved:.0f} of {len(solved.values)}, {score.text or NOTHING}"

@@ -18,6 +18,9 @@ PARTS = tuple(entry.name for entry in fields(RecipeSettings) if entry.name != "n
 Options = dict[str, tuple[str, dict[str, Any]]]
 """Mixer and options by variant."""
 
+OFF = {"none", "0", "off"}
+"""Values, as shown, of a part that is switched off: as good as a mixer that has no such part."""
+
 LACKS = object()
 """Stands for an option that a mixer has not."""
 
@@ -32,11 +35,17 @@ class Differing:
     values: dict[str, list[str]]
     lacking: list[str]
 
+    @property
+    def is_lacked(self) -> bool:
+        """True where it is a part that some have switched on and others have not at all."""
+        return self.name in PARTS and bool(self.lacking) and not self.values.keys() <= OFF
+
 
 def surroundings(rows: Sequence[ResultRow]) -> list[str]:
     """Say in which options that several mixers have their variants differ; evaluations that agree have one sentence.
 
-    An option that one mixer alone has is part of that mixer; one that a mixer has not is listed as such.
+    An option that one mixer alone has is part of that mixer, unless it is one of PARTS; one that a mixer has not is
+    listed as such.
 
     Returns:
         No sentence where the rows do not carry their options, as former ones do not.
@@ -112,31 +121,34 @@ def _agree(known: Options, others: Options) -> bool:
 
 
 def _differing(by_variant: Options) -> list[Differing]:
-    """List the options that are not alike in all variants that have them."""
+    """List the options that are not alike in all variants that have them, and the parts that only some have."""
     found = []
     for name in dict.fromkeys(name for _, options in by_variant.values() for name in options):
         values: dict[str, list[str]] = {}
         for variant, (_, options) in by_variant.items():
             if name in options:
                 values.setdefault(_shown(options[name]), []).append(variant)
-        if len(values) > 1:
-            having = [variant for group in values.values() for variant in group]
-            found.append(Differing(name=name, values=values, lacking=[it for it in by_variant if it not in having]))
+        having = [variant for group in values.values() for variant in group]
+        option = Differing(name=name, values=values, lacking=[it for it in by_variant if it not in having])
+        if len(values) > 1 or option.is_lacked:
+            found.append(option)
     return found
 
 
 def _groups_text(differing: Differing) -> str:
     """Write "conv_size (4: gated_deltanet; 0: softmax, linear)".
 
-    Of more than MANY variants the largest group is "all others", and those without the option are not named.
+    Of more than MANY variants the largest group is "all others", and those without the option are named only where it
+    is a part that others have switched on.
     """
     groups, lacking = dict(differing.values), differing.lacking
-    if sum(map(len, groups.values())) + len(lacking) > MANY:
+    is_many = sum(map(len, groups.values())) + len(lacking) > MANY
+    if differing.is_lacked or (lacking and not is_many):
+        groups["has none"] = lacking
+    if is_many:
         largest = max(groups, key=lambda value: len(groups[value]))
         del groups[largest]
-        groups[largest] = ["all others that have it" if lacking else "all others"]
-    elif lacking:
-        groups["has none"] = lacking
+        groups[largest] = ["all others that have it" if lacking and not differing.is_lacked else "all others"]
     parts = [f"{value}: {', '.join(variants)}" for value, variants in groups.items()]
     return f"{differing.name} ({'; '.join(parts)})"
 

@@ -65,7 +65,13 @@ class Perplexity(CheckpointEvaluation):
             pick="each",
             judged_by="nats_per_character",
         ),
-        Headline("bits_per_byte", "test bits/byte", settings={**TEST_OF_BEST, **FULL_CONTEXT}, pick="each"),
+        Headline(
+            "bits_per_byte",
+            "test bits/byte",
+            settings={**TEST_OF_BEST, **FULL_CONTEXT},
+            pick="each",
+            judged_by="nats_per_character",
+        ),
     )
     primary: ClassVar[Primary] = Primary(
         metric="nats_per_character", kind="nats", margin=math.log(1.01), settings={**TEST_OF_BEST, **FULL_CONTEXT}

@@ -102,6 +102,11 @@ def test_variants_that_differ_in_their_window_alone_are_one_curve():
     svg = to_svg(picture, ["short", "long", "bare"])
     # In the legend, and where it lies.
     assert [svg.count(f">{name}<") for name in ("short", "long", "bare")] == [2, 2, 1]
+    # A name stands below its point, and one at the bottom, on the axis otherwise, above.
+    assert [it["is_low"] for it in picture.spec["datasets"]["best"]] == [False, False]
+    rows = [*sized("low", 0.05, 100, window=16, conv_size=4), *sized("long", 0.6, 400, window=64, conv_size=4)]
+    (picture,) = drawn(tradeoffs(rows, figures(rows), {"recall": RECALL}, ["low", "long"])).values()
+    assert [it["is_low"] for it in picture.spec["datasets"]["best"]] == [True, False]
 
 
 def test_models_of_several_widths_are_one_curve_a_variant_and_a_picture_a_setting():
@@ -122,11 +127,11 @@ def test_models_of_several_widths_are_one_curve_a_variant_and_a_picture_a_settin
     ]
     assert easy.legend == f"pairs 4; joined: one variant at widths 64 and 128; {NAMED}"
     # In the order of the points; each has more than all that cost less.
-    assert [(it["name"], it["is_left"]) for it in easy.spec["datasets"]["best"]] == [
-        ("one, 64", False),
-        ("two, 64", True),
-        ("one, 128", False),
-        ("two, 128", True),
+    assert [(it["name"], it["is_left"], it["is_low"]) for it in easy.spec["datasets"]["best"]] == [
+        ("one, 64", False, False),
+        ("two, 64", True, False),
+        ("one, 128", False, False),
+        ("two, 128", True, False),
     ]
     assert "one at width 128 0.8 at 128" in easy.description
     assert len(hard.spec["datasets"]["points"]) == 2

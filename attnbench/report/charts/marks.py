@@ -52,7 +52,8 @@ class Drawing:
     levels: Sequence[Datum] = ()
     """A dashed line under everything."""
     best: Sequence[Datum] = ()
-    """Named beside their places, and joined by dashed steps, cheapest first; with `name`, and `is_left`: its side."""
+    """Named beside their places, and joined by dashed steps, cheapest first; with `name`, and its side:
+    `is_left`, and above where `is_low`."""
     missing: Mapping[str, Sequence[Datum]] = field(default_factory=dict)
     """Crosses above the plot, by label."""
     is_thin: bool = False

@@ -61,7 +61,7 @@ def draw(drawing: Drawing, variants: Sequence[str]) -> dict[str, Any]:
         .encode(strokeDash=look.dash, detail="line:N", opacity=look.faded(0.75 if drawing.is_thin else 1.0)),
         "dots": marks("dots").mark_point(filled=True, size=22, clip=True).encode(opacity=look.faded(0.6)),
         "rings": marks("rings").mark_point(size=190, strokeWidth=1.8).encode(opacity=look.faded(1.0)),
-        "names": alt.layer(*(_names(x, y, on_the_left=side) for side in (True, False))),
+        "names": _names(x, y),
         "points": marks("points")
         .mark_point(filled=True, size=64, opacity=1)
         .encode(shape=look.shape, opacity=look.faded(1.0), tooltip=tooltip),
@@ -80,11 +80,15 @@ def draw(drawing: Drawing, variants: Sequence[str]) -> dict[str, Any]:
     return _specification(kept, data | crosses, height=264, description=drawing.description)
 
 
-def _names(x: alt.X, y: alt.Y, *, on_the_left: bool) -> alt.Chart:
-    """Write names below the points that they are of, those near the right end on the left."""
-    side: dict[str, Any] = {"align": "right", "dx": -9} if on_the_left else {"align": "left", "dx": 9}
-    text = alt.Chart(alt.NamedData("best")).mark_text(fontSize=13, dy=14, **side).encode(x=x, y=y, text="name:N")
-    return text.transform_filter(f"{'' if on_the_left else '!'}datum.is_left")
+def _names(x: alt.X, y: alt.Y) -> alt.Chart:
+    """Write names below the points that they are of, those near the right end on the left, at the bottom above."""
+    mark = alt.Chart(alt.NamedData("best")).mark_text(
+        fontSize=13,
+        align=alt.ExprRef("datum.is_left ? 'right' : 'left'"),
+        dx=alt.ExprRef("datum.is_left ? -9 : 9"),
+        dy=alt.ExprRef("datum.is_low ? -12 : 14"),
+    )
+    return mark.encode(x=x, y=y, text="name:N")
 
 
 def draw_bars(values: Sequence[Datum], parts: Sequence[str], shown: Sequence[str], description: str) -> dict[str, Any]:

@@ -21,6 +21,9 @@ WINDOW = "window"
 """Option of a mixer that sees so many positions: by it a state has any size."""
 
 
+LOW = 0.1
+"""Accuracies below which a name under its point would lie on the axis."""
+
 NAMED = "named: the most for its bytes, by means"
 
 
@@ -112,7 +115,12 @@ def _picture(
         y=share_axis() if is_share else value_axis([point.value for point in points], ends),
         points=data,
         best=[
-            {**datum, "name": f"{datum['variant']}{f', {width}' if widths else ''}", "is_left": _is_right(x, it.price)}
+            {
+                **datum,
+                "name": f"{datum['variant']}{f', {width}' if widths else ''}",
+                "is_left": _is_right(x, it.price),
+                "is_low": it.value < LOW,
+            }
             for datum, it, width in zip(data, points, (it.score.settings.get(WIDTH) for it in points), strict=True)
             if it in best
         ],

@@ -1,9 +1,12 @@
 """Numbers that the README and docs repeat from docs/results are those of the rows there."""
 
+import gzip
+import json
 import re
 from functools import cache
-from statistics import fmean
+from statistics import fmean, median
 
+import pytest
 from pages import ROOT, read
 
 from attnbench.results.row_tables import read_csv, table_of
@@ -96,6 +99,62 @@ def test_what_the_readme_says_is_not_equal_is_what_the_rows_say():
         (size,) = {size for size in sizes if size}
         assert words.split(" million")[0].split()[-1] == f"{size / 1e6:.2g}"
         assert words in told
+
+
+def test_recall_by_bytes_of_state_is_that_of_the_frontier():
+    text = " ".join(read("docs/results/README.md").split())
+    told = text[text.index("varies the bytes:") : text.index("Which of softmax and Gated DeltaNet")]
+    page, at = "frontier-h100", {"sequence_length": 512, "width": 64}
+
+    def recalled(variant: str, **settings: object) -> float:
+        return value(page, variant, "accuracy", "recall", split="test", **at | settings)
+
+    def state(variant: str, **settings: object) -> str:
+        return f"{value(page, variant, 'state_bytes', 'recall', **at | settings):,.0f}"
+
+    single = "simple_gla", "gated_deltanet", "deltanet", "kda", "gla"
+    expected = (0.997, 0.994, 0.992, 0.983, 0.969)
+    assert [round(recalled(name), 3) for name in single] == list(expected)
+    assert {state(name) for name in single} == {"37,376"}
+    for share in expected:
+        assert re.search(rf"{share}\b", told)
+    assert (round(recalled("softmax"), 3), state("softmax")) == (1.0, "528,912")
+    assert round(528_912 / 37_376) == 14
+    changes = {name: recalled(f"{name}_2") - recalled(name) for name in single}
+    assert changes.pop("kda") == pytest.approx(-0.03, abs=0.005)
+    assert max(map(abs, changes.values())) <= 0.006
+    assert f"{recalled('linear'):.2f} in {state('linear')} bytes" in told
+    assert f"{recalled('linear', width=128):.3f} in {state('linear', width=128)}" in told
+    assert f"recalls {recalled('window_64'):.2f} in {state('window_64')} bytes" in told
+    assert recalled("window_64", width=128) - recalled("window_64") == pytest.approx(0.01, abs=0.005)
+    assert state("window_64", width=128) == f"{2 * 70_160 - 16:,}"
+    # Nothing larger is 0.01 ahead of the smallest.
+    rows = [row for row in rows_of(page) if (row.measurement.metric, row.identity.variant) == ("accuracy", "softmax")]
+    assert len(rows) >= 20
+    names = {row.identity.variant for row in rows_of(page)}
+    best = recalled("simple_gla")
+    assert all(recalled(name, width=width) <= best + 0.01 for name in names for width in (64, 128))
+
+
+def test_steps_beside_other_workers_of_a_card_are_those_of_the_frontier_s_cells():
+    text = " ".join(read("docs/running.md").split())
+    told = text[text.index("On a GPU workers share the card") : text.index("Further workers pay there")]
+    took: dict[tuple[object, ...], list[float]] = {}
+    for line in gzip.decompress((ROOT / "docs/results/frontier-h100/cells.jsonl.gz").read_bytes()).splitlines():
+        entry = json.loads(line)
+        for row in map(json.loads, entry["text"].splitlines() if "/results/" in entry["path"] else ()):
+            if row.get("metric") == "tokens_per_second":
+                settings = row["settings"]
+                tokens = settings["sequence_length"] * settings["evaluation_options"]["batch_size"]
+                key = row["variant"], settings["sequence_length"], settings["width"], row["commit"][:7]
+                assert settings["stack"] == 1
+                took.setdefault(key, []).append(1000 * tokens / row["value"])
+    for model, shown in ((("linear", 512, 128), (15.4, 85.2, 134)), (("gla", 256, 64), (4.7, 25.6, 40.6))):
+        for commit, num_workers, number in zip(("e33fcea", "b39da5b", "61cd619"), (1, 5, 8), shown, strict=True):
+            step = median(took[*model, commit])
+            assert step == pytest.approx(number, abs=0.5 if number > 100 else 0.05)
+            assert re.search(rf"{number}\b", told)
+            assert num_workers == 1 or f"{step / num_workers:.1f}" in told
 
 
 def test_published_sizes_score_what_the_results_say():

@@ -26,7 +26,7 @@ from attnbench.settings.hybrid import layers_of
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import LOOKS, PlanSettings
 from attnbench.verdict.family import TESTS, Pair
-from attnbench.verdict.ranking import holm, judge_in_looks
+from attnbench.verdict.ranking import holm, judge, judge_in_looks
 from attnbench.verdict.statistics import (
     Interval,
     bounded_interval,
@@ -156,6 +156,7 @@ def simulate(num_draws: int) -> Iterator[Result]:
     gc.freeze()
     yield from false_verdicts(num_draws)
     yield false_verdicts_in_looks(num_draws)
+    yield from false_margins(num_draws)
     yield power(num_draws)
     yield from equivalence(num_draws)
     yield from coverage(num_draws)
@@ -192,6 +193,22 @@ def false_verdicts_in_looks(num_draws: int) -> Result:
         wrong += any(verdict.winner is not None for verdict in judge_in_looks(pairs))
     title = f"equal variants come out better or worse in any look of plan.seeds=auto, {len(pairs)} pairs, nats"
     return Result(title=title, share=wrong / num_draws, high=SIGNIFICANCE, num_draws=num_draws)
+
+
+def false_margins(num_draws: int) -> Iterator[Result]:
+    """Share of families of nine in which a difference of exactly the margin comes out as more than matters.
+
+    The interval of a pair is at its Holm level, which is no test of the margin over the family: where all pairs differ,
+    the levels' sum is significance times 1 + 1/2 + ... + 1/9, and one end of each interval has half of it.
+    """
+    most = SIGNIFICANCE / 2 * sum(1 / rank for rank in range(1, 10))
+    for shape, spreads in {"equal": np.full(9, 1e-3), "unequal": np.geomspace(1e-5, 1e-3, 9)}.items():
+        rng, wrong = np.random.default_rng(6), 0
+        for _ in range(num_draws):
+            pairs = [_pair(NATS, rng.normal(NATS.margin, spread, 10)) for spread in spreads]
+            wrong += any(verdict.exceeds_margin for verdict in judge(pairs))
+        title = f"differences of the margin come out as more than it in any of 9 pairs, 10 seeds, {shape} spreads"
+        yield Result(title=title, share=wrong / num_draws, high=most, num_draws=num_draws)
 
 
 def power(num_draws: int) -> Result:

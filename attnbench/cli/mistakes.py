@@ -33,7 +33,7 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
     """
     if isinstance(error, MissingMandatoryValue):
         example = EXAMPLES.get(str(error.full_key))
-        return f"{error.full_key}: must be given{f', {example} say' if example else ''}"
+        return f"{error.full_key}: must be given{f', for example {example}' if example else ''}"
     if isinstance(error, MissingConfigException):
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         if group == "hydra/launcher" and name in SUBMITIT:

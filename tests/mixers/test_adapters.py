@@ -142,7 +142,7 @@ def test_its_source_is_part_of_the_identity() -> None:
             r"^attn\.options\.heads=3: unknown setting \(did you mean num",
         ),
         ([f"attn.path={PATH}", "attn.options.num_heads=two"], r"^attn\.options\.num_heads=two: must be an integer$"),
-        ([], r"^attn\.path: must be given, attn\.path=my_package\.layers:Layer say$"),
+        ([], r"^attn\.path: must be given, for example attn\.path=my_package\.layers:Layer$"),
     ],
 )
 def test_what_is_no_mixer_is_refused_when_it_is_built(words: list[str], message: str) -> None:
@@ -167,7 +167,7 @@ def test_a_layer_of_a_hybrid_can_be_one() -> None:
 def test_a_layer_of_the_library_says_on_a_cpu_what_it_needs() -> None:
     with pytest.raises(UserError, match=r"^attn=fla attn\.layer=GLA: needs CUDA and flash-linear-attention .*cpu$"):
         compose([*TINY[:-1], "attn=fla", "attn.layer=GLA"])
-    with pytest.raises(UserError, match=r"^attn\.layer: must be given, attn\.layer=GatedDeltaProduct say$"):
+    with pytest.raises(UserError, match=r"^attn\.layer: must be given, for example attn\.layer=GatedDeltaProduct$"):
         compose([*TINY[:-1], "attn=fla"])
 
 

@@ -127,7 +127,7 @@ def test_backends_of_layers_are_named_and_taken_back() -> None:
     ("words", "message"),
     [
         (["attn=[softmax,linear]"], r"^attn=\[softmax,linear\]: .* attn=hybrid 'attn\.layers=\[softmax,linear\]'"),
-        (["attn=hybrid"], r"^attn\.layers: must be given, 'attn\.layers=\[gated_deltanet,window\]' say$"),
+        (["attn=hybrid"], r"^attn\.layers: must be given, for example 'attn\.layers=\[gated_deltanet,window\]'$"),
         (["attn=hybrid", "attn.layers=[]"], r"^attn\.layers=\[\]: must name at least one mixer$"),
         (["attn=hybrid", "attn.layers=[linear*0]"], r"^attn\.layers=\[linear\*0\]: linear\*0: the count must be 1 to"),
         (["attn=hybrid", "attn.layers=[linear*x]"], r"linear\*x: the count must be 1 to 1000$"),

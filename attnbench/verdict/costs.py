@@ -65,15 +65,19 @@ def priced(figures: Sequence[Figure], evaluation: str, primary: Primary) -> list
         groups = [[*primary_figures(of_it, primary, [figure.variant for figure in of_it]).values()]]
     if cost_metric(primary) == "step_milliseconds":
         # Variants that are one model have one score, and are several kernels with a time each.
-        groups = [[replace(score, names=(name,)) for score in group for name in score.names] for group in groups]
+        groups = [[_named(score, name) for score in group for name in score.names] for group in groups]
     pairs = [[(score, _cost_of(score, figures, primary)) for score in group] for group in groups]
     found = [[Priced(score, cost) for score, cost in group if score.mean is not None and cost] for group in pairs]
     return [group for group in found if group]
 
 
+def _named(score: Figure, name: str) -> Figure:
+    return replace(score, names=(name,), identity=replace(score.identity, variant=name))
+
+
 def _cost_of(score: Figure, figures: Sequence[Figure], primary: Primary) -> Figure | None:
     metric = cost_metric(primary)
-    costs = [f for f in figures if score.names[0] in f.names and f.metric == metric and _is_cost_of(f, score)]
+    costs = [f for f in figures if score.variant in f.names and f.metric == metric and _is_cost_of(f, score)]
     # At the most tokens a step; throughput is measured before scaling.
     return max(costs, key=lambda figure: figure.settings.get("batch_size", 0), default=None)
 

@@ -70,7 +70,11 @@ def test_against_time_variants_that_are_one_model_have_a_point_each():
         for name, milliseconds in (("softmax", 7.0), ("flash", 6.0))
     ]
     (group,) = priced(figures([of_text, *speeds], {"perplexity": {"flash": "softmax"}}), "perplexity", primary)
-    assert [(it.score.label, it.value, it.price) for it in group] == [("softmax", 1.5, 7.0), ("flash", 1.5, 6.0)]
+    assert [(it.score.variant, it.score.label, it.price) for it in group] == [
+        ("softmax", "softmax", 7.0),
+        ("flash", "flash", 6.0),
+    ]
+    assert {it.value for it in group} == {1.5}
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,9 @@ UNITS = {"perplexity": "1", "bits_per_character": "bit", "nats_per_character": "
 FULL_CONTEXT = {"context": "full"}
 """Setting of the scores of tokens that are predicted from at least half a window each."""
 
+SCORED = {**TEST_OF_BEST, **FULL_CONTEXT}
+"""Settings of the scores that variants are compared by."""
+
 NUM_BLOCKS = 20
 """Blocks of text that an interval is taken over: longer ones than articles, so that they are about independent."""
 
@@ -57,24 +60,12 @@ class Perplexity(CheckpointEvaluation):
         ("perplexity", "sequence_length"),
         ("nats_per_character", "position_bucket"),
     )
-    headline: ClassVar[tuple[Headline, ...]] = (
-        Headline(
-            "perplexity",
-            "test PPL",
-            settings={**TEST_OF_BEST, **FULL_CONTEXT},
-            pick="each",
-            judged_by="nats_per_character",
-        ),
-        Headline(
-            "bits_per_byte",
-            "test bits/byte",
-            settings={**TEST_OF_BEST, **FULL_CONTEXT},
-            pick="each",
-            judged_by="nats_per_character",
-        ),
+    headline: ClassVar[tuple[Headline, ...]] = tuple(
+        Headline(metric, words, settings=SCORED, pick="each", judged_by="nats_per_character")
+        for metric, words in (("perplexity", "test PPL"), ("bits_per_byte", "test bits/byte"))
     )
     primary: ClassVar[Primary] = Primary(
-        metric="nats_per_character", kind="nats", margin=math.log(1.01), settings={**TEST_OF_BEST, **FULL_CONTEXT}
+        metric="nats_per_character", kind="nats", margin=math.log(1.01), settings=SCORED
     )
     smoke: ClassVar[dict[str, Any]] = {"extrapolation": [2], "batch_tokens": 512}
     one_more: ClassVar[dict[str, Any]] = {"extrapolation": [2, 4]}

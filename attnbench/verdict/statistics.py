@@ -208,9 +208,9 @@ class SignFlip(PairedTest):
         mean = _mean(differences)
         wide_low, wide_high = min(low, mean - resolution), max(high, mean + resolution)
         # A difference of which most seeds have less than one item is found without being known to an item.
-        return max(-1.0, low if wide_low <= 0 < low else wide_low), min(
-            1.0, high if high < 0 <= wide_high else wide_high
-        )
+        low = low if wide_low <= 0 < low else wide_low
+        high = high if high < 0 <= wide_high else wide_high
+        return max(-1.0, low), min(1.0, high)
 
     def _one_sided(self, differences: Sequence[float], centre: float) -> tuple[float, float]:
         """Return the p-values against a centre below, and above, the given one."""

@@ -104,10 +104,10 @@ def _entry(figures: Sequence[Figure], column: Column, verdicts: Sequence[Verdict
 def _is_of(verdict: Verdict, column: Column) -> bool:
     pair = verdict.pair
     # A chance level is in the unit of its metric.
-    settings = [{name: value for name, value in of.settings.items() if not is_chance(name)} for of in (pair, column)]
-    return (pair.evaluation, pair.primary.metric) == (column.evaluation, column.judged_by) and settings[0] == settings[
-        1
-    ]
+    judged, shown = (
+        {name: value for name, value in of.settings.items() if not is_chance(name)} for of in (pair, column)
+    )
+    return (pair.evaluation, pair.primary.metric, judged) == (column.evaluation, column.judged_by, shown)
 
 
 def verdicts_of(

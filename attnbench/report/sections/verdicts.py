@@ -74,14 +74,14 @@ def _names(verdict: Verdict) -> tuple[str, str]:
 
 def _better(verdicts: list[Verdict]) -> str:
     first, second = _names(verdicts[0])
+    return f"{first} is better than {second}: {'; '.join(map(_by_how_much, verdicts))}."
+
+
+def _by_how_much(verdict: Verdict) -> str:
     # A perplexity is told as the variant's against the reference's, whichever is better.
-    whose = {True: f" of {second}", False: ""}
-    parts = [
-        f"{_what(it)}{whose[it.pair.primary.kind == 'nats' and it.winner == it.pair.second]} "
-        f"{words.difference(it)}{_size(it)}"
-        for it in verdicts
-    ]
-    return f"{first} is better than {second}: {'; '.join(parts)}."
+    is_others = verdict.pair.primary.kind == "nats" and verdict.winner == verdict.pair.second
+    whose = f" of {verdict.pair.first}" if is_others else ""
+    return f"{_what(verdict)}{whose} {words.difference(verdict)}{_size(verdict)}"
 
 
 def _size(verdict: Verdict) -> str:

@@ -198,6 +198,13 @@ class KeepsATensor(SeparateProjections):
         self.ages = torch.arange(4)
 
 
+class TakesNoBackend(SeparateProjections):
+    """Whose constructor has only what it needs itself."""
+
+    def __init__(self, *, dim: int) -> None:
+        super().__init__(dim=dim, head_width=dim)
+
+
 class FailsToBuild(SeparateProjections):
     def __init__(self, *, dim: int, head_width: int, backend: str = "auto") -> None:
         super().__init__(dim=dim, head_width=head_width, backend=backend)

@@ -34,6 +34,11 @@ class Mixer(nn.Module, ABC):
     auto_rule: ClassVar[str] = "the first of its backends"
     """Rule of `auto` in a few words, for tables and messages."""
 
+    constructor_takes: ClassVar[dict[str, str]] = {
+        "backend": 'give it backend: str = "auto", and keep self.known_backend(backend), by which rows say what ran'
+    }
+    """Options that every mixer's constructor has, and how."""
+
     trains_only: ClassVar[frozenset[str]] = frozenset()
     """Backends that cannot take a state."""
 

@@ -45,6 +45,9 @@ def resolve(target: str, base: type[Class]) -> type[Class]:
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
         raise UserError(f"_target_={target}: {class_name} cannot be built without {missing}, which {base.__name__} has")
+    for option, how in getattr(base, "constructor_takes", {}).items():
+        if option not in inspect.signature(cls).parameters:
+            raise UserError(f"_target_={target}: the constructor of {class_name} takes no {option}; {how}")
     return cls
 
 

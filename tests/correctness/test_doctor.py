@@ -422,6 +422,7 @@ def test_the_command_s_exit_code_tells_of_a_user_s_broken_mixer(tmp_path, monkey
         ("KeepsATensor", "attn=mine: outside_mixers.KeepsATensor keeps a tensor that is no parameter (ages), "),
         ("FailsToBuild", f"attn=mine: ZeroDivisionError: division by zero, at {outside_mixers.__file__}:"),
         ("ReturnsNoState", "attn=mine: forward returns one Tensor; return (y, state), with y of the input's shape ("),
+        ("TakesNoBackend", "the constructor of TakesNoBackend takes no backend; give it backend: str"),
         ("LosesAPosition", "attn=mine: forward returns y of shape (2, 7, 128); it must be a tensor of the input's"),
     ],
 )

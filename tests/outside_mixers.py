@@ -199,7 +199,7 @@ class KeepsATensor(SeparateProjections):
 
 
 class TakesNoBackend(SeparateProjections):
-    """Whose constructor has only what it needs itself."""
+    """A mixer whose constructor has only what it needs itself."""
 
     def __init__(self, *, dim: int) -> None:
         super().__init__(dim=dim, head_width=dim)

@@ -14,10 +14,11 @@ from attnbench.bench.tables import WIDTH, Layout, narrowed, reasons, tables
 from attnbench.machine.environment import environment_id
 from attnbench.results import page
 from attnbench.results.files import replace_file
+from attnbench.results.numbers import format_number
 from attnbench.results.row_files import is_complete, read_results
 from attnbench.results.row_tables import write_csv
 from attnbench.results.rows import ResultRow
-from attnbench.results.tables import Table, format_number, print_table
+from attnbench.results.tables import Table, print_table
 from attnbench.settings.errors import UserError, printable
 from attnbench.settings.registry import build, resolve
 from attnbench.settings.text import MAX_YAML_BYTES, parse_yaml, read_bounded, read_object

@@ -21,9 +21,9 @@ from attnbench.machine.precision import resolve_precision
 from attnbench.results.folder import ROOT
 from attnbench.results.identity import code_of, hash_with_code
 from attnbench.results.job import Job, run_jobs
+from attnbench.results.numbers import format_number
 from attnbench.results.row_files import ResultsWriter, read_results
 from attnbench.results.rows import DEVICE, Measurement, ResultRow
-from attnbench.results.tables import format_number
 from attnbench.settings.errors import UserError, printable
 from attnbench.settings.registry import build, class_named, is_own
 from attnbench.settings.schema import BenchSettings, MixerSettings

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from attnbench.results.numbers import format_number
 from attnbench.results.rows import DEVICE, Measurement, ResultRow
-from attnbench.results.tables import NOTHING, Table, format_number
+from attnbench.results.tables import NOTHING, Table
 from attnbench.settings.errors import UserError
 
 WIDTH = 79

@@ -177,15 +177,14 @@ def _do_job(main: Callable[[Any], Path], read: Callable[..., Any], config: DictC
     _show_log()
     keep_environment_out()
     words = list(HydraConfig.get().overrides.task)
-    name = " ".join(words) or "the run"
     try:
         with interruptible(INTERRUPTED):
-            return Outcome(job=name, folder=str(main(read(config, HydraConfig.get()))), words=words)
+            return Outcome(words=words, folder=str(main(read(config, HydraConfig.get()))))
     except Exception as error:
         print(f"error: {explain(error)}", file=sys.stderr, flush=True)
         if show_traceback or not (mendable(error) or isinstance(error, EXPECTED)):
             traceback.print_exc()
-        return Outcome(job=name, folder=None, error=explain(error))
+        return Outcome(words=words, folder=None, error=explain(error))
 
 
 class _AboveTheBar(logging.Handler):

@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -26,13 +26,16 @@ SUBMITIT = ("submitit_local", "submitit_slurm")
 class Outcome:
     """Result of one job of a sweep."""
 
-    job: str
-    """Overrides in which it differs from the sweep's others."""
+    words: list[str]
+    """Its overrides, each a word of a command line."""
     folder: str | None
     error: str = ""
     """One line on why there is no folder."""
-    words: list[str] = field(default_factory=list)
-    """All its overrides, each a word of a command line."""
+
+    @property
+    def job(self) -> str:
+        """Its overrides on one line."""
+        return " ".join(self.words) or "the run"
 
 
 class SweepOutcomes(Callback):

@@ -7,8 +7,9 @@ from attnbench.data.tokenizer import Tokenizer
 from attnbench.model.stored import ModelRecord, tokenizer_of
 from attnbench.report.inputs import read_inputs
 from attnbench.report.sections.verdicts import verdict_lines
+from attnbench.results.numbers import format_interval, format_number
 from attnbench.results.rows import ResultRow
-from attnbench.results.tables import Table, format_interval, format_number, to_markdown
+from attnbench.results.tables import Table, to_markdown
 from attnbench.settings.errors import printable
 from attnbench.settings.hybrid import classes_of
 from attnbench.settings.schema import ExportSettings, RunSettings

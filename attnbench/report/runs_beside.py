@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from attnbench.report.sections.words import metric_name, status_name, where
+from attnbench.results.numbers import format_number
 from attnbench.results.rows import ResultRow
 from attnbench.results.runs import Run
-from attnbench.results.tables import NOTHING, Table, format_number, read_folders
+from attnbench.results.tables import NOTHING, Table, read_folders
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import MAX_JSON_BYTES, MAX_YAML_BYTES, parse_json, parse_yaml, read_bounded
 from attnbench.verdict.axes import axes

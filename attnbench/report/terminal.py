@@ -8,16 +8,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from attnbench.report.sections.answer import sentences
+from attnbench.results.numbers import format_interval
 from attnbench.results.rows import TEST_OF_BEST, Identity, ResultRow
-from attnbench.results.tables import (
-    MetricColumn,
-    Table,
-    TableCell,
-    comparison_tables,
-    format_interval,
-    print_table,
-    read_folders,
-)
+from attnbench.results.tables import MetricColumn, Table, TableCell, comparison_tables, print_table, read_folders
 from attnbench.settings.check import setting_of
 from attnbench.settings.errors import printable
 from attnbench.verdict.axes import distinguish_variants

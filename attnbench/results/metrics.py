@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from attnbench.results.numbers import percent_of_nats
 from attnbench.settings.errors import UserError
 
 KINDS = ("nats", "accuracy", "share")
@@ -95,7 +96,7 @@ class Primary:
     def margin_text(self) -> str:
         """The margin in words: "1 % of perplexity"."""
         if self.kind == "nats":
-            return f"{100 * math.expm1(self.margin):.3g} % of perplexity"
+            return f"{percent_of_nats(self.margin):.3g} % of perplexity"
         return f"{self.margin:g} in {self.kind}"
 
     @property

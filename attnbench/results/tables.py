@@ -4,7 +4,6 @@ A table holds text as it was given; each renderer escapes it for where it goes. 
 it as HTML.
 """
 
-import math
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from attnbench.results.numbers import format_number
 from attnbench.results.row_files import is_complete, read_results
 from attnbench.results.rows import HASH, Identity, ResultRow, same_corpus
 from attnbench.settings.errors import UserError, printable
@@ -115,53 +115,6 @@ def _as_cells(line: Iterable[str | TableCell]) -> list[TableCell]:
 
 def _in_markdown(cell: TableCell) -> str:
     return " ".join((f"**{cell.text}**" if cell.mark == "best" else cell.text, *cell.notes))
-
-
-def format_number(value: float) -> str:
-    """Format with four significant digits; from 1,000 up as a whole number with thousands separated."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def format_within(value: float, low: float | None, high: float | None, sign: str = "") -> str:
-    """Format with no digit beyond what the value's interval supports, and at most as format_number does.
-
-    Half the interval's width keeps two significant digits where they are 10 to 35, else one, as the Particle Data
-    Group rounds errors.
-
-    Args:
-        sign: "+" to write that of positive numbers too.
-    """
-    decimals = _num_decimals(low, high)
-    most = 4 - (math.ceil(math.log10(abs(value))) if value else 0)
-    if decimals is None:
-        return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.4g}"
-    # A rounded zero has no sign of its own.
-    decimals = min(decimals, max(most, 0))
-    return f"{round(value, decimals) + 0.0:{sign},.{max(decimals, 0)}f}"
-
-
-def _num_decimals(low: float | None, high: float | None) -> int | None:
-    """Return the decimals that an interval supports, below 0 for tens and more; None where it has no width."""
-    if low is None or high is None or not high > low:
-        return None
-    half = (high - low) / 2
-    exponent = math.floor(math.log10(half))
-    return (1 if half / 10**exponent < 3.55 else 0) - exponent
-
-
-def format_interval(low: float | None, high: float | None, sign: str = "", *, is_of_difference: bool = False) -> str:
-    """Format as `[low, high]` with the digits that its width supports; empty where there is no interval.
-
-    Args:
-        is_of_difference: an end that would be rounded to 0 and is not keeps a digit: whether 0 is inside is a verdict.
-    """
-    if low is None or high is None:
-        return ""
-    ends = [format_within(end, low, high, sign) for end in (low, high)]
-    if is_of_difference:
-        pairs = zip(ends, (low, high), strict=True)
-        ends = [text if end == 0 or float(text.replace(",", "")) else f"{end:{sign}.1g}" for text, end in pairs]
-    return f"[{', '.join(ends)}]"
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)

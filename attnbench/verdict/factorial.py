@@ -18,6 +18,7 @@ from itertools import combinations
 import numpy as np
 
 from attnbench.results.metrics import Primary
+from attnbench.results.numbers import percent_of_nats
 from attnbench.settings.factorial import SIGN, corner_name
 from attnbench.verdict.family import primary_figures
 from attnbench.verdict.seeds import Figure
@@ -44,7 +45,7 @@ class Effect:
 
     def in_percent(self) -> tuple[float, float, float]:
         """Return the effect and its interval in percent of perplexity."""
-        percent, low, high = (100 * math.expm1(value) for value in (self.nats, self.low, self.high))
+        percent, low, high = (percent_of_nats(value) for value in (self.nats, self.low, self.high))
         return percent, low, high
 
 

@@ -206,7 +206,7 @@ class Noise:
     primary: Primary
     num_pairs: int
     num_seeds: int
-    """Of the pair that has the fewest."""
+    """Number of common seeds of the pair that has the fewest."""
     detectable: tuple[float, ...]
     """By pair, detected with a probability of 0.8 at the family's first Holm step; pairs of too few seeds have none."""
     fewest_seeds: int

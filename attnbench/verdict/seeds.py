@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from attnbench.results.numbers import format_within
 from attnbench.results.rows import (
     ALL_SEEDS,
     Identity,
@@ -16,7 +17,6 @@ from attnbench.results.rows import (
     is_search,
     same_corpus,
 )
-from attnbench.results.tables import format_within
 from attnbench.settings.errors import UserError
 from attnbench.verdict.axes import Key, axes, key_of, with_options_as_axes, with_precision
 from attnbench.verdict.statistics import bounded_interval, share_interval, student_interval

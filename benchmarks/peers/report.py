@@ -6,8 +6,9 @@ from statistics import mean
 
 from attnbench.report.charts.plots import plots_of
 from attnbench.results import page
+from attnbench.results.numbers import format_interval, format_number
 from attnbench.results.rows import ResultRow
-from attnbench.results.tables import NOTHING, Table, format_interval, format_number, read_folders
+from attnbench.results.tables import NOTHING, Table, read_folders
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import read_object
 from attnbench.verdict.seeds import figures

@@ -82,6 +82,8 @@ def test_few_variants_have_a_sentence_each():
     few = dict(list(MEANS.items())[:MANY])
     lines = verdict_lines(verdicts(**few))
     assert lines["Better"][0].startswith("softmax is better than far: recall +0.5")
+    # 0.2 nats are 22 % of softmax's perplexity, by which far's is higher.
+    assert re.search(r"; perplexity of far 22\.\d+ % \[22\.\d+, 22\.\d+\] higher, more than", lines["Better"][0])
     assert lines["Equivalent"] == [next(it for it in lines["Equivalent"] if it.startswith("alike and softmax: recall"))]
 
 

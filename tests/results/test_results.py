@@ -13,19 +13,11 @@ from rich.console import Console
 from small import identity_of
 
 from attnbench.results.files import read_once, replace_file
+from attnbench.results.numbers import format_interval, format_number, format_within
 from attnbench.results.row_files import ResultsWriter, is_complete, read_results
 from attnbench.results.row_tables import read_csv, table_of, write_csv
 from attnbench.results.rows import Measurement, ResultRow, same_corpus
-from attnbench.results.tables import (
-    MetricColumn,
-    Table,
-    comparison_table,
-    comparison_tables,
-    format_interval,
-    format_number,
-    format_within,
-    print_table,
-)
+from attnbench.results.tables import MetricColumn, Table, comparison_table, comparison_tables, print_table
 from attnbench.settings.errors import UserError
 
 IDENTITY = identity_of()

@@ -8,7 +8,8 @@ from attnbench.report.charts.marks import Axis, Datum, Drawing, position_axis, s
 from attnbench.report.charts.plots import Plot, chance_text, describe, missing_text, share
 from attnbench.report.charts.vega import draw, draw_bars
 from attnbench.report.sections import words
-from attnbench.results.tables import NOTHING, Table, TableCell, format_interval
+from attnbench.results.numbers import format_interval
+from attnbench.results.tables import NOTHING, Table, TableCell
 from attnbench.verdict.seeds import Figure
 
 

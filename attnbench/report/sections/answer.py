@@ -9,7 +9,7 @@ from attnbench.report.sections.surroundings import surroundings
 from attnbench.report.sections.verdicts import verdict_lines
 from attnbench.results.corpora import split_name
 from attnbench.results.metrics import Primary
-from attnbench.results.tables import format_number
+from attnbench.results.numbers import format_number
 from attnbench.settings.schema import MAX_PAIRED
 from attnbench.verdict.control import control_sentence
 from attnbench.verdict.costs import WIDTH, Priced, cost_metric, frontier, priced, widths_of

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from attnbench.report.blocks import Note, Section
-from attnbench.report.sections import words
-from attnbench.results.tables import NOTHING, Table, TableCell, format_interval, format_within
+from attnbench.results.numbers import format_interval, format_within, percent_of_nats
+from attnbench.results.tables import NOTHING, Table, TableCell
 from attnbench.verdict.corpora import OverCorpora, over_corpora
 from attnbench.verdict.ranking import Verdict
 from attnbench.verdict.statistics import Interval
@@ -54,7 +54,7 @@ def _counts(it: OverCorpora) -> str:
 def _model(it: OverCorpora) -> str:
     if it.estimate is None:
         return f"There is no mixed model: {it.obstacle}."
-    between = f"{words.percent_of_nats(it.between or 0.0):.2g} %"
+    between = f"{percent_of_nats(it.between or 0.0):.2g} %"
     return (
         f"By a mixed model {it.first}’s perplexity differs from {it.second}’s by {_percent(it.estimate)} over corpora, "
         f"which is no test; that varies by {between} from corpus to corpus."
@@ -64,8 +64,8 @@ def _model(it: OverCorpora) -> str:
 def _percent(interval: Interval) -> str:
     """Write a difference in nats as percent of the second's perplexity, whoever is better: turned, it would be percent
     of the first's, and might lie beyond every corpus."""
-    mean = words.percent_of_nats(interval.mean)
-    low, high = (None if end is None else words.percent_of_nats(end) for end in (interval.low, interval.high))
+    mean = percent_of_nats(interval.mean)
+    low, high = (None if end is None else percent_of_nats(end) for end in (interval.low, interval.high))
     return f"{format_within(mean, low, high, '+')} % {format_interval(low, high, '+', is_of_difference=True)}"
 
 

@@ -6,6 +6,7 @@ from attnbench.report.blocks import Note, Picture, Pictures, Section, file_name
 from attnbench.report.charts.marks import Datum
 from attnbench.report.charts.vega import draw_bounds
 from attnbench.report.sections import words
+from attnbench.results.numbers import percent_of_nats
 from attnbench.verdict.ranking import Verdict, common_reference
 
 FEWEST = 3
@@ -58,7 +59,7 @@ def _data(verdict: Verdict, *, in_percent: bool) -> list[Datum]:
 
     def shown(value: float | None) -> float:
         assert value is not None
-        return words.percent_of_nats(value) if in_percent else value
+        return percent_of_nats(value) if in_percent else value
 
     ends = {"value": shown(verdict.difference), "low": shown(verdict.low), "high": shown(verdict.high)}
     limits = [{"variant": label, "limit": shown(limit)} for limit in (-margin, margin)]

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from attnbench.report.blocks import Section
 from attnbench.report.inputs import Inputs
 from attnbench.results.metrics import Primary
-from attnbench.results.tables import NOTHING, Table, TableCell, format_interval, format_within
+from attnbench.results.numbers import format_interval, format_within
+from attnbench.results.tables import NOTHING, Table, TableCell
 from attnbench.verdict.factorial import Effect, Factorial, by_variant, effects_on_nats, solved_by_variant
 from attnbench.verdict.seeds import Figure
 

@@ -8,7 +8,8 @@ from attnbench.report.charts.plots import plots_of
 from attnbench.report.inputs import Protocol, about
 from attnbench.report.sections import words
 from attnbench.results.metrics import AXES, DEFINITIONS
-from attnbench.results.tables import NOTHING, Table, TableCell, format_interval, format_within
+from attnbench.results.numbers import format_interval, format_within
+from attnbench.results.tables import NOTHING, Table, TableCell
 from attnbench.verdict.ranking import Verdict
 from attnbench.verdict.seeds import Figure, same_models
 from attnbench.verdict.summary import Column, Entry, headline_columns

@@ -12,8 +12,9 @@ from attnbench.report.charts.pictures import figure_words, labels_of
 from attnbench.report.charts.vega import draw
 from attnbench.report.sections import words
 from attnbench.results.metrics import Primary
+from attnbench.results.numbers import format_interval
 from attnbench.results.rows import MIXER_OPTIONS, ResultRow, is_search
-from attnbench.results.tables import Table, format_interval
+from attnbench.results.tables import Table
 from attnbench.verdict.costs import WIDTH, Priced, cost_metric, frontier, priced, widths_of
 from attnbench.verdict.seeds import Figure
 

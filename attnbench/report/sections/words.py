@@ -1,6 +1,5 @@
 """Names, numbers and sentences as a reader meets them. Text in, text out; no HTML."""
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from statistics import median
@@ -8,8 +7,9 @@ from typing import Any
 
 from attnbench.results.corpora import on_corpus, split_name
 from attnbench.results.metrics import Primary
+from attnbench.results.numbers import format_interval, format_number, format_within, percent_of_nats
 from attnbench.results.rows import TRAINING
-from attnbench.results.tables import NOTHING, format_interval, format_number, format_within
+from attnbench.results.tables import NOTHING
 from attnbench.verdict.axes import PER_RUN, is_chance
 from attnbench.verdict.ranking import Noise, Verdict
 from attnbench.verdict.seeds import Figure
@@ -179,11 +179,6 @@ def difference(verdict: Verdict) -> str:
     if verdict.winner == verdict.pair.second:
         return f"{format_within(mean, low, high)} % {format_interval(low, high, is_of_difference=True)} higher"
     return f"{format_within(-mean, -high, -low)} % {format_interval(-high, -low, is_of_difference=True)} lower"
-
-
-def percent_of_nats(nats: float) -> float:
-    """Return by how many percent a perplexity is higher that is `nats` above another's."""
-    return 100 * math.expm1(nats)
 
 
 def noise_sentence(noise: Noise) -> str:

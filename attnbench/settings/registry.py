@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from attnbench.settings.check import check_options
-from attnbench.settings.errors import UserError, did_you_mean
+from attnbench.settings.errors import UserError, did_you_mean, one_line
 from attnbench.settings.schema import MixerSettings
 
 Class = TypeVar("Class")
@@ -77,7 +77,7 @@ def resolve_path(path: str, base: type[Class]) -> type[Class]:
             f"attn.path={path}: runs code of that class, which this command line does not name; if you trust it, "
             f"give attn.path={path} again, and PYTHONPATH=FOLDER before the command"
         )
-    module = import_module(target)
+    module = import_module(target, f"attn.path={path}")
     cls = getattr(module, class_name, None)
     if not (isinstance(cls, type) and issubclass(cls, base)):
         raise UserError(f"attn.path={path}: {_no_such_class(module, class_name, base)}")
@@ -97,36 +97,55 @@ def is_own(target: str) -> bool:
     return target.startswith("attnbench.")
 
 
-def import_module(target: str) -> types.ModuleType:
+def import_module(target: str, given: str = "") -> types.ModuleType:
     """Import the module of the class named `target`.
 
+    Args:
+        given: where the user named it, for messages; `_target_=` of a yaml otherwise.
+
     Raises:
-        UserError: a class that may not be constructed, no such module, or one that is no Python or imports what is
-            not there.
+        UserError: a class that may not be constructed, no such module, or one of somebody else that raises while it
+            is imported.
     """
+    given = given or f"_target_={target}"
     module_name, _, class_name = target.rpartition(".")
     path = module_name.replace(".", "/") + ".py"
     if not is_own(target) and target not in TRUSTED:
         raise UserError(
-            f"_target_={target}: is no class of attnbench; if you trust it, add --config-dir FOLDER, in which a yaml "
+            f"{given}: is no class of attnbench; if you trust it, add --config-dir FOLDER, in which a yaml "
             f"of attn/, eval/ or bench/ names it, and PYTHONPATH=FOLDER before it, which has {path}"
         )
     if not module_name or not class_name:
-        raise UserError(f"_target_={target}: must be module.Class")
+        raise UserError(f"{given}: must be module.Class")
     try:
         return importlib.import_module(module_name)
     except SyntaxError as error:
-        raise UserError(f"_target_={target}: {error.filename}:{error.lineno}: no Python ({error.msg})") from None
+        raise UserError(f"{given}: {error.filename}:{error.lineno}: no Python ({error.msg})") from None
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             way_out = "" if is_own(target) else f"; PYTHONPATH=FOLDER before the command finds {path} there"
-            raise UserError(f"_target_={target}: there is no module {error.name}{way_out}") from None
-        # The frames of Python's own import are the last ones.
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-        where = f"{frames[-1].filename}:{frames[-1].lineno}"
-        raise UserError(
-            f"_target_={target}: {where}: an import fails ({error}); install it, or mend the line"
-        ) from error
+            raise UserError(f"{given}: there is no module {error.name}{way_out}") from None
+        where = _lines_of_import(error)[-1]
+        raise UserError(f"{given}: {where}: an import fails ({error}); install it, or mend the line") from error
+    # A file of anybody's may raise anything.
+    except Exception as error:
+        if is_own(target):
+            raise
+        lines = _lines_of_import(error)
+        folder = lines[0].rpartition("/")[0]
+        where = [line for line in lines if line.rpartition("/")[0] == folder][-1]
+        raise UserError(f"{given}: cannot be imported: {one_line(error)}, at {where}") from error
+
+
+def _lines_of_import(error: Exception) -> list[str]:
+    """Return file:line of each frame below an import's, the imported module's own first."""
+    machinery = (__file__, importlib.__file__)
+    frames = traceback.extract_tb(error.__traceback__)
+    return [
+        f"{frame.filename}:{frame.lineno}"
+        for frame in frames
+        if frame.filename not in machinery and not frame.filename.startswith("<")
+    ]
 
 
 def build(target: str, options: dict[str, Any], base: type[Class], group: str = "attn", **given: Any) -> Class:

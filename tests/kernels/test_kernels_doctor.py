@@ -86,7 +86,7 @@ def test_a_broken_operator_is_an_error_that_names_it(tmp_path, capsys, monkeypat
     # In this process, where it is broken.
     monkeypatch.setattr(running, "num_workers", lambda device: 0)
     settings = DoctorSettings(mixers=[], device=DEVICE, outputs_dir=str(tmp_path))
-    with pytest.raises(UserError, match="^wrong operators: swiglu; see above$"):
+    with pytest.raises(UserError, match=r"^wrong operators: swiglu; see above$"):
         diagnose(settings, [])
     said = capsys.readouterr().out
     assert "warning: swiglu is wrong in float32." in said

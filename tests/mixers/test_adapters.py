@@ -136,6 +136,7 @@ def test_its_source_is_part_of_the_identity() -> None:
             ["attn.path=outside_layers:Nobody"],
             r"^attn\.path=outside_layers:Nobody: outside_layers has no Module",
         ),
+        (["attn.path=no_such_file:Layer"], r"^attn\.path=no_such_file:Layer: there is no module no_such_file; "),
         (["attn.path=outside_layers"], r"^attn\.path=outside_layers: must be package:Class$"),
         (
             [f"attn.path={PATH}", "attn.options.heads=3"],

@@ -468,6 +468,11 @@ def test_a_mixer_of_ones_own_comes_from_the_config_dir_and_only_from_there(
         ("from math import sinn\n", "{}:1: an import fails (cannot import name 'sinn' from 'math' "),
         ("import math\nclass Mine(\n", "{}:2: no Python ('(' was never closed)"),
         ("def mine(:\n", "{}:1: no Python (invalid syntax)"),
+        ("class Mine:\n    width = heads\n", "cannot be imported: NameError: name 'heads' is not defined, at {}:2\n"),
+        (
+            "import json\nSIZES = json.loads('')\n",
+            "cannot be imported: JSONDecodeError: Expecting value: line 1 column 1 (char 0), at {}:2\n",
+        ),
         (
             "from attnbench.mixers.softmax import Softmax\nclass Mime(Softmax):\n    pass\n",
             "my_own has no Mixer of the name Mine (did you mean Mime?); it has Mime",

@@ -16,9 +16,6 @@ PER_RUN = (
 """Settings of a run that are no axis, and may differ between the seeds of one figure. Options of an evaluation that do
 differ become axes first, see `with_options_as_axes`."""
 
-ENDINGS = {"model": " {}", "seq_len": " T{}", "precision": " {}"}
-"""Columns that make another variant of one, and how they follow its name."""
-
 Key = tuple[str, str, str]
 """One metric at one setting: evaluation, metric, settings as JSON."""
 
@@ -40,31 +37,62 @@ def key_of(row: ResultRow) -> Key:
 
 
 def distinguish_variants(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """Rename models of one variant at several lengths, sizes or precisions, a sweep's say: "softmax T512".
+    """Rename models of one variant at several lengths, sizes, precisions or settings, a sweep's say: "softmax T512",
+    "linear conv_size=4".
 
-    Where nothing else tells those of a variant and seed apart, their hash does. Of operators, which are no mixer's,
-    `figures` takes what differs for a setting.
+    Of operators, which are no mixer's, `figures` takes what differs for a setting.
     """
     rows = with_options_as_axes(rows)
-    measured: dict[tuple[Any, ...], list[Identity]] = {}
+    measured: dict[tuple[str, int | str, Key], list[ResultRow]] = {}
     for row in (row for row in rows if row.identity.mixer):
-        measured.setdefault((row.identity.variant, row.identity.seed, *key_of(row)), []).append(row.identity)
-    endings: dict[str, dict[str, str]] = {}
-    for (variant, *_), identities in measured.items():
-        if len(identities) > 1:
-            ending = endings.setdefault(variant, {})
-            for column, form in ENDINGS.items():
-                if len({getattr(identity, column) for identity in identities}) > 1:
-                    ending[column] = form
-            if not ending:
-                ending["config_hash"] = " {}"
+        measured.setdefault((row.identity.variant, row.identity.seed, key_of(row)), []).append(row)
+    differing: dict[str, set[str]] = {}
+    for (variant, *_), group in measured.items():
+        if len(group) > 1:
+            differing.setdefault(variant, set()).update(_differing([_endings(row) for row in group]))
 
-    def renamed(identity: Identity) -> Identity:
-        forms = endings.get(identity.variant, {}) if identity.mixer else {}
-        ending = "".join(form.format(getattr(identity, column)) for column, form in forms.items())
-        return replace(identity, variant=identity.variant + ending)
+    def renamed(row: ResultRow) -> Identity:
+        names = differing.get(row.identity.variant, set()) if row.identity.mixer else set()
+        if not names:
+            return row.identity
+        endings = {name: ending for tier in _endings(row) for name, ending in tier.items() if name in names}
+        return replace(row.identity, variant=" ".join((row.identity.variant, *endings.values())))
 
-    return [replace(row, identity=renamed(row.identity)) for row in rows]
+    return [replace(row, identity=renamed(row)) for row in rows]
+
+
+def _endings(row: ResultRow) -> list[dict[str, str]]:
+    """List what may follow a variant's name, by setting; a later dict only where those before it leave two alike."""
+    identity, settings = row.identity, row.measurement.settings
+    options = settings.get(MIXER_OPTIONS)
+    # A hybrid whose layers differ has a list of them.
+    options = options if isinstance(options, dict) else {}
+    return [
+        {"model": identity.model, "seq_len": f"T{identity.seq_len}", "precision": identity.precision},
+        {"recipe": settings.get("recipe", "without a recipe")},
+        {f"attn.{name}": f"{name}={_as_text(value)}" for name, value in options.items()},
+        {"backend": identity.backend},
+        {"config_hash": identity.config_hash},
+    ]
+
+
+def _differing(endings: Sequence[list[dict[str, str]]]) -> list[str]:
+    """List settings in which rows of one variant, seed, metric and setting differ, as many as tell them all apart."""
+    names: list[str] = []
+    told: list[tuple[str, ...]] = [() for _ in endings]
+    for tier in zip(*endings, strict=True):
+        if len({*told}) == len(told):
+            break
+        for name in dict.fromkeys(name for ending in tier for name in ending):
+            values = [ending.get(name, "") for ending in tier]
+            if len({*values}) > 1:
+                names.append(name)
+                told = [(*before, value) for before, value in zip(told, values, strict=True)]
+    return names
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def with_precision(rows: list[ResultRow]) -> list[ResultRow]:

@@ -19,7 +19,7 @@ from attnbench.ops.precision import at_least_float32
 from attnbench.ops.scan import affine_scan
 from attnbench.settings.errors import UserError
 
-AUTO_RULE = "triton on CUDA at key and value widths of 16 to 128 that 16 divides, otherwise torch"
+AUTO_RULE = "triton on CUDA at key widths of 16 to 128, 16 dividing key and value widths, otherwise torch"
 
 MAX_FORGETTING = 30.0
 """Largest -log a_t that a mixer should give. It leaves 1e-13 of the memory, nothing in float32. Beyond it sums of log
@@ -227,7 +227,7 @@ def choose_scalar_decay(backend: str, *, widths: tuple[int, float] | None, devic
         require_triton("attn.backend=triton", device_type)
         if widths is not None and not fits:
             raise UserError(
-                "attn.backend=triton: kernels take heads of 16 to 128 key channels and of value channels, both a "
+                "attn.backend=triton: kernels take heads of 16 to 128 key channels and any value channels, both a "
                 f"multiple of 16, not {widths[0]} and {widths[1]:g}; choose attn.backend=torch"
             )
     if backend == "fla":

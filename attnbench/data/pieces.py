@@ -11,6 +11,9 @@ import numpy as np
 
 PIECE_BYTES = 2**20
 
+BYTE_ORDER_MARK = "\ufeff"
+"""Character with which some editors begin a file of UTF-8; it is no part of the text."""
+
 KEPT_BYTES = 2**26
 """Largest text that stays in memory from its first pass to the last."""
 
@@ -133,7 +136,7 @@ def joined(texts: Iterable[Text]) -> Text:
 
 
 def read_utf8(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the text of an open file.
+    """Yield the text of an open file, without a byte order mark at its start.
 
     Raises:
         UnicodeDecodeError: it is no UTF-8; `start` counts from the beginning of the file.
@@ -153,9 +156,10 @@ def read_utf8(file: BinaryIO) -> Iterator[bytes]:
             raise UnicodeDecodeError(error.encoding, error.object, start, end, error.reason) from None
         content = rest + block
         piece = content[: len(content) - len(decoder.getstate()[0])]
+        text = piece if position else piece.removeprefix(BYTE_ORDER_MARK.encode())
         position += len(piece)
-        if piece:
-            yield piece
+        if text:
+            yield text
         if not block:
             return
 

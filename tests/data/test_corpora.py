@@ -91,7 +91,16 @@ def test_a_text_in_pieces_is_the_text(size, kept, monkeypatch):
                 parts = {"a": text.part(0, start), "b": text.part(start, stop), "c": text.part(stop, 99)}
                 walked = {name: b"".join(piece for other, piece in walk(parts) if other == name) for name in parts}
                 assert [part.decode() for part in walked.values()] == [whole[:first], whole[first:last], whole[last:]]
-    for broken, start in ((b"ab\xe4\xb8c", 2), (b"abc\xe4\xb8", 3), (b"\x80", 0), (b"a\xf0\x9f\x98\x80\xff", 5)):
+    # A byte order mark is none of the text, at its start alone; an error still counts from the file's start.
+    marked = io.BytesIO(f"\ufeff{whole}\ufeff".encode())
+    assert b"".join(read_utf8(marked)).decode() == f"{whole}\ufeff"
+    for broken, start in (
+        (b"\xef\xbb\xbfab\xff", 5),
+        (b"ab\xe4\xb8c", 2),
+        (b"abc\xe4\xb8", 3),
+        (b"\x80", 0),
+        (b"a\xf0\x9f\x98\x80\xff", 5),
+    ):
         with pytest.raises(UnicodeDecodeError) as caught:
             b"".join(read_utf8(io.BytesIO(broken)))
         assert caught.value.start == start

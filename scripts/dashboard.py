@@ -4,10 +4,9 @@ import argparse
 from pathlib import Path
 
 from attnbench.machine.signals import ending_in_one_line
-from attnbench.report.wandb import make_dashboard
-from attnbench.settings.schema import LoggerSettings
 
 
+@ending_in_one_line()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--project", default="attnbench", help="of wandb, as logger.project")
@@ -20,8 +19,11 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, default=Path("outputs/dashboard.json"), help="the JSON")
     given = parser.parse_args()
-    with ending_in_one_line():
-        print(make_dashboard(LoggerSettings(mode=given.mode, project=given.project, entity=given.entity), given.output))
+    # Imported here: torch takes seconds to load, and a Ctrl-C meanwhile is one line too.
+    from attnbench.report.wandb import make_dashboard
+    from attnbench.settings.schema import LoggerSettings
+
+    print(make_dashboard(LoggerSettings(mode=given.mode, project=given.project, entity=given.entity), given.output))
 
 
 if __name__ == "__main__":

@@ -3,11 +3,14 @@
 import argparse
 from pathlib import Path
 
-from attnbench.data.wikitext import FOLDERS, prepare
 from attnbench.machine.signals import ending_in_one_line
 
 
+@ending_in_one_line()
 def main() -> None:
+    # Imported here: what it needs takes seconds to load, and a Ctrl-C meanwhile is one line too.
+    from attnbench.data.wikitext import FOLDERS, prepare
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--version",
@@ -20,8 +23,7 @@ def main() -> None:
         "--root", type=Path, default=Path(__file__).parents[1], help="the project, whose data/ is filled"
     )
     options = parser.parse_args()
-    with ending_in_one_line():
-        folder = prepare(options.version, options.source, options.root)
+    folder = prepare(options.version, options.source, options.root)
     print(f"{folder}: WikiText-2 {options.version}, complete and as published")
 
 

@@ -3,12 +3,11 @@
 import argparse
 from pathlib import Path
 
-from attnbench.bench.page import is_bench, write_page
-from attnbench.comparison.findings import FINDINGS
-from attnbench.comparison.publish import publish_comparison, publish_findings, publish_runs
 from attnbench.machine.signals import ending_in_one_line
+from attnbench.settings.errors import UserError
 
 
+@ending_in_one_line()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", type=Path, help="folder to write, docs/results/<table>-<machine>")
@@ -19,15 +18,38 @@ def main() -> None:
     parser.add_argument("--command", help="what made the runs, a line each; the others know it")
     parser.add_argument("--note", default="", help="what a reader must know besides")
     given = parser.parse_args()
-    with ending_in_one_line():
-        if is_bench(given.runs[0]):
-            write_page(given.runs, given.target, title=given.title, note=given.note)
-        elif (given.runs[0] / FINDINGS).exists():
-            publish_findings(given.runs[0], given.target, title=given.title, note=given.note)
-        elif given.command is None:
-            publish_comparison(given.runs[0], given.target, title=given.title, note=given.note)
-        else:
-            publish_runs(given.runs, given.target, title=given.title, command=given.command, note=given.note)
+    # Imported here: torch takes seconds to load, and a Ctrl-C meanwhile is one line too.
+    from attnbench.bench.page import is_bench, write_page
+    from attnbench.comparison.findings import FINDINGS
+    from attnbench.comparison.publish import publish_comparison, publish_findings, publish_runs
+    from attnbench.results.page import check_target
+
+    check_target(given.target, given.runs)
+    first, about = given.runs[0], {"title": given.title, "note": given.note}
+    if is_bench(first):
+        _refuse_command(given, "a run of a bench")
+        write_page(given.runs, given.target, **about)
+    elif (first / FINDINGS).exists():
+        _refuse_others(given, "findings")
+        publish_findings(first, given.target, **about)
+    elif (first / "comparison.json").exists():
+        _refuse_others(given, "a comparison")
+        publish_comparison(first, given.target, **about)
+    elif given.command is None:
+        raise UserError(f"{first}: neither a comparison, findings nor a run of a bench; other runs need --command")
+    else:
+        publish_runs(given.runs, given.target, command=given.command, **about)
+
+
+def _refuse_command(given: argparse.Namespace, what: str) -> None:
+    if given.command is not None:
+        raise UserError(f"--command: {given.runs[0]} is {what}, whose command is known; leave it out")
+
+
+def _refuse_others(given: argparse.Namespace, what: str) -> None:
+    _refuse_command(given, what)
+    if len(given.runs) > 1:
+        raise UserError(f"{given.runs[1]}: {given.runs[0]} is {what}, which has a page alone; publish one at a time")
 
 
 if __name__ == "__main__":

@@ -4,10 +4,9 @@ import argparse
 from pathlib import Path
 
 from attnbench.machine.signals import ending_in_one_line
-from attnbench.report.page import write_report
-from attnbench.report.versus import write_versus
 
 
+@ending_in_one_line()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", help="an experiment of outputs/, a run, or a published folder")
@@ -19,11 +18,14 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, help="folder to write; FOLDER/report if not given")
     given = parser.parse_args()
-    with ending_in_one_line():
-        if given.other is None:
-            print(write_report(Path(given.folder), target=given.output))
-        else:
-            print(write_versus(given.folder, given.other, target=given.output))
+    # Imported here: torch takes seconds to load, and a Ctrl-C meanwhile is one line too.
+    from attnbench.report.page import write_report
+    from attnbench.report.versus import write_versus
+
+    if given.other is None:
+        print(write_report(Path(given.folder), target=given.output))
+    else:
+        print(write_versus(given.folder, given.other, target=given.output))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from attnbench.machine.precision import dtype_of
 from attnbench.machine.timing import UNKNOWN_PEAK, OutOfMemory, Times, attempt
 from attnbench.results.rows import Measurement, ResultRow
 from attnbench.results.tables import Headline
-from attnbench.settings.check import check_counts
+from attnbench.settings.check import check_counts, check_value
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MixerSettings
 
@@ -113,7 +113,7 @@ class TimedBench(Bench):
         max_seconds: for the repeats of one call: fewer where they would take longer, at least three.
 
     Raises:
-        UserError: a count that is none.
+        UserError: a count or a length of time that is none.
     """
 
     warmup: int
@@ -123,6 +123,7 @@ class TimedBench(Bench):
     def __post_init__(self) -> None:
         counts = [entry.name for entry in fields(self) if entry.type in (int, list[int])]
         check_counts("bench", **{name: getattr(self, name) for name in counts})
+        check_value("bench.max_seconds", self.max_seconds, above=0)
 
     @property
     def repetition(self) -> Repetition:

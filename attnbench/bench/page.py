@@ -166,7 +166,7 @@ def _content(path: Path) -> dict[str, Any]:
     try:
         content = parse_yaml(read_bounded(path, MAX_YAML_BYTES))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
+        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', error)})") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: must hold settings by name")
     return content

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnbench.data.pieces import BYTE_ORDER_MARK
 from attnbench.data.tokenizer import Tokenizer
 from attnbench.machine.environment import device_name
 from attnbench.machine.locks import device_lock
 from attnbench.machine.precision import computing, dtype_of
-from attnbench.machine.signals import lose, raising
+from attnbench.machine.signals import answering
 from attnbench.model.language_model import LanguageModel
 from attnbench.model.sampling import Sampling, Writer, check_states, write_by_recomputation
 from attnbench.model.stored import ModelRecord, load_checkpoint, tokenizer_of
@@ -114,7 +115,8 @@ def _continued(
 
 
 def read_prompt(settings: GenerationSettings) -> str:
-    """Return `prompt`, or the content of `prompt_file` or standard input, less the line end that editors and echo add.
+    """Return `prompt`, or the content of `prompt_file` or standard input, less what editors and echo add: a byte order
+    mark before it and a line end behind it.
 
     Raises:
         UserError: it is empty, is no UTF-8, or cannot be read.
@@ -128,9 +130,13 @@ def read_prompt(settings: GenerationSettings) -> str:
                 text = read_bounded(Path(settings.prompt_file).expanduser(), MAX_PROMPT_BYTES)
             else:
                 text = _read_standard_input()
-        except (OSError, ValueError) as error:
-            raise UserError(f"{name}: cannot be read ({getattr(error, 'strerror', error)})") from None
-        text = text.removesuffix("\n")
+        except OSError as error:
+            raise UserError(f"{name}: cannot be read ({error.strerror})") from None
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{name}: not valid UTF-8 ({error.reason} at byte {error.start}); convert it to UTF-8"
+            ) from None
+        text = text.removeprefix(BYTE_ORDER_MARK).removesuffix("\n")
     if not text:
         raise UserError(f"{name}: is empty, and the model continues at least one character")
     return text
@@ -224,10 +230,10 @@ def _show(prompt: str, tokens: Iterator[Tensor], tokenizer: Tokenizer, num_sampl
     Raises:
         UserError: standard output cannot be written to.
     """
-    output, count = raising(sys.stdout), 0
+    count = 0
     # A token may be a part of a character.
     decoder = getincrementaldecoder("utf-8")("replace")
-    try:
+    with answering() as output:
         if num_samples == 1:
             print(printable_text(prompt), end="", flush=True, file=output)
             for token_B in tokens:
@@ -241,10 +247,4 @@ def _show(prompt: str, tokens: Iterator[Tensor], tokenizer: Tokenizer, num_sampl
             for index, token_T in enumerate(written_BT, start=1):
                 print(f"--- {index} of {num_samples}", file=output)
                 print(printable_text(prompt + tokenizer.decode(token_T.tolist())), file=output)
-        output.flush()
-    except OSError as error:
-        lose(output)
-        # A reader of a pipe may have seen enough.
-        if not isinstance(error, BrokenPipeError):
-            raise UserError(f"standard output: cannot be written to ({error.strerror})") from None
     return count

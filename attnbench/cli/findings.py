@@ -13,19 +13,28 @@ from attnbench.settings.check import check_outputs_dir, read
 from attnbench.settings.errors import UserError, did_you_mean
 from attnbench.settings.finding import FindingSettings, FindingsSettings, read_finding
 
+TAKING_A_WORD = ("--config-path", "--config-name", "--config-dir", "--package", "--cfg", "--info")
+"""Options of Hydra behind which the next word is theirs; any beginning of a name does for it."""
+
+TAKING_A_WORD_SHORT = ("-cp", "-cn", "-cd", "-p", "-c", "-i")
+
 
 def named_words(words: Sequence[str], setting: str = "names") -> list[str]:
     """Return a command line whose plain words are the names: `parity nope_copy` as `names=[parity,nope_copy]`.
 
-    A word behind an option, as the folder behind --config-dir, is the option's.
+    A word behind an option that takes one, as the folder behind --config-dir, is the option's.
     """
-    before = ["", *words]
     names = [
         word
-        for word, last in zip(words, before, strict=False)
-        if "=" not in word and word[:1] not in "-+~" and not (last.startswith("-") and "=" not in last)
+        for word, last in zip(words, ["", *words], strict=False)
+        if "=" not in word and word[:1] not in "-+~" and not _takes_a_word(last)
     ]
     return [*(word for word in words if word not in names), *([f"{setting}=[{','.join(names)}]"] if names else [])]
+
+
+def _takes_a_word(option: str) -> bool:
+    is_long = len(option) > 2 and option.startswith("--")
+    return option in TAKING_A_WORD_SHORT or (is_long and any(name.startswith(option) for name in TAKING_A_WORD))
 
 
 def read_findings(config: DictConfig, hydra_config: Any) -> tuple[FindingsSettings, list[FindingSettings]]:
@@ -51,6 +60,8 @@ def read_findings(config: DictConfig, hydra_config: Any) -> tuple[FindingsSettin
         raise UserError(f"export={settings.exported} with import={settings.imported}: do one after the other")
     if settings.imported is not None and not Path(settings.imported).is_dir():
         raise UserError(f"import={settings.imported}: no such folder; export={settings.imported} writes one")
+    if settings.names and settings.full:
+        raise UserError(f"full=true with names={settings.names}: full runs all there are; give one of them")
     check_outputs_dir(settings.outputs_dir)
     known = sorted(GlobalHydra.instance().config_loader().get_group_options("finding"))
     for name in settings.names or []:

@@ -43,6 +43,10 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
             return (
                 f"--config-name {name}: unknown in the folder that was searched; attnbench's own has {', '.join(known)}"
             )
+        for word in overrides:
+            # A value that is a path has slashes of its own.
+            if f"{setting_of(word)}/{word.partition('=')[2]}" == error.missing_cfg_file:
+                group, _, name = word.lstrip("+~").partition("=")
         known = sorted(error.options or _options(group, str(error)))
         return f"{group}={name}: unknown{did_you_mean(name, known)}; there is {', '.join(known)}"
     text = mendable(error)

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from attnbench.cli.mixer import mixer_of, named_options, recipe_of, with_recipe
 from attnbench.cli.plain import opened, plain, read_plain, typed
@@ -164,6 +164,7 @@ def read_generation(config: DictConfig, hydra_config: Any) -> tuple[GenerationSe
     Raises:
         UserError: as read_settings; two prompts, or the folder holds no run.
     """
+    _check_prompt(config)
     values = plain(config, hydra_config)
     _trust_path(values)
     settings = read_plain(GenerationSettings, values)
@@ -177,6 +178,19 @@ def read_generation(config: DictConfig, hydra_config: Any) -> tuple[GenerationSe
     trained = replace(stored, device=settings.device, mixer=mixer)
     _check_machine(trained)
     return settings, trained
+
+
+def _check_prompt(config: DictConfig) -> None:
+    """Refuse a prompt that Hydra takes for something else than its text."""
+    if OmegaConf.is_interpolation(config, "prompt"):
+        raise UserError(
+            "prompt: has ${...}, which names a setting whose value would take its place; such a prompt goes to "
+            "standard input, or into a file that prompt_file= names"
+        )
+    prompt = config.prompt
+    if isinstance(prompt, bool | int | float):
+        way_out = f"quotes inside of quotes make one, 'prompt=\"{prompt}\"'"
+        raise UserError(f"prompt={prompt}: must be a text or null; {way_out}")
 
 
 def read_export(config: DictConfig, hydra_config: Any) -> tuple[ExportSettings, RunSettings]:
@@ -200,6 +214,8 @@ def stored_settings(folder: Path) -> RunSettings:
         content = parse_yaml(read_bounded(path, MAX_YAML_BYTES))
         # Dates, bytes and sets, which yaml has, and numbers that are not finite are no settings.
         json.dumps(content, allow_nan=False)
+        if not isinstance(content, dict) or not {"resolved", "evaluations"} <= content.keys():
+            raise UserError("it is empty or cut off, or of something else")
         del content["resolved"], content["evaluations"]
         settings = read(RunSettings, content, given={"evaluations": []})
         settings.mixer = current_mixer(settings.mixer)

@@ -20,7 +20,7 @@ from attnbench.model.language_model import LanguageModel
 from attnbench.model.sampling import decoder, read
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
-from attnbench.settings.check import check_counts
+from attnbench.settings.check import check_counts, check_value
 
 PREFILL, DECODE = "prefill_tokens_per_second", "decode_tokens_per_second"
 
@@ -70,6 +70,7 @@ class Inference(SystemEvaluation):
 
     def __init__(self, *, lengths: list, batch_sizes: list, warmup: int, repeats: int, max_seconds: float) -> None:
         check_counts("eval.inference", lengths=lengths, batch_sizes=batch_sizes, warmup=warmup, repeats=repeats)
+        check_value("eval.inference.max_seconds", max_seconds, above=0)
         self.lengths, self.batch_sizes = list(dict.fromkeys(lengths)), list(dict.fromkeys(batch_sizes))
         self.repetition = Repetition(warmup=warmup, repeats=repeats, max_seconds=max_seconds)
 

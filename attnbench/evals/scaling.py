@@ -21,7 +21,7 @@ from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.model.loss import split_nats
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
-from attnbench.settings.check import check_counts, read
+from attnbench.settings.check import check_counts, check_value, read
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED, ModelSettings
 from attnbench.training.checkpoint import TrainState
@@ -95,6 +95,7 @@ class Scaling(SystemEvaluation):
         warmup_steps: int,
     ) -> None:
         check_counts("eval.scaling", batch_size=batch_size, warmup=warmup, repeats=repeats)
+        check_value("eval.scaling.max_seconds", max_seconds, above=0)
         if train_tokens is not None:
             check_counts("eval.scaling", train_tokens=train_tokens)
         check_training("eval.scaling", learning_rates, "auto")

@@ -10,7 +10,7 @@ from attnbench.machine.timing import OutOfMemory, matrix_product_ceiling
 from attnbench.model.matching import UNCOUNTED
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
-from attnbench.settings.check import check_counts
+from attnbench.settings.check import check_counts, check_value
 from attnbench.settings.errors import UserError
 
 UNITS = {
@@ -74,6 +74,7 @@ class Throughput(SystemEvaluation):
     ) -> None:
         counts = {"lengths": lengths, "batch_size": batch_size, "max_length": max_length}
         check_counts("eval.throughput", **counts, warmup=warmup, repeats=repeats)
+        check_value("eval.throughput.max_seconds", max_seconds, above=0)
         at_constant_tokens = []
         if constant_tokens is not None:
             if not lengths:

@@ -53,11 +53,25 @@ def lose(stream: TextIO) -> None:
         os.close(null)
 
 
-def raising(stream: TextIO) -> TextIO:
-    """Return the stream inside, which raises its errors: for text that is the purpose of a command."""
-    while isinstance(stream, Lasting):
-        stream = stream.stream
-    return stream
+@contextmanager
+def answering() -> Iterator[TextIO]:
+    """Yield standard output for text that is the purpose of a command, and write its buffer before it ends.
+
+    Where the reader of a pipe has seen enough, what is left of the block is passed by.
+
+    Raises:
+        UserError: it cannot be written to.
+    """
+    output: Any = sys.stdout
+    while isinstance(output, Lasting):
+        output = output.stream
+    try:
+        yield output
+        output.flush()
+    except OSError as error:
+        lose(output)
+        if not isinstance(error, BrokenPipeError):
+            raise UserError(f"standard output: cannot be written to ({error.strerror})") from None
 
 
 @contextmanager

@@ -137,6 +137,8 @@ def read_inputs(folder: Path, *, keep: Callable[[ResultRow, Path], bool] | None 
     Raises:
         UserError: no rows, or a file that cannot be read.
     """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: {_no_folder(folder)}")
     record = _read_json(folder / "comparison.json")
     table = table_of(folder)
     if table.exists() and (record is None or record.get("files") is None):
@@ -174,6 +176,13 @@ def read_inputs(folder: Path, *, keep: Callable[[ResultRow, Path], bool] | None 
         folders=runs,
         frozen=_frozen(folder, protocol, rows) if record is not None else "",
     )
+
+
+def _no_folder(folder: Path) -> str:
+    side, _, chosen = str(folder).rpartition("@")
+    if side and Path(side).is_dir():
+        return f"rows of {chosen} alone are shown beside another folder's; give that one too, or {side} without it"
+    return f"{'is a file' if folder.exists() else 'no such folder'}; give an experiment of outputs/, or a run"
 
 
 def _frozen(folder: Path, protocol: Protocol, rows: Sequence[ResultRow]) -> str:
@@ -276,9 +285,11 @@ def _about(*, purpose: str, plots: list[list[str]], primary: dict[str, Any] | No
 def _environments(folders: Iterable[Path], rows: Sequence[ResultRow]) -> dict[str, dict[str, Any] | None]:
     stamps: dict[str, dict[str, Any]] = {}
     for path in (path for folder in folders for path in sorted(folder.glob("environment*.json"))):
-        stamp = _read_json(path)
-        if stamp is not None:
-            stamps[environment_id(stamp)] = stamp
+        try:
+            stamp = read_object(path)
+        except UserError as error:
+            raise UserError(f"{error}; the file may be removed: rows name its fingerprint alone then") from None
+        stamps[environment_id(stamp)] = stamp
     return {name: stamps.get(name) for name in dict.fromkeys(row.identity.environment for row in rows)}
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from attnbench.machine.signals import answering
 from attnbench.report.runs_beside import comparison_tables, score_text
 from attnbench.report.sections.words import metric_name
 from attnbench.results.pruning import LOST, Pruning, Removal, plan_pruning, remove
 from attnbench.results.rows import TRAINING, ResultRow, is_search
 from attnbench.results.runs import Run, find_runs, keep, select
 from attnbench.results.tables import NOTHING, Table, print_table
-from attnbench.settings.errors import printable
+from attnbench.settings.errors import UserError, printable
 from attnbench.settings.runs import STATUSES, RunsSettings
 from attnbench.settings.schema import SELECTION_SEED
 
@@ -28,13 +29,16 @@ def show_runs(settings: RunsSettings) -> Path:
     """List, compare or remove runs, as the settings ask; return the folder that was looked at.
 
     Raises:
-        UserError: an experiment, variant, evaluation or run that is not there, or files that cannot be read.
+        UserError: an experiment, variant, evaluation or run that is not there, files that cannot be read, a run beside
+            itself, or a removal that failed.
     """
     outputs, filters = Path(settings.outputs_dir), settings.filters()
     show = _print_to_terminal if sys.stdout.isatty() else _print_columns
     runs = keep(find_runs(outputs, filters.get("experiments")), filters)
     if settings.compare is not None:
         first, second = (select(runs, name) for name in settings.compare)
+        if first.folder == second.folder:
+            raise UserError(f"compare={settings.compare}: both are {first.folder}; name another")
         show(comparison_tables(first, second, in_full=show is _print_columns))
     elif settings.prune is not None:
         _prune(runs, settings.prune, outputs, show, dry_run=settings.dry_run)
@@ -46,16 +50,18 @@ def show_runs(settings: RunsSettings) -> Path:
 
 
 def _print_to_terminal(tables: Iterable[Table]) -> None:
-    console = Console()
-    for table in tables:
-        print_table(table, console)
+    with answering() as output:
+        console = Console(file=output)
+        for table in tables:
+            print_table(table, console)
 
 
 def _print_columns(tables: Iterable[Table]) -> None:
     """Print headers and lines with tabs between; notes go to standard error."""
     for table in tables:
-        for line in [table.headers, *table.lines]:
-            print("\t".join(printable(str(cell)) for cell in line))
+        with answering() as output:
+            for line in [table.headers, *table.lines]:
+                print("\t".join(printable(str(cell)) for cell in line), file=output)
         for note in table.notes:
             print(printable(note), file=sys.stderr)
 
@@ -210,12 +216,16 @@ def _prune(
     if dry_run:
         return
     gone, num_bytes = 0, 0
+    left: list[Path] = []
     for removal, reason in remove(pruning, kind, outputs):
         if reason:
             print(printable(f"left: {removal.run.folder}: {reason}"), file=sys.stderr)
+            left.append(removal.run.folder)
         else:
             gone, num_bytes = gone + 1, num_bytes + removal.num_bytes
     print(f"removed: {_counted(gone)}, {_size(num_bytes)} MiB", file=sys.stderr if in_full else sys.stdout)
+    if left:
+        raise UserError(f"prune={kind}: {_counted(len(left))} left, {left[0]} first; the reasons stand above")
 
 
 def pruning_table(pruning: Pruning, kind: str, *, dry_run: bool, in_full: bool = False) -> Table:

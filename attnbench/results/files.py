@@ -10,7 +10,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import wraps
 from io import BytesIO
@@ -165,9 +165,13 @@ def replace_file(path: Path, text: str | Iterable[str]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
-    except (OSError, UserError):
+    except (OSError, UserError) as error:
         # On a full disk what was written so far is in the way.
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            # The user knows no other file.
+            error.filename = str(path)
         raise
 
 

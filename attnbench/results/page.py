@@ -8,8 +8,29 @@ from attnbench.results.files import replace_file
 from attnbench.results.row_tables import PACKED_TABLE, TABLE, write_csv, write_environments
 from attnbench.results.rows import ResultRow
 from attnbench.results.tables import Table, to_markdown
-from attnbench.settings.errors import printable
+from attnbench.settings.errors import UserError, printable
 from attnbench.settings.text import markdown_text
+
+
+def check_target(target: Path, sources: Sequence[Path]) -> None:
+    """Check the folder of a page before anything is written there.
+
+    Args:
+        sources: folders that the page is made of.
+
+    Raises:
+        UserError: one of them is no folder; or the page would lie in one, or around it, where its results.csv would
+            pass for that of the experiment.
+    """
+    for source in sources:
+        if not source.is_dir():
+            raise UserError(f"{source}: {'is no folder' if source.exists() else 'no such folder'}")
+        ours, theirs = target.resolve(), source.resolve()
+        if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
+            raise UserError(
+                f"{target}: must lie beside {source}, where a page's results.csv would pass for the experiment's; name "
+                "a folder of docs/results"
+            )
 
 
 def write_page(

@@ -77,7 +77,8 @@ def find_runs(outputs: Path, experiments: Collection[str] | None = None) -> list
         UserError: there is no such folder, or no such experiment in it.
     """
     if not outputs.is_dir():
-        raise UserError(f"outputs_dir={outputs}: no such folder; what train.py and compare.py make lies there")
+        what = "is a file" if outputs.exists() else "no such folder"
+        raise UserError(f"outputs_dir={outputs}: {what}; what train.py and compare.py make lies there")
     folders = list(_run_folders(outputs, MAX_DEPTH))
     by_experiment: dict[str, list[Path]] = {}
     for folder in folders:

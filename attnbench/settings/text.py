@@ -106,7 +106,9 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     try:
         content = parse_json(read_bounded(path, MAX_JSON_BYTES))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except ValueError as error:
         raise UserError(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(content, dict):
         raise UserError(f"{path}: must hold a JSON object")

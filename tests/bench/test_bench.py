@@ -321,6 +321,13 @@ def test_a_sweep_that_measures_a_cell_twice_keeps_its_rows(tmp_path, run, capsys
     assert len(list((tmp_path / "benchmark" / "attention").glob("*/results.csv"))) == 2
 
 
+@pytest.mark.parametrize(("word", "rule"), [("nan", "above 0"), ("-1", "above 0"), ("inf", "finite")])
+def test_a_limit_of_seconds_that_is_none_is_refused(word, rule, run, capsys):
+    with pytest.raises(SystemExit):
+        run("attention", f"bench.max_seconds={word}")
+    assert re.search(rf"error: bench\.max_seconds={word}[.0]*: must be {rule}", capsys.readouterr().err)
+
+
 def test_a_ratio_is_of_two_implementations_pass_by_pass():
     def time(name, metric, value):
         return Measurement(metric=metric, value=value, unit="ms", settings={"implementation": name, "head_width": 64})

@@ -240,6 +240,10 @@ def test_a_contrast_that_cannot_be_tested_is_one_line(changed, message, text):
 def test_plain_words_are_names():
     assert named_words(["a", "device=cpu", "b"]) == ["device=cpu", "names=[a,b]"]
     assert named_words(["--config-dir", "mine", "full=true"]) == ["--config-dir", "mine", "full=true"]
+    # Of options that take no word, and of those that take one under a shorter name.
+    assert named_words(["-m", "a", "--multirun", "b"], "of") == ["-m", "--multirun", "of=[a,b]"]
+    options = ["-cd", "mine", "--config-p", "there"]
+    assert named_words([*options, "a"]) == [*options, "names=[a]"]
 
 
 def read_words(*words: str):
@@ -261,6 +265,7 @@ def test_a_command_line_names_devices_and_a_stack_as_a_plans_does():
         (["export=''"], "export='': name a folder"),
         (["freeze=true", "export=there"], "freeze=true with export=there: do one after the other"),
         (["freeze=true", "import=docs"], "freeze=true with import=docs: do one after the other"),
+        (["full=true"], r"full=true with names=\['nope_copy'\]: full runs all there are"),
         (["export=there", "import=docs"], "export=there with import=docs: do one after the other"),
     ],
 )

@@ -139,7 +139,7 @@ def with_resolved(name: str, value: str) -> Callable[[str], str]:
         (lambda text: text.replace("dim: 32", "dim: 64"), "was it altered?"),
         (lambda text: text.replace("rotary_theta", "theta"), "theta"),
         (lambda text: text.replace("attnbench.mixers.softmax.Softmax", "os.system"), "os.system"),
-        (lambda text: text.partition("resolved")[0], "not the config of a run"),
+        (lambda text: text.partition("resolved")[0], "not the config of a run (it is empty or cut off"),
         *(
             (with_resolved(name, value), f"does not say what was trained (resolved.{name}=")
             for name, value in (
@@ -155,7 +155,7 @@ def with_resolved(name: str, value: str) -> Callable[[str], str]:
         (lambda text: re.sub("(?ms)^resolved:.*", "resolved: 3\n", text), "does not say what was trained"),
         (lambda text: text.replace("seed: 0", "seed: 2001-01-01"), "not the config of a run"),
         (lambda text: "x: [", "not the config of a run"),
-        (lambda text: "", "not the config of a run"),
+        (lambda text: "", "not the config of a run (it is empty or cut off"),
     ],
 )
 def test_an_altered_config_is_an_error(alter, message, folder, monkeypatch, capsys):

@@ -5,12 +5,14 @@ import pty
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from runs import ROOT, command, environment, words, write_text
 
-from attnbench.machine.signals import Lasting, lasting_streams, raising
+from attnbench.machine.signals import Lasting, answering, lasting_streams
+from attnbench.settings.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,6 @@ def test_what_cannot_be_written_is_lost_and_no_error(opened):
         lasting.write("not yet flushed")
         lasting.flush()
         assert os.readlink(f"/proc/self/fd/{descriptor}") == os.devnull
-        assert raising(lasting) is stream
         assert (lasting.encoding, lasting.isatty()) == (stream.encoding, False)
 
 
@@ -64,6 +65,18 @@ def test_what_waits_in_the_buffer_is_no_error_at_the_end(opened, monkeypatch):
             print("a line")
             print("a line", file=sys.stderr, flush=True)
         assert sys.stdout is stream
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize(("opened", "is_error"), [(closed_pipe, False), (closed_terminal, True), (full_disk, True)])
+def test_an_answer_that_nothing_takes_is_an_error_unless_its_reader_has_seen_enough(opened, is_error, monkeypatch):
+    with open(opened(), "w", buffering=4096) as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        cannot = pytest.raises(UserError, match=r"^standard output: cannot be written to \(")
+        with lasting_streams(), cannot if is_error else nullcontext(), answering() as output:
+            assert output is stream
+            # It waits in the buffer, and what is in it is lost at the end.
+            print("a line", file=output)
         monkeypatch.undo()
 
 

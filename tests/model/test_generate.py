@@ -230,7 +230,12 @@ def test_what_cannot_be_continued_is_one_line(words, given, message, folder, mon
 
 def test_bytes_that_are_no_text_are_an_error(folder, monkeypatch, capsys):
     assert generate(monkeypatch, folder, given=b"\xff\xfe") == 1
-    assert "standard input: cannot be read ('utf-8'" in capsys.readouterr().err
+    assert "standard input: not valid UTF-8 (invalid start byte at byte 0); convert" in capsys.readouterr().err
+
+
+def test_a_byte_order_mark_is_no_part_of_a_prompt(folder, monkeypatch, capsys):
+    assert generate(monkeypatch, folder, given="\ufeffthe\n".encode()) is None
+    assert capsys.readouterr().out.startswith("the")
 
 
 def test_a_run_without_a_checkpoint_is_an_error(folder, monkeypatch, capsys, tmp_path):

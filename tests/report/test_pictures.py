@@ -239,8 +239,26 @@ def test_a_sample_that_is_none_is_named(experiment, tmp_path):
     folder = shutil.copytree(experiment, tmp_path / "demo")
     for path in folder.rglob("sample.json"):
         path.write_text(json.dumps({"prompt": 3, "text": "x"}))
-    with pytest.raises(UserError, match=r"sample\.json: is no sample of text"):
+    with pytest.raises(UserError, match=r"sample\.json: is no sample of text; the file may be removed"):
         sample_section(read_inputs(folder))
+    samples = list(folder.rglob("sample.json"))
+    samples[0].write_text('{"prompt": "cut o')
+    for path in samples[1:]:
+        path.unlink()
+    with pytest.raises(UserError, match=r"sample\.json: cannot be read as JSON .*; the file may be removed"):
+        sample_section(read_inputs(folder))
+    samples[0].unlink()
+    assert sample_section(read_inputs(folder)) is None
+
+
+def test_an_environment_that_is_torn_is_named_and_may_go(experiment, tmp_path):
+    folder = shutil.copytree(experiment, tmp_path / "demo")
+    [*paths] = folder.rglob("environment.json")
+    paths[0].write_text('{"torch": ')
+    with pytest.raises(UserError, match=r"environment\.json: cannot be read as JSON .*; the file may be removed"):
+        read_inputs(folder)
+    paths[0].unlink()
+    assert read_inputs(folder).rows == read_inputs(experiment).rows
 
 
 @pytest.mark.usefixtures("without_charts")

@@ -14,6 +14,7 @@ import pytest
 from jinja2 import UndefinedError
 from made_rows import inputs_of, row, rows_of
 from report_rows import CORPUS, EVALUATIONS, HOSTILE, PARTS, SKILL, write_experiment
+from scripts_here import run_here
 from small import identity_of
 
 from attnbench.report.blocks import Folded, Lines, Note, Sample, Samples, Scores, Section
@@ -546,6 +547,20 @@ def test_the_script_says_in_one_line_what_is_wrong(tmp_path, root, monkeypatch):
         SystemExit, match=r"^error: .*: no results; an experiment's folder has runs with results/\*\.jsonl[^\n]*$"
     ):
         runpy.run_path(str(root / "scripts" / "report.py"), run_name="__main__")
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("nowhere", "nowhere: no such folder; give an experiment of outputs/, or a run"),
+        ("README.md", "README.md: is a file; give"),
+        ("docs@2026-11-24", "docs@2026-11-24: rows of 2026-11-24 alone are shown beside another folder's; give that"),
+    ],
+)
+def test_a_report_of_no_folder_says_so(folder, message):
+    code, _, said = run_here("report.py", folder)
+    assert (code, len(said.splitlines())) == (1, 1)
+    assert said.startswith(f"error: {message}")
 
 
 def test_trainings_of_searches_are_no_variants_where_a_plan_has_no_record_yet(tmp_path):

@@ -3,13 +3,15 @@
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts_here import run_here
+from scripts_here import ROOT, run_here
 from small import identity_of
 
 from attnbench.machine.locks import folder_lock
@@ -359,6 +361,7 @@ BAD = {
     "experiment=dmo": "near it: demo",
     "compare=[1e10,1234]": "compare: 1e10 is no run",
     "outputs_dir=": "outputs_dir=: must name a folder",
+    "compare=[11110000,11110000]": "name another",
 }
 
 
@@ -369,6 +372,25 @@ def test_mistakes_are_one_line(outputs, word):
     assert code == 1
     assert BAD[word] in errors
     assert len(errors.strip().splitlines()) == 1
+
+
+def test_a_removal_that_failed_is_an_error_of_the_command(outputs, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("attnbench.results.pruning._remove", refuse)
+    code, _, errors = run_here("runs.py", "prune=unfinished", "dry_run=false", f"outputs_dir={outputs}")
+    assert code == 1
+    assert "removed: 0 folders" in errors
+    assert re.search(r"error: prune=unfinished: 2 folders left, .* first; the reasons stand above\n$", errors)
+
+
+def test_a_list_that_nothing_takes_is_an_error(outputs):
+    command = [sys.executable, str(ROOT / "scripts" / "runs.py"), "demo", f"outputs_dir={outputs}"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "error: standard output: cannot be written to (No space left on device)"
 
 
 def test_the_command_removes_only_when_asked_twice(outputs):

@@ -189,7 +189,9 @@ BAD_OF_OTHERS = {
     (GENERATE, "top_k=0"): ["top_k=0", "at least 1"],
     (GENERATE, "seed=-1"): ["seed=-1", "at least 0"],
     (GENERATE, "recompute=maybe"): ["recompute=maybe", "true or false"],
-    (GENERATE, "prompt=1984"): ["prompt=1984", "a text"],
+    (GENERATE, "prompt=1984"): ["prompt=1984", "a text", "'prompt=\"1984\"'"],
+    (GENERATE, "prompt=${run}"): ["prompt: has ${...}", "standard input", "prompt_file="],
+    (COMPARE, "plan=docs/mine.yaml"): ["plan=docs/mine.yaml: unknown; there is bare, "],
     (GENERATE, "~seed"): ["~seed", "cannot be deleted"],
 }
 """By script: what is wrong with one of its overrides, and what the line has to say."""

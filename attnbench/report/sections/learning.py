@@ -237,7 +237,10 @@ def sample_section(inputs: Inputs) -> Section | None:
         path = inputs.folders.get(run, Path()) / SAMPLE
         if run not in inputs.folders or is_search(identity.seed) or identity.variant in shown or not path.exists():
             continue
-        content = read_object(path)
+        try:
+            content = read_object(path)
+        except UserError as error:
+            raise UserError(f"{error}; the file may be removed: it holds a sample of text alone") from None
         prompt, text = content.get("prompt"), content.get("text")
         if not isinstance(prompt, str) or not isinstance(text, str):
             raise UserError(f"{path}: is no sample of text; the file may be removed")

@@ -22,7 +22,7 @@ doctor: $(STAMP) ## what this machine can run, and whether each kernel runs it r
 	$(BIN)/python scripts/doctor.py
 
 test: $(STAMP) ## run the tests (CPU, no network)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not slow' --ignore=tests/kernels
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not slow' --ignore=tests/kernels --ignore=tests/browser
 
 test-kernels: $(STAMP) ## run the tests of our Triton kernels: on the GPU or, without one, in Triton's interpreter
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not slow' tests/kernels

@@ -20,6 +20,7 @@ Settings = TypeVar("Settings")
 MAX_NAME_CHARACTERS = 80
 
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+"""Kinds of parameters without a name; an option that a class from elsewhere takes by **kwargs is refused."""
 
 GIVEN_BY_MODEL = ("dim", "layer", "layer_index", "num_layers")
 """Parameters of a mixer that no yaml sets."""
@@ -76,14 +77,12 @@ def check_options(cls: type, options: Mapping[str, Any], *, given: Collection[st
         given: names that the caller passes besides.
     """
     parameters, hints = _signature(cls)
-    # What a class from elsewhere takes by **kwargs has no name, and is refused.
-    parameters = {name: parameter for name, parameter in parameters.items() if parameter.kind not in VARIABLE}
     prefix = f"{group}." if group else ""
     for name, value in options.items():
         if name not in parameters:
             known = [known for known in parameters if known not in GIVEN_BY_MODEL]
             raise UserError(unknown_setting(_word(f"{prefix}{name}", value), name, known))
-        if name in hints and not _matches(value, hints[name]):
+        if name in hints and not _matcher(hints[name])(value):
             raise UserError(f"{prefix}{name}={'null' if value is None else value}: must be {_described(hints[name])}")
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in options and name not in given:
@@ -109,31 +108,40 @@ def _word(name: str, value: Any) -> str:
 
 @functools.cache
 def _signature(cls: type) -> tuple[Mapping[str, inspect.Parameter], dict[str, Any]]:
-    return inspect.signature(cls).parameters, get_type_hints(cls.__init__)
+    """Return the parameters that have a name, and their annotations."""
+    parameters = inspect.signature(cls).parameters.items()
+    named = {name: parameter for name, parameter in parameters if parameter.kind not in VARIABLE}
+    return named, get_type_hints(cls.__init__)
 
 
-def _matches(value: Any, annotation: Any) -> bool:
-    """Return whether a yaml value fits an annotation; one that is not of plain types fits every value."""
-    # Plain types first: rows of results are read by the ten thousand.
+# Made once an annotation: rows of results are read by the ten thousand.
+@functools.cache
+def _matcher(annotation: Any) -> Callable[[Any], bool]:
+    """Return the test if a yaml value fits an annotation; one that is not of plain types fits every value."""
     if annotation in (bool, str, list, dict):
-        return isinstance(value, annotation)
+        return lambda value: isinstance(value, annotation)
     if annotation in (int, float):
-        return isinstance(value, (int, float) if annotation is float else int) and not isinstance(value, bool)
+        kinds = (int, float) if annotation is float else int
+        return lambda value: isinstance(value, kinds) and not isinstance(value, bool)
     if annotation in (None, type(None)):
-        return value is None
+        return lambda value: value is None
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
-        return any(_matches(value, option) for option in arguments)
+        options = [_matcher(option) for option in arguments]
+        return lambda value: any(matches(value) for matches in options)
     if origin is Literal:
-        return isinstance(value, str) and value in arguments
+        return lambda value: isinstance(value, str) and value in arguments
     if is_dataclass(annotation) and isinstance(annotation, type):
-        return isinstance(value, (Mapping, annotation))
+        return lambda value: isinstance(value, (Mapping, annotation))
     if origin is list:
-        return isinstance(value, list) and all(_matches(entry, arguments[0]) for entry in value)
+        fits = _matcher(arguments[0])
+        return lambda value: isinstance(value, list) and all(map(fits, value))
     if origin is dict:
-        names, values = arguments
-        return isinstance(value, dict) and all(_matches(k, names) and _matches(v, values) for k, v in value.items())
-    return True
+        fits_key, fits_value = map(_matcher, arguments)
+        return lambda value: (
+            isinstance(value, dict) and all(map(fits_key, value)) and all(map(fits_value, value.values()))
+        )
+    return lambda value: True
 
 
 def _described(annotation: Any) -> str:
@@ -173,7 +181,7 @@ def check_value(
     """
     if value is None:
         return
-    if not _matches(value, kind):
+    if not _matcher(kind)(value):
         raise UserError(f"{name}={value}: must be {_described(kind)}")
     if distinct and not value:
         raise UserError(f"{name}={value}: must name at least one")

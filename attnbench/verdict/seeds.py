@@ -136,8 +136,9 @@ def figures(rows: Iterable[ResultRow], shared: Mapping[str, Mapping[str, str]] |
     groups: dict[tuple[str, ...], list[ResultRow]] = {}
     for row in with_options_as_axes(with_precision(list(rows))):
         if not is_search(row.identity.seed):
-            by_key.setdefault(key_of(row), []).append(row)
-            groups.setdefault((row.identity.variant, *key_of(row)), []).append(row)
+            key = key_of(row)
+            by_key.setdefault(key, []).append(row)
+            groups.setdefault((row.identity.variant, *key), []).append(row)
     for group in by_key.values():
         same_corpus(group)
     return [_figure(group, shared or {}) for group in groups.values()]

@@ -34,7 +34,9 @@ from attnbench.settings.text import open_regular, read_object
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
+"""Raised where the tokens of equal files and settings change: 2 is without byte order marks."""
+
 INDEX = "tokens.json"
 HEADER_BYTES = 4096
 SAVED_BYTES = 2**25

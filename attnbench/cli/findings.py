@@ -24,12 +24,12 @@ def named_words(words: Sequence[str], setting: str = "names") -> list[str]:
 
     A word behind an option that takes one, as the folder behind --config-dir, is the option's.
     """
-    names = [
-        word
-        for word, last in zip(words, ["", *words], strict=False)
-        if "=" not in word and word[:1] not in "-+~" and not _takes_a_word(last)
-    ]
-    return [*(word for word in words if word not in names), *([f"{setting}=[{','.join(names)}]"] if names else [])]
+    names: list[str] = []
+    others: list[str] = []
+    for last, word in zip(["", *words], words, strict=False):
+        is_name = "=" not in word and word[:1] not in "-+~" and not _takes_a_word(last)
+        (names if is_name else others).append(word)
+    return [*others, f"{setting}=[{','.join(names)}]"] if names else others
 
 
 def _takes_a_word(option: str) -> bool:

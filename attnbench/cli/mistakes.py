@@ -16,6 +16,8 @@ from attnbench.settings.schema import CONF
 EXPECTED = (HydraException, OmegaConfBaseException)
 """Errors that the user can mend, beside those of `mendable`."""
 
+PROMPT_AS_IT_IS = "such a prompt goes to standard input, or into a file that prompt_file= names"
+
 EXAMPLES = {
     "attn.layers": "'attn.layers=[gated_deltanet,window]'",
     "attn.path": "attn.path=my_package.layers:Layer",
@@ -106,10 +108,8 @@ def _unread(error: BaseException, overrides: Sequence[str]) -> str | None:
         word, reason = next((word for word in overrides if word in line), line), "commas make several values of it"
     else:
         return None
-    if word.startswith("prompt="):
-        way_out = "such a prompt goes to standard input, or into a file that prompt_file= names"
-    else:
-        way_out = "quotes inside of quotes keep a value whole, -m makes a sweep of several"
+    quotes = "quotes inside of quotes keep a value whole, -m makes a sweep of several"
+    way_out = PROMPT_AS_IT_IS if word.startswith("prompt=") else quotes
     return f"{printable(word)}: {reason}; {way_out}"
 
 

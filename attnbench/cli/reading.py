@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from attnbench.cli.mistakes import PROMPT_AS_IT_IS
 from attnbench.cli.mixer import mixer_of, named_options, recipe_of, with_recipe
 from attnbench.cli.plain import opened, plain, read_plain, typed
 from attnbench.settings.check import check, check_name, check_outputs_dir, check_value, read, setting_of
@@ -184,8 +185,7 @@ def _check_prompt(config: DictConfig) -> None:
     """Refuse a prompt that Hydra takes for something else than its text."""
     if OmegaConf.is_interpolation(config, "prompt"):
         raise UserError(
-            "prompt: has ${...}, which names a setting whose value would take its place; such a prompt goes to "
-            "standard input, or into a file that prompt_file= names"
+            f"prompt: has ${{...}}, which names a setting whose value would take its place; {PROMPT_AS_IT_IS}"
         )
     prompt = config.prompt
     if isinstance(prompt, bool | int | float):

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -190,6 +191,13 @@ def test_a_signal_while_torch_loads_ends_the_command(number, folder):
     assert process.returncode == 128 + number, stderr
     assert stderr == "interrupted; the same command goes on from what is finished\n"
     assert not (folder / "never").exists()
+
+
+def test_no_script_loads_torch_before_a_signal_is_one_line():
+    scripts = sorted(map(str, (ROOT / "scripts").glob("*.py")))
+    assert len(scripts) > 10
+    program = "import runpy, sys\nfor path in sys.argv[1:]: runpy.run_path(path)\nassert 'torch' not in sys.modules\n"
+    subprocess.run([sys.executable, "-c", program, *scripts], cwd=ROOT, check=True, timeout=120)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

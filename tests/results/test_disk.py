@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -221,6 +222,15 @@ def test_a_replacement_that_does_not_fit_leaves_the_old_file(tmp_path, monkeypat
     with pytest.raises(OSError, match="full"):
         replace_file(path, "new")
     assert [found.read_text() for found in tmp_path.iterdir()] == ["old"]
+
+
+def test_an_error_of_a_replacement_names_the_file_that_the_user_knows(tmp_path):
+    (tmp_path / "report.html").mkdir()
+    for path in (tmp_path / "report.html", tmp_path / "nowhere" / "report.html"):
+        with pytest.raises(OSError, match=f"{re.escape(str(path))}'") as caught:
+            replace_file(path, "x")
+        assert caught.value.filename == str(path)
+    assert [found.name for found in tmp_path.iterdir()] == ["report.html"]
 
 
 def read_or_refused(path: Path) -> list[ResultRow] | None:

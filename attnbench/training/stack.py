@@ -42,7 +42,7 @@ class Member:
     """Equal in all members but for the learning rate."""
     num_steps: int
     hooks: Sequence[Any]
-    """See `loop.Hook`; the last one keeps the state where a stop was asked for."""
+    """See `loop.Hook`; the last one keeps the state, and raises Interrupted then where a stop was asked for."""
     error: DivergedError | None = None
     """Set where it ended without reaching its end; the others go on."""
     rates: Rates = field(init=False)
@@ -59,9 +59,16 @@ class Member:
         return self.state.end(self.num_steps) - self.state.step
 
     def look(self, report: StepReport) -> None:
-        """Call the hooks after a step."""
+        """Call the hooks after a step, all but the last."""
+        self._call(self.hooks[:-1], report)
+
+    def keep(self, report: StepReport | None = None) -> None:
+        """Call the last hook, unless the training has diverged."""
+        self._call(self.hooks[-1:] if self.error is None else (), report)
+
+    def _call(self, hooks: Sequence[Any], report: StepReport | None) -> None:
         try:
-            for hook in self.hooks:
+            for hook in hooks:
                 hook(self.state, report)
         except DivergedError as error:
             self.error = error
@@ -102,16 +109,20 @@ def _advance(stack: "Stack", waiting: Sequence[Member]) -> Interrupted | None:
     # All of them before the first hook, which may look at several.
     for member in waiting:
         member.state.step += 1
+    # Until a sitting has kept a state a signal may end a look anywhere: then nobody keeps this step, whose validation
+    # or line of the log may be missing.
+    for member in waiting:
+        member.look(reports[member])
     for member in waiting:
         try:
-            member.look(reports[member])
+            member.keep(reports[member])
         except Interrupted as error:
             interrupted = error
     for member in waiting if interrupted is not None else ():
         # The stop may have come after its turn; one that has kept its state keeps the same again.
         if not member.is_over:
             try:
-                member.hooks[-1](member.state)
+                member.keep()
             except Interrupted as error:
                 interrupted = error
     return interrupted

@@ -210,6 +210,21 @@ def test_a_stopped_stack_goes_on_as_if_it_had_never_been_stopped(tmp_path):
         assert_equal_numbers(numbers_of(one.state), numbers_of(whole.state))
 
 
+def test_a_stop_that_cuts_a_look_off_keeps_nothing_of_its_step(tmp_path):
+    told = {"to stop": False}
+
+    def cut_off(state: TrainState, report: StepReport) -> None:
+        told["to stop"] = True
+        raise Interrupted("before anything was kept", 143)
+
+    first, second = member(0, 1e-3), member(1, 1e-3)
+    for index, one in enumerate((first, second)):
+        one.hooks = [*one.hooks, *([cut_off] if index else []), StopsAt(tmp_path / str(index), told)]
+    with pytest.raises(Interrupted, match="before anything was kept"):
+        list(train_stack([first, second], precision="float32"))
+    assert not list(tmp_path.rglob("*"))
+
+
 def test_a_run_whose_last_step_the_stop_meets_is_given_back_before_it(tmp_path):
     told = {"to stop": False}
     short, long = member(0, 1e-3, num_steps=5), member(1, 1e-3)

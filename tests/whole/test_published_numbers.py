@@ -73,6 +73,35 @@ def test_why_flash_attention_is_fast_has_the_numbers_of_its_table():
             assert abs(shown - measured) <= 0.5 * 10.0**-digits + 1e-9, (metric, name)
 
 
+def test_steps_beside_peers_are_those_of_their_page():
+    _, *lines = table(read("docs/results/README.md"), "| mixer, batch × tokens")
+    fla = {"linear": "fla LinearAttentionForCausalLM", "gated_deltanet": "fla GatedDeltaNetForCausalLM"}
+    for shape, ours, peer, its, ratio, memory in lines:
+        mixer, length, layers = re.fullmatch(r"(\w+), \d+ × ([\d,]+), (\d+) × \d+", shape).groups()
+        case = f"{mixer}-12x768" if (mixer, layers) == ("flash", "12") else f"{mixer}-{length.replace(',', '')}"
+        variants = ("attnbench", {"nanoGPT": "nanoGPT, compiled", "fla": fla.get(mixer)}.get(peer, peer))
+        speeds = [value("peers-h200", name, "tokens_per_second", "peers", case=case) for name in variants]
+        peaks = [value("peers-h200", name, "peak_memory_mib", "peers", case=case) for name in variants]
+        times = value("peers-h200", "attnbench", "tokens_per_second_ratio", "peers", case=case, peer=variants[1])
+        assert [ours, its] == [f"{speed:,.0f}" for speed in speeds]
+        assert [ratio, memory] == [f"{times:.2f}", "{:,.0f} and {:,.0f}".format(*peaks)]
+
+
+def test_single_trainings_are_those_of_their_pages():
+    told = " ".join(read("docs/results/README.md").split())
+    best = {"sequence_length": 256, "checkpoint": "best", "split": "test", "context": "full"}
+    names = ("gated_deltanet", "softmax")
+    scores = [value("language_model-h200", name, "perplexity", "perplexity", **best) for name in names]
+    assert "of softmax ({:.3f} and {:.3f}), by one seed".format(*scores) in told
+    for name, _, speed in table(read("docs/backends.md"), "| mixer | backend | million token/s |")[1:]:
+        assert speed == f"{value('language_model-h200', name, 'tokens_per_second', 'training') / 1e6:.2f}"
+    whole, first = (
+        sum(value("published_training-h200", name, metric, "training") for name in (*names, "linear"))
+        for metric in ("train_seconds", "first_step_seconds")
+    )
+    assert f"which take {whole:.0f} s, {first:.0f} of them to compile" in told
+
+
 def test_what_the_readme_says_is_not_equal_is_what_the_rows_say():
     told = " ".join(read("README.md").split())
     of = "mixers-h100"

@@ -7,7 +7,7 @@ training (checks, scores, checkpoints) works on the views as if it were alone.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,16 @@ from attnbench.training.loop import Rates
 from attnbench.training.stack_linear import SplitSums
 from attnbench.training.step import EPSILON, Batch, StepReport, batch_nats, foresee
 
+Item = TypeVar("Item")
+
 MIN_STEPS_TO_COMPACT = 200
 """Steps that may be left from which on a stack leaves out its finished trainings: another recording of the step has to
 come back. Counted, not timed, so that the same trainings are stacked in the same way again."""
 ALIGNMENT = 64
 """Elements: each parameter of a row begins at a multiple of so many."""
+LEAST_CPU_ROWS = 2
+"""A CPU rounds sums of one row otherwise than those of the same row beside others, and those alike however many others
+there are. A training that is left alone, in its stack or when it goes on, ends as it would have beside the rest."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -146,7 +151,8 @@ class Stack:
         states = [member.state for member in self.members]
         self.device = next(states[0].model.parameters()).device
         self.nats = _Nats(states[0].model)
-        self.tensors = StackedTensors(states, self.settings.weight_decay)
+        self.num_twins = max(0, LEAST_CPU_ROWS - len(states)) if self.device.type == "cpu" else 0
+        self.tensors = StackedTensors(states, self.settings.weight_decay, num_twins=self.num_twins)
         self._parts: list[str] = []
         self._last: dict[Member, Batch] = {}
         self._moving: list[Member] = []
@@ -168,11 +174,14 @@ class Stack:
             member.batches(member.state.step) if member in moving else self._last[member] for member in self.members
         ]
         self._last = dict(zip(self.members, batches, strict=True))
+        batches = self._with_twins(batches)
         if self._moving != moving:
             # A tensor made of a list waits for the device.
             self._moving = list(moving)
-            self._is_still_R = torch.tensor([member not in moving for member in self.members], device=self.device)
-        rates_R = torch.stack([member.rates.next() if member in moving else self._still for member in self.members])
+            is_still = self._with_twins([member not in moving for member in self.members])
+            self._is_still_R = torch.tensor(is_still, device=self.device)
+        rates = [member.rates.next() if member in moving else self._still for member in self.members]
+        rates_R = torch.stack(self._with_twins(rates))
         named = {
             name: torch.stack([getattr(batch, name) for batch in batches])
             for name, part in batches[0]._asdict().items()
@@ -187,8 +196,12 @@ class Stack:
         report = self._call(rates_R, self._is_still_R, *named.values())
         if any(is_logged(one.state.step + 1, one.state.end(one.num_steps), self.settings) for one in moving):
             report = StepReport(report.loss.cpu(), report.gradient_norm.cpu())
-        of_members = zip(report.loss.unbind(), report.gradient_norm.unbind(), strict=True)
-        return {member: StepReport(*of_member) for member, of_member in zip(self.members, of_members, strict=True)}
+        of_rows = zip(report.loss.unbind(), report.gradient_norm.unbind(), strict=True)
+        # Nobody is told of twins.
+        return {member: StepReport(*of_row) for member, of_row in zip(self.members, of_rows, strict=False)}
+
+    def _with_twins(self, of_members: list[Item]) -> list[Item]:
+        return of_members + of_members[:1] * self.num_twins
 
     def _on_tensors(self, rates_R: Tensor, is_still_R: Tensor, *parts: Tensor) -> StepReport:
         with record_function("forward"), computing(self.precision, self.device):
@@ -237,9 +250,10 @@ class StackedTensors:
     Args:
         states: their tensors become views of the rows, bit by bit what they were.
         weight_decay: of the parameters that take any.
+        num_twins: rows behind theirs that begin as the first does, and are nobody's.
     """
 
-    def __init__(self, states: Sequence[TrainState], weight_decay: float) -> None:
+    def __init__(self, states: Sequence[TrainState], weight_decay: float, *, num_twins: int = 0) -> None:
         models = [dict(state.model.named_parameters()) for state in states]
         self.rows, shapes = {}, {name: tensor.shape for name, tensor in models[0].items()}
         end = 0
@@ -247,10 +261,10 @@ class StackedTensors:
             self.rows[name] = slice(end, end + shape.numel())
             # Kernels want the addresses of tensors to be multiples of 16 bytes.
             end += -(-shape.numel() // ALIGNMENT) * ALIGNMENT
-        like = next(iter(models[0].values()))
-        self.parameters_RP, self.first_RP, self.second_RP = (like.new_zeros(len(states), end) for _ in range(3))
+        like, num_rows = next(iter(models[0].values())), len(states) + num_twins
+        self.parameters_RP, self.first_RP, self.second_RP = (like.new_zeros(num_rows, end) for _ in range(3))
         # A count a parameter, as checkpoints have them; all of a training's are equal.
-        self.count_RN = torch.zeros(len(states), len(shapes), device=like.device)
+        self.count_RN = torch.zeros(num_rows, len(shapes), device=like.device)
         self.decay_P = like.new_zeros(end)
         self.parameters: dict[str, Tensor] = {}
         """(R, ...) by name, leaves that take gradients."""
@@ -266,6 +280,8 @@ class StackedTensors:
                     moments[name] = moments_row.copy_(moments[name])
                 state.update_count[name] = self.count_RN[row, index].copy_(state.update_count[name])
             self.parameters[name] = view.detach().requires_grad_()
+        for stacked in (self.parameters_RP, self.first_RP, self.second_RP, self.count_RN):
+            stacked[len(states) :] = stacked[:1]
 
     def _view(self, stacked_RP: Tensor, name: str, shape: torch.Size) -> Tensor:
         return stacked_RP[:, self.rows[name]].unflatten(1, shape)

@@ -128,6 +128,21 @@ def test_two_equal_runs_of_a_stack_stay_equal_to_the_bit():
     assert_equal_numbers(numbers_of(first.state), numbers_of(second.state))
 
 
+@pytest.mark.parametrize("name", one_an_operator())
+@pytest.mark.parametrize("others", [(), (1,), (0, 3, 4)], ids=["alone", "beside one", "beside three"])
+def test_a_run_ends_to_the_bit_as_it_does_beside_any_others(name, others):
+    # What goes on after a stop may be any part of the stack, its last training alone too.
+    runs = [*RUNS, (4, 1e-3)]
+    together = [member(*run, name=name) for run in runs]
+    part = [member(*runs[index], name=name) for index in sorted((*others, 2))]
+    for stack in (together, part):
+        list(train_stack(stack, precision="float32"))
+    one = part[sorted((*others, 2)).index(2)]
+    assert_equal_numbers(numbers_of(one.state), numbers_of(together[2].state))
+    assert curve_of(one).losses == curve_of(together[2]).losses
+    assert curve_of(one).norms == curve_of(together[2]).norms
+
+
 def test_a_run_that_is_over_stands_still_and_is_given_back_before_the_others_end():
     short, long = member(0, 1e-2, num_steps=3), member(1, 1e-2, num_steps=8)
     ending = train_stack([short, long], precision="float32")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from jinja2 import UndefinedError
 from made_rows import inputs_of, row, rows_of
+from pages import ROOT
 from report_rows import CORPUS, EVALUATIONS, HOSTILE, PARTS, SKILL, write_experiment
 from scripts_here import run_here
 from small import identity_of
@@ -23,7 +24,7 @@ from attnbench.report.charts.pictures import picture, table_of_singles
 from attnbench.report.charts.plots import chance_text, describe, missing_text, plots_of
 from attnbench.report.inputs import about, read_inputs
 from attnbench.report.page import write_report
-from attnbench.report.sections.answer import NO_REFERENCE, NOT_SCORED, UNFINISHED, answer
+from attnbench.report.sections.answer import NO_PRIMARY, NO_REFERENCE, NOT_SCORED, UNFINISHED, answer
 from attnbench.report.sections.surroundings import ALIKE, surroundings, surroundings_table
 from attnbench.report.sections.words import (
     chances,
@@ -108,6 +109,11 @@ def test_many_variants_without_a_reference_are_not_compared_and_the_answer_says_
     said = answer(inputs_of(rows, [f"v{number}" for number in range(7)]))
     assert said["No verdict"] == [NO_REFERENCE.format(6)]
     assert answer(inputs_of(rows[:2], ["v0"]))["No verdict"] == [NOT_SCORED]
+
+
+def test_what_is_timed_alone_asks_for_no_reference():
+    # Operators have no primary metric, and one reference would not make them comparable.
+    assert answer(read_inputs(ROOT / "docs/results/decode-h200"))["No verdict"] == [NO_PRIMARY]
 
 
 def test_what_a_mixer_did_not_get_stands_beside_its_score(page, summed):

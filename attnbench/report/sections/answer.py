@@ -25,6 +25,7 @@ FULL_LENGTHS = 8
 """Multiple of the trained length at which the perplexity stands in the answer."""
 
 UNFINISHED = "Cells of the plan are not done: what follows is of those that are, and may change."
+NO_PRIMARY = "Nothing is compared: no evaluation here has a primary metric, which is what verdicts are about."
 NO_REFERENCE = (
     "Nothing is compared: of more than {} variants, each is compared with a reference, which a plan names "
     "(plan.reference)."
@@ -42,6 +43,7 @@ def answer(inputs: "Inputs") -> dict[str, list[str]]:
     described = {"Descriptive": list(protocol.descriptive), "Learning rates": edge_lines(protocol.rates)}
     is_undirected = not protocol.rank and len(protocol.variants) > MAX_PAIRED
     reason = NO_REFERENCE.format(MAX_PAIRED) if is_undirected else NOT_SCORED
+    reason = reason if inputs.primaries else NO_PRIMARY
     unscored = {} if protocol.descriptive else {"No verdict": [reason]}
     lines = {
         **corpora_lines(verdicts),

@@ -224,6 +224,13 @@ def test_a_bad_override_of_another_script_is_one_line(script: str, override: str
         assert part in said, said
 
 
+@pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_sweep_of_any_script_leaves_no_folder_beside_its_outputs(path: Path) -> None:
+    # Hydra writes multirun.yaml wherever this says, by itself into multirun/ of the working directory.
+    sweep = OmegaConf.to_container(OmegaConf.load(path).hydra.sweep)
+    assert sweep == {"dir": "${outputs_dir}" if "outputs_dir" in OmegaConf.load(path) else "outputs", "subdir": "."}
+
+
 def test_what_killed_sweeps_left_is_removed_by_the_next_and_nothing_else(tmp_path, monkeypatch):
     monkeypatch.setenv(SweepOutcomes.VARIABLE, "")
     config = OmegaConf.create(

@@ -133,14 +133,14 @@ def test_two_equal_runs_of_a_stack_stay_equal_to_the_bit():
 def test_a_run_ends_to_the_bit_as_it_does_beside_any_others(name, others):
     # What goes on after a stop may be any part of the stack, its last training alone too.
     runs = [*RUNS, (4, 1e-3)]
-    together = [member(*run, name=name) for run in runs]
-    part = [member(*runs[index], name=name) for index in sorted((*others, 2))]
+    together = {index: member(*run, name=name) for index, run in enumerate(runs)}
+    part = {index: member(*runs[index], name=name) for index in sorted((*others, 2))}
     for stack in (together, part):
-        list(train_stack(stack, precision="float32"))
-    one = part[sorted((*others, 2)).index(2)]
-    assert_equal_numbers(numbers_of(one.state), numbers_of(together[2].state))
-    assert curve_of(one).losses == curve_of(together[2]).losses
-    assert curve_of(one).norms == curve_of(together[2]).norms
+        list(train_stack([*stack.values()], precision="float32"))
+    one, same = part[2], together[2]
+    assert_equal_numbers(numbers_of(one.state), numbers_of(same.state))
+    assert curve_of(one).losses == curve_of(same).losses
+    assert curve_of(one).norms == curve_of(same).norms
 
 
 def test_a_run_that_is_over_stands_still_and_is_given_back_before_the_others_end():

@@ -41,10 +41,7 @@ def answer(inputs: "Inputs") -> dict[str, list[str]]:
     protocol, verdicts = inputs.protocol, inputs.verdicts
     unfinished = {"Unfinished": [UNFINISHED] if protocol.missing else []}
     described = {"Descriptive": list(protocol.descriptive), "Learning rates": edge_lines(protocol.rates)}
-    is_undirected = not protocol.rank and len(protocol.variants) > MAX_PAIRED
-    reason = NO_REFERENCE.format(MAX_PAIRED) if is_undirected else NOT_SCORED
-    reason = reason if inputs.primaries else NO_PRIMARY
-    unscored = {} if protocol.descriptive else {"No verdict": [reason]}
+    unscored = {} if protocol.descriptive else {"No verdict": [_why_none(inputs)]}
     lines = {
         **corpora_lines(verdicts),
         **(verdict_lines(verdicts) if verdicts else unscored),
@@ -56,6 +53,13 @@ def answer(inputs: "Inputs") -> dict[str, list[str]]:
     }
     told = unfinished | (described if protocol.factors else lines)
     return {term: sentences for term, sentences in told.items() if sentences}
+
+
+def _why_none(inputs: "Inputs") -> str:
+    if not inputs.primaries:
+        return NO_PRIMARY
+    is_undirected = not inputs.protocol.rank and len(inputs.protocol.variants) > MAX_PAIRED
+    return NO_REFERENCE.format(MAX_PAIRED) if is_undirected else NOT_SCORED
 
 
 def sentences(inputs: "Inputs") -> list[str]:

@@ -166,7 +166,8 @@ def text_of(origin: Path | str, batches: Iterable[pa.RecordBatch], column_name: 
     for batch in batches:
         column = batch.column(column_name)
         row_ends = np.cumsum(_row_bytes(column))
-        num_bytes, num_nulls = num_bytes + int(row_ends[-1:].sum()), num_nulls + column.null_count
+        num_nulls += column.null_count
+        num_bytes += int(row_ends[-1:].sum()) + column.null_count
         if num_bytes > MAX_TEXT_BYTES:
             raise UserError(f"{origin}: holds more than {MAX_TEXT_BYTES} bytes of text; give a part of it")
         first = 0
@@ -184,11 +185,12 @@ def text_of(origin: Path | str, batches: Iterable[pa.RecordBatch], column_name: 
 
 
 def _row_bytes(column: pa.Array) -> np.ndarray:
-    """Return the bytes of each row and the line end behind it, (rows,) int64; a null counts as an empty one."""
+    """Return the bytes of each row that is no null, and the line end behind it, (rows,) int64."""
     is_dictionary = isinstance(column, pa.DictionaryArray)
     lengths = pc.call_function("binary_length", [column.dictionary if is_dictionary else column])
     lengths = lengths.take(column.indices) if is_dictionary else lengths
-    return lengths.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64) + 1
+    # pyarrow's own way to numpy imports pandas, a quarter of a second before the first step.
+    return np.from_dlpack(lengths.drop_null()).astype(np.int64) + 1
 
 
 def list_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:

@@ -136,7 +136,7 @@ def build_model(
     built = build_meta(mixers, model, vocabulary_size=vocabulary_size)
     check_free(num_bytes(built), f"model={model.name}: {built.num_parameters():,} weights")
     # Weights are made on the CPU and then moved: generators of two devices give different numbers.
-    built.to_empty(device="cpu")
+    take_memory(built, "cpu")
     init_weights(built, seed, built.num_branches)
     if model.initial_deviation is not None:
         with torch.no_grad():
@@ -144,6 +144,13 @@ def build_model(
                 if isinstance(module, Projection):
                     module.weight.mul_(model.initial_deviation / INITIAL_DEVIATION)
     return built.to(device)
+
+
+def take_memory(model: nn.Module, device: torch.device | str) -> None:
+    """Give the weights of `build_meta` memory, whose numbers are whatever lay there."""
+    # What `to_empty` does, which goes through torch's references for the meta device: they import sympy, a quarter of a
+    # second before the first step.
+    model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
 
 
 def num_bytes(model: nn.Module) -> int:

@@ -26,7 +26,7 @@ from attnbench.data.tokenizer import Tokenizer
 from attnbench.data.tokenizer_state import from_state
 from attnbench.machine.device import resolve_device
 from attnbench.machine.precision import resolve_precision
-from attnbench.model.building import build_meta, resolve_mixer
+from attnbench.model.building import build_meta, resolve_mixer, take_memory
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.files import sync
 from attnbench.settings.check import read
@@ -142,7 +142,7 @@ def load_model(
         raise UserError(f"{folder / 'config.json'}: {error}") from None
     # Before memory is taken for what the record only claims.
     _compare(dict(model.named_parameters()), weights, folder)
-    model.to_empty(device=device)
+    take_memory(model, device)
     fill(dict(model.named_parameters()), weights, folder)
     return model, record
 

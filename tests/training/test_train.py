@@ -4,6 +4,8 @@ import copy
 import math
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -570,3 +572,14 @@ def test_training_goes_on_where_the_state_stands():
     assert len(tail.values) == 4 < len(losses)
     assert halves.step == whole.step == 6
     assert halves.model.training
+
+
+def test_what_is_before_a_first_step_imports_neither_pandas_nor_sympy():
+    """Each takes a quarter of a second, and pyarrow and torch import them on the way to a number and a tensor."""
+    program = """if True:
+        import sys
+        from attnbench import compose, prepare
+        prepare(compose(["model=tiny", "data=embedded", "device=cpu"])).new_model()
+        print(sorted({"pandas", "sympy", "scipy", "matplotlib"} & set(sys.modules)))"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout

@@ -1,6 +1,7 @@
 """Whole language models of published sizes: milliseconds of a forward pass, and of a forward with a backward pass."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -23,8 +24,9 @@ from attnbench.bench.operators.language_models import Candidate, model_of, resol
 from attnbench.bench.operators.roofline import Work
 from attnbench.bench.tables import Layout, Values
 from attnbench.evals.lib.rows import without_numbers
+from attnbench.machine.cuda_graph import CapturedCall
 from attnbench.machine.precision import computing
-from attnbench.machine.timing import time_repeats
+from attnbench.machine.timing import Times, time_repeats
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
@@ -41,10 +43,11 @@ UNITS = {f"{name}{MILLISECONDS}": "ms" for name in PASSES} | {MAX_ERROR: ""}
 
 @dataclass(kw_only=True)
 class ModelsBench(TimedBench):
-    """Times models with initial weights on random tokens, not compiled, each call as the host issues it.
+    """Times models with initial weights on random tokens, not compiled.
 
-    The forward pass goes up to the loss and records nothing for a backward pass. Each mixer's model has the
-    feed-forward width that meets softmax's parameters at that size.
+    On CUDA each call is replayed as a CUDA graph: the device's work, not how fast the host issues it. The forward pass
+    goes up to the loss and records nothing for a backward pass. Each mixer's model has the feed-forward width that
+    meets softmax's parameters at that size.
 
     Args:
         sizes: [name, width, feed-forward width, layers, heads] each.
@@ -75,6 +78,10 @@ class ModelsBench(TimedBench):
                 Values(metric=MAX_ERROR, header="error of a layer"),
             ),
         ),
+    )
+    notes: ClassVar[tuple[str, ...]] = (
+        "Nothing is compiled. On CUDA each call is replayed as a CUDA graph, so that these are the device's times and "
+        "not those of a host that issues kernel after kernel.",
     )
     headline: ClassVar[tuple[Headline, ...]] = (
         Headline("total_milliseconds", "forward and backward ms", label=("size",), pick="each"),
@@ -153,10 +160,19 @@ class ModelsBench(TimedBench):
         assert flops is not None, "a mixer of attnbench's own"
         yield Measurement(metric=PARAMETERS, value=parameters, unit="", settings=settings)
         for name, call in calls.items():
-            times = time_repeats(call, device, **asdict(self.repetition))
+            times = self._timed(call, device)
             # Weights are float32 and are read once a pass, their gradients written once.
             work = Work(PASSES[name] * flops * self.batch_size, 4 * parameters * (1 if name == "forward" else 3))
             yield from time_rows(name, times, settings, work.floor_ms(conditions.ceilings))
+
+    def _timed(self, call: Callable[[], object], device: torch.device) -> Times:
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            if device.type == "cuda":
+                call = CapturedCall(call)
+                for _ in range(CapturedCall.NUM_WARMUP + 1):
+                    # The last of them is recorded.
+                    call()
+            return time_repeats(call, device, **asdict(self.repetition))
 
 
 def _named_size(size: Any) -> ModelSettings:

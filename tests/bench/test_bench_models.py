@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from benches import CPU, bench_options
+from mixer_building import mixer_names
 from small import mixer_settings
 
 from attnbench.bench import models
@@ -71,3 +72,14 @@ def test_a_backend_that_cannot_run_here_is_a_row_that_says_so():
 
     rows = measured(replace(CPU, mixers=with_triton), mixers=["flash"])
     assert {(row.status, row.settings["backend"]) for row in rows} == {("unsupported", "")}
+
+
+@pytest.mark.gpu
+def test_every_kernel_of_a_whole_model_can_be_replayed():
+    """The clock replays the calls: one that reads from the device while it is recorded would be a failed row."""
+    device = torch.device("cuda", 0)
+    for precision in ("float32", "bfloat16"):
+        conditions = replace(CPU, device=device, precision=precision)
+        rows = measured(conditions, mixers=mixer_names(), sizes=[["heads of 16", 32, 24, 2, 2]], length=80)
+        assert {row.settings["implementation"] for row in rows} == set(mixer_names())
+        assert not [(row.settings, row.reason) for row in rows if row.status == "failed"]

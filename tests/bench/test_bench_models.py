@@ -80,6 +80,6 @@ def test_every_kernel_of_a_whole_model_can_be_replayed():
     device = torch.device("cuda", 0)
     for precision in ("float32", "bfloat16"):
         conditions = replace(CPU, device=device, precision=precision)
-        rows = measured(conditions, mixers=mixer_names(), sizes=[["heads of 16", 32, 24, 2, 2]], length=80)
+        rows = measured(conditions, mixers=mixer_names(), sizes=[["small", 128, 384, 2, 2]], length=80)
         assert {row.settings["implementation"] for row in rows} == set(mixer_names())
-        assert not [(row.settings, row.reason) for row in rows if row.status == "failed"]
+        assert not [(row.settings, row.reason) for row in rows if row.status != "ok"]

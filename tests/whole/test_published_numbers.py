@@ -87,6 +87,23 @@ def test_steps_beside_peers_are_those_of_their_page():
         assert [ratio, memory] == [f"{times:.2f}", "{:,.0f} and {:,.0f}".format(*peaks)]
 
 
+def test_what_a_training_takes_to_start_is_what_the_rows_say():
+    """From their least to their most seconds, rounded alike."""
+    told = " ".join(read("docs/results/README.md").split())
+    names = ("softmax", "flash", "gated_deltanet", "linear")
+    started = {
+        cache: [value("peers-h200", name, "start_seconds", "first_step", cache=cache) for name in names]
+        for cache in ("cold", "warm")
+    }
+    steps = [value("peers-h200", name, "first_step_seconds", "first_step", cache="warm") for name in names]
+    rest = [whole - step for whole, step in zip(started["warm"], steps, strict=True)]
+    cold, warm = started.values()
+    assert f"takes {min(cold):.0f} to {max(cold):.0f} s to start with empty compiler caches" in told
+    assert (
+        f"caches and {min(warm):.1f} to {max(warm):.1f} s with filled ones, {min(rest):.1f} to {max(rest):.1f}" in told
+    )
+
+
 def test_single_trainings_are_those_of_their_pages():
     told = " ".join(read("docs/results/README.md").split())
     best = {"sequence_length": 256, "checkpoint": "best", "split": "test", "context": "full"}

@@ -7,6 +7,10 @@ from typing import Any
 from attnbench.results.protocol import PROTOCOL, rules
 from attnbench.results.rows import ResultRow, is_search
 
+SIDES = ("first", "second")
+MAX_NAMED = 3
+"""Variants without some seeds that a sentence names; of more it says how many."""
+
 NOT_FROZEN = "Not frozen: seeds, pairs and rules were not written down before the scores."
 
 
@@ -45,8 +49,9 @@ def frozen_sentence(
     pairs = {(entry["evaluation"], entry["first"], entry["second"]) for entry in freeze["family"]}
     faults = [
         _order(str(freeze["frozen"]), first_scored),
-        f"seeds {', '.join(map(str, more))} were scored and not frozen" if more else "",
+        f"{_counted_seeds(more)} {'was' if len(more) == 1 else 'were'} scored and not frozen" if more else "",
         f"{len({*family} ^ pairs)} pairs of its family were changed" if {*family} != pairs else "",
+        *_without_scores(freeze, measured),
         *_other_rules(measured, then),
         *_changed_since(freeze["protocols"]),
     ]
@@ -62,6 +67,35 @@ def _order(frozen: str, first_scored: str | None) -> str:
     if datetime.fromisoformat(first_scored) < datetime.fromisoformat(frozen):
         return f"its first score is of {first_scored}, before that"
     return ""
+
+
+def _without_scores(freeze: Mapping[str, Any], measured: Mapping[str, Sequence[ResultRow]]) -> list[str]:
+    """Name the variants of the family that were scored at some of the frozen seeds and not at all: what is paired is
+    what both have, so that a seed whose rows are lost would change a verdict without a word."""
+    probes = {evaluation for evaluation in measured for cell in freeze["cells"] if _is_of(cell["label"], evaluation)}
+    members = {(pair["evaluation"], pair[which]): pair["metric"] for pair in freeze["family"] for which in SIDES}
+    faults = []
+    for (evaluation, variant), metric in members.items():
+        frozen = {*freeze["probe_seeds" if evaluation in probes else "seeds"]}
+        scored = {
+            row.identity.seed
+            for row in measured.get(evaluation, [])
+            if (row.identity.variant, row.measurement.metric) == (variant, metric)
+        }
+        missing = sorted(frozen - scored) if frozen & scored else []
+        if missing:
+            faults.append(f"{variant} has no score of {evaluation} at {_counted_seeds(missing)}")
+    more = len(faults) - MAX_NAMED
+    return faults if more <= 0 else [*faults[:MAX_NAMED], f"{more} more lack seeds that were frozen"]
+
+
+def _is_of(label: str, evaluation: str) -> bool:
+    """Tell if a cell is a training of a probe's own: those of language models are of `training`."""
+    return label.startswith(f"{evaluation} ")
+
+
+def _counted_seeds(seeds: Sequence[int | str]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def _other_rules(measured: Mapping[str, Sequence[ResultRow]], ids: Mapping[str, str]) -> list[str]:

@@ -341,10 +341,14 @@ def test_a_rule_changed_after_a_score_shows(scored_plan, text, monkeypatch):
     ("changed", "message"),
     [
         ({"frozen": "2100-01-01T00:00:00+00:00"}, "but its first score is of 20.*, before that"),
-        ({"probe_seeds": [0, 1, 2, 3, 4]}, "but seeds 5 were scored and not frozen"),
+        ({"probe_seeds": [0, 1, 2, 3, 4]}, "but seed 5 was scored and not frozen"),
+        (
+            {"probe_seeds": [*range(8)]},
+            "but plain has no score of copy at seeds 6, 7; softmax has no score of copy at seeds 6, 7",
+        ),
         ({"family": []}, "but 1 pairs of its family were changed"),
     ],
-    ids=["the order", "seeds", "family"],
+    ids=["the order", "seeds", "lost seeds", "family"],
 )
 def test_what_is_not_as_it_was_frozen_shows(changed, message, scored_plan):
     altered(scored_plan / "freeze.json", **changed)

@@ -14,6 +14,7 @@ from simulate_verdicts import ACCURACY, NATS, pairs_with_reference
 
 from attnbench.report.inputs import read_inputs
 from attnbench.report.sections import words
+from attnbench.report.sections.verdicts import verdict_lines
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import LOOKS
 from attnbench.verdict.control import control_of, control_sentence, judge_control
@@ -119,6 +120,17 @@ def test_a_diverged_seed_makes_no_winner():
     assert verdict.p_value < 0.05
     assert (verdict.outcome, verdict.winner) == ("undecided", None)
     assert "some of its seeds diverged" in words.verdict_sentence(verdict)
+
+
+def test_a_number_that_is_chance_because_seeds_diverged_says_so():
+    rows = copied(softmax=[1 / 26 + 0.0001 * seed for seed in range(10)], mine=[None] * 10)
+    (verdict,) = judged(rows, ["softmax", "mine"])
+    assert verdict.is_equivalent
+    told = words.verdict_sentence(verdict)
+    assert "equivalent" in told
+    assert told.endswith("(diverged seeds of mine count as chance).")
+    (line,) = verdict_lines([verdict])["Equivalent"]
+    assert "(diverged seeds of mine count as chance)" in line
 
 
 def test_a_diverged_language_model_counts_as_the_unigram():

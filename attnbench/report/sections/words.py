@@ -162,11 +162,17 @@ def primary_name(evaluation: str, primary: Primary) -> str:
 
 
 def difference(verdict: Verdict) -> str:
-    """Write the difference and its interval, of scores the better one's less the other's.
+    """Write the difference and its interval, of scores the better one's less the other's, and whose number is not all
+    scores.
 
     Of perplexity it is how far the first's is from the second's, which is the reference where there is one, in percent
     of the second's: "84 % [55, 119] higher", and with its sign where neither is better.
     """
+    failed = verdict.pair.failed
+    return f"{_interval(verdict)}{f' (diverged seeds of {listed(failed)} count as chance)' if failed else ''}"
+
+
+def _interval(verdict: Verdict) -> str:
     if verdict.difference is None or verdict.low is None or verdict.high is None:
         return NOTHING
     ends = verdict.difference, verdict.low, verdict.high

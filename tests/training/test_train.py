@@ -36,11 +36,13 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._functorch._aot_autograd.autograd_cache import check_cacheable
 
 import attnbench.training.loop
+from attnbench.data.texts import find_embedded
 from attnbench.machine.device import resolve_device, wake_compiler
 from attnbench.machine.environment import _assembler_version
 from attnbench.machine.precision import computing
 from attnbench.model.building import build_model
 from attnbench.model.loss import cross_entropy
+from attnbench.results.folder import data_root
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_STEPS, LoggerSettings
 from attnbench.training.checkpoint import TrainState
@@ -585,5 +587,7 @@ def test_what_is_before_a_first_step_imports_neither_pandas_nor_sympy():
         sys.meta_path.insert(0, Finder())
         from attnbench import compose, prepare
         prepare(compose(["model=tiny", "data=embedded", "device=cpu"])).new_model()"""
+    # Once on a machine the embedded text is written, by pyarrow from a list, on which way pandas is imported too.
+    find_embedded(data_root(), 0.1, 0.1)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
     assert not done.stdout, done.stdout

@@ -123,7 +123,7 @@ def test_a_diverged_seed_makes_no_winner():
 
 
 def test_a_number_that_is_chance_because_seeds_diverged_says_so():
-    rows = copied(softmax=[1 / 26 + 0.0001 * seed for seed in range(10)], mine=[None] * 10)
+    rows = copied(softmax=[1 / 26 + 0.0001 * (-1) ** seed for seed in range(10)], mine=[None] * 10)
     (verdict,) = judged(rows, ["softmax", "mine"])
     assert verdict.is_equivalent
     told = words.verdict_sentence(verdict)

@@ -159,6 +159,8 @@ def simulate(num_draws: int) -> Iterator[Result]:
     # With intervals, which take longer than their tests.
     yield from false_margins(min(num_draws, 2_000))
     yield power(num_draws)
+    yield from detected(num_draws)
+    yield from false_equivalence(min(num_draws, 2_000))
     yield from equivalence(num_draws)
     yield from coverage(num_draws)
 
@@ -219,6 +221,40 @@ def power(num_draws: int) -> Result:
     share = np.mean([found(family_of_nine(rng, means, 10))[0] for _ in range(num_draws)])
     title = "1.5 % of perplexity comes out better or worse with 10 seeds, 9 pairs"
     return Result(title=title, share=float(share), low=0.8, num_draws=num_draws)
+
+
+def detected(num_draws: int) -> Iterator[Result]:
+    """Share of draws in which a normal difference as large as the noise floor names is found, at the first step."""
+    for num_pairs, num_seeds in ((9, 10), (42, 12)):
+        test, alpha, rng = TESTS["accuracy"], SIGNIFICANCE / num_pairs, np.random.default_rng(7)
+        effect = test.detectable(1.0, alpha, num_seeds)
+        draws = rng.normal(effect, 1.0, (num_draws, num_seeds))
+        share = np.mean([test.p_value(draw.tolist(), resolution=0.0) <= alpha for draw in draws])
+        title = f"the noise floor's difference of accuracies is found with {num_seeds} seeds, {num_pairs} pairs"
+        # The floor itself is drawn.
+        yield Result(title=title, share=float(share), low=0.78, num_draws=num_draws)
+
+
+def false_equivalence(num_draws: int) -> Iterator[Result]:
+    """Share of families in which variants that differ by the margin, or by more, come out equivalent.
+
+    The last may, and always does: a test knows no failures but those that were seen.
+    """
+    for primary in (NATS, ACCURACY):
+        for num_pairs, num_seeds in ((9, 10), (42, 12)):
+            rng, wrong = np.random.default_rng(8), 0
+            for _ in range(num_draws):
+                draws = rng.normal(primary.margin, SPREADS[primary.kind], (num_pairs, num_seeds))
+                wrong += any(equivalent([_pair(primary, draw) for draw in draws]))
+            title = f"differences of the margin come out equivalent in any of {num_pairs} pairs, {num_seeds} seeds"
+            share = wrong / num_draws
+            yield Result(title=f"{title}, {primary.kind}", share=share, high=SIGNIFICANCE, num_draws=num_draws)
+    rng, wrong = np.random.default_rng(9), 0
+    for _ in range(num_draws):
+        draws = np.where(rng.random((9, 10)) < 0.05, -0.95, rng.normal(0, 0.001, (9, 10)))
+        wrong += any(equivalent([_pair(ACCURACY, draw) for draw in draws]))
+    title = "variants of which every twentieth seed fails come out equivalent in any of 9 pairs, 10 seeds, accuracy"
+    yield Result(title=title, share=wrong / num_draws, num_draws=num_draws)
 
 
 def equivalence(num_draws: int) -> Iterator[Result]:
@@ -295,6 +331,7 @@ def main() -> None:
     for result in simulate(draws):
         asked = f">= {result.low:.0%}" if result.high == 1 else f"<= {result.high:.0%}"
         asked = f"{result.low:.0%} to {result.high:.0%}" if result.low > 0 and result.high < 1 else asked
+        asked = "–" if result.low == 0 and result.high == 1 else asked
         print(
             f"| {result.title} | {asked} | {result.share:.1%}{'' if result.holds else ' (not reached)'} |", flush=True
         )

@@ -1,4 +1,4 @@
-"""Power of paired tests: what so many seeds find, by Student's distribution. Numbers in, numbers out.
+"""Power of Student's paired tests: what so many seeds find. Numbers in, numbers out.
 
 scipy and statsmodels are loaded where they are used, as in statistics.py.
 """
@@ -33,12 +33,3 @@ def equivalence_power(effect: float, spread: float, margin: float, alpha: float,
     room = np.maximum(margin - float(t.ppf(1 - alpha, num - 1)) * errors, 0.0)
     inside = norm.cdf((room - effect) / error) - norm.cdf((-room - effect) / error)
     return float(np.mean(inside))
-
-
-def detectable_difference(spread: float, num: int, alpha: float) -> float:
-    """Return the difference that `num` pairs, two or more, find with a probability of 0.8 at level `alpha`."""
-    from statsmodels.stats.power import TTestPower
-
-    if spread == 0:
-        return 0.0
-    return float(TTestPower().solve_power(nobs=num, alpha=alpha, power=POWER)) * spread

@@ -12,7 +12,6 @@ from attnbench.results.metrics import Primary
 from attnbench.results.protocol import SIGNIFICANCE
 from attnbench.settings.schema import LOOKS
 from attnbench.verdict.family import Pair, fewest_seeds
-from attnbench.verdict.power import detectable_difference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +67,7 @@ class Verdict:
             alpha=1 - self.level,
             equivalence_alpha=1 - self.equivalence_level,
             more_than=self.num_seeds,
+            seen=pair.differences,
         )
 
 
@@ -238,7 +238,7 @@ def noise_floor(pairs: Sequence[Pair], *, in_looks: bool = False) -> list[Noise]
                 num_pairs=len(group),
                 num_seeds=min(sizes),
                 fewest_seeds=fewest_seeds(test, alpha(0)),
-                detectable=tuple(detectable_difference(pair.spread, num, error) for pair, num, error in enough),
+                detectable=tuple(test.detectable(it.spread, error, num) for it, num, error in enough),
             )
         )
     return floors

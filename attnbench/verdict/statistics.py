@@ -23,6 +23,12 @@ CONFIDENCE = 0.95
 MAX_EXACT = 20
 """Seeds up to which all 2^n sign flips are listed; of more a fixed random million."""
 
+MOST_SPREADS = 30.0
+"""Differences of so many standard deviations are found by any number of seeds that finds any."""
+
+MAX_DRAWN, NUM_DRAWS = 14, 2_000
+"""Seeds up to which the power of sign flips is drawn, and how often; of more it is Student's but for 0.03."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
@@ -105,6 +111,32 @@ class PairedTest(ABC):
                 would take in a 0 that the test rejects.
         """
 
+    def power(self, effect: float, spread: float, alpha: float, num: int, seen: Sequence[float] = ()) -> float:
+        """Return the probability that the test of `num` pairs at level `alpha` finds a difference: Student's.
+
+        Args:
+            effect: mean difference that is assumed to be true.
+            spread: standard deviation of the differences, above 0.
+            seen: differences with this mean and spread, which a test that assumes no normal ones draws from; none:
+                normal ones.
+        """
+        return difference_power(effect, spread, alpha, num)
+
+    def equivalence_power(self, effect: float, spread: float, margin: float, alpha: float, num: int) -> float:
+        """Return the probability that the one-sided tests at level `alpha` show equivalence: Student's."""
+        # One-sided, a permutation reaches half of its smallest two-sided p-value.
+        can = self.smallest_p(num) / 2 <= alpha
+        return equivalence_power(effect, spread, margin, alpha, num) if can else 0.0
+
+    def detectable(self, spread: float, alpha: float, num: int) -> float:
+        """Return the difference that `num` pairs find with a probability of 0.8, were their differences normal."""
+        from scipy.optimize import bisect
+
+        def excess(effect: float) -> float:
+            return self.power(effect, 1.0, alpha, num) - POWER
+
+        return spread * float(bisect(excess, 0.0, MOST_SPREADS, xtol=1e-4)) if spread else 0.0  # pyright: ignore
+
     def seeds_needed(
         self,
         effect: float,
@@ -114,24 +146,18 @@ class PairedTest(ABC):
         alpha: float,
         equivalence_alpha: float,
         more_than: int = 1,
+        seen: Sequence[float] = (),
     ) -> int | None:
         """Return how many seeds find a difference or show equivalence with a probability of 0.8; None: over 100.
 
-        By Student's distribution for every test: one that permutes needs about as many seeds, and never fewer than
-        its smallest p-value asks for.
-
         Args:
-            effect: mean difference that is assumed to be true.
-            spread: standard deviation of the differences, above 0.
-            alpha: level of the test of a difference.
+            effect, spread, alpha, seen: as of `power`.
             equivalence_alpha: level of the two one-sided tests.
             more_than: number of seeds that did not decide.
         """
         for num in range(more_than + 1, MAX_SEEDS + 1):
-            finds = self.smallest_p(num) <= alpha and difference_power(effect, spread, alpha, num) >= POWER
-            # One-sided, a permutation reaches half of its smallest two-sided p-value.
-            can_equal = self.smallest_p(num) / 2 <= equivalence_alpha
-            if finds or (can_equal and equivalence_power(effect, spread, margin, equivalence_alpha, num) >= POWER):
+            finds = self.power(effect, spread, alpha, num, seen) >= POWER
+            if finds or self.equivalence_power(effect, spread, margin, equivalence_alpha, num) >= POWER:
                 return num
         return None
 
@@ -190,6 +216,16 @@ class SignFlip(PairedTest):
         """Return 2^(1 - num): all differences on one side."""
         return 2.0 ** (1 - num)
 
+    def power(self, effect: float, spread: float, alpha: float, num: int, seen: Sequence[float] = ()) -> float:
+        """See PairedTest; of few seeds, whose p-values are coarse, by drawing."""
+        if self.smallest_p(num) > alpha:
+            return 0.0
+        if num > MAX_DRAWN:
+            return super().power(effect, spread, alpha, num)
+        side = math.copysign(1.0, effect)
+        lows = _lower_ends(num, self._rank(alpha, num), tuple(side * value for value in seen))
+        return float(np.mean(lows > (0.0 if seen else -abs(effect) / spread)))
+
     def p_value(self, differences: Sequence[float], *, resolution: float) -> float:
         """See PairedTest."""
         return min(1.0, 2 * min(self._one_sided(differences, 0.0)))
@@ -202,8 +238,7 @@ class SignFlip(PairedTest):
         """See PairedTest; inside -1..1, as differences of accuracies are."""
         sums, sizes = subset_sums(differences)
         means = np.sort(sums[1:] / sizes[1:])
-        # Rounding apart, so that an end which the test rejects at exactly this level is outside.
-        rank = math.floor((1 - level) / 2 * len(sums) * (1 + 1e-12))
+        rank = self._rank(1 - level, min(len(differences), MAX_EXACT))
         low, high = (float(means[rank - 1]), float(means[-rank])) if rank else (-1.0, 1.0)
         mean = _mean(differences)
         wide_low, wide_high = min(low, mean - resolution), max(high, mean + resolution)
@@ -211,6 +246,11 @@ class SignFlip(PairedTest):
         low = low if wide_low <= 0 < low else wide_low
         high = high if high < 0 <= wide_high else wide_high
         return max(-1.0, low), min(1.0, high)
+
+    def _rank(self, alpha: float, num: int) -> int:
+        """Return the place, from 1, of an interval's end among the 2^num - 1 ordered means; 0: it has no end."""
+        # Rounding apart, so that an end which the test rejects at exactly this level is outside.
+        return math.floor(alpha / 2 * 2**num * (1 + 1e-12))
 
     def _one_sided(self, differences: Sequence[float], centre: float) -> tuple[float, float]:
         """Return the p-values against a centre below, and above, the given one."""
@@ -234,6 +274,31 @@ class McNemar(PairedTest):
     def smallest_p(self, num: int) -> float:
         """Return 2^(1 - num): every seed solved by the same one alone."""
         return 2.0 ** (1 - num)
+
+    def power(self, effect: float, spread: float, alpha: float, num: int, seen: Sequence[float] = ()) -> float:
+        """See PairedTest; exact, with as many seeds of one alone as mean and spread say."""
+        from scipy.stats import binom
+
+        more, fewer = self._shares(effect, spread)
+        discordant = np.arange(num + 1)
+        # The most seeds of the fewer alone with which so many discordant ones are still significant.
+        most = binom.ppf(alpha / 2, discordant, 0.5)
+        most -= binom.cdf(most, discordant, 0.5) > alpha / 2
+        finds = binom.cdf(most, discordant, fewer / (more + fewer) if more + fewer else 0.5)
+        return float(np.sum(binom.pmf(discordant, num, min(1.0, more + fewer)) * finds))
+
+    def equivalence_power(self, effect: float, spread: float, margin: float, alpha: float, num: int) -> float:
+        """See PairedTest; at least so much."""
+        from scipy.stats import binom
+
+        most = binom.ppf(alpha, num, margin)
+        most -= binom.cdf(most, num, margin) > alpha
+        return max(0.0, 1 - float(sum(binom.sf(most, num, share) for share in self._shares(effect, spread))))
+
+    def _shares(self, effect: float, spread: float) -> tuple[float, float]:
+        """Return the shares of seeds that only the better one solves, and only the other, by mean and spread."""
+        square = min(1.0, spread**2 + effect**2)
+        return (square + abs(effect)) / 2, max(0.0, (square - abs(effect)) / 2)
 
     def p_value(self, differences: Sequence[float], *, resolution: float) -> float:
         """See PairedTest."""
@@ -293,6 +358,16 @@ def _subset_sums(values: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
         np.add(sums[:half], value, out=sums[half : 2 * half])
         np.add(sizes[:half], 1, out=sizes[half : 2 * half])
     return sums, sizes
+
+
+@lru_cache(maxsize=256)
+def _lower_ends(num: int, rank: int, seen: tuple[float, ...]) -> np.ndarray:
+    """Draw `num` differences of those seen, or normal ones, many times; return the lower end of each one's interval."""
+    rng, shape = np.random.default_rng(0), (num, NUM_DRAWS)
+    drawn = rng.choice(seen, shape) if seen else rng.normal(size=shape)
+    subsets = (np.arange(1, 2**num)[:, None] >> np.arange(num) & 1).astype(np.float32)
+    means = subsets / subsets.sum(axis=1, keepdims=True) @ drawn.astype(np.float32)
+    return np.partition(means, rank - 1, axis=0)[rank - 1]
 
 
 def _mean(values: Sequence[float]) -> float:

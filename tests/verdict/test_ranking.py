@@ -19,10 +19,9 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.schema import LOOKS
 from attnbench.verdict.control import control_of, control_sentence, judge_control
 from attnbench.verdict.family import Pair, family
-from attnbench.verdict.power import detectable_difference
 from attnbench.verdict.ranking import holm, judge, noise_floor
 from attnbench.verdict.seeds import figures
-from attnbench.verdict.statistics import student_interval
+from attnbench.verdict.statistics import STUDENT, student_interval
 from attnbench.verdict.summary import verdicts_of
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "results"
@@ -288,7 +287,7 @@ def test_the_noise_floor_is_what_could_have_been_detected():
 def test_the_noise_floor_of_looks_is_at_the_error_of_the_look_that_the_seeds_were_for():
     of_five = pair([0.01, -0.012, 0.009, 0.003, -0.005], NATS)
     (once,), (looked) = noise_floor([of_five]), noise_floor([of_five], in_looks=True)
-    assert looked[0].detectable[0] == detectable_difference(of_five.spread, 5, LOOKS[5]) > once.detectable[0]
+    assert looked[0].detectable[0] == STUDENT.detectable(of_five.spread, LOOKS[5], 5) > once.detectable[0]
     # Five signs have no p-value below 0.005, the error of the first look.
     (signs,) = noise_floor([pair([0.1] * 5)], in_looks=True)
     assert words.noise_sentence(signs) == "copy none (5 seeds are too few, 7 would do)"

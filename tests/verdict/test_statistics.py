@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from scipy import stats
 from simulate_verdicts import NATS, simulate
 
-from attnbench.verdict.power import detectable_difference
 from attnbench.verdict.statistics import (
     MCNEMAR,
     SIGN_FLIP,
@@ -136,12 +135,43 @@ def test_the_seeds_that_are_named_grow_with_the_spread_and_end_at_a_hundred():
 
 
 def test_what_could_be_detected_falls_with_the_number_of_seeds():
-    ten, twenty = (detectable_difference(0.0073, num, 0.05 / 6) for num in (10, 20))
+    ten, twenty = (STUDENT.detectable(0.0073, 0.05 / 6, num) for num in (10, 20))
     assert ten > twenty > 0
+
+
+def test_seeds_are_named_by_the_test_that_they_are_for():
+    # Six of ten seeds that one alone solves: with twelve of them, which Student's distribution names, less than 0.8.
+    solved = [*[0.95, 0.94, 0.96, 0.95, 0.93, 0.97], *[0.01, -0.01, 0.0, 0.02]]
+    effect, spread, alpha = float(np.mean(solved)), float(np.std(solved, ddof=1)), 0.01
+    given = {"alpha": alpha, "equivalence_alpha": alpha, "more_than": 10, "seen": solved}
+    assert STUDENT.seeds_needed(effect, spread, 0.01, **given) == 12
+    assert SIGN_FLIP.seeds_needed(effect, spread, 0.01, **given) == 13
+    found = {
+        num: np.mean([SIGN_FLIP.p_value(draw.tolist(), resolution=0.0) <= alpha for draw in draws])
+        for num in (12, 13)
+        for draws in [np.random.default_rng(1).choice(solved, (1_000, num))]
+    }
+    assert found[12] < 0.8 < found[13]
+    # Against the other side the same seeds count as much.
+    mirrored = {**given, "seen": [-value for value in solved]}
+    assert SIGN_FLIP.seeds_needed(-effect, spread, 0.01, **mirrored) == 13
+    # Of shares equality takes some three hundred seeds of which none tells the two apart.
+    ties = {"alpha": 0.05, "equivalence_alpha": 0.05, "more_than": 10}
+    assert MCNEMAR.seeds_needed(0.0, 0.01, 0.01, **ties) is None
+    assert MCNEMAR.equivalence_power(0.0, 1e-9, 0.01, 0.05, 299) > 0.99
+    assert MCNEMAR.equivalence_power(0.0, 1e-9, 0.01, 0.05, 298) == 0.0
+
+
+def test_power_of_shares_is_that_of_their_test():
+    rng, first, second, num = np.random.default_rng(0), 0.5, 0.1, 12
+    effect, spread = first - second, (first + second - (first - second) ** 2) ** 0.5
+    draws = rng.choice([1, -1, 0], (2_000, num), p=[first, second, 1 - first - second])
+    found = np.mean([MCNEMAR.p_value(draw.tolist(), resolution=0.0) <= 0.05 and draw.sum() > 0 for draw in draws])
+    assert MCNEMAR.power(effect, spread, 0.05, num) == pytest.approx(found, abs=0.03)
 
 
 @pytest.mark.slow
 def test_errors_power_and_coverage_are_what_the_protocol_says():
     results = list(simulate(10_000))
-    assert len(results) == 20
+    assert len(results) == 27
     assert [result.title for result in results if not result.holds] == []

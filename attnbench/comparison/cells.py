@@ -21,6 +21,7 @@ from attnbench.results.row_files import read_results
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import ComparisonSettings, EvaluationSettings, RunSettings
+from attnbench.training.job import FAILED
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -59,7 +60,8 @@ class Cell:
         first, *others = self.jobs
         if not is_done(first):
             return False
-        return all(map(is_done, others)) or any(row.measurement.status != "ok" for row in read_results(first.results))
+        # Numbers that a finished training has none of, FLOPs that nobody counts say, have a status too.
+        return all(map(is_done, others)) or any(row.measurement.status in FAILED for row in read_results(first.results))
 
     def rows_there(self) -> list[Path]:
         """Its complete results files."""

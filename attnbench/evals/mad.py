@@ -119,7 +119,8 @@ class Mad(Probe):
         check_counts("eval.mad", **counts, batch_size=batch_size, num_test=num_test)
         check_counts("eval.mad", batch_size, num_train=num_train)
         check_counts("eval.mad", 0, feed_forward_width=feed_forward_width, conv_size=conv_size)
-        if not cells or any(not (isinstance(cell, list) and len(cell) == 2 and cell[0] in MAD_RULES) for cell in cells):
+        names = [*MAD_RULES]
+        if not cells or any(not (isinstance(cell, list) and len(cell) == 2 and cell[0] in names) for cell in cells):
             raise UserError(
                 f"eval.mad.cells={cells}: must be a list of [task, length], tasks of {', '.join(MAD_RULES)}"
             )

@@ -8,7 +8,6 @@ from statistics import mean
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
 from attnbench.data.batches import Batches, evaluation_batches
 from attnbench.evals.base import Subject, SystemEvaluation
@@ -200,7 +199,7 @@ class Scaling(SystemEvaluation):
             parameters=model.num_parameters() - model.embedding.weight.numel(),
             nats=corpus.lengths(split, corpus.count(tokens[split][1:])).nats_per_character(nats),
             num_labels=round(float(count_T.sum())),
-            num_skipped=num_steps - int(torch.stack([*state.update_count.values()]).min()),
+            num_skipped=num_steps - state.num_updates(),
         )
 
 

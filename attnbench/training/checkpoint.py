@@ -100,6 +100,11 @@ class TrainState:
         """Return the last step, of at most `num_steps`."""
         return num_steps if self.last_step is None else self.last_step
 
+    def num_updates(self) -> int:
+        """Return how many steps changed the weights: all that have a gradient at once, as where one is not finite none
+        does. A weight that never has one is not updated."""
+        return int(torch.stack([*self.update_count.values()]).max())
+
     def counters(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in COUNTERS}
 

@@ -107,7 +107,7 @@ class Logging:
             return
         loss, norm = float(report.loss), float(report.gradient_norm)
         steps, seconds = self.stopwatch.lap()
-        left_out = state.step - int(torch.stack([*state.update_count.values()]).min())
+        left_out = state.step - state.num_updates()
         if not (math.isfinite(loss) and math.isfinite(norm)) or left_out:
             raise DivergedError(
                 f"diverged by step {state.step}: loss {loss:.4g}, norm {norm:.4g}, {left_out} updates skipped "

@@ -38,6 +38,9 @@ from attnbench.training.wandb import WandbMirror, beside
 
 log = logging.getLogger(__name__)
 
+FAILED = ("diverged", "out_of_memory")
+"""Status of the one row of a training that failed."""
+
 
 class TrainingJob(Job):
     """One language model, trained or resumed in a folder that the evaluations of its checkpoints share."""

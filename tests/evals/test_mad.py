@@ -142,6 +142,7 @@ def test_only_labels_are_counted():
 
 REFUSED = {
     "cells=[[noisy_recall,53]]": "eval.mad.cells: noisy_recall: length=53: must be at least 54",
+    "cells=[[[a],64]]": "must be a list of [task, length], tasks of fuzzy_recall",
     "cells=[[recall,64]]": "must be a list of [task, length], tasks of fuzzy_recall",
     "cells=[[compression,8],[compression,9]]": "each task may stand once",
     "num_train=10": "eval.mad.num_train=10: must be at least 64",

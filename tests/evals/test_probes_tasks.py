@@ -461,6 +461,7 @@ REFUSED = {
     "eval.recall.cells=[[32,4],[32,4]]": ["[[32, 4], [32, 4]]", "once"],
     "eval.recall.cells=[]": ["eval.recall.cells=[]", "null"],
     "eval.recall.widths=[64,64]": ["eval.recall.widths=[64, 64]", "twice"],
+    "eval.recall.num_train=10": ["eval.recall.num_train=10", "at least 256"],
     "eval.recall.batch_size=0": ["eval.recall.batch_size=0", "at least 1"],
     "eval.recall.filler=noise": ["eval.recall.filler=noise", "blank, random"],
     "eval.recall.vocabulary_size=3": ["eval.recall.vocabulary_size=3", "at least 4"],

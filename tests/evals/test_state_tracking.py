@@ -194,6 +194,7 @@ def test_the_last_quarter_is_scored_apart():
 
 REFUSED = {
     "rules=[]": "must be one or several of parity, mod_arithmetic",
+    "rules=[[a]]": "rules=[['a']]: must be one or several of parity",
     "rules=[parity,s4]": "rules=['parity', 's4']: must be one or several of parity",
     "rules=[s3,s3]": "each once",
     "max_length=2": "max_length=2: must be at least 4",

@@ -677,3 +677,10 @@ def test_scores_beyond_the_trained_length_are_in_the_answer(inputs):
     assert beyond[1].startswith("Copying 100 symbols, 2 times the trained length: softmax 0.")
     # The best first.
     assert beyond[0].index("gated_deltanet") < beyond[0].index("softmax")
+
+
+@pytest.mark.parametrize(("corpus", "symbols"), [("a:bpe-4096@1", "tokens"), ("a:bytes@1", "bytes")])
+def test_what_positions_hold_is_said_by_its_name(corpus, symbols, inputs):
+    rows = [dataclasses.replace(row, identity=dataclasses.replace(row.identity, corpus=corpus)) for row in inputs.rows]
+    told = answer(dataclasses.replace(inputs, rows=rows))["Beyond training"][0]
+    assert told.startswith(f"Perplexity at 2,048 {symbols}, 8 times the trained length: ")

@@ -346,6 +346,16 @@ def test_a_lost_update_is_found_at_the_next_logged_step(bad_step, found_at, tmp_
     assert all(torch.isfinite(tensor).all() for tensor in state.model.parameters())
 
 
+def test_a_weight_that_never_has_a_gradient_is_no_lost_update(tmp_path):
+    state = fresh_state()
+    model = state.model
+    model.spare = torch.nn.Parameter(torch.ones(3))
+    state = TrainState.fresh(model)
+    train(state, batch_of, TRAIN, precision="float32", num_steps=4, hooks=[logging_hook(state, tmp_path, 4, 2)])
+    assert state.num_updates() == 4
+    assert model.spare.tolist() == [1.0] * 3
+
+
 @pytest.mark.parametrize("name", MIXERS)
 def test_training_lowers_the_loss(name):
     losses = losses_of_training(fresh_state(name), 30)

@@ -89,6 +89,8 @@ def check_sizes(sizes: Sizes) -> None:
         raise UserError("eval.recall.cells=[]: must name a cell, as [[256, 16]]; null takes the preset's")
     for cell in sizes.cells:
         _check_cell(cell, sizes.vocabulary_size)
+    # An epoch has a batch at least.
+    check_counts("eval.recall", max(sizes.batch_size(length) for length, _ in sizes.cells), num_train=sizes.num_train)
     keys = [(length, 0 if isinstance(pairs, list) else pairs) for length, pairs in sizes.cells]
     if len(set(keys)) < len(keys):
         raise UserError(

@@ -143,7 +143,8 @@ def _perplexity_beyond(figures: Sequence[Figure], evaluation: str) -> str:
     if not longest:
         return ""
     reached = longest[0].settings["sequence_length"]
-    where = f"at {reached:,} characters, {format_number(reached / length)} times the trained length"
+    symbols, times = words.symbols(figure.identity for figure in longest), format_number(reached / length)
+    where = f"at {reached:,} {symbols}, {times} times the trained length"
     return f"{words.heading(evaluation)} {where}: {_values(longest, descending=False)}."
 
 

@@ -30,7 +30,7 @@ MAX_TEXT = 1_000
 """Characters of a sample that are shown."""
 
 FEW = 5
-"""Validations below which the curve of a language model is its training loss."""
+"""Validations below which the curve of a language model of characters is its training loss."""
 
 WARM_SHARE = 0.1
 """Share of the steps, the first ones, whose loss may lie above the plot."""
@@ -180,16 +180,18 @@ def _is_of(row: ResultRow, evaluation: str, score: tuple[str, dict[str, Any]] | 
 def _curve(folder: Path, rows: Sequence[ResultRow], is_text: bool) -> Curve | None:
     """Read the metrics of a training; None where there are none, or not enough for a line."""
     path, identity = folder / "metrics.jsonl", rows[0].identity
+    # A loss is nats a token.
+    has_losses = is_text and words.symbols([identity]) == "characters"
     if not path.exists():
         return None
     checked: list[tuple[int, float]] = []
     losses: list[tuple[int, float]] = []
     for entry in stream_metrics(path):
         name = "nats_per_character" if is_text else "selection"
-        for kind, value in ((checked, entry.get(name)), (losses, entry.get("loss") if is_text else None)):
+        for kind, value in ((checked, entry.get(name)), (losses, entry.get("loss") if has_losses else None)):
             if isinstance(value, int | float) and abs(value) < float("inf"):
                 kind.append((entry["step"], float(value)))
-    points = losses if is_text and len(checked) < FEW else checked
+    points = losses if has_losses and len(checked) < FEW else checked
     if len(points) < 2:
         return None
     kept = [points[round(i * (len(points) - 1) / (MAX_POINTS - 1))] for i in range(MAX_POINTS)]

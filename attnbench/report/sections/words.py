@@ -8,7 +8,7 @@ from typing import Any
 from attnbench.results.corpora import on_corpus, split_name
 from attnbench.results.metrics import Primary
 from attnbench.results.numbers import format_interval, format_number, format_within, percent_of_nats
-from attnbench.results.rows import TRAINING
+from attnbench.results.rows import TRAINING, Identity
 from attnbench.results.tables import NOTHING
 from attnbench.verdict.axes import PER_RUN, is_chance
 from attnbench.verdict.ranking import Noise, Verdict
@@ -127,6 +127,13 @@ def devices(names: Iterable[str]) -> str:
         else device
         for device, numbers in threads.items()
     )
+
+
+def symbols(identities: Iterable[Identity]) -> str:
+    """Name what the positions of language models hold, by the names of their corpora."""
+    names = [identity.corpus or "" for identity in identities]
+    kinds = {"tokens" if ":bpe-" in name else "bytes" if ":bytes@" in name else "characters" for name in names}
+    return kinds.pop() if len(kinds) == 1 else "tokens"
 
 
 def verdict_sentence(verdict: Verdict) -> str:

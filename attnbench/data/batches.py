@@ -92,23 +92,29 @@ def block_order(num_blocks: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(num_blocks, generator=generator)
 
 
-def num_evaluation_batches(num_tokens: int, seq_len: int, batch_size: int) -> int:
-    """Return the number of batches that `evaluation_batches` yields of so many tokens."""
-    return math.ceil((num_tokens - 1) / (seq_len * batch_size))
+def evaluation_shape(num_tokens: int, seq_len: int, batch_size: int) -> tuple[int, int]:
+    """Return the number of batches that `evaluation_batches` yields of so many tokens, and the rows of each."""
+    num_rows = math.ceil((num_tokens - 1) / seq_len)
+    num_batches = math.ceil(num_rows / batch_size)
+    return num_batches, math.ceil(num_rows / max(1, num_batches))
 
 
 def evaluation_batches(tokens_N: Tensor, seq_len: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield a whole split in order: each of its N - 1 predictable tokens is a target of weight 1 exactly once.
 
     Inputs and targets are (B, T) int64, their weights (B, T) float32, on the device of `tokens_N`. All have one shape,
-    for the sake of compiled models; padding at the end has weight 0 and repeats the last token, behind everything
-    that is scored in its row.
+    of as few rows as hold the split in no more batches; padding at the end has weight 0 and repeats the last token,
+    behind everything that is scored in its row.
+
+    Args:
+        batch_size: rows of a batch, at most.
     """
     num_targets = len(tokens_N) - 1
-    rows_B1 = torch.arange(batch_size, device=tokens_N.device)[:, None]
+    num_batches, num_rows = evaluation_shape(len(tokens_N), seq_len, batch_size)
+    rows_B1 = torch.arange(num_rows, device=tokens_N.device)[:, None]
     offsets_T = torch.arange(seq_len, device=tokens_N.device)
-    for start in range(0, num_targets, batch_size * seq_len):
-        index_BT = start + rows_B1 * seq_len + offsets_T
+    for batch in range(num_batches):
+        index_BT = batch * num_rows * seq_len + rows_B1 * seq_len + offsets_T
         weight_BT = (index_BT < num_targets).float()
         index_BT = index_BT.clamp(max=num_targets - 1)
         yield tokens_N[index_BT].long(), tokens_N[index_BT + 1].long(), weight_BT

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from attnbench.data.batches import evaluation_batches, num_evaluation_batches
+from attnbench.data.batches import evaluation_batches, evaluation_shape
 from attnbench.data.corpus import Corpus, Lengths
 from attnbench.evals.base import CheckpointEvaluation, Subject
 from attnbench.machine.timing import OutOfMemory, attempt
@@ -120,9 +120,9 @@ class Perplexity(CheckpointEvaluation):
 
         def nats(start: int) -> Tensor:
             batches = evaluation_batches(tokens_N[start:], length, batch_size)
-            number = num_evaluation_batches(len(tokens_N) - start, length, batch_size)
+            number, num_rows = evaluation_shape(len(tokens_N) - start, length, batch_size)
             what = f"{split} T{length}{' shifted' * bool(start)}"
-            return character_nats(model, watched(batches, number, batch_size * length, what), subject.precision)
+            return character_nats(model, watched(batches, number, num_rows * length, what), subject.precision)
 
         all_N = nats(0)
         return all_N, full_context(all_N, nats, length)

@@ -4,14 +4,13 @@ outputs/<experiment>/<variant>-<model>-T<seq_len>-seed<n>-<hash>/
 """
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnbench.data.batches import Batches, evaluation_batches, num_evaluation_batches
+from attnbench.data.batches import Batches, evaluation_batches, evaluation_shape
 from attnbench.machine.device import peak_memory_mib, uncompiled
 from attnbench.machine.group import Group
 from attnbench.machine.signals import StopRequest
@@ -199,10 +198,10 @@ def _validation(run: Run, num_devices: int) -> Callable[[TrainState], dict[str, 
     lengths = run.corpus.lengths("validation", run.corpus.count(tokens_N[1:]))
     tokens_N = tokens_N.to(run.device)
     shape = run.seq_len, run.train.batch_size // num_devices
-    number = num_evaluation_batches(len(tokens_N), *shape)
+    number, num_rows = evaluation_shape(len(tokens_N), *shape)
 
     def measure(state: TrainState) -> dict[str, Any]:
-        batches = watched(evaluation_batches(tokens_N, *shape), number, math.prod(shape), "validation")
+        batches = watched(evaluation_batches(tokens_N, *shape), number, num_rows * run.seq_len, "validation")
         # Not compiled: a second graph for one pass in a thousand steps takes longer than it saves.
         with uncompiled():
             nats_T, count_T = split_nats(state.model, batches, run.precision)

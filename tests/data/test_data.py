@@ -5,7 +5,7 @@ import torch
 from corpora_on_disk import LINES, RAW, ROOT, V1, from_path, needs_real_data, write_splits
 
 from attnbench.data import wikitext
-from attnbench.data.batches import Batches, block_order, evaluation_batches
+from attnbench.data.batches import Batches, block_order, evaluation_batches, evaluation_shape
 from attnbench.data.corpus import load_corpus
 from attnbench.data.texts import find_user_texts
 from attnbench.data.tokenizer import UNKNOWN, Characters
@@ -208,11 +208,16 @@ def test_the_last_block_may_end_with_the_text():
     assert Batches(TOKENS[:20], seq_len=10, batch_size=1, seed=0, device="cpu").num_blocks == 1
 
 
-@pytest.mark.parametrize("length", [2, 10, 11, 12, 40, 41, 42, 1003])
-def test_an_evaluation_weighs_every_character_once(length):
-    scored = []
-    for inputs_BT, targets_BT, weight_BT in evaluation_batches(TOKENS[:length], seq_len=10, batch_size=4):
-        assert inputs_BT.shape == targets_BT.shape == weight_BT.shape == (4, 10)
+@pytest.mark.parametrize(
+    ("length", "num_batches", "num_rows"),
+    [(2, 1, 1), (10, 1, 1), (11, 1, 1), (12, 1, 2), (40, 1, 4), (41, 1, 4), (42, 2, 3), (1003, 26, 4)],
+)
+def test_an_evaluation_weighs_every_character_once(length, num_batches, num_rows):
+    assert evaluation_shape(length, 10, 4) == (num_batches, num_rows)
+    scored, batches = [], list(evaluation_batches(TOKENS[:length], seq_len=10, batch_size=4))
+    assert len(batches) == num_batches
+    for inputs_BT, targets_BT, weight_BT in batches:
+        assert inputs_BT.shape == targets_BT.shape == weight_BT.shape == (num_rows, 10)
         assert (inputs_BT.dtype, targets_BT.dtype, weight_BT.dtype) == (torch.int64, torch.int64, torch.float32)
         assert torch.equal(inputs_BT + 1, targets_BT)
         assert set(weight_BT.unique().tolist()) <= {0.0, 1.0}

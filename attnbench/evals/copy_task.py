@@ -54,8 +54,8 @@ class CopyTask(Task):
 
         input   <s> . c . . a b . d <sep> c a b d <pad> ...
 
-    Training lengths are uniform over 1 ... max_length; sequence i of validation and test has length
-    1 + i % max_length. A string of a given length is a function of (split, seed, index).
+    Training lengths are uniform over 1 ... max_length; sequence i of validation has length 1 + i % max_length, and
+    all of a test one length. A string of a given length is a function of (split, seed, index).
     """
 
     max_length: int

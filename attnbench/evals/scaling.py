@@ -49,13 +49,13 @@ class Scaling(SystemEvaluation):
         names: which of them are measured, in this order.
         batch_size: sequences a step, of the run's seq_len.
         warmup, repeats, max_seconds: as throughput's.
-        train_tokens: tokens to train each size on; null: none.
+        train_tokens: tokens to train each size on, a step at least; null: none.
         learning_rates: of that training; every other setting of it is the run's own.
         num_search_seeds, num_seeds: trainings of each size and rate in the search, and of each size after it.
         warmup_steps: of the learning rate.
 
     Raises:
-        UserError: a size that is none or is not there, or tokens that make no step.
+        UserError: a size that is none or is not there.
     """
 
     own_sizes: ClassVar[bool] = True

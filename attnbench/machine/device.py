@@ -9,11 +9,9 @@ import os
 import platform
 import sys
 import tempfile
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -192,11 +190,6 @@ def wake_compiler(device: torch.device) -> None:
         from triton.runtime.cache import triton_key
 
         Thread(target=triton_key, daemon=True).start()
-
-
-def uncompiled() -> AbstractContextManager[Any]:
-    """Run compiled functions as they were written, inside."""
-    return torch.compiler.set_stance("force_eager") if COMPILER in sys.modules else nullcontext()
 
 
 def peak_memory_mib(device: torch.device) -> float | None:

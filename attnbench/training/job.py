@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnbench.data.batches import Batches, evaluation_batches, evaluation_shape
-from attnbench.machine.device import peak_memory_mib, uncompiled
+from attnbench.machine.device import peak_memory_mib
 from attnbench.machine.group import Group
 from attnbench.machine.signals import StopRequest
 from attnbench.machine.timing import OutOfMemory, attempt
@@ -152,11 +152,10 @@ class TrainingJob(Job):
         yield from _measurements(run, state.counters(), stopwatch)
         checkpoint.save_final(run.checkpoints, state, run.record())
         if run.seed < SELECTION_SEED:
-            with uncompiled():
-                tokens_N = run.corpus.tokens["validation"]
-                written = attempt(lambda: write_sample(run.folder, state.model, run.record(), tokens_N))
-                if isinstance(written, OutOfMemory):
-                    log.warning(f"{run.folder}: no sample of its text, {written.reason}")
+            tokens_N = run.corpus.tokens["validation"]
+            written = attempt(lambda: write_sample(run.folder, state.model, run.record(), tokens_N))
+            if isinstance(written, OutOfMemory):
+                log.warning(f"{run.folder}: no sample of its text, {written.reason}")
         if stop.signal is not None:
             # It came during the last step, when there was nothing left to stop but what follows.
             self.failure = stop.interruption(
@@ -202,9 +201,7 @@ def _validation(run: Run, num_devices: int) -> Callable[[TrainState], dict[str, 
 
     def measure(state: TrainState) -> dict[str, Any]:
         batches = watched(evaluation_batches(tokens_N, *shape), number, num_rows * run.seq_len, "validation")
-        # Not compiled: a second graph for one pass in a thousand steps takes longer than it saves.
-        with uncompiled():
-            nats_T, count_T = split_nats(state.model, batches, run.precision)
+        nats_T, count_T = split_nats(state.model, batches, run.precision)
         nats = float(nats_T.sum() / count_T.sum())
         scores = {"nats_per_character": lengths.nats_per_character(nats), "perplexity": perplexity(nats)}
         return {**scores, "bits_per_byte": lengths.bits_per_byte(nats), **part}

@@ -15,7 +15,7 @@ from runs import ROOT, command, environment, launched, words, write_text
 from small import compose_once
 
 from attnbench.comparison.execute import run
-from attnbench.data.batches import num_evaluation_batches
+from attnbench.data.batches import evaluation_shape
 from attnbench.machine.signals import StopRequest, ending_in_one_line, interruptible
 from attnbench.model import stored
 from attnbench.results.row_files import read_results
@@ -135,7 +135,7 @@ def test_a_stop_cuts_off_a_validation_which_is_made_again(number, step, folder, 
                 os.kill(os.getpid(), number)
 
     tokens_N = prepare(settings).corpus.tokens["validation"]
-    num_batches = num_evaluation_batches(len(tokens_N), settings.seq_len, settings.train.batch_size)
+    num_batches, _ = evaluation_shape(len(tokens_N), settings.seq_len, settings.train.batch_size)
     assert num_batches > 1
     with monkeypatch.context() as patch:
         patch.setattr(training_job, "evaluation_batches", batches)

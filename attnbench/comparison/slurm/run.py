@@ -100,14 +100,12 @@ def run_on_slurm(
     known = [Submission.read(path) for path in sorted(home.glob("*.json"))]
     known = [one for one in known if one.rerun == settings.rerun and not cells.keys().isdisjoint(one.cells())]
     active = _active(known)
-    there = {
-        name
-        for one in known
-        for task, names in enumerate(one.tasks)
-        for name in names
-        # A task that ended without a word of a cell has lost it.
-        if one.id_of(task) in active or name in {record["cell"] for record in one.records()}
-    }
+    there = set()
+    for one in known:
+        recorded = {record["cell"] for record in one.records()}
+        for task, names in enumerate(one.tasks):
+            # A task that ended without a word of a cell has lost it.
+            there |= {name for name in names if one.id_of(task) in active or name in recorded}
     missing = [left for stack in stacks if (left := tuple(cell for cell in stack if name_of(cell) not in there))]
     if missing:
         known.append(_submit(settings, missing, home, is_timed=is_timed))

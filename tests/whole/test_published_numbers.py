@@ -104,6 +104,47 @@ def test_what_a_training_takes_to_start_is_what_the_rows_say():
     )
 
 
+def test_what_the_parts_are_worth_is_the_mean_over_the_corners():
+    """Perplexity's nats on the test text, without a part less with it."""
+    told = " ".join(read("docs/results/README.md").split())
+
+    def means(page: str, mixer: str) -> dict[frozenset[str], float]:
+        names = {row.identity.variant for row in rows_of(page) if row.identity.variant.split("+")[0] == mixer}
+        (length,) = {row.identity.seq_len for row in rows_of(page) if row.identity.evaluation == "perplexity"}
+        place = {"split": "test", "checkpoint": "best", "context": "full", "sequence_length": length}
+        return {
+            frozenset(name.split("+")[1:]): value(page, name, "nats_per_character", "perplexity", **place)
+            for name in names
+        }
+
+    def worth(corners: dict[frozenset[str], float], part: str) -> float:
+        without, having = ([nats for corner, nats in corners.items() if (part in corner) is on] for on in (False, True))
+        return fmean(without) - fmean(having)
+
+    softmax, linear, delta = (means("factorial-h100", name) for name in ("softmax", "linear", "gated_deltanet"))
+    pairs = [[worth(corners, part) for corners in (softmax, linear)] for part in ("positions", "convolution", "gate")]
+    positions, convolution, gate = (f"{one:.3f} and {other:.3f}" for one, other in pairs)
+    assert "positions are worth {} nats to softmax and {} to linear".format(*positions.split(" and ")) in told
+    assert f"a convolution {convolution}, a gate {gate}; to Gated DeltaNet" in told
+    deltas = [worth(delta, part) for part in ("positions", "convolution", "gate")]
+    assert "to Gated DeltaNet {:.3f}, {:.3f} and {:.3f}.".format(*deltas) in told
+    bare = frozenset()
+    lead = softmax[bare] - delta[bare]
+    assert f"{lead:.3f} nats a character ahead of softmax ({delta[bare]:.3f} and {softmax[bare]:.3f})" in told
+    small = [means("small_factorial-cpu", name)[bare] for name in ("softmax", "gated_deltanet")]
+    assert f"is {small[0] - small[1]:.2f} nats a character ahead of softmax, with positions" in told
+
+
+def test_trainings_of_recall_end_at_the_steps_that_are_told():
+    steps = [
+        row.measurement.value
+        for row in rows_of("mixers-h100")
+        if (row.identity.evaluation, row.measurement.metric) == ("recall", "steps_trained")
+    ]
+    assert f"have taken {max(steps):,.0f} steps." in " ".join(read("docs/results/README.md").split())
+    assert f"which have {max(steps):,.0f} steps to learn it" in " ".join(read("README.md").split())
+
+
 def test_single_trainings_are_those_of_their_pages():
     told = " ".join(read("docs/results/README.md").split())
     best = {"sequence_length": 256, "checkpoint": "best", "split": "test", "context": "full"}

@@ -9,6 +9,8 @@ from statistics import fmean, median
 import pytest
 from pages import ROOT, read
 
+from attnbench.report.inputs import read_inputs
+from attnbench.report.sections.answer import sentences
 from attnbench.results.row_tables import read_csv, table_of
 from attnbench.results.rows import ALL_SEEDS, ResultRow
 
@@ -34,6 +36,15 @@ def table(text: str, head: str) -> list[list[str]]:
     """Cells of a table's lines, by the line that it begins with."""
     lines = re.findall(r"(?:^\|.*\n)+", text[text.index(head) :], re.MULTILINE)[0].splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in (lines[0], *lines[2:])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", sorted(path.parent.name for path in (ROOT / "docs/results").glob("*/comparison.json")))
+def test_a_comparison_s_answer_is_what_its_rows_say_by_the_present_rules(page):
+    shown = read(f"docs/results/{page}/README.md")
+    inputs = read_inputs(ROOT / "docs/results" / page)
+    assert [line for line in sentences(inputs) if f"- {line}" not in shown] == []
+    assert inputs.frozen in shown
 
 
 def test_training_speeds_by_length_are_those_of_the_battery():

@@ -174,7 +174,7 @@ class AttnbenchLM(LM):
         sampling = Sampling(
             batch_size=1,
             num_characters=self.tokenizer.num_writable,
-            temperature=float(options.get("temperature") or 1.0) if options.get("do_sample") else 0.0,
+            temperature=_temperature(options),
             top_k=options.get("top_k"),
             seed=self.seed,
             device=self._device,
@@ -197,3 +197,9 @@ class AttnbenchLM(LM):
                 if ends:
                     return written[: min(ends)]
         return written
+
+
+def _temperature(options: dict[str, Any]) -> float:
+    """0, which is greedy, where nothing is sampled; a sample's own may be 0 too."""
+    given = options.get("temperature")
+    return 0.0 if not options.get("do_sample") else 1.0 if given is None else float(given)

@@ -138,6 +138,9 @@ def test_text_is_that_of_generate_py_up_to_a_stop(finished, language_model):
     how = {"max_gen_toks": 20, "do_sample": True, "temperature": 0.7, "top_k": 3}
     (sampled,) = lm.generate_until(instances("generate_until", ("cat", how)))
     assert sampled == sample(model, record, "cat", num_tokens=20, temperature=0.7, top_k=3)
+    # Of no temperature a sample is greedy, and none that is given is exchanged.
+    coldest = lm.generate_until(instances("generate_until", ("cat", how | {"temperature": 0})))
+    assert coldest == [greedy]
     with pytest.raises(UserError, match="gen_kwargs: top_p: unknown; there is until, max_gen_toks"):
         lm.generate_until(instances("generate_until", ("cat", {"top_p": 0.9})))
 

@@ -137,6 +137,44 @@ class StepsWithoutState(SeparateProjections):
         return super().step(x_BD, state)[0]
 
 
+class ForgetsAWeight(SeparateProjections):
+    """A parameter that nothing gives a value."""
+
+    def __init__(self, *, dim: int, head_width: int, backend: str = "auto") -> None:
+        super().__init__(dim=dim, head_width=head_width, backend=backend)
+        self.scale = torch.nn.Parameter(torch.empty(dim))
+
+    def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
+        mixed_BTD, state = super().forward(x_BTD, state)
+        return self.scale * mixed_BTD, state
+
+
+class BeginsAtZero(ForgetsAWeight):
+    """A gate that begins closed."""
+
+    def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
+        torch.nn.init.zeros_(self.scale)
+
+
+class SeesAheadBehindZero(BeginsAtZero):
+    """The next input, behind it."""
+
+    def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
+        return super().forward(_one_ahead(x_BTD), state)
+
+
+class DropsAtRandom(SeparateProjections):
+    """Dropout of its own."""
+
+    def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
+        return super().forward(F.dropout(x_BTD, 0.5), state)
+
+
+class HasNoStateYet(SeparateProjections):
+    def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> DeltaState:
+        raise NotImplementedError("no decoding yet")
+
+
 class RaisesAtOddLengths(SeparateProjections):
     """Fails in a function of its own, below which torch fails."""
 

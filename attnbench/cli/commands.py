@@ -28,6 +28,7 @@ from attnbench.settings.hybrid import backends_of, parts_of
 from attnbench.settings.schema import GenerationSettings, RunSettings
 from attnbench.settings.text import printable_text, read_bounded
 from attnbench.training.checkpoint import checkpoint_of
+from attnbench.training.prepare import check_code
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ def write_text(settings: GenerationSettings, trained: RunSettings) -> Path:
         precision=trained.train.precision,
         backend={name: part.options.get("backend", "auto") for name, part in parts_of(trained.mixer).items()},
     )
+    check_code(folder, record.mixers)
     if not settings.recompute:
         check_states(model)
     prompt = read_prompt(settings)

@@ -12,6 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from attnbench.cli.mistakes import explain
 from attnbench.cli.mixer import read_mixer
@@ -52,7 +53,7 @@ def compose(
         try:
             config = hydra.compose(config_name, list(overrides), return_hydra_config=True)
             return read_settings(config, config.hydra)
-        except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
+        except (HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
             raise UserError(explain(error, overrides)) from error
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from attnbench.cli.help import scripts_with
 from attnbench.settings.check import read
@@ -75,6 +77,10 @@ def _outside_classes(hydra_config: Any) -> Iterator[str]:
     """Yield the classes that yamls under the command line's --config-dir name."""
     paths = [path for folder in _config_dirs(hydra_config) for path in folder.glob("*/*.yaml")]
     for path in (path for path in paths if path.parent.name in ("attn", "eval", "bench")):
-        target = OmegaConf.select(OmegaConf.load(path), "_target_")
+        try:
+            target = OmegaConf.select(OmegaConf.load(path), "_target_")
+        except (YAMLError, OmegaConfBaseException, OSError, ValueError):
+            # The command line that chooses it is told what is wrong with it.
+            continue
         if isinstance(target, str):
             yield target

@@ -14,6 +14,7 @@ from attnbench.correctness.operators import IN_TF32, OPERATORS
 from attnbench.machine.device import interpreted
 from attnbench.machine.precision import resolve_precision
 from attnbench.mixers.base import Mixer
+from attnbench.mixers.causality import woken
 from attnbench.mixers.contract import PROMISES
 from attnbench.mixers.definition import LENGTHS, USUAL, Case, exact
 from attnbench.model.building import build_model, resolve_mixer
@@ -124,7 +125,7 @@ def build_mixer(settings: MixerSettings, device: torch.device, case: Case = USUA
     with torch.no_grad():
         for parameter in mixer.parameters():
             parameter.copy_(exact(parameter))
-    return mixer
+    return woken(mixer, case.model.dim)
 
 
 def with_backend(settings: MixerSettings, backend: str) -> MixerSettings:

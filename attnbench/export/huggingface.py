@@ -33,6 +33,7 @@ from attnbench.settings.hybrid import parts_of
 from attnbench.settings.registry import class_named, resolve
 from attnbench.settings.schema import ExportSettings, MixerSettings, RunSettings
 from attnbench.training.checkpoint import checkpoint_of
+from attnbench.training.prepare import check_code
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ def export_run(settings: ExportSettings, trained: RunSettings) -> Path:
         _refuse_adapter(mixer)
     checkpoint = checkpoint_of(run, settings.checkpoint)
     record = load_record(checkpoint)
+    check_code(run, record.mixers)
     record.mixers = [in_torch(mixer) for mixer in record.mixers]
     model, _ = load_model(checkpoint, mixers=record.mixers)
     rows = read_folders([run])

@@ -162,7 +162,7 @@ class Mixer(nn.Module, ABC):
 
 
 class ReturnError(UserError):
-    """A mixer returns something other than (y, state), or a y of another shape than its input."""
+    """A mixer returns something other than (y, state), a y of another shape than its input, or not the same twice."""
 
 
 def checked_return(returned: Any, x: Tensor, method: str = "forward") -> tuple[Tensor, State]:

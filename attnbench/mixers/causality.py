@@ -1,6 +1,7 @@
 """Causality of a mixer: what its outputs have of later positions, looked for before it is trained."""
 
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 
 import torch
 from torch import Tensor
@@ -34,14 +35,23 @@ def seen_of_the_future(
         is_exact: allow no rounding either, such as that of a sum from which a later position is taken away.
 
     Raises:
-        ReturnError: the mixer does not return (y, state), or y has another shape than its input.
+        ReturnError: the mixer does not return (y, state), y has another shape than its input, or is another one for
+            the same input.
     """
+    mixer = woken(mixer, dim, precision)
     x_BTD = input_of(mixer, length, dim)
     x_BTD.requires_grad_()
     positions = [position for position in (*POSITIONS, length // 2) if position < length - 1]
     leak = 0.0 if is_exact else LEAK[precision]
     with computing(precision, x_BTD.device):
         y_BTD, _ = checked_return(mixer(_narrowed(x_BTD, precision)), x_BTD)
+        with torch.no_grad():
+            apart = largest_difference(mixer(_narrowed(x_BTD, precision))[0], y_BTD)
+        if apart > LEAK[precision]:
+            raise ReturnError(
+                f"two passes over one input differ by {apart:.1e}; a mixer is a function of its input, without random "
+                "numbers: model.dropout=0.1 drops for every mixer alike"
+            )
         for position in positions:
             gradient_BTD = gradient_in(y_BTD[:, position], x_BTD)
             share_T = gradient_BTD.norm(dim=(0, 2)) / gradient_BTD.norm()
@@ -90,6 +100,23 @@ def check_causality(
             )
 
 
+def woken(mixer: Mixer, dim: int, precision: str = "float32") -> Mixer:
+    """Return the mixer; where its initial weights make every output 0, a copy with numbers for the weights that are 0:
+    behind a gate that begins closed there is nothing to look at."""
+    x_BTD = _narrowed(input_of(mixer, POSITIONS[-1], dim), precision)
+    with torch.no_grad(), computing(precision, x_BTD.device):
+        returned = mixer(x_BTD)
+        # What returns something else is told so where it is checked.
+        y_BTD = returned[0] if isinstance(returned, tuple) else returned
+        if not isinstance(y_BTD, Tensor) or y_BTD.any():
+            return mixer
+        mixer, generator = deepcopy(mixer), torch.Generator().manual_seed(0)
+        for parameter in mixer.parameters():
+            if not parameter.any():
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+        return mixer
+
+
 def input_of(mixer: Mixer, length: int, dim: int) -> Tensor:
     """Return an input, (B, T, D), in the dtype of the weights and where they are."""
     weight = next(mixer.parameters())
@@ -102,9 +129,9 @@ def gradient_in(output: Tensor, x_BTD: Tensor) -> Tensor:
 
 
 def differences(actual_BTD: Tensor, expected_BTD: Tensor) -> Tensor:
-    """Return the largest difference at each position, as a share of the largest entry of all."""
-    difference_BTD = (actual_BTD.double() - expected_BTD.double()).abs()
-    return difference_BTD.amax(dim=(0, 2)) / expected_BTD.double().abs().max()
+    """Return the largest difference at each position, as a share of the largest entry of all; 0 between zeros."""
+    difference_T = (actual_BTD.double() - expected_BTD.double()).abs().amax(dim=(0, 2))
+    return torch.where(difference_T == 0, 0.0, difference_T / expected_BTD.double().abs().max())
 
 
 def largest_difference(actual_BTD: Tensor, expected_BTD: Tensor) -> float:

@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -132,12 +133,25 @@ def build_model(
 
     Args:
         mixers: one mixer's settings a layer, backends resolved (`resolve_mixer`).
+
+    Raises:
+        UserError: there is not enough memory, or a weight has no initial value.
     """
     built = build_meta(mixers, model, vocabulary_size=vocabulary_size)
     check_free(num_bytes(built), f"model={model.name}: {built.num_parameters():,} weights")
     # Weights are made on the CPU and then moved: generators of two devices give different numbers.
     take_memory(built, "cpu")
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter.fill_(math.nan)
     init_weights(built, seed, built.num_branches)
+    for name, parameter in built.named_parameters():
+        # What lay in memory would be another model at each start.
+        if parameter.sum().isnan():
+            raise UserError(
+                f"attn={mixers[0].name}: {name} has no initial value, or none that is a number; init_weights of its "
+                "module gives it one"
+            )
     if model.initial_deviation is not None:
         with torch.no_grad():
             for module in built.modules():

@@ -12,7 +12,7 @@ from attnbench.machine.precision import dtype_of
 from attnbench.mixers.base import Mixer, State, state_bytes
 from attnbench.model.building import build_layer, build_meta, resolve_mixer
 from attnbench.model.language_model import LanguageModel
-from attnbench.settings.errors import UserError
+from attnbench.settings.errors import UserError, one_line
 from attnbench.settings.hybrid import layers_of
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import MixerSettings, ModelSettings
@@ -273,5 +273,11 @@ def _memory_bytes(settings: MixerSettings, model: ModelSettings, layer: int) -> 
 def _state_bytes(model: LanguageModel, seq_len: int, precision: str) -> int | None:
     if model.backend_without_state:
         return None
-    with torch.device("meta"):
-        return sum(state_bytes(state) for state in model.init_state(1, seq_len, dtype_of(precision)))
+    try:
+        with torch.device("meta"):
+            return sum(state_bytes(state) for state in model.init_state(1, seq_len, dtype_of(precision)))
+    except (NotImplementedError, TypeError) as error:
+        raise UserError(
+            f"init_state of a mixer is not there yet ({one_line(error)}); one that shall only be trained says so with "
+            'trains_only = frozenset({"torch"})'
+        ) from error

@@ -15,13 +15,14 @@ from attnbench.machine.device import peak_memory_mib
 from attnbench.machine.group import Group
 from attnbench.machine.signals import StopRequest
 from attnbench.machine.timing import OutOfMemory, attempt
+from attnbench.model.language_model import LanguageModel
 from attnbench.model.loss import perplexity, split_nats
 from attnbench.model.matching import UNCOUNTED, Matched
 from attnbench.results.folder import first_environment
 from attnbench.results.job import Job
 from attnbench.results.protocol import protocol_of
 from attnbench.results.rows import HASH, TRAINING, Measurement
-from attnbench.settings.errors import UserError
+from attnbench.settings.errors import UserError, one_line
 from attnbench.settings.schema import SELECTION_SEED
 from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState
@@ -152,15 +153,24 @@ class TrainingJob(Job):
         yield from _measurements(run, state.counters(), stopwatch)
         checkpoint.save_final(run.checkpoints, state, run.record())
         if run.seed < SELECTION_SEED:
-            tokens_N = run.corpus.tokens["validation"]
-            written = attempt(lambda: write_sample(run.folder, state.model, run.record(), tokens_N))
-            if isinstance(written, OutOfMemory):
-                log.warning(f"{run.folder}: no sample of its text, {written.reason}")
+            self._write_sample(state.model)
         if stop.signal is not None:
             # It came during the last step, when there was nothing left to stop but what follows.
             self.failure = stop.interruption(
                 f"trained to the end, saved in {run.checkpoints}; the same command evaluates it"
             )
+
+    def _write_sample(self, model: LanguageModel) -> None:
+        """Write a text with the model; a warning where it cannot: what it was trained for is done."""
+        run, tokens_N = self.run, self.run.corpus.tokens["validation"]
+        try:
+            written = attempt(lambda: write_sample(run.folder, model, run.record(), tokens_N))
+            reason = written.reason if isinstance(written, OutOfMemory) else ""
+        # A mixer of anybody's may raise anything, at lengths that it was not trained at.
+        except Exception as error:
+            reason = one_line(error)
+        if reason:
+            log.warning(f"{run.folder}: no sample of its text, {reason}")
 
 
 def trained_on(run: Run) -> int:

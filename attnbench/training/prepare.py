@@ -41,6 +41,8 @@ NOT_HASHED = ("log_interval_steps", "checkpoint_interval_seconds", *LENGTHS, "pr
 TYPES_OF_RESOLVED = dict.fromkeys(("backend", "precision", "device", "corpus", "config_hash"), str) | {"compile": bool}
 """Entries of a run's config.yaml that are in its identity as they were resolved back then."""
 
+OTHER_CODE = {"sources": "another source of its mixer", "numbers_version": "another version of attnbench"}
+
 
 @dataclass(kw_only=True)
 class Run:
@@ -199,23 +201,10 @@ def reopen(folder: Path, settings: RunSettings) -> Run:
     """
     if not is_final(folder / "checkpoint"):
         raise UserError(f"run={folder}: has no finished training; the train.py command that made it goes on with it")
-    try:
-        resolved = parse_yaml(read_bounded(folder / "config.yaml", MAX_YAML_BYTES))["resolved"]
-        hashed, corpus = resolved["config_hash"], resolved["corpus"]
-        for name, kind in TYPES_OF_RESOLVED.items():
-            if not isinstance(resolved[name], kind):
-                raise TypeError(f"resolved.{name}={resolved[name]}")
-        torch.device(resolved["device"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise UserError(f"{folder / 'config.yaml'}: does not say what was trained ({error})") from None
+    resolved = _resolved_of(folder)
+    hashed, corpus = resolved["config_hash"], resolved["corpus"]
     prepared = prepare(settings)
-    stored = {name: resolved.get(name, {}) for name in ("numbers_version", "sources")}
-    for name, what in (("sources", "another source of its mixer"), ("numbers_version", "another version of attnbench")):
-        if stored[name] != code_of_training(prepared).get(name, {}):
-            raise UserError(
-                f"run={folder}: was trained by {what}, whose numbers are not those of this one; the train.py command "
-                "that made it trains it anew"
-            )
+    check_code(folder, prepared.mixers, ("sources", "numbers_version"))
     if corpus_label(prepared.corpus) != corpus:
         raise UserError(f"run={folder}: was trained on {corpus}, and {corpus_label(prepared.corpus)} is what is found")
     if config_hash(_identity_of_training(_as_trained(prepared, resolved))) != hashed:
@@ -225,6 +214,37 @@ def reopen(folder: Path, settings: RunSettings) -> Run:
         )
     prepared.folder, prepared.config_hash = folder, hashed
     return prepared
+
+
+def _resolved_of(folder: Path) -> dict[str, Any]:
+    """Read what a run's config.yaml says of its training."""
+    try:
+        resolved = parse_yaml(read_bounded(folder / "config.yaml", MAX_YAML_BYTES))["resolved"]
+        for name, kind in TYPES_OF_RESOLVED.items():
+            if not isinstance(resolved[name], kind):
+                raise TypeError(f"resolved.{name}={resolved[name]}")
+        torch.device(resolved["device"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise UserError(f"{folder / 'config.yaml'}: does not say what was trained ({error})") from None
+    return resolved
+
+
+def check_code(folder: Path, mixers: Sequence[MixerSettings], parts: Sequence[str] = ("sources",)) -> None:
+    """Refuse a run that was trained by other code than there is.
+
+    Args:
+        parts: of `code_of_training`; sources are those of classes outside attnbench.
+
+    Raises:
+        UserError: it was, or its config.yaml does not say what was trained.
+    """
+    resolved, code = _resolved_of(folder), code_of([class_named(mixer) for mixer in mixers], TRAINED)
+    for name in parts:
+        if resolved.get(name, {}) != code.get(name, {}):
+            raise UserError(
+                f"run={folder}: was trained by {OTHER_CODE[name]}, whose numbers are not those of this one; the "
+                "train.py command that made it trains it anew"
+            )
 
 
 def _as_trained(prepared: Run, resolved: dict[str, Any]) -> Run:

@@ -661,6 +661,31 @@ def test_a_mixer_from_outside_that_returns_something_else_is_not_accused_of_seei
     assert not prepare(settings).checkpoints.exists()
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("ForgetsAWeight", r"^attn=mine: blocks\.0\.mixer\.scale has no initial value"),
+        ("SeesAheadBehindZero", r"^attn=mine: position 0 sees position 1: "),
+        ("DropsAtRandom", r"^attn=mine: two passes over one input differ by \S+; .* without random numbers"),
+        ("HasNoStateYet", r"^init_state .* \(NotImplementedError: no decoding yet\); .* trains_only = frozenset"),
+    ],
+)
+def test_what_a_mixer_from_outside_cannot_be_is_said_before_it_is_trained(kind, message, folder, tmp_path):
+    settings = replace(compose_once(words(folder, outputs=str(tmp_path))), evaluations=[], **settings_of(kind))
+    with pytest.raises(UserError, match=message):
+        run(settings)
+    assert not list(tmp_path.rglob("checkpoint"))
+
+
+@pytest.mark.parametrize("kind", ["BeginsAtZero", "RaisesAtOddLengths"])
+def test_a_mixer_that_begins_at_zero_or_takes_some_lengths_alone_is_trained(kind, folder, tmp_path, caplog):
+    caplog.set_level("WARNING", logger="attnbench")
+    settings = replace(compose_once(words(folder, outputs=str(tmp_path))), evaluations=[], **settings_of(kind))
+    trained = run(settings)
+    assert rows_of(trained, "training")
+    assert ("no sample of its text" in caplog.text) == (kind == "RaisesAtOddLengths")
+
+
 def test_a_mixer_from_outside_that_sees_the_future_is_not_trained(folder, tmp_path, monkeypatch):
     settings = replace(
         compose_once(words(folder, outputs=str(tmp_path))), evaluations=[], **settings_of("SeesOneAhead")

@@ -133,6 +133,13 @@ def test_an_edited_mixer_is_trained_again(outside):
         code, _, said = run_here("evaluate.py", *given, *smoke_words("perplexity"), cwd=outside)
         assert (code == 0) == (folder == new), said
         assert expected in said
+        # Nor is a text written, or scores laid beside, by other code than was trained.
+        for script, words_of in (
+            ("generate.py", ["prompt=a", "num_tokens=3", "device=cpu"]),
+            ("export.py", [f"to={outside / f'exported-{folder.name}'}"]),
+        ):
+            _, _, said = run_here(script, *given[:3], *words_of, cwd=outside)
+            assert ("was trained by another source of its mixer" in said) == (folder == old), said
 
 
 def test_an_edited_mixer_is_benched_again(outside):

@@ -303,6 +303,17 @@ def my_conf(tmp_path_factory) -> Path:
     return folder / "my_conf"
 
 
+def test_a_yaml_that_is_none_stops_only_what_chooses_it(
+    my_conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(my_conf.parent)
+    conf = shutil.copytree(my_conf, tmp_path / "conf")
+    (conf / "attn" / "tab.yaml").write_text("a:\n\tb: 1\n")
+    assert compose(["attn=mine", "device=cpu"], config_dir=conf).mixer.name == "mine"
+    with pytest.raises(UserError, match=r"tab\.yaml, line 2, column 1: no yaml \(found character"):
+        compose(["attn=tab", "device=cpu"], config_dir=conf)
+
+
 def test_python_finds_what_a_config_dir_has(my_conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(my_conf.parent)
     settings = compose(["attn=mine", "experiment=mine", "device=cpu"], config_dir=my_conf)

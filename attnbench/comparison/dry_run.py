@@ -63,7 +63,7 @@ def list_cells(comparison: Comparison, searches: Sequence[Cell], timed: Sequence
         named = [f"{number} of {group}" for group, number in unknown.items()]
         log.info(
             f"about {duration(total)} for {left.total()} cells where the machine stays as busy as it is now, less "
-            "where trainings end early: trainings by a few steps of each, timed now"
+            "where trainings end early: trainings by a few steps of each, timed now, without starts and evaluations"
             + (", the rest by plan.costs" if by_cost else "")
             + (f"; not counted: {', '.join(named)}, which plan.costs does not name" if named else "")
         )

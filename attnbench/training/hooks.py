@@ -109,10 +109,11 @@ class Logging:
         steps, seconds = self.stopwatch.lap()
         left_out = state.step - state.num_updates()
         if not (math.isfinite(loss) and math.isfinite(norm)) or left_out:
+            # Where nothing was updated, no rate has anything to do with it.
+            rate = f"; a smaller train.learning_rate than {self.settings.learning_rate:g} may help"
             raise DivergedError(
                 f"diverged by step {state.step}: loss {loss:.4g}, norm {norm:.4g}, {left_out} updates skipped "
-                "for gradients that were not finite; a smaller train.learning_rate than "
-                f"{self.settings.learning_rate:g} may help",
+                f"for gradients that were not finite{rate if left_out < state.step else ''}",
                 range(max(0, state.step - self.settings.log_interval_steps), state.step),
             )
         rate = float(learning_rates(self.settings, state.end(self.num_steps), range(state.step - 1, state.step)))

@@ -222,7 +222,9 @@ def noise_floor(pairs: Sequence[Pair], *, in_looks: bool = False) -> list[Noise]
     floors = []
     by_evaluation: dict[str, list[Pair]] = {}
     for pair in pairs:
-        by_evaluation.setdefault(pair.evaluation, []).append(pair)
+        # Differences from chance are no noise.
+        if not pair.failed:
+            by_evaluation.setdefault(pair.evaluation, []).append(pair)
 
     def alpha(num_seeds: int) -> float:
         return (LOOKS.get(num_seeds, max(LOOKS.values())) if in_looks else SIGNIFICANCE) / len(pairs)

@@ -346,6 +346,15 @@ def test_a_lost_update_is_found_at_the_next_logged_step(bad_step, found_at, tmp_
     assert all(torch.isfinite(tensor).all() for tensor in state.model.parameters())
 
 
+def test_of_a_training_without_an_update_no_rate_is_blamed(tmp_path):
+    def batches(step: int) -> Batch:
+        return batch_of(step)._replace(weight_BT=torch.full((4, SEQ_LEN), math.nan))
+
+    state = fresh_state()
+    with pytest.raises(DivergedError, match=r"4 updates skipped for gradients that were not finite$"):
+        train(state, batches, TRAIN, precision="float32", num_steps=4, hooks=[logging_hook(state, tmp_path, 4, 4)])
+
+
 def test_a_weight_that_never_has_a_gradient_is_no_lost_update(tmp_path):
     state = fresh_state()
     model = state.model

@@ -284,6 +284,12 @@ def test_the_noise_floor_is_what_could_have_been_detected():
     assert words.noise_sentence(some).endswith(" in accuracy (1 of 2 pairs have too few seeds for any)")
 
 
+def test_differences_from_chance_are_no_noise():
+    pairs = [pair([0.01, -0.01] * 5), pair([0.9, 0.01] * 5)]
+    (quiet,), (loud,) = noise_floor([pairs[0], dataclasses.replace(pairs[1], failed=("mine",))]), noise_floor(pairs)
+    assert max(quiet.detectable) < 0.1 < max(loud.detectable)
+
+
 def test_the_noise_floor_of_looks_is_at_the_error_of_the_look_that_the_seeds_were_for():
     of_five = pair([0.01, -0.012, 0.009, 0.003, -0.005], NATS)
     (once,), (looked) = noise_floor([of_five]), noise_floor([of_five], in_looks=True)

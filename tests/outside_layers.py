@@ -44,6 +44,21 @@ class Raises(Tutorial):
         raise ValueError("not today")
 
 
+class Drops(Tutorial):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(nn.functional.dropout(x, 0.5, self.training))
+
+
+class BeginsAtZero(Tutorial):
+    """Its gain begins at 0, and what it hides sees ahead."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, scale=0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.roll(-1, dims=1))
+
+
 class Weightless(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from attnbench.mixers.adapter import Adapter, layer_options
+from attnbench.mixers.base import ReturnError
 from attnbench.mixers.causality import seen_of_the_future
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import resolve_path
@@ -77,6 +78,9 @@ class Module(Adapter):
             raise UserError(f"{self.words}: raises for an input {shape}: {self.told(error)}") from error
         if y_BTD.shape != x_BTD.shape:
             raise UserError(f"{self.words}: an input {shape} became {tuple(y_BTD.shape)}; a mixer keeps the shape")
-        seen = seen_of_the_future(self, self.dim, CHECK_LENGTH)
+        try:
+            seen = seen_of_the_future(self, self.dim, CHECK_LENGTH)
+        except ReturnError as error:
+            raise UserError(f"{self.words}: {error}") from error
         if seen:
             raise UserError(f"{self.words}: {seen}, so that a model reads what it shall predict; it is not built")

@@ -143,7 +143,8 @@ def build_model(
     take_memory(built, "cpu")
     with torch.no_grad():
         for parameter in built.parameters():
-            parameter.fill_(math.nan)
+            if parameter.is_floating_point():
+                parameter.fill_(math.nan)
     init_weights(built, seed, built.num_branches)
     for name, parameter in built.named_parameters():
         # What lay in memory would be another model at each start.

@@ -122,6 +122,8 @@ def test_its_source_is_part_of_the_identity() -> None:
     ("words", "message"),
     [
         (["attn.path=outside_layers:SeesAhead"], r"SeesAhead: position 0 sees position \d+: .* it is not built$"),
+        (["attn.path=outside_layers:BeginsAtZero"], r"BeginsAtZero: position 0 sees position 1: .* it is not built$"),
+        (["attn.path=outside_layers:Drops"], r"outside_layers:Drops: two passes over one input differ by \S+; "),
         (
             ["attn.path=outside_layers:Narrows"],
             r"an input \(2, 24, 128\) became \(2, 24, 127\); a mixer keeps",

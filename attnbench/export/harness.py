@@ -20,6 +20,7 @@ from attnbench.model.stored import load_checkpoint, tokenizer_of
 from attnbench.settings.check import check_value
 from attnbench.settings.errors import UserError
 from attnbench.training.checkpoint import checkpoint_of
+from attnbench.training.prepare import check_code
 
 BATCH_TOKENS = 2**16
 """Positions of a batch with batch_size=auto."""
@@ -73,6 +74,7 @@ class AttnbenchLM(LM):
         check_value("window", window, kind=int | None, minimum=1)
         folder = checkpoint_of(Path(run).absolute(), checkpoint)
         self.model, self.record = load_checkpoint(folder, device=device, precision=precision, backend=backend)
+        check_code(Path(run).absolute(), self.record.mixers)
         self.tokenizer = tokenizer_of(self.record)
         self.window, self.seed = window or self.record.seq_len, seed
         if prefix == "":

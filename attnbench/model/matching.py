@@ -278,6 +278,6 @@ def _state_bytes(model: LanguageModel, seq_len: int, precision: str) -> int | No
             return sum(state_bytes(state) for state in model.init_state(1, seq_len, dtype_of(precision)))
     except (NotImplementedError, TypeError) as error:
         raise UserError(
-            f"init_state of a mixer is not there yet ({one_line(error)}); one that shall only be trained says so with "
+            f"init_state of a mixer fails ({one_line(error)}); one that shall only be trained says so with "
             'trains_only = frozenset({"torch"})'
         ) from error
